@@ -30,7 +30,7 @@ from ..errors import ConfigError, HorovodInternalError, Misuse, RingcommError
 
 try:
     from tensorflow.python.eager.record import could_possibly_record as _is_recorded
-except ImportError:  # not part of TensorFlow's public interface
+except ImportError:  # pragma: no cover - the name is not part of TensorFlow's public interface
 
     def _is_recorded() -> bool:
         return True

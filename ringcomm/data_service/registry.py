@@ -11,7 +11,7 @@ another may connect for a while, as when a job that crashed is started again; th
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Set, Union
+from typing import Dict, List, Optional, Set
 
 from ..errors import ProtocolError
 from ..rendezvous.actions import Send, Timer
@@ -81,8 +81,8 @@ class Registry:
             self._present.add(int(message["number"]))
         return [Send(connection, {"type": "noted"}), *self._announce(number)]
 
-    def lost(self, connection: int, now_s: float) -> List[Union[Send, Timer]]:
-        """A connection has ended; the actions to perform."""
+    def lost(self, connection: int, now_s: float) -> List[Timer]:
+        """A connection has ended; the timers to set, each for a call of :meth:`tick`."""
         self._watching.pop(connection, None)
         self._awaiting_end.discard(connection)
         if connection not in self._training:

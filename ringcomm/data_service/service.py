@@ -21,7 +21,6 @@ from ..errors import (
     RefusedError,
     StartTimeoutError,
 )
-from ..rendezvous.actions import Timer
 from ..rendezvous.connect_server import DIAL_S, reach
 from ..rendezvous.message_server import MessageServer
 from ..transport.nics import machine, own_addresses
@@ -111,11 +110,8 @@ class ComputeService(MessageServer):
 
     def lost(self, number: int) -> None:
         """A client's connection has ended: it waits no longer, or no longer trains."""
-        for action in self._registry.lost(number, monotonic()):
-            if isinstance(action, Timer):
-                self.after(action.delay_s, self._tick)
-            else:
-                self.send_message(action.connection, action.message)
+        for timer in self._registry.lost(number, monotonic()):
+            self.after(timer.delay_s, self._tick)
 
     def _tick(self) -> None:
         for action in self._registry.tick(monotonic()):
@@ -224,7 +220,11 @@ class ComputeClient:
             if self._key not in _training_connections:
                 deadline = Deadline(timeout)
                 connection = self._connect(deadline)
-                connection.ask({"type": "train"}, deadline)
+                try:
+                    connection.ask({"type": "train"}, deadline)
+                except BaseException:
+                    connection.close()
+                    raise
                 _training_connections[self._key] = connection
                 atexit.register(connection.close)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -11,8 +12,9 @@ from typing import Any, Callable, Iterator
 
 import pytest
 
+from ringcomm.clock import Deadline
 from ringcomm.data_service import service as module
-from ringcomm.data_service.service import ComputeClient, ComputeService
+from ringcomm.data_service.service import JOB, ComputeClient, ComputeService
 from ringcomm.errors import (
     AuthenticationError,
     ConfigError,
@@ -20,7 +22,11 @@ from ringcomm.errors import (
     RefusedError,
     StartTimeoutError,
 )
+from ringcomm.rendezvous.message_server import MessageServer
 from ringcomm.transport.nics import own_addresses
+from ringcomm.wire.auth import Purpose
+from ringcomm.wire.messages import Message, encode
+from ringcomm.wire.signing import Session
 from tests.contract.service import eventually, opened
 
 KEY = bytes(range(32))
@@ -190,3 +196,109 @@ def test_it_listens_on_single_addresses_and_where_it_may(monkeypatch: pytest.Mon
 def test_there_must_be_a_worker(numbers: Any) -> None:
     with pytest.raises(ConfigError, match="at least one dispatcher"):
         ComputeService(*numbers, KEY)
+
+
+def test_a_training_process_is_registered_once_and_until_its_connection_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_training_connections", {})
+    service = ComputeService(1, 1, KEY, patience_s=0.2)
+    try:
+        client_of(service).stay(60)
+        client_of(service).stay(60)
+        (connection,) = module._training_connections.values()
+        with ThreadPoolExecutor() as pool:
+            waiting = in_thread(pool, client_of(service).wait_for_shutdown)
+            connection.close()
+            assert "hung up 0.2 s ago" in waiting.result(60)
+        module._training_connections.clear()
+        with pytest.raises(RefusedError, match="training has ended"):
+            client_of(service).stay(60)
+    finally:
+        service.shutdown()
+
+
+class Scripted(MessageServer):
+    """A server with the registry's key that answers every message as a test says."""
+
+    def __init__(self, answer: Callable[[Scripted, int], None], address: str = "127.0.0.1") -> None:
+        super().__init__(
+            title="scripted registry", key=KEY, job=JOB, purpose=Purpose.COMPUTE, addresses=[address]
+        )
+        self._answer = answer
+        self.client = ComputeClient({"lo": self.start()}, KEY)
+
+    def received(self, number: int, message: Message) -> None:
+        self._answer(self, number)
+
+    def send_bytes(self, number: int, data: bytes) -> None:
+        self._connections[number].sock.sendall(data)
+
+    def reset(self, number: int) -> None:
+        """Close a connection so that the client gets an error, not an end."""
+        linger = struct.pack("ii", 1, 0)
+        self._connections[number].sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self.drop(number)
+
+
+def with_wrong_tag(server: Scripted, number: int) -> None:
+    server.send_bytes(number, encode({"type": "noted"}, Session(bytes(32), bytes(32))))
+
+
+def test_each_way_in_which_a_registry_fails_is_an_error_that_says_how() -> None:
+    def registers(client: ComputeClient) -> None:
+        client.register_dispatcher(0, "grpc://here:1")
+
+    for answer, text in (
+        (lambda server, number: server.drop(number), r"is gone \(it closed the connection\)"),
+        (lambda server, number: server.reset(number), r"is gone \(connection reset by peer\)"),
+        (with_wrong_tag, r"is gone \(control message number 1 on this connection does not carry the tag"),
+        (
+            lambda server, number: server.send_message(number, {"type": "over", "reason": ""}),
+            r"is gone \(it sent 'over' where 'noted' belongs\)",
+        ),
+    ):
+        server = Scripted(answer)
+        try:
+            with pytest.raises(PeerLostError, match=text) as raised:
+                registers(server.client)
+            assert raised.value.rank == 0
+        finally:
+            server.stop()
+
+
+def test_a_registry_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_ANSWER_S", 1.0)
+    server = Scripted(lambda *_: None)
+    try:
+        with pytest.raises(StartTimeoutError, match="127.0.0.1 took 'dispatcher' and has not answered withi"):
+            server.client.register_dispatcher(0, "grpc://here:1")
+        with pytest.raises(StartTimeoutError, match=r"127.0.0.1 has not answered within 1 s\."):
+            server.client.wait_for_dispatcher_worker_registration(0, 1.0)
+    finally:
+        server.stop()
+
+
+def test_a_request_on_a_connection_that_has_ended_is_an_error(service: ComputeService) -> None:
+    with client_of(service)._connect(Deadline(60)) as connection:
+        connection._sock.shutdown(socket.SHUT_WR)
+        with pytest.raises(PeerLostError, match=r"is gone \(broken pipe\)"):
+            connection.send({"type": "finish"})
+
+
+def test_the_own_address_is_the_one_from_which_the_registry_is_reached() -> None:
+    """The loopback's addresses are all on this host; 127.0.0.2 is reached from 127.0.0.1."""
+    server = Scripted(lambda *_: None, "127.0.0.2")
+    try:
+        assert server.client.own_address(60) == "127.0.0.1"
+    finally:
+        server.stop()
+
+
+def test_keepalive_is_left_out_where_the_system_lacks_it(
+    service: ComputeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_ALIVE", (("TCP_OF_ANOTHER_SYSTEM", 1), ("TCP_KEEPIDLE", 7)))
+    with client_of(service)._connect(Deadline(60)) as connection:
+        assert connection._sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert connection._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 7

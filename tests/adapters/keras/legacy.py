@@ -40,6 +40,7 @@ def work() -> Dict[str, List[float]]:
     callbacks(images, labels)
     accumulation()
     gradients_that_are_asked_for()
+    gradients_in_a_graph()
     made_from_a_configuration()
     parts_of_one_rank()
     sync_batch_normalization()
@@ -83,6 +84,8 @@ def saved_and_loaded(model: Any, images: Any, labels: Any) -> None:
         path = str(Path(directory) / "model.keras")
         model.save(path)
         plain, loaded = keras.models.load_model(path), hvd.load_model(path)
+        keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]).save(path)
+        assert hvd.load_model(path).optimizer is None
     assert not hasattr(plain.optimizer, "_reducer")
     assert type(loaded.optimizer).__bases__ == type(model.optimizer).__bases__
     assert int(loaded.optimizer.iterations) == EPOCHS * STEPS
@@ -166,6 +169,21 @@ def gradients_that_are_asked_for() -> None:
         optimizer.minimize(loss, [variable])
         optimizer.apply_gradients([(tf.constant(hvd.rank() + 1.0), variable)])
         np.testing.assert_allclose(variable.numpy(), 1.0 - 3 * wanted)
+        ((gradient, _),) = optimizer.compute_gradients(loss, [variable])
+        np.testing.assert_allclose(gradient.numpy(), wanted)
+        accumulating = hvd.DistributedOptimizer(kind(1.0), backward_passes_per_step=2)
+        ((gradient, _),) = accumulating.compute_gradients(loss, [variable])
+        np.testing.assert_allclose(gradient.numpy(), hvd.rank() + 1.0, err_msg="the sums are reduced, later")
+
+
+def gradients_in_a_graph() -> None:
+    """The method of older optimizers for graphs of TensorFlow 1."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        variable = tf.compat.v1.get_variable("v", initializer=1.0, use_resource=True)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.legacy.SGD(1.0), op=hvd.Sum)
+        (gradient,) = optimizer.get_gradients(variable * (hvd.rank() + 1.0), [variable])
+        session.run(tf.compat.v1.global_variables_initializer())
+        assert session.run(gradient) == sum(range(1, hvd.size() + 1))
 
 
 def made_from_a_configuration() -> None:

@@ -11,6 +11,7 @@ import ringcomm.tensorflow as hvd
 from ringcomm._adapter.causes import record_cause
 from ringcomm.errors import PeerLostError
 from tests.adapters.jobs import close, numbers, same_everywhere
+from tests.adapters.tensorflow.checks_horovod import raises
 from tests.adapters.tensorflow.modes import MODES, session_of_a_graph
 
 tf1 = tf.compat.v1
@@ -86,6 +87,7 @@ def check_the_tape_takes_what_there_is() -> None:
         expected[rank % 4] += 2 / hvd.size()
     close(tf.convert_to_tensor(found["table"]).numpy(), expected)
     close(found["rest"][1].numpy(), 2.0 / hvd.size())
+    sparse_gradients_of_other_kinds(table)
     layer = tf.keras.layers.Dense(1, use_bias=False)
     layer.build((None, 2))
     with tf.GradientTape() as tape:
@@ -93,6 +95,26 @@ def check_the_tape_takes_what_there_is() -> None:
     tape = hvd.PartialDistributedGradientTape(tape, local_layers=layer, scale_local_gradients=False)
     (own,) = tape.gradient(loss, layer.trainable_weights)
     close(own.numpy(), np.full((2, 1), hvd.rank() + 1))
+
+
+def sparse_gradients_of_other_kinds(table: Any) -> None:
+    """Those of a local table are scaled and stay; Adasum has no meaning for rows."""
+
+    def recorded(**options: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, [hvd.rank() % 4]))
+        return hvd.DistributedGradientTape(tape, **options), loss
+
+    tape, loss = recorded()
+    tape.register_local_source(table)
+    own = tape.gradient(loss, table)
+    assert isinstance(own, tf.IndexedSlices) and own.indices.numpy().tolist() == [hvd.rank() % 4]
+    close(own.values.numpy(), np.full((1, 2), 1.0 / hvd.size()))
+    tape, loss = recorded(op=hvd.Adasum)
+    if hvd.size() > 1:
+        raises(NotImplementedError, lambda: tape.gradient(loss, table), "not reduced by adasum: use sparse")
+    tape, loss = recorded(op=hvd.Adasum, sparse_as_dense=True)
+    assert tape.gradient(loss, table).shape == (4, 2)
 
 
 def check_optimizers_of_version_1() -> None:

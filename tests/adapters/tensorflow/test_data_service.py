@@ -11,8 +11,9 @@ from typing import Any, Dict
 
 import pytest
 
+from ringcomm.clock import Deadline
 from ringcomm.config import Settings
-from ringcomm.errors import ConfigError, NotOfferedError, StartTimeoutError
+from ringcomm.errors import ConfigError, NotOfferedError, RefusedError, StartTimeoutError
 from tests.adapters.jobs import run_on
 from tests.proc.test_ringrun_support import Launched
 
@@ -202,19 +203,16 @@ def test_the_configuration_on_disk(tmp_path: Path) -> None:
         before.write(str(tmp_path / "nowhere" / "compute.json"))
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
+def test_invalid_configuration_files_are_refused(tmp_path: Path) -> None:
+    for text, complaint in (
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
         ("[]", "is not a data service configuration"),
         ('{"key": "", "timeout": 1}', "has no dispatchers, workers_per_dispatcher, dispatcher_side"),
-    ],
-)
-def test_an_invalid_configuration_file_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
-    (tmp_path / "compute.json").write_text(text)
-    with pytest.raises(ConfigError, match=complaint):
-        config().read(str(tmp_path / "compute.json"))
+    ):
+        (tmp_path / "compute.json").write_text(text)
+        with pytest.raises(ConfigError, match=complaint):
+            config().read(str(tmp_path / "compute.json"))
 
 
 def test_invalid_values_are_refused() -> None:
@@ -231,6 +229,69 @@ def test_waiting_for_the_file_ends(tmp_path: Path) -> None:
         config().read(str(tmp_path / "compute.json"), wait_for_file_creation=True, timeout=0.3)
     with pytest.raises(FileNotFoundError):
         config().read(str(tmp_path / "compute.json"))
+
+
+def test_waiting_for_the_file_is_logged_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from ringcomm.tensorflow.data import compute_service
+
+    def soon(limit_s: Any) -> Deadline:
+        return Deadline(0.0 if limit_s == 10.0 else limit_s)
+
+    monkeypatch.setattr(compute_service, "Deadline", soon)
+    with caplog.at_level("WARNING", "ringcomm.tensorflow"), pytest.raises(StartTimeoutError):
+        config().read(str(tmp_path / "compute.json"), wait_for_file_creation=True, timeout=0.3)
+    texts = {record.getMessage() for record in caplog.records}
+    assert texts == {f"still waiting for the compute job to write {tmp_path / 'compute.json'}"}
+
+
+def test_a_configuration_that_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        config(machine=object()).write(str(tmp_path / "compute.json"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dispatchers_divide_the_ranks(alone: Any, tmp_path: Path) -> None:
+    from ringcomm.tensorflow.data.compute_worker import main, parse
+
+    path = str(tmp_path / "compute.json")
+    for dispatchers in (0, 2):
+        text = f"--dispatchers {dispatchers} does not divide the 1 ranks of this job"
+        with pytest.raises(ConfigError, match=text):
+            main(dispatchers, "compute", path, 5)
+    with pytest.raises(ConfigError, match="timeout must be larger than 0"):
+        main(1, "compute", path, 0)
+    assert list(tmp_path.iterdir()) == []
+    found = parse([path, "--dispatcher-side", "training", "--timeout", "5"])
+    assert vars(found) == {
+        "configfile": path, "dispatchers": 1, "dispatcher_side": "training", "timeout": 5
+    }  # fmt: skip
+
+
+def test_a_dispatcher_that_is_refused_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ringcomm.data_service.service import ComputeService
+    from ringcomm.tensorflow.data import servers
+    from ringcomm.tensorflow.data.compute_service import tf_data_service
+
+    stopped = []
+    stop = servers.stop
+    monkeypatch.setattr(servers, "stop", lambda server: stopped.append(server) or stop(server))
+    monkeypatch.setenv("RINGCOMM_IFACE", "lo")
+    key = bytes(range(32))
+    service = ComputeService(1, 1, key)
+    on_this_side = config(
+        dispatchers=1, workers_per_dispatcher=1, addresses=service.addresses(), key=key, timeout=60,
+        dispatcher_side="training",
+    )  # fmt: skip
+    try:
+        on_this_side.compute_client().register_dispatcher(0, "grpc://elsewhere:1")
+        refused = pytest.raises(RefusedError, match="registered already, at grpc://elsewhere:1")
+        with refused, tf_data_service(on_this_side, 0):
+            pass
+    finally:
+        service.shutdown()
+    assert [server is not None for server in stopped] == [True, False]
 
 
 def test_a_service_that_is_incomplete_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,14 @@ CHECKS = [
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.smoke), 3])
-def test_collectives_and_training_on_every_rank(ranks: int) -> None:
+@pytest.mark.smoke
+def test_collectives_and_training_on_two_ranks() -> None:
+    run_on(2, CHECKS)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_collectives_and_training_on_other_numbers_of_ranks(ranks: int) -> None:
     run_on(ranks, CHECKS)
 
 

@@ -1,0 +1,166 @@
+"""What compiled programs call on the host, called directly in one process; and the memory that they share."""
+
+from __future__ import annotations
+
+from typing import Any, List
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax")
+
+from ringcomm._adapter.causes import cause_of  # noqa: E402 - these need jax
+from ringcomm._adapter.gradients import Reduction  # noqa: E402
+from ringcomm._adapter.graph_callbacks import (  # noqa: E402
+    Allgather,
+    Allreduce,
+    Alltoall,
+    Barrier,
+    Broadcast,
+    Reducescatter,
+    average,
+)
+from ringcomm.collective.call_sites import this_site  # noqa: E402
+from ringcomm.errors import MismatchError, NotInitializedError, ShapeError  # noqa: E402
+from ringcomm.jax import host_call  # noqa: E402
+from ringcomm.jax.host_call import HostCall, Place  # noqa: E402
+from ringcomm.ops import ReduceOp  # noqa: E402
+from ringcomm.process_set import global_process_set as every_rank  # noqa: E402
+
+TRIPLED = Reduction(ReduceOp.SUM, 3.0, 1.0, every_rank)
+
+
+def call_of(operation: Any) -> HostCall:
+    return HostCall(operation, host_call.place_for(operation), this_site())
+
+
+def check_results_on_one_rank(by_order: bool) -> None:
+    rows = np.arange(6.0).reshape(3, 2)
+    for operation, expected in (
+        (Allreduce(TRIPLED), 3 * rows), (Reducescatter(TRIPLED), 3 * rows), (Allgather(every_rank), rows),
+        (Broadcast(0, every_rank), rows), (Alltoall(every_rank), rows),
+    ):  # fmt: skip
+        call, given = call_of(operation), rows.copy()
+        assert call.is_in_order == by_order
+        assert (call.place is None) == call.overwrites
+        (found,) = call.run([given])
+        np.testing.assert_array_equal(found, expected)
+        found, *_ = host_call.run_now(call, [rows.copy()])
+        np.testing.assert_array_equal(found, expected)
+        if call.overwrites:
+            given = rows.copy()
+            call.overwrite([given])
+            np.testing.assert_array_equal(given, expected)
+    assert call_of(Barrier(every_rank)).run([]) == []
+    first, second = call_of(Allgather(every_rank, None, 2)).run([rows, rows[:1]])
+    assert (first.shape, second.shape) == ((3, 2), (1, 2))
+
+
+def test_programs_matched_by_order(alone: Any) -> None:
+    check_results_on_one_rank(by_order=True)
+
+
+def test_programs_matched_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ringcomm as rc
+
+    monkeypatch.setenv("RINGCOMM_JAX_MATCHING", "name")
+    rc.init()
+    try:
+        check_results_on_one_rank(by_order=False)
+    finally:
+        rc.shutdown()
+
+
+def test_a_weight_is_no_array_to_reduce(alone: Any) -> None:
+    call = call_of(Allreduce(average(every_rank), None, 2, True))
+    assert host_call.has_weight(call.operation) and not call.overwrites and not call.is_in_order
+    assert host_call.results_of(call, [(3, 2), ()]) == [[3, 2]]
+    values, weight = np.arange(6.0).reshape(3, 2), np.float32(5)
+    (found,) = call.run([values, weight])
+    np.testing.assert_array_equal(found, values)
+
+
+def test_shapes_of_results_depend_on_the_place() -> None:
+    def shapes(operation: Any, position: int, *given: Any) -> List[Any]:
+        return host_call.results_of(HostCall(operation, Place(position, 3), this_site()), given)
+
+    assert shapes(Allgather(every_rank, None, 2), 1, (2, 5), (0,)) == [[6, 5], [0]]
+    parts = [shapes(Reducescatter(TRIPLED), rank, (5, 2)) for rank in range(3)]
+    assert parts == [[[2, 2]], [[2, 2]], [[1, 2]]]
+    assert shapes(Alltoall(every_rank), 0, (6, 2)) == [[6, 2]]
+    with pytest.raises(ShapeError, match="reducescatter needs an array with at least one dimension"):
+        shapes(Reducescatter(TRIPLED), 0, ())
+    free = HostCall(Allreduce(TRIPLED, None, 2), None, this_site())
+    assert host_call.results_of(free, [(), (4,)]) == [[], [4]]
+
+
+def test_a_program_for_other_ranks_is_refused(alone: Any) -> None:
+    call = HostCall(Allgather(every_rank), Place(1, 2), this_site())
+    with pytest.raises(MismatchError, match=r"rank 1 of 2, .* Call jax.clear_caches\(\)") as raised:
+        call.run([np.ones(2)])
+    assert cause_of(RuntimeError(f"XLA: {raised.value}")) is raised.value
+
+
+def test_a_call_needs_a_job() -> None:
+    with pytest.raises(NotInitializedError):
+        call_of(Allreduce(TRIPLED))
+
+
+# ---- the memory of XLA -----------------------------------------------------------------------
+
+
+class Doubles:
+    """Stands for a collective: it doubles numbers."""
+
+    def __init__(self, overwrites: bool) -> None:
+        self.overwrites = overwrites
+
+    def overwrite(self, arrays: Any) -> None:
+        for array in arrays:
+            array *= 2
+
+    def run(self, arrays: Any) -> List[Any]:
+        return [array * 2 for array in arrays]
+
+
+def test_results_come_into_the_memory_of_xla() -> None:
+    from ringcomm.jax.buffers import execute
+
+    for overwrites in (True, False):
+        given, results = [np.ones(3), np.full(2, 5.0)], [np.zeros(3), np.zeros(2)]
+        execute(Doubles(overwrites), given, results)  # type: ignore[arg-type]
+        assert [item.tolist() for item in results] == [[2.0] * 3, [10.0] * 2]
+        assert [item.tolist() for item in given] == [[1.0] * 3, [5.0] * 2], "the program may still read them"
+    shared = np.ones(3)
+    execute(Doubles(True), [shared], [shared])  # type: ignore[arg-type]
+    assert shared.tolist() == [2.0] * 3
+
+
+def test_the_effect_is_one_in_all_processes() -> None:
+    from ringcomm.jax import buffers
+
+    other = buffers.CollectiveEffect()
+    assert other == buffers.effect and hash(other) == hash(buffers.effect) == 0x72696E67
+    assert other != "another effect"
+    assert str(other) == repr(other) == "ringcomm's collectives (each rank can use one device)"
+
+
+def test_arrays_are_shared_with_jax_where_they_are_large_enough() -> None:
+    import jax.numpy as jnp
+
+    from ringcomm.jax import eager
+
+    for shape in ((), (3,), (50, 60)):
+        array = eager.aligned(shape, np.float32)
+        assert array.shape == shape and array.dtype == np.float32
+        assert array.ctypes.data % eager.ALIGNMENT == 0
+        array[...] = 7
+        result = eager.from_host(array, jnp.zeros(1))
+        assert result.shape == shape and bool((result == 7).all())
+        own = eager.to_host(result, copy=True)
+        own += 1
+        assert bool((result == 7).all())
+        seen = eager.to_host(result, copy=False)
+        assert seen.shape == shape and seen.flags.c_contiguous
+    flags = eager.from_host(np.ones(5000, bool), None)
+    assert flags.dtype == bool and flags.shape == (5000,)

@@ -1,0 +1,167 @@
+"""What two ranks check on the backend that the environment names, without training: reductions and data."""
+
+from __future__ import annotations
+
+from typing import Any, List
+
+import keras
+import numpy as np
+
+import ringcomm.keras as hvd
+from ringcomm._adapter.compression import Compressor
+from ringcomm.keras.collectives import as_array
+from tests.adapters.jobs import same_everywhere
+
+SHAPE = (70, 80)
+
+
+def work() -> str:
+    """Check everything; the name of the tensor that differs when a rank's weights do."""
+    hvd.init()
+    gradients_with_every_compression()
+    gradients_of_local_variables()
+    if keras.backend.backend() == "torch":
+        sparse_gradients()
+    gradients_weighted_by_samples()
+    shares_of_data()
+    values()
+    found = diverged_weights()
+    hvd.shutdown()
+    return found
+
+
+def applied(gradients: List[Any], **options: Any) -> List[Any]:
+    """What a step of gradient descent with the rate 1 subtracts from variables."""
+    variables = [keras.Variable(np.zeros(np.shape(item), "float32")) for item in gradients]
+    local = options.pop("local", ())
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **options)
+    optimizer.build(variables)
+    for place in local:
+        optimizer.register_local_var(variables[place])
+    optimizer.apply([keras.ops.convert_to_tensor(item) for item in gradients], variables)
+    return [-as_array(variable) for variable in variables]
+
+
+def gradients_with_every_compression() -> None:
+    own = [np.random.default_rng(rank).standard_normal(SHAPE, np.float32) for rank in range(hvd.size())]
+    bias = np.float32([hvd.rank(), 1.0])
+    mean, of_bias = np.mean(own, axis=0), np.float32([(hvd.size() - 1) / 2, 1.0])
+    for compression, close, exact in (
+        (hvd.Compression.none, 1e-6, True), (hvd.Compression.fp16, 5e-3, False), ("bf16", 0.05, False),
+        (hvd.Compression.int8, 0.1, False), (hvd.PowerSGD(2), 4.0, False),
+    ):  # fmt: skip
+        found, small = applied([own[hvd.rank()], bias], compression=compression)
+        same_everywhere(found)
+        error = np.abs(found - mean).max()
+        assert error < close and (error < 1e-6) == exact, (compression, error)
+        np.testing.assert_allclose(small, of_bias, rtol=0.02, err_msg=str(compression))
+
+
+def gradients_of_local_variables() -> None:
+    mine = np.full(3, hvd.rank() + 1.0, "float32")
+    mean = (hvd.size() + 1) / 2
+    shared, local = applied([mine, mine], local=[1])
+    assert shared.tolist() == [mean] * 3 and local.tolist() == (mine / hvd.size()).tolist()
+    shared, local = applied([mine, mine], local=[1], scale_local_gradients=False)
+    assert shared.tolist() == [mean] * 3 and local.tolist() == mine.tolist()
+    assert applied([mine], local=[0], scale_local_gradients=False)[0].tolist() == mine.tolist()
+
+
+def sparse_gradients() -> None:
+    """Such as those of ``torch.nn.Embedding(sparse=True)``; the backend makes them dense."""
+    import torch
+
+    from ringcomm._adapter.gradients import Reduction
+    from ringcomm.keras.backends import reduce
+    from ringcomm.keras.reduction_options import How
+
+    variable = keras.Variable(np.zeros((hvd.size(), 2), "float32"))
+    rows = torch.sparse_coo_tensor([[hvd.rank()], [1]], [4.0], (hvd.size(), 2))
+    reduction = Reduction(hvd.Sum, 1.0, 0.5, hvd.global_process_set)
+    (found,) = reduce(How(reduction, hvd.Compression.none, False, None), [rows], [variable])
+    assert found.tolist() == [[0.0, 2.0]] * hvd.size()
+
+
+def gradients_weighted_by_samples() -> None:
+    """A rank with three quarters of the samples has three quarters of the average."""
+    data = hvd.BalancedDataset(np.arange(16.0), global_batch=8, speeds=[3, 1], shuffle=False)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), batches=data)
+    variable = keras.Variable(np.zeros(2, "float32"))
+    optimizer.build([variable])
+    assert len(data) == 2
+    data.on_epoch_begin()
+    for step in range(2):
+        rows = data[0]  # Keras shuffles indices: each call is the next batch
+        assert len(rows) == [6, 2][hvd.rank()]
+        together = sum(hvd.allgather_object(rows.tolist()), [])
+        assert sorted(together) == list(range(8 * step, 8 * step + 8))
+        optimizer.apply([keras.ops.convert_to_tensor(np.full(2, 4.0 * hvd.rank(), "float32"))], [variable])
+    data.on_epoch_end()
+    np.testing.assert_allclose(as_array(variable), [-2.0, -2.0])
+    assert (data.state_dict()["epoch"], data.state_dict()["step"]) == (1, 0)
+
+
+def shares_of_data() -> None:
+    """A rank without samples gets two of another rank's; a position goes on where it was."""
+    x, y = {"a": np.arange(8), "b": np.arange(8) * 10}, np.arange(8) * 100
+    data = hvd.BalancedDataset(x, y, global_batch=4, speeds=[1, 0], shuffle=False)
+    hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), batches=data)
+    data.load_state_dict({"epoch": 3, "step": 1, "seed": 0, "global_batch": 4, "count": 8})
+    assert len(data) == 1
+    data.on_epoch_begin()
+    inputs, targets = data[0]
+    rows = [4, 5, 6, 7] if hvd.rank() == 0 else [4, 5]
+    assert inputs["a"].tolist() == rows and inputs["b"].tolist() == [10 * row for row in rows]
+    assert targets.tolist() == [100 * row for row in rows]
+
+
+class Halves(Compressor):
+    """A compressor of the user's own."""
+
+    @classmethod
+    def compress(cls, tensor: Any) -> Any:
+        return tensor / 2, 2
+
+    @classmethod
+    def decompress(cls, tensor: Any, ctx: Any) -> Any:
+        return tensor * ctx + 1
+
+
+def values() -> None:
+    found = hvd.allreduce(np.full(3, hvd.rank() + 1.0), op=hvd.Sum, compression=Halves)
+    assert found.tolist() == [sum(range(1, hvd.size() + 1)) + 1.0] * 3
+    weighted = hvd.allreduce(float(hvd.rank()), weight=hvd.rank())
+    assert float(weighted) == 1.0, "the other rank has no weight"
+    hvd.broadcast_variables([], 0)
+    layers = [keras.layers.Dense(1, use_bias=False) for _ in range(2)]
+    model = keras.Sequential([keras.Input((1,)), *layers])
+    for layer in layers:
+        layer.kernel.assign([[hvd.rank() + 5.0]])
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(1)
+    callback.register_local_var(layers[1].kernel)
+    callback.set_model(model)
+    callback.on_train_begin()
+    assert callback.broadcast_done
+    assert [as_array(layer.kernel).tolist() for layer in layers] == [[[6.0]], [[hvd.rank() + 5.0]]]
+
+
+def diverged_weights() -> str:
+    """What ``CheckSameCallback`` says when a weight of rank 1 differs."""
+    from ringcomm import DesyncError
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="only")])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse")
+    start, check = hvd.callbacks.BroadcastGlobalVariablesCallback(), hvd.callbacks.CheckSameCallback()
+    inputs = np.ones((8, 3), np.float32)
+
+    def fit() -> None:
+        model.fit(inputs, inputs.sum(1), batch_size=2, epochs=2, verbose=0, callbacks=[start, check])
+
+    fit()
+    if hvd.rank() == 1:
+        model.layers[0].bias.assign([7.0])
+    try:
+        fit()
+    except DesyncError as error:
+        return str(error.tensor)
+    return "nothing was found"

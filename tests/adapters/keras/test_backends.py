@@ -1,0 +1,39 @@
+"""Reductions, balanced data and diverged weights on two ranks, on each backend of Keras.
+
+A test for each backend, not one with a parameter: each covers a module of its own.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+from tests.adapters.jobs import run
+
+pytestmark = [pytest.mark.smoke, pytest.mark.timeout(240)]
+
+
+def work() -> str:
+    from tests.adapters.keras import reductions
+
+    return reductions.work()
+
+
+def run_on_two_ranks(backend: str) -> None:
+    if find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed")
+    found = run(work, (), 2, KERAS_BACKEND=backend, RINGCOMM_CHECK_EVERY="4")
+    assert found[0] == found[1] and found[0].endswith("bias"), found
+
+
+def test_on_tensorflow() -> None:
+    run_on_two_ranks("tensorflow")
+
+
+def test_on_torch() -> None:
+    run_on_two_ranks("torch")
+
+
+def test_on_jax() -> None:
+    run_on_two_ranks("jax")
