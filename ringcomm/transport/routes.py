@@ -27,7 +27,8 @@ OTHER_KIND_RATIO = 4.0
 PLENTY_MB_PER_S = 625.0
 """Wires of 5 Gbit/s and more count as equal: there processors decide, and what else they do just now."""
 IMPLAUSIBLE_MB_PER_S = {WIRELESS: 300.0}
-"""A wire of this kind that looks faster is measured again."""
+"""A wire of this kind that looks faster is measured again, and counts as no faster than this: then processors
+decide, and the other wire may have been slow for want of one."""
 MOST_MEASUREMENTS = 3
 
 
@@ -151,7 +152,10 @@ def choose(wires: Sequence[Attempt], measured: Sequence[Mapping[Wire, float]]) -
 
 def _fastest(wires: Sequence[Attempt], speeds: Mapping[Wire, float]) -> int:
     """The wire to use if this measurement is right."""
-    known = [min(speeds.get(wire_of(item), 0.0), PLENTY_MB_PER_S) for item in wires]
+    known = [
+        min(speeds.get(wire_of(item), 0.0), IMPLAUSIBLE_MB_PER_S.get(item.kind, PLENTY_MB_PER_S))
+        for item in wires
+    ]
     best = 0
     for index, item in enumerate(wires):
         ratio = SAME_KIND_RATIO if item.kind == wires[best].kind else OTHER_KIND_RATIO

@@ -122,6 +122,9 @@ def test_where_there_is_no_choice_nothing_is_measured(attempts):
         # of another kind: only if it is much faster
         ((WIRE, WIFI), [(100.0, 399.0)], None),  # too fast for a radio: measured again
         ((WIRE, WIFI), [(100.0, 399.0)] * 2, WIRE),
+        # both were fast, and the wire had no processor for moments: seen in one of 100 starts at load 10
+        ((WIRE, WIFI), [(100.0, 1700.0)] * 2, WIRE),
+        ((WIRE, WIFI), [(70.0, 1700.0)] * 2, WIFI),
         ((WIRE, WIFI), [(20.0, 79.0)], WIRE),
         ((WIRE, WIFI), [(20.0, 81.0)], None),
         ((WIRE, WIFI), [(20.0, 81.0)] * 2, WIFI),
