@@ -217,13 +217,13 @@ def test_with_verbose_every_step_is_shown(job: Callable[..., Job]) -> None:
     assert "ringrun: rank 0 runs on a as process " in running.console.text
 
 
-@pytest.mark.parametrize("verbose", [False, True])
-def test_what_a_login_writes_is_shown_with_verbose_only(job: Callable[..., Job], verbose: bool) -> None:
-    plain = job("true", hosts="a", settings={"verbose": verbose})
-    argv = ["sh", "-c", 'echo Welcome >&2; exec "$@"', "login", *plain.hosts[0].argv]
-    running = Running(replace(plain, hosts=(replace(plain.hosts[0], argv=tuple(argv)),)))
-    assert running.run().exit_code == 0
-    assert ("ringrun: a: Welcome\n" in running.console.text) is verbose
+def test_what_a_login_writes_is_shown_with_verbose_only(job: Callable[..., Job]) -> None:
+    for verbose in (False, True):
+        plain = job("true", hosts="a", settings={"verbose": verbose})
+        argv = ["sh", "-c", 'echo Welcome >&2; exec "$@"', "login", *plain.hosts[0].argv]
+        running = Running(replace(plain, hosts=(replace(plain.hosts[0], argv=tuple(argv)),)))
+        assert running.run().exit_code == 0
+        assert ("ringrun: a: Welcome\n" in running.console.text) is verbose
 
 
 # ---- hosts that do not start --------------------------------------------------------------------------
@@ -236,6 +236,14 @@ def test_a_host_that_does_not_start_ends_the_job(job: Callable[..., Job]) -> Non
     assert (outcome.exit_code, outcome.reason) == (1, "start")
     assert "access is denied" in outcome.report and "ringrun doctor -H a,b" in outcome.report
     assert "started" not in running.console.text
+
+
+def test_a_host_that_does_not_run_yet_is_tried_again(job: Callable[..., Job], tmp_path: Path) -> None:
+    plain = job("echo started", hosts="a")
+    program = f'[ -e {tmp_path}/runs ] && exec "$@"; touch {tmp_path}/runs; echo PodInitializing >&2; exit 1'
+    argv = ["sh", "-c", program, "login", *plain.hosts[0].argv]
+    running = Running(replace(plain, hosts=(replace(plain.hosts[0], argv=tuple(argv)),)))
+    assert running.run().exit_code == 0 and running.console.lines == ["[a:0] started"]
 
 
 def test_a_command_that_does_not_exist(job: Callable[..., Job]) -> None:
@@ -498,14 +506,12 @@ def test_commands_of_the_user_reach_the_job(job: Callable[..., Job], runtime: Pa
     assert list(runtime.iterdir()) == []
 
 
-@pytest.mark.parametrize("verbose", [False, True])
-def test_a_job_that_commands_cannot_reach_runs_all_the_same(
-    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, runtime: Path, verbose: bool
-) -> None:
+def test_a_job_that_commands_cannot_reach_runs_all_the_same(job: Callable[..., Job], runtime: Path) -> None:
     runtime.touch()
-    running = Running(job("true", hosts="localhost", settings={"verbose": verbose}))
-    assert running.run().exit_code == 0
-    assert ("cannot reach this job" in running.console.text) is verbose
+    for verbose in (False, True):
+        running = Running(job("true", hosts="localhost", settings={"verbose": verbose}))
+        assert running.run().exit_code == 0
+        assert ("cannot reach this job" in running.console.text) is verbose
 
 
 def test_the_user_asks_what_the_ranks_are_doing(job: Callable[..., Job]) -> None:
