@@ -294,6 +294,7 @@ def test_commands_may_come_in_pieces(start: Callable[..., Agent]) -> None:
     assert agent.data(STDOUT) == b"here\n"
 
 
+@pytest.mark.full
 def test_ranks_are_asked_for_records_and_numbers(start: Callable[..., Agent]) -> None:
     agent = start("sh", "-c", "echo here; exec sleep 1000")
     agent.event("ready")
@@ -324,7 +325,7 @@ def test_what_ranks_leave_behind_is_ended(start: Callable[..., Agent], tmp_path:
     assert not [path for path in files if is_running(int(path.read_text()))]
 
 
-@pytest.mark.parametrize("way", ["stdin", "terminated", "silence"])
+@pytest.mark.parametrize("way", ["stdin", "terminated", pytest.param("silence", marks=pytest.mark.full)])
 def test_an_agent_that_loses_its_launcher_ends_its_ranks(start: Callable[..., Agent], way: str) -> None:
     agent = start("sh", "-c", "echo $$; exec sleep 1000", silence_s=3.0 if way == "silence" else None)
     agent.event("ready")

@@ -213,6 +213,7 @@ def test_a_connection_that_ends_in_time_is_not_cut(start: Callable[..., Started]
     assert job.handler.ended == [0] and job.agents.all_closed
 
 
+@pytest.mark.full
 def test_a_process_that_stays_after_its_output_has_ended(start: Callable[..., Started]) -> None:
     job = start(ANSWERS + "exec >&-; " + STAYS)
     job.until(lambda: job.agents.fading)

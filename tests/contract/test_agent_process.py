@@ -116,6 +116,7 @@ def test_of_what_is_written_to_stderr_the_last_part_is_kept(started: Callable[..
     link.drain_stderr()  # it is closed
 
 
+@pytest.mark.full
 def test_a_process_that_does_not_end_by_itself_is_killed(started: Callable[..., Link]) -> None:
     link = started(READS_NOTHING)
     link.close()

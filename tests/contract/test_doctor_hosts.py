@@ -122,6 +122,7 @@ def test_answers_that_are_none(host: Any, start: Any, monkeypatch: pytest.Monkey
 # ---- examinations -------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_hosts_dial_each_other_and_measure(host: Any) -> None:
     steps: List[str] = []
     items = [replace(host(name=name), index=index) for index, name in enumerate("ab")]

@@ -292,6 +292,7 @@ def test_a_script_that_fails_at_its_first_run(job: Callable[..., Running]) -> No
     assert "it is broken" in outcome.report and "the job cannot continue" in outcome.report
 
 
+@pytest.mark.full
 def test_later_failures_of_a_script_are_shown(job: Callable[..., Running], folder: Path) -> None:
     (folder / "hosts").write_text("local:2\n")
     running = job(STAYS, hosts=None, script=f"cat {folder}/hosts")
@@ -330,9 +331,9 @@ def test_a_host_that_is_not_ready_in_time(job: Callable[..., Running], folder: P
     silent = folder / "python"
     silent.write_text("#!/bin/sh\nexec sleep 1000\n")
     silent.chmod(0o755)
-    outcome = job(STAYS, min_np=2, pythons=(str(silent),), settings={"start_timeout_s": 1.0}).run()
+    outcome = job(STAYS, min_np=2, pythons=(str(silent),), settings={"start_timeout_s": 0.3}).run()
     text = " ".join(outcome.report.replace("│", " ").split())
-    assert outcome.reason == "start" and "local: not ready within 1 s" in text
+    assert outcome.reason == "start" and "local: not ready within 0.3 s" in text
 
 
 def test_a_host_whose_output_is_not_an_agents(job: Callable[..., Running], folder: Path) -> None:

@@ -246,7 +246,11 @@ def test_a_host_that_does_not_run_yet_is_tried_again(job: Callable[..., Job], tm
     assert running.run().exit_code == 0 and running.console.lines == ["[a:0] started"]
 
 
-def test_a_command_that_does_not_exist(job: Callable[..., Job]) -> None:
+def test_a_command_that_does_not_exist_ends_the_job_at_once(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ringrun.job.supervise.PING_S", 1000.0)  # nothing else wakes the loop then
+    monkeypatch.setattr("ringrun.job.agents.FORCE_S", 1000.0)
     outcome = Running(job("true", hosts="a", argv=["/no/such/program"])).run()
     assert outcome.reason == "start" and "/no/such/program" in outcome.report
 
@@ -262,10 +266,10 @@ def test_each_host_has_a_short_time_to_report_what_it_lacks(
 
 def test_a_host_that_is_not_ready_in_time(job: Callable[..., Job]) -> None:
     silent = ["sh", "-c", "echo Password: >&2; exec sleep 1000"]
-    outcome = Running(job("true", hosts="a", argv=silent, settings={"start_timeout_s": 1.0})).run()
+    outcome = Running(job("true", hosts="a", argv=silent, settings={"start_timeout_s": 0.3})).run()
     assert outcome.reason == "start"
     text = " ".join(outcome.report.replace("│", " ").split())
-    assert "a: not ready within 1 s (--start-timeout). It had not answered; it said: Password:." in text
+    assert "a: not ready within 0.3 s (--start-timeout). It had not answered; it said: Password:." in text
 
 
 def test_an_agent_that_is_lost_before_the_ranks_run(job: Callable[..., Job]) -> None:
@@ -514,6 +518,7 @@ def test_a_job_that_commands_cannot_reach_runs_all_the_same(job: Callable[..., J
         assert ("cannot reach this job" in running.console.text) is verbose
 
 
+@pytest.mark.full
 def test_the_user_asks_what_the_ranks_are_doing(job: Callable[..., Job]) -> None:
     running = Running(job(STAYS, hosts="localhost"))
 
