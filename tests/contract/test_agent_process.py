@@ -11,8 +11,9 @@ from typing import Callable, Iterator
 
 import pytest
 
+from ringrun.agent.framing import PACKAGE, TO_AGENT
 from ringrun.job.launch import Options, prepare
-from ringrun.reach.agent_process import Link
+from ringrun.reach.agent_process import STDERR_LIMIT_BYTES, Link
 from ringrun.reach.protocol import BOOT, event_facts
 
 READS_ALL = "import sys; data = sys.stdin.buffer.read(); sys.stderr.write(str(len(data)))"
@@ -72,6 +73,63 @@ def test_a_link_that_was_never_started_can_be_closed() -> None:
     link.kill()
     link.close()
     assert link.at_end
+
+
+def test_an_archive_is_sent_with_its_kind_and_length(started: Callable[..., Link]) -> None:
+    link = started(READS_ALL)
+    link.send_archive(PACKAGE, b"x" * 10)
+    assert b"".join(bytes(view) for view in link._outgoing).endswith(TO_AGENT.pack(PACKAGE, 10) + b"x" * 10)
+    link.close_stdin()
+    link.send_archive(PACKAGE, b"x" * 10)
+    assert not link.has_outgoing
+
+
+def test_a_process_that_has_ended_takes_nothing(started: Callable[..., Link]) -> None:
+    """Its end is reported by reading, so writing is no error."""
+    link = started("pass", b"x" * 3_000_000)
+    assert link.process is not None
+    link.process.wait(20.0)
+    assert link.has_outgoing
+    link.write()
+    assert not link.has_outgoing and link.read() == [] and link.at_end and link.poll() == 0
+
+
+def test_reading_does_not_wait(started: Callable[..., Link]) -> None:
+    link = started(READS_NOTHING)
+    assert link.read_stderr() == b""
+    while link.noise != "up\n":
+        assert select.select([link.descriptor("stdout")], [], [], 20.0)[0]
+        assert link.read() == []
+    assert link.read() == []
+    assert link.alive and not link.answered and link.poll() is None
+
+
+def test_of_what_is_written_to_stderr_the_last_part_is_kept(started: Callable[..., Link]) -> None:
+    link = started("import sys; sys.stderr.write('x' * 20000 + 'last line\\n')")
+    assert link.process is not None
+    read = b""
+    while link.descriptor("stderr") >= 0:
+        assert select.select([link.descriptor("stderr")], [], [], 20.0)[0]
+        read += link.read_stderr()
+    assert len(read) == 20010 and len(link.stderr_text) == STDERR_LIMIT_BYTES
+    assert link.stderr_text.endswith("xlast line\n")
+    link.drain_stderr()  # it is closed
+
+
+@pytest.mark.full
+def test_a_process_that_does_not_end_by_itself_is_killed(started: Callable[..., Link]) -> None:
+    link = started(READS_NOTHING)
+    link.close()
+    assert link.poll() == -signal.SIGKILL
+
+
+def test_a_link_that_was_never_started_has_no_descriptors() -> None:
+    link = Link(["true"])
+    assert link.poll() is None and link.descriptor("stdout") == -1
+    link.close_stdin()
+    link.write()
+    link.send({"do": "stop"})
+    assert not link.has_outgoing and link.stderr_text == "" == link.noise
 
 
 def test_what_is_written_to_the_console_is_complete_at_its_end() -> None:

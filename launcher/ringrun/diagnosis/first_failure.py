@@ -144,6 +144,8 @@ class FirstFailure:
             event = (first or self._events)[0]
             return event._replace(detail=self._detail(event.rank))
         complaint = self.complaints[0]
+        if complaint.rank is None:
+            return Cause(None, None, complaint.text, "", self._any_status())
         return Cause(complaint.rank, None, "reported a failure", complaint.text, self._any_status())
 
     def _cause_of(self, rank: int) -> Cause:

@@ -23,6 +23,7 @@ STREAMS_S = 3.5
 """All rounds of streams together take no longer, unless there are very many hosts."""
 END_S = 2.0
 NOISE_LIMIT_BYTES = 1 << 20
+LINE_LIMIT_BYTES = 1 << 26
 
 
 class HostProbe:
@@ -70,8 +71,14 @@ class HostProbe:
         except BrokenPipeError:
             pass  # it has ended; its output says why
         before: List[str] = []
-        while before[-1:] != [probe.MARKER] and sum(len(text) for text in before) < NOISE_LIMIT_BYTES:
-            line = self._line(began + START_LIMIT_S)
+        received = 0
+        while before[-1:] != [probe.MARKER]:
+            line = self._line(began + START_LIMIT_S, NOISE_LIMIT_BYTES)
+            received += len(self._received if line is None else line) + 1
+            if received > NOISE_LIMIT_BYTES:
+                self.end()
+                text = f"more than {NOISE_LIMIT_BYTES} bytes of output before the doctor's first line"
+                return Failure(f"{self.host.name}: {text}.")
             if line is None:
                 return self._explain(argv, began)
             before.append(line)
@@ -108,12 +115,14 @@ class HostProbe:
             self.end()
         return answer
 
-    def _line(self, until: float) -> Optional[str]:
-        """The next line of the program's output; None at its end or when time is over."""
+    def _line(self, until: float, limit_bytes: int = LINE_LIMIT_BYTES) -> Optional[str]:
+        """The next line of the program's output; None at its end, when time is over, or if it is too long."""
         assert self._process is not None and self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._received:
+                if len(self._received) > limit_bytes:
+                    return None
                 if not selector.select(max(0.0, until - time.monotonic())):
                     return None
                 piece = os.read(self._process.stdout.fileno(), 1 << 16)

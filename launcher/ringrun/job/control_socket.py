@@ -21,6 +21,8 @@ from ringcomm.files import own_folder
 from ..plan.job import Job
 
 REQUEST_LIMIT_BYTES = 4096
+ANSWER_LIMIT_BYTES = 1 << 20
+"""An answer names all hosts of a job."""
 LIMIT_S = 5.0
 """Time limit of a request and of its answer, in seconds."""
 _CREDENTIALS = struct.Struct("iii")  # process id, user, group
@@ -126,26 +128,28 @@ class ControlSocket:
     def _answer(self, connection: socket.socket) -> None:
         connection.settimeout(LIMIT_S)
         try:
-            answer: Dict[str, Any] = {"ok": True, "text": self._execute(_receive(connection))}
+            request = _receive(connection, REQUEST_LIMIT_BYTES)
+            if request is None:
+                raise ConfigError("The request is not valid.")
+            answer: Dict[str, Any] = {"ok": True, "text": self._execute(request)}
         except ConfigError as problem:
             answer = {"ok": False, "text": str(problem)}
         connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def _receive(connection: socket.socket) -> Dict[str, Any]:
+def _receive(connection: socket.socket, limit_bytes: int) -> Optional[Dict[str, Any]]:
+    """The object in a line of JSON; None if what came is none, or longer than the limit."""
     data = b""
     while not data.endswith(b"\n"):
-        piece = connection.recv(REQUEST_LIMIT_BYTES)
+        piece = connection.recv(1 << 16)
         data += piece
-        if not piece or len(data) > REQUEST_LIMIT_BYTES:
+        if not piece or len(data) > limit_bytes:
             break
     try:
         content = json.loads(data.decode())
     except (ValueError, RecursionError):
         content = None
-    if not isinstance(content, dict):
-        raise ConfigError("The request is not valid.")
-    return content
+    return content if isinstance(content, dict) else None
 
 
 def running_jobs(folder: Path) -> List[str]:
@@ -186,9 +190,11 @@ def send_command(folder: Path, job: str, command: Mapping[str, Any]) -> str:
         try:
             connection.connect(str(folder / f"{job}{_SUFFIX}"))
             connection.sendall(json.dumps(dict(command)).encode() + b"\n")
-            answer = _receive(connection)
+            answer = _receive(connection, ANSWER_LIMIT_BYTES)
         except OSError as problem:
             raise ConfigError(f"The job {job} does not answer: {problem}.") from None
+    if answer is None:
+        raise ConfigError(f"The job {job} does not answer: it has ended, or its answer is not valid.")
     if not answer.get("ok"):
         raise ConfigError(str(answer.get("text")))
     return str(answer.get("text"))

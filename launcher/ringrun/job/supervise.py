@@ -351,6 +351,7 @@ class Supervisor:
         self._ending = self._ending or reason
         self._loop.cancel("start", "gather", "grace")
         self._agents.stop(steps)
+        self._loop.wake()  # all links may have ended already
 
     def _tear_down(self) -> None:
         try:

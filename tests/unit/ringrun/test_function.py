@@ -1,14 +1,29 @@
-"""What ``ringrun.run()`` sends to workers instead of a function that they can import."""
+"""``ringrun.run()`` without a job: its arguments, what workers are sent, and what becomes of an outcome."""
 
 from __future__ import annotations
 
 import functools
 import json
+import os
+import sys
+import sysconfig
+import types
+from pathlib import Path
+from typing import Any, Dict, List, Optional
 
+import cloudpickle
 import pytest
 
-from ringrun.agent.worker import Call
-from ringrun.function import _pack
+from ringcomm.errors import ConfigError, RemoteError
+from ringcomm.results import pack_error, pack_value
+from ringrun import function as module
+from ringrun.agent.worker import Call, unpack_call
+from ringrun.diagnosis.first_failure import Cause
+from ringrun.function import _import_path, _pack, _per_host, run_function, unpack_results, with_payload
+from ringrun.job.launch import Options, prepare
+from ringrun.job.outcome import Outcome
+from ringrun.plan.job import Job
+from ringrun.show.console import Console
 
 
 @pytest.mark.parametrize("by_value", [False, True])
@@ -21,7 +36,178 @@ def test_an_installed_function_is_sent_by_its_name(function, by_value):
 
 def test_a_function_of_a_module_that_is_not_installed_is_sent_with_its_code():
     assert b"a_text_in_its_code" in _pack(Call(of_this_module, (), {}), True)
+    assert __name__ not in cloudpickle.list_registry_pickle_by_value(), "for this call only"
 
 
 def of_this_module():
     return "a_text_in_its_code"
+
+
+def test_a_module_that_no_new_process_can_import_is_sent_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = types.ModuleType("made_in_memory")
+    exec("def answer():\n    return 'a_text_in_its_code'", made.__dict__)
+    monkeypatch.setitem(sys.modules, "made_in_memory", made)
+    assert b"a_text_in_its_code" not in _pack(Call(made.answer, (), {}), False), "it has no file"
+    made.__file__ = "/gone/made_in_memory.py"
+    assert b"a_text_in_its_code" in _pack(Call(made.answer, (), {}), False)
+
+
+def test_folders_of_the_caller_are_sent_as_absolute_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", "lib", *sys.path])
+    path, _ = unpack_call(_pack(Call(json.dumps, (), {}), False))
+    assert path[:2] == [str(tmp_path), str(tmp_path / "lib")]
+
+
+@pytest.mark.parametrize(
+    ("value", "options"),
+    [
+        (None, ()),
+        ("/p", ("/p",)),
+        (Path("/p"), ("/p",)),
+        ({"jetson1": "/p", None: Path("/q"), "jetson2": None}, ("jetson1=/p", "/q")),
+    ],
+)
+def test_arguments_for_all_hosts_or_by_host(value: Any, options: Any) -> None:
+    assert _per_host(value) == options
+
+
+def test_the_version_of_python_counts_if_functions_are_sent_by_value() -> None:
+    job = prepare(Options(np=1), ["true"])
+    with_code = with_payload(job, _pack(Call(lambda: 1, (), {}), False))
+    assert with_code.bytecode == "{}.{}".format(*sys.version_info) and with_code.payload
+    assert with_payload(job, _pack(Call(json.dumps, (), {}), False)).bytecode == ""
+
+
+def test_workers_find_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ringcomm
+    import ringrun
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/mine", ""]))
+    roots = [str(Path(str(item.__file__)).absolute().parent.parent) for item in (ringrun, ringcomm)]
+    assert _import_path() == {"PYTHONPATH": os.pathsep.join(["/mine", *dict.fromkeys(roots)])}
+    monkeypatch.delenv("PYTHONPATH")
+    installed = Path(sysconfig.get_path("purelib"))
+    for item in (ringrun, ringcomm):
+        monkeypatch.setattr(item, "__file__", str(installed / item.__name__ / "__init__.py"))
+    assert _import_path() == {}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"fn": 3}, "every rank calls, not 3"),
+        ({"args": 7}, "args=7: the arguments must be a list or a tuple"),
+        ({"kwargs": [1]}, r"kwargs=\[1\] is not a dictionary"),
+        ({"env": "A=1"}, "env='A=1' is not a dictionary"),
+        ({"np": "2"}, "np='2' is not a whole number"),
+        ({"np": True}, "np=True is not a whole number"),
+        ({"hosts": ["a"]}, r"hosts=\['a'\] is not a string, like \"localhost,jetson1:2\""),
+        ({"hosts": Path("a")}, "is not a string"),
+        ({"ssh": 3}, "ssh=3 is not a string"),
+        ({"python": {"a": 3}}, r"python\['a'\]=3 is not a string"),
+        ({"cwd": {3: "/c"}}, "3 is not a host name"),
+        ({"settings": {"tranport": "tcp"}}, "no setting 'tranport'"),
+        ({"hosts": "localhost:2", "np": 3}, "-np 3"),
+    ],
+)
+def test_arguments_that_cannot_be_used(wrong: Dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        run_function(**{"fn": print, **wrong})
+
+
+# ---- the job and its outcome --------------------------------------------------------------------------
+
+
+class Attempts:
+    """In place of the attempts to run a job: all ranks return the number of the rank.
+
+    Attributes:
+        made: all that were made.
+    """
+
+    made: List[Any] = []
+
+    def __init__(self, job: Job, restarts: int, console: Console) -> None:
+        self.job, self.restarts, self.console = job, restarts, console
+        Attempts.made.append(self)
+
+    def run(self) -> Outcome:
+        return Outcome(0, "", "done", results={rank: pack_value(rank) for rank in range(self.job.plan.size)})
+
+
+def test_a_function_becomes_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "Attempts", Attempts)
+    monkeypatch.setattr(Attempts, "made", [])
+    console = Console()
+    found = run_function(
+        divmod, [17], np=2, env={"A": "1"}, cwd=tmp_path, timeout_s=9, settings={"transport": "tcp"},
+        restarts=3, console=console,
+    )  # fmt: skip
+    (attempts,) = Attempts.made
+    (host,) = attempts.job.hosts
+    assert found == [0, 1] and (attempts.restarts, attempts.console) == (3, console)
+    assert host.env["A"] == "1" and host.cwd == str(tmp_path)
+    assert (attempts.job.settings.timeout_s, attempts.job.settings.transport) == (9.0, "tcp")
+    _, unpickle = unpack_call(attempts.job.payload)
+    assert unpickle() == Call(divmod, (17,), {})
+
+
+@pytest.fixture
+def job() -> Job:
+    return prepare(Options(np=3), ["true"], {"PATH": "/"})
+
+
+def values(*ranks: int) -> Dict[int, Optional[bytes]]:
+    return {rank: pack_value(f"of {rank}") for rank in ranks}
+
+
+def test_results_come_in_the_sequence_of_the_ranks(job: Job) -> None:
+    assert unpack_results(job, Outcome(0, "", "done", results=values(2, 0, 1))) == ["of 0", "of 1", "of 2"]
+    elastic = Outcome(0, "", "done", results=values(2, 0), members=[2, 0])
+    assert unpack_results(job, elastic) == ["of 2", "of 0"]
+
+
+def test_a_result_that_is_not_signed_is_not_unpickled(job: Job) -> None:
+    with pytest.raises(RemoteError, match="rank 1 on localhost has no valid signature") as caught:
+        unpack_results(job, Outcome(0, "", "done", results={**values(0, 2), 1: None}))
+    assert (caught.value.rank, caught.value.host) == (1, "localhost")
+
+
+def test_a_rank_that_ends_without_a_result(job: Job) -> None:
+    with pytest.raises(RemoteError, match="rank 1 on localhost ended with .*, but without") as caught:
+        unpack_results(job, Outcome(0, "", "done", results=values(0, 2)))
+    assert caught.value.rank == 1
+
+
+@pytest.mark.parametrize(
+    ("report", "text"), [("a box", "a box"), ("", "The job was stopped before its functions returned.")]
+)
+def test_a_job_without_a_rank_that_failed_first(job: Job, report: str, text: str) -> None:
+    with pytest.raises(RemoteError, match=text) as caught:
+        unpack_results(job, Outcome(130, report, "interrupt"))
+    assert caught.value.rank is None
+
+
+def failed(result: Optional[bytes]) -> Outcome:
+    results = values(0) if result is None else {**values(0), 2: result}
+    return Outcome(1, "a box", "failure", Cause(2, None, "exit code 1", "", 1), results=results)
+
+
+def test_the_exception_of_the_rank_that_failed_first_is_the_cause(job: Job) -> None:
+    try:
+        raise KeyError("no such thing")
+    except KeyError as error:
+        packed = pack_error(error)
+    with pytest.raises(RemoteError, match="rank 2 on localhost: KeyError: 'no such thing'") as caught:
+        unpack_results(job, failed(packed))
+    assert isinstance(caught.value.__cause__, KeyError) and caught.value.rank == 2
+
+
+@pytest.mark.parametrize("result", [None, b"", pack_value("returned before it was killed")])
+def test_a_rank_that_has_raised_nothing_is_described_by_the_report(job: Job, result: Optional[bytes]) -> None:
+    with pytest.raises(RemoteError, match="a box") as caught:
+        unpack_results(job, failed(result))
+    assert (caught.value.rank, caught.value.host) == (2, "localhost")

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import os
+import sys
+import tempfile
 import threading
-from typing import Any
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional
 
 import pytest
 
 from ringcomm.config import Slot
-from ringcomm.errors import ConfigError
+from ringcomm.errors import ConfigError, Misuse
+from ringcomm.results import unpack
 from ringcomm.wire.signing import Signer
+from ringrun.agent import worker
 from ringrun.agent.worker import Call, carries_bytecode, pack_call, unpack_call
 from ringrun.plan.signed import about_call, about_result, signed, verified
 
@@ -26,7 +31,8 @@ def test_only_functions_by_value_depend_on_the_version_of_python() -> None:
     assert not carries_bytecode(pack_call(Call(threading.active_count, (), {}), []))
 
 
-SIGNER = Signer(b"k" * 32, "job")
+KEY = b"k" * 32
+SIGNER = Signer(KEY, "job")
 
 
 def test_what_is_signed_is_verified() -> None:
@@ -64,3 +70,100 @@ def test_what_cannot_be_sent_is_named(args: Any, kwargs: Any, part: str) -> None
     with pytest.raises(ConfigError) as caught:
         pack_call(Call(fn, args, kwargs), [])
     assert str(caught.value).startswith(part) and "cannot be sent to other processes" in str(caught.value)
+
+
+# ---- the program of a rank ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rank(monkeypatch: pytest.MonkeyPatch) -> Callable[[Optional[bytes]], bytes]:
+    """`rank(payload)`: what the program of rank 1 writes as its result, signed or not."""
+    for name, value in (("KEY", KEY.hex()), ("JOB", "job"), ("SLOT", "0:1"), ("SIZE", "2")):
+        monkeypatch.setenv(f"RINGCOMM_{name}", value)
+    for name in ("KEY_FD", "KEY_FILE"):
+        monkeypatch.delenv(f"RINGCOMM_{name}", raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(payload: Optional[bytes]) -> bytes:
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as result:
+            given.write(payload or b"")
+            given.seek(0)
+            descriptors = [os.dup(file.fileno()) for file in (given, result)]
+            for descriptor in descriptors:
+                os.set_inheritable(descriptor, True)
+            try:
+                worker.main(*descriptors)
+            finally:
+                result.seek(0)
+                results.append(result.read())
+        return results[-1]
+
+    results: List[bytes] = []
+    run.results = results  # type: ignore[attr-defined]
+    return run
+
+
+def own(payload: bytes) -> bytes:
+    return signed(payload, SIGNER, *about_call())
+
+
+def result_of(data: bytes) -> Dict[str, Any]:
+    found = verified(data, SIGNER, *about_result(Slot(0, 1)))
+    assert found is not None
+    return unpack(found)
+
+
+def test_what_the_function_returns_is_signed_by_the_rank(rank: Callable[[Optional[bytes]], bytes]) -> None:
+    payload = pack_call(Call(lambda a, b: a * b, (6,), {"b": 7}), ["/a/folder", sys.path[0]])
+    before = list(sys.path)
+    assert result_of(rank(own(payload))) == {"ok": True, "value": 42}
+    assert sys.path == [*before, "/a/folder"], "a folder is not added twice"
+
+
+def test_what_the_function_raises_is_sent_and_ends_the_process(rank: Any) -> None:
+    def fail() -> None:
+        raise KeyError("no such thing")
+
+    with pytest.raises(KeyError) as caught:
+        rank(own(pack_call(Call(fail, (), {}), [])))
+    found = result_of(rank.results[0])
+    assert not found["ok"] and found["summary"] == "KeyError: 'no such thing'"
+    assert "in fail" in found["traceback"] and "in main" not in found["traceback"]
+    assert caught.traceback[-1].name == "fail"
+
+
+def test_a_result_that_cannot_be_sent_is_an_error(rank: Any) -> None:
+    with pytest.raises(Misuse, match="a lock, cannot be sent back"):
+        rank(own(pack_call(Call(threading.Lock, (), {}), [])))
+    assert "a lock, cannot be sent back" in result_of(rank.results[0])["summary"]
+
+
+def test_the_descriptors_are_not_for_processes_that_the_function_starts(rank: Any) -> None:
+    def inheritable() -> List[int]:
+        numbers = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
+        found = []
+        for number in numbers:
+            try:
+                if number > 2 and os.get_inheritable(number):
+                    found.append(number)
+            except OSError:
+                continue  # that of the listing
+        return found
+
+    before = inheritable()
+    assert result_of(rank(own(pack_call(Call(inheritable, (), {}), []))))["value"] == before
+
+
+@pytest.mark.parametrize("payload", [b"", b"x" * 100, signed(b"{}\n", SIGNER, *about_result(Slot(0, 1)))])
+def test_a_call_without_a_valid_signature_is_not_unpickled(rank: Any, payload: bytes) -> None:
+    with pytest.raises(Misuse, match="not signed with the job's key"):
+        rank(payload)
+    assert rank.results == [b""]
+
+
+def test_a_process_without_a_key_was_not_started_by_ringrun(
+    rank: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RINGCOMM_KEY")
+    with pytest.raises(ConfigError, match="can be started by ringrun only"):
+        rank(b"")

@@ -1,0 +1,533 @@
+"""The supervisor of a job, with hosts that are commands of this machine, and programs of a shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+
+import pytest
+
+from ringcomm.config import Slot
+from ringcomm.errors import ConfigError
+from ringrun.job import grace
+from ringrun.job.control_socket import send_command
+from ringrun.job.launch import Options, prepare
+from ringrun.job.outcome import BROKEN_PIPE, Outcome
+from ringrun.job.supervise import Supervisor
+from ringrun.plan.job import Job
+from ringrun.plan.setting_sources import from_values
+from ringrun.reach import doors
+from ringrun.show.console import Console
+
+LIMIT_S = 60.0
+STAYS = "echo up $RANK; exec sleep 1000"
+AGENT = """
+import os, struct, sys
+
+os.write(1, b"\\nringrun-agent/1\\n")
+for text in sys.argv[2:]:
+    data = text.encode()
+    os.write(1, struct.pack("!BiI", 4, -1, len(data)) + data + b"\\n")
+text = b""
+while sys.argv[1].encode() not in text:
+    piece = os.read(0, 65536)
+    if not piece:
+        sys.exit()
+    text += piece
+os.write(1, b"no frame of an agent")
+os.read(0, 1)
+"""
+"""In place of an agent: sends these events, and something else when it has received the first word."""
+READY = {"event": "ready", "port": 7, "limits": {"threads": 1, "cores": 2.0, "ranks": 1, "kept": {}}}
+
+
+class Kept(Console):
+    """A console that keeps what it gets, and lets a test react to it.
+
+    Attributes:
+        react: called with everything that was written to both streams so far.
+    """
+
+    def __init__(self) -> None:
+        self.written = {1: b"", 2: b""}
+        self.react: Callable[[str], None] = lambda text: None
+
+    def write(self, stream: int, data: bytes) -> None:
+        self.written[stream] += data
+        self.react(self.text)
+
+    @property
+    def text(self) -> str:
+        return (self.written[1] + self.written[2]).decode()
+
+    @property
+    def lines(self) -> List[str]:
+        """Of stdout, sorted."""
+        return sorted(self.written[1].decode().splitlines())
+
+
+class Rendezvous:
+    """In place of a job's rendezvous.
+
+    Attributes:
+        notify: sends a notice to the supervisor.
+        exits: what has been reported of the ranks' ends.
+        events: ``start`` and ``stop``.
+    """
+
+    def __init__(self) -> None:
+        self.notify: Callable[[Any], None] = lambda notice: None
+        self.exits: List[Tuple[Slot, str, bool]] = []
+        self.events: List[str] = []
+
+    def open(self, notify: Callable[[Any], None]) -> Any:
+        self.notify = notify
+        return self
+
+    def start(self) -> List[Tuple[str, int]]:
+        self.events.append("start")
+        return [("127.0.0.1", 7)]
+
+    def process_exited(self, slot: Slot, how: str, ok: bool) -> None:
+        self.exits.append((slot, how, ok))
+
+    def stop(self) -> None:
+        self.events.append("stop")
+
+
+def notice(kind: str, text: str = "", **facts: Any) -> Any:
+    given = {"rank": None, "culprit": None, "detail": {}, **facts}
+    return SimpleNamespace(kind=kind, text=text, **given)
+
+
+class Running:
+    """Runs a job; if it does not end in time, the test ends it and fails."""
+
+    def __init__(self, job: Job, rendezvous: Optional[Rendezvous] = None) -> None:
+        self.console, self.job = Kept(), job
+        self.supervisor = Supervisor(job, self.console, None if rendezvous is None else rendezvous.open)
+
+    def run(self) -> Outcome:
+        late: List[bool] = []
+
+        def end() -> None:
+            late.append(True)
+            for _ in range(2):
+                self.supervisor.interrupt(15)
+
+        timer = threading.Timer(LIMIT_S, end)
+        timer.start()
+        try:
+            outcome = self.supervisor.run()
+        finally:
+            timer.cancel()
+            timer.join()
+        assert not late, self.console.text
+        assert processes_of(self.job) == []
+        return outcome
+
+
+def processes_of(job: Job) -> List[int]:
+    """What still runs of a job."""
+    wanted = f"RINGCOMM_JOB={job.id}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue  # it has ended meanwhile
+    return found
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of control sockets, with a short path; other names than localhost are other hosts."""
+    local = lambda specs, **_: [spec.name == "localhost" for spec in specs]  # noqa: E731
+    monkeypatch.setattr(doors, "find_local", local)
+    with tempfile.TemporaryDirectory(prefix="ringrun-") as name:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", name)
+        yield Path(name) / "ringrun"
+
+
+@pytest.fixture
+def job(runtime: Path, tmp_path: Path) -> Callable[..., Job]:
+    """`job(program, **options)`: a job whose ranks run a shell program."""
+
+    def make(program: str, hosts: str = "localhost:2", argv: Sequence[str] = (), **more: Any) -> Job:
+        values = {"diagnose_dir": str(tmp_path / "records"), **more.pop("settings", {})}
+        options = Options(
+            hosts=hosts, via="env TEST_HOST={host}", ship_self=False,
+            setting_values=from_values(values), **more,
+        )  # fmt: skip
+        made = prepare(options, ["sh", "-c", program])
+        if argv:  # of the first host
+            made = replace(made, hosts=(replace(made.hosts[0], argv=tuple(argv)), *made.hosts[1:]))
+        return made
+
+    return make
+
+
+def test_ranks_of_several_hosts_run_to_their_end(job: Callable[..., Job]) -> None:
+    running = Running(job("echo $RANK on $TEST_HOST at $RINGCOMM_RENDEZVOUS", hosts="localhost,a,b:2"))
+    outcome = running.run()
+    assert (outcome.exit_code, outcome.reason, outcome.report) == (0, "done", "")
+    assert sorted(outcome.exits) == [0, 1, 2, 3] and all(end.ok for end in outcome.exits.values())
+    assert running.console.lines == [
+        "[a:1] 1 on a at", "[b:2] 2 on b at", "[b:3] 3 on b at", "[localhost:0] 0 on at"
+    ]  # fmt: skip
+
+
+def test_the_ranks_get_the_address_of_the_rendezvous(job: Callable[..., Job]) -> None:
+    rendezvous = Rendezvous()
+    running = Running(job("echo $RINGCOMM_RENDEZVOUS"), rendezvous)
+    assert running.run().exit_code == 0
+    assert running.console.lines == [f"[localhost:{rank}] 127.0.0.1:7" for rank in range(2)]
+    assert rendezvous.events == ["start", "stop"]
+    assert sorted(rendezvous.exits) == [(Slot(0, local), "exit code 0", True) for local in range(2)]
+
+
+def test_one_rank_needs_no_rendezvous(job: Callable[..., Job]) -> None:
+    rendezvous = Rendezvous()
+    assert Running(job("true", hosts="localhost"), rendezvous).run().exit_code == 0
+    assert rendezvous.events == []
+
+
+def test_the_others_end_after_the_first_failure(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grace, "GRACE_S", 0.1)
+    running = Running(job("[ $RANK = 1 ] && echo broken >&2 && exit 3; exec sleep 1000", hosts="a,b"))
+    outcome = running.run()
+    assert (outcome.exit_code, outcome.reason) == (3, "failure")
+    assert "rank 1 on b failed first: exit code 3" in outcome.report and "broken" in outcome.report
+    assert outcome.exits[0].signal == outcome.exits[0].sent == 15
+
+
+def test_with_verbose_every_step_is_shown(job: Callable[..., Job]) -> None:
+    running = Running(job("true", hosts="a", settings={"verbose": True}))
+    assert running.run().exit_code == 0
+    assert "ringrun: rank 0 runs on a as process " in running.console.text
+
+
+def test_what_a_login_writes_is_shown_with_verbose_only(job: Callable[..., Job]) -> None:
+    for verbose in (False, True):
+        plain = job("true", hosts="a", settings={"verbose": verbose})
+        argv = ["sh", "-c", 'echo Welcome >&2; exec "$@"', "login", *plain.hosts[0].argv]
+        running = Running(replace(plain, hosts=(replace(plain.hosts[0], argv=tuple(argv)),)))
+        assert running.run().exit_code == 0
+        assert ("ringrun: a: Welcome\n" in running.console.text) is verbose
+
+
+# ---- hosts that do not start --------------------------------------------------------------------------
+
+
+def test_a_host_that_does_not_start_ends_the_job(job: Callable[..., Job]) -> None:
+    fails = ["sh", "-c", "echo access is denied >&2; exit 9"]
+    running = Running(job("echo started", hosts="a,b", argv=fails))
+    outcome = running.run()
+    assert (outcome.exit_code, outcome.reason) == (1, "start")
+    assert "access is denied" in outcome.report and "ringrun doctor -H a,b" in outcome.report
+    assert "started" not in running.console.text
+
+
+def test_a_host_that_does_not_run_yet_is_tried_again(job: Callable[..., Job], tmp_path: Path) -> None:
+    plain = job("echo started", hosts="a")
+    program = f'[ -e {tmp_path}/runs ] && exec "$@"; touch {tmp_path}/runs; echo PodInitializing >&2; exit 1'
+    argv = ["sh", "-c", program, "login", *plain.hosts[0].argv]
+    running = Running(replace(plain, hosts=(replace(plain.hosts[0], argv=tuple(argv)),)))
+    assert running.run().exit_code == 0 and running.console.lines == ["[a:0] started"]
+
+
+def test_a_command_that_does_not_exist_ends_the_job_at_once(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ringrun.job.supervise.PING_S", 1000.0)  # nothing else wakes the loop then
+    monkeypatch.setattr("ringrun.job.agents.FORCE_S", 1000.0)
+    outcome = Running(job("true", hosts="a", argv=["/no/such/program"])).run()
+    assert outcome.reason == "start" and "/no/such/program" in outcome.report
+
+
+def test_each_host_has_a_short_time_to_report_what_it_lacks(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One of them does not answer at all; the job does not wait for it until the start timeout."""
+    monkeypatch.setattr("ringrun.job.supervise.GATHER_S", 0.2)
+    outcome = Running(job("true", hosts="a,b", argv=["sleep", "1000"], cwds=(f"b={tmp_path}/gone",))).run()
+    assert outcome.reason == "start" and f"{tmp_path}/gone" in outcome.report
+
+
+def test_a_host_that_is_not_ready_in_time(job: Callable[..., Job]) -> None:
+    silent = ["sh", "-c", "echo Password: >&2; exec sleep 1000"]
+    outcome = Running(job("true", hosts="a", argv=silent, settings={"start_timeout_s": 0.3})).run()
+    assert outcome.reason == "start"
+    text = " ".join(outcome.report.replace("│", " ").split())
+    assert "a: not ready within 0.3 s (--start-timeout). It had not answered; it said: Password:." in text
+
+
+def test_an_agent_that_is_lost_before_the_ranks_run(job: Callable[..., Job]) -> None:
+    lost = ["sh", "-c", r"printf '\nringrun-agent/1\n'; echo killed >&2; exit 7"]
+    outcome = Running(job("true", hosts="a", argv=lost)).run()
+    assert outcome.reason == "start" and "ended with status 7" in outcome.report
+
+
+def test_a_host_whose_output_is_not_an_agents(job: Callable[..., Job]) -> None:
+    garbage = ["sh", "-c", r"printf '\nringrun-agent/1\nthis is no frame of an agent'; exec sleep 1000"]
+    outcome = Running(job("true", hosts="a", argv=garbage)).run()
+    assert outcome.reason == "start" and "its agent sent invalid data" in outcome.report
+
+
+def test_a_problem_that_makes_no_sense(job: Callable[..., Job]) -> None:
+    argv = [sys.executable, "-c", AGENT, "never", json.dumps({"event": "problem", "problem": "cwd"})]
+    outcome = Running(job("true", hosts="a", argv=argv)).run()
+    text = " ".join(outcome.report.replace("│", " ").split())
+    assert outcome.reason == "start" and "a problem that makes no sense" in text
+
+
+# ---- while the job runs -------------------------------------------------------------------------------
+
+
+def test_a_host_that_is_lost_has_failed(job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grace, "GRACE_S", 0.1)
+    rendezvous = Rendezvous()
+    program = "[ $RANK = 1 ] && kill -9 $PPID; exec sleep 1000"
+    running = Running(job(program, hosts="a,localhost"), rendezvous)
+    outcome = running.run()
+    assert (outcome.exit_code, outcome.reason) == (255, "failure")
+    assert outcome.cause is not None and outcome.cause.host_index == 1 and "localhost" in outcome.report
+    assert (Slot(1, 0), "lost with its host", False) in rendezvous.exits
+
+
+def test_data_that_makes_no_sense_ends_the_link_of_a_host(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While ranks run, that is shown; the host counts as lost."""
+    monkeypatch.setattr(grace, "GRACE_S", 0.1)
+    argv = [sys.executable, "-c", AGENT, '"do": "go"', json.dumps(READY)]
+    running = Running(job("exec sleep 1000", hosts="a,b", argv=argv))
+    outcome = running.run()
+    assert "ringrun: a: its agent sent invalid data: " in running.console.text
+    assert outcome.reason == "failure"
+    assert outcome.cause is not None and outcome.cause.host_index == 0
+
+
+def test_a_cut_connection_is_named_by_the_rendezvous(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grace, "GRACE_S", 0.1)
+    rendezvous = Rendezvous()
+    running = Running(job(STAYS), rendezvous)
+
+    def react(text: str) -> None:
+        if "up 0" in text and "up 1" in text:
+            running.console.react = lambda text: None
+            rendezvous.notify(notice("up", detail={"links": ()}))
+            detail = {"kind": "cut", "leaving": True}
+            rendezvous.notify(notice("failed", "the network between a and b", culprit=1, detail=detail))
+
+    monkeypatch.setattr(grace, "LEAVING_S", 0.1)
+    running.console.react = react
+    outcome = running.run()
+    assert outcome.reason == "failure" and "the network between a and b" in outcome.report
+    assert outcome.exit_code == 255
+
+
+def test_output_that_cannot_be_written_ends_the_job(job: Callable[..., Job]) -> None:
+    running = Running(job(STAYS))
+
+    def react(text: str) -> None:
+        running.console.broken = "up" in text
+
+    running.console.react = react
+    outcome = running.run()
+    assert (outcome.exit_code, outcome.reason, outcome.report) == (BROKEN_PIPE, "pipe", "")
+
+
+class Full(Kept):
+    """A console that is full for some time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = 3
+        self.wake: Callable[[], None] = lambda: None
+
+    def on_change(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+
+    @property
+    def full(self) -> bool:
+        self.left -= self.left > 0
+        self.wake()
+        return self.left > 0
+
+
+def test_a_console_that_is_full_delays_the_ranks_only(job: Callable[..., Job]) -> None:
+    running = Running(job("echo one; echo two", hosts="localhost"))
+    running.console = running.supervisor._console = running.supervisor._printer._console = Full()
+    assert running.run().exit_code == 0
+    assert running.console.lines == ["[localhost:0] one", "[localhost:0] two"] and running.console.left == 0
+
+
+def test_notes_of_the_job_are_shown_in_its_first_attempt(job: Callable[..., Job]) -> None:
+    for attempt, count in ((0, 1), (1, 0)):
+        running = Running(replace(job("true", hosts="localhost"), notes=("a note",), attempt=attempt))
+        assert running.run().exit_code == 0
+        assert running.console.text.count("ringrun: a note\n") == count
+
+
+def test_results_that_the_rank_has_not_signed_do_not_count(job: Callable[..., Job]) -> None:
+    plain = job("true", hosts="localhost")
+    words = ("bash", "-c", "echo forged >&$2", "rank")
+    host = plain.hosts[0]
+    host = replace(host, command=host.command._replace(argv=words))
+    outcome = Running(replace(plain, hosts=(host,), payload=b"call")).run()
+    assert outcome.exit_code == 0 and outcome.results == {0: None}
+
+
+def test_files_come_back_from_the_hosts(
+    job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "data").write_text("given\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PWD", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    running = Running(job("cp data result", hosts="a", ship=".", fetch=("result",)))
+    assert running.run().exit_code == 0
+    assert (folder / "fetched" / "a" / "result").read_text() == "given\n"
+    assert "fetched 1 file, 0.0 MB, from a into fetched/a" in running.console.text
+
+
+# ---- how the user ends it -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("signum", "code"), [(2, 130), (15, 143)])
+def test_a_signal_ends_all_ranks(job: Callable[..., Job], signum: int, code: int) -> None:
+    running = Running(job(STAYS, hosts="a,b"))
+
+    def react(text: str) -> None:
+        if "up 0" in text and "up 1" in text:
+            running.console.react = lambda text: None
+            running.supervisor.interrupt(signum)
+
+    running.console.react = react
+    outcome = running.run()
+    assert (outcome.exit_code, outcome.reason, outcome.report) == (code, "interrupt", "")
+    assert {end.sent for end in outcome.exits.values()} == {signum}
+    assert "ending all ranks on all hosts (once more: at once)" in running.console.text
+
+
+def test_a_second_signal_does_not_wait(job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ringrun.job.supervise.INTERRUPT", ((2, 0.0), (15, 1000.0)))
+    running = Running(job("trap '' INT TERM; echo up $RANK; while :; do sleep 1000; done", hosts="localhost"))
+
+    def react(text: str) -> None:
+        if "once more" in text:
+            running.console.react = lambda text: None
+            running.supervisor.interrupt(2)
+        elif "up 0" in text and "SIGINT" not in text:
+            running.supervisor.interrupt(2)
+
+    running.console.react = react
+    outcome = running.run()
+    assert outcome.exit_code == 130 and outcome.exits[0].signal == 9
+
+
+def test_a_signal_while_a_failure_is_being_handled(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The failure counts, but nothing waits any more."""
+    monkeypatch.setattr(grace, "GRACE_S", 1000.0)
+    running = Running(job("[ $RANK = 1 ] && exit 3; trap '' TERM; echo up; while :; do sleep 1000; done"))
+
+    def react(text: str) -> None:
+        if "up" in text and not running.supervisor._ending:
+            running.console.react = lambda text: None
+            again()
+
+    def again() -> None:
+        failed = running.supervisor._has_failed
+        running.supervisor._loop.call(end if failed else again)
+
+    def end() -> None:
+        for _ in range(2):
+            running.supervisor.interrupt(2)
+
+    running.console.react = react
+    outcome = running.run()
+    assert (outcome.exit_code, outcome.reason) == (3, "failure") and outcome.exits[0].signal == 9
+
+
+def test_an_exception_of_the_caller_leaves_nothing_behind(job: Callable[..., Job]) -> None:
+    running = Running(job(STAYS))
+
+    def react(text: str) -> None:
+        if "up" in text:
+            running.console.react = lambda text: None
+            raise KeyboardInterrupt
+
+    running.console.react = react
+    with pytest.raises(KeyboardInterrupt):
+        running.run()
+    assert processes_of(running.job) == []
+
+
+def test_commands_of_the_user_reach_the_job(job: Callable[..., Job], runtime: Path) -> None:
+    running = Running(job(STAYS))
+    answers: List[Any] = []
+
+    def command() -> None:
+        answers.append(json.loads(send_command(runtime, running.job.id, {"do": "info"})))
+        try:
+            send_command(runtime, running.job.id, {"do": "add", "host": "c"})
+        except ConfigError as problem:
+            answers.append(str(problem))
+        answers.append(send_command(runtime, running.job.id, {"do": "stop"}))
+
+    thread = threading.Thread(target=command)
+
+    def react(text: str) -> None:
+        if "up 0" in text and "up 1" in text:
+            running.console.react = lambda text: None
+            thread.start()
+
+    running.console.react = react
+    outcome = running.run()
+    thread.join(LIMIT_S)
+    facts, refused, stopped = answers
+    assert facts["ranks"] == 2 and facts["hosts"] == ["localhost"] and facts["pid"] == os.getpid()
+    assert refused == "There is no command 'add' for this job."
+    assert stopped == f"the job {running.job.id} ({running.job.command.shown}) is being ended"
+    assert (outcome.exit_code, outcome.reason) == (143, "interrupt")
+    assert list(runtime.iterdir()) == []
+
+
+def test_a_job_that_commands_cannot_reach_runs_all_the_same(job: Callable[..., Job], runtime: Path) -> None:
+    runtime.touch()
+    for verbose in (False, True):
+        running = Running(job("true", hosts="localhost", settings={"verbose": verbose}))
+        assert running.run().exit_code == 0
+        assert ("cannot reach this job" in running.console.text) is verbose
+
+
+@pytest.mark.full
+def test_the_user_asks_what_the_ranks_are_doing(job: Callable[..., Job]) -> None:
+    running = Running(job(STAYS, hosts="localhost"))
+
+    def react(text: str) -> None:
+        if "ringrun diagnose" in text:
+            running.console.react = lambda text: None
+            running.supervisor.interrupt(15)
+        elif text.endswith("up 0\n"):
+            running.supervisor.diagnose()
+
+    running.console.react = react
+    assert running.run().exit_code == 143

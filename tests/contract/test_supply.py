@@ -1,0 +1,137 @@
+"""What hosts get that lack something: ringcomm, wheels that a thread downloads, the user's files."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Dict, Iterator, List, Tuple
+
+import pytest
+
+from ringcomm.clock import Deadline, monotonic
+from ringcomm.errors import ConfigError
+from ringrun.agent import framing
+from ringrun.job import supply
+from ringrun.job.event_loop import Loop
+from ringrun.job.launch import Options, prepare
+from ringrun.job.supply import Supply
+from ringrun.plan.job import Job
+from ringrun.reach import doors
+from ringrun.ship.package import Package, own_package
+from ringrun.ship.wheels import Target
+
+LIMIT_S = 60.0
+NEEDS = {"found": {"version": "3.9.2"}, "machine": "aarch64", "glibc": "2.31"}
+WHEELS = Package("wheels of numpy", {"numpy/__init__.py": b"1"})
+
+
+class Hosts:
+    """The agents of three hosts, to which nothing is sent really.
+
+    Attributes:
+        archives: the host's name, the kind and the archive of each.
+        commands: the host's name, and the command.
+        shown: lines for the user.
+        problems: the host's name, and the text.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.archives: List[Tuple[str, int, bytes]] = []
+        self.commands: List[Tuple[str, Dict[str, Any]]] = []
+        self.shown: List[str] = []
+        self.problems: List[Tuple[str, str]] = []
+        self.loop = Loop(monotonic)
+        agents: Any = SimpleNamespace(
+            job=job, send_archive=lambda host, *more: self.archives.append((host.name, *more)),
+            send=lambda host, command: self.commands.append((host.name, command)),
+        )  # fmt: skip
+        self.supply = Supply(
+            agents, self.loop, self.shown.append, lambda host, text: self.problems.append((host.name, text))
+        )
+
+    def until(self, count: int) -> None:
+        """Serve the loop until so many hosts have got a command or have a problem."""
+        deadline = Deadline(LIMIT_S)
+        while len(self.commands) + len(self.problems) < count:
+            assert not deadline.expired()
+            self.loop.run_once(1.0)
+
+
+@pytest.fixture
+def options(monkeypatch: pytest.MonkeyPatch) -> Options:
+    monkeypatch.setattr(doors, "find_local", lambda specs, **_: [False] * len(specs))
+    return Options(hosts="a,b,c")
+
+
+@pytest.fixture
+def hosts(options: Options) -> Iterator[Hosts]:
+    made = Hosts(prepare(options, ["true"]))
+    yield made
+    made.loop.close()
+
+
+def test_a_host_without_ringcomm_gets_this_machines(hosts: Hosts) -> None:
+    hosts.supply.send(hosts.job.hosts[1], {})
+    assert hosts.archives == [("b", framing.PACKAGE, own_package().archive)]
+    assert len(hosts.shown) == 1 and hosts.shown[0].startswith(f"sending {own_package().name} to b (")
+
+
+def test_a_host_gets_the_files_that_it_lacks(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("train.py", "helper.py"):
+        (tmp_path / name).write_text(f"# {name}\n")
+    monkeypatch.chdir(tmp_path)
+    hosts = Hosts(prepare(options.__class__(hosts="a", ship=str(tmp_path)), ["train.py"], {"PATH": "/"}))
+    hosts.loop.close()
+    assert hosts.job.tree is not None
+    digests = {path: digest for path, digest, _ in hosts.job.tree.files}
+    hosts.supply.send(hosts.job.hosts[0], {"files": [digests["helper.py"]]})
+    ((name, kind, archive),) = hosts.archives
+    assert (name, kind) == ("a", framing.CODE)
+    with zipfile.ZipFile(io.BytesIO(archive)) as files:
+        assert {item: files.read(item) for item in files.namelist()} == {
+            digests["helper.py"]: b"# helper.py\n"
+        }
+    assert len(hosts.shown) == 1 and "a" in hosts.shown[0]
+
+
+def test_wheels_are_downloaded_once_for_equal_hosts(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: List[Target] = []
+
+    def fetch(target: Target) -> Tuple[Package, List[str]]:
+        asked.append(target)
+        return WHEELS, ["numpy 1.26", "psutil 5.9"]
+
+    monkeypatch.setattr(supply, "fetch_wheels", fetch)
+    for host in hosts.job.hosts[:2]:
+        hosts.supply.provision(host, NEEDS)
+    hosts.until(2)
+    assert asked == [Target("3.9", "aarch64", "2.31")]
+    use = {"do": "use", "package": WHEELS.digest}
+    assert hosts.commands == [("a", use), ("b", use)] and hosts.problems == []
+    assert hosts.shown == ["wheels for a, b: numpy 1.26; psutil 5.9"]
+    hosts.supply.send(hosts.job.hosts[0], {})
+    hosts.supply.send(hosts.job.hosts[2], {})
+    sent = {name: archive for name, _, archive in hosts.archives}
+    assert sent == {"a": WHEELS.archive, "c": own_package().archive}, "c has not asked for wheels"
+    hosts.supply.provision(hosts.job.hosts[2], {**NEEDS, "machine": "x86_64"})
+    hosts.until(3)
+    assert asked[1:] == [Target("3.9", "x86_64", "2.31")]
+
+
+@pytest.mark.parametrize("problem", [ConfigError("no wheel of numpy for it"), OSError("no network")])
+def test_wheels_that_cannot_be_downloaded(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    def fail(_: Target) -> None:
+        raise problem
+
+    monkeypatch.setattr(supply, "fetch_wheels", fail)
+    for host in hosts.job.hosts[:2]:
+        hosts.supply.provision(host, NEEDS)
+    hosts.until(2)
+    assert hosts.problems == [(name, f"{name}: {problem}") for name in ("a", "b")] and hosts.commands == []

@@ -1,0 +1,143 @@
+"""How a job went: exit codes, reports, and the results of its ranks."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import pytest
+
+from ringrun.diagnosis.first_failure import Complaint, Exit, FirstFailure
+from ringrun.job.launch import Options, prepare
+from ringrun.job.outcome import BROKEN_PIPE, Outcome, ended, not_started, verified_results, with_changes
+from ringrun.plan.job import Job
+from ringrun.plan.signed import about_result, signed
+from ringrun.reach import doors
+
+CHANGES = [(61.0, "rank 1 (far) lost: killed by SIGKILL; going on with 1 rank after 0.5 s")]
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Job:
+    """Of three hosts with a rank each."""
+    monkeypatch.setattr(doors, "find_local", lambda specs, **_: [False] * len(specs))
+    return prepare(Options(hosts="a,me@b,c"), ["true"], {"PATH": "/"})
+
+
+def failure_of(*exits: Exit) -> FirstFailure:
+    failure = FirstFailure()
+    for end in exits:
+        failure.exited(end)
+    return failure
+
+
+def test_hosts_that_do_not_start_are_listed_with_those_that_are_silent(job: Job) -> None:
+    outcome = not_started(job, {1: "b: no route to host\x1b[2J"}, [0])
+    assert (outcome.exit_code, outcome.reason, outcome.cause) == (1, "start", None)
+    assert "b: no route to host" in outcome.report and "\x1b" not in outcome.report
+    assert "ringrun doctor -H a,me@b,c examines these hosts" in outcome.report
+    text = " ".join(outcome.report.replace("│", " ").split())
+    assert "c" in text.split("no route")[1], "it has not answered"
+
+
+def test_on_one_host_there_is_no_network_to_examine() -> None:
+    alone = prepare(Options(np=2), ["true"], {"PATH": "/"})
+    outcome = not_started(alone, {0: "localhost: no such directory"}, [])
+    assert "no such directory" in outcome.report and "ringrun doctor" not in outcome.report
+
+
+@pytest.mark.parametrize(
+    ("ending", "signum", "code", "reason"),
+    [
+        ("pipe", 0, BROKEN_PIPE, "pipe"),
+        ("interrupt", 2, 130, "interrupt"),
+        ("interrupt", 15, 143, "interrupt"),
+    ],
+)
+def test_a_job_that_was_ended_needs_no_report(
+    job: Job, ending: str, signum: int, code: int, reason: str
+) -> None:
+    failure = failure_of(Exit(0, 1, None))
+    outcome = ended(job, failure, ending, signum, {})
+    assert (outcome.exit_code, outcome.report, outcome.reason) == (code, "", reason)
+    assert outcome.exits == failure.exits
+
+
+def test_a_job_that_succeeds(job: Job) -> None:
+    failure = failure_of(*(Exit(rank, 0, None) for rank in range(3)))
+    assert ended(job, failure, "", 0, {}) == Outcome(0, "", "done", None, failure.exits)
+
+
+def test_the_first_failure_is_reported(job: Job) -> None:
+    failure = failure_of(Exit(2, 7, None), Exit(0, None, 15, sent=15))
+    tails = {2: ["ValueError: bad sample\x07"], 0: []}
+    outcome = ended(
+        job, failure, "", 0, tails, "Call 4 differs.", "Rank 0 waits.", {"c": "/opt/python"}, "First."
+    )
+    assert (outcome.exit_code, outcome.reason) == (7, "failure")
+    assert outcome.cause is not None and outcome.cause.rank == 2
+    for part in ("First.", "Call 4 differs.", "Rank 0 waits.", "ValueError: bad sample", "exit code 7"):
+        assert part in outcome.report
+    assert "\x07" not in outcome.report
+    assert outcome.to_show == [], "the report has all of its last lines"
+
+
+def test_of_long_tracebacks_the_rest_is_shown(job: Job) -> None:
+    long = ["Traceback (most recent call last):"]
+    long += [*(f"  line {number}" for number in range(150)), "ValueError: x"]
+    failure = failure_of(Exit(1, 1, None))
+    assert ended(job, failure, "", 0, {1: long, 0: long}).to_show == [1]
+
+
+def test_a_failure_that_is_known_from_a_report_only(job: Job) -> None:
+    failure = failure_of(*(Exit(rank, 0, None) for rank in range(3)))
+    failure.complained(Complaint(None, None, "no heartbeat"))
+    outcome = ended(job, failure, "", 0, {0: ["x"]})
+    assert outcome.reason == "failure" and outcome.exit_code == 255 and "no heartbeat" in outcome.report
+
+
+# ---- elastic jobs ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reason", ["interrupt", "pipe"])
+def test_changes_of_a_job_that_was_ended_are_not_listed(reason: str) -> None:
+    outcome = Outcome(130, "", reason)
+    assert with_changes(outcome, "the job cannot continue", CHANGES) is outcome
+
+
+@pytest.mark.parametrize(("count", "title"), [(0, ""), (1, "changed 1 time"), (2, "changed 2 times")])
+def test_a_job_that_has_survived_its_failures_succeeds(count: int, title: str) -> None:
+    exits = {1: Exit(1, None, 9)}
+    outcome = with_changes(Outcome(137, "a box", "failure", None, exits), None, CHANGES * count)
+    assert (outcome.exit_code, outcome.reason, outcome.exits) == (0, "done", exits)
+    assert title in outcome.report and bool(outcome.report) is bool(count)
+    assert outcome.report.count("0:01:01  rank 1 (far) lost") == count
+
+
+@pytest.mark.parametrize(("code", "shown"), [(0, 1), (4, 4)])
+def test_why_a_job_cannot_continue(code: int, shown: int) -> None:
+    outcome = with_changes(Outcome(code, "", "done"), "too few slots\x1b[2J", CHANGES)
+    assert (outcome.exit_code, outcome.reason) == (shown, "failure")
+    for part in ("the job cannot continue", "too few slots", "0:01:01  rank 1", f"exit code {shown}"):
+        assert part in outcome.report
+    assert "\x1b" not in outcome.report
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_report_gets_the_changes_before_its_end(count: int) -> None:
+    box = "╭─ rank 0 failed\n│ ValueError: x\n╰─ exit code 1"
+    outcome = with_changes(Outcome(1, box, "failure"), "all have failed", CHANGES * count)
+    lines = outcome.report.splitlines()
+    assert lines[:2] == box.splitlines()[:2] and lines[-1] == "╰─ exit code 1"
+    assert len(lines) == 3 + 3 * count
+    more = ["│", "│ What changed while the job ran:", f"│ 0:01:01  {CHANGES[0][1]}"]
+    assert lines[2:-1] == more * count
+
+
+# ---- results ----------------------------------------------------------------------------------------
+
+
+def test_results_count_if_the_rank_has_signed_them(job: Job) -> None:
+    own = signed(b"value", job._signer, *about_result(job.slot_of(1)))
+    found = verified_results(job, {0: bytearray(), 1: bytearray(own), 2: bytearray(own)})
+    expected: Optional[bytes] = None
+    assert found == {0: b"", 1: b"value", 2: expected}

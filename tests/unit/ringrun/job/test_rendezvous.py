@@ -1,0 +1,54 @@
+"""The addresses of the rendezvous on a machine whose interfaces are given."""
+
+from __future__ import annotations
+
+from typing import List
+
+import pytest
+
+from ringcomm.config import Settings
+from ringcomm.errors import ConfigError
+from ringcomm.transport import kinds, nics
+from ringrun.job.launch import Options, prepare
+from ringrun.job.rendezvous import elastic_addresses, rendezvous_addresses
+from ringrun.reach import doors
+
+WIRED = nics.Interface("eth0", "192.0.2.1", kinds.WIRED, 24)
+LINK_LOCAL = nics.Interface("eth0", "fe80::1", kinds.WIRED, 64, scope=2)
+LOOPBACK = nics.Interface("lo", "127.0.0.1", kinds.LOOPBACK, 8)
+
+
+@pytest.fixture
+def interfaces(monkeypatch: pytest.MonkeyPatch) -> List[nics.Interface]:
+    """This machine's, which a test chooses; it is localhost and no other host."""
+    found: List[nics.Interface] = []
+    monkeypatch.setattr(nics, "own_addresses", lambda spec="": found if spec != "none" else [])
+    local = lambda specs, **_: [spec.name == "localhost" for spec in specs]  # noqa: E731
+    monkeypatch.setattr(doors, "find_local", local)
+    return found
+
+
+def test_ranks_of_one_machine_use_the_loopback(interfaces: List[nics.Interface]) -> None:
+    interfaces.append(WIRED)
+    assert rendezvous_addresses(prepare(Options(np=2), ["true"], {"PATH": "/"})) == ["127.0.0.1"]
+
+
+def test_addresses_that_need_an_interface_are_left_out(interfaces: List[nics.Interface]) -> None:
+    interfaces += [WIRED, LINK_LOCAL, LOOPBACK]
+    job = prepare(Options(hosts="localhost,far"), ["true"], {"PATH": "/"})
+    assert rendezvous_addresses(job) == ["192.0.2.1", "127.0.0.1"]
+    assert elastic_addresses(Settings()) == ["192.0.2.1", "127.0.0.1"]
+    assert elastic_addresses(Settings(iface="none")) == []
+
+
+@pytest.mark.parametrize(
+    ("ifaces", "text"),
+    [((), "except the loopback's, but"), (("none",), "loopback's that matches --iface none, but")],
+)
+def test_a_machine_that_other_hosts_cannot_reach(
+    interfaces: List[nics.Interface], ifaces: tuple, text: str
+) -> None:
+    interfaces += [LINK_LOCAL, LOOPBACK]
+    job = prepare(Options(hosts="localhost,far", ifaces=ifaces), ["true"], {"PATH": "/"})
+    with pytest.raises(ConfigError, match=text):
+        rendezvous_addresses(job)

@@ -1,0 +1,205 @@
+"""From options to the exit code: what the command line does around the attempts to run a job."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+import pytest
+from click.testing import CliRunner
+
+from ringcomm.errors import ConfigError, RingcommError
+from ringrun import cli
+from ringrun.job import requeue, restarts
+from ringrun.job.outcome import Outcome
+from ringrun.show import console as console_module
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+
+
+class Kept:
+    """In place of the console on descriptors 1 and 2.
+
+    Attributes:
+        problem: why output could not be written.
+        events: what was written, and when it was closed.
+    """
+
+    made: List[Kept] = []
+    fails = ""
+
+    def __init__(self, tee: Optional[int]) -> None:
+        self.tee, self.problem = tee, Kept.fails
+        self.events: List[Tuple[Any, ...]] = []
+        Kept.made.append(self)
+
+    def write(self, stream: int, data: bytes) -> None:
+        self.events.append((stream, data))
+
+    def close(self, timeout_s: Optional[float]) -> None:
+        self.events.append(("close", timeout_s))
+
+
+class Attempts:
+    """In place of the attempts to run a job; the outcome is given by the test.
+
+    Attributes:
+        received: the signals that were passed on, and questions.
+    """
+
+    outcome = Outcome(0, "", "done")
+    during: Callable[[Attempts], None] = lambda self: None
+
+    def __init__(self, job: Any, count: int, console: Any) -> None:
+        self.job, self.count, self.console, self.signum = job, count, console, 0
+        self.received: List[Any] = []
+        made.append(self)
+
+    def run(self) -> Outcome:
+        type(self).during(self)
+        return type(self).outcome
+
+    def interrupt(self, signum: int) -> None:
+        self.signum = signum
+        self.received.append(signum)
+
+    def diagnose(self) -> None:
+        self.received.append("diagnose")
+
+    def show(self, text: str) -> None:
+        self.received.append(text)
+
+
+made: List[Attempts] = []
+
+
+@pytest.fixture(autouse=True)
+def replaced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No job is run, and handlers of signals are as before in the end."""
+    monkeypatch.setattr(console_module, "DescriptorConsole", Kept)
+    monkeypatch.setattr(restarts, "Attempts", Attempts)
+    monkeypatch.setattr(Kept, "fails", "")
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    made.clear()
+    Kept.made.clear()
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """`run(outcome, *words, during)`: the exit code of a command line whose job goes like this."""
+
+    def execute(
+        outcome: Outcome, *words: str, during: Callable[[Attempts], None] = lambda attempts: None
+    ) -> Any:
+        monkeypatch.setattr(Attempts, "outcome", outcome)
+        monkeypatch.setattr(Attempts, "during", during)
+        with monkeypatch.context() as patched, pytest.raises(SystemExit) as caught:
+            patched.setattr(sys, "stdout", io.StringIO())
+            try:
+                cli.main([*words, "true"])
+            finally:
+                later: Any = sys.stdout
+                assert later.name == os.devnull, "what is printed later has no reader"
+                later.close()
+        return caught.value.code
+
+    return execute
+
+
+def test_the_exit_code_is_that_of_the_job(run: Callable[..., Any]) -> None:
+    assert run(Outcome(0, "", "done")) == 0
+    assert run(Outcome(7, "a box\n", "failure"), "--restarts", "2") == 7
+    assert [attempts.count for attempts in made] == [0, 2]
+    assert [console.events for console in Kept.made] == [
+        [("close", None)], [(2, b"a box\n"), ("close", None)]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reason", "code"), [("interrupt", 130), ("pipe", 141)])
+def test_after_an_interruption_the_output_is_not_waited_for(
+    run: Callable[..., Any], reason: str, code: int
+) -> None:
+    assert run(Outcome(code, "", reason)) == code
+    assert Kept.made[0].events == [("close", cli.FLUSH_S)]
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "shown"),
+    [("done", 74, "No space left."), ("pipe", 74, "No space left. The job was ended."), ("failure", 3, "")],
+)
+def test_output_that_could_not_be_written(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    reason: str, code: int, shown: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(Kept, "fails", "No space left.")
+    assert run(Outcome(3, "", reason)) == code
+    assert capsys.readouterr().err.startswith(f"ringrun: {shown} Write it to a disk" if shown else "")
+
+
+def test_stderr_may_not_be_writable_either(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Kept, "fails", "No space left.")
+    monkeypatch.setattr(sys, "stderr", Full())
+    assert run(Outcome(0, "", "done")) == 74
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_signals_reach_the_job(run: Callable[..., Any], number: signal.Signals) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    during = lambda attempts: os.kill(os.getpid(), number)  # noqa: E731
+    assert run(Outcome(0, "", "done"), during=during) == 0
+    assert made[0].received == ["diagnose" if number == signal.SIGUSR1 else number]
+
+
+def test_under_nohup_a_closed_terminal_ends_nothing(run: Callable[..., Any]) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    during = lambda attempts: os.kill(os.getpid(), signal.SIGHUP)  # noqa: E731
+    assert run(Outcome(0, "", "done"), during=during) == 0
+    assert made[0].received == []
+
+
+def test_slurm_may_start_an_interrupted_job_again(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: List[Tuple[Any, ...]] = []
+
+    def ask(environ: Any, count: int, signum: int, say: Callable[[str], None]) -> None:
+        asked.append((count, signum))
+        say("Slurm starts job 7 again.")
+
+    monkeypatch.setattr(requeue, "requeue", ask)
+    end = lambda attempts: attempts.interrupt(15)  # noqa: E731
+    assert run(Outcome(143, "", "interrupt"), "--restarts", "2", during=end) == 143
+    assert asked == [(2, 15)] and made[0].received == [15, "ringrun: Slurm starts job 7 again.\n"]
+    run(Outcome(0, "", "done"))
+    assert len(asked) == 1
+
+
+def test_a_dry_run_starts_nothing() -> None:
+    result = CliRunner().invoke(cli.ringrun, ["--dry-run", "-np", "2", "train.py"])
+    assert result.exit_code == 0 and result.output.startswith("2 ranks on 1 host:\n") and made == []
+
+
+@pytest.mark.parametrize(("problem", "code"), [(ConfigError("no host"), 2), (RingcommError("no port"), 1)])
+def test_errors_are_one_line(monkeypatch: pytest.MonkeyPatch, problem: RingcommError, code: int) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise problem
+
+    monkeypatch.setattr(cli, "_run", fail)
+    result = CliRunner().invoke(cli.ringrun, ["train.py"])
+    assert result.exit_code == code and result.output == f"ringrun: {problem}\n"
+
+
+def test_the_version_is_not_shown_while_a_shell_completes(capsys: pytest.CaptureFixture[str]) -> None:
+    context: Dict[str, Any] = {"resilient_parsing": True}
+    made_context = cli.ringrun.make_context("ringrun", ["--version", "--report-bindings", "x"], **context)
+    assert made_context.params["command"] == ("x",) and capsys.readouterr().out == ""
