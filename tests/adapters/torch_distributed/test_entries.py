@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,8 +17,9 @@ import torch.distributed as dist
 
 from ringcomm.config import Membership, Settings
 from ringcomm.errors import ConfigError, StartTimeoutError, StartupError
+from ringcomm.keys import key_text
 from ringcomm.torch.distributed import _store
-from ringcomm.torch.distributed._store import JobEntry, StoreEntry, group_settings, meet
+from ringcomm.torch.distributed._store import JobEntry, StoreEntry, adopt, group_settings, meet
 from tests.contract.service import Service, eventually
 
 KEY = b"k" * 32
@@ -182,3 +184,60 @@ class TestMeeting:
         assert _store._numeric("192.0.2.7") == ["192.0.2.7"]
         for host in ("", "127.0.0.1", "::1", "a" * 300):
             assert _store._numeric(host) == []
+
+    def test_the_store_of_a_job_leads_to_the_jobs_rendezvous(self, store, monkeypatch):
+        class OneProcess(dict):
+            """The connections of each process: the ranks are threads here."""
+
+            def __missing__(self, title):
+                return 0
+
+            def __setitem__(self, title, count):
+                assert count == 1
+
+        monkeypatch.setattr(_store, "_connections", OneProcess())
+        monkeypatch.setattr(_store, "_job_stores", [])
+        service = Service(2)
+        try:
+            adopt(store, service.membership(0))
+            assert _store._job_of(dist.HashStore()) is None
+            grouped = dist.PrefixStore("group", store)
+
+            def start(rank):
+                found = meet(grouped, rank, [0, 1], "test", LONG)
+                found.joined.channels.close()
+                found.joined.control.leave("the test is over", True)
+                found.end(wait=True)
+                return len(found.joined.peers), found.embedded is not None
+
+            with ThreadPoolExecutor(2) as pool:
+                assert list(pool.map(start, range(2))) == [(2, True), (2, False)]
+            assert not store.check(["group/ringcomm/rendezvous"]), "the store has no entry"
+        finally:
+            service.server.stop()
+
+    def test_an_entry_of_a_group_that_has_ended_is_replaced(self, store, monkeypatch):
+        """Rank 1 reads it first; at its address no process listens any more."""
+        monkeypatch.setenv("RINGCOMM_KEY", key_text(KEY, ""))
+        title = "process group test of ranks 0, 1"
+        reading = threading.Event()
+        moved = StoreEntry.moved
+
+        def note(asked):
+            reading.set()
+            return moved(asked)
+
+        monkeypatch.setattr(StoreEntry, "moved", note)
+        with socket.socket() as gone, ThreadPoolExecutor(2) as pool:
+            gone.bind(("127.0.0.1", 0))  # it does not listen
+            notice = {"endpoints": [gone.getsockname()], "job": "ended", "machine": "here"}
+            entry(store, title).write(json.dumps(notice), LONG)
+            late = pool.submit(meet, store, 1, [0, 1], "test", LONG)
+            assert reading.wait(60)
+            found = [meet(store, 0, [0, 1], "test", LONG), late.result()]
+        for group in found:
+            group.joined.channels.close()
+            group.joined.control.leave("the test is over", True)
+        for group in found:
+            group.end()
+        assert eventually(lambda: _store._STOP_THREAD_NAME not in [one.name for one in threading.enumerate()])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import threading
 from datetime import timedelta
 from types import SimpleNamespace
@@ -20,7 +22,7 @@ from ringcomm.errors import (
     PeerStalledError,
     UnsupportedDtypeError,
 )
-from ringcomm.torch.distributed import monitored_barrier
+from ringcomm.torch.distributed import _group, monitored_barrier
 from ringcomm.torch.distributed._arguments import address_of, pairs_of, reduction_of, root_of, single
 from ringcomm.torch.distributed._bridge import Flat, even_parts, flat_array
 from ringcomm.torch.distributed._elements import type_code, type_name
@@ -122,6 +124,22 @@ class TestFlatArrays:
         assert type_name(3) == "a type that this PyTorch does not have"
 
 
+def default_group():
+    """The group of all ranks, of a program with one rank, as PyTorch makes it."""
+    options = SimpleNamespace(
+        store=dist.HashStore(), group_rank=0, group_size=1, timeout=timedelta(seconds=60),
+        global_ranks_in_group=[], group_id="0",
+    )  # fmt: skip
+    return _group.create(options)
+
+
+def test_a_prediction_is_asked_for_in_vain(monkeypatch, caplog):
+    monkeypatch.setenv("RINGCOMM_PREDICT", "1")
+    default_group().shutdown()
+    (record,) = caplog.records
+    assert "No prediction for process groups of torch.distributed" in record.getMessage()
+
+
 def alone(function):
     """Call it with a group of one."""
     (result,) = on_ranks(function, 1)
@@ -189,6 +207,76 @@ class TestFace:
         assert on_ranks(run, 2) == [([2.0] * 3, [8.0] * 2), ([2.0] * 3, [7.0] * 2)]
 
 
+def test_every_operation_on_two_ranks():
+    """What PyTorch calls, by all of its names; the numbers in all cases are those of test_collectives.py."""
+
+    def run(group):
+        rank, found = group.rank(), {}
+
+        def own(*shape):
+            return torch.full(shape, rank + 1.0)
+
+        def note(name, work, *tensors):
+            assert work.wait()
+            found[name] = [tensor.tolist() for tensor in tensors]
+
+        def places(count, *shape):
+            return [torch.zeros(shape) for _ in range(count)]
+
+        options = dist.ReduceOptions()
+        options.reduceOp, options.rootRank = dist.ReduceOp.SUM, 1
+        tensors = [own(1), own(2)]
+        note("coalesced", group.allreduce_coalesced(tensors), *tensors)
+        tensor = own(2)
+        note("reduce", group.reduce([tensor], options), tensor)
+        (place,) = places(1, 1)
+        note("scattered", group.reduce_scatter([place], [[own(1), 10 * own(1)]]), place)
+        (place,) = places(1, 1)
+        note("part", group._reduce_scatter_base(place, own(2)), place)
+        two = places(2, 1)
+        note("parts", group.reduce_scatter_tensor_coalesced(two, [own(2), own(2)]), *two)
+        tensor = own(2)
+        note("broadcast", group.broadcast([tensor]), tensor)
+        two = places(2, 1)
+        note("gathered", group.allgather([two], [own(1)]), *two)
+        four = [places(2, 1), places(2, 1)]
+        note("several gathered", group.allgather_coalesced(four, [own(1), 10 * own(1)]), *four[0], *four[1])
+        (place,) = places(1, 2)
+        note("joined", group._allgather_base(place, own(1)), place)
+        two = places(2, 2)
+        note("all joined", group.allgather_into_tensor_coalesced(two, [own(1), own(1)]), *two)
+        two = places(2, 1)
+        note("to one", group.gather([] if rank else [two], [own(1)]), *two)
+        (place,) = places(1, 1)
+        pieces = [] if rank else [[torch.tensor([5.0]), torch.tensor([6.0])]]
+        note("from one", group.scatter([place], pieces), place)
+        two = places(2, 1)
+        note("exchanged", group.alltoall(two, [own(1), 10 * own(1)]), *two)
+        (place,) = places(1, 3 - rank)
+        rows = [2 - rank, 1]
+        note("rows", group.alltoall_base(place, own(3 - rank), rows, rows), place)
+        tensor, (place,) = own(1), places(1, 1)
+        sent = group.send([tensor], 1 - rank)
+        work = group.recv_anysource([place])
+        note("message", work, place)
+        assert sent.wait() and work.source_rank() == 1 - rank
+        group.set_timeout(timedelta(seconds=7))
+        assert group._limit_s(None) == 7.0
+        return found
+
+    zero, one = on_ranks(run, 2)
+    for name, expected in {
+        "coalesced": ([[3.0], [3.0, 3.0]],) * 2, "reduce": ([[1.0, 1.0]], [[3.0, 3.0]]),
+        "scattered": ([[3.0]], [[30.0]]), "part": ([[3.0]],) * 2, "parts": ([[3.0], [3.0]],) * 2,
+        "broadcast": ([[1.0, 1.0]],) * 2, "gathered": ([[1.0], [2.0]],) * 2, "joined": ([[1.0, 2.0]],) * 2,
+        "all joined": ([[1.0, 2.0]] * 2,) * 2, "to one": ([[1.0], [2.0]], [[0.0], [0.0]]),
+        "several gathered": ([[1.0], [10.0], [2.0], [20.0]],) * 2,
+        "from one": ([[5.0]], [[6.0]]), "exchanged": ([[1.0], [2.0]], [[10.0], [20.0]]),
+        "rows": ([[1.0, 1.0, 2.0]], [[1.0, 2.0]]), "message": ([[2.0]], [[1.0]]),
+    }.items():  # fmt: skip
+        assert (zero[name], one[name]) == expected, name
+
+
 class TestEnd:
     def test_after_the_end_no_operation_can_start(self):
         def leave(group):
@@ -230,6 +318,14 @@ class TestEnd:
             return group.failure.rank
 
         assert on_ranks(run, 2, ranks=(1, 2)) == [1, 1]
+
+    def test_a_program_that_ends_leaves_its_groups(self, monkeypatch):
+        for error, reason in ((None, "its program ended"), (KeyError("x"), "uncaught KeyError: 'x'")):
+            monkeypatch.setattr(sys, "last_value", error, raising=False)
+            group = default_group()
+            _group._leave_at_exit()
+            with pytest.raises(NotInitializedError, match=re.escape(f"has ended ({reason})")):
+                group.barrier()
 
     def test_a_fork_that_ends_leaves_the_group_alone(self):
         def run(group):

@@ -16,6 +16,7 @@ from ringcomm.torch.distributed import _staged
 from ringcomm.torch.distributed._collectives import Collectives
 from ringcomm.torch.distributed._reductions import Reduction
 from ringcomm.torch.distributed._staged import Staged
+from ringcomm.torch.distributed._work import RingcommWork
 from tests.adapters.torch.fake_cuda import Kind, run_on_devices
 
 SETTINGS = Settings(spin_us=0.0, timeout_s=30.0, segment_bytes=8192)
@@ -189,3 +190,29 @@ def test_the_programs_stream_waits_for_the_result(device, monkeypatch):
     with staged.stream():
         pass
     assert made == [staged._device] * 2, "the stream of the group, and the program's"
+
+
+def test_a_result_is_copied_to_a_tensor_of_another_layout(device):
+    tensor = torch.zeros(2, 3).t()
+    staged = Staged(StagingPool(), [tensor], [tensor], False)
+    (host,) = staged.arguments
+    host.copy_(torch.arange(6.0).view(3, 2))
+    staged.deliver()
+    assert tensor.tolist() == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
+
+
+def test_a_work_on_a_device_is_waited_for_in_every_way(device):
+    for asked_before in (True, False):
+        tensor = torch.arange(3.0)
+        staged = Staged(StagingPool(), [tensor], [tensor], True)
+
+        def run(work, staged=staged):
+            host = staged.fetched(None)
+            host += 1
+            staged.deliver()
+
+        work = RingcommWork("allreduce", [tensor], run, on_device=staged)
+        future = work.get_future() if asked_before else None
+        work.perform()
+        future = work.get_future() if future is None else future
+        assert work.wait() and future.wait()[0] is tensor and tensor.tolist() == [1.0, 2.0, 3.0]

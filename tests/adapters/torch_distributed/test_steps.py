@@ -9,31 +9,35 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from torch.optim import optimizer as torch_optimizer
 
 import ringcomm as rc
+from ringcomm.clock import StepClock
 from ringcomm.engine.observer import Observer
-from ringcomm.torch.distributed import _trace
-from ringcomm.torch.distributed._steps import optimizer_steps
+from ringcomm.torch.distributed import _steps, _trace
 from ringcomm.torch.distributed._trace import Traced
 
 
-def optimizer():
-    parameter = torch.nn.Parameter(torch.ones(1))
-    parameter.grad = torch.ones(1)
-    return torch.optim.SGD([parameter], lr=0.1)
+@pytest.fixture
+def fresh(monkeypatch):
+    """No step has been counted in this process, and no hook is called but those of the test."""
+    hooks = torch_optimizer._global_optimizer_post_hooks
+    before = dict(hooks)
+    hooks.clear()
+    monkeypatch.setattr(_steps, "_registered", False)
+    monkeypatch.setattr(_steps, "_steps", StepClock())
+    yield
+    hooks.clear()
+    hooks.update(before)
 
 
-def test_steps_are_counted_once_however_many_groups_there_are():
-    steps = optimizer_steps()
-    assert optimizer_steps() is steps
-    one, other = optimizer(), optimizer()
+def test_steps_are_counted_once_however_many_groups_there_are(fresh):
+    steps = _steps.optimizer_steps()
+    assert _steps.optimizer_steps() is steps
+    one, other = (torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1) for _ in range(2))
     for made in (one, one, other, one):
         made.step()
-    own = steps._counts[id(other)]  # at least 1: an optimizer that is gone may have had this id
-    most = steps.count
-    for _ in range(most):
-        other.step()
-    assert steps.count == own + most
+    assert steps.count == 3, "of the optimizer with the most steps"
 
 
 class TestTrace:
