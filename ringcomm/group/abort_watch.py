@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 from ..collective.reporter import Reporter
 from ..errors import RingcommError, fresh_copy
 from ..transport.base import Watch
 
-_Error = TypeVar("_Error", bound=BaseException)
 HeardAndSilent = Callable[[], Tuple[List[int], List[int]]]
 
 
@@ -69,7 +68,7 @@ class GroupWatch(Watch):
     def abort_error(self) -> Optional[RingcommError]:
         """How the rendezvous says that the group has ended, once it has."""
         error: Optional[RingcommError] = self._reporter.abort_error
-        return None if error is None else self._noted(fresh_copy(error))
+        return None if error is None else self._noted(error)
 
     def report_lost(self, peer: int, doing: str, why: str, kind: str = "lost") -> RingcommError:
         """A peer is lost: the error that all ranks raise."""
@@ -85,7 +84,8 @@ class GroupWatch(Watch):
 
     def root_cause(self, otherwise: RingcommError) -> RingcommError:
         """What has ended the group, for a rank that has reported something without waiting."""
-        return self._aborted or self._noted(self._reporter.root_cause(otherwise))
+        in_group = {rank: place for place, rank in enumerate(self._ranks)}
+        return self._aborted or self._noted(self._reporter.root_cause(_renumbered(otherwise, in_group)))
 
     def report_mismatch(self, peer: int, text: str) -> RingcommError:
         """A peer is in another call: the error that all ranks raise."""
@@ -95,11 +95,20 @@ class GroupWatch(Watch):
         """Warn the user; of one topic a group warns once."""
         self._reporter.warn(topic, text)
 
-    def _noted(self, error: _Error) -> _Error:
-        """The same, with the culprit's rank in the whole job; its text names that one itself."""
-        rank = getattr(error, "rank", None)
-        if isinstance(rank, int) and 0 <= rank < len(self._ranks):
-            error.rank = self._ranks[rank]  # type: ignore[attr-defined]
-        if isinstance(error, RingcommError):
-            self.failure = self.failure or error
-        return error
+    def _noted(self, error: RingcommError) -> RingcommError:
+        """A copy with the ranks' numbers in the whole job; its text names the culprit's itself."""
+        copy = _renumbered(error, dict(enumerate(self._ranks)))
+        self.failure = self.failure or copy
+        return copy
+
+
+def _renumbered(error: RingcommError, numbers: Mapping[int, int]) -> RingcommError:
+    """A copy of an error, which the reporter may give to other callers too, with other numbers of ranks."""
+    copy = fresh_copy(error)
+    facts = vars(copy)
+    for name in ("rank", "peer"):
+        if facts.get(name) is not None:
+            facts[name] = numbers.get(facts[name], facts[name])
+    if facts.get("ranks"):
+        facts["ranks"] = tuple(numbers.get(rank, rank) for rank in facts["ranks"])
+    return copy

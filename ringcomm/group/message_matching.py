@@ -96,9 +96,6 @@ class Matcher:
 def _remove(queues: Dict[Address, Deque[Any]], address: Address, item: Any) -> None:
     """Remove an item from its queue, and an empty queue: a program may use new tags all the time."""
     queue = queues[address]
-    for index, other in enumerate(queue):
-        if other is item:
-            del queue[index]
-            break
+    queue.remove(item)
     if not queue:
         del queues[address]

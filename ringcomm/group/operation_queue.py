@@ -121,6 +121,7 @@ class OperationQueue:
             left = list(self._queue)
             self._queue.clear()
             self._ready.notify_all()
+            self._idle.notify_all()
         for work in left:
             work.finish(error)
         thread = self._thread

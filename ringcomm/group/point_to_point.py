@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ..clock import Deadline, give_way, monotonic
-from ..errors import BrokenInvariantError, PeerLostError, PeerStalledError, RingcommError
+from ..errors import BrokenInvariantError, PeerStalledError, RingcommError
 from ..transport.base import Fabric, LinkClosed
+from .failures import FailureReporter
 from .message_channel import Channel, Disagreement
 from .message_matching import Address, Matcher, Receive
 from .work import Work
@@ -40,7 +41,7 @@ class PointToPoint:
     def __init__(
         self,
         fabric: Fabric,
-        reporter: Any,
+        reporter: FailureReporter,
         spin_s: float,
         name: str,
         type_name: Callable[[int], str] = hex,
@@ -247,5 +248,4 @@ class PointToPoint:
 
     def _give_up(self, peer: int, reason: str) -> None:
         doing = next((work.what for work in self._limits if not work.is_completed()), "send or recv")
-        error = self._reporter.report_lost(peer, doing, reason)
-        raise error if isinstance(error, RingcommError) else PeerLostError(str(error), rank=peer)
+        raise self._reporter.report_lost(peer, doing, reason)

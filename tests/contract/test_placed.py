@@ -6,16 +6,33 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
+import threading
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
+from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import pytest
 
 import ringcomm as rc
-from ringcomm._adapter.placed import Host, Outcome, PlacedJob, Ticket, attempt, by_host, call, end, enter
-from ringcomm.config import Settings
+from ringcomm._adapter.placed import (
+    Host,
+    Outcome,
+    PlacedJob,
+    Ticket,
+    attempt,
+    by_host,
+    call,
+    end,
+    enter,
+    settings_for,
+)
+from ringcomm.config import Membership, Settings
+from ringcomm.context import Context
 from ringcomm.errors import ConfigError, PeerLostError, RemoteError
+from ringcomm.keys import read_key
 from ringcomm.results import unpack
 
 SETTINGS = Settings(start_timeout_s=100.0)
@@ -199,3 +216,93 @@ def test_the_key_of_a_ticket_is_not_printed() -> None:
 def test_workers_of_a_host_follow_each_other() -> None:
     hosts = {"w1": Host("b", "b"), "w2": Host("a", "a"), "w3": Host("b", "b")}
     assert by_host(["w1", "w2", "w3"], hosts.__getitem__) == ["w1", "w3", "w2"]
+
+
+def test_an_error_of_the_function_ends_the_part_of_the_process() -> None:
+    ticket = Ticket("job", 0, 1, 0, {"RINGCOMM_SIZE": "1"})
+
+    def broken(sample: str, *, twice: bool) -> None:
+        raise KeyError(sample if twice else "")
+
+    for _ in range(2):  # the process can be a rank again
+        with pytest.raises(KeyError, match="sample"):
+            call(ticket, broken, ("sample",), {"twice": True})
+        assert not rc.is_initialized()
+
+
+def test_process_groups_that_the_function_has_left_are_destroyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = ["the default one"]
+    stands_in = SimpleNamespace(
+        is_available=lambda: True, is_initialized=lambda: bool(groups), destroy_process_group=groups.clear
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", stands_in)
+    for expected in (["the default one"], []):
+        assert groups == expected
+        call(Ticket("job", 0, 1, 0, {"RINGCOMM_SIZE": "1"}), rc.rank, (), {})
+    assert groups == []
+
+
+def test_a_job_of_one_rank_has_no_rendezvous() -> None:
+    job = PlacedJob("test", 1, SETTINGS)
+    job.ended(0, "OSError: no space")
+    assert (job.failure, job.culprit) == (None, -1)
+    assert job.tickets[0].variables["RINGCOMM_SIZE"] == "1"
+    assert "RINGCOMM_KEY" not in job.tickets[0].variables
+    job.close()
+
+
+def test_a_failure_is_reported_to_whatever_asks_before_or_after_it() -> None:
+    job = PlacedJob("test", 2, SETTINGS, [Host("a", "left"), Host("b", "right")])
+    before, after = threading.Event(), threading.Event()
+    raised = []
+
+    def join() -> None:
+        try:
+            Context.start(Membership.from_environment(job.tickets[0].variables), SETTINGS)
+        except rc.RingcommError as error:
+            raised.append(str(error))
+
+    waiting = threading.Thread(target=join)
+    try:
+        job.when_failed(before.set)
+        assert job.failure is None and not before.is_set()
+        job.check({})
+        waiting.start()
+        job.ended(1, "OSError: no space")
+        assert before.wait(60)
+        waiting.join(60)
+        assert len(raised) == 1 and "no space" in raised[0]
+        job.when_failed(after.set)
+        assert after.wait(60)
+        assert job.culprit == 1
+        with pytest.raises(RemoteError, match="no space") as caught:
+            job.check({})
+        assert caught.value.rank == 1 and str(caught.value.__cause__) == str(job.failure)
+        arrived = Outcome(unpack(attempt(lambda: 5)))
+        with pytest.raises(RemoteError, match="no space"):
+            job.check({0: arrived})
+    finally:
+        job.close()
+
+
+def test_an_encrypted_job_has_a_certificate() -> None:
+    job = PlacedJob("test", 2, replace(SETTINGS, encrypt=True))
+    job.close()
+    keys = [read_key(None, "", ticket.variables["RINGCOMM_KEY"]) for ticket in job.tickets]
+    assert keys[0] == keys[1] and "BEGIN CERTIFICATE" in keys[0][1]
+
+
+def test_outcomes() -> None:
+    good = Outcome(unpack(attempt(lambda: [1, 2])))
+    assert good.ok and good.facts["value"] == [1, 2] and not good.lost
+    bad = Outcome(unpack(attempt(lambda: [][1])))
+    assert not bad.ok and bad.describe() == "IndexError: list index out of range"
+    assert Outcome({"ok": False, "summary": ""}).describe() == "an error"
+    assert Outcome.of_error(OSError("gone")).lost
+
+
+def test_the_drivers_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGCOMM_START_TIMEOUT", "7")
+    assert settings_for().start_timeout_s == 7.0
+    given = settings_for(start_timeout_s=8.0, iface="lo")
+    assert (given.start_timeout_s, given.iface) == (8.0, "lo")

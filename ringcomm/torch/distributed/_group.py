@@ -297,6 +297,8 @@ class ProcessGroupRingcomm(GroupFace):
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> RingcommWork:
         """Receive a tensor from any rank; the work's ``source_rank()`` is the sender."""
+        if self.size() == 1:
+            raise Misuse("recv from any rank: this group has no other ranks.")
         return self._receive(tensors, None, tag, f"recv from any rank with tag {tag}")
 
     def _receive(self, tensors: Any, peer: Optional[int], tag: int, what: str) -> RingcommWork:

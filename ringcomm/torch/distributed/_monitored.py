@@ -99,8 +99,8 @@ class MonitoredBarrier:
                 f"Rank{several} {names} failed to pass monitoredBarrier in that time.",
                 rank=self._ranks[missing[0]],
             )
-        for peer, _ in reports:
-            self._token(self._messages.send, peer, limit_s)
+        for work in [self._token(self._messages.send, peer, limit_s) for peer in peers]:
+            work.wait()  # this rank may leave the group next
 
     def _token(self, act: Callable[..., None], peer: int, limit_s: Optional[float]) -> RingcommWork:
         work = RingcommWork("monitored_barrier", [])

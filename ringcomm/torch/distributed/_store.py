@@ -26,7 +26,7 @@ from ...config import (
     key_from_environment,
     torchrun_from_environment,
 )
-from ...errors import ConfigError, StartupError
+from ...errors import ConfigError, RingcommError, StartupError
 from ...rendezvous.client import Moved, Watched, join
 from ...rendezvous.embedded import EmbeddedRendezvous
 from ...rendezvous.joined import Joined
@@ -294,7 +294,7 @@ def _serve(
         embedded, notice["endpoints"] = EmbeddedRendezvous.serve(
             key, certificate, job, size, settings, preferred
         )
-    except StartupError as problem:
+    except RingcommError as problem:  # a setting of this rank, too: the others must not wait in vain
         entry.write(json.dumps({"problem": str(problem)}), settings)
         raise
     try:

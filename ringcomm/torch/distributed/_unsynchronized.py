@@ -43,10 +43,13 @@ class _Observer:
         self._size = dist.get_world_size()
         self._has_context = has_context
         self._steps = 0
-        self._hook = register_optimizer_step_post_hook(self._after_step)
+        self._stopped = False
+        register_optimizer_step_post_hook(self._after_step)
         atexit.register(self._at_exit)
 
     def _after_step(self, *_: Any) -> None:
+        if self._stopped:
+            return
         self._steps += 1
         if self._is_synchronized():
             self._stop()
@@ -73,5 +76,6 @@ class _Observer:
         )
 
     def _stop(self) -> None:
-        self._hook.remove()
+        # The hook stays: PyTorch calls it in a loop over all hooks, which must not change meanwhile.
+        self._stopped = True
         atexit.unregister(self._at_exit)

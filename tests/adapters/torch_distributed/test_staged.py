@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 import torch.distributed as dist
 
+from ringcomm.arrays import kinds
 from ringcomm.arrays.mirrors import BlockMirror, StagingPool
 from ringcomm.config import Settings
+from ringcomm.errors import Misuse
+from ringcomm.torch.distributed import _staged
 from ringcomm.torch.distributed._collectives import Collectives
 from ringcomm.torch.distributed._reductions import Reduction
 from ringcomm.torch.distributed._staged import Staged
+from ringcomm.torch.distributed._work import RingcommWork
 from tests.adapters.torch.fake_cuda import Kind, run_on_devices
 
 SETTINGS = Settings(spin_us=0.0, timeout_s=30.0, segment_bytes=8192)
@@ -95,3 +101,118 @@ def test_broadcast_overlaps_and_other_ranks_load_nothing(root, fetched, monkeypa
     assert not fetched
     loads = sorted(device.copies_out for device in kinds[0].devices)
     assert loads[:2] == [0, 0] and loads[2] > 0
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """Every tensor is on a device, of which the kind is given."""
+    kind = Kind()
+    monkeypatch.setitem(kinds._BY_TYPE, torch.Tensor, kind)
+    yield kind
+    for made in kind.devices:
+        made.close()
+
+
+class TestTensorsThatCannotBeStaged:
+    def stage(self, *tensors):
+        return Staged(StagingPool(), tensors, [], False)
+
+    def test_sparse_ones(self, device):
+        with pytest.raises(Misuse, match="supports dense tensors on devices, not torch.sparse_coo"):
+            self.stage(torch.ones(2).to_sparse())
+
+    def test_some_on_the_cpu(self, device):
+        device.on_device = lambda tensor: tensor.numel() > 1
+        with pytest.raises(Misuse, match="must be on one device; this one has some on the CPU"):
+            self.stage(torch.ones(2), torch.ones(1))
+
+    def test_types_of_a_size_without_a_word(self, device, monkeypatch):
+        monkeypatch.setattr(_staged, "_WORDS", {})
+        with pytest.raises(Misuse, match="elements of type torch.bfloat16 cannot be sent from a device"):
+            self.stage(torch.ones(2, dtype=torch.bfloat16))
+
+
+def test_an_operation_without_tensors_of_a_device_is_not_staged():
+    pool, tensor = StagingPool(), torch.ones(2)
+    for arguments in ([], [5], [[]], [tensor], [[tensor], "x"]):
+        assert _staged.staged(pool, arguments, [], False) is None
+
+
+def test_a_tensor_that_is_given_twice_is_staged_once(device):
+    tensor, other = torch.arange(3.0), torch.ones(2)
+    staged = _staged.staged(StagingPool(), [[other, tensor], tensor, "x", 5], [tensor], True)
+    (one, two), again, *rest = staged.arguments
+    assert again is two and one is not two and rest == ["x", 5]
+    assert staged.fetched(None) == [one, two] and two.tolist() == [0.0, 1.0, 2.0]
+    two += 1
+    one += 1  # it is not written
+    staged.deliver()
+    assert (tensor.tolist(), other.tolist()) == ([1.0, 2.0, 3.0], [1.0, 1.0])
+
+
+def test_the_programs_stream_waits_for_the_result(device, monkeypatch):
+    """Streams and events are stand-ins; what hardware does is tested where there is some."""
+    calls, made = [], []
+
+    class Event:
+        def record(self):
+            calls.append("record")
+
+    class Stream:
+        def __init__(self, device):
+            made.append(device)
+
+        def wait_event(self, event):
+            calls.append("the program waits")
+
+    @contextmanager
+    def current(stream):
+        calls.append("begin")
+        yield
+        calls.append("end")
+
+    monkeypatch.setattr(_staged, "_streams", {})
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", current)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    tensor = torch.arange(3.0)
+    staged = Staged(StagingPool(), [tensor], [tensor], True)
+    staged._device = torch.device("cuda:0")
+    staged.follow()
+    assert calls == [], "there is nothing to wait for yet"
+    host = staged.fetched(None)
+    host += 1
+    staged.deliver()
+    staged.follow()
+    assert tensor.tolist() == [1.0, 2.0, 3.0]
+    assert calls == ["begin", "record", "end", "the program waits"]
+    with staged.stream():
+        pass
+    assert made == [staged._device] * 2, "the stream of the group, and the program's"
+
+
+def test_a_result_is_copied_to_a_tensor_of_another_layout(device):
+    tensor = torch.zeros(2, 3).t()
+    staged = Staged(StagingPool(), [tensor], [tensor], False)
+    (host,) = staged.arguments
+    host.copy_(torch.arange(6.0).view(3, 2))
+    staged.deliver()
+    assert tensor.tolist() == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
+
+
+def test_a_work_on_a_device_is_waited_for_in_every_way(device):
+    for asked_before in (True, False):
+        tensor = torch.arange(3.0)
+        staged = Staged(StagingPool(), [tensor], [tensor], True)
+
+        def run(work, staged=staged):
+            host = staged.fetched(None)
+            host += 1
+            staged.deliver()
+
+        work = RingcommWork("allreduce", [tensor], run, on_device=staged)
+        future = work.get_future() if asked_before else None
+        work.perform()
+        future = work.get_future() if future is None else future
+        assert work.wait() and future.wait()[0] is tensor and tensor.tolist() == [1.0, 2.0, 3.0]

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from types import SimpleNamespace
+
 import pytest
 
+import ringcomm as rc
+from ringcomm._adapter import choice as choice_module
 from ringcomm._adapter.choice import (
+    AGAIN,
+    STEPS,
+    AutoCompression,
     Links,
     Step,
     choose,
@@ -15,8 +23,9 @@ from ringcomm._adapter.choice import (
     links_of,
     send_s,
 )
-from ringcomm._adapter.compression import PowerSGD
+from ringcomm._adapter.compression import Compression, PowerSGD
 from ringcomm.collective.codec_rates import Rates, code_s, measured_rates
+from ringcomm.config import Membership
 from ringcomm.errors import ConfigError
 from ringcomm.process_set import global_process_set
 from ringcomm.schedule.cost import CostModel
@@ -176,3 +185,89 @@ def test_over_the_grid_the_choice_is_near_the_best_although_the_calibration_is_w
     assert steps_s[choice.name] <= 1.03 * steps_s["none"]
     assert steps_s[choice.name] <= 1.10 * min(steps_s.values())
     assert choice.steps_s[choice.name] == pytest.approx(steps_s[choice.name], rel=0.15)
+
+
+class Program:
+    """An optimizer of a program whose time is made up: rank 0 of 3, in a job of this process alone."""
+
+    def __init__(self, monkeypatch):
+        self.now_s = 100.0
+        self.calibrated_mbit = 100
+        self.auto = AutoCompression(global_process_set)
+        monkeypatch.setattr(choice_module, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
+        monkeypatch.setattr(choice_module, "measured_rates", lambda: FAST)
+        monkeypatch.setattr(choice_module, "links_of", lambda model, size: links(self.calibrated_mbit))
+
+    def steps(self, count, mbit, backward_s):
+        """Make steps over links of this speed; whether the compressor has changed, for each."""
+        found = []
+        for _ in range(count):
+            kind = self.auto.current().kind
+            needed = send_s(kind, RESNET, links(mbit))
+            self.now_s += code_s(RESNET, 3, FAST.get(kind))
+            self.auto.submitting(RESNET)
+            self.now_s += backward_s
+            waited_from_s = self.now_s
+            self.now_s += max(0.0, needed - backward_s)
+            found.append(self.auto.finished(RESNET, waited_from_s))
+        return found
+
+
+class TestAutoCompression:
+    @pytest.fixture
+    def program(self, monkeypatch):
+        rc.init(Membership())
+        yield Program(monkeypatch)
+        rc.shutdown()
+
+    def test_it_chooses_after_some_steps(self, program, caplog):
+        with caplog.at_level(logging.WARNING):
+            assert program.steps(STEPS + 1, 100, 1.0) == [False] * STEPS + [True]
+        assert program.auto.chosen is Compression.int8
+        (record,) = caplog.records
+        assert record.getMessage().startswith("compression=auto chooses int8: step 10.9 s -> ")
+
+    def test_without_a_gain_it_stays_as_it_is(self, program):
+        program.calibrated_mbit = 10_000
+        assert program.steps(STEPS + 1, 10_000, 5.0) == [False] * (STEPS + 1)
+        assert program.auto.chosen is Compression.none and program.auto.choice.name == "none"
+
+    def test_it_looks_at_the_links_again(self, program, caplog):
+        program.steps(STEPS + 1, 100, 0.01)
+        with caplog.at_level(logging.WARNING):
+            assert program.steps(AGAIN, 100, 0.01) == [False] * AGAIN, "nothing has changed"
+            assert program.steps(AGAIN, 10_000, 0.01) == [False] * (AGAIN - 1) + [True]
+            assert program.auto.chosen is Compression.bf16
+            assert program.steps(AGAIN, 100, 0.01) == [False] * (AGAIN - 1) + [True]
+        assert program.auto.chosen is Compression.int8
+        texts = [record.getMessage() for record in caplog.records[-2:]]
+        assert [text.split(", and it")[0] for text in texts] == [
+            "compression=auto: links are faster now", "compression=auto: links are slower now",
+        ]  # fmt: skip
+
+    def test_in_a_new_view_of_the_job_it_begins_anew(self, program):
+        program.steps(STEPS + 1, 100, 1.0)
+        rc.shutdown()
+        rc.init(Membership())
+        assert program.auto.current() is Compression.none and program.auto.choice is None
+        assert program.steps(STEPS + 1, 100, 1.0) == [False] * STEPS + [True]
+
+
+def test_what_a_program_passes():
+    assert configured("auto", global_process_set).kind == "auto"
+    assert configured("int8", global_process_set, weighted=True) is Compression.int8
+    assert configured(Compression.none, global_process_set) is Compression.none
+
+
+def test_the_setting_counts_where_a_program_passes_nothing(monkeypatch):
+    monkeypatch.setenv("RINGCOMM_COMPRESSION", "bf16")
+    rc.init(Membership())
+    try:
+        assert configured(Compression.none, global_process_set) is Compression.bf16
+        assert configured("int8", global_process_set) is Compression.int8
+    finally:
+        rc.shutdown()
+
+
+def test_a_job_of_one_rank_sends_nothing():
+    assert links_of(CostModel(1e-5, 2e-10, 1e-10), 1) == Links(1, 1, 0.25e-9, 20e-6)

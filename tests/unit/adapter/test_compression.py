@@ -74,6 +74,25 @@ class TestResiduals:
         residuals.of("a", 2)[:] = 4
         assert fresh.of("a", 2).tolist() == [3, 3], "a checkpoint must be a copy"
 
+    def test_one_of_another_size_starts_with_zeros(self):
+        residuals = Residuals()
+        mine = residuals.of("a", 2)
+        mine[:] = 3
+        residuals.load({"a": np.ones(3, np.float32), "b": np.ones((2, 2))})
+        assert mine.tolist() == [0, 0] and residuals.of("b", 4).tolist() == [1, 1, 1, 1]
+        assert residuals.of("b", 3).tolist() == [0, 0, 0]
+
+    def test_scaling_and_forgetting(self):
+        residuals = Residuals()
+        residuals.of("a", 2)[:] = 3
+        residuals.of("b", 1)[:] = 4
+        residuals.scale(0.5)
+        found = {name: array.tolist() for name, array in residuals.state().items()}
+        assert found == {"a": [1.5, 1.5], "b": [2]}
+        residuals.drop(["a", "never there"])
+        assert list(residuals.state()) == ["b"] and residuals.of("a", 2).tolist() == [0, 0]
+        assert residuals.clear() == 1 and residuals.clear() == 0
+
     def test_dropping_is_logged_once(self, caplog):
         residuals = Residuals()
         residuals.of("a", 2)[:] = 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import ringcomm as rc
+from ringcomm import api
 from ringcomm._adapter import basics
 from ringcomm._adapter.horovod_basics import HorovodBasics
 from ringcomm.config import Membership
@@ -48,3 +49,42 @@ def test_a_job_has_all_ranks(job):
     basics.init(comm=range(1))
     with pytest.raises(ConfigError, match="a job has all ranks that ringrun has started"):
         basics.init(comm=[0, 1])
+
+
+class TestElasticJobs:
+    """Of an elastic job whose first view is this process alone."""
+
+    @pytest.fixture
+    def restarts(self, job, monkeypatch):
+        """What is called after each restart."""
+        found = []
+        monkeypatch.setattr(api, "is_elastic", lambda: True)
+        monkeypatch.setattr(api, "after_restart", found.append)
+        return found
+
+    def test_sets_are_registered_as_far_as_their_ranks_are_there(self, restarts):
+        every_rank, pair = rc.ProcessSet([0]), rc.ProcessSet([0, 1])
+        basics.init(process_sets=[every_rank, pair])
+        assert (every_rank.process_set_id, pair.process_set_id) == (0, None), "one is that of all ranks now"
+        (again,) = restarts
+        every_rank.process_set_id = None
+        again()
+        assert (every_rank.process_set_id, pair.process_set_id) == (0, None)
+
+    def test_without_sets_nothing_is_done_after_a_restart(self, restarts):
+        basics.init()
+        assert restarts == []
+
+
+def test_a_timeline(job, tmp_path):
+    basics.start_timeline(str(tmp_path / "trace.json"), mark_cycles=True)
+    rc.stop_timeline()
+    assert (tmp_path / "trace.json").read_text().startswith("[")
+
+
+def test_what_is_no_list_of_sets():
+    with pytest.raises(ConfigError, match="must be a list of ProcessSet"):
+        basics.init(process_sets=rc.ProcessSet([0]))
+    with pytest.raises(ConfigError, match=r"entry number 2 is a duplicate: ProcessSet"):
+        basics.init(process_sets=[[0], rc.ProcessSet([0])])
+    assert not rc.is_initialized()

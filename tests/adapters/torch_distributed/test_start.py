@@ -1,0 +1,187 @@
+"""``init()`` within this process: what it finds and refuses; and the warning of ranks that train alone."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+import torch.distributed as dist
+from torch.optim import optimizer as torch_optimizer
+
+import ringcomm as rc
+import ringcomm.torch.distributed as backend
+from ringcomm.config import Membership
+from ringcomm.errors import Misuse, StartupError
+from ringcomm.torch.distributed import _start, _unsynchronized
+from ringcomm.torch.distributed._work import RingcommWork
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(autouse=True)
+def process(monkeypatch):
+    """A process of its own: without a launcher, a group or a default backend, before and after."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    backends = dist.Backend.default_device_backend_map
+    monkeypatch.setitem(backends, "cpu", backends.get("cpu", "gloo"))
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    rc.shutdown()
+
+
+class TestInit:
+    def test_one_process_is_a_job_of_one(self):
+        backend.init()
+        group = dist.group.WORLD
+        backend.init()
+        assert dist.group.WORLD is group
+        assert (dist.get_backend(), dist.get_world_size(), backend.local_rank()) == ("ringcomm", 1, 0)
+        total = torch.full((3,), 2.0)
+        dist.all_reduce(total)
+        assert total.tolist() == [2.0] * 3
+        backend.monitored_barrier()
+
+    def test_a_group_of_another_backend_is_in_the_way(self):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        for act in (backend.init, backend.local_rank):
+            with pytest.raises(Misuse, match="There is a default process group already, .* is 'gloo'"):
+                act()
+
+    def test_a_group_without_a_backend_for_the_cpu_is_in_the_way(self, monkeypatch):
+        class Group:
+            def _get_backend(self, device):
+                raise RuntimeError(f"No backend type associated with device type {device.type}")
+
+        monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=Group()))
+        monkeypatch.setattr(dist, "is_initialized", lambda: True)
+        monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
+        with pytest.raises(Misuse, match="its backend is 'nccl'"):
+            backend.init()
+        monkeypatch.undo()
+
+    def test_composer_is_told_where_it_is_imported(self, monkeypatch):
+        device = type("DeviceCPU", (), {"dist_backend": "gloo"})
+        backend.make_default()
+        assert dist.Backend.default_device_backend_map["cpu"] == "ringcomm"
+        assert device.dist_backend == "gloo"
+        monkeypatch.setitem(sys.modules, "composer.devices.device_cpu", SimpleNamespace(DeviceCPU=device))
+        backend.make_default()
+        assert device.dist_backend == "ringcomm"
+
+
+class TestInitMethod:
+    def set(self, monkeypatch, **variables):
+        for name in VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    def test_a_launchers_variables_count(self, monkeypatch):
+        self.set(monkeypatch, RANK="0", WORLD_SIZE="2", MASTER_ADDR="h", MASTER_PORT="5")
+        assert _start._init_method() == "env://"
+
+    def test_without_them_it_is_the_job_of_ringcomm(self, monkeypatch):
+        assert _start._init_method() == "ringcomm://"
+        self.set(monkeypatch, WORLD_SIZE="1", MASTER_ADDR="h")
+        assert _start._init_method() == "ringcomm://"
+        job = Membership(size=2, rendezvous=(("127.0.0.1", 5),), key=b"k" * 32)
+        monkeypatch.setattr(Membership, "from_environment", lambda: job)
+        self.set(monkeypatch, WORLD_SIZE="2")
+        assert _start._init_method() == "ringcomm://"
+
+    def test_in_an_elastic_job_the_launchers_variables_are_those_of_the_first_view(self, monkeypatch):
+        self.set(monkeypatch, RANK="0", WORLD_SIZE="2", MASTER_ADDR="h", MASTER_PORT="5")
+        monkeypatch.setattr(Membership, "from_environment", lambda: Membership(elastic=True))
+        assert _start._init_method() == "ringcomm://"
+
+    def test_some_of_them_are_not_enough(self, monkeypatch):
+        self.set(monkeypatch, WORLD_SIZE="2", MASTER_ADDR="h")
+        with pytest.raises(StartupError, match="one of 2 processes, but RANK, MASTER_PORT is not set"):
+            _start._init_method()
+
+
+class TestUnsynchronized:
+    """Of two ranks this one is rank 0."""
+
+    @pytest.fixture(autouse=True)
+    def two_ranks(self, monkeypatch):
+        monkeypatch.setattr(_unsynchronized.dist, "get_world_size", lambda: 2)
+        monkeypatch.setattr(_unsynchronized.dist, "get_rank", lambda: 0)
+        monkeypatch.setattr(RingcommWork, "any_made", False)
+
+    @pytest.fixture
+    def step(self):
+        """Make a step of an optimizer; afterwards nothing counts steps."""
+        before = dict(torch_optimizer._global_optimizer_post_hooks)
+        yield torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1).step
+        torch_optimizer._global_optimizer_post_hooks.clear()
+        torch_optimizer._global_optimizer_post_hooks.update(before)
+
+    def watch(self, uses_context=False):
+        _unsynchronized.watch_optimizers(uses_context)
+
+    def test_the_tenth_step_warns_once(self, step):
+        self.watch()
+        for _ in range(9):
+            step()
+        with pytest.warns(RuntimeWarning, match=r"Rank 0 of 2 has made 10 optimizer step"):
+            step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(20):
+                step()
+
+    def test_hooks_of_the_program_are_called_whenever_they_were_registered(self, step):
+        called = []
+        self.watch()
+        torch_optimizer.register_optimizer_step_post_hook(lambda *_: called.append(len(called)))
+        with pytest.warns(RuntimeWarning, match="has made 10 optimizer step"):
+            for _ in range(12):
+                step()
+        assert len(called) == 12
+
+    def test_a_short_program_is_warned_at_its_end(self, step, monkeypatch):
+        ends = []
+        monkeypatch.setattr(_unsynchronized.atexit, "register", ends.append)
+        monkeypatch.setattr(_unsynchronized.atexit, "unregister", ends.remove)
+        self.watch()
+        (at_exit,) = ends
+        at_exit()  # no step was made
+        for _ in range(3):
+            step()
+        with pytest.warns(RuntimeWarning, match=r"has made 3 optimizer step"):
+            at_exit()
+        assert ends == []
+
+    def test_an_operation_is_enough(self, step, monkeypatch):
+        self.watch()
+        step()
+        monkeypatch.setattr(RingcommWork, "any_made", True)
+        for _ in range(20):
+            step()
+        monkeypatch.setattr(RingcommWork, "any_made", False)
+        step()
+
+    def test_the_other_interface_of_ringcomm_is_enough(self, step):
+        self.watch()
+        rc.init()
+        for _ in range(20):
+            step()
+
+    def test_rank_0_warns_if_there_are_others_and_if_only_torch_distributed_is_used(self, step, monkeypatch):
+        self.watch(uses_context=True)
+        monkeypatch.setattr(_unsynchronized.dist, "get_rank", lambda: 1)
+        self.watch()
+        monkeypatch.setattr(_unsynchronized.dist, "get_rank", lambda: 0)
+        monkeypatch.setattr(_unsynchronized.dist, "get_world_size", lambda: 1)
+        self.watch()
+        for _ in range(20):
+            step()

@@ -1,0 +1,201 @@
+"""Batches of collectives on arrays, as graphs of frameworks run them, between ranks that are threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ringcomm as rc
+from ringcomm._adapter.compressed import CompressedAllreduce
+from ringcomm._adapter.compression import Compression
+from ringcomm._adapter.graph_callbacks import (
+    Allgather,
+    Allreduce,
+    Alltoall,
+    Barrier,
+    Batch,
+    Broadcast,
+    Reducescatter,
+    average,
+    check_sets,
+)
+from ringcomm.balance.step_weight import StepWeight
+from ringcomm.engine.process_sets import UnknownProcessSetError
+from ringcomm.ops import ReduceOp
+from ringcomm.process_set import ProcessSet, global_process_set
+from ringcomm.testing.cluster import run_ranks
+
+EVERY = global_process_set
+SUM = average(EVERY, ReduceOp.SUM)
+
+
+@pytest.fixture
+def ranks(as_default):
+    """Runs a function of the rank on every rank; the results in rank order."""
+
+    def run(function, size=2):
+        def work(context):
+            as_default(context)
+            return function(context.rank)
+
+        return run_ranks(size, work)
+
+    return run
+
+
+def lists(arrays):
+    return [np.asarray(array).tolist() for array in arrays]
+
+
+def test_all_kinds_of_operations_in_one_batch(ranks):
+    def work(rank):
+        operations = [
+            Allreduce(SUM, "a"), Allreduce(SUM, "b", inputs=3), Reducescatter(SUM, "c", inputs=2),
+            Allgather(EVERY, "d", inputs=2), Broadcast(1, EVERY, "e", inputs=2), Alltoall(EVERY, "f"),
+            Alltoall(EVERY, "g"), Barrier(EVERY, "h"), Broadcast(0, EVERY, "i"),
+        ]  # fmt: skip
+        arrays = [
+            np.array([rank, 1.0]),
+            np.array([1]), np.array([[2.0]]), np.array([3 + rank]),
+            np.arange(2.0), np.arange(4.0),
+            np.full((rank + 1, 1), rank), np.zeros((0, 1)),
+            np.array([rank]), np.array([5.0 + rank]),
+            np.array([rank, rank + 10]), np.array([], np.int32),
+            np.array([0, 1, 2]) + 10 * rank, np.array([rank + 1, 2 - rank]),
+            np.array(7.0 + rank),
+        ]  # fmt: skip
+        return lists(Batch(operations).run(arrays))
+
+    zero, one = ranks(work)
+    for rank, found in enumerate((zero, one)):
+        assert found[:4] == [[1.0, 2.0], [2], [[4.0]], [7]]
+        assert found[4:6] == [[2.0 * rank], [[0.0, 2.0], [4.0, 6.0]][rank]]
+        assert found[6:8] == [[[0], [1], [1]], []]
+        assert found[8:10] == [[1], [6.0]]
+        assert found[10:12] == [[[0, 1], [10, 11]][rank], [1, 1]]
+        assert found[12:14] == [[[0, 10, 11], [1, 2, 12]][rank], [[1, 2], [2, 1]][rank]]
+        assert found[14:] == [7.0], "a barrier has no result"
+
+
+def test_arrays_are_overwritten(ranks):
+    def work(rank):
+        arrays = [np.array([[1.0, rank]]), np.array([3, 4]), np.array([rank])]
+        batch = Batch([Allreduce(SUM, "a", inputs=2), Broadcast(1, EVERY, "b")])
+        for _ in range(2):
+            batch.overwrite(arrays)
+        return lists(arrays)
+
+    assert ranks(work) == [[[[4.0, 2.0]], [12, 16], [1]]] * 2
+
+
+def test_what_cannot_be_overwritten_is_left_as_it_is(ranks):
+    def work(rank):
+        array = np.array([1.0, rank])
+        Batch([Allgather(EVERY, "a")]).overwrite([array])
+        return array.tolist()
+
+    assert ranks(work) == [[1.0, 0.0], [1.0, 1.0]]
+
+
+def test_two_parts_of_a_batch_in_the_order_of_each_rank(ranks):
+    """Rank 1 starts and finishes the batches in another order than rank 0."""
+
+    def work(rank):
+        batches = {name: Batch([Allreduce(SUM, name)]) for name in "ab"}
+        order = "ab" if rank == 0 else "ba"
+        started = {name: batches[name].start([np.array([ord(name)])]) for name in order}
+        return {name: lists(batches[name].finish(started[name])) for name in reversed(order)}
+
+    assert ranks(work) == [{"a": [[2 * ord("a")]], "b": [[2 * ord("b")]]}] * 2
+
+
+def test_a_batch_may_run_again_before_its_last_run_has_been_waited_for(ranks):
+    def work(rank):
+        batch = Batch([Allreduce(SUM, "a")])
+        numbers = [batch.start([np.array([step + rank])]) for step in range(3)]
+        assert len(set(numbers)) == 3
+        return [lists(batch.finish(number)) for number in reversed(numbers)]
+
+    assert ranks(work) == [[[[5]], [[3]], [[1]]]] * 2
+
+
+class Weight(StepWeight):
+    """A rank's weight, and what it was told of the steps."""
+
+    def __init__(self, number):
+        self.number, self.log = number, []
+
+    def now(self):
+        return self.number
+
+    def submitted(self):
+        self.log.append("submitted")
+
+    def reduced(self):
+        self.log.append("reduced")
+
+
+def test_the_weight_of_a_step(ranks):
+    def work(rank):
+        weight = Weight(3.0 if rank else 1.0)
+        how = average(EVERY)._replace(weight=weight)
+        found = Batch([Barrier(EVERY, "a"), Allreduce(how, "b")]).run([np.array([1.0 + 4.0 * rank])])
+        return lists(found), weight.log
+
+    assert ranks(work) == [([[4.0]], ["submitted", "reduced"])] * 2
+
+
+def test_the_weight_may_be_the_last_input(ranks):
+    def work(rank):
+        batch = Batch([Allreduce(average(EVERY), "a", inputs=2, has_weight=True)])
+        return lists(batch.run([np.array([1.0 + 4.0 * rank]), np.array(3.0 if rank else 1.0)]))
+
+    assert ranks(work) == [[[4.0]]] * 2
+
+
+def test_compressed_operations_are_part_of_a_batch(ranks):
+    def work(rank):
+        batch = Batch([CompressedAllreduce(SUM, "a", 1, Compression.int8), Allreduce(SUM, "b")])
+        return batch.finish(batch.start([np.linspace(0, 1, 100).astype(np.float32), np.array([rank])]))
+
+    for coarse, exact in ranks(work):
+        assert np.abs(coarse - 2 * np.linspace(0, 1, 100)).max() < 0.05 and exact.tolist() == [1]
+
+
+def test_a_failed_operation_is_raised_when_the_others_have_ended(ranks):
+    def work(rank):
+        batch = Batch([Allreduce(SUM, "a"), Allreduce(SUM, "b")])
+        with pytest.raises(rc.MismatchError) as caught:
+            batch.run([np.zeros(2 + rank), np.ones(2)])
+        assert all(handle.block(0.0) for handle in batch._latest)
+        assert lists(Batch([Allreduce(SUM, "c")]).run([np.ones(1)])) == [[2.0]], "the job goes on"
+        return "a" in str(caught.value)
+
+    assert ranks(work) == [True, True]
+
+
+def test_an_operation_that_cannot_be_submitted(ranks):
+    def work(rank):
+        with pytest.raises(ValueError, match="splits"):
+            Batch([Alltoall(EVERY, "a")]).run([np.ones(3), np.array([1, 1])])
+
+    ranks(work)
+
+
+def test_sets_must_exist_before_operations_are_added_to_a_graph(ranks):
+    def work(rank):
+        missing = ProcessSet([0])
+        check_sets([Allreduce(SUM), Barrier(EVERY), CompressedAllreduce(SUM, None, 1, Compression.int8)])
+        for operation in (Allreduce(average(missing)), Broadcast(0, missing)):
+            with pytest.raises(UnknownProcessSetError):
+                check_sets([operation])
+
+    ranks(work)
+
+
+def test_a_scalar_has_no_rows_to_send(ranks):
+    def work(rank):
+        with pytest.raises(rc.RingcommError):
+            Batch([Alltoall(EVERY, "a")]).run([np.float64(1.0), np.array([1, 0])])
+
+    ranks(work)

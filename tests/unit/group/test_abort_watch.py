@@ -1,0 +1,150 @@
+"""What a group's watch reports, in the whole job's numbers of ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringcomm.collective.reporter import Reporter
+from ringcomm.errors import (
+    LinkLostError,
+    MismatchError,
+    Misuse,
+    NotInitializedError,
+    PeerLostError,
+    PeerStalledError,
+)
+from ringcomm.group.abort_watch import GroupWatch
+
+
+class Control(Reporter):
+    """Reports as the connection to a rendezvous does: rank 0 of the group is this one."""
+
+    def __init__(self):
+        self.closed, self.warned = [], []
+
+    def fileno(self):
+        return 7
+
+    def note_closed(self, peer, why):
+        self.closed.append((peer, why))
+
+    def warn(self, topic, text):
+        self.warned.append((topic, text))
+
+    def note_interrupted(self, doing, why):
+        self._interruption = self._interruption or PeerLostError(f"{doing}: {why}", rank=0, host="desk")
+        return self._interruption
+
+
+@pytest.fixture
+def control():
+    return Control()
+
+
+@pytest.fixture
+def watch(control):
+    """Of a group whose rank 0 is rank 1 of the job, and whose rank 1 is rank 2."""
+    return GroupWatch(control, (1, 2))
+
+
+def failure_of(act):
+    with pytest.raises(Exception) as caught:  # noqa: B017 - the caller looks at it
+        act()
+    return caught.value
+
+
+def test_a_group_of_one_ends_by_abort_only():
+    watch = GroupWatch(None, (3,))
+    assert watch.fileno() == -1 and watch.abort_error is None
+    watch.check()
+    watch.heard_and_silent = lambda: ([], [])
+    assert watch.heard_and_silent is None
+    error = NotInitializedError("it called abort()")
+    watch.abort(error)
+    assert failure_of(watch.check) is error
+
+
+def test_it_sleeps_on_the_control_connection(watch, control):
+    assert watch.fileno() == 7
+    watch.check()
+    assert watch.failure is None and watch.abort_error is None
+
+    def ask():
+        return [0], [1]
+
+    watch.heard_and_silent = ask
+    assert control.heard_and_silent is ask and watch.heard_and_silent is ask
+
+
+def test_the_root_cause_names_a_rank_of_the_job(watch, control):
+    control.abort_error = PeerLostError("rank 1 (jetson, rank 2 of all) was lost", rank=1, host="jetson")
+    for _ in range(3):
+        error = failure_of(watch.check)
+        assert (type(error), error.rank, error.host) == (PeerLostError, 2, "jetson")
+        assert (watch.abort_error.rank, watch.failure.rank) == (2, 2)
+    assert control.abort_error.rank == 1
+
+
+def test_a_lost_peer_is_one_of_the_job(watch, control):
+    error = watch.report_lost(1, "allreduce", "not a byte for 3 s", "stalled")
+    assert isinstance(error, PeerStalledError) and error.rank == 2 and watch.failure.rank == 2
+    assert "allreduce: not a byte for 3 s" in str(error)
+    assert control.abort_error.rank == 1
+    watch.report_lost(0, "barrier", "it closed the connection")
+    assert watch.failure.rank == 2, "the first failure counts"
+
+
+def test_after_an_abort_nothing_else_is_the_root_cause(watch, control):
+    error = NotInitializedError("it called abort()")
+    watch.abort(error)
+    assert watch.report_lost(1, "allreduce", "it closed the connection") is error
+    assert watch.root_cause(PeerLostError("lost", rank=2)) is error
+    assert failure_of(watch.check) is error
+    assert control.abort_error is None
+
+
+def test_ranks_in_different_calls_are_those_of_the_job(watch):
+    error = watch.report_mismatch(1, "rank 0: allreduce; rank 1 makes another call: broadcast.")
+    assert (type(error), error.rank, error.peer) == (MismatchError, None, 2)
+    assert watch.failure is error
+
+
+def test_ranks_without_a_link_are_those_of_the_job(watch, control):
+    control.abort_error = LinkLostError("no link", ranks=(0, 1), hosts=("desk", "jetson"))
+    error = failure_of(watch.check)
+    assert (error.ranks, error.hosts, error.rank) == ((1, 2), ("desk", "jetson"), None)
+
+
+def test_an_interruption_that_two_threads_report_names_this_rank(watch):
+    """Both get the same error of the control connection, which is renumbered for each."""
+    errors = [watch.note_interrupted("allreduce", "KeyboardInterrupt") for _ in range(3)]
+    assert [(error.rank, error.host) for error in errors] == [(1, "desk")] * 3
+    assert watch.failure.rank == 1
+
+
+def test_the_root_cause_after_an_interruption_names_this_rank(watch, control):
+    """Where the rendezvous does not answer it is the interruption; it comes and goes through the watch."""
+    error = watch.root_cause(watch.note_interrupted("allreduce", "KeyboardInterrupt"))
+    assert (error.rank, control.abort_error.rank) == (1, 0)
+    assert failure_of(watch.check).rank == 1
+
+
+def test_a_failure_on_this_rank_ends_the_group(watch):
+    error = Misuse("no room")
+    watch.end(error)
+    assert watch.failure is error and failure_of(watch.check) is error
+    watch.end(PeerLostError("later", rank=2))
+    assert watch.failure is error
+
+
+def test_the_rendezvous_reports_better_than_this_rank(watch, control):
+    control.abort_error = PeerLostError("rank 1 was killed", rank=1)
+    watch.end(PeerLostError("the link to rank 2 closed", rank=2))
+    assert str(failure_of(watch.check)) == "rank 1 was killed"
+
+
+def test_remarks_and_warnings_are_passed_on(watch, control):
+    watch.note_closed(1, "it closed the connection")
+    watch.warn("lines", "two call sites")
+    assert control.closed == [(1, "it closed the connection")]
+    assert control.warned == [("lines", "two call sites")]

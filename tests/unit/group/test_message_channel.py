@@ -1,0 +1,170 @@
+"""The messages of one channel: what a peer may not send, and which works need the peer."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringcomm.errors import ProtocolError
+from ringcomm.group import message_channel
+from ringcomm.group.message_channel import OVERHEAD_BYTES, SHORT_BYTES, Channel
+from ringcomm.group.message_matching import Matcher, Receive
+from ringcomm.transport.memory import memory_fabrics
+
+TAG = (0, 5)
+SHORT, LONG, READY, BYTES, CREDIT = 1, 2, 3, 4, 5
+LARGE = bytes(SHORT_BYTES + 1)
+
+
+class Note:
+    """Stands for a work."""
+
+    def __init__(self):
+        self.ended = []
+        self.source = None
+
+    def finish(self, error=None):
+        self.ended.append(error)
+
+    def where(self):
+        return ""
+
+
+class End:
+    """This rank's channel to rank 0, and the other end of its link."""
+
+    def __init__(self, capacity=1 << 20):
+        there, here = memory_fabrics(2, capacity)
+        self.link = there.link(1)
+        self.matcher = Matcher()
+        self.channel = Channel(here.link(0), self.matcher)
+
+    def frame(self, kind, number, nbytes, content=b"", tag=TAG, elements=0):
+        """Receive a frame."""
+        head = message_channel._HEAD.pack(message_channel._MAGIC, kind, *tag, elements, number, nbytes)
+        self.link.send([memoryview(head + content)])
+        self.channel.advance()
+
+    def post(self, nbytes, peer=0):
+        receive = Receive(peer, TAG, memoryview(bytearray(nbytes)), Note())
+        arrival = self.matcher.post(receive)
+        if arrival is not None:
+            self.channel.serve(receive, arrival)
+        return receive
+
+    def sent(self):
+        """The kinds and numbers of the frames that have been sent."""
+        self.channel.advance()
+        data = bytearray(1 << 16)
+        data = data[: self.link.recv([memoryview(data)])]
+        heads = range(0, len(data), message_channel.HEAD_BYTES)
+        facts = [message_channel._HEAD.unpack_from(data, start) for start in heads]
+        return [(kind, number) for _, kind, _, _, _, number, _ in facts]
+
+
+@pytest.fixture
+def end():
+    return End()
+
+
+class TestInvalidFrames:
+    @pytest.fixture
+    def refused(self, end):
+        """Receive a frame, which must be refused; the reason."""
+
+        def receive(*frame, **options):
+            with pytest.raises(ProtocolError) as caught:
+                end.frame(*frame, **options)
+            text = str(caught.value)
+            assert text.startswith("rank 0 ") and text.endswith("another version of ringcomm, or is broken")
+            return text
+
+        return receive
+
+    @pytest.mark.parametrize(
+        "kind, nbytes", [(0, 0), (CREDIT + 1, 0), (SHORT, SHORT_BYTES + 1)], ids=["0", "6", "long"]
+    )
+    def test_a_frame_of_no_kind(self, end, kind, nbytes):
+        with pytest.raises(ProtocolError, match="what rank 0 sent is not the start of a message"):
+            end.frame(kind, 1, nbytes)
+
+    def test_bytes_of_a_message_that_no_receive_waits_for(self, refused):
+        assert "sends 4 bytes of message 1, which nothing waits for" in refused(BYTES, 1, 4)
+
+    def test_bytes_of_another_length(self, end, refused):
+        end.post(len(LARGE))
+        end.frame(LONG, 1, len(LARGE))
+        assert end.sent() == [(READY, 1)]
+        assert "sends 4 bytes of message 1" in refused(BYTES, 1, 4)
+
+    def test_a_message_that_is_announced_twice(self, end, refused):
+        end.post(len(LARGE))
+        end.post(len(LARGE))
+        end.frame(LONG, 1, len(LARGE))
+        assert "announces message 1 twice" in refused(LONG, 1, len(LARGE))
+
+    def test_a_receiver_that_is_ready_for_nothing(self, refused):
+        assert "is ready for message 3, which was not announced to it" in refused(READY, 3, 0)
+
+    def test_credit_for_bytes_that_were_not_sent(self, end, refused):
+        end.channel.send(TAG, memoryview(b"abcd"), Note())
+        assert f"gives credit for 1000 bytes, and has {OVERHEAD_BYTES + 4}" in refused(CREDIT, 0, 1000)
+
+    def test_more_short_messages_than_there_is_room_for(self, monkeypatch, end, refused):
+        monkeypatch.setattr(message_channel, "HELD_BYTES", 2 * (OVERHEAD_BYTES + 4))
+        for number in (1, 2):
+            end.frame(SHORT, number, 4, b"abcd")
+        text = refused(SHORT, 3, 4, b"abcd")
+        assert f"sends short messages beyond the limit of {2 * (OVERHEAD_BYTES + 4)} bytes" in text
+
+
+def test_credit_makes_room_for_short_messages(monkeypatch, end):
+    monkeypatch.setattr(message_channel, "HELD_BYTES", OVERHEAD_BYTES + 4)
+    notes = [Note() for _ in range(3)]
+    for note in notes[:2]:
+        end.channel.send(TAG, memoryview(b"abcd"), note)
+    end.channel.advance()
+    assert [note.ended for note in notes] == [[None], [], []], "the second one is announced only"
+    end.frame(CREDIT, 0, OVERHEAD_BYTES + 4)
+    end.channel.send(TAG, memoryview(b"abcd"), notes[2])
+    end.channel.advance()
+    assert [note.ended for note in notes] == [[None], [], [None]]
+
+
+def test_a_receive_that_is_posted_while_its_message_arrives(end):
+    head = message_channel._HEAD.pack(message_channel._MAGIC, SHORT, *TAG, 0, 1, 4)
+    end.link.send([memoryview(head + b"ab")])
+    end.channel.advance()
+    receive = end.post(4)
+    assert receive.work.ended == [] and not end.channel.in_transit(receive.work)
+    end.link.send([memoryview(b"cd")])
+    end.channel.advance()
+    assert receive.work.ended == [None] and bytes(receive.view) == b"abcd" and receive.work.source == 0
+
+
+class TestUnfinished:
+    def test_a_send_needs_the_peer_until_its_bytes_are_sent(self, end):
+        note = Note()
+        end.channel.send(TAG, memoryview(LARGE), note)
+        assert end.channel.unfinished() == [note] and not end.channel.in_transit(note)
+        end.channel.advance()
+        assert end.channel.unfinished() == [note], "it is announced"
+        end.frame(READY, 1, 0)
+        assert note.ended == [None] and end.channel.unfinished() == []
+
+    def test_a_send_is_in_transit_once_the_receiver_is_ready(self):
+        end, note = End(capacity=100), Note()
+        end.channel.send(TAG, memoryview(LARGE), note)
+        end.frame(READY, 1, 0)
+        assert end.channel.in_transit(note) and end.channel.unfinished() == [note]
+        assert end.channel.writing() and not end.channel.in_transit(Note())
+
+    def test_a_receive_needs_the_peer_once_the_message_is_announced(self, end):
+        receive = end.post(len(LARGE))
+        assert end.channel.unfinished() == [], "another peer may send it"
+        end.frame(LONG, 1, len(LARGE))
+        assert end.channel.unfinished() == [receive.work] and end.channel.in_transit(receive.work)
+        end.frame(BYTES, 1, len(LARGE), LARGE[:5])
+        assert end.channel.unfinished() == [receive.work] and end.channel.in_transit(receive.work)
+        end.link.send([memoryview(LARGE[5:])])
+        end.channel.advance()
+        assert receive.work.ended == [None] and end.channel.unfinished() == []

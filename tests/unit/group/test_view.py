@@ -1,0 +1,65 @@
+"""Members, views, and the ranks that members get in the next view."""
+
+from __future__ import annotations
+
+from ringcomm.group.view import NO_VIEW, Candidate, Member, View, rank_order
+
+A, B, C = Member(0, "desk", 11), Member(1, "desk", 12), Member(4, "jetson", 11)
+
+
+def survivor(number, rank, position=0):
+    return Candidate(number, rank, position, (0, rank))
+
+
+def new(number, host, slot):
+    return Candidate(number, -1, 0, (host, slot))
+
+
+def test_a_view_has_its_members_in_rank_order():
+    view = View(3, (C, A))
+    assert (view.size, view.numbers) == (2, (4, 0))
+    assert (NO_VIEW.size, NO_VIEW.numbers) == (0, ())
+
+
+def test_what_differs_between_two_views():
+    before, after = View(3, (A, B)), View(4, (C, B))
+    assert after.joined(before) == (C,)
+    assert after.lost(before) == (A,)
+    assert before.joined(NO_VIEW) == (A, B) and before.lost(NO_VIEW) == ()
+    assert after.joined(after) == after.lost(after) == ()
+
+
+def test_a_member_is_known_by_its_number_alone():
+    """A process that was started in place of another one has a number of its own, wherever it runs."""
+    again = Member(5, A.host, A.pid)
+    before, after = View(1, (A, B)), View(2, (B, again))
+    assert (after.joined(before), after.lost(before)) == ((again,), (A,))
+
+
+def test_in_the_first_view_ranks_follow_the_places():
+    assert rank_order([new(0, 1, 0), new(1, 0, 1), new(2, 0, 0)], 8) == (2, 1, 0)
+
+
+def test_survivors_keep_their_order_and_come_before_new_members():
+    candidates = [new(7, 0, 0), survivor(3, 2), survivor(1, 0), survivor(2, 1)]
+    assert rank_order(candidates, 8) == (1, 2, 3, 7)
+
+
+def test_rank_0_has_the_newest_state():
+    candidates = [survivor(1, 0, 4), survivor(2, 1, 5), survivor(3, 2, 5), new(7, 0, 0)]
+    assert rank_order(candidates, 8) == (2, 1, 3, 7), "of several with the same state the first one"
+
+
+def test_the_newest_members_are_left_out_wherever_they_are_placed():
+    candidates = [survivor(1, 0), new(9, 0, 0), new(8, 2, 0), new(7, 1, 0)]
+    assert rank_order(candidates, 3) == (1, 7, 8)
+    assert rank_order(candidates, 1) == (1,)
+
+
+def test_no_survivor_is_left_out():
+    candidates = [survivor(1, 0), survivor(2, 1), new(7, 0, 0)]
+    assert rank_order(candidates, 1) == (1, 2)
+
+
+def test_without_candidates_there_is_no_rank():
+    assert rank_order([], 4) == ()
