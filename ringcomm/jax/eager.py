@@ -42,6 +42,7 @@ def from_host(array: Any, like: Any) -> Any:
     share = array.nbytes >= _SHARED_FROM_BYTES and array.dtype.kind in "iufc"
     result = jnp.from_dlpack(array) if share else jnp.asarray(array)
     device = getattr(like, "sharding", None)
-    if device is not None and next(iter(device.device_set)).platform != "cpu":
+    on_accelerator = device is not None and next(iter(device.device_set)).platform != "cpu"
+    if on_accelerator:  # pragma: no cover - needs a GPU or a TPU
         return jax.device_put(result, device)
     return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import threading
 from typing import Any
 
 import pytest
@@ -51,6 +52,15 @@ def test_calls_in_a_wrong_order_are_found(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(mechanism._Trial, "overwrite", lambda self, arrays: self.seen.append(0.0))
     with pytest.raises(AssertionError, match="calls with"):
         mechanism.in_own_thread(buffers)
+
+
+def test_a_trial_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(mechanism, "TRIAL_S", 0.05)
+    monkeypatch.setattr(mechanism, "trial", lambda module: ended.wait(100))
+    with pytest.raises(TimeoutError, match="the trial did not end within 0.05 s"):
+        mechanism.in_own_thread(None)
+    ended.set()
 
 
 def test_both_reasons_are_given_where_neither_works(monkeypatch: pytest.MonkeyPatch) -> None:
