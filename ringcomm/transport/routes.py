@@ -28,7 +28,7 @@ PLENTY_MB_PER_S = 625.0
 """Wires of 5 Gbit/s and more count as equal: there processors decide, and what else they do just now."""
 IMPLAUSIBLE_MB_PER_S = {WIRELESS: 300.0}
 """A wire of this kind that looks faster is measured again, and counts as no faster than this: then processors
-decide, and the other wire may have been slow for want of one."""
+decide, and the other wire may have been slow for lack of one."""
 MOST_MEASUREMENTS = 3
 
 
