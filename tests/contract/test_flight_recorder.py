@@ -363,7 +363,7 @@ class TestSignals:
             faulthandler.unregister(signal.SIGUSR2)
 
     def test_without_proc_only_pythons_handlers_are_known(self, monkeypatch):
-        def refuse(path):
+        def refuse(path, *options):
             raise FileNotFoundError
 
         monkeypatch.setattr(Path, "read_text", refuse)
