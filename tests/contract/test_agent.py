@@ -330,7 +330,7 @@ def test_an_agent_that_loses_its_launcher_ends_its_ranks(start: Callable[..., Ag
     agent = start("sh", "-c", "echo $$; exec sleep 1000", silence_s=3.0 if way == "silence" else None)
     agent.event("ready")
     agent.send(GO)
-    agent.until(lambda: agent.data(STDOUT))
+    agent.until(lambda: agent.send({"do": "numbers"}) or agent.data(STDOUT))  # not silent yet
     pid = int(agent.data(STDOUT))
     assert is_running(pid) and agent.link.process is not None
     if way == "stdin":

@@ -49,6 +49,12 @@ def peer() -> Iterator[Callable[[_Serve], Dict[str, Any]]]:
         item.close()
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take long to answer."""
+    monkeypatch.setattr(module, "DIAL_S", LIMIT_S)
+
+
 def reset(link: socket.socket) -> None:
     """End a connection without a goodbye."""
     link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Dict, Iterator, List, Tuple
@@ -85,7 +86,7 @@ def test_a_host_gets_the_files_that_it_lacks(
     for name in ("train.py", "helper.py"):
         (tmp_path / name).write_text(f"# {name}\n")
     monkeypatch.chdir(tmp_path)
-    hosts = Hosts(prepare(options.__class__(hosts="a", ship=str(tmp_path)), ["train.py"], {"PATH": "/"}))
+    hosts = Hosts(prepare(replace(options, hosts="a", ship=str(tmp_path)), ["train.py"], {"PATH": "/"}))
     hosts.loop.close()
     assert hosts.job.tree is not None
     digests = {path: digest for path, digest, _ in hosts.job.tree.files}

@@ -155,14 +155,14 @@ def test_stderr_may_not_be_writable_either(run: Callable[..., Any], monkeypatch:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_signals_reach_the_job(run: Callable[..., Any], number: signal.Signals) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    during = lambda attempts: os.kill(os.getpid(), number)  # noqa: E731
+    during = lambda attempts: signal.raise_signal(number)  # noqa: E731
     assert run(Outcome(0, "", "done"), during=during) == 0
     assert made[0].received == ["diagnose" if number == signal.SIGUSR1 else number]
 
 
 def test_under_nohup_a_closed_terminal_ends_nothing(run: Callable[..., Any]) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    during = lambda attempts: os.kill(os.getpid(), signal.SIGHUP)  # noqa: E731
+    during = lambda attempts: signal.raise_signal(signal.SIGHUP)  # noqa: E731
     assert run(Outcome(0, "", "done"), during=during) == 0
     assert made[0].received == []
 

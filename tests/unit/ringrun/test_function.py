@@ -206,7 +206,7 @@ def test_the_exception_of_the_rank_that_failed_first_is_the_cause(job: Job) -> N
     assert isinstance(caught.value.__cause__, KeyError) and caught.value.rank == 2
 
 
-@pytest.mark.parametrize("result", [None, b"", pack_value("returned before it was killed")])
+@pytest.mark.parametrize("result", [None, b"", pack_value("a value")], ids=["none", "empty", "value"])
 def test_a_rank_that_has_raised_nothing_is_described_by_the_report(job: Job, result: Optional[bytes]) -> None:
     with pytest.raises(RemoteError, match="a box") as caught:
         unpack_results(job, failed(result))

@@ -154,7 +154,10 @@ def test_the_descriptors_are_not_for_processes_that_the_function_starts(rank: An
     assert result_of(rank(own(pack_call(Call(inheritable, (), {}), []))))["value"] == before
 
 
-@pytest.mark.parametrize("payload", [b"", b"x" * 100, signed(b"{}\n", SIGNER, *about_result(Slot(0, 1)))])
+@pytest.mark.parametrize(
+    "payload", [b"", b"x" * 100, signed(b"{}\n", SIGNER, *about_result(Slot(0, 1)))],
+    ids=["empty", "unsigned", "result"],
+)  # fmt: skip
 def test_a_call_without_a_valid_signature_is_not_unpickled(rank: Any, payload: bytes) -> None:
     with pytest.raises(Misuse, match="not signed with the job's key"):
         rank(payload)
