@@ -33,30 +33,3 @@ def test_more_than_2_to_the_31_elements():
 
     results = run_ranks(2, work, transport="tcp", settings=Settings(timeout_s=60.0), timeout_s=280.0)
     assert results == [({index: 3 * value for index, value in marks.items()}, len(marks))] * 2
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.skipif(
-    psutil.virtual_memory().available < NEEDED_BYTES,
-    reason=f"needs {NEEDED_BYTES >> 30} GiB of free memory",
-)
-@pytest.mark.parametrize("transport", ["unix", "shm", "auto"])
-def test_three_gigabytes_between_ranks_of_a_host(transport):
-    """Offsets beyond 32 bits over each way in which such ranks exchange data."""
-    count = 3 * 10**9 // 4 + 1
-    places = [0, 1, 2**29 - 1, 2**29, 2**29 + 1, count // 2 - 1, count // 2, count - 1]
-
-    def work(context):
-        array = np.zeros(count, np.float32)
-        array[places] = context.rank + np.arange(1, len(places) + 1)
-        context.allreduce_(array, Sum)
-        total = array[places].tolist()
-        array[places] = -context.rank
-        context.broadcast_(array, 1)
-        others = sum(np.count_nonzero(part) for part in np.array_split(array, 64)) - len(places)
-        return total, array[places].tolist(), others
-
-    results = run_ranks(2, work, transport, Settings(timeout_s=60.0), timeout_s=280.0)
-    total = [2.0 * number + 1 for number in range(1, len(places) + 1)]
-    assert results == [(total, [-1.0] * len(places), 0)] * 2
