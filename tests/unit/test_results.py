@@ -42,3 +42,15 @@ def test_the_error_for_the_caller_has_the_ranks_own_as_its_cause() -> None:
     assert isinstance(error.__cause__, KeyError)
     assert str(error).startswith("rank 1 on jetson2: KeyError: 'sample'")
     assert "KeyError" in error.traceback_text
+
+
+def test_outermost_frames_are_left_out() -> None:
+    def inner() -> None:
+        raise ValueError("broken")
+
+    try:
+        inner()
+    except ValueError as error:
+        texts = [unpack(pack_error(error, skip))["traceback"] for skip in range(4)]
+    assert [text.count("  File ") for text in texts] == [2, 1, 0, 0]
+    assert "in inner" in texts[1] and all(text.endswith("ValueError: broken\n") for text in texts)
