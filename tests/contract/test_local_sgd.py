@@ -253,3 +253,37 @@ def test_wrong_arguments(options, words):
 def test_what_is_no_array():
     for error in errors_of(1, lambda context: LocalSGD([[1.0]], context=context)):
         assert "writable NumPy arrays" in str(error)
+
+
+def test_a_synchronization_takes_the_result_of_what_is_running():
+    """After six steps the second reduction has begun, and its result is due two steps later."""
+
+    def work(context):
+        weights, local = train(context, 6, sync_every=3, overlap=2)
+        with pytest.raises(ConfigError, match="A reduction is running: call synchronize"):
+            local.state_dict()
+        local.synchronize()
+        assert local.steps == local.state_dict()["steps"] == 0
+        return [weight.tobytes() for weight in weights]
+
+    first, second = run_ranks(2, work)
+    assert first == second
+
+
+def test_a_restart_begins_with_the_present_weights():
+    """As after weights have been loaded: momentum and a reduction that is running are of the past."""
+
+    def work(context):
+        weights, local = train(context, 6, sync_every=3, overlap=2)
+        assert local._velocities[0].any()
+        weights[0][...] = 5.0
+        local.restart()
+        state = local.state_dict()
+        assert state["steps"] == 0
+        assert not any(array.any() for array in (*state["velocities"], *state["residuals"]))
+        for anchor, weight in zip(state["anchors"], weights):
+            np.testing.assert_array_equal(anchor, weight)
+        local.synchronize()
+        assert (weights[0] == 5.0).all(), "no rank has changed it"
+
+    run_ranks(2, work)
