@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+import threading
 from contextlib import ExitStack
 
 import numpy as np
@@ -24,6 +25,7 @@ from ringcomm.testing.cluster import RankFailed, run_ranks
 from ringcomm.transport.memory import memory_channels
 from tests.contract.service import together
 
+LIMIT_S = 60.0
 SETTINGS = Settings(spin_us=0.0, timeout_s=20.0, start_timeout_s=20.0)
 
 
@@ -107,8 +109,10 @@ class TestFailures:
 
     def test_one_that_cannot_be_made_leaves_the_job(self, service, monkeypatch):
         made = service(2)
+        both = threading.Barrier(2)  # so that neither loses the other before
 
         def broken(*arguments):
+            both.wait(LIMIT_S)
             raise MemoryError("no room for the flight recorder")
 
         monkeypatch.setattr(context_module, "FlightRecorder", broken)
@@ -117,8 +121,10 @@ class TestFailures:
 
     def test_one_that_fails_before_its_first_call_leaves_the_job(self, service, monkeypatch):
         made = service(2)
+        both = threading.Barrier(2)  # so that neither loses the other before
 
         def broken(preparation):
+            both.wait(LIMIT_S)
             raise ZeroDivisionError
 
         monkeypatch.setattr(Preparation, "compare_programs", broken)

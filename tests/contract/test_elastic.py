@@ -151,10 +151,11 @@ def test_a_member_lost_after_the_last_link_costs_one_more_view(
 def test_an_epoch_that_fails_before_its_first_call_costs_one_more_view(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = Preparation.compare_programs, itertools.count()
+    real, calls, both = Preparation.compare_programs, itertools.count(), threading.Barrier(2)
 
     def compare(preparation: Preparation) -> None:
         if next(calls) < 2:  # both ranks of the first epoch
+            both.wait(60)
             raise rc.PeerLostError("a rank was lost")
         real(preparation)
 
@@ -167,7 +168,10 @@ def test_an_epoch_that_fails_before_its_first_call_costs_one_more_view(
 def test_an_error_of_the_program_before_the_first_call_ends_the_process(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    both = threading.Barrier(2)
+
     def compare(preparation: Preparation) -> None:
+        both.wait(60)
         raise ZeroDivisionError("before the first call")
 
     monkeypatch.setattr(Preparation, "compare_programs", compare)

@@ -38,6 +38,7 @@ class Agent:
         self.pipe, self.stacks = os.pipe()
         self.lines = self.socket.makefile("rb")
         self.channel = None
+        self.before = answering()
 
     def open(self):
         faulthandler.unregister(signal.SIGUSR1)
@@ -50,6 +51,9 @@ class Agent:
     def ask(self, *requests):
         self.socket.sendall(b"".join(requests))
 
+    def threads(self):
+        return [thread for thread in answering() if thread not in self.before]
+
     def hang_up(self):
         self.lines.close()
         self.socket.close()
@@ -59,7 +63,7 @@ class Agent:
         if self.channel is not None:
             atexit.unregister(self.channel._report_end)
             faulthandler.unregister(signal.SIGUSR1)
-            assert eventually(lambda: not answering())
+            assert eventually(lambda: not self.threads())
         self.theirs.close()
         os.close(self.pipe)
         os.close(self.stacks)
@@ -166,8 +170,9 @@ class TestAnswers:
     def test_a_launcher_that_ends_without_reading_ends_the_thread(self, silent):
         """Its end of the socket is reset then, not closed."""
         silent.open()
+        assert len(silent.threads()) == 1
         silent.hang_up()
-        assert eventually(lambda: not answering())
+        assert eventually(lambda: not silent.threads())
 
 
 class TestEnds:

@@ -285,3 +285,18 @@ def test_a_checkpoint_that_is_loaded_ends_the_reduction_that_is_running():
         return local.steps, local.state_dict()["steps"]
 
     assert run_ranks(2, work) == [(3, 3)] * 2
+
+
+def test_a_synchronization_takes_the_result_of_what_is_running():
+    """After six steps the second reduction has begun, and its result is due two steps later."""
+
+    def work(context):
+        weights, local = train(context, 6, sync_every=3, overlap=2)
+        with pytest.raises(ConfigError, match="A reduction is running: call synchronize"):
+            local.state_dict()
+        local.synchronize()
+        assert local.steps == local.state_dict()["steps"] == 0
+        return [weight.tobytes() for weight in weights]
+
+    first, second = run_ranks(2, work)
+    assert first == second
