@@ -453,8 +453,8 @@ def test_a_signal_while_a_failure_is_being_handled(
             again()
 
     def again() -> None:
-        failed = running.supervisor._has_failed
-        running.supervisor._loop.call(end if failed else again)
+        loop = running.supervisor._loop
+        loop.after("again", 0.01, end if running.supervisor._has_failed else again)
 
     def end() -> None:
         for _ in range(2):
