@@ -1,0 +1,75 @@
+"""Classes of distributed Keras optimizers, on a stand-in for an optimizer of Keras."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringcomm._adapter.optimizer_classes import OptionsInClass, convert, derive, set_untracked
+
+
+class Optimizer:
+    """Descends."""
+
+    def __init__(self, rate):
+        self.rate = rate
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        assert custom_objects in (None, "given")
+        return cls(**config)
+
+    def get_config(self):
+        return {"rate": self.rate}
+
+
+class Reducing(OptionsInClass):
+    taken = ()
+
+    def _take_options(self, *options):
+        self.taken = options
+
+
+class Tracking(Optimizer):
+    def __setattr__(self, name, value):
+        raise AttributeError(f"{name} would be saved")
+
+
+def test_a_class_has_the_name_and_the_text_of_the_optimizers_own():
+    kind = derive((Reducing, Optimizer), ("Average", 2))
+    assert (kind.__name__, kind.__module__, kind.__doc__) == ("Optimizer", __name__, "Descends.")
+    assert issubclass(kind, Optimizer) and kind is not Optimizer
+
+
+def test_what_is_made_from_a_configuration_reduces_in_the_same_way():
+    kinds = [derive((Reducing, Optimizer), options) for options in (("Average",), ("Sum", 3))]
+    made = [kind.from_config({"rate": 0.5}, custom_objects="given") for kind in kinds]
+    assert [item.taken for item in made] == [("Average",), ("Sum", 3)]
+    again = type(made[1]).from_config(made[1].get_config())
+    assert (again.rate, again.taken) == (0.5, ("Sum", 3))
+
+
+def test_a_class_without_options_makes_plain_ones():
+    kind = type("Plain", (Reducing, Optimizer), {})
+    assert kind.from_config({"rate": 0.5}).taken == ()
+
+
+def test_an_existing_optimizer_keeps_its_state():
+    optimizer = Optimizer(0.5)
+    optimizer.momenta = [1.0]
+    kind = derive((Reducing, Optimizer), ("Sum", 3))
+    assert convert(optimizer, kind) is optimizer
+    assert type(optimizer) is kind and optimizer.taken == ("Sum", 3)
+    assert (optimizer.rate, optimizer.momenta) == (0.5, [1.0])
+
+
+def test_an_attribute_that_keras_does_not_save():
+    optimizer = Tracking.__new__(Tracking)
+    with pytest.raises(AttributeError, match="reducer would be saved"):
+        optimizer.reducer = 1
+    set_untracked(optimizer, "reducer", 1)
+    assert optimizer.reducer == 1
+
+
+def test_every_mixin_takes_options():
+    with pytest.raises(NotImplementedError):
+        OptionsInClass()._take_options()
