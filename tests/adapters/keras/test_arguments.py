@@ -81,6 +81,40 @@ def test_local_layers_are_those_of_the_argument(alone: Any) -> None:
         assert len(optimizer._ringcomm_local) == count
 
 
+def test_half_precision_scales_losses_outside_of_the_reduction(alone: Any) -> None:
+    """A step is skipped by what all ranks have reduced, not by a rank's own gradients."""
+    import keras
+
+    import ringcomm.keras as hvd
+
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5))
+        again = hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5)))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    for scaled in (optimizer, again):
+        assert isinstance(scaled, keras.optimizers.LossScaleOptimizer)
+        assert type(scaled.inner_optimizer) is keras.optimizers.SGD
+
+
+def test_the_state_of_an_optimizer_is_loaded(alone: Any) -> None:
+    import keras
+
+    import ringcomm.keras as hvd
+
+    variable, state = keras.Variable(0.0), {}
+    first, second = (hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, momentum=0.5)) for _ in range(2))
+    for optimizer in (first, second):
+        optimizer.build([variable])
+    first.apply([keras.ops.convert_to_tensor(1.0)], [variable])
+    first.save_own_variables(state)
+    second.load_own_variables(state)
+    assert int(second.iterations) == 1
+    second.apply([keras.ops.convert_to_tensor(0.0)], [variable])
+    assert float(variable) == -1.5, "the momentum of the first step"
+
+
 def test_a_backend_without_an_adapter_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import keras
 
