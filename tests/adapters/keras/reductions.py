@@ -132,6 +132,13 @@ def values() -> None:
     assert found.tolist() == [sum(range(1, hvd.size() + 1)) + 1.0] * 3
     weighted = hvd.allreduce(float(hvd.rank()), weight=hvd.rank())
     assert float(weighted) == 1.0, "the other rank has no weight"
+    assert hvd.allgather(np.full(hvd.rank() + 1, hvd.rank())).tolist() == [0, 1, 1]
+    assert hvd.broadcast([hvd.rank(), 7], root_rank=1).tolist() == [1, 7]
+    assert hvd.reducescatter(np.full((2, 3), hvd.rank() + 1.0), op=hvd.Sum).tolist() == [[3.0] * 3]
+    own = [np.random.default_rng(rank).standard_normal(SHAPE, np.float32) for rank in range(hvd.size())]
+    coded = hvd.allreduce(own[hvd.rank()], op=hvd.Sum, compression="int8")
+    same_everywhere(coded)
+    assert 1e-5 < np.abs(coded - np.sum(own, axis=0)).max() < 0.15
     hvd.broadcast_variables([], 0)
     layers = [keras.layers.Dense(1, use_bias=False) for _ in range(2)]
     model = keras.Sequential([keras.Input((1,)), *layers])

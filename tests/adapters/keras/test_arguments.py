@@ -81,6 +81,74 @@ def test_local_layers_are_those_of_the_argument(alone: Any) -> None:
         assert len(optimizer._ringcomm_local) == count
 
 
+def test_half_precision_scales_losses_outside_of_the_reduction(alone: Any) -> None:
+    """A step is skipped by what all ranks have reduced, not by a rank's own gradients."""
+    import keras
+
+    import ringcomm.keras as hvd
+
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5))
+        again = hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5)))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    for scaled in (optimizer, again):
+        assert isinstance(scaled, keras.optimizers.LossScaleOptimizer)
+        assert type(scaled.inner_optimizer) is keras.optimizers.SGD
+
+
+def test_the_state_of_an_optimizer_is_loaded(alone: Any) -> None:
+    import keras
+
+    import ringcomm.keras as hvd
+
+    variable, state = keras.Variable(0.0), {}
+    first, second = (hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, momentum=0.5)) for _ in range(2))
+    for optimizer in (first, second):
+        optimizer.build([variable])
+    first.apply([keras.ops.convert_to_tensor(1.0)], [variable])
+    first.save_own_variables(state)
+    second.load_own_variables(state)
+    assert int(second.iterations) == 1
+    second.apply([keras.ops.convert_to_tensor(0.0)], [variable])
+    assert float(variable) == -1.5, "the momentum of the first step"
+
+
+def test_variables_without_a_gradient_are_left_out_of_the_reduction(alone: Any) -> None:
+    import keras
+
+    import ringcomm.keras as hvd
+
+    data = hvd.BalancedDataset(np.arange(4), global_batch=2)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), batches=data)
+    variables = [keras.Variable(0.0), keras.Variable(5.0)]
+    optimizer.build(variables)
+    data.on_epoch_begin()
+    with pytest.warns(UserWarning, match="Gradients do not exist for variables"):
+        optimizer.apply([keras.ops.convert_to_tensor(2.0), None], variables)
+    assert [float(item) for item in variables] == [-2.0, 5.0]
+    assert data.pace.step == 1
+
+
+def test_optimizers_of_keras_2_are_taken_too(alone: Any) -> None:
+    import tensorflow as tf
+
+    import ringcomm.keras as hvd
+
+    tf_keras = pytest.importorskip("tf_keras")
+    for passes, average, expected in ((1, False, -4.0), (2, False, -4.0), (2, True, -2.0)):
+        variable = tf.Variable(0.0)
+        own = tf_keras.optimizers.SGD(1.0)
+        optimizer = hvd.DistributedOptimizer(
+            own, backward_passes_per_step=passes, average_aggregated_gradients=average
+        )
+        assert isinstance(optimizer, tf_keras.optimizers.SGD)
+        for gradient in (1.0, 3.0):
+            optimizer.apply_gradients([(tf.constant(gradient), variable)])
+        assert float(variable) == expected
+
+
 def test_a_backend_without_an_adapter_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import keras
 
