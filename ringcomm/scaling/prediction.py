@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ..errors import ConfigError
+from ..parsing import MOST_RANKS
 from .figure import Line, line_chart
 from .machine import Machine, Method, grid, link_byte_s
 from .reduce import Cost, reduce_cost
@@ -17,8 +18,6 @@ CODECS: Dict[str, Tuple[float, float]] = {"bf16": (0.5, 0.5e-9), "int8": (260 / 
 OWN = ("ring", "direct", "hierarchical")
 """What ringcomm chooses from for long vectors."""
 MOST_DIRECT = 16
-MOST_RANKS = 100_000
-"""Each number of ranks takes about 10 microseconds per rank."""
 _HIDDEN = 0.05
 """Below this part of a step, what communication adds is not what bounds it."""
 _SLOW = 1.1
