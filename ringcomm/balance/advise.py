@@ -8,12 +8,13 @@ was measured on all machines.
 from __future__ import annotations
 
 from itertools import combinations
+from math import inf, isfinite
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ..errors import ConfigError
 from ..schedule.calibration import LOCAL_BYTE_S, LOCAL_LATENCY_S, MESSAGE_S, REDUCE_BYTE_S, WIRE_LATENCY_S
 from ..schedule.cost import CostModel
-from ..schedule.select import Selector
+from ..schedule.select import MODEL_MAX_RANKS, Selector
 from .plan import Limits, Shares, Speed, compute_s, plan_shares
 
 Number = Union[int, float]
@@ -100,12 +101,19 @@ def advise(
     Raises:
         ConfigError: the arguments have different lengths, or are out of range.
     """
-    lengths = {len(fixed_s), len(sample_s), len(mb_per_s), len(hosts) if hosts is not None else len(fixed_s)}
-    if len(lengths) != 1 or not fixed_s:
-        raise ConfigError("advise: fixed_s, sample_s, mb_per_s and hosts have one item for each rank.")
-    if min(fixed_s) < 0 or min(sample_s) <= 0 or min(mb_per_s) <= 0 or gradient_bytes < 0 or global_batch < 1:
-        raise ConfigError("advise: times, speeds and sizes are positive numbers.")
-    names = list(hosts) if hosts is not None else [f"rank {rank}" for rank in range(len(fixed_s))]
+    _check(fixed_s, sample_s, mb_per_s, hosts)
+    if not isfinite(gradient_bytes) or gradient_bytes < 0:
+        raise ConfigError(f"advise: gradient_bytes={gradient_bytes}: a number of bytes, not negative.")
+    if global_batch != int(global_batch) or global_batch < 1:
+        raise ConfigError(f"advise: global_batch={global_batch}: a whole number of samples, at least 1.")
+    if not 0.0 <= overlap <= 1.0 or not 0.0 <= latency_s < inf:
+        raise ConfigError(
+            f"advise: overlap={overlap} is from 0.0 to 1.0, latency_s={latency_s} a time, not negative."
+        )
+    if codecs is not None and not all(0.0 < part < inf for part in codecs.values()):
+        raise ConfigError(f"advise: codecs={dict(codecs)}: bytes sent per byte are positive numbers.")
+    given = hosts if hosts is not None else [f"rank {rank}" for rank in range(len(fixed_s))]
+    names = [str(name) for name in given]
     order = list(dict.fromkeys(names))
     model = CostModel(
         LOCAL_LATENCY_S, LOCAL_BYTE_S, REDUCE_BYTE_S, MESSAGE_S,
@@ -117,6 +125,28 @@ def advise(
     return compare(
         names, speeds, model, gradient_bytes, global_batch, codecs or {"float32": 1.0}, overlap=float(overlap)
     )
+
+
+def _check(
+    fixed_s: Sequence[Number],
+    sample_s: Sequence[Number],
+    mb_per_s: Sequence[Number],
+    hosts: Optional[Sequence[str]],
+) -> None:
+    """Check the arguments of :func:`advise` that have one item for each rank."""
+    numbers = {"fixed_s": fixed_s, "sample_s": sample_s, "mb_per_s": mb_per_s}
+    for name, values in numbers.items():
+        try:
+            fits = all(0.0 <= value < inf and (value > 0.0 or name == "fixed_s") for value in values)
+        except TypeError:
+            fits = False
+        if not fits:
+            least = "at least 0" if name == "fixed_s" else "above 0"
+            raise ConfigError(f"advise: {name}={values!r}: one number for each rank, {least}.")
+    if len({len(values) for values in [*numbers.values(), fixed_s if hosts is None else hosts]}) != 1:
+        raise ConfigError("advise: fixed_s, sample_s, mb_per_s and hosts have one item for each rank.")
+    if not len(fixed_s):
+        raise ConfigError("advise: there are no ranks.")
 
 
 def compare(
@@ -181,9 +211,31 @@ def reduce_s(model: CostModel, ranks: Sequence[int], nbytes: int) -> float:
     wires = tuple(model.wire_byte_s[host] for host in used) if model.hosts else ()
     alone = len(used) == 1
     part = model._replace(hosts=() if alone else numbers, wire_byte_s=() if alone else wires)
+    if len(ranks) > MODEL_MAX_RANKS:
+        return _many_s(part, [numbers.count(host) for host in range(len(used))], nbytes)
     selector = Selector(0, len(ranks), None, numbers)
     selector.adopt(part)
     return selector.all_reduce_s(max(1, nbytes // 4), 4)
+
+
+def _many_s(model: CostModel, counts: Sequence[int], nbytes: int) -> float:
+    """The same in closed form, for so many ranks per host that replaying schedules would take too long.
+
+    Ranks of a host reduce among themselves, and a ring connects hosts. Each of its hops takes as long as its
+    chunk, or as long as a message if that is longer.
+    """
+    inside, hosts = max(counts), len(counts)
+    total_s = _ring_s(inside, nbytes, model.byte_s, model.latency_s, model)
+    if hosts > 1:
+        total_s += _ring_s(hosts, nbytes, max(model.wire_byte_s), model.wire_latency_s, model)
+    return total_s
+
+
+def _ring_s(size: int, nbytes: int, byte_s: float, latency_s: float, model: CostModel) -> float:
+    chunk = nbytes / size
+    piece = min(chunk, model.segment_bytes)
+    message_s = latency_s + 2 * model.message_s + piece * (byte_s + model.reduce_byte_s)
+    return 2 * (size - 1) * max(chunk * byte_s, message_s)
 
 
 def _subsets(

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Sized, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Sized, Union
 
 from .. import api
 from ..context import Context
 from ..docstrings import documented
 from ..dtypes import Array
 from ..errors import ConfigError
-from .deal import MEASURE, Deal, Speeds, limits_of
+from .deal import MEASURE, Deal, Speeds, check_position, limits_of
 from .pace import Pace
 
 MaxBatch = Union[int, Sequence[Optional[int]], None]
 
 PLACEHOLDERS = 2
 """How many samples stand in for an empty share: batch normalization fails with fewer."""
+
+_STATE = {"epoch", "step", "seed", "global_batch", "count"}
 
 
 @documented
@@ -47,7 +49,7 @@ class Balanced:
         drop_last: bool = False,
         context: Callable[[], Context] = api.context,
     ) -> None:
-        number = count if isinstance(count, int) else len(count)
+        number = len(count) if isinstance(count, Sized) else count
         size = context().size
         limits = limits_of(min_batch, max_batch, multiple_of, size)
         deal = Deal(number, global_batch, seed, size, speeds, limits, shuffle, drop_last)
@@ -86,6 +88,7 @@ class Balanced:
         Args:
             epoch: from 0; with the seed it determines the order of samples.
         """
+        check_position(epoch=epoch)
         if epoch != self._next_epoch():
             self._start = 0
         self._epoch = int(epoch)
@@ -98,7 +101,8 @@ class Balanced:
         Args:
             step: number of global batches that are done, from 0.
         """
-        self._epoch, self._start = divmod(int(step), self.pace.deal.steps)
+        check_position(step=step)
+        self._epoch, self._start = divmod(int(step), max(1, self.pace.deal.steps))
         self._exhausted = False
 
     def _next_epoch(self) -> int:
@@ -127,6 +131,9 @@ class Balanced:
     def state_dict(self) -> Dict[str, Any]:
         """The position in the data: it does not depend on the number of ranks.
 
+        An optimizer with ``batches=`` counts a global batch when it has made the step. Without one, a global
+        batch is done when the next one is taken, so the current one of the loop is not.
+
         Returns:
             ``epoch``, ``step`` (number of global batches of this epoch that are done), ``seed``,
             ``global_batch`` and ``count``.
@@ -148,9 +155,12 @@ class Balanced:
             state: the position.
 
         Raises:
-            ConfigError: it belongs to another data set, seed or global batch.
+            ConfigError: it is no position, or belongs to another data set, seed or global batch.
         """
         deal = self.pace.deal
+        if not isinstance(state, Mapping) or not set(state) >= _STATE:
+            raise ConfigError(f"A position in the data has {', '.join(sorted(_STATE))}; this is {state!r}.")
+        check_position(epoch=state["epoch"], step=state["step"])
         for name in ("seed", "global_batch", "count"):
             if state[name] != getattr(deal, name):
                 raise ConfigError(

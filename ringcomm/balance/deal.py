@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from typing import Any, List, Optional, Sequence, Tuple, Union
+from zlib import crc32
+
+import numpy as np
 
 from ..dtypes import Array
 from ..errors import BrokenInvariantError, ConfigError
@@ -13,16 +16,40 @@ Speeds = Union[str, Sequence[float]]
 MEASURE = "measure"
 
 
+def check_whole(**values: Any) -> None:
+    """Check that arguments, given by name, are whole numbers, of Python or of NumPy.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    for name, value in values.items():
+        if not isinstance(value, (int, np.integer)):
+            raise ConfigError(f"{name}={value!r}: a whole number is needed.")
+
+
 def check_counts(count: int, global_batch: int) -> None:
     """Check the size of a data set and of a global batch.
 
     Raises:
         ConfigError: they are no numbers of samples.
     """
+    check_whole(count=count, global_batch=global_batch)
     if count < 0:
         raise ConfigError(f"A data set of {count} samples cannot be divided.")
     if global_batch < 1:
         raise ConfigError(f"global_batch={global_batch}: a global batch has at least one sample.")
+
+
+def check_position(**values: Any) -> None:
+    """Check numbers of epochs and steps, given by name.
+
+    Raises:
+        ConfigError: one is no whole number, or negative.
+    """
+    check_whole(**values)
+    for name, value in values.items():
+        if value < 0:
+            raise ConfigError(f"{name}={value}: epochs and steps are counted from 0.")
 
 
 class Deal:
@@ -57,13 +84,19 @@ class Deal:
         drop_last: bool = False,
     ) -> None:
         check_counts(count, global_batch)
-        self.count = count
-        self.global_batch = global_batch
-        self.seed = seed
+        check_whole(seed=seed)
+        if not isinstance(speeds, str):
+            try:
+                speeds = [float(speed) for speed in speeds]
+            except (TypeError, ValueError):
+                raise ConfigError(f'speeds={speeds!r}: pass "measure", or one number per rank.') from None
+        self.count = int(count)
+        self.global_batch = int(global_batch)
+        self.seed = int(seed)
         self.limits = limits
         self.steps = steps_in(count, global_batch, drop_last)
         self._speeds = speeds
-        self._shuffle = shuffle
+        self._shuffle, self._drop_last = bool(shuffle), bool(drop_last)
         self._order: Tuple[int, Any] = (-1, None)
         self.furthest = -1
         self.resize(size)
@@ -92,6 +125,12 @@ class Deal:
         self.size = size
         self._plans: List[Tuple[int, Shares]] = [(0, shares)]
         self.furthest = -1
+
+    @property
+    def digest(self) -> int:
+        """A number of 32 bits that differs where global batches do; all ranks have the same."""
+        parts = (self.count, self.global_batch, self.seed, self._shuffle, self._drop_last)
+        return crc32(repr(parts).encode())
 
     @property
     def measures(self) -> bool:
@@ -149,6 +188,7 @@ def limits_of(
     Raises:
         ConfigError: an argument is out of range, or has not one number for each rank.
     """
+    check_whole(min_batch=min_batch, multiple_of=multiple_of)
     if multiple_of < 1 or min_batch < 0:
         raise ConfigError(f"multiple_of={multiple_of} is at least 1, min_batch={min_batch} at least 0.")
     if max_batch is None:

@@ -201,7 +201,9 @@ class Pace:
         computes = bool(samples and self._compute_s)
         compute_s = typical_s(self._compute_s) if computes else 0.0
         waited_s = typical_s(self._waited_s) if computes else 0.0
-        row = np.array([samples, compute_s, waited_s, self._ahead, self._most], np.float64)
+        deal = self.deal
+        measured = [samples, compute_s, waited_s, self._ahead, self._most]
+        row = np.array([*measured, deal.count, deal.global_batch, deal.digest], np.float64)
         name = f"ringcomm.balance.{self._number}.{self._total_steps}"
         return context.engine.allgather([row], [(1, row.size)], name)
 
@@ -210,6 +212,7 @@ class Pace:
     ) -> None:
         """All ranks are in the same step, and have the same rows."""
         rows = np.asarray(handle.wait()[0])
+        _check_same(rows[:, 5:])
         reports = [Report(int(r[0]), float(r[1]), float(r[2]), int(r[3]), int(r[4])) for r in rows]
         change = replanner.decide(self._total_steps, reports)
         if isinstance(replanner, Probe) and replanner.finished:
@@ -237,6 +240,18 @@ class Pace:
         self.ended = True
         if threading.current_thread() is threading.main_thread():
             raise SystemExit(0)
+
+
+def _check_same(given: Any) -> None:
+    """Check that all ranks divide the same data, from count, global batch and digest of each."""
+    for rank, (count, global_batch, digest) in enumerate(given):
+        if (count, global_batch, digest) != tuple(given[0]):
+            raise ConfigError(
+                "Ranks divide different data, so samples are left out or used twice: rank 0 has "
+                f"count={given[0][0]:.0f} and global_batch={given[0][1]:.0f}, rank {rank} has "
+                f"count={count:.0f} and global_batch={global_batch:.0f}. Pass the same data set, "
+                "global_batch, seed, shuffle and drop_last on all ranks."
+            )
 
 
 def _codec_rates(context: Context) -> List[Dict[str, Rates]]:

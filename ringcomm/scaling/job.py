@@ -8,7 +8,6 @@ from typing import Any, Callable, List, Tuple
 
 import numpy as np
 
-from ..errors import ConfigError
 from ..schedule.calibration import Calibration, model_of
 from .machine import Machine, link_byte_s, machine_of
 from .prediction import Prediction, predictions
@@ -37,6 +36,7 @@ class JobPrediction:
         context, settings = self._context, self._context.settings
         self._done = True
         row = np.array([own.compute_s], np.float64)
+        problem = ""
         rows = context.engine.allgather([row], [(1, 1)], "ringcomm.predict").wait()[0]
         if context.rank == 0:
             compute_s: List[float] = [float(value) for value in np.asarray(rows).reshape(-1)]
@@ -50,10 +50,12 @@ class JobPrediction:
             hosts = [peer.host for peer in context.peers]
             here = predictions(work, self._measured_machine(), [context.size], slots).rows[0]
             lines = [description(own, compute_s, hosts, here.step_s), f"predicted {link}:", found.table()]
-            self._announce(context, _TOPIC, "\n".join(lines))
-            self._draw(found, settings.predict_figure)
+            if price and not settings.predict_batch:
+                lines.append("costs are those of a million samples: --price needs --batch")
+            problem = _draw(found, settings.predict_figure)
+            self._announce(context, _TOPIC, "\n".join([*lines, problem] if problem else lines))
         if threading.current_thread() is threading.main_thread():
-            raise SystemExit(0)
+            raise SystemExit(1 if problem else 0)
 
     def _measured_machine(self) -> Machine:
         """The model of the links as they were calibrated."""
@@ -72,14 +74,17 @@ class JobPrediction:
             return machine, f"for interfaces of {speeds} Mbit/s, which is assumed: name another with --link"
         return machine, f"for the hosts' interfaces as measured ({speeds} Mbit/s)"
 
-    def _draw(self, found: Prediction, path: str) -> None:
-        if path:
-            try:
-                Path(path).write_text(found.svg(), encoding="utf-8")
-            except OSError as problem:
-                raise ConfigError(f"The figure {path} cannot be written: {problem.strerror}.") from None
-
     def close(self) -> None:
         """The program ends; report why there is no prediction, if there is none."""
         if not self._done and self._context.rank == 0:
             self._announce(self._context, _TOPIC, missing(self._recorder.seen))
+
+
+def _draw(found: Prediction, path: str) -> str:
+    """Write the figure if there is to be one; why it cannot be written, or nothing."""
+    try:
+        if path:
+            Path(path).write_text(found.svg())
+    except OSError as problem:
+        return f"the figure {path} cannot be written: {problem.strerror}"
+    return ""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ..errors import ConfigError
+from ..parsing import MOST_RANKS
 from .figure import Line, line_chart
 from .machine import Machine, Method, grid, link_byte_s
 from .reduce import Cost, reduce_cost
@@ -120,7 +121,7 @@ def predict(
         link: line rate of the hosts' interfaces, like ``1gbit`` or ``100mbit``.
         slots: ranks per host.
         batch: samples of one rank per step; 0: rates are in steps per second, of all ranks together.
-        price: of one machine per hour, in any currency.
+        price: of one machine per hour, in any currency; it needs a batch.
         overlap: whether gradients are reduced while others are computed.
         ready_s: when each gradient is ready, in seconds since the beginning of the step; by default they
             become ready in proportion to their bytes, in the last two thirds of the computation.
@@ -133,15 +134,21 @@ def predict(
     Raises:
         ConfigError: an argument is out of range.
     """
-    lengths = [gradients] if isinstance(gradients, int) else list(gradients)
-    if not compute_s > 0 or not lengths or min(lengths) < 1 or slots < 1 or batch < 0 or local_steps < 2:
+    lengths = _lengths(gradients)
+    if not _all_between(0.0, compute_s) or not _whole(slots, 1) or not _whole(batch, 0) or local_steps < 2:
         raise ConfigError(
-            "predict: compute_s and gradients are positive, slots at least 1, local_steps at least 2."
+            "predict: compute_s is a positive number of seconds, slots is at least 1, batch at least 0, "
+            "local_steps at least 2."
         )
-    if not ranks or min(ranks) < 1:
-        raise ConfigError("predict: ranks are numbers of ranks, at least 1 each.")
-    if price is not None and not price > 0:
+    counts = list(ranks) if isinstance(ranks, Iterable) else []
+    if not counts or not all(_whole(count, 1) and count <= MOST_RANKS for count in counts):
+        raise ConfigError(f"predict: ranks={ranks!r}: a list of numbers of ranks, from 1 to {MOST_RANKS}.")
+    if price is not None and not _all_between(0.0, price):
         raise ConfigError("predict: the price of a machine per hour is positive.")
+    if price is not None and not batch:
+        raise ConfigError("predict: costs are those of a million samples, so a price needs a batch.")
+    if not isinstance(link, str):
+        raise ConfigError(f"predict: link={link!r}: a rate like 1gbit, 100mbit or 2.5gbit.")
     if ready_s is not None and (len(ready_s) != len(lengths) or sorted(ready_s) != list(ready_s)):
         raise ConfigError("predict: ready_s has one time for each gradient, in ascending order.")
     machine = Machine((link_byte_s(link),))
@@ -150,7 +157,32 @@ def predict(
     work = workload(float(compute_s), lengths, overlap)
     if ready_s is not None:
         work = work._replace(ready_s=tuple(float(at_s) for at_s in ready_s))
-    return predictions(work, machine, ranks, [slots], batch, price, local_steps)
+    return predictions(work, machine, counts, [slots], batch, price, local_steps)
+
+
+def _all_between(least: float, *values: Number) -> bool:
+    """Whether all are finite numbers above the least."""
+    try:
+        return all(least < value < float("inf") for value in values)
+    except TypeError:
+        return False
+
+
+def _whole(value: Number, least: int) -> bool:
+    return _all_between(least - 1, value) and value == int(value)
+
+
+def _lengths(gradients: Union[int, Sequence[int]]) -> List[int]:
+    """The bytes of each gradient."""
+    try:
+        lengths = list(gradients)  # type: ignore[arg-type]
+    except TypeError:
+        lengths = [gradients]  # type: ignore[list-item]
+    if not lengths or not _all_between(0.0, *lengths) or min(lengths) < 1:
+        raise ConfigError(
+            "predict: gradients are a number of bytes, or one for each gradient, at least 1 each."
+        )
+    return [int(nbytes) for nbytes in lengths]
 
 
 def predictions(
@@ -174,7 +206,7 @@ def predictions(
         local_steps: for the rows of local steps.
     """
     rows: List[Row] = []
-    for count in sorted(set(ranks)):
+    for count in sorted({int(count) for count in ranks}):
         places = grid(count, slots)
         for method in _methods(count, places, sum(work.gradients), machine, local_steps):
             rows.append(_row(method, work, machine, places, batch, price))

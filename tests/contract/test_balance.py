@@ -12,6 +12,7 @@ import pytest
 from ringcomm.balance import pace
 from ringcomm.balance.batches import Balanced
 from ringcomm.balance.replan import Change
+from ringcomm.errors import ConfigError
 from ringcomm.ops import Average
 from ringcomm.testing.cluster import run_ranks
 
@@ -104,6 +105,48 @@ def test_another_number_of_ranks_in_the_next_job():
     for parts in run_ranks(2, second):
         seen.update(parts)
     assert seen == Counter(range(COUNT))
+
+
+@pytest.mark.parametrize("name", ["seed", "global_batch", "count"])
+def test_ranks_that_divide_different_data_end_with_an_error_on_all(name):
+    def work(context):
+        arguments = {"count": COUNT, "global_batch": GLOBAL_BATCH, "seed": 3}
+        arguments[name] += context.rank
+        with pytest.raises(ConfigError, match="Ranks divide different data") as found:
+            for mine in Balanced(**arguments, context=lambda: context):
+                step(context, mine)
+        return str(found.value)
+
+    assert len(set(run_ranks(2, work))) == 1
+
+
+@pytest.mark.parametrize(
+    "position",
+    [{}, None, {"step": -1}, {"epoch": -1}, {"step": "a"}, {"step": 1.5}],
+    ids=["empty", "none", "step", "epoch", "text", "fraction"],
+)
+def test_what_is_no_position_is_refused(position):
+    def work(context):
+        data = Balanced(COUNT, GLOBAL_BATCH, 3, context=lambda: context)
+        state = {**data.state_dict(), **position} if position else position
+        with pytest.raises(ConfigError):
+            data.load_state_dict(state)
+        with pytest.raises(ConfigError, match="counted from 0"):
+            data.set_epoch(-1)
+        with pytest.raises(ConfigError, match="counted from 0"):
+            data.set_step(-1)
+        return [mine.tolist() for mine in data]
+
+    assert len(run_ranks(1, work)[0]) == 26
+
+
+def test_an_empty_data_set_has_no_steps():
+    def work(context):
+        data = Balanced(0, GLOBAL_BATCH, context=lambda: context)
+        data.set_step(3)
+        return list(data)
+
+    assert run_ranks(1, work) == [[]]
 
 
 def test_a_fixed_list_of_speeds_gives_the_same_bits_in_two_runs():

@@ -56,7 +56,17 @@ def test_a_program_that_ends_too_early(program):
 
 
 def test_values_that_are_refused(program):
-    for flag, value in (("--link", "fast"), ("--ranks", "2,x"), ("--price", "-1")):
+    for flag, value in (("--link", "fast"), ("--ranks", "2,x"), ("--ranks", "2,100001"), ("--price", "-1")):
         done = ringrun("-np", "2", "--predict", flag, value, "train.py", cwd=program)
         assert done.process.returncode == 2
         assert flag in done.err
+
+
+def test_a_figure_that_cannot_be_written_and_a_price_without_a_batch(program):
+    flags = ["--predict", "--ranks", "2", "--price", "1", "--figure", "missing/figure.svg"]
+    done = ringrun("-np", "2", *flags, "train.py", "blocking", "100000", cwd=program)
+    assert done.process.returncode == 1
+    assert "predicted for interfaces" in done.err
+    assert "the figure missing/figure.svg cannot be written: No such file or directory" in done.err
+    assert "--price needs --batch" in done.err
+    assert "Traceback" not in done.err + done.out

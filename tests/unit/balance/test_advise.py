@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -114,3 +115,44 @@ def test_of_many_machines_only_the_fastest_are_combined():
     slowest = max(range(count), key=sample_s.__getitem__)
     assert f"h{slowest}" not in combined and len(combined) == 8
     assert advice.best.hosts == tuple(hosts)
+
+
+@pytest.mark.parametrize("per_host", [1, 20])
+def test_more_ranks_than_the_model_replays(per_host):
+    ranks = 40
+    names = [f"host {rank // per_host}" for rank in range(ranks)]
+    advice = rc.advise([0.0] * ranks, [0.01] * ranks, 4_000_000, [1000] * ranks, 400, names)
+    every = next(row for row in advice.rows if len(row.hosts) == ranks // per_host)
+    assert every.shares == (10,) * ranks
+    assert 0.1 < every.step_s < 0.2
+
+
+def test_forty_ranks_cost_about_what_thirty_two_do():
+    def sent_s(ranks):
+        model = CostModel(1e-6, 1e-10, 1e-10, 1e-6, hosts=tuple(range(ranks)), wire_byte_s=(1e-8,) * ranks)
+        return reduce_s(model, range(ranks), 100_000_000)
+
+    assert sent_s(40) == pytest.approx(sent_s(32), rel=0.1)
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"fixed_s": [0.1, NAN]}, {"sample_s": [0.1, INF]}, {"mb_per_s": [100, NAN]}, {"mb_per_s": 100},
+        {"mb_per_s": ["1gbit", "1gbit"]}, {"fixed_s": "ab"}, {"fixed_s": None}, {"gradient_bytes": NAN},
+        {"global_batch": 1.5}, {"overlap": 2}, {"overlap": NAN}, {"latency_s": -1}, {"codecs": {"x": -1}},
+        {"codecs": {"x": NAN}}, {"fixed_s": [], "sample_s": [], "mb_per_s": []}, {"hosts": ["a"]},
+    ],
+)  # fmt: skip
+def test_arguments_that_are_no_numbers_of_their_kind_are_refused(arguments):
+    usual = {"fixed_s": [0.1, 0.1], "sample_s": [0.01, 0.01], "gradient_bytes": 1000, "mb_per_s": [100, 100]}
+    with pytest.raises(ConfigError, match="^advise: "):
+        rc.advise(**{**usual, **arguments})
+
+
+def test_arrays_are_sequences_too():
+    times = np.array([0.1, 0.1])
+    assert rc.advise(times, times, 1000, np.array([100, 100]), hosts=np.array(["a", "b"])).best.hosts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -92,3 +93,27 @@ def test_what_cannot_be_dealt(arguments, text):
 def test_what_are_no_limits(arguments):
     with pytest.raises(ConfigError):
         limits_of(*arguments, 2)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"count": 9.5}, {"count": None}, {"global_batch": 2.5}, {"global_batch": "8"}, {"seed": "x"},
+        {"seed": 1.5}, {"seed": None}, {"speeds": 3}, {"speeds": None}, {"speeds": ["a", "b"]},
+    ],
+)  # fmt: skip
+def test_arguments_of_other_types_are_refused_by_name(arguments):
+    with pytest.raises(ConfigError, match=next(iter(arguments))):
+        Deal(**{"count": 41, "global_batch": 16, "size": 2, **arguments})
+
+
+@pytest.mark.parametrize("arguments", [(2.5, None, 1), (0, None, 1.5)])
+def test_limits_are_whole_numbers(arguments):
+    with pytest.raises(ConfigError, match="a whole number is needed"):
+        limits_of(*arguments, size=2)
+
+
+def test_numbers_and_speeds_may_be_numpys():
+    deal = Deal(np.int64(41), np.int64(16), np.int64(3), 2, np.array([3, 1]))
+    assert deal.shares(0, 0) == (12, 4)
+    assert deal.take(0, 0, 1).tolist() == Deal(41, 16, 3, 2, [3, 1]).take(0, 0, 1).tolist()

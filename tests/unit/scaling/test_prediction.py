@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 import ringcomm as rc
@@ -83,7 +84,11 @@ def test_the_table_has_all_rows_and_the_figure_is_well_formed():
     [
         {"compute_s": 0}, {"gradients": []}, {"gradients": [0]}, {"ranks": []}, {"ranks": [0]}, {"slots": 0},
         {"link": "fast"}, {"price": 0}, {"batch": -1}, {"ready_s": [1.0, 2.0]}, {"local_steps": 1},
-        {"gradients": [4, 4], "ready_s": [2.0, 1.0]},
+        {"gradients": [4, 4], "ready_s": [2.0, 1.0]}, {"compute_s": float("inf")}, {"compute_s": "a"},
+        {"compute_s": [0.3, 0.4]}, {"gradients": float("nan")}, {"gradients": "a"}, {"gradients": [[1]]},
+        {"gradients": None}, {"ranks": 8}, {"ranks": [2.5]}, {"ranks": "2,4"}, {"ranks": [10**7]},
+        {"link": None}, {"link": 1000}, {"batch": float("nan")}, {"batch": 2.5}, {"price": "a", "batch": 8},
+        {"price": 1},
     ],
 )  # fmt: skip
 def test_arguments_out_of_range(arguments):
@@ -96,3 +101,9 @@ def test_times_of_gradients_decide_what_is_hidden():
     late = rc.predict(1.0, [12_000_000], ranks=[2], ready_s=[1.0]).rows[0]
     assert early.step_s == 1.0
     assert late.step_s > 1.05
+
+
+def test_bytes_of_gradients_may_be_numbers_of_any_type():
+    expected = rc.predict(1.0, 10**8)
+    assert rc.predict(1.0, 1e8) == rc.predict(1.0, np.int64(10**8)) == expected
+    assert rc.predict(1.0, np.array([10**8])) == expected
