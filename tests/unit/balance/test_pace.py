@@ -81,7 +81,7 @@ class TestReports:
             step(pace, job, clock)
         ((name, row),) = job.asked
         # The first step of an iteration has no beginning, so only the second was measured.
-        assert name == "ringcomm.balance.1.2" and row == pytest.approx([8, 0.4, 0.1, 1, 0])
+        assert name == "ringcomm.balance.1.2" and row[:5] == pytest.approx([8, 0.4, 0.1, 1, 0])
         ((number, reports),) = decisions.decided
         assert number == 3 and [report.samples for report in reports] == [8, 8]
         assert reports[0].compute_s == pytest.approx(0.4) and reports[0].most == 0
@@ -100,7 +100,7 @@ class TestReports:
         pace.deal.change(0, (TOTAL, 0))
         for _ in range(2):
             step(pace, job, clock)
-        assert job.asked[0][1] == [0, 0.0, 0.0, 1, 0]
+        assert job.asked[0][1][:5] == [0, 0.0, 0.0, 1, 0]
 
     def test_a_step_without_memory_counts_nothing_but_its_size(self, clock):
         job = Job(size=2)
@@ -109,7 +109,7 @@ class TestReports:
         pace.lose()
         assert pace.share(1) == 0 and pace.share(2) == 8
         step(pace, job, clock)
-        assert job.asked[0][1] == [8, 0.0, 0.0, 1, 7]
+        assert job.asked[0][1][:5] == [8, 0.0, 0.0, 1, 7]
         pace.deal.change(10, (12, 4))
         for _ in range(9):
             step(pace, job, clock)
