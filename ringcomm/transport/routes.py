@@ -29,6 +29,9 @@ PLENTY_MB_PER_S = 625.0
 IMPLAUSIBLE_MB_PER_S = {WIRELESS: 300.0}
 """A wire of this kind that looks faster is measured again, and counts as no faster than this: then processors
 decide, and the other wire may have been slow for lack of one."""
+SLOW_FOR_A_WIRE_MB_PER_S = 11.0
+"""Less than 100 Mbit/s. One measurement that prefers such a wire to another kind is not enough: on a busy
+machine the other one may have looked as slow."""
 MOST_MEASUREMENTS = 3
 
 
@@ -142,7 +145,7 @@ def choose(wires: Sequence[Attempt], measured: Sequence[Mapping[Wire, float]]) -
         return 0
     votes = [_fastest(wires, speeds) for speeds in measured]
     alike = any(item.kind == wires[0].kind for item in wires[1:])
-    if votes == [0] and not alike and not _implausible(wires, measured[0]):
+    if votes == [0] and not alike and not _doubtful(wires, measured[0]):
         return 0
     for vote in votes:
         if votes.count(vote) > 1:
@@ -164,7 +167,11 @@ def _fastest(wires: Sequence[Attempt], speeds: Mapping[Wire, float]) -> int:
     return best
 
 
-def _implausible(wires: Sequence[Attempt], speeds: Mapping[Wire, float]) -> bool:
+def _doubtful(wires: Sequence[Attempt], speeds: Mapping[Wire, float]) -> bool:
+    """Whether a wire looks faster than its kind can be, or the preferred one slower than its kind is."""
+    preferred = wires[0]
+    if preferred.kind == WIRED and speeds.get(wire_of(preferred), 0.0) < SLOW_FOR_A_WIRE_MB_PER_S:
+        return True
     return any(
         speeds.get(wire_of(item), 0.0) > IMPLAUSIBLE_MB_PER_S[item.kind]
         for item in wires

@@ -142,8 +142,14 @@ def test_where_there_is_no_choice_nothing_is_measured(attempts):
         # what breaks while it is measured
         ((WIRE, WIFI), [(None, 1.0)], None),
         ((WIRE, WIFI), [(None, 1.0)] * 2, WIFI),
-        ((WIRE, WIFI), [(0.0, 0.0)], WIRE),
-        ((WIRE, WIFI), [(None, None)], WIRE),
+        ((WIRE, WIFI), [(0.0, 0.0)] * 2, WIRE),
+        ((WIRE, WIFI), [(None, None)] * 2, WIRE),
+        # a wire of less than 100 Mbit/s: the other one may have had no processor
+        ((WIRE, WIFI), [(9.0, 30.0)], None),
+        ((WIRE, WIFI), [(9.0, 30.0), (2.5, 900.0)], None),
+        ((WIRE, WIFI), [(9.0, 30.0), (2.5, 900.0), (2.5, 900.0)], WIFI),
+        ((WIRE, WIFI), [(9.0, 30.0)] * 2, WIRE),
+        ((WIRE, WIFI), [(11.5, 40.0)], WIRE),
         # three measurements, three results: the preferred of them
         ((WIRE, WIFI, OVERLAY), [(1.0, 1.0, 100.0), (1.0, 100.0, 1.0), (100.0, 1.0, 1.0)], WIRE),
     ],
