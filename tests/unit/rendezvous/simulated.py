@@ -187,3 +187,22 @@ class Job:
         """The only notice of this kind."""
         (notice,) = [item for item in self.notices if item.kind == kind]
         return notice
+
+
+def three_hosts():
+    """Ranks 0 to 3 on three hosts, 10.0.0.0 to 10.0.0.2; rank 2 is the second on its host."""
+    job = Job(4, seats_of(1, 2, 1))
+    for rank, host in enumerate((0, 1, 1, 2)):
+        job.join_seat(rank, rank, addresses=[offer(f"10.0.0.{host}"), offer("127.0.0.1", "lo", "loopback")])
+    return job
+
+
+IFACES = {"10.1": "eth0", "10.2": "eth1", "10.3": "wlan0"}
+"""Between hosts with several wires, by the beginning of the address."""
+
+
+def speed(rank, address, mb_per_s, iface=None):
+    """What a rank says of a wire that it has measured."""
+    return {
+        "rank": rank, "address": address, "iface": iface or IFACES[address[:4]], "mb_per_s": mb_per_s
+    }  # fmt: skip

@@ -1,0 +1,323 @@
+"""Which way ranks reach each other, from what they report and measure: events and what they lead to."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from ringcomm.errors import ProtocolError
+from ringcomm.rendezvous.link_table import ranges_of
+from ringcomm.rendezvous.state import Phase
+from tests.unit.rendezvous.simulated import IFACES, Job, attempt, offer, seats_of, speed, three_hosts
+
+# ---- routes ----------------------------------------------------------------------------------
+
+
+LEADERS = {0: "10.0.0.0", 1: "10.0.0.1", 3: "10.0.0.2"}
+"""The address of the first rank of each host."""
+
+
+def report_all(job, why=""):
+    for source in LEADERS:
+        job.probed(source, *[attempt(source, t, LEADERS[t], why) for t in LEADERS if t != source])
+
+
+def test_probing_ends_when_the_first_rank_of_each_host_has_reported():
+    job = three_hosts()
+    job.probed(0, attempt(0, 1, "10.0.0.1"), attempt(0, 3, "10.0.0.2"))
+    job.probed(2)  # not the first rank of its host: not asked
+    job.probed(1, attempt(1, 0, "10.0.0.0"), attempt(1, 3, "10.0.0.2"))
+    assert job.state.phase is Phase.PROBING
+    job.probed(3, attempt(3, 0, "10.0.0.0"), attempt(3, 1, "10.0.0.1"))
+    assert job.state.phase is Phase.LINKING
+
+
+def routes_sent(job, connection):
+    (message,) = [message for message in job.told[connection] if message["type"] == "link"]
+    return {
+        route["peer"]: (route["dial"], [item["address"] for item in route["addresses"]])
+        for route in message["routes"]
+    }
+
+
+def test_exactly_one_end_of_each_pair_dials():
+    job = three_hosts()
+    report_all(job)
+    routes = {rank: routes_sent(job, rank) for rank in range(4)}
+    for one, other in itertools.combinations(range(4), 2):
+        assert routes[one][other][0] != routes[other][one][0]
+        dialler, target = (one, other) if routes[one][other][0] else (other, one)
+        assert routes[dialler][target][1], "a rank that dials must get an address"
+    assert routes[2][1] == (True, ["127.0.0.1", "10.0.0.1"])
+
+
+def test_the_end_that_got_through_dials():
+    job = Job(2, seats_of(1, 1))
+    for rank in range(2):
+        job.join_seat(rank, rank, addresses=[offer(f"10.0.0.{rank}")])
+    job.probed(0, attempt(0, 1, "10.0.0.1", "no route to host"))
+    job.probed(1, attempt(1, 0, "10.0.0.0"))
+    assert routes_sent(job, 1) == {0: (True, ["10.0.0.0"])}
+    assert routes_sent(job, 0)[1][0] is False
+
+
+def test_a_report_about_another_rank_does_not_count():
+    """A rank reports its own attempts, and not those of another."""
+    job = Job(2, seats_of(1, 1))
+    for rank in range(2):
+        job.join_seat(rank, rank, addresses=[offer(f"10.0.0.{rank}")])
+    job.probed(0, attempt(1, 1, "10.0.0.1"), attempt(99, 98, "10.0.0.1"))
+    job.probed(1)
+    assert routes_sent(job, 0) == {1: (True, ["10.0.0.1"])}
+
+
+# ---- measuring -------------------------------------------------------------------------------
+
+
+def wires(source, target, *nets):
+    """A rank has reached another one by several wires; the addresses end in the number of the rank."""
+    return [
+        attempt(
+            source, target, f"{net}.0.{target}", local_iface=IFACES[net], remote_iface=IFACES[net],
+            kind="wireless" if net == "10.3" else "wired",
+        )
+        for net in nets
+    ]  # fmt: skip
+
+
+def many_hosts(count):
+    job = Job(count, seats_of(*[1] * count))
+    for rank in range(count):
+        offers = [
+            offer(f"10.{net}.0.{rank}", iface) for net, iface in ((1, "eth0"), (2, "eth1"), (3, "wlan0"))
+        ]
+        job.join_seat(rank, rank, addresses=offers)
+    return job
+
+
+def asked(job, rank):
+    """What a rank is to measure, of the last message: by rank, the addresses."""
+    message = job.told[rank][-1]
+    assert message["type"] == "measure", message
+    return {pair["rank"]: [wire["address"] for wire in pair["wires"]] for pair in message["pairs"]}
+
+
+def measuring(nets=("10.1", "10.2")):
+    """Two hosts that two wires connect, and that have been asked to measure them."""
+    job = many_hosts(2)
+    for source in (0, 1):
+        job.probed(source, *wires(source, 1 - source, *nets))
+    return job
+
+
+def test_one_end_measures_where_there_is_a_choice():
+    job = measuring()
+    assert job.state.phase is Phase.PROBING
+    assert asked(job, 0) == {1: ["10.1.0.1", "10.2.0.1"]}
+    assert "measure" not in job.kinds(1)
+    for _ in range(2):
+        assert job.state.phase is Phase.PROBING
+        job.measured(0, speed(1, "10.1.0.1", 110.0), speed(1, "10.2.0.1", 2.5))
+    assert routes_sent(job, 0) == {1: (True, ["10.1.0.1"])}
+
+
+def test_one_measurement_will_do_where_kinds_differ():
+    job = measuring(("10.1", "10.3"))
+    job.measured(0, speed(1, "10.1.0.1", 110.0), speed(1, "10.3.0.1", 2.5))
+    assert routes_sent(job, 0) == {1: (True, ["10.1.0.1"])}
+
+
+def test_what_overrules_the_order_is_measured_again():
+    job = measuring()
+    for _ in range(2):
+        assert asked(job, 0) == {1: ["10.1.0.1", "10.2.0.1"]}
+        job.measured(0, speed(1, "10.1.0.1", 2.5), speed(1, "10.2.0.1", 110.0))
+    assert routes_sent(job, 0) == {1: (True, ["10.2.0.1"])}
+    assert job.kinds(0).count("measure") == 2
+
+
+def test_each_end_measures_what_only_it_can_dial():
+    job = many_hosts(2)
+    job.probed(0, *wires(0, 1, "10.1"))
+    job.probed(1, *wires(1, 0, "10.2"))
+    for _ in range(2):
+        assert asked(job, 0) == {1: ["10.1.0.1"]}
+        assert asked(job, 1) == {0: ["10.2.0.0"]}
+        job.measured(0, speed(1, "10.1.0.1", 110.0))
+        assert job.state.phase is Phase.PROBING
+        job.measured(1, speed(0, "10.2.0.0", 2.5))
+    assert routes_sent(job, 0) == {1: (True, ["10.1.0.1"])}
+
+
+def test_hosts_take_turns_so_that_no_measurement_disturbs_another():
+    job = many_hosts(4)
+    for source in range(4):
+        job.probed(source, *[a for t in range(4) if t != source for a in wires(source, t, "10.1", "10.3")])
+    done = []
+    while job.state.phase is Phase.PROBING:
+        turn = {rank: asked(job, rank) for rank in range(4) if job.told[rank][-1]["type"] == "measure"}
+        pairs = [(rank, target) for rank, targets in turn.items() for target in targets]
+        pairs = [pair for pair in pairs if pair not in done]
+        hosts = [host for pair in pairs for host in pair]
+        assert pairs and len(set(hosts)) == len(hosts)
+        done += pairs
+        for rank, target in pairs:
+            job.measured(rank, *[speed(target, f"{net}.0.{target}", 100.0) for net in ("10.1", "10.3")])
+    assert sorted(done) == list(itertools.combinations(range(4), 2))
+    assert job.state.phase is Phase.LINKING
+
+
+def test_many_hosts_do_not_take_turns():
+    job = many_hosts(13)
+    for source in range(13):
+        job.probed(source, *[a for t in range(13) if t != source for a in wires(source, t, "10.1", "10.3")])
+    assert {rank: len(asked(job, rank)) for rank in range(12)} == {rank: 12 - rank for rank in range(12)}
+    for rank in range(12):
+        found = [(t, f"{net}.0.{t}") for t in range(rank + 1, 13) for net in ("10.1", "10.3")]
+        job.measured(rank, *[speed(target, address, 100.0) for target, address in found])
+    assert job.state.phase is Phase.LINKING
+
+
+def test_a_wire_that_breaks_while_it_is_measured_is_not_used():
+    job = measuring()
+    for _ in range(2):
+        job.measured(0, speed(1, "10.2.0.1", 1.0))
+    assert routes_sent(job, 0) == {1: (True, ["10.2.0.1"])}
+
+
+def test_the_table_shows_what_was_measured():
+    job = measuring()
+    for seen in (110.0, 120.0):  # the lower one counts
+        job.measured(0, speed(1, "10.1.0.1", seen), speed(1, "10.2.0.1", 2.5))
+    for rank in range(2):
+        job.linked(rank, {"iface": "eth0", "local": f"10.1.0.{rank}", "peers": [[1 - rank, 1 - rank]]})
+    assert "110 MB/s" in job.told[0][-1]["table"]
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_an_impossible_speed_is_a_breach(value):
+    job = measuring()
+    with pytest.raises(ProtocolError, match="measured speed"):
+        job.measured(0, speed(1, "10.1.0.1", value))
+
+
+def test_speeds_that_were_not_requested_do_not_count():
+    job = measuring()
+    job.measured(1, speed(0, "10.1.0.0", 1.0))
+    job.measured(7)
+    assert job.state.phase is Phase.PROBING
+    for _ in range(2):
+        job.measured(
+            0, speed(1, "10.1.0.1", 110.0), speed(1, "10.2.0.1", 2.5), speed(1, "10.9.0.1", 900.0, "eth9")
+        )
+    assert routes_sent(job, 0) == {1: (True, ["10.1.0.1"])}
+    job.measured(0, speed(1, "10.1.0.1", 1.0))
+    assert job.state.phase is Phase.LINKING
+
+
+# ---- no way ----------------------------------------------------------------------------------
+
+
+def test_no_route_lists_what_was_tried():
+    job = three_hosts()
+    report_all(job, "connection refused")
+    assert set(job.aborts()) == {0, 1, 2, 3}
+    assert job.root_cause()["kind"] == "no_route"
+    assert "host0 and host1 cannot reach each other" in job.root_cause()["text"]
+    assert "host0 -> host1 at 10.0.0.1 (eth0): connection refused" in job.root_cause()["text"]
+    assert "host1 -> host0 at 10.0.0.0 (eth0): connection refused" in job.root_cause()["text"]
+
+
+def in_vain(job, rank, why="no answer within 3 s", too_slow=True):
+    """The first rank of a host has reached no other host."""
+    others = [other for other in LEADERS if other != rank]
+    job.probed(rank, *(attempt(rank, other, LEADERS[other], why, too_slow=too_slow) for other in others))
+
+
+def test_hosts_that_took_too_long_to_answer_are_probed_once_more():
+    job = three_hosts()
+    job.probed(0, attempt(0, 1, LEADERS[1]), attempt(0, 3, LEADERS[3], "no answer", too_slow=True))
+    job.probed(1, attempt(1, 0, LEADERS[0]), attempt(1, 3, LEADERS[3], "connection refused"))
+    in_vain(job, 3)
+    assert job.state.phase is Phase.PROBING
+    again = {rank: job.told[rank][-1] for rank in range(4) if "probe_again" in job.kinds(rank)}
+    targets = {
+        rank: [(item["rank"], [offered["address"] for offered in item["addresses"]]) for item in m["targets"]]
+        for rank, m in again.items()
+    }
+    assert targets == {0: [(3, [LEADERS[3]])], 3: [(0, [LEADERS[0]]), (1, [LEADERS[1]])]}
+    in_vain(job, 3)
+    assert job.state.phase is Phase.PROBING  # rank 0 has not answered
+    job.probed(0, attempt(0, 3, LEADERS[3]))
+    assert "host1 and host2 cannot reach each other" in job.root_cause()["text"]
+
+
+def test_a_second_round_that_succeeds_leads_to_links():
+    job = three_hosts()
+    for rank in LEADERS:
+        in_vain(job, rank)
+    report_all(job)
+    assert job.state.phase is Phase.LINKING
+
+
+def test_a_second_round_that_takes_too_long_is_the_last():
+    job = three_hosts()
+    for rank in (0, 1, 3, 0, 1, 3):
+        in_vain(job, rank)
+    assert job.root_cause()["text"].count("host0 -> host1 at 10.0.0.1") == 1
+
+
+def test_hosts_that_refuse_are_not_probed_again():
+    job = three_hosts()
+    for rank in LEADERS:
+        in_vain(job, rank, "connection refused", too_slow=False)
+    assert len(job.aborts()) == 4
+    assert not any("probe_again" in job.kinds(rank) for rank in range(4))
+
+
+def test_malformed_report_is_a_breach():
+    job = three_hosts()
+    with pytest.raises(ProtocolError):
+        job.probed(0, {"source": 0})
+
+
+def test_all_linked_starts_the_job_with_a_table():
+    job = three_hosts()
+    report_all(job)
+    for rank in range(4):
+        peers = ranges_of(peer for peer in range(4) if peer != rank)
+        links = [{"iface": f"eth{rank}", "local": f"10.0.0.{rank}", "peers": peers}]
+        assert not any(kind == "go" for kind in job.kinds(rank))
+        job.linked(rank, *links)
+    assert job.state.phase is Phase.RUNNING
+    assert all(job.kinds(rank) == ["probe", "link", "go"] for rank in range(4))
+    assert "rank 0 (host0)  eth0 10.0.0.0  <->  eth1 10.0.0.1  rank 1 (host1)" in job.told[0][-1]["table"]
+    assert len(job.notice("started").detail["links"]) == 6
+
+
+@pytest.mark.parametrize("peers", [[[1, 4]], [[-1, 0]], [[2, 1]], [[1]], [1], [["1", "2"]], [[True, 2]]])
+def test_a_link_to_a_rank_that_does_not_exist_is_a_breach(peers):
+    job = three_hosts()
+    report_all(job)
+    with pytest.raises(ProtocolError, match="ranks that do not exist"):
+        job.linked(0, {"iface": "eth0", "local": "10.0.0.0", "peers": peers})
+
+
+def test_a_rank_that_cannot_connect_ends_it():
+    job = three_hosts()
+    report_all(job)
+    job.unlinked(2, "rank 3 did not answer (10.0.0.3: timed out)", peer=3)
+    job.pass_time(1.0)
+    assert set(job.aborts()) == {0, 1, 2, 3}
+    assert (
+        job.root_cause()["text"]
+        == "rank 2 (host1) could not connect to all ranks: rank 3 did not answer (10.0.0.3: timed out)."
+    )
+
+
+def test_one_host_needs_no_probing():
+    job = Job(3)
+    for connection in range(3):
+        job.join(connection, pid=connection)
+    assert all(job.kinds(connection) == ["probe", "link"] for connection in range(3))

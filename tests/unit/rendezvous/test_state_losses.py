@@ -1,0 +1,380 @@
+"""Ranks that are lost, leave, fail or come again; events of the rendezvous and their effects."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from ringcomm.rendezvous.actions import Drop
+from ringcomm.rendezvous.root_cause import EVIDENCE_S, SETTLE_S, VANISHED
+from ringcomm.rendezvous.state import Phase
+from tests.unit.rendezvous.simulated import Job, attempt, seats_of, three_hosts
+
+# ---- losing a rank ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seats", [(), (3,)])
+def test_vanished_rank_is_named_to_all_after_a_moment(seats):
+    job = Job(3, seats_of(*seats))
+    job.run_on_one_host()
+    job.hang_up(1)
+    assert not job.aborts()
+    job.pass_time(EVIDENCE_S)
+    assert job.root_cause()["rank"] == 1
+    assert VANISHED in job.root_cause()["text"]
+    assert {0, 2} <= set(job.aborts())
+    failed = job.notice("failed")
+    assert (failed.culprit, failed.detail) == (1, {"kind": "lost", "leaving": False})
+
+
+def test_how_its_process_ended_is_known_a_little_later():
+    job = Job(3, seats_of(3))
+    job.run_on_one_host()
+    job.hang_up(1)
+    job.lost(0, peer=1)
+    job.pass_time(0.1)
+    job.exit(1, "killed by SIGKILL")
+    assert "rank 1 (host0) was lost while others were in allreduce" in job.root_cause()["text"]
+    assert "killed by SIGKILL" in job.root_cause()["text"]
+    assert VANISHED not in job.root_cause()["text"]
+
+
+def test_how_its_process_ended_is_known_before():
+    job = Job(2, seats_of(2))
+    job.run_on_one_host()
+    job.exit(1, "exit code 3")
+    assert job.root_cause()["text"] == "rank 1 (host0) was lost: exit code 3."
+    job.hang_up(1)
+    job.pass_time(10.0)
+    assert len(job.aborts()) == 2
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_chain_of_losses(order):
+    job = Job(4, seats_of(1, 1, 1, 1))
+    for rank in range(4):
+        job.join_seat(rank, rank)
+    report = {
+        source: [attempt(source, t, "10.0.0.9") for t in range(4) if t != source] for source in range(4)
+    }
+    for rank in range(4):
+        job.probed(rank, *report[rank])
+    job.link_all(range(4))
+    for reporter in order:
+        job.lost(reporter, peer=reporter + 1)
+        job.pass_time(0.05)
+    job.pass_time(EVIDENCE_S)
+    assert job.root_cause()["rank"] == 3
+
+
+def test_stalled_rank():
+    job = Job(3)
+    job.run_on_one_host()
+    job.lost(0, peer=2, kind="stalled", why="not a byte for 5 s, 100 bytes into it")
+    job.pass_time(SETTLE_S)
+    assert (job.root_cause()["kind"], job.root_cause()["rank"]) == ("stalled", 2)
+    assert "not a byte for 5 s" in job.root_cause()["text"]
+
+
+def test_a_rank_that_finishes_while_others_need_it():
+    job = Job(3)
+    job.run_on_one_host()
+    job.leave(2, "its program ended")
+    assert not job.aborts()
+    job.lost(0, peer=2)
+    job.pass_time(SETTLE_S)
+    assert set(job.aborts()) >= {0, 1}
+    assert "has finished (its program ended)" in job.root_cause()["text"]
+
+
+def test_a_rank_that_leaves_with_an_error_ends_it_for_all_at_once():
+    job = Job(3)
+    job.run_on_one_host()
+    job.leave(2, "uncaught ValueError: boom", ok=False)
+    assert job.root_cause()["text"] == "rank 2 (host0) was lost: uncaught ValueError: boom."
+
+
+def test_a_rank_that_leaves_during_the_start_ends_it_for_all():
+    job = three_hosts()
+    job.leave(2, "it was interrupted")
+    assert job.root_cause()["rank"] == 2
+    assert set(job.aborts()) >= {0, 1, 3}
+
+
+class TestInterrupted:
+    """A rank has left a collective half-way and says so; its program may go on."""
+
+    DOING = "allreduce(8 x float32), call number 4, 96 bytes into it"
+
+    def interrupted(self):
+        job = Job(3)
+        job.run_on_one_host()
+        message = {"type": "interrupted", "doing": self.DOING, "why": "KeyboardInterrupt"}
+        job.take(job.state.interrupted(1, message, job.now_s))
+        assert not job.aborts()
+        return job
+
+    def test_it_is_named_even_if_others_lose_each_other_because_of_it(self):
+        job = self.interrupted()
+        job.lost(0, peer=2, kind="still")
+        for connection in range(3):
+            job.state.answered(connection, {"heard": [], "silent": []}, job.now_s)
+        job.pass_time(SETTLE_S)
+        root_cause = job.root_cause()
+        assert (root_cause["kind"], root_cause["rank"]) == ("lost", 1)
+        assert root_cause["text"] == (
+            f"rank 1 (host0) was interrupted (KeyboardInterrupt) in {self.DOING} and left it "
+            "unfinished, so the job cannot go on."
+        )
+
+    def test_one_that_ends_because_of_it_says_more(self):
+        job = self.interrupted()
+        job.leave(1, "uncaught KeyboardInterrupt", ok=False)
+        assert "rank 1 (host0) was lost" in job.root_cause()["text"]
+        assert "uncaught KeyboardInterrupt" in job.root_cause()["text"]
+
+    def test_one_that_leaves_in_peace_was_interrupted_all_the_same(self):
+        job = self.interrupted()
+        job.leave(1)
+        job.pass_time(SETTLE_S)
+        assert "was interrupted (KeyboardInterrupt)" in job.root_cause()["text"]
+        assert job.root_cause()["text"].endswith("it has left the job (it called shutdown()).")
+
+    def test_one_that_was_interrupted_because_it_had_lost_another_is_not_the_cause(self):
+        job = Job(3)
+        job.run_on_one_host()
+        job.lost(1, peer=2)
+        message = {"type": "interrupted", "doing": self.DOING, "why": "KeyboardInterrupt"}
+        job.take(job.state.interrupted(1, message, job.now_s))
+        job.hang_up(2)
+        job.pass_time(EVIDENCE_S)
+        assert job.root_cause()["rank"] == 2
+
+
+class TestComingBack:
+    """After a failure, a rank calls init() again in the same process."""
+
+    def test_a_job_of_ringrun_does_not_start_again(self):
+        job = Job(2, seats_of(2))
+        job.run_on_one_host()
+        job.leave(1, "uncaught ValueError: boom", ok=False)
+        job.join_seat(10, 0)
+        (answer,) = job.told[10]
+        assert answer["type"] == "refused"
+        assert "init() cannot start it again" in answer["reason"] and "--restarts N" in answer["reason"]
+        assert "ValueError: boom" in answer["reason"]
+
+    def test_without_ringrun_it_is_to_look_for_the_next_rendezvous(self):
+        job = Job(2)
+        job.run_on_one_host()
+        job.leave(1, "uncaught ValueError: boom", ok=False)
+        assert job.join(10) == [Drop(10)] and not job.told[10]
+
+    def test_a_late_rank_reads_why_the_start_has_failed(self):
+        job = Job(3, seats_of(3))
+        job.join_seat(0, 0)
+        job.exit(1)
+        job.join_seat(2, 2)
+        assert [message["type"] for message in job.told[2]] == ["abort"]
+
+
+def test_mismatch_carries_both_sides_words():
+    job = Job(2)
+    job.run_on_one_host()
+    job.mismatch(1, peer=0, text="rank 1 wanted a broadcast")
+    job.mismatch(0, peer=1, text="rank 0 wanted an allreduce")
+    job.pass_time(SETTLE_S)
+    assert (job.root_cause()["kind"], job.root_cause()["rank"]) == ("mismatch", None)
+    text = job.root_cause()["text"]
+    assert text.index("rank 0 wanted an allreduce") < text.index("rank 1 wanted a broadcast")
+
+
+def test_reports_by_and_about_unknown_ranks_are_ignored():
+    job = Job(2)
+    job.run_on_one_host()
+    for event in (
+        lambda: job.lost(99, peer=0),
+        lambda: job.lost(0, peer=77),
+        lambda: job.mismatch(99, 0, "x"),
+        lambda: job.leave(99),
+        lambda: job.hang_up(99),
+        lambda: job.linked(99),
+        lambda: job.unlinked(99),
+        lambda: job.probed(99),
+    ):
+        assert event() == []
+    job.pass_time(100.0)
+    assert not job.aborts()
+
+
+def test_abort_happens_once():
+    job = Job(3, seats_of(3))
+    job.run_on_one_host()
+    job.leave(2, "boom", ok=False)
+    first = job.root_cause()
+    job.lost(0, peer=1)
+    job.mismatch(1, 0, "different")
+    job.exit(0)
+    job.hang_up(1)
+    job.unlinked(0)
+    job.leave(0, "then another", ok=False)
+    job.pass_time(1000.0)
+    assert job.root_cause() is first
+    job.notice("failed")
+
+
+def test_a_rank_that_comes_after_the_end_reads_why():
+    job = Job(3, seats_of(3))
+    job.run_on_one_host()
+    job.leave(2, "boom", ok=False)
+    job.hang_up(2)
+    job.join_seat(9, 2)
+    assert len(job.told[9]) == 1
+    assert "boom" in str(job.told[9][0])
+    assert job.told[9][0]["type"] in ("refused", "abort")
+
+
+# ---- the next generation ---------------------------------------------------------------------
+
+
+def test_leave_and_join_again():
+    job = Job(2, seats_of(2))
+    for generation in range(3):
+        first = 10 * generation
+        job.run_on_one_host(first)
+        assert [job.told[first + rank][0]["generation"] for rank in range(2)] == [generation] * 2
+        for rank in range(2):
+            job.leave(first + rank)
+            job.hang_up(first + rank)
+        assert job.state.phase is Phase.JOINING
+    assert [item.kind for item in job.notices if item.kind in ("started", "ended")] == [
+        "started",
+        "ended",
+    ] * 3
+    assert not job.aborts()
+
+
+@pytest.mark.parametrize("seats", [(), (3,)])
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_fast_rejoiner_waits_until_the_others_have_left(seats, order):
+    job = Job(3, seats_of(*seats))
+    job.run_on_one_host()
+    for count, rank in enumerate(order):
+        job.leave(rank)
+        job.hang_up(rank)
+        if seats:
+            job.join_seat(10 + rank, rank)
+        else:
+            job.join(10 + rank, rank=rank)
+        assert bool(job.told[10 + rank]) == (count == 2), "told before the others had left, or never"
+    assert {connection: rank for connection, rank in job.ranks().items() if connection >= 10} == {
+        10: 0,
+        11: 1,
+        12: 2,
+    }
+    assert job.told[10][0]["generation"] == 1
+    job.link_all([10, 11, 12])
+    assert not job.aborts()
+
+
+def test_only_ranks_that_left_may_come_back():
+    job = Job(2)
+    job.run_on_one_host()
+    job.leave(0)
+    job.join(10, rank=0)
+    assert job.told[10] == []
+    job.join(11, hostname="elsewhere", pid=3)
+    assert "came too late" in job.told[11][0]["reason"]
+
+
+def test_a_process_that_ended_in_peace_is_missed_in_the_next_generation():
+    job = Job(2, seats_of(2))
+    job.run_on_one_host()
+    job.leave(0, "its program ended")
+    job.hang_up(0)
+    job.exit(0, "exit code 0", ok=True)
+    job.leave(1)
+    assert not job.aborts()
+    job.join_seat(11, 1)
+    assert "rank 0 (host0) ended (exit code 0) before it called ringcomm.init()" in job.root_cause()["text"]
+
+
+def test_rejoining_times_out_too():
+    job = Job(2, seats_of(2), start_timeout_s=20.0)
+    job.run_on_one_host()
+    job.leave(0)
+    job.leave(1)
+    job.join_seat(10, 0)
+    job.pass_time(20.0)
+    assert "called ringcomm.init() again within 20 s. Missing: rank 1 (host0)" in job.root_cause()["text"]
+
+
+def test_a_rank_that_waits_for_others_to_return_waits_as_long_as_any():
+    job = Job(2, seats_of(2), start_timeout_s=20.0)
+    job.run_on_one_host()
+    job.leave(0)
+    job.join_seat(10, 0)
+    job.pass_time(15.0)
+    job.leave(1)
+    job.pass_time(19.9)
+    assert not job.aborts()
+    job.pass_time(0.1)
+    assert set(job.aborts()) == {10}
+
+
+def test_reports_of_an_old_generation_do_not_hurt_the_next():
+    job = Job(2, seats_of(2))
+    job.run_on_one_host()
+    job.leave(0)
+    job.lost(1, peer=0)
+    job.leave(1)
+    job.run_on_one_host(10)
+    job.pass_time(100.0)
+    assert not job.aborts()
+
+
+class TestSilence:
+    """While links are built, and when only one rank is left, the rendezvous pings."""
+
+    def joined(self):
+        job = Job(3)
+        for rank in range(3):
+            job.join(rank, rank=rank, pid=100 + rank, dead_after=6.0, listens=True)
+        return job
+
+    def answer(self, job, *connections):
+        for connection in connections:
+            job.take(job.state.answered(connection, {"heard": [], "silent": []}, job.now_s))
+
+    def test_members_that_answer_are_not_given_up(self):
+        job = self.joined()
+        for _ in range(20):
+            job.pass_time(1.0)
+            self.answer(job, 0, 1, 2)
+        assert not job.aborts()
+        assert job.kinds(0).count("ping") >= 20
+
+    def test_the_one_that_does_not_answer_is_the_cause(self):
+        job = self.joined()
+        for _ in range(5):
+            job.pass_time(1.0)
+            self.answer(job, 0, 2)
+            assert not job.aborts()
+        job.pass_time(1.5)
+        cause = job.aborts()[0]
+        assert (cause["kind"], cause["rank"]) == ("stalled", 1)
+        assert "has been silent for 6 s while links were being built" in cause["text"]
+
+    def test_a_running_job_is_not_pinged_until_one_rank_is_left(self):
+        job = self.joined()
+        job.link_all(range(3))
+        before = job.kinds(2).count("ping")
+        job.pass_time(100.0)
+        assert job.kinds(2).count("ping") <= before + 1 and not job.aborts()
+        job.leave(0)
+        job.leave(1)
+        job.pass_time(5.5)
+        assert not job.aborts()
+        job.pass_time(1.0)
+        assert "while others have left already" in job.aborts()[2]["text"]
