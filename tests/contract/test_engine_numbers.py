@@ -1,0 +1,323 @@
+"""The engine between real ranks: what operations give, in whatever order ranks and threads submit them."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ringcomm.arrays.bridge import flat_copy
+from ringcomm.config import Settings
+from ringcomm.ops import Adasum, Average, Max, Min, Product, Sum
+from ringcomm.testing.cluster import run_ranks
+from ringcomm.testing.reference import contributions
+
+LIMIT_S = 30.0
+
+
+def plain(**changes) -> Settings:
+    return replace(Settings(spin_us=0.0, timeout_s=20.0, start_timeout_s=20.0), **changes)
+
+
+def values(rank: int, seed: int, *shape: int, dtype=np.float64):
+    return np.random.default_rng((rank, seed)).integers(-40, 40, shape).astype(dtype)
+
+
+class TestNumbers:
+    def test_every_collective(self, on_ranks, size):
+        def work(context):
+            engine, rank = context.engine, context.rank
+            reduced = {}
+            for op in (Average, Sum, Min, Max, Product):
+                flat = values(rank, 1, 60)
+                engine.allreduce([flat], op, f"r{op}").wait(LIMIT_S)
+                reduced[op] = flat
+            rows = values(rank, 2, (rank + 1) * 3)
+            gathered = engine.allgather([rows], [(rank + 1, 3)], "g").wait(LIMIT_S)[0]
+            sent = values(rank, 3, 8)
+            engine.broadcast([sent], size - 1, "b").wait(LIMIT_S)
+            part = engine.reducescatter([values(rank, 4, (size + 1) * 2)], [(size + 1, 2)], Sum, "s")
+            splits = [to + 1 for to in range(size)]
+            swapped = engine.alltoall(np.repeat(np.arange(size), splits) * 10 + rank, (sum(splits),), splits)
+            engine.barrier().wait(LIMIT_S)
+            return reduced, gathered, sent, part.wait(LIMIT_S)[0], swapped.wait(LIMIT_S)
+
+        results = on_ranks(size, work)
+        inputs = np.stack([values(rank, 1, 60) for rank in range(size)])
+        expected = {
+            Average: inputs.sum(0) / size, Sum: inputs.sum(0), Min: inputs.min(0), Max: inputs.max(0),
+            Product: inputs.prod(0),
+        }  # fmt: skip
+        everything = np.concatenate([values(rank, 2, (rank + 1) * 3).reshape(-1, 3) for rank in range(size)])
+        whole = np.stack([values(rank, 4, (size + 1) * 2) for rank in range(size)]).sum(0).reshape(-1, 2)
+        pieces = np.array_split(whole, size)
+        for rank, (reduced, gathered, sent, part, (rows, counts)) in enumerate(results):
+            for op, array in expected.items():
+                np.testing.assert_allclose(reduced[op], array)
+            np.testing.assert_array_equal(gathered, everything)
+            np.testing.assert_array_equal(sent, values(size - 1, 3, 8))
+            np.testing.assert_array_equal(part, pieces[rank])
+            np.testing.assert_array_equal(counts, [rank + 1] * size)
+            np.testing.assert_array_equal(rows, np.repeat(rank * 10 + np.arange(size), rank + 1))
+
+    def test_what_is_done_keeps_no_memory_in_use(self, on_ranks):
+        """A thread that waited may count references to the memory before the engine drops its own."""
+        submitted = threading.Event()
+
+        def work(context):
+            if context.rank == 0:
+                assert submitted.wait(LIMIT_S)
+            handle = context.engine.allreduce([np.ones(5000)], Sum, "x")
+            waiting = context.engine.pending()
+            submitted.set()
+            handle.wait(LIMIT_S)
+            return [request.arrays for request in waiting]
+
+        assert on_ranks(2, work)[1] == [[]]
+
+    def test_small_ones_that_all_wait_for_need_no_collective(self, on_ranks, size):
+        def work(context):
+            engine, rank, runs = context.engine, context.rank, []
+            run = engine._bucket_runner.run
+            engine._bucket_runner.run = lambda bucket: runs.append(bucket) or run(bucket)
+            results = []
+            for step in range(4):
+                mean, last = values(rank, step, 5), values(rank, step + 50, 3)
+                engine.allreduce([mean], Average, "mean", urgent=True).wait(LIMIT_S)
+                engine.broadcast([last], size - 1, "last", urgent=True).wait(LIMIT_S)
+                engine.barrier("end").wait(LIMIT_S)
+                results.append((mean, last))
+            return results, len(runs)
+
+        for results, runs in on_ranks(size, work):
+            assert runs == (3 if size > 1 else 12)
+            for step, (mean, last) in enumerate(results):
+                np.testing.assert_allclose(mean, sum(values(r, step, 5) for r in range(size)) / size)
+                np.testing.assert_array_equal(last, values(size - 1, step + 50, 3))
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_some_wait_at_once_and_some_do_not(self, on_ranks, size, seed):
+        def work(context):
+            random_of_rank, results = random.Random(seed * 100 + context.rank), []
+            for step in range(60):
+                batch = [values(context.rank, step * 10 + n, 4) for n in range(3)]
+                order = random_of_rank.sample(range(3), 3)
+                handles = [
+                    context.engine.allreduce([batch[n]], Sum, f"t{n}", urgent=random_of_rank.random() < 0.8)
+                    for n in order
+                ]
+                for handle in handles:
+                    handle.wait(LIMIT_S)
+                results.append(batch)
+            return results
+
+        for results in on_ranks(size, work):
+            for step, batch in enumerate(results):
+                for n, array in enumerate(batch):
+                    expected = sum(values(rank, step * 10 + n, 4) for rank in range(size))
+                    np.testing.assert_array_equal(array, expected)
+
+    def test_groups_of_mixed_types_and_sizes(self, on_ranks, size):
+        kinds = [np.float32, np.float16, np.int64, np.float64]
+
+        def group(rank):
+            return [values(rank, n, 1 + n * 7, dtype=kinds[n % 4]) for n in range(12)]
+
+        def work(context):
+            arrays = group(context.rank)
+            large = values(context.rank, 99, 200_000)
+            handles = [
+                context.engine.allreduce(arrays[:6], Sum, "first"),
+                context.engine.allreduce([large], Sum),
+            ]
+            handles.append(context.engine.allreduce(arrays[6:], Sum, "second"))
+            shapes = [(array.size,) for array in arrays]
+            scattered = context.engine.reducescatter(group(context.rank), shapes, Sum, "third")
+            gathered = context.engine.allgather(group(context.rank), shapes, "fourth")
+            for handle in handles:
+                handle.wait(LIMIT_S)
+            return arrays, large, scattered.wait(LIMIT_S), gathered.wait(LIMIT_S)
+
+        sums = [sum(group(rank)[n].astype(np.float64) for rank in range(size)) for n in range(12)]
+        for rank, (arrays, large, scattered, gathered) in enumerate(on_ranks(size, work)):
+            for n in range(12):
+                assert arrays[n].dtype == kinds[n % 4]
+                np.testing.assert_array_equal(arrays[n], sums[n])
+                np.testing.assert_array_equal(scattered[n], np.array_split(sums[n], size)[rank])
+                np.testing.assert_array_equal(gathered[n], np.concatenate([group(r)[n] for r in range(size)]))
+            np.testing.assert_array_equal(large, sum(values(r, 99, 200_000) for r in range(size)))
+
+    def test_neighbours_in_memory_are_reduced_in_place(self):
+        def work(context):
+            results = []
+            for together in (True, False):
+                # One rank's arrays are neighbours, the others' are not: they must still fit together.
+                owner = values(context.rank, 5, 30)
+                parts = [owner[:10], owner[10:14], owner[14:]]
+                if context.rank or not together:
+                    parts = [part.copy() for part in parts]
+                context.engine.allreduce(parts, Sum).wait(LIMIT_S)
+                results.append((np.concatenate(parts), owner))
+            return results
+
+        expected = sum(values(rank, 5, 30) for rank in range(3))
+        results = run_ranks(3, work)
+        for (parts, _), (apart, _) in results:
+            np.testing.assert_array_equal(parts, expected)
+            np.testing.assert_array_equal(apart, expected)
+        np.testing.assert_array_equal(results[0][0][1], expected)
+
+    @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
+    def test_adasum(self, size):
+        def pairwise(vectors):
+            """The definition, on all vectors at once."""
+            power = 1 << (len(vectors).bit_length() - 1)
+            vectors = list(vectors)
+            for extra in range(power, len(vectors)):
+                vectors[extra - power] = mixed(vectors[extra - power], vectors[extra])
+            vectors = vectors[:power]
+            while len(vectors) > 1:
+                vectors = [mixed(a, b) for a, b in zip(vectors[::2], vectors[1::2])]
+            return vectors[0]
+
+        def mixed(a, b):
+            return a * (1 - a @ b / (2 * (a @ a))) + b * (1 - a @ b / (2 * (b @ b)))
+
+        def work(context):
+            array = np.random.default_rng(context.rank).normal(size=50)
+            context.engine.allreduce([array], Adasum, "g").wait(LIMIT_S)
+            return array, context.allreduce(np.random.default_rng(context.rank).normal(size=50), Adasum)
+
+        results = run_ranks(size, work)
+        expected = pairwise([np.random.default_rng(rank).normal(size=50) for rank in range(size)])
+        for by_name, in_order in results:
+            np.testing.assert_allclose(by_name, expected)
+            assert by_name.tobytes() == in_order.tobytes() == results[0][0].tobytes()
+
+    def test_adasum_is_scaled_before_and_after(self):
+        def work(context):
+            array = np.array([1.0, 2.0]) * (1 - 2 * context.rank)  # opposite, and so added up to nothing
+            alike = np.array([1.0, 2.0])
+            context.engine.allreduce([array], Adasum, "opposite", prescale=3.0).wait(LIMIT_S)
+            context.engine.allreduce([alike], Adasum, "alike", prescale=3.0, postscale=2.0).wait(LIMIT_S)
+            return array.tolist(), alike.tolist()
+
+        assert run_ranks(2, work) == [([0.0, 0.0], [6.0, 12.0])] * 2
+
+    def test_adasum_of_what_is_too_large_is_no_warning(self):
+        """Warnings are errors in these tests, and one in the engine's thread would end the job."""
+
+        def work(context):
+            array = np.array([6e4, 1.0 - 2.0 * context.rank, np.inf], np.float16)
+            context.engine.allreduce([array], Adasum, "a", prescale=2.0, postscale=2.0).wait(LIMIT_S)
+            return array[0] == np.inf or np.isnan(array[0])
+
+        assert run_ranks(2, work) == [True, True]
+
+    def test_half_types_through_fusion(self, on_ranks):
+        def work(context):
+            arrays = [
+                flat_copy(contributions(np.dtype(np.float16), 3, 20)[context.rank])[0] for _ in range(4)
+            ]
+            context.engine.allreduce(arrays, Average).wait(LIMIT_S)
+            return [array.tobytes() for array in arrays]
+
+        results = on_ranks(3, work)
+        assert results[0] == results[1] == results[2] and len(set(results[0])) == 1
+
+
+class TestOrder:
+    @pytest.mark.parametrize("seed", range(3))
+    def test_each_rank_has_an_order_of_its_own(self, on_ranks, seed):
+        """Names hit and miss the cache, shapes change, sets and groups are mixed in."""
+        rounds, names = 4, 40
+
+        def work(context):
+            engine, rank, size = context.engine, context.rank, context.size
+            chance = random.Random(1000 * seed + rank)
+            number = engine.add_process_set([0, 2])
+            for turn in range(rounds):
+                order = list(range(names))
+                chance.shuffle(order)
+                started = []
+                for n in order:
+                    members = (0, 2) if n % 5 == 0 else tuple(range(size))
+                    if rank not in members:
+                        continue
+                    length = 3 + (n + turn * (n % 3)) % 7
+                    array = np.full(length, rank + n, np.float64)
+                    process_set = number if n % 5 == 0 else 0
+                    handle = engine.allreduce([array], Sum, f"t{n}", process_set=process_set)
+                    started.append((handle, array, length, sum(members) + n * len(members)))
+                    if chance.random() < 0.1:
+                        time.sleep(chance.random() * 0.003)
+                chance.shuffle(started)
+                for handle, array, length, expected in started:
+                    handle.wait(LIMIT_S)
+                    np.testing.assert_array_equal(array, np.full(length, expected))
+            assert engine.remove_process_set(number)
+            return engine.pending()
+
+        assert on_ranks(3, work, settings=plain(cache_capacity=25, fusion_bytes=100)) == [[], [], []]
+
+    def test_from_many_threads(self, on_ranks):
+        def work(context):
+            wrong = []
+
+            def many(thread):
+                for n in range(20):
+                    array = np.full(5, float(context.rank))
+                    context.engine.allreduce([array], Sum, f"{thread}.{n}").wait(LIMIT_S)
+                    if not (array == 3).all():
+                        wrong.append(array)
+
+            threads = [threading.Thread(target=many, args=(n,)) for n in range(4)]
+            for thread in threads:
+                thread.start()
+            # Meanwhile the other kind of collectives goes on.
+            totals = [int(context.allreduce(np.array([context.rank]), Sum)[0]) for _ in range(30)]
+            for thread in threads:
+                thread.join()
+            return wrong, set(totals)
+
+        assert on_ranks(3, work) == [([], {3})] * 3
+
+    def test_join_with_uneven_data(self, on_ranks, size):
+        def work(context):
+            sums = []
+            for _ in range(context.rank * 2):
+                array = np.ones(4)
+                context.engine.allreduce([array], Average).wait(LIMIT_S)
+                sums.append(float(array[0]))
+            last = context.engine.join().wait(LIMIT_S)
+            after = np.ones(2)
+            context.engine.allreduce([after], Sum).wait(LIMIT_S)
+            return sums, last, after.tolist()
+
+        results = on_ranks(size, work)
+        for rank, (sums, last, after) in enumerate(results):
+            assert sums == [(size - 1 - turn // 2) / size for turn in range(rank * 2)]
+            assert last == size - 1 and after == [size, size]
+
+    def test_join_ends_also_if_rank_0_is_the_last(self):
+        def work(context):
+            if context.rank == 0:  # the other has joined when this is over
+                context.engine.allreduce([np.ones(4)], Sum).wait(LIMIT_S)
+            return context.engine.join().wait(LIMIT_S)
+
+        assert run_ranks(2, work) == [0, 0]
+
+    @pytest.mark.parametrize("op, neutral", [(Min, 7), (Max, -7), (Product, 3)])
+    def test_joined_ranks_change_nothing(self, op, neutral):
+        def work(context):
+            array = np.full(3, neutral, np.int32)
+            if context.rank:
+                context.engine.allreduce([array], op).wait(LIMIT_S)
+            context.engine.join().wait(LIMIT_S)
+            return int(array[0])
+
+        assert run_ranks(2, work)[1] == neutral
