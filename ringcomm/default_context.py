@@ -30,13 +30,17 @@ _before_calls: Optional[Callable[[], None]] = None
 def init(membership: Optional[Membership] = None, settings: Optional[Settings] = None) -> None:
     """Join the job: find the other ranks and connect to them. A second call does nothing.
 
+    Every rank calls it before its first collective. It returns when all ranks have joined, and waits for
+    them up to ``RINGCOMM_START_TIMEOUT`` (60 s). The process leaves the job at ``shutdown()`` or at its end;
+    after ``shutdown()`` on every rank it can be called again.
+
     Without a launcher and without ``RINGCOMM_SIZE`` in the environment the job is this one process,
     and no socket is opened.
 
     Args:
         membership: the job's size, rendezvous and key; by default from the environment, as ``ringrun``
-            sets it.
-        settings: tunables; by default from the ``RINGCOMM_*`` variables.
+            sets it, else as srun or mpirun does.
+        settings: tunables (:class:`~ringcomm.config.Settings`); by default from the ``RINGCOMM_*`` variables.
 
     Raises:
         ConfigError: a variable or an argument has an invalid value.

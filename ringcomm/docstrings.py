@@ -20,12 +20,14 @@ SHARED: Dict[str, str] = {
 name: the operation's name. Ranks may start operations in any order: operations of the same name are
     matched, and operations without a name by their order.""",
     "call_name": """\
-name: optional; appears in errors and is checked to be the same on all ranks.""",
+name: optional; appears in errors and is checked to be the same on all ranks. It does not match calls: all
+    ranks must make the same calls in the same order.""",
     "process_set": """\
 process_set: the ranks that take part; by default all ranks of the job.""",
     "op": """\
 op: ``Average`` (the default), ``Sum``, ``Min``, ``Max``, ``Product`` or ``Adasum``. An average of
-    integers is truncated toward zero.""",
+    integers is truncated toward zero. Adasum, for floating point, combines contributions in pairs: orthogonal
+    ones are added, equal ones averaged.""",
     "scatter_op": """\
 op: ``Average`` (the default), ``Sum``, ``Min``, ``Max`` or ``Product``. An average of integers is
     truncated toward zero.""",
@@ -78,8 +80,9 @@ splits: a list or a one-dimensional tensor of integers: the number of rows for e
     Without it every rank gets equally many rows, and the number of rows must be a multiple of the
     number of ranks.""",
     "array_in": """\
-array: a NumPy array (or what ``numpy.asarray`` accepts) of any memory layout; bool, integers of 8 to 64
-    bits, float16/32/64, bfloat16, complex64/128. Shape and dtype are equal on all ranks.""",
+array: a NumPy array (or what ``numpy.asarray`` accepts, such as a tensor of PyTorch on the CPU) of any
+    memory layout, or an array on a GPU (of CuPy, PyTorch or others; see docs/gpu.md); bool, integers of 8 to
+    64 bits, float16/32/64, bfloat16, complex64/128. Shape and dtype are equal on all ranks.""",
     "array_rows": """\
 array: a NumPy array (or what ``numpy.asarray`` accepts) of any memory layout; the dtype and all
     dimensions but the first are equal on all ranks.""",
@@ -143,7 +146,8 @@ drop_last: leave out the samples that do not fill a global batch. Otherwise they
 context: returns the context of the job; by default that of ``init()``.""",
     "balanced_batches": """\
 batches: the ``BalancedBatches`` or ``BalancedDataset`` that the data come from: gradients are then weighted
-    by the number of samples of each rank, and shares follow the measured speeds.""",
+    by the number of samples of each rank, and shares follow the measured speeds. Only with ``op=Average``
+    and one backward pass per step.""",
     "balanced_errors": """\
 ConfigError: the arguments leave no division, or there is not one speed for each rank.
 NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.""",
@@ -151,7 +155,8 @@ NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.""",
     "collective_errors": """\
 UnsupportedDtypeError: the dtype cannot be sent, or the operation has no meaning for it.
 MismatchError: ranks disagree about the call (collective, shape, dtype, op, root, …).
-PeerLostError: a rank ended, or is silent for too long.""",
+PeerLostError: a rank ended, or is silent for too long (``RINGCOMM_DEAD_AFTER``, ``RINGCOMM_TIMEOUT``).
+Misuse: an earlier MismatchError or PeerLostError has ended the collectives of this job.""",
     "rank_errors": """\
 MismatchError: ranks disagree about the call.
 PeerLostError: a rank ended, or is silent for too long.""",
@@ -174,6 +179,18 @@ PeerLostError: a rank ended, or is silent for too long; what is overwritten hold
 UnknownProcessSetError: the process set is not registered, or this rank is not a member of it.
 NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
 PeerLostError: a rank ended, or is silent for too long.""",
+    # PyTorch
+    "torch_optimizer_op": """\
+op: ``Average`` (the default), ``Sum``, ``Min``, ``Max`` or ``Product`` of the gradients; or ``Adasum``: then
+    each rank makes the optimizer's own step with its own gradients, during ``step()``, and the changes of
+    the parameters are combined by Adasum. Nothing is reduced during ``backward()`` then,
+    ``synchronize()`` has no effect, ``skip_synchronize()`` raises AssertionError, and ``groups``,
+    ``backward_passes_per_step``, ``sparse_as_dense``, int8, int4 and PowerSGD have no effect.""",
+    "torch_optimizer_errors": """\
+MismatchError: (from ``step()`` or ``synchronize()``) ranks have other parameters or arguments.
+PeerLostError: (from ``step()`` or ``synchronize()``) a rank ended, or is silent for too long.
+AssertionError: (from ``backward()``) there were more passes than ``backward_passes_per_step`` since the last
+    step, or (from ``zero_grad()``) reductions of this step are in progress.""",
     # TensorFlow and Keras
     "tf_name": """name: of the operation; the operations of all ranks with the same name belong
     together. None: in a graph or ``tf.function`` the place in the graph determines the name; in eager
@@ -254,13 +271,15 @@ _PICKLE = "ProtocolError: the received bytes do not have the sending rank's sign
 SHARED.update({
     "allreduce": _method(
         _fill("array_in op call_name scale codec weight"),
-        "a new C-ordered array of the same shape and dtype, bit-identical on all ranks.",
-        _ERRORS,
+        "a new C-ordered NumPy array of the same shape and dtype, bit-identical on all ranks; for an array\n"
+        "on a GPU, a new one there, of its own library.",
+        "Misuse: a weight with scale factors or a compression (``allreduce_async`` takes both).\n" + _ERRORS,
     ),
     "allreduce_": _method(
         _fill("array_inplace op call_name scale codec weight"),
         "``array`` itself, which holds the result, bit-identical on all ranks.",
-        _NOT_AN_ARRAY + _ERRORS,
+        "Misuse: a weight with scale factors or a compression (``allreduce_async_`` takes both).\n"
+        + _NOT_AN_ARRAY + _ERRORS,
     ),
     "reducescatter": _method(
         _fill("array_in scatter_op call_name scale"),

@@ -1,4 +1,10 @@
-"""What a function that ran on a rank has returned or raised, as bytes for the process that started it."""
+"""What a function that ran on a rank has returned or raised, as bytes for the process that started it.
+
+Ranks pack (``rc.run``, and jobs on Ray, Dask and Spark); the process that started them unpacks, and raises a
+:class:`~.errors.RemoteError`. Unpacking executes pickles: only bytes that are known to come from a rank of
+the job may be unpacked. With ``rc.run`` each rank signs them with the job's key; the others trust their
+scheduler.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +60,15 @@ def pack_error(error: BaseException, skip: int = 0) -> bytes:
 
 
 def unpack(data: bytes) -> Dict[str, Any]:
-    """The facts in bytes of :func:`pack_value` or :func:`pack_error`: ``ok``, and ``value`` or the others."""
+    """The facts in bytes of :func:`pack_value` or :func:`pack_error`.
+
+    Args:
+        data: the bytes, from a trusted process.
+
+    Returns:
+        ``ok``; if it is True also ``value``, otherwise ``summary`` (type and message), ``traceback`` (text)
+        and ``exception`` (a pickle, or None).
+    """
     facts: Dict[str, Any] = cloudpickle.loads(data)
     return facts
 

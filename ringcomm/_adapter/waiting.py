@@ -8,7 +8,10 @@ from ..errors import RingcommError
 
 
 def run_all(steps: Sequence[Callable[[], Any]]) -> List[Any]:
-    """Call every function, each of which waits for an operation.
+    """Call every function, each of which waits for an operation, also when an earlier one has failed.
+
+    The adapters call it where one call or one step of an optimizer waits for several operations: none of
+    them may still write to a tensor when the error reaches the program.
 
     Args:
         steps: the functions, in the order in which they are called.
@@ -17,7 +20,8 @@ def run_all(steps: Sequence[Callable[[], Any]]) -> List[Any]:
         what they return, in order.
 
     Raises:
-        RingcommError: the first that was raised; all others have been called by then.
+        RingcommError: the first that was raised; all others have been called by then. Any other exception
+            (Ctrl-C, for example) passes at once: the functions after that one are not called.
     """
     results: List[Any] = []
     problem: Optional[RingcommError] = None

@@ -1,8 +1,12 @@
 """Arrays whose memory the processor and an integrated GPU share: the host works in it, and nothing is copied.
 
+Other arrays on devices have a *mirror*: a block of page-locked host memory, to which the elements are loaded
+before a collective and from which the result is stored (:mod:`.mirrors`). In mapped memory the array is its
+own mirror (:class:`MappedMirror`). :mod:`.operands` makes one for each argument of a collective in place.
+
 Such memory is page-locked and mapped. On some boards (Jetson before Xavier) the processor does not cache it,
 and additions in it are much slower than a copy to ordinary memory and back. So that is measured, once for
-each device.
+each device; :attr:`StagingPool.direct <.mirrors.StagingPool.direct>` keeps the result.
 """
 
 from __future__ import annotations
@@ -48,7 +52,16 @@ def _add_s(block: np.ndarray[Any, Any]) -> float:
 
 
 def uses_mapped(engine: CopyEngine, device: object) -> bool:
-    """Whether the host is to work in mapped arrays of a device directly: measured, and logged."""
+    """Whether the host is to work in mapped arrays of a device directly: measured by every call, and logged.
+
+    Args:
+        engine: of the device.
+        device: its name or number, for the log.
+
+    Returns:
+        False if the device shares no memory with the host, or additions there are more than
+        :data:`MOST_SLOWDOWN` times as slow as in ordinary memory; the arrays are then copied like others.
+    """
     found: Optional[float] = engine.mapped_slowdown(_TRIED_BYTES, slowdown)
     if found is None:
         return False
@@ -63,6 +76,8 @@ def uses_mapped(engine: CopyEngine, device: object) -> bool:
 class MappedMirror(BlockMirror):
     """A flat array that is its own block: a load waits for the program's stream, a store is nothing.
 
+    The host must not write to the elements before that wait is over (see :class:`~.staged.Mirror`).
+
     Args:
         engine: of the array's device.
         host: the array's memory as the host sees it, flat.
@@ -75,6 +90,7 @@ class MappedMirror(BlockMirror):
         self.host = host
         self.nbytes = host.nbytes
         self.piece_bytes = max(1, host.nbytes)
+        # The only load is what the calling thread's current stream has still to do: one piece, begun already.
         ready: Done = engine.reached(engine.mark())
         self._preloaded = [(0, ready)]
 

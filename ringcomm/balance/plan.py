@@ -1,7 +1,9 @@
 """How long a rank computes for a batch, and the division of a global batch by which all take equally long.
 
-A rank takes ``fixed_s + sample_s * samples`` for its share, and nothing for none. The division minimizes the
-time of the slowest rank. All of this is arithmetic: no clock, no other rank.
+A share is a rank's number of samples of a global batch. A rank takes ``fixed_s + sample_s * samples`` for its
+share, and nothing for none. The division minimizes the time of the slowest rank. All of this is arithmetic:
+no clock, no other rank. Every rank computes it from the measurements of all ranks (:mod:`.replan`,
+:mod:`.probe`) or from the user's speeds (:mod:`.deal`), so all ranks get the same shares.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ Shares = Tuple[int, ...]
 
 _LEAST_SAMPLE_S = 1e-9
 _LEAST_PART = 1e-6
-"""Of the time per sample: so much of it at least is not fixed."""
+"""The least ``sample_s`` that :func:`fit` returns, as a part of the mean time per sample: the time of a rank
+always depends on its share a little."""
 _HALVINGS = 100
 """After so many steps of the bisection a time is as exact as a float can be."""
 
@@ -60,7 +63,8 @@ class Limits(NamedTuple):
     Attributes:
         min_batch: the fewest samples for a rank.
         max_batch: the most samples for each rank; None: no limit.
-        multiple_of: shares are multiples of this, except one if the global batch is none.
+        multiple_of: shares are multiples of this. Only what is left where the global batch, or the greatest
+            share of a rank (``max_batch``), is not a multiple itself goes to one or more ranks as it is.
     """
 
     min_batch: int = 0

@@ -1,5 +1,11 @@
 """Autotuning: tries fusion thresholds and cycle times while training runs, and keeps the best.
 
+The fusion threshold is up to how many bytes operations are fused into one bucket; the cycle time is how long
+ready operations that no thread waits for are kept for others to be fused with them. Rank 0's engine calls
+:meth:`Autotuner.ran` for each response of its coordinator, and the coordinator then uses
+:attr:`Autotuner.tuning`. The other ranks execute the buckets that a response lists, so they do not need the
+settings. Pure: the caller passes the time.
+
 Hill climbing over a small grid: from the present point every neighbour is tried, the best one becomes
 the present point, and so on until none is better. A score is the median of several samples of bytes
 reduced per microsecond; the first samples at a point are thrown away. When it has converged it goes on
@@ -24,13 +30,14 @@ CHANGED = 1.5
 """A score or an amount of data that differs this much for good means that something has changed."""
 
 Point = Tuple[int, int]
+"""A point of the grid: indices into :data:`FUSION_BYTES` and :data:`CYCLE_S`."""
 
 
 class Sampling(NamedTuple):
     """How long to measure.
 
     Attributes:
-        steps: responses per sample.
+        steps: responses per sample: calls of :meth:`Autotuner.ran`, each with the bytes of all its buckets.
         samples: per point, of which the median counts.
         warmup: samples at the start of every point that do not count.
         patience: samples in a row that must differ before tuning starts again.
@@ -49,6 +56,10 @@ class Autotuner:
         start: the settings to begin with; the nearest point of the grid is taken.
         sampling: how long to measure.
         log: called with a line of the log for every point measured.
+
+    Attributes:
+        converged: whether no neighbour of the present point is better; then :attr:`tuning` stays, until the
+            score or the amount of data changes for good.
     """
 
     HEADER = "cycle_time_ms,tensor_fusion_threshold,score"
@@ -101,7 +112,15 @@ class Autotuner:
         )
 
     def ran(self, nbytes: int, now_s: float) -> bool:
-        """Responses with this many bytes have been issued; returns whether :attr:`tuning` has changed."""
+        """A response has been issued.
+
+        Args:
+            nbytes: of all operations in it.
+            now_s: the time, in seconds.
+
+        Returns:
+            whether :attr:`tuning` is to be read again: it may have changed.
+        """
         if self._since_s is None:
             self._since_s = now_s
             return False

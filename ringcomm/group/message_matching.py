@@ -1,4 +1,10 @@
-"""Matches messages and receives by peer and tag. Pure: no socket, no thread, no tensor."""
+"""Matches messages and receives by peer and tag. Pure: no socket, no thread, no tensor.
+
+The thread of a group's :class:`~.point_to_point.PointToPoint` has one :class:`Matcher` for all peers, which
+is used in no other thread. A short message arrives with its bytes (eager); a long one is announced, and its
+bytes are requested when there is a receive for it (rendezvous; see :mod:`.message_channel`). Length and type
+are not compared here: the channel does that.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +21,7 @@ class Arrival(NamedTuple):
     Attributes:
         peer: the sender.
         address: the tag.
-        number: the sender's number for it.
+        number: the sender's number for it, by which the bytes of an announced message are requested.
         elements: code of the elements' type.
         nbytes: its length in bytes.
         content: the bytes, or None if the sender sends them when a receive is ready.
@@ -63,7 +69,11 @@ class Matcher:
         self._arrivals: Dict[Address, Deque[Arrival]] = {}
 
     def post(self, receive: Receive) -> Optional[Arrival]:
-        """Post a receive: returns the message for it, if there is one; otherwise the receive is kept."""
+        """Post a receive.
+
+        Returns:
+            the first message for it, which is removed; None if there is none: then the receive is kept.
+        """
         arrivals = self._arrivals.get(receive.address)
         for arrival in arrivals or ():
             if receive.peer in (None, arrival.peer):
@@ -73,7 +83,11 @@ class Matcher:
         return None
 
     def match(self, peer: int, address: Address) -> Optional[Receive]:
-        """The receive for a message that begins to arrive, if there is one."""
+        """Find and remove the first receive for a message that begins to arrive.
+
+        Returns:
+            the receive; None if there is none: the caller then keeps the message by :meth:`hold`.
+        """
         for receive in self._receives.get(address, ()):
             if receive.peer in (None, peer):
                 self.withdraw(receive)
@@ -81,11 +95,11 @@ class Matcher:
         return None
 
     def hold(self, arrival: Arrival) -> None:
-        """Keep a message for which no receive has been posted."""
+        """Keep a message for which :meth:`match` has found no receive, until one is posted."""
         self._arrivals.setdefault(arrival.address, deque()).append(arrival)
 
     def withdraw(self, receive: Receive) -> None:
-        """Remove a receive."""
+        """Remove a receive that is kept: it has a message now, or its time is over."""
         _remove(self._receives, receive.address, receive)
 
     def receives(self) -> List[Receive]:

@@ -60,7 +60,8 @@ def grouped_allgather(
         {process_set}
 
     Returns:
-        a list of new NDArrays with the rows of all ranks, in rank order.
+        a list of new NDArrays, one for each of ``tensors``, with the rows of all ranks in rank order. An
+        empty list (on all ranks) needs no other rank.
 
     Raises:
         ConfigError: one is not a dense NDArray.

@@ -9,7 +9,8 @@
     executor.shutdown()
 
 With Ray Train: ``TorchTrainer(train, torch_config=TorchConfig())`` for process groups of PyTorch, and
-``DataParallelTrainer(train, backend_config=RingcommConfig())`` for everything else.
+``DataParallelTrainer(train, backend_config=RingcommConfig())`` for programs that call ``init()`` of ringcomm
+or of one of its adapters. Ray starts, places and ends the processes; ringcomm connects them.
 """
 
 from __future__ import annotations

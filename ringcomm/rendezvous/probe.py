@@ -1,8 +1,9 @@
 """Probing: which address leads to which rank.
 
-A probe dials one address of another host's first rank. If the process that answers authenticates itself as
-a member of the same job and sends that rank, the address leads to it. If several wires do, they are
-measured (:mod:`.race`).
+A probe runs on the first rank of a host and dials one address of another host's first rank (:mod:`.probing`
+starts all probes of a round). If the process that answers authenticates itself as a member of the same job
+and sends that rank, the address leads to it. If several wires do (a wire is a pair of interfaces, one of each
+host), they are measured over connections of their own (:mod:`.race`), so that the fastest can be chosen.
 """
 
 from __future__ import annotations
@@ -29,18 +30,25 @@ PROBE_AGAIN_S = 10.0
 
 
 class Probe:
-    """The asking side of a probe: dials one address and checks which rank answers.
+    """The asking side of a probe: dials one address, at once, and checks which rank answers.
+
+    Its connection is for this question alone; :meth:`close` closes it.
 
     Args:
         reactor: drives the connection.
         key: the job's secret.
         claim: this rank, and the rank that is to be reached.
-        offer: the address, as that rank offered it.
-        scope: the interface to use, for link-local addresses.
+        offer: the address, as that rank offered it: ``address``, ``port``, and ``iface`` and ``kind`` of its
+            interface.
+        scope: the index of the interface to use, for link-local addresses; else 0.
         interfaces: this machine's addresses that may be used.
-        settled: called with this object when the probe has succeeded or failed.
+        settled: called once, with this object, when the probe has succeeded or failed.
         limit_s: how long the address may take to answer, in seconds.
         encryption: see :class:`~ringcomm.transport.connect.Dial`.
+
+    Attributes:
+        target: the rank that is to be reached.
+        why: None until the probe has ended; "" if the rank was reached; otherwise what happened instead.
     """
 
     def __init__(

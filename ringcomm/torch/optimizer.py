@@ -324,7 +324,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
     """Wrap an optimizer so that it reduces gradients over all ranks before each step.
 
     Reductions start during ``loss.backward()``, as soon as gradients have been computed; ``step()`` waits for
-    them. All ranks must call ``step()`` equally often.
+    them. All ranks must call ``step()`` equally often, and begin with equal parameters and optimizer state
+    (``broadcast_parameters``, ``broadcast_optimizer_state``). Where a rank has no gradient of a parameter and
+    another rank has one, it contributes zeros.
 
     Example::
 
@@ -338,7 +340,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
         {gradient_compression}
         backward_passes_per_step: the number of backward passes whose gradients are summed before they are
             reduced.
-        op: ``Average`` (the default), ``Sum`` or ``Adasum`` (or another reduction).
+        {torch_optimizer_op}
         gradient_predivide_factor: with ``Average``, gradients are divided by this before the sum, and the
             sum by ``size / gradient_predivide_factor``.
         num_groups: deprecated, use ``groups``.
@@ -355,7 +357,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
     Raises:
         ConfigError: (a ValueError) an argument has an invalid value, or the optimizer is wrapped already.
         NotOfferedError: Adasum with a process set.
-        NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
+        {not_initialized}
+        {torch_optimizer_errors}
     """
     if isinstance(optimizer, (_Distributed, _AdasumDistributed)):
         raise ConfigError("This is a DistributedOptimizer already. Wrap the original optimizer.")

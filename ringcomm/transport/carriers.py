@@ -1,10 +1,16 @@
 """Measures, once per process, up to which size shared memory beats reading the memory of the other rank.
 
-The measurement runs when a process makes its first link within a host. One thread drives both ends of a link
-of the process with itself, without waiting, and the minimum of several times counts. So it measures the cost
-of system calls and copies on this machine (small caches, slow page look-up, a sandbox that intercepts system
-calls), and hardly depends on the load: between two ranks on a busy machine, wake-up times would dominate.
-It takes some 30 ms of a core. Each sender chooses on its own how it sends, so ranks need not agree.
+Two carriers take bytes between ranks of one host that may read each other's memory (:class:`ReadingLink`):
+the *ring*, shared memory that the sender copies into and the receiver copies out of; and *lending*: the
+sender passes only the address of its buffer, and the receiver reads it (``process_vm_readv``). The link
+chooses one for each view that it is given to send, by its length; see :meth:`ReadingLink.lend_above`.
+
+The measurement runs when :func:`~.local.make_links` makes the first such link of a process. One thread drives
+both ends of a link of the process with itself, without waiting, and the minimum of several times counts. So
+it measures the cost of system calls and copies on this machine (small caches, slow page look-up, a sandbox
+that intercepts system calls), and hardly depends on the load: between two ranks on a busy machine, wake-up
+times would dominate. It takes some 30 ms of a core. Each sender chooses on its own how it sends, so ranks
+need not agree.
 """
 
 from __future__ import annotations
@@ -26,6 +32,7 @@ from .ring import MASK, RING_BYTES, Ring
 from .shm import PIECE_BYTES
 
 LENGTHS = tuple(kib * 1024 for kib in (256, 512, 1024, 2048, 4096, 8192))
+"""Those that are measured, in bytes: an octave from one to the next."""
 _TRIES = 4
 _ANOTHER_CORE_COSTS = 0.37
 """By how much (as a logarithm) shared memory must be faster: here one core copies into the ring and takes
@@ -36,7 +43,13 @@ _found: Optional[int] = None
 
 
 def measured() -> int:
-    """Up to how many bytes shared memory is faster here; measured by the first call of a process."""
+    """Measure up to how many bytes shared memory is faster here; only the first call of a process measures.
+
+    Returns:
+        the greatest length of a view, in bytes, that is to go through the ring: from 128 KiB (nothing that
+        was measured is faster there) to 16 MiB (everything is). :data:`~.process_memory.RING_MOST_BYTES` if
+        nothing can be compared, because there is no shared memory or this process may not read its own.
+    """
     global _found
     with _lock:
         if _found is None:
@@ -50,7 +63,7 @@ def _measure() -> int:
     except OSError:
         return RING_MOST_BYTES  # No memory to share: nothing can be compared.
     try:
-        # The first time that memory is touched, it costs more.
+        # The first time that memory is touched, it costs more. (Above MASK: nothing is lent; above 0: all.)
         sender.lend_above(MASK)
         _pass(sender, receiver, _buffer(RING_BYTES), _Overwriting(_buffer(RING_BYTES)))
         return _compare(sender, receiver)

@@ -1,4 +1,10 @@
-"""Problems between hosts, and all problems of an examination. Pure."""
+"""Problems between hosts, and all problems of an examination. Pure.
+
+``ringrun doctor`` collects facts about every host and the network between them
+(:class:`~.hosts.Examination`); here they become findings: what is wrong, how bad that is, and what to do.
+Problems of one host alone are in :mod:`.host_findings`. Hosts are numbered as in ``Examination.hosts``. Each
+check is a function that yields findings.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +17,20 @@ from .host_findings import host_findings
 from .hosts import Dialled, Examination
 
 SKEW_S = 2.0
+"""Clocks that differ more from the first host's are reported."""
 JITTER = 10.0
 JITTER_MS = 5.0
 """Round trips whose slowest are this many times the median and this long point to power saving."""
 UNEQUAL = 4.0
+"""A direction that is this many times slower than the other one is reported."""
 CLAIMED_SHARE = 0.5
+"""So is a link that is slower than this part of what both interfaces claim, and than 4 * SLOW_BYTES_PER_S."""
 SLOW_BYTES_PER_S = 30e6
+"""And any link that is slower than this."""
 
 
 def all_findings(found: Examination) -> List[Finding]:
-    """Every problem, in the order of the checks."""
+    """Every problem, in the order of :data:`~.finding.CHECKS`; in each, first those that make jobs fail."""
     rows: List[Finding] = []
     for index in range(len(found.hosts)):
         rows += host_findings(found, index)
@@ -164,6 +174,8 @@ def _opening(rows: Sequence[Dialled], back: bool) -> str:
 
 
 def _datagrams(found: Examination, rows: Sequence[Dialled]) -> Iterator[Finding]:
+    """Paths that lose packets of the interface's MTU: ``datagrams`` says whether a small and a full-sized one
+    came back, with fragmentation forbidden."""
     for row in rows:
         if row.result.get("datagrams") == [True, False]:
             source, target = found.hosts[row.source], found.hosts[row.target]

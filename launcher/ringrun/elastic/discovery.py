@@ -1,4 +1,9 @@
-"""The output of a host discovery script: which hosts are available now, and with how many slots. Pure."""
+"""The output of a host discovery script: which hosts are available now, and with how many slots. Pure.
+
+The script is the user's, for an elastic job (``--host-discovery-script``). A slot is room for one rank. A
+thread runs it again and again (:class:`ringrun.job.discovery.Discovery`); what follows from the hosts is
+decided in :mod:`.membership`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +30,7 @@ def parse_discovered(text: str, slots: int = 1) -> List[HostSpec]:
         slots: the number of slots of a host without one.
 
     Returns:
-        the hosts in the order of the lines.
+        the hosts in the order of the lines; a repeated line counts once.
 
     Raises:
         ConfigError: a line has another form, a host occurs twice with different slots, or there are too many.

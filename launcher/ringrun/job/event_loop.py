@@ -22,7 +22,10 @@ class _Timer(NamedTuple):
 
 
 class Loop:
-    """An event loop. Only :meth:`call` and :meth:`wake` may be called from other threads.
+    """An event loop. Only :meth:`call`, :meth:`ask` and :meth:`wake` may be called from other threads.
+
+    There is one, in the thread that runs the job: :class:`~.supervise.Supervisor` makes it and calls
+    :meth:`run_once` until the job has ended. An exception of an action leaves :meth:`run_once`.
 
     Args:
         clock: the time in seconds; timers use it.
@@ -44,7 +47,7 @@ class Loop:
         self.wake()
 
     def ask(self, question: Callable[[], _Answer], limit_s: float = 5.0) -> _Answer:
-        """Run a function in the loop's thread and return its result. For other threads.
+        """Run a function in the loop's thread and return its result. For other threads only.
 
         Args:
             question: the function; what it raises is raised here.
@@ -95,7 +98,11 @@ class Loop:
         return name in self._timers
 
     def cancel(self, *names: str) -> None:
-        """Cancel timers, given by name or by the first word of their names."""
+        """Cancel timers; names of which none is set are ignored.
+
+        Args:
+            *names: first words of timers' names: ``retry`` cancels ``retry 0``, ``retry 1`` and so on.
+        """
         for name in list(self._timers):
             if name.split()[0] in names:
                 del self._timers[name]

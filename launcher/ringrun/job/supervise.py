@@ -1,7 +1,7 @@
 """The supervisor: one loop over all agents, from the first login until nothing is left anywhere.
 
-It runs in the thread that calls :meth:`Supervisor.run`. Other threads and signal handlers reach it
-through a queue and a socket that wakes it.
+An agent is ringrun's program on one host: it starts and ends the ranks there. The loop runs in the thread
+that calls :meth:`Supervisor.run`; other threads and signal handlers reach it by a queue and a socket.
 """
 
 from __future__ import annotations
@@ -45,21 +45,22 @@ STREAMS = {framing.STDOUT: STDOUT, framing.STDERR: STDERR}
 
 
 class Supervisor:
-    """Runs one :class:`~ringrun.plan.job.Job`, once."""
+    """Runs one :class:`~ringrun.plan.job.Job`, once; ``ElasticSupervisor`` overrides what differs there.
+
+    Args:
+        job, console: the job, and what receives its output.
+        open_rendezvous: opens the job's rendezvous, if it has several ranks; see :mod:`.rendezvous`.
+        coloured: by stream (1 and 2), whether prefixes have colours; None: neither has.
+        clock: the time in seconds.
+    """
 
     def __init__(
-        self,
-        job: Job,
-        console: Console,
-        open_rendezvous: Optional[OpenRendezvous] = None,
-        coloured: Optional[Mapping[int, bool]] = None,
-        clock: Clock = monotonic,
-    ) -> None:
-        self.job = job
-        self._console = console
+        self, job: Job, console: Console, open_rendezvous: Optional[OpenRendezvous] = None,
+        coloured: Optional[Mapping[int, bool]] = None, clock: Clock = monotonic,
+    ) -> None:  # fmt: skip
+        self.job, self._console = job, console
         self._printer = Printer(job, console, coloured or {1: False, 2: False}, clock)
-        self._loop = Loop(clock)
-        self._began_s = time.time()
+        self._loop, self._began_s = Loop(clock), time.time()
         self._open_rendezvous = open_rendezvous
         self._rendezvous: Optional[RendezvousLike] = None
         self._failure = FirstFailure()
@@ -79,9 +80,8 @@ class Supervisor:
         self._done: Set[int] = set()
         self._problems: Dict[int, str] = {}
         self._results: Dict[int, bytearray] = {}
-        self._going = False
-        self._ending = ""  # why we end the job, if we do
-        self._signum = 0
+        self._going, self._signum = False, 0  # whether the ranks have been started; the user's signal
+        self._ending = ""  # why we end the job, if we do: start, failure, interrupt, pipe or abandoned
         self._notices = Notices(job, self._printer)
 
     def interrupt(self, signum: int) -> None:

@@ -1,7 +1,8 @@
 """Options of mpirun (Open MPI and MPICH) and torchrun, as ringrun's. Pure.
 
 A command line that was written for mpirun works with only the program's name changed: options that mean
-something here become ringrun's, the others are accepted with a line that says what happens instead.
+something here become ringrun's, the others are accepted with a line that says what happens instead. The
+command line is translated before ringrun parses it, so ringrun's own options and mpirun's may be mixed.
 """
 
 from __future__ import annotations
@@ -136,9 +137,17 @@ _RULES: Dict[str, Tuple[int, Rule]] = {
 def translate(words: Sequence[str], own: Callable[[str], Optional[int]]) -> Translated:
     """Replace the options of mpirun and torchrun in a command line by ringrun's.
 
+    Replacing ends at the first word that is no option, at ``--``, and at an option that is neither ringrun's
+    nor in the table here or lacks its values: from there on all words stay as they are, the ranks' command
+    among them.
+
     Args:
         words: the command line without the program's name.
-        own: the number of values of one of ringrun's own options; None for other words.
+        own: the number of values of one of ringrun's own options; None for other words. An option of
+            ringrun's that mpirun has too keeps ringrun's meaning.
+
+    Returns:
+        the new command line, and the lines for the user.
     """
     found, notes = [], []
     position = 0

@@ -1,8 +1,12 @@
 """Starts the agent from a cache on its host, so that its program is sent only once. Pure: makes text.
 
-The loader is one line of Python that the launcher sends in place of the program. It names the program by its
-SHA-256; a file with another content is not used. If the host does not have it, the loader sends
-:data:`WANTED`, keeps the frames that come before the program, and stores the program.
+The agent is the process that starts and monitors the ranks of a host; its stdin and stdout, through ssh, are
+the launcher's link to it. The loader is one line of Python that the launcher sends in place of the program,
+to hosts other than its own (:meth:`.agent_process.Link.start`). It names the program by its SHA-256; a file
+with another content is not used. If the host does not have it, the loader sends :data:`WANTED`, keeps the
+frames (the job's configuration, for example) that come before the program, and stores the program. The agent
+finds these frames in ``sys.ringrun_early``. A host whose cache cannot be written receives the program at
+every start.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from ..agent import framing
 WANTED = b"\nringrun-agent-wanted/1\n"
 """What the loader sends if the host does not have the program."""
 KEPT_PROGRAMS = 3
+"""The most programs in the cache: those used last. Every version of ringrun has another one."""
 
 _LOADER = """
 import hashlib, os, struct, sys, zlib
@@ -60,10 +65,10 @@ exec(zlib.decompress(text))
 
 
 def loader(program: bytes) -> bytes:
-    """The first line for the agent's stdin.
+    """The first line for the agent's stdin, which :data:`ringrun.reach.protocol.BOOT` executes.
 
     Args:
-        program: the agent's compressed program.
+        program: the agent's program, compressed with zlib; at most 1 MiB, or the cache is not used.
     """
     text = _LOADER.format(
         digest=hashlib.sha256(program).hexdigest(), wanted=WANTED, kind=framing.PROGRAM, kept=KEPT_PROGRAMS

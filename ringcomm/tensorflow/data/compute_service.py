@@ -12,10 +12,11 @@
         compute_config.compute_client().shutdown()  # training is over: the compute job ends
 
 The transformations before ``send_to_data_service`` run in the compute job, those after it in the training
-job. A registry in rank 0 of the compute job assigns workers to dispatchers; its connections are
-authenticated, like all of ringcomm's. TensorFlow's own connections are not: its dispatchers and workers
-listen on all addresses of their hosts, and every process that can connect to them can make them execute a
-dataset. Use them in trusted networks only.
+job. In TensorFlow's words, a worker produces a dataset's elements, and a dispatcher divides the dataset among
+its workers; there is one dispatcher for all training ranks, or one for each. A registry in rank 0 of the
+compute job assigns workers to dispatchers; its connections are authenticated, like all of ringcomm's.
+TensorFlow's own connections are not: its dispatchers and workers listen on all addresses of their hosts, and
+every process that can connect to them can make them execute a dataset. Use them in trusted networks only.
 """
 
 from __future__ import annotations
@@ -249,9 +250,9 @@ def send_to_data_service(
         size: number of ranks of the training job; needed with ``round_robin``.
         processing_mode: ``"distributed_epoch"``: the workers of a dispatcher share the dataset's elements;
             ``"parallel_epochs"``: each worker iterates over all elements, in its own order.
-        reuse_dataset: the training ranks of one dispatcher share the results, first come, first served. With
-            a distributed epoch every element then goes to one rank, otherwise to every rank. All ranks must
-            send the same datasets in the same order.
+        reuse_dataset: the training ranks of one dispatcher share the results, first come, first served: in
+            a distributed epoch each element goes to exactly one of them. False: each rank gets an epoch of
+            its own, and so every element. With True all ranks must send the same datasets in the same order.
         round_robin: with ``reuse_dataset``, results go to the ranks in rotation. The dataset must be
             infinite.
 

@@ -1,4 +1,8 @@
-"""A process group's transport: its links, its failure detector and its timeline."""
+"""A process group's transport: its links, its failure detector and its timeline.
+
+:class:`~._group.ProcessGroupRingcomm` makes one, and calls :meth:`GroupTransport.watch_over` once it can
+report progress, and at the end :meth:`GroupTransport.say_goodbye`, then :meth:`GroupTransport.close`.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +38,16 @@ class GroupTransport:
         ranks: the ranks of the whole job that the group consists of.
         name: the group's name.
         settings: of the group.
-        default: whether it is the group of all ranks.
+        default: whether it is the group that ``init_process_group`` has made; it writes the timeline.
 
     Attributes:
-        channels: the links, by channel (direct, background, control).
-        watch: aborts waits on the links.
-        generation: membership epoch.
+        channels: the links, by channel. A process group has no engine: *direct* is for its collectives,
+            *background* for its point-to-point messages, *control* for heartbeats.
+        watch: aborts waits on the links when the group's rendezvous reports a failure, or after :attr:`end`.
+        generation: membership epoch of the group's rendezvous.
         host: the name of this rank's host.
-        local_rank: number of the ranks before this one on its host.
-        end: ends the group's communication on this rank, with an error.
+        local_rank: number of the group's ranks before this one on its host.
+        end: ends the group's communication on this rank, with an error that waits and later calls raise.
         spin_s: how long to poll before sleeping, in seconds.
 
     Raises:

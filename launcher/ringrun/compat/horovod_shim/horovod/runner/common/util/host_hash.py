@@ -1,4 +1,7 @@
-"""An identifier of this machine."""
+"""An identifier of this machine, in place of Horovod's module of this name; ringcomm itself does not use it.
+
+Programs that were written for Horovod import it to find out which ranks share a host.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,13 @@ from ringcomm.transport.nics import machine
 def host_hash(salt: Optional[str] = None) -> str:
     """The host's name and a hash that is the same for all processes of this machine.
 
+    Containers of one machine that have networks of their own count as different machines.
+
     Args:
-        salt: is part of what is hashed.
+        salt: is part of what is hashed: calls with different salts have different results.
+
+    Returns:
+        the hostname up to its first dot, a hyphen and 32 hexadecimal digits.
     """
     text = machine() if salt is None else f"{machine()}-{salt}"
     return f"{socket.gethostname().split('.')[0]}-{hashlib.md5(text.encode()).hexdigest()}"  # noqa: S324
