@@ -375,6 +375,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
     groups = chosen_groups(groups, num_groups, torch.Tensor)
     names = names_of(_parameters(optimizer), named_parameters)
     compression = configured(compression, process_set, batches is not None)
+    weight = weight_of_steps(batches, chosen, passes)
     if chosen == ReduceOp.ADASUM and api.size() > 1:
         if process_set is not global_process_set:
             raise NotOfferedError("Adasum does not support non-global process sets yet.")
@@ -384,7 +385,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
         delta._names = [names[id(item)] for item in _all_parameters(optimizer) if item.requires_grad]
         return delta
     wrapped = _of_kind(_Distributed, optimizer)
-    weight = weight_of_steps(batches, chosen, passes)
     reduction = Reduction(chosen, prescale, postscale, process_set, weight)
     wrapped._distribute(_Options(reduction, compression, groups, sparse_as_dense), names, passes)
     return wrapped

@@ -171,7 +171,7 @@ def check_out_of_memory() -> None:
 
 def check_what_is_refused() -> None:
     batches = hvd.BalancedBatches(10, 4)
-    for options in ({"op": hvd.Sum}, {"backward_passes_per_step": 2}):
+    for options in ({"op": hvd.Sum}, {"op": hvd.Adasum}, {"backward_passes_per_step": 2}):
         optimizer = torch.optim.SGD(model_of().parameters(), lr=0.1)
         with_errors(
             rc.ConfigError,
