@@ -10,15 +10,15 @@ import pytest
 
 from ringcomm import api
 from ringcomm.context import Context
-from tests.contract.service import Service, eventually, opened
+from tests.contract.service import Service, eventually, opened, remains
 
 
 @pytest.fixture
 def no_leaks() -> Iterator[None]:
-    """After the test there are as many descriptors and threads as before."""
+    """After the test there are no more descriptors and threads than before."""
     before = opened()
     yield
-    assert eventually(lambda: opened() == before), f"{opened()} instead of {before}"
+    assert eventually(lambda: not remains(before)), remains(before)
 
 
 @pytest.fixture

@@ -48,17 +48,22 @@ class FakeRendezvous:
         self.sock.settimeout(30.0)
         responder = Responder(KEY, job_digest("job"), place=place_here(self.sock))
         while not responder.done:
-            self.sock.sendall(responder.receive(self.sock.recv(responder.needs)))
+            self.sock.sendall(responder.receive(self._bytes(responder.needs)))
         self.session = responder.session
         self._reader = MessageReader(100_000, self.session)
 
     def read(self, kind: str) -> Dict[str, Any]:
         """The next message, which must be of this kind; only one is on its way."""
-        assert self.sock is not None
         while True:
-            for message in self._reader.feed(self.sock.recv(65536)):
+            for message in self._reader.feed(self._bytes(65536)):
                 assert message["type"] == kind
                 return message
+
+    def _bytes(self, most: int) -> bytes:
+        assert self.sock is not None
+        data = self.sock.recv(most)
+        assert data, "the rank has closed its connection"
+        return data
 
     def send(self, *messages: Dict[str, Any]) -> None:
         """Send messages in one piece."""

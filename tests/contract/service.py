@@ -7,6 +7,7 @@ import secrets
 import socket
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, Callable, List, Optional, Sequence, Tuple
@@ -35,6 +36,29 @@ def opened() -> Any:
     gc.collect()
     threads = [item.name for item in threading.enumerate() if not item.name.startswith("pytest_timeout")]
     return {"descriptors": psutil.Process().num_fds(), "threads": threads}
+
+
+def remains(before: Any) -> str:
+    """What this process has opened since then (see :func:`opened`) and not closed; "" if nothing.
+
+    Threads of an earlier test may have been about to end before, so fewer of them are no difference.
+    """
+    now = opened()
+    more = now["descriptors"] - before["descriptors"]
+    threads = list((Counter(now["threads"]) - Counter(before["threads"])).elements())
+    return f"{more} descriptors and the threads {threads} more" if more > 0 or threads else ""
+
+
+def free_port() -> int:
+    """A port of the loopback on which nothing listens, for a server that is started later.
+
+    It is below those that a system chooses from, so that no connection gets it meanwhile.
+    """
+    while True:
+        port = secrets.choice(range(20_000, 32_000))
+        with socket.socket() as sock:
+            if sock.connect_ex(("127.0.0.1", port)) != 0:
+                return port
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> bool:

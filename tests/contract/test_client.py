@@ -231,7 +231,7 @@ def test_a_rank_learns_that_the_rendezvous_is_somewhere_else_now(no_leaks, refus
 
 def test_an_address_that_does_not_change_is_given_up_after_a_while(no_leaks, refusing):
     looked = []
-    watched = Watched(lambda: bool(looked.append(1)), 0.3, hint=" Is the store an old one?")
+    watched = Watched(lambda: bool(looked.append(1)), 1.0, hint=" Is the store an old one?")
     settings = replace(SETTINGS, iface="lo")
     with pytest.raises(StartTimeoutError, match="No answer from the rendezvous") as caught:
         join(membership_at(refusing, slot=Slot(0, 0)), settings, watched=watched)
@@ -251,7 +251,7 @@ def test_a_launcher_serves_before_it_starts_ranks_so_a_refusal_is_not_waited_out
 def test_a_rendezvous_of_another_job_may_be_about_to_be_replaced(service):
     """Its address is left from an earlier start; only after a while that is an error."""
     job, looked = service(2), []
-    watched = Watched(lambda: bool(looked.append(1)), 0.3)
+    watched = Watched(lambda: bool(looked.append(1)), 1.0)
     with pytest.raises(AuthenticationError, match="Every process of a job needs the same key and job name"):
         join(membership_at(job.endpoints[0]), SETTINGS, watched=watched)
     assert len(looked) > 1

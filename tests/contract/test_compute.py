@@ -27,7 +27,7 @@ from ringcomm.transport.nics import own_addresses
 from ringcomm.wire.auth import Purpose
 from ringcomm.wire.messages import Message, encode
 from ringcomm.wire.signing import Session
-from tests.contract.service import eventually, opened
+from tests.contract.service import eventually, opened, remains
 
 KEY = bytes(range(32))
 
@@ -38,7 +38,7 @@ def service() -> Iterator[ComputeService]:
     service = ComputeService(2, 2, KEY)
     yield service
     service.shutdown()
-    assert eventually(lambda: opened() == before), (before, opened())
+    assert eventually(lambda: not remains(before)), remains(before)
 
 
 def client_of(service: ComputeService, key: bytes = KEY) -> ComputeClient:

@@ -18,6 +18,7 @@ import pytest
 
 from ringcomm.errors import ConfigError
 from ringrun.show.console import FULL_BYTES, Console, DescriptorConsole, OutputFiles, open_tee
+from tests.contract.service import opened, remains
 
 LIMIT_S = 60.0
 
@@ -325,11 +326,11 @@ def test_a_stream_that_is_closed(problem: Exception, monkeypatch: pytest.MonkeyP
     ids=["folder", "rank"],
 )
 def test_a_directory_that_cannot_be_made(tmp_path: Path, spoil: Callable[[Path], object]) -> None:
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = opened()
     spoil(tmp_path / "out")
     with pytest.raises(ConfigError, match=f"--output-dir {tmp_path}/out: .*Name a directory"):
         OutputFiles(tmp_path / "out", 2)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before, "the files of rank 0 are closed"
+    assert not remains(before), "the files of rank 0 are closed"
 
 
 def test_a_file_that_cannot_be_written_is_closed(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from ringrun.job.launch import Options, prepare
 from ringrun.job.outcome import Outcome
 from ringrun.plan.setting_sources import from_values
 from ringrun.reach import doors
-from tests.contract.test_supervisor import Kept, notice, processes_of
+from tests.contract.test_supervisor import Kept, none_remain, notice
 
 LIMIT_S = 60.0
 WAIT = "until [ -e enough ] || [ -e left.$RINGCOMM_MEMBER ]; do sleep 0.02; done"
@@ -120,7 +120,7 @@ class Running:
             timer.cancel()
             timer.join()
         assert not late, self.console.text
-        assert processes_of(self.job) == [] and self.server.events == ["start", "stop"]
+        assert none_remain(self.job) and self.server.events == ["start", "stop"]
         return outcome
 
 

@@ -73,11 +73,11 @@ def jobs(no_leaks: None) -> Iterator[Jobs]:
 
 def test_jobs_are_listed_the_oldest_first(jobs: Jobs) -> None:
     assert show_jobs(jobs.environ).startswith("No job of yours")
-    jobs.start("aaaaaaaabbbb", pid=1)
-    jobs.start("ccccccccdddd", pid=2, began_at=time.time() - 9000.0, hosts=["desk", "jetson1"], ranks=3)
+    jobs.start("aaaaaaaabbbb", pid=1, began_at=time.time() - 3630.0)
+    jobs.start("ccccccccdddd", pid=2, began_at=time.time() - 9030.0, hosts=["desk", "jetson1"], ranks=3)
     lines = show_jobs(jobs.environ).splitlines()
     assert [line.split()[:3] for line in lines[1:]] == [["cccccccc", "2", "3"], ["aaaaaaaa", "1", "2"]]
-    assert "2 h 30 min" in lines[1] and "desk,jetson1" in lines[1] and "1 min 40 s" in lines[2]
+    assert "2 h 30 min" in lines[1] and "desk,jetson1" in lines[1] and "1 h 0 min" in lines[2]
 
 
 @pytest.mark.parametrize(

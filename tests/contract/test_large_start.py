@@ -12,7 +12,7 @@ import pytest
 
 from ringcomm.config import Slot
 from ringcomm.errors import NoRouteError, RingcommError
-from ringcomm.rendezvous import client, linking, links, member_list, relay, relayed_start
+from ringcomm.rendezvous import client, linking, links, member_list, probing, relay, relayed_start
 from ringcomm.transport.kinds import WIRED
 from ringcomm.transport.nics import Interface, local_socket
 from tests.contract.service import eventually, together
@@ -179,6 +179,7 @@ def test_where_several_networks_connect_two_hosts_the_one_whose_share_they_are_m
 ):
     networks = [Interface(f"eth{net}", f"127.0.0.{1 + net}", WIRED, 0) for net in range(2)]
     monkeypatch.setattr(client.Joiner, "_interfaces", lambda joiner: list(networks))
+    monkeypatch.setattr(probing, "_PATIENCE_S", 60.0)  # a busy machine may answer late on one of the two
     measured, measure = [], links.LinkSetup.measure
 
     def spy(self, pairs, report=None):

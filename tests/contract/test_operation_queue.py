@@ -150,8 +150,10 @@ class TestDrain:
         gate, behind = Gate(), Task("behind")
         queue.submit(gate.work, inline=False)
         queue.submit(behind, inline=False)
-        threading.Timer(0.01, gate.opened.set).start()
+        timer = threading.Timer(0.01, gate.opened.set)
+        timer.start()
         queue.drain(Deadline(LIMIT_S))
+        timer.join()
         assert gate.work.is_completed() and behind.is_completed()
 
     def test_its_time_may_be_over_before(self, queue):
