@@ -8,7 +8,7 @@ was measured on all machines.
 from __future__ import annotations
 
 from itertools import combinations
-from math import inf, isfinite
+from math import inf
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ..errors import ConfigError
@@ -102,11 +102,11 @@ def advise(
         ConfigError: the arguments have different lengths, or are out of range.
     """
     _check(fixed_s, sample_s, mb_per_s, hosts)
-    if not isfinite(gradient_bytes) or gradient_bytes < 0:
+    if not _between(0, gradient_bytes):
         raise ConfigError(f"advise: gradient_bytes={gradient_bytes}: a number of bytes, not negative.")
-    if global_batch != int(global_batch) or global_batch < 1:
+    if not _between(1, global_batch) or global_batch != int(global_batch):
         raise ConfigError(f"advise: global_batch={global_batch}: a whole number of samples, at least 1.")
-    if not 0.0 <= overlap <= 1.0 or not 0.0 <= latency_s < inf:
+    if not _between(0.0, overlap) or overlap > 1.0 or not _between(0.0, latency_s):
         raise ConfigError(
             f"advise: overlap={overlap} is from 0.0 to 1.0, latency_s={latency_s} a time, not negative."
         )
@@ -125,6 +125,14 @@ def advise(
     return compare(
         names, speeds, model, gradient_bytes, global_batch, codecs or {"float32": 1.0}, overlap=float(overlap)
     )
+
+
+def _between(least: Number, value: Number) -> bool:
+    """Whether a value is a finite number, and not below the least."""
+    try:
+        return least <= value < inf
+    except TypeError:
+        return False
 
 
 def _check(

@@ -128,8 +128,8 @@ class Deal:
 
     @property
     def digest(self) -> int:
-        """A number of 32 bits that differs where global batches do; all ranks have the same."""
-        parts = (self.count, self.global_batch, self.seed, self._shuffle, self._drop_last)
+        """A number of 32 bits that differs where global batches or limits do; all ranks have the same."""
+        parts = (self.count, self.global_batch, self.seed, self._shuffle, self._drop_last, *self.limits)
         return crc32(repr(parts).encode())
 
     @property
@@ -192,8 +192,15 @@ def limits_of(
     if multiple_of < 1 or min_batch < 0:
         raise ConfigError(f"multiple_of={multiple_of} is at least 1, min_batch={min_batch} at least 0.")
     if max_batch is None:
-        return Limits(min_batch, None, multiple_of)
-    most = [max_batch] * size if isinstance(max_batch, int) else list(max_batch)
-    if len(most) != size or any(limit is not None and limit < 0 for limit in most):
+        return Limits(int(min_batch), None, int(multiple_of))
+    limits: Any = max_batch
+    try:
+        given = list(limits)
+    except TypeError:
+        given = [limits] * size
+    for limit in given:
+        check_whole(max_batch=0 if limit is None else limit)
+    if len(given) != size or any(limit is not None and limit < 0 for limit in given):
         raise ConfigError(f"max_batch={max_batch}: pass one number, or one per rank ({size}), none negative.")
-    return Limits(min_batch, tuple(most), multiple_of)
+    most = tuple(None if limit is None else int(limit) for limit in given)
+    return Limits(int(min_batch), most, int(multiple_of))

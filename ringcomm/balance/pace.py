@@ -250,7 +250,7 @@ def _check_same(given: Any) -> None:
                 "Ranks divide different data, so samples are left out or used twice: rank 0 has "
                 f"count={given[0][0]:.0f} and global_batch={given[0][1]:.0f}, rank {rank} has "
                 f"count={count:.0f} and global_batch={global_batch:.0f}. Pass the same data set, "
-                "global_batch, seed, shuffle and drop_last on all ranks."
+                "global_batch, seed, shuffle, drop_last, min_batch, max_batch and multiple_of on all ranks."
             )
 
 

@@ -135,7 +135,8 @@ def predict(
         ConfigError: an argument is out of range.
     """
     lengths = _lengths(gradients)
-    if not _all_between(0.0, compute_s) or not _whole(slots, 1) or not _whole(batch, 0) or local_steps < 2:
+    whole = _whole(slots, 1) and _whole(batch, 0) and _whole(local_steps, 2)
+    if not _all_between(0.0, compute_s) or not whole:
         raise ConfigError(
             "predict: compute_s is a positive number of seconds, slots is at least 1, batch at least 0, "
             "local_steps at least 2."
@@ -149,8 +150,10 @@ def predict(
         raise ConfigError("predict: costs are those of a million samples, so a price needs a batch.")
     if not isinstance(link, str):
         raise ConfigError(f"predict: link={link!r}: a rate like 1gbit, 100mbit or 2.5gbit.")
-    if ready_s is not None and (len(ready_s) != len(lengths) or sorted(ready_s) != list(ready_s)):
+    if ready_s is not None and not _are_times(ready_s, len(lengths)):
         raise ConfigError("predict: ready_s has one time for each gradient, in ascending order.")
+    if latency_s is not None and not _are_times([latency_s], 1):
+        raise ConfigError(f"predict: latency_s={latency_s!r}: a number of seconds, not negative.")
     machine = Machine((link_byte_s(link),))
     if latency_s is not None:
         machine = machine._replace(wire_latency_s=float(latency_s))
@@ -170,6 +173,15 @@ def _all_between(least: float, *values: Number) -> bool:
 
 def _whole(value: Number, least: int) -> bool:
     return _all_between(least - 1, value) and value == int(value)
+
+
+def _are_times(values: Sequence[Number], count: int) -> bool:
+    """Whether these are so many finite numbers of seconds, in ascending order and not negative."""
+    try:
+        fit = all(0.0 <= value < float("inf") for value in values)
+        return fit and len(values) == count and sorted(values) == list(values)
+    except TypeError:
+        return False
 
 
 def _lengths(gradients: Union[int, Sequence[int]]) -> List[int]:

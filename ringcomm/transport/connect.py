@@ -13,7 +13,7 @@ from ..wire.auth import Admission, Claim, Initiator, parting_answer
 from ..wire.place import NOWHERE, place_of
 from ..wire.signing import Session
 from .reactor import READ, WRITE, Reactor
-from .secure import Encryption, SecureSocket
+from .secure import ClosedEarly, Encryption, SecureSocket
 
 ASK_AGAIN_S = 0.25
 """After how many seconds without a connection another attempt to connect begins."""
@@ -221,8 +221,7 @@ class Dial:
             while not self._initiator.done:
                 data = sock.recv(self._initiator.needs)
                 if not data:
-                    self.too_slow = True
-                    raise ProtocolError("it closed the connection during the handshake")
+                    raise ClosedEarly("it closed the connection during the handshake")
                 answer = self._initiator.receive(data)
                 if answer:
                     sock.send(answer)
@@ -234,6 +233,7 @@ class Dial:
             self.give_up(str(problem))
             return
         except ProtocolError as problem:
+            self.too_slow = isinstance(problem, ClosedEarly)
             self.give_up(str(problem))
             return
         except OSError as problem:

@@ -107,10 +107,10 @@ def test_another_number_of_ranks_in_the_next_job():
     assert seen == Counter(range(COUNT))
 
 
-@pytest.mark.parametrize("name", ["seed", "global_batch", "count"])
+@pytest.mark.parametrize("name", ["seed", "global_batch", "count", "max_batch"])
 def test_ranks_that_divide_different_data_end_with_an_error_on_all(name):
     def work(context):
-        arguments = {"count": COUNT, "global_batch": GLOBAL_BATCH, "seed": 3}
+        arguments = {"count": COUNT, "global_batch": GLOBAL_BATCH, "seed": 3, "max_batch": GLOBAL_BATCH}
         arguments[name] += context.rank
         with pytest.raises(ConfigError, match="Ranks divide different data") as found:
             for mine in Balanced(**arguments, context=lambda: context):

@@ -13,7 +13,13 @@ from typing import Any, Iterator, List, Mapping
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringrun.job.control_socket import ControlSocket, control_folder, running_jobs, send_command
+from ringrun.job.control_socket import (
+    REQUEST_LIMIT_BYTES,
+    ControlSocket,
+    control_folder,
+    running_jobs,
+    send_command,
+)
 
 CONNECT = """
 import os, socket, sys
@@ -63,6 +69,18 @@ def test_requests_and_their_answers(folder: Path) -> None:
     assert running_jobs(folder) == []
     with pytest.raises(ConfigError, match="does not answer"):
         send_command(folder, "abc", {"do": "add", "host": "a"})
+
+
+def test_a_request_that_is_too_long_is_refused(folder: Path) -> None:
+    seen: List[Mapping[str, Any]] = []
+    server = ControlSocket("abc", lambda command: str(seen.append(command)), folder)
+    server.start()
+    try:
+        with pytest.raises(ConfigError, match="not valid"):
+            send_command(folder, "abc", {"do": "add", "host": "a" * REQUEST_LIMIT_BYTES})
+        assert seen == []
+    finally:
+        server.stop()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -143,7 +143,9 @@ def _receive(connection: socket.socket, limit_bytes: int) -> Optional[Dict[str, 
     while not data.endswith(b"\n"):
         piece = connection.recv(1 << 16)
         data += piece
-        if not piece or len(data) > limit_bytes:
+        if len(data) > limit_bytes:
+            return None
+        if not piece:
             break
     try:
         content = json.loads(data.decode())

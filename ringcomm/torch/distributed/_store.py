@@ -227,13 +227,6 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
         ConfigError: encryption is on, but there is no key file with a certificate.
     """
     secret = key_from_environment()
-    if secret is None and settings.encrypt:
-        raise ConfigError(
-            "RINGCOMM_ENCRYPT=1 needs a key file with a certificate: PyTorch's store, over which the ranks "
-            "would agree on a key, is open to every process that can reach it. Make a file with `python -m "
-            "ringcomm.newkey --encrypt FILE`, copy it to every host and set RINGCOMM_KEY_FILE; or use "
-            "`ringrun --encrypt`."
-        )
     title = f"process group {name} of ranks {', '.join(map(str, ranks))}"
     job = _job_of(store)
     entry: Entry
@@ -242,6 +235,11 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
     else:
         patience_s = min(settings.start_timeout_s, Settings.from_environment().start_timeout_s)
         entry = StoreEntry(store, title, b"" if secret is None else secret[0], patience_s)
+    if secret is None and settings.encrypt:
+        problem = _without_certificate()
+        if rank == 0:
+            _report(entry, problem, settings)
+        raise problem
     if rank == 0:
         embedded, notice = _serve(entry, len(ranks), name, secret, settings)
         try:
@@ -258,6 +256,20 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
             return GroupRendezvous(join(membership, left, watched=watched), settings, None)
         except Moved:
             continue  # The entry was of a group that has ended.
+
+
+def _without_certificate() -> ConfigError:
+    return ConfigError(
+        "RINGCOMM_ENCRYPT=1 needs a key file with a certificate: PyTorch's store, over which the ranks "
+        "would agree on a key, is open to every process that can reach it. Make a file with `python -m "
+        "ringcomm.newkey --encrypt FILE`, copy it to every host and set RINGCOMM_KEY_FILE; or use "
+        "`ringrun --encrypt`."
+    )
+
+
+def _report(entry: Entry, problem: RingcommError, settings: Settings) -> None:
+    """Publish why rank 0 has no rendezvous, perhaps a setting of its own: others must not wait in vain."""
+    entry.write(json.dumps({"problem": str(problem)}), settings)
 
 
 def _membership(
@@ -294,8 +306,8 @@ def _serve(
         embedded, notice["endpoints"] = EmbeddedRendezvous.serve(
             key, certificate, job, size, settings, preferred
         )
-    except RingcommError as problem:  # a setting of this rank, too: the others must not wait in vain
-        entry.write(json.dumps({"problem": str(problem)}), settings)
+    except RingcommError as problem:
+        _report(entry, problem, settings)
         raise
     try:
         entry.write(json.dumps(notice), settings)

@@ -150,18 +150,21 @@ class TestMeeting:
             with pytest.raises(ConfigError, match="RINGCOMM_ENCRYPT=1 needs a key file with a certificate"):
                 meet(store, rank, [0, 1], "test", settings)
 
-    def test_what_keeps_rank_0_from_opening_its_rendezvous_is_reported_to_all(self, store):
+    @pytest.mark.parametrize(
+        ("wrong", "text"), [({"iface": "eth/0"}, "is not a network"), ({"encrypt": True}, "needs a key file")]
+    )
+    def test_what_keeps_rank_0_from_opening_its_rendezvous_is_reported_to_all(self, store, wrong, text):
         """A wrong setting of rank 0 alone; the others have 60 s."""
 
         def start(rank):
-            settings = replace(LONG, iface="eth/0") if rank == 0 else LONG
+            settings = replace(LONG, **wrong) if rank == 0 else LONG
             with pytest.raises((ConfigError, StartupError)) as caught:
                 meet(store, rank, [0, 1], "test", settings)
             return caught.value
 
         with ThreadPoolExecutor(2) as pool:
             mine, told = pool.map(start, range(2))
-        assert isinstance(mine, ConfigError) and "is not a network" in str(mine)
+        assert isinstance(mine, ConfigError) and text in str(mine)
         assert f"could not open its rendezvous: {mine}" in str(told)
 
     def test_a_rendezvous_that_cannot_be_published_is_closed(self):

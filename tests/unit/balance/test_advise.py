@@ -144,6 +144,8 @@ NAN, INF = float("nan"), float("inf")
         {"fixed_s": [0.1, NAN]}, {"sample_s": [0.1, INF]}, {"mb_per_s": [100, NAN]}, {"mb_per_s": 100},
         {"mb_per_s": ["1gbit", "1gbit"]}, {"fixed_s": "ab"}, {"fixed_s": None}, {"gradient_bytes": NAN},
         {"global_batch": 1.5}, {"overlap": 2}, {"overlap": NAN}, {"latency_s": -1}, {"codecs": {"x": -1}},
+        {"global_batch": NAN}, {"global_batch": INF}, {"global_batch": "96"}, {"gradient_bytes": "1000"},
+        {"latency_s": None}, {"overlap": "all"},
         {"codecs": {"x": NAN}}, {"fixed_s": [], "sample_s": [], "mb_per_s": []}, {"hosts": ["a"]},
     ],
 )  # fmt: skip

@@ -107,13 +107,16 @@ def test_arguments_of_other_types_are_refused_by_name(arguments):
         Deal(**{"count": 41, "global_batch": 16, "size": 2, **arguments})
 
 
-@pytest.mark.parametrize("arguments", [(2.5, None, 1), (0, None, 1.5)])
+@pytest.mark.parametrize("arguments", [(2.5, None, 1), (0, None, 1.5), (0, 2.5, 1), (0, [3, "x"], 1)])
 def test_limits_are_whole_numbers(arguments):
     with pytest.raises(ConfigError, match="a whole number is needed"):
         limits_of(*arguments, size=2)
 
 
 def test_numbers_and_speeds_may_be_numpys():
+    limits = limits_of(np.int64(2), np.int64(9), np.int64(1), 2)
+    assert limits == (2, (9, 9), 1) and limits == limits_of(2, np.array([9, 9]), 1, 2)
+    assert Deal(41, 16, 0, 2, limits=limits).digest == Deal(41, 16, 0, 2, limits=Limits(2, (9, 9), 1)).digest
     deal = Deal(np.int64(41), np.int64(16), np.int64(3), 2, np.array([3, 1]))
     assert deal.shares(0, 0) == (12, 4)
     assert deal.take(0, 0, 1).tolist() == Deal(41, 16, 3, 2, [3, 1]).take(0, 0, 1).tolist()

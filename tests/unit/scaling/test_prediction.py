@@ -88,7 +88,8 @@ def test_the_table_has_all_rows_and_the_figure_is_well_formed():
         {"compute_s": [0.3, 0.4]}, {"gradients": float("nan")}, {"gradients": "a"}, {"gradients": [[1]]},
         {"gradients": None}, {"ranks": 8}, {"ranks": [2.5]}, {"ranks": "2,4"}, {"ranks": [10**7]},
         {"link": None}, {"link": 1000}, {"batch": float("nan")}, {"batch": 2.5}, {"price": "a", "batch": 8},
-        {"price": 1},
+        {"price": 1}, {"latency_s": float("nan")}, {"latency_s": -1}, {"latency_s": "a"}, {"ready_s": 3},
+        {"ready_s": [float("nan")]}, {"ready_s": [-1.0]}, {"local_steps": 2.5}, {"local_steps": "a"},
     ],
 )  # fmt: skip
 def test_arguments_out_of_range(arguments):
