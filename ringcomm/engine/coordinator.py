@@ -347,8 +347,9 @@ class Coordinator:
             return
         stuck = self._stuck()
         busy = [rank for rank in sorted(stuck) if not self._blocked.get(rank, True)]
-        # Threads live that do not wait. Until then it is a stall like any other, and reported as one.
-        patience_s = PATIENCE * (0.0 if self.paused else self._stall_warning_s) if busy else DEADLOCK_S
+        # Threads live that do not wait: until then, or if other ranks go on, it is a stall like any other.
+        stalls = self.paused or len(stuck) < self._size
+        patience_s = PATIENCE * (0.0 if stalls else self._stall_warning_s) if busy else DEADLOCK_S
         self._looked_at = self._changed_s
         self._given_up_s = self._changed_s + patience_s if stuck and patience_s else None
         if self._given_up_s is None or now_s < self._given_up_s:

@@ -34,6 +34,8 @@ from .shm import PIECE_BYTES
 LENGTHS = tuple(kib * 1024 for kib in (256, 512, 1024, 2048, 4096, 8192))
 """Those that are measured, in bytes: an octave from one to the next."""
 _TRIES = 4
+_LONGEST_S = 0.1
+"""After that, larger sizes are not measured any more: a small board needs so long for the smaller ones."""
 _ANOTHER_CORE_COSTS = 0.37
 """By how much (as a logarithm) shared memory must be faster: here one core copies into the ring and takes
 the bytes out of it; between ranks another core does the second, and must get them from the first one's cache.
@@ -109,7 +111,10 @@ def _buffer(length: int) -> memoryview:
 def _compare(sender: ReadingLink, receiver: ReadingLink) -> int:
     """Up to how many bytes shared memory is better for an all-reduce, which adds as much as it overwrites."""
     gains: List[float] = []
+    until_s = time.perf_counter() + _LONGEST_S
     for length in LENGTHS:
+        if len(gains) > 2 and time.perf_counter() > until_s:
+            break
         source, target = _buffer(length), _buffer(length)
         takers: Tuple[_Taker, ...] = (_Overwriting(target), _Adding(target))
         best_s = np.ones((2, len(takers)))

@@ -348,6 +348,17 @@ class TestWaiting:
         job.now_s += 10_000
         assert job.responses() is None
 
+    @pytest.mark.parametrize("for_good", [True, False])
+    def test_some_ranks_are_given_up_only_if_none_of_their_threads_may_still_submit(self, for_good):
+        """Rank 2 goes on, so it may be long before a thread of rank 1 has anything to do."""
+        job = Job(stall_warning_s=60, stall_limit_s=0)
+        for rank, name in enumerate("ab"):
+            job.ready(rank, sig(name))
+            job.send(rank, {"type": "blocked", "heard": 0, "for_good": for_good or rank == 0})
+        job.now_s += 10_000
+        responses = job.responses()
+        assert (responses is not None) == for_good
+
     def test_a_rank_that_is_away_does_not_hide_one_that_is_missing(self):
         job = Job(stall_warning_s=60, stall_limit_s=0)
         job.send(2, {"type": "paused", "reason": "checkpoint"})
