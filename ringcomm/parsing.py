@@ -119,6 +119,13 @@ def price(text: str) -> float:
     return value
 
 
+def figure(text: str) -> str:
+    """A file for a figure, or nothing."""
+    if text and not text.lower().endswith(".svg"):
+        raise ValueError("must end in .svg: figures are written as SVG")
+    return text
+
+
 def seconds(text: str) -> float:
     """A duration, zero included."""
     value = _real(text)

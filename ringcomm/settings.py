@@ -162,7 +162,7 @@ class Settings:
         "For `--predict`: price of one machine per hour, for costs per million samples. 0: none.", "--price",
     )  # fmt: skip
     predict_figure: str = _setting(
-        "", "PREDICT_FIGURE", str,
+        "", "PREDICT_FIGURE", parsing.figure,
         "For `--predict`: file of rank 0 for a figure in SVG. Empty: none.", "--figure",
     )  # fmt: skip
     check_calls: bool = _setting(

@@ -164,6 +164,7 @@ def prepare(
     are_local = doors.find_local([host.spec for host in plan.hosts])
     _refuse_aliases(plan, are_local)
     _check_open_files(plan.size)
+    setting_sources.check_measurable(settings, plan.size)
     hosts = [maker.make(index, *row) for index, row in enumerate(zip(plan.hosts, are_local))]
     facts["debug"] = terminal_for(options.debug, plan, are_local, options.watch, environ)
     return Job(plan=plan, hosts=tuple(hosts), **facts)
@@ -303,6 +304,7 @@ def effective_settings(
     others = horovod.from_environment(environ) if options.horovod else []
     variables = setting_sources.from_environment(environ)
     found = setting_sources.effective([file, others, variables, setting_sources.without_conflicts(flags)])
+    setting_sources.check_measurements(found.settings, flags)
     InterfaceFilter(found.settings.iface)  # reports an invalid value once here, and not on every host
     return found
 
