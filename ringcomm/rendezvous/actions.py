@@ -37,7 +37,7 @@ class Notice(NamedTuple):
         text: one paragraph for people.
         rank: the rank that it came from, if any.
         culprit: for ``failed``: the rank that is at fault, if known.
-        detail: further facts; for ``started`` the rows of the table of links.
+        detail: further facts; for ``started`` the rows of the table of links, for ``warning`` its topic.
     """
 
     kind: str

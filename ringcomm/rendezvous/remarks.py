@@ -32,4 +32,4 @@ class Remarks:
         if topic in self._warned or len(self._warned) >= _MOST_TOPICS:
             return []
         self._warned.add(topic)
-        return [Notice("warning", message["text"])]
+        return [Notice("warning", message["text"], detail={"topic": topic})]

@@ -13,7 +13,7 @@ from .machine import Machine, link_byte_s, machine_of
 from .prediction import Prediction, predictions
 from .recorder import Measured, StepRecorder, description, missing, workload_of
 
-_TOPIC = "predict"
+_TOPIC, _NO_TOPIC = "predict", "no prediction"
 
 
 class JobPrediction:
@@ -77,7 +77,7 @@ class JobPrediction:
     def close(self) -> None:
         """The program ends; report why there is no prediction, if there is none."""
         if not self._done and self._context.rank == 0:
-            self._announce(self._context, _TOPIC, missing(self._recorder.seen))
+            self._announce(self._context, _NO_TOPIC, missing(self._recorder.seen))
 
 
 def _draw(found: Prediction, path: str) -> str:

@@ -50,13 +50,32 @@ def test_a_table_and_a_figure(program, kind):
 
 def test_a_program_that_ends_too_early(program):
     done = ringrun("-np", "2", "--predict", "train.py", "async", "4", cwd=program)
-    assert done.process.returncode == 0
+    assert done.process.returncode == 1
+    assert done.err.count("No prediction: ") == 1
     assert "No prediction: the program ended after 16 reductions" in done.err
     assert done.out.count("all steps") == 2
 
 
+@pytest.mark.parametrize(
+    "flag, words",
+    [
+        ("--predict", "No prediction: the program ended without one. It must call init() of ringcomm"),
+        ("--advise", "No advice: the program ended without it. It must call init() of ringcomm"),
+    ],
+)
+def test_a_program_without_ringcomm(tmp_path, flag, words):
+    (tmp_path / "train.py").write_text("print('all steps')\n")
+    done = ringrun("-np", "2", flag, "train.py", cwd=tmp_path)
+    assert done.process.returncode == 1
+    assert done.err.count(words) == 1 and "Traceback" not in done.err
+    assert done.out.count("all steps") == 2
+
+
 def test_values_that_are_refused(program):
-    for flag, value in (("--link", "fast"), ("--ranks", "2,x"), ("--ranks", "2,100001"), ("--price", "-1")):
+    for flag, value in (
+        ("--link", "fast"), ("--ranks", "2,x"), ("--ranks", "2,100001"), ("--price", "-1"),
+        ("--figure", "a.png"),
+    ):  # fmt: skip
         done = ringrun("-np", "2", "--predict", flag, value, "train.py", cwd=program)
         assert done.process.returncode == 2
         assert flag in done.err

@@ -98,7 +98,8 @@ def test_advice_instead_of_training(tmp_path: Path) -> None:
 def test_a_program_that_cannot_be_measured_is_told_why(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     done = ringrun("-np", "2", "--advise", "train.py", "1", "0.1", cwd=tmp_path)
-    assert done.process.returncode == 0, done.err
+    assert done.process.returncode == 1, done.err
+    assert done.err.count("No advice: ") == 1
     assert "No advice: the program ended before every rank was measured." in done.err
 
 

@@ -346,6 +346,8 @@ class ElasticSupervisor(Supervisor):
         outcome = with_changes(outcome, self._stopped_because, self._membership.log.lines)
         if outcome.reason != "interrupt":
             self._printer.settle(outcome.to_show)
+        if outcome.reason == "done":
+            self._notices.conclude(outcome)
         outcome.results = verified_results(self.job, self._results)
         ended_well = [member for member, end in sorted(outcome.exits.items()) if end.ok]
         last = [member for member in self._ranks_now if member in ended_well]

@@ -385,7 +385,7 @@ class Supervisor:
         if self.job.fetch:
             self._printer.note(self._fetched.describe(self.job))
         if outcome.reason == "done":
-            self._printer.note(self._notices.unequal())
+            self._notices.conclude(outcome)
             self._printer.show(missing_timeline(self.job, self._began_s))
         outcome.results = verified_results(self.job, self._results)
         return outcome

@@ -76,7 +76,7 @@ class ProcessGroupRingcomm(GroupFace):
         runner = Runner(channels.direct, settings, transport.generation, spin_s, self._watch)
         runner.sites = CallSites(functools.partial(self._watch.warn, "lines"), settings.check_calls)
         if settings.predict and default and rank == 0:
-            self._watch.warn("predict", _NOT_PREDICTED)
+            self._watch.warn("no prediction", _NOT_PREDICTED)
         self._ops = Collectives(runner)
         self._staging = StagingPool()
         facts = Facts(ranks[rank], len(ranks), transport.host, transport.generation, ranks, f"group {name}")

@@ -334,7 +334,10 @@ def test_of_each_topic_the_first_warning_is_shown():
     for rank, topic, text in ((1, "lines", "first"), (0, "lines", "second"), (0, "program", "third")):
         job.take(job.state.told(rank, {"type": "warning", "topic": topic, "text": text}))
     job.take(job.state.told(99, {"type": "warning", "topic": "other", "text": "from elsewhere"}))
-    assert job.notices[before:] == [Notice("warning", "first"), Notice("warning", "third")]
+    assert job.notices[before:] == [
+        Notice("warning", text, detail={"topic": topic})
+        for topic, text in (("lines", "first"), ("program", "third"))
+    ]
     for number in range(100):
         job.take(job.state.told(0, {"type": "warning", "topic": str(number), "text": "flood"}))
     assert len(job.notices) < before + 20

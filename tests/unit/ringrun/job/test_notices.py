@@ -8,6 +8,8 @@ from ringcomm.config import Settings
 from ringcomm.rendezvous.actions import Notice
 from ringrun.job.launch import Options, prepare
 from ringrun.job.notices import REFUSALS_SHOWN, Notices
+from ringrun.job.outcome import Outcome
+from ringrun.plan.setting_sources import from_values
 from ringrun.reach import doors
 
 
@@ -27,9 +29,12 @@ class Screen:
     def show(self, text: str) -> None:
         self.lines.append(text)
 
+    note = show
 
-def notices(verbose: bool = False, hosts: str = "a,b") -> Any:
-    job = prepare(Options(hosts=hosts, verbose=verbose), ["true"], {})
+
+def notices(verbose: bool = False, hosts: str = "a,b", **settings: Any) -> Any:
+    values = from_values(settings)
+    job = prepare(Options(hosts=hosts, verbose=verbose, setting_values=values), ["true"], {})
     assert isinstance(job.settings, Settings)
     screen: Any = Screen()
     return Notices(job, screen), screen.lines
@@ -66,3 +71,30 @@ def test_equal_ranks_are_not_worth_a_line() -> None:
     for rank in (0, 1):
         found.take(Notice("usage", "", rank=rank, detail={"elapsed_s": 100.0, "waited_s": 1.0}))
     assert found.unequal() == ""
+
+
+@pytest.mark.parametrize(("setting", "missing"), [("predict", "no prediction"), ("advise", "no advice")])
+def test_a_job_that_was_to_be_measured_and_was_not_has_failed(setting: str, missing: str) -> None:
+    short = f"{missing.capitalize()}: the program ended without"
+    for said, code, shown in (
+        ([], 1, [short]),
+        ([("slow", "slow")], 1, ["slow", short]),
+        ([(setting, "a table")], 0, ["a table"]),
+        ([(missing, "too few steps")], 1, ["too few steps"]),
+        ([(missing, "of process groups"), (setting, "a table")], 0, ["of process groups", "a table"]),
+    ):
+        found, lines = notices(**{setting: True})
+        for topic, text in said:
+            found.take(Notice("warning", text, detail={"topic": topic}))
+        outcome = Outcome(0, "", "done")
+        found.conclude(outcome)
+        assert outcome.exit_code == code
+        there = [line for line in lines if line]
+        assert len(there) == len(shown) and all(map(str.startswith, there, shown)), there
+
+
+def test_other_jobs_end_as_their_ranks_do() -> None:
+    found, lines = notices()
+    outcome = Outcome(0, "", "done")
+    found.conclude(outcome)
+    assert outcome.exit_code == 0 and not any(lines)
