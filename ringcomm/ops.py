@@ -57,12 +57,18 @@ class Bitwise(IntEnum):
     BXOR = 18
 
 
+WEIGHTED_AVERAGE = 32
+"""Stands in headers of averages for which this rank gives a weight; the others are all to give one."""
+
+
 def op_name(op: int) -> str:
     """The reduction with this number in a header, like ``Sum``.
 
     Raises:
         ValueError: no reduction has it.
     """
+    if op == WEIGHTED_AVERAGE:
+        return op_name(ReduceOp.AVERAGE)
     return Bitwise(op).name if op >= Bitwise.BAND else ReduceOp(op).name.capitalize()
 
 
@@ -125,10 +131,21 @@ def factor_of(value: Any) -> float:
         Misuse: it is none.
     """
     try:
-        factor = float(value)
+        factor = number(value)
     except (TypeError, ValueError, OverflowError):
         raise Misuse(f"prescale_factor and postscale_factor are numbers, not {value!r}.") from None
     return factor if factor == factor else _NAN
+
+
+def number(value: Any) -> float:
+    """A number as a float; text is none, even if it could be read as one.
+
+    Raises:
+        TypeError, ValueError, OverflowError: it is no number.
+    """
+    if isinstance(value, (str, bytes, bytearray)):
+        raise TypeError
+    return float(value)
 
 
 def weight_of(value: Any) -> float:
@@ -138,7 +155,7 @@ def weight_of(value: Any) -> float:
         Misuse: it is negative, not finite, or no number.
     """
     try:
-        weight = float(value)
+        weight = number(value)
     except (TypeError, ValueError, OverflowError):
         raise Misuse(f"weight={value!r}: a weight is a number, such as the number of samples.") from None
     if not 0.0 <= weight < float("inf"):

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..dtypes import Array
 from ..errors import BrokenInvariantError, ConfigError
+from ..ops import number
 from .order import epoch_order, steps_in
 from .plan import Limits, Shares, Speed, plan_shares, proportional_shares, shorten
 
@@ -87,8 +88,8 @@ class Deal:
         check_whole(seed=seed)
         if not isinstance(speeds, str):
             try:
-                speeds = [float(speed) for speed in speeds]
-            except (TypeError, ValueError):
+                speeds = [number(speed) for speed in speeds]
+            except (TypeError, ValueError, OverflowError):
                 raise ConfigError(f'speeds={speeds!r}: pass "measure", or one number per rank.') from None
         self.count = int(count)
         self.global_batch = int(global_batch)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..dtypes import accumulator, check_weighable
 from ..errors import Misuse
-from ..ops import Collective, ReduceOp, weight_of
+from ..ops import WEIGHTED_AVERAGE, Collective, ReduceOp, weight_of
 from .calls import Intent
 from .runner import Runner
 
@@ -46,7 +46,7 @@ def weighted_average(
         with np.errstate(all="ignore"):
             np.multiply(data, dtype.type(weight), out=sums[:-1], dtype=dtype, casting="unsafe")
     sums[-1] = weight
-    intent = Intent(Collective.ALLREDUCE, int(op), name=name, text=f"shape {shape}, with a weight")
+    intent = Intent(Collective.ALLREDUCE, WEIGHTED_AVERAGE, name=name, text=f"shape {shape}, with a weight")
     runner.all_reduce(sums, ReduceOp.SUM, name, shape, intent=intent)
     if not sums[-1].real > 0.0:
         raise Misuse(f"allreduce(shape {shape}, {data.dtype.name}): {NO_WEIGHTS}")

@@ -14,7 +14,7 @@ import zlib
 from typing import NamedTuple, Sequence, Tuple, Union
 
 from ..dtypes import name_of_code
-from ..ops import CODECS, Collective, op_name
+from ..ops import CODECS, WEIGHTED_AVERAGE, Collective, op_name
 
 _HEADER = struct.Struct("<HHIBBBBiQQQQII")
 HEADER_BYTES = _HEADER.size
@@ -158,6 +158,10 @@ def explain_difference(mine: Header, theirs: Header) -> str:
     if mine.sequence & 0xFFFFFFFF != theirs.sequence:
         numbers = f"number {mine.sequence} here, {theirs.sequence} there"
         return f"they are not the same call ({numbers}, which is {theirs.describe()})"
+    both_reduce = mine.collective == theirs.collective
+    if both_reduce and (mine.op == WEIGHTED_AVERAGE) is not (theirs.op == WEIGHTED_AVERAGE):
+        where = "a weight here, none there" if mine.op == WEIGHTED_AVERAGE else "no weight here, one there"
+        return f"only one of the two gives a weight ({where}): all ranks pass weight=... or none does"
     for field, words in (
         ("collective", "what to do"),
         ("op", "the reduction"),

@@ -160,9 +160,12 @@ def test_weights_on_some_ranks_only_by_order(count):
         run_ranks(2, work, settings=SETTINGS)
     assert all(isinstance(error, MismatchError) for error in failed.value.errors)
     assert any("with a weight" in str(error) for error in failed.value.errors)
+    words = "only one of the two gives a weight (no weight here, one there)", "(a weight here, none there)"
+    assert any(text in str(error) for text in words for error in failed.value.errors)
+    assert not any("number of elements" in str(error) for error in failed.value.errors)
 
 
-@pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), "many", [1, 2]])
+@pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), "many", "3", b"3", [1, 2]])
 def test_what_is_no_weight(weight):
     def work(context):
         for call in (

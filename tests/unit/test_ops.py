@@ -79,11 +79,11 @@ def test_a_codec_from_what_scripts_pass():
 
 def test_factors_and_weights_are_numbers():
     assert factor_of(2) == 2.0 and factor_of(float("inf")) == float("inf")
-    for other in ("a", [], None):
+    for other in ("a", "3", b"3", [], None):
         with pytest.raises(Misuse, match="are numbers, not"):
             factor_of(other)
     assert weight_of(0) == 0.0 and weight_of(3) == 3.0
-    for other in ("a", [], None):
+    for other in ("a", "3", b"3", [], None):
         with pytest.raises(Misuse, match="a weight is a number, such as"):
             weight_of(other)
     for number in (-1.0, float("inf"), float("nan")):

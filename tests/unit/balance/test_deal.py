@@ -100,6 +100,7 @@ def test_what_are_no_limits(arguments):
     [
         {"count": 9.5}, {"count": None}, {"global_batch": 2.5}, {"global_batch": "8"}, {"seed": "x"},
         {"seed": 1.5}, {"seed": None}, {"speeds": 3}, {"speeds": None}, {"speeds": ["a", "b"]},
+        {"speeds": ["3", "1"]},
     ],
 )  # fmt: skip
 def test_arguments_of_other_types_are_refused_by_name(arguments):

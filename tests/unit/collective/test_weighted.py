@@ -8,7 +8,7 @@ import pytest
 from ringcomm.collective.weighted import weighted_average
 from ringcomm.dtypes import dtype_named
 from ringcomm.errors import Misuse, UnsupportedDtypeError
-from ringcomm.ops import Average, Sum
+from ringcomm.ops import Average, Sum, op_name
 
 
 class Runner:
@@ -34,6 +34,7 @@ def test_contributions_count_by_their_weights(dtype):
     ((sums, op, name, shape, intent),) = runner.calls
     assert sums.tolist() == [1.0, 2.0, 1.0], "the weight is one more element"
     assert (op, name, shape) == (Sum, "grad", (1, 2))
+    assert op_name(intent.op) == "Average", "in texts"
     assert intent.name == "grad" and intent.text == "shape (1, 2), with a weight"
 
 
@@ -65,7 +66,7 @@ def test_without_any_weight_there_is_no_average_and_the_data_stay():
     assert data.tolist() == [1.0, 2.0]
 
 
-@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf"), "many", None])
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf"), "many", "3", None])
 def test_what_is_no_weight_is_refused_before_anything_is_sent(weight):
     runner = Runner()
     with pytest.raises(Misuse, match="weight="):

@@ -112,6 +112,7 @@ def test_every_known_call_can_be_described():
         (ALLREDUCE, {"collective": 3}, ["what to do", "allreduce(", "broadcast("]),
         (ALLREDUCE, {"op": 4}, ["the reduction", "op=Sum", "op=Max"]),
         (ALLREDUCE, {"dtype": 12}, ["the element type", "float32", "float64"]),
+        (ALLREDUCE, {"op": 32, "items": 9}, ["only one of the two gives a weight (no weight here, one th"]),
         (BROADCAST, {"root": 1}, ["the root rank", "root_rank=2) here", "root_rank=1) there"]),
         (ALLREDUCE, {"items": 999}, ["the number of elements", "1000 here", "999 there"]),
         (ALLREDUCE, {"digest": 2}, ["the name, the shape, the scale factors or the list of sizes"]),
