@@ -44,7 +44,8 @@ logger = logging.getLogger("ringcomm")
 
 _NOT_ADVISED = (
     "No advice: the program ended before every rank was measured. It must take its data from balanced "
-    "batches (see docs/unequal.md) and make 80 steps; with Keras on TensorFlow or JAX four epochs of 25."
+    "batches (see docs/unequal.md) and make 64 steps, and two more for each batch that a loader takes in "
+    "advance; with Keras on TensorFlow or JAX four epochs of 25."
 )
 
 

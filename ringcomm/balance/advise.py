@@ -60,13 +60,26 @@ class Advice(NamedTuple):
     def table(self) -> str:
         """The fastest possible jobs, and that with all machines, as lines of text."""
         everything = max(self.rows, key=lambda row: (len(row.hosts), -row.step_s))
-        shown = [*self.rows[:_ROWS], *([everything] if everything not in self.rows[:_ROWS] else [])]
+        some = self._different()[:_ROWS]
+        shown = [*some, *([everything] if len(everything.shares) > 1 and everything not in some else [])]
         lines = ["  step     samples/s  codec     batches         machines"]
         for row in shown:
             batches, machines = "/".join(map(str, row.shares)), ", ".join(row.hosts)
             times = f"{row.step_s:8.4f} s {row.samples_per_s:9.1f}"
-            lines.append(f"{times}  {row.codec:<9} {batches:<15} {machines}")
+            codec = row.codec if len(row.shares) > 1 else "any"
+            lines.append(f"{times}  {codec:<9} {batches:<15} {machines}")
         return "\n".join(lines)
+
+    def _different(self) -> List[Row]:
+        """All rows, but only the first of each rank alone: it sends nothing, with any codec."""
+        found: List[Row] = []
+        alone = set()
+        for row in self.rows:
+            if len(row.shares) > 1 or row.hosts not in alone:
+                found.append(row)
+            if len(row.shares) == 1:
+                alone.add(row.hosts)
+        return found
 
 
 def advise(

@@ -165,12 +165,16 @@ def description(own: Measured, compute_s: Sequence[float], hosts: Sequence[str],
     hidden = sum(nbytes for nbytes, at_s in zip(own.gradients, own.ready_s) if at_s < 0.98 * own.compute_s)
     text = (
         f"measured a step of {own.step_s:.4g} s (the model says {expected_s:.4g} s) with "
-        f"{median(compute_s):.4g} s of computation and {count} reductions of {megabytes:.4g} MB together; "
+        f"{median(compute_s):.4g} s of computation and {_reductions(count)} of {megabytes:.4g} MB together; "
         f"{100 * hidden / sum(own.gradients):.0f} % of them begin before the computation ends"
     )
     if compute_s[slowest] > 1.1 * median(compute_s):
         text += f"; rank {slowest} on {hosts[slowest]} needs {compute_s[slowest]:.4g} s"
     return text
+
+
+def _reductions(count: int) -> str:
+    return f"{count} reduction{'' if count == 1 else 's'}"
 
 
 def missing(seen: int) -> str:
@@ -181,6 +185,6 @@ def missing(seen: int) -> str:
             "at least two ranks."
         )
     return (
-        f"No prediction: the program ended after {seen} reductions. It must make {WARM_UP + STEPS} equal "
+        f"No prediction: the program ended after {_reductions(seen)}. It must make {WARM_UP + STEPS} equal "
         "steps, and its reductions must be the same in every step."
     )

@@ -49,6 +49,14 @@ def test_less_bytes_can_make_another_machine_pay():
     assert len(advice.rows) == 9
 
 
+def test_a_rank_alone_is_in_the_table_once_and_others_with_every_codec():
+    codecs = {"float32": 1.0, "bf16": 0.5, "int8": 0.254}
+    advice = rc.advise([0] * 3, [0.01] * 3, RESNET_BYTES, [118] * 3, 96, ["a", "b", "b"], codecs=codecs)
+    lines = [line.split() for line in advice.table().splitlines()[1:]]
+    rows = [("any", "a"), *(row for codec in codecs for row in ((codec, "b"), (codec, "a, b")))]
+    assert sorted((line[3], " ".join(line[5:])) for line in lines) == sorted(rows)
+
+
 def test_hidden_communication_costs_nothing():
     hidden = rc.advise([0, 0], [0.02, 0.02], 10_000_000, [118] * 2, 96, overlap=0.6)
     assert hidden.best.step_s == pytest.approx(0.96)

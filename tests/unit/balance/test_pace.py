@@ -272,6 +272,21 @@ class TestAdvice:
         assert any(named in line for line in lines()), lines()
         assert job.asked[-1] == ("ringcomm.balance.codecs", [1e-9, 2e-9] * len(CODECS))
 
+    @pytest.mark.parametrize("ahead", [0, 1, 8])
+    def test_it_takes_64_steps_and_two_for_each_batch_that_a_loader_takes_ahead(
+        self, ahead, clock, monkeypatch
+    ):
+        """As docs/unequal.md and the line without advice say."""
+        monkeypatch.setattr(module, "measured_rates", lambda s: dict.fromkeys(CODECS, Rates(1e-9, 2e-9)))
+        job = Job(size=2, advise=True)
+        pace = Pace(Deal(TOTAL * 500, TOTAL, size=2), job)
+        pace.begin(0, 0)
+        with pytest.raises(SystemExit):
+            while pace.step < 400:
+                pace.take(0, pace.step + ahead)
+                step(pace, job, clock)
+        assert pace.step == 64 + 2 * ahead
+
     def test_another_thread_than_the_main_one_only_stops(self, clock, monkeypatch, lines):
         """A training loop in a thread of the program asks ``ended`` itself."""
         threads = SimpleNamespace(current_thread=lambda: "worker", main_thread=lambda: "main")

@@ -135,7 +135,7 @@ def test_in_another_thread_than_the_main_one_the_program_goes_on(monkeypatch):
     assert len(job.exchanged) == len(job.shown) == 1
 
 
-@pytest.mark.parametrize("steps, words", [(0, "reduced no gradients"), (3, "ended after 6 reductions")])
+@pytest.mark.parametrize("steps, words", [(0, "reduced no gradients"), (3, "ended after 6 reductions.")])
 def test_a_program_that_ends_too_early_is_told_why(steps, words):
     for rank in (0, 1):
         job = Job(rank=rank)
