@@ -328,7 +328,7 @@ class Context(Collectives):
         self._closed = True
         if ok:
             if self.settings.advise and not self.advised and self.rank == 0:
-                announce(self, "advise", _NOT_ADVISED)
+                announce(self, "no advice", _NOT_ADVISED)
             if self._prediction is not None:
                 self._prediction.close()
             self._recording.finish()
