@@ -297,7 +297,7 @@ stage_pythons() { # the core on every other Python, the oldest with the oldest N
         # Contract tests take four fifths of the time: sockets and threads are tried on the oldest and the newest.
         folders=(tests/unit tests/sim)
         if [ "$minor" = "${minors[0]}" ] || [ "$minor" = "${minors[-1]}" ]; then folders+=(tests/contract); fi
-        tests ".venv-test-3.$minor" "3.$minor" -n 2 --one-in 16 -m "not slow and not hosts" \
+        tests ".venv-test-3.$minor" "3.$minor" -n 2 --one-in 16 -m "not slow and not hosts and not full" \
             "${folders[@]}" --schedules 100
     done
 }
