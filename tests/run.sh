@@ -9,8 +9,8 @@
 #
 # It makes what it needs first: virtual environments (.venv-test*), and as root on Debian or Ubuntu the system
 # packages for the tests on several hosts. It does not make them again the next time. The first stage that
-# fails ends it; a table of the stages and the slowest tests comes at the end. With --all, stages whose tests
-# wait more than they compute run beside the others, and their output is printed when the others are over.
+# fails ends it; a table of the stages and the slowest tests comes at the end. Two stages run at a time, since
+# many tests wait more than they compute; what the second one prints comes when the first is over.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin" PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -77,7 +77,8 @@ environment() { # DIRECTORY PYTHON PIP-ARGUMENTS...: a virtual environment, made
         echo "making $directory"
         # "|| return" because a caller's "if" switches set -e off.
         quietly "$python" -m venv --clear "$directory" || return
-        quietly "$directory/bin/python" -m pip install "$@" || return
+        # Modules are compiled when they are first imported, which most of a framework never are.
+        quietly "$directory/bin/python" -m pip install --no-compile "$@" || return
         echo "$wanted" >"$directory/made-from"
     fi
 }
@@ -155,7 +156,7 @@ stage_main() { # everything that needs neither several hosts nor TensorFlow, on 
     if [ ${#given[@]} -gt 0 ]; then
         tests .venv-test given -n 2 --dist loadgroup "${given[@]}"
     elif quick; then
-        tests .venv-test main -n 2 --dist loadgroup --quick -m "not slow and not hosts and not slurm"
+        tests .venv-test main -n 3 --dist loadgroup --quick -m "not slow and not hosts and not slurm"
     else
         tests .venv-test main -n 2 --dist loadgroup -m "not slow and not hosts and not slurm"
     fi
@@ -350,10 +351,10 @@ run_stages() { # STAGE...: one after the other
     done
 }
 
-if [ "$mode" = quick ] || [ ${#only[@]} -gt 0 ]; then
+if [ ${#only[@]} -gt 0 ]; then
     wanted=()
     for stage in "${stages[@]}"; do
-        if [ ${#only[@]} -eq 0 ] || [[ " ${only[*]} " == *" $stage "* ]]; then wanted+=("$stage"); fi
+        if [[ " ${only[*]} " == *" $stage "* ]]; then wanted+=("$stage"); fi
     done
     run_stages "${wanted[@]}"
 else

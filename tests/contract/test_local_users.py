@@ -7,10 +7,12 @@ import secrets
 import subprocess
 import sys
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
 from ringcomm.errors import StartTimeoutError
+from ringcomm.transport import nics
 from ringcomm.transport.accept import MOST_HALF_OPEN
 from ringcomm.transport.connect import Dial, listen
 from ringcomm.transport.rate_limit import TokenBucket
@@ -47,7 +49,7 @@ socks, until = [], time.monotonic() + float(sys.argv[1])
 print("looking", flush=True)
 while time.monotonic() < until:
     with open("/proc/net/unix") as file:
-        names = {line.split()[-1][1:] for line in file if " @ringcomm-" in line}
+        names = {line.split()[-1][1:] for line in file if " @ringcomm-" + sys.argv[2] in line}
     for name in names:
         sock = socket.socket(socket.AF_UNIX)
         sock.setblocking(False)
@@ -120,10 +122,14 @@ def test_a_socket_of_another_user_is_told_nothing(reactor, name):
         assert other_user.stdout.readline() == "b''\n"
 
 
-def test_a_failed_start_says_how_many_were_turned_away():
+def test_a_failed_start_says_how_many_were_turned_away(monkeypatch):
+    # The flood is for the sockets of this test, not for those of tests that run beside it.
+    mark = secrets.token_hex(8)
+    named = SimpleNamespace(token_hex=lambda count: mark + secrets.token_hex(count - 8))
+    monkeypatch.setattr(nics, "secrets", named)
     service = Service(2, start_timeout_s=2.0)
     try:
-        with another_user(FLOODS, 30), pytest.raises(StartTimeoutError) as caught:
+        with another_user(FLOODS, 30, mark), pytest.raises(StartTimeoutError) as caught:
             service.start(0)
         assert "This process turned away " in str(caught.value)
         assert f"(mostly this host: it belongs to another user (number {OTHER_USER}))" in str(caught.value)
