@@ -154,8 +154,9 @@ def make_links(
             links[peer] = trials[peer].link(peer) if peer in trials else SocketLink(peer, sock)
             _check_wish(transport, links[peer])
         for link in links.values():
-            if measure and isinstance(link, ReadingLink):
-                link.lend_above(measured())
+            if isinstance(link, ReadingLink) and (crowded or measure):
+                # A small ring is filled and emptied in turns: more than fits is better lent.
+                link.lend_above(SMALL_RING_BYTES if crowded else measured())
     except BaseException:
         for trial in trials.values():
             trial.close()

@@ -110,11 +110,14 @@ def test_where_many_ranks_share_a_host_the_rings_are_small(monkeypatch, no_leaks
         x = np.full(2_000_000, context.rank + 1.0, np.float32)  # lent
         y = np.full(30_000, context.rank + 1.0, np.float32)  # more than a small ring holds
         sums = (context.allreduce(x, rc.Sum)[-1], context.allreduce(y, rc.Sum)[-1])
-        return type(link), {made.size for made in link._rings}, sums
+        return type(link), {made.size for made in link._rings}, link.ring_most_bytes, sums
 
-    assert run_ranks(2, at_work, transport="auto") == [(ReadingLink, {RING_BYTES}, (3.0, 3.0))] * 2
+    monkeypatch.setattr(local, "measured", lambda: 123_456)
+    large = (ReadingLink, {RING_BYTES}, 123_456, (3.0, 3.0))
+    assert run_ranks(2, at_work, transport="auto") == [large] * 2
     monkeypatch.setattr(local, "_MANY_PEERS", 1)
-    assert run_ranks(2, at_work, transport="auto") == [(ReadingLink, {SMALL_RING_BYTES}, (3.0, 3.0))] * 2
+    small = (ReadingLink, {SMALL_RING_BYTES}, SMALL_RING_BYTES, (3.0, 3.0))
+    assert run_ranks(2, at_work, transport="auto") == [small] * 2
 
 
 def test_pieces_of_all_sizes_come_in_their_order(pair):
