@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
+import numpy as np
 import psutil
 
 from ringcomm.certificate import make_certificate
@@ -75,6 +76,11 @@ def together(contexts: List[Context], action: Callable[[Context], Any]) -> List[
     """Call ``action`` on all contexts at once, each in a thread; the results in rank order."""
     with ThreadPoolExecutor(len(contexts)) as pool:
         return list(pool.map(action, contexts))
+
+
+def sum_of_ranks(context: Context) -> float:
+    """What an all-reduce gives to which every rank contributes its number."""
+    return float(context.allreduce(np.full(1000, float(context.rank)), op=1)[0])
 
 
 class Door:

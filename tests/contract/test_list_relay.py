@@ -14,7 +14,6 @@ from ringcomm.rendezvous.relay import Relay, Source
 from ringcomm.rendezvous.relayed_start import RelayedStart
 from ringcomm.transport.kinds import LOCAL, LOOPBACK, WIRED
 from ringcomm.transport.nics import Interface, machine
-from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Claim, Purpose
 from ringcomm.wire.messages import MAX_MESSAGE_BYTES, MessageReader, encode
 from ringcomm.wire.signing import session_of
@@ -69,13 +68,6 @@ class Far:
         self.door.close()
         for sock, _ in self.came:
             sock.close()
-
-
-@pytest.fixture
-def reactor(no_leaks):
-    reactor = Reactor()
-    yield reactor
-    reactor.close()
 
 
 @pytest.fixture
