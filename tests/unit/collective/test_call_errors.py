@@ -1,4 +1,4 @@
-"""Calls that fail: what the caller, the rendezvous and later calls of the same runner get to know."""
+"""Calls that fail: what the caller, the rendezvous and later calls of the same runner learn."""
 
 from __future__ import annotations
 
