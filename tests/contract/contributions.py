@@ -9,6 +9,8 @@ from ringcomm.testing.reference import (
     all_dtypes,
 )
 
+ONES = np.ones(8, np.float32)
+ROWS = np.ones((6, 2))
 DTYPES = all_dtypes()
 
 
