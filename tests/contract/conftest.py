@@ -1,15 +1,22 @@
-"""Fixtures for tests with a real rendezvous on the loopback: `service`, `no_leaks`; and `as_default`."""
+"""Fixtures: a real rendezvous (`service`), `no_leaks`, a `reactor`, `runtime` of launchers, `as_default`."""
 
 from __future__ import annotations
 
+import socket
+import tempfile
 import threading
 from contextlib import ExitStack
-from typing import Any, Callable, Iterator
+from pathlib import Path
+from typing import Any, Callable, Iterator, List
 
 import pytest
 
 from ringcomm import api
 from ringcomm.context import Context
+from ringcomm.rendezvous import links
+from ringcomm.transport.connect import listen
+from ringcomm.transport.reactor import Reactor
+from ringrun.reach import doors
 from tests.contract.service import Service, eventually, opened, remains
 
 
@@ -46,3 +53,36 @@ def as_default(monkeypatch: pytest.MonkeyPatch) -> Callable[[Context], None]:
     monkeypatch.setattr(api, "context", context)
     monkeypatch.setattr(api, "is_initialized", lambda: hasattr(mine, "context"))
     return lambda context: setattr(mine, "context", context)
+
+
+@pytest.fixture
+def reactor(no_leaks: None) -> Iterator[Reactor]:
+    """A loop that the test turns."""
+    reactor = Reactor()
+    yield reactor
+    reactor.close()
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of control sockets, with a short path; names that start with "local" are this machine."""
+    local = lambda specs, **_: [spec.name.startswith("local") for spec in specs]  # noqa: E731
+    monkeypatch.setattr(doors, "find_local", local)
+    with tempfile.TemporaryDirectory(prefix="ringrun-") as name:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", name)
+        yield Path(name) / "ringrun"
+
+
+@pytest.fixture
+def rank_ports(monkeypatch: pytest.MonkeyPatch) -> List[int]:
+    """The ports on which ranks of this process have listened on 127.0.0.1, as they come."""
+    ports: List[int] = []
+
+    def spy(address: str, *args: Any, **options: Any) -> socket.socket:
+        sock = listen(address, *args, **options)
+        if address == "127.0.0.1":
+            ports.append(sock.getsockname()[1])
+        return sock
+
+    monkeypatch.setattr(links, "listen", spy)
+    return ports

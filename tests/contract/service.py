@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
+import numpy as np
 import psutil
 
 from ringcomm.certificate import make_certificate
@@ -71,10 +72,25 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> bool:
     return True
 
 
+def turn_until(reactor: Reactor, condition: Callable[[], Any]) -> None:
+    """Serve what comes until the condition is true, which must not take long."""
+
+    def turn() -> bool:
+        reactor.run_once(0.01)
+        return bool(condition())
+
+    assert eventually(turn)
+
+
 def together(contexts: List[Context], action: Callable[[Context], Any]) -> List[Any]:
     """Call ``action`` on all contexts at once, each in a thread; the results in rank order."""
     with ThreadPoolExecutor(len(contexts)) as pool:
         return list(pool.map(action, contexts))
+
+
+def sum_of_ranks(context: Context) -> float:
+    """What an all-reduce gives to which every rank contributes its number."""
+    return float(context.allreduce(np.full(1000, float(context.rank)), op=1)[0])
 
 
 class Door:
@@ -116,12 +132,7 @@ class Door:
 
     def turn_until(self, condition: Callable[[], Any]) -> None:
         """Serve until the condition is true, which must not take long."""
-
-        def turn() -> bool:
-            self.reactor.run_once(0.01)
-            return bool(condition())
-
-        assert eventually(turn)
+        turn_until(self.reactor, condition)
 
     def close(self) -> None:
         """Close the door and what came through it."""

@@ -24,18 +24,10 @@ from ringcomm.transport.accept import (
 from ringcomm.transport.connect import Dial, listen
 from ringcomm.transport.encryption import encryption_of
 from ringcomm.transport.rate_limit import TokenBucket
-from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Admission, Initiator, plain_answer
 from ringcomm.wire.place import place_of
 from tests.contract.garbage import FORGED_PRELUDE, HALF_A_PRELUDE, HALF_AN_ADMISSION, HELLO
 from tests.contract.service import CLAIM, KEY, Door
-
-
-@pytest.fixture
-def reactor(no_leaks):
-    reactor = Reactor()
-    yield reactor
-    reactor.close()
 
 
 class Clock:

@@ -18,13 +18,6 @@ from tests.contract.service import CLAIM, KEY, Door, eventually
 
 
 @pytest.fixture
-def reactor(no_leaks):
-    reactor = Reactor()
-    yield reactor
-    reactor.close()
-
-
-@pytest.fixture
 def door(reactor):
     """A listener with an acceptor behind it."""
     door = Door(reactor)

@@ -17,13 +17,6 @@ from tests.contract.service import CLAIM, JOB, KEY, Service
 
 
 @pytest.fixture
-def reactor(no_leaks):
-    reactor = Reactor()
-    yield reactor
-    reactor.close()
-
-
-@pytest.fixture
 def server(no_leaks):
     service = Service(2)
     service.server._key, service.server._job = KEY, JOB

@@ -14,7 +14,7 @@ from ringcomm.ops import Average, Max, Min, Product, Sum
 from ringcomm.testing.cluster import RankFailed, run_ranks
 from ringcomm.testing.device_contract import CHECKS, LONG, check_repeated, numbers, same
 from ringcomm.testing.fake_group import FakeGroup
-from tests.contract.test_devices import FakeLab, start, submitted_in_place
+from tests.contract.fake_lab import FakeLab, start, submitted_in_place
 
 SETTINGS = Settings(spin_us=0.0, timeout_s=30.0, start_timeout_s=30.0, segment_bytes=8192)
 HOSTS = [(1, 2), (1, 3), (2, 2), (3, 2)]

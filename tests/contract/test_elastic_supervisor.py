@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Sequence
 
 import pytest
 
@@ -21,120 +20,33 @@ from ringrun.job.elastic_supervisor import ElasticSupervisor
 from ringrun.job.launch import Options, prepare
 from ringrun.job.outcome import Outcome
 from ringrun.plan.setting_sources import from_values
-from ringrun.reach import doors
-from tests.contract.test_supervisor import Kept, none_remain, notice
+from tests.contract.supervised import LIMIT_S, Server, Supervised, notice
 
-LIMIT_S = 60.0
 WAIT = "until [ -e enough ] || [ -e left.$RINGCOMM_MEMBER ]; do sleep 0.02; done"
 """A program's end: until a test has had enough, or this process is to leave."""
 STAYS = f"echo up $RINGCOMM_MEMBER; {WAIT}"
 
 
-class Server:
-    """In place of the rendezvous of an elastic job: publishes a view when so many processes are announced.
-
-    Attributes:
-        size: processes of the next view.
-        member_places: by member, its slot and its host's name.
-        exits: what has been reported of the processes' ends.
-        excluded: members that have to leave, and why.
-        react: called with the members of each view that is published.
-    """
-
-    def __init__(self, folder: Path, size: int) -> None:
-        self.folder, self.size = folder, size
-        self.notify: Callable[[Any], None] = lambda notice: None
-        self.member_places: Dict[int, Tuple[Slot, str]] = {}
-        self.exits: List[Tuple[int, str, bool]] = []
-        self.excluded: List[Tuple[int, str]] = []
-        self.events: List[str] = []
-        self.react: Callable[[Sequence[int]], None] = lambda members: None
-        self._gone: Set[int] = set()
-        self._view: Tuple[int, ...] = ()
-        self._epoch = -1
-
-    def open(self, notify: Callable[[Any], None]) -> Any:
-        self.notify = notify
-        return self
-
-    def start(self) -> List[Tuple[str, int]]:
-        self.events.append("start")
-        return []
-
-    def stop(self) -> None:
-        self.events.append("stop")
-
-    def expect(self, member: int, slot: Slot, host: str) -> None:
-        self.member_places[member] = slot, host
-        self.publish()
-
-    def process_exited(self, member: int, how: str, ok: bool) -> None:
-        self.exits.append((member, how, ok))
-        self._gone.add(member)
-
-    def exclude(self, member: int, why: str) -> None:
-        self.excluded.append((member, why))
-        self._gone.add(member)
-        (self.folder / f"left.{member}").touch()
-        self.publish(left=(member,))
-
-    def publish(self, left: Tuple[int, ...] = ()) -> None:
-        """A view of all processes that are announced, and not gone, if they are as many as expected."""
-        members = tuple(item for item in self.member_places if item not in self._gone)
-        if len(members) < self.size:
-            return
-        before, self._view, self._epoch = self._view, members, self._epoch + 1
-        detail = {
-            "epoch": self._epoch, "members": [{"rank": r, "member": m} for r, m in enumerate(members)],
-            "lost": [item for item in before if item not in members and item not in left],
-            "joined": [item for item in members if item not in before], "left": list(left),
-            "pause_s": 0.5, "links": (), "table": f"{len(members)} ranks",
-        }  # fmt: skip
-        self.notify(notice("view", detail=detail))
-        self.react(members)
-
-    def fail(self, kind: str, text: str = "") -> None:
-        self.notify(notice("failed", text, detail={"kind": kind}))
-
-
-class Running:
-    """Runs a job; if it does not end in time, the test ends it and fails."""
+class Running(Supervised):
+    """Runs an elastic job; see :class:`Supervised`."""
 
     def __init__(self, job: ElasticJob, folder: Path, size: int) -> None:
-        self.console, self.job, self.server = Kept(), job, Server(folder, size)
-        self.supervisor = ElasticSupervisor(job, self.console, self.server.open)
+        self.server = Server(folder, size)
+        super().__init__(job, lambda console: ElasticSupervisor(job, console, self.server.open))
 
     def run(self) -> Outcome:
-        late: List[bool] = []
-
-        def end() -> None:
-            late.append(True)
-            for _ in range(2):
-                self.supervisor.interrupt(15)
-
-        timer = threading.Timer(LIMIT_S, end)
-        timer.start()
-        try:
-            outcome = self.supervisor.run()
-        finally:
-            timer.cancel()
-            timer.join()
-        assert not late, self.console.text
-        assert none_remain(self.job) and self.server.events == ["start", "stop"]
+        outcome = super().run()
+        assert self.server.events == ["start", "stop"]
         return outcome
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The working directory of the ranks; names that start with "local" are this machine."""
-    local = lambda specs, **_: [spec.name.startswith("local") for spec in specs]  # noqa: E731
-    monkeypatch.setattr(doors, "find_local", local)
+def folder(runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of the ranks."""
     monkeypatch.setattr(grace, "GRACE_S", 0.1)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PWD", str(tmp_path))
-    with tempfile.TemporaryDirectory(prefix="ringrun-") as name:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", name)
-        yield tmp_path
+    return tmp_path
 
 
 @pytest.fixture
@@ -327,21 +239,22 @@ def test_no_host_starts(job: Callable[..., Running]) -> None:
     assert "/no/such/python" in outcome.report
 
 
-def test_a_host_that_is_not_ready_in_time(job: Callable[..., Running], folder: Path) -> None:
-    silent = folder / "python"
-    silent.write_text("#!/bin/sh\nexec sleep 1000\n")
-    silent.chmod(0o755)
-    outcome = job(STAYS, min_np=2, pythons=(str(silent),), settings={"start_timeout_s": 0.3}).run()
-    text = " ".join(outcome.report.replace("│", " ").split())
-    assert outcome.reason == "start" and "local: not ready within 0.3 s" in text
-
-
-def test_a_host_whose_output_is_not_an_agents(job: Callable[..., Running], folder: Path) -> None:
-    garbage = folder / "python"
-    garbage.write_text("#!/bin/sh\nprintf '\\nringrun-agent/1\\nno frame of an agent'\nexec sleep 1000\n")
-    garbage.chmod(0o755)
-    outcome = job(STAYS, min_np=2, pythons=(str(garbage),)).run()
-    assert outcome.reason == "start" and "its agent sent invalid data" in outcome.report
+@pytest.mark.parametrize(
+    ("prints", "settings", "problem"),
+    [
+        ("", {"start_timeout_s": 0.3}, "local: not ready within 0.3 s"),
+        (r"\nringrun-agent/1\nno frame of an agent", {}, "its agent sent invalid data"),
+    ],
+    ids=["is not ready in time", "has output that is not an agent's"],
+)
+def test_a_host_that(
+    job: Callable[..., Running], folder: Path, prints: str, settings: Dict[str, Any], problem: str
+) -> None:
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\nprintf '{prints}'\nexec sleep 1000\n")
+    python.chmod(0o755)
+    outcome = job(STAYS, min_np=2, pythons=(str(python),), settings=settings).run()
+    assert outcome.reason == "start" and problem in " ".join(outcome.report.replace("│", " ").split())
 
 
 def test_a_host_that_is_lost(job: Callable[..., Running], folder: Path) -> None:
@@ -427,13 +340,7 @@ def test_while_ranks_are_missing_it_is_shown_where_they_may_come_from(
 
 def test_a_signal_ends_all_processes(job: Callable[..., Running]) -> None:
     running = job(STAYS)
-
-    def react(text: str) -> None:
-        if "up 0" in text and "up 1" in text:
-            running.console.react = lambda text: None
-            running.supervisor.interrupt(2)
-
-    running.console.react = react
+    running.once(lambda: running.supervisor.interrupt(2), "up 0", "up 1")
     outcome = running.run()
     assert (outcome.exit_code, outcome.reason, outcome.report) == (130, "interrupt", "")
 

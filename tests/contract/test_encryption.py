@@ -23,7 +23,7 @@ from ringcomm.transport.accept import Acceptor
 from ringcomm.transport.connect import Dial, Reactor, listen
 from ringcomm.transport.encryption import encryption_of
 from ringcomm.wire.auth import UNENCRYPTED, Admission, Claim, Purpose, job_digest
-from tests.contract.service import eventually
+from tests.contract.service import eventually, turn_until
 
 KEY, JOB = b"k" * 32, job_digest("job")
 CLAIM = Claim(Purpose.DIRECT, JOB, 1, 2, 3)
@@ -67,11 +67,7 @@ class House:
             self.stack.enter_context(closing(dial.sock))
 
     def until(self, condition):
-        def turn():
-            self.reactor.run_once(0.01)
-            return condition()
-
-        assert eventually(turn)
+        turn_until(self.reactor, condition)
 
 
 def test_both_ends_with_the_jobs_certificate(house, certificate):

@@ -19,7 +19,7 @@ from ringcomm.transport.nics import Interface, machine
 from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Claim, Purpose
 from ringcomm.wire.messages import MessageReader
-from tests.contract.service import JOB, KEY, Door, eventually
+from tests.contract.service import JOB, KEY, Door, turn_until
 
 LO = Interface("lo", "127.0.0.1", LOOPBACK, 8)
 ETH = Interface("eth0", "127.0.0.1", WIRED, 8)
@@ -59,11 +59,7 @@ class Network:
         return self.doors[-1]
 
     def until(self, condition):
-        def turn():
-            self.reactor.run_once(0.01)
-            return bool(condition())
-
-        assert eventually(turn)
+        turn_until(self.reactor, condition)
 
     def dial(self, rank, claim=CLAIM):
         """A connection to this rank after the handshake, and its session."""

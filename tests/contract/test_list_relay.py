@@ -14,11 +14,10 @@ from ringcomm.rendezvous.relay import Relay, Source
 from ringcomm.rendezvous.relayed_start import RelayedStart
 from ringcomm.transport.kinds import LOCAL, LOOPBACK, WIRED
 from ringcomm.transport.nics import Interface, machine
-from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Claim, Purpose
 from ringcomm.wire.messages import MAX_MESSAGE_BYTES, MessageReader, encode
 from ringcomm.wire.signing import session_of
-from tests.contract.service import JOB, KEY, Door, eventually
+from tests.contract.service import JOB, KEY, Door, turn_until
 
 HERE = machine()
 LO = Interface("lo", "127.0.0.1", LOOPBACK, 8)
@@ -72,13 +71,6 @@ class Far:
 
 
 @pytest.fixture
-def reactor(no_leaks):
-    reactor = Reactor()
-    yield reactor
-    reactor.close()
-
-
-@pytest.fixture
 def far(reactor):
     """`far()`: makes a rank that can be dialled."""
     made = []
@@ -119,14 +111,6 @@ def source(reactor):
         item.close()
 
 
-def turn_until(reactor, condition):
-    def turn():
-        reactor.run_once(0.01)
-        return bool(condition())
-
-    assert eventually(turn)
-
-
 def echo(rank):
     return {"type": "echo", "rank": rank}
 
@@ -156,9 +140,7 @@ def test_where_no_address_leads_there_every_reason_is_given_once(reactor, far, s
     turn_until(reactor, lambda: wrong.came)
     wrong.say(echo(2))
     turn_until(reactor, lambda: found.ended)
-    assert found.ended == [
-        "127.0.0.1: connection refused; 127.0.0.1: rank 2 answered there, not rank 1"
-    ]
+    assert found.ended == ["127.0.0.1: connection refused; 127.0.0.1: rank 2 answered there, not rank 1"]
 
 
 def test_a_rank_that_ends_after_it_was_chosen(reactor, far, source):
@@ -380,9 +362,7 @@ def test_ways_before_the_list_are_refused(start):
 
 
 @pytest.mark.parametrize("message", [{"type": "ping"}, WAYS], ids=["ping", "ways"])
-def test_where_another_message_comes_first_the_rendezvous_is_asked_for_the_list(
-    reactor, far, start, message
-):
+def test_where_another_message_comes_first_the_rendezvous_is_asked_for_the_list(reactor, far, start, message):
     there, wanted = far(), listing(1, 1)
     item = start(1, wanted, [from_rank(0, there.offer())])
     turn_until(reactor, lambda: there.came)

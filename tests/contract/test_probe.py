@@ -16,7 +16,7 @@ from ringcomm.transport.nics import Interface, machine
 from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Claim, Purpose, job_digest
 from ringcomm.wire.messages import encode
-from tests.contract.service import Door, eventually
+from tests.contract.service import Door, turn_until
 
 KEY, JOB = b"k" * 32, job_digest("job")
 LO = [Interface("lo", "127.0.0.1", LOOPBACK, 8)]
@@ -46,12 +46,7 @@ def test_an_address_where_nothing_listens(probe):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         made, settled = probe(*taken.getsockname())
-
-        def turn():
-            probe.reactor.run_once(0.01)
-            return settled
-
-        assert eventually(turn)
+        turn_until(probe.reactor, lambda: settled)
     attempt = made.attempt()
     assert attempt.why == made.why == "connection refused"
     assert (attempt.source, attempt.target, attempt.local_iface) == (0, 1, "?")
@@ -138,12 +133,7 @@ def rounds(no_leaks, monkeypatch):
         claim = Claim(Purpose.PROBE, JOB, 1, 0)
         made.append(Probing(reactor, list(interfaces), KEY, claim, None, reported.append))
         made[-1].begin([{"rank": 1, "machine": machine(), "addresses": list(offers)}], limit_s)
-
-        def turn():
-            reactor.run_once(0.01)
-            return reported
-
-        assert eventually(turn)
+        turn_until(reactor, lambda: reported)
         (attempts,) = reported
         return attempts
 

@@ -23,7 +23,7 @@ from ringcomm.transport.reactor import READ, WRITE, Reactor
 from ringcomm.wire.auth import Claim, Purpose, job_digest
 from ringcomm.wire.messages import encode
 from ringcomm.wire.signing import session_of
-from tests.contract.service import eventually
+from tests.contract.service import eventually, turn_until
 
 KEY, JOB = b"k" * 32, job_digest("job")
 CLAIM = Claim(Purpose.PROBE, JOB, generation=3, source=0, target=1)
@@ -80,12 +80,8 @@ def test_what_connects_after_the_end_is_closed(mesh):
     race = Race(mesh.reactor, KEY, CLAIM, wires(mesh), results.append)
     race.close()
     watched = len(mesh.reactor._selector.get_map())
-
-    def turn():
-        mesh.reactor.run_once(0.01)
-        return len(mesh.reactor._selector.get_map()) <= watched - 2
-
-    assert eventually(turn), "both dials have ended, and none of their connections is watched"
+    # Both dials end, and none of their connections is watched then.
+    turn_until(mesh.reactor, lambda: len(mesh.reactor._selector.get_map()) <= watched - 2)
     assert results == [] and all(runner._sock is None for runner in race._runners)
 
 
@@ -193,7 +189,7 @@ def test_the_answer_says_what_has_arrived(asked):
 def test_the_answering_side_has_limits(asked, data):
     reactor, there, ended = asked
     there.sendall(data)
-    assert eventually(lambda: reactor.run_once(0.01) or bool(ended))
+    turn_until(reactor, lambda: ended)
 
 
 def test_a_burst_of_a_mebibyte_leaves_something_to_measure():

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
-import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Tuple
 
 import pytest
 
 from ringcomm.config import Slot
-from ringcomm.errors import ConfigError
 from ringrun.job import grace
-from ringrun.job.control_socket import send_command
-from ringrun.job.launch import Options, prepare
-from ringrun.job.outcome import BROKEN_PIPE, Outcome
-from ringrun.job.supervise import Supervisor
+from ringrun.job.outcome import BROKEN_PIPE
 from ringrun.plan.job import Job
-from ringrun.plan.setting_sources import from_values
-from ringrun.reach import doors
-from ringrun.show.console import Console
-from tests.contract.service import eventually
+from tests.contract.supervised import STAYS, Kept, Running, notice, shell_job
 
-LIMIT_S = 60.0
-STAYS = "echo up $RANK; exec sleep 1000"
 AGENT = """
 import os, struct, sys
 
@@ -47,31 +35,6 @@ os.read(0, 1)
 """
 """In place of an agent: sends these events, and something else when it has received the first word."""
 READY = {"event": "ready", "port": 7, "limits": {"threads": 1, "cores": 2.0, "ranks": 1, "kept": {}}}
-
-
-class Kept(Console):
-    """A console that keeps what it gets, and lets a test react to it.
-
-    Attributes:
-        react: called with everything that was written to both streams so far.
-    """
-
-    def __init__(self) -> None:
-        self.written = {1: b"", 2: b""}
-        self.react: Callable[[str], None] = lambda text: None
-
-    def write(self, stream: int, data: bytes) -> None:
-        self.written[stream] += data
-        self.react(self.text)
-
-    @property
-    def text(self) -> str:
-        return (self.written[1] + self.written[2]).decode()
-
-    @property
-    def lines(self) -> List[str]:
-        """Of stdout, sorted."""
-        return sorted(self.written[1].decode().splitlines())
 
 
 class Rendezvous:
@@ -103,82 +66,10 @@ class Rendezvous:
         self.events.append("stop")
 
 
-def notice(kind: str, text: str = "", **facts: Any) -> Any:
-    given = {"rank": None, "culprit": None, "detail": {}, **facts}
-    return SimpleNamespace(kind=kind, text=text, **given)
-
-
-class Running:
-    """Runs a job; if it does not end in time, the test ends it and fails."""
-
-    def __init__(self, job: Job, rendezvous: Optional[Rendezvous] = None) -> None:
-        self.console, self.job = Kept(), job
-        self.supervisor = Supervisor(job, self.console, None if rendezvous is None else rendezvous.open)
-
-    def run(self) -> Outcome:
-        late: List[bool] = []
-
-        def end() -> None:
-            late.append(True)
-            for _ in range(2):
-                self.supervisor.interrupt(15)
-
-        timer = threading.Timer(LIMIT_S, end)
-        timer.start()
-        try:
-            outcome = self.supervisor.run()
-        finally:
-            timer.cancel()
-            timer.join()
-        assert not late, self.console.text
-        assert none_remain(self.job)
-        return outcome
-
-
-def processes_of(job: Job) -> List[int]:
-    """What still runs of a job."""
-    wanted = f"RINGCOMM_JOB={job.id}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:
-            continue  # it has ended meanwhile
-    return found
-
-
-def none_remain(job: Job) -> bool:
-    """Whether all processes of a job end; one that was killed needs a processor once more for that."""
-    return eventually(lambda: processes_of(job) == [], LIMIT_S)
-
-
-@pytest.fixture
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of control sockets, with a short path; other names than localhost are other hosts."""
-    local = lambda specs, **_: [spec.name == "localhost" for spec in specs]  # noqa: E731
-    monkeypatch.setattr(doors, "find_local", local)
-    with tempfile.TemporaryDirectory(prefix="ringrun-") as name:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", name)
-        yield Path(name) / "ringrun"
-
-
 @pytest.fixture
 def job(runtime: Path, tmp_path: Path) -> Callable[..., Job]:
     """`job(program, **options)`: a job whose ranks run a shell program."""
-
-    def make(program: str, hosts: str = "localhost:2", argv: Sequence[str] = (), **more: Any) -> Job:
-        values = {"diagnose_dir": str(tmp_path / "records"), **more.pop("settings", {})}
-        options = Options(
-            hosts=hosts, via="env TEST_HOST={host}", ship_self=False,
-            setting_values=from_values(values), **more,
-        )  # fmt: skip
-        made = prepare(options, ["sh", "-c", program])
-        if argv:  # of the first host
-            made = replace(made, hosts=(replace(made.hosts[0], argv=tuple(argv)), *made.hosts[1:]))
-        return made
-
-    return make
+    return partial(shell_job, tmp_path)
 
 
 def test_ranks_of_several_hosts_run_to_their_end(job: Callable[..., Job]) -> None:
@@ -330,15 +221,13 @@ def test_a_cut_connection_is_named_by_the_rendezvous(
     rendezvous = Rendezvous()
     running = Running(job(STAYS), rendezvous)
 
-    def react(text: str) -> None:
-        if "up 0" in text and "up 1" in text:
-            running.console.react = lambda text: None
-            rendezvous.notify(notice("up", detail={"links": ()}))
-            detail = {"kind": "cut", "leaving": True}
-            rendezvous.notify(notice("failed", "the network between a and b", culprit=1, detail=detail))
+    def cut() -> None:
+        rendezvous.notify(notice("up", detail={"links": ()}))
+        detail = {"kind": "cut", "leaving": True}
+        rendezvous.notify(notice("failed", "the network between a and b", culprit=1, detail=detail))
 
     monkeypatch.setattr(grace, "LEAVING_S", 0.1)
-    running.console.react = react
+    running.once(cut, "up 0", "up 1")
     outcome = running.run()
     assert outcome.reason == "failure" and "the network between a and b" in outcome.report
     assert outcome.exit_code == 255
@@ -409,130 +298,3 @@ def test_files_come_back_from_the_hosts(
     assert running.run().exit_code == 0
     assert (folder / "fetched" / "a" / "result").read_text() == "given\n"
     assert "fetched 1 file, 0.0 MB, from a into fetched/a" in running.console.text
-
-
-# ---- how the user ends it -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("signum", "code"), [(2, 130), (15, 143)])
-def test_a_signal_ends_all_ranks(job: Callable[..., Job], signum: int, code: int) -> None:
-    running = Running(job(STAYS, hosts="a,b"))
-
-    def react(text: str) -> None:
-        if "up 0" in text and "up 1" in text:
-            running.console.react = lambda text: None
-            running.supervisor.interrupt(signum)
-
-    running.console.react = react
-    outcome = running.run()
-    assert (outcome.exit_code, outcome.reason, outcome.report) == (code, "interrupt", "")
-    assert {end.sent for end in outcome.exits.values()} == {signum}
-    assert "ending all ranks on all hosts (once more: at once)" in running.console.text
-
-
-def test_a_second_signal_does_not_wait(job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringrun.job.supervise.INTERRUPT", ((2, 0.0), (15, 1000.0)))
-    running = Running(job("trap '' INT TERM; echo up $RANK; while :; do sleep 1000; done", hosts="localhost"))
-
-    def react(text: str) -> None:
-        if "once more" in text:
-            running.console.react = lambda text: None
-            running.supervisor.interrupt(2)
-        elif "up 0" in text and "SIGINT" not in text:
-            running.supervisor.interrupt(2)
-
-    running.console.react = react
-    outcome = running.run()
-    assert outcome.exit_code == 130 and outcome.exits[0].signal == 9
-
-
-def test_a_signal_while_a_failure_is_being_handled(
-    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The failure counts, but nothing waits any more."""
-    monkeypatch.setattr(grace, "GRACE_S", 1000.0)
-    running = Running(job("[ $RANK = 1 ] && exit 3; trap '' TERM; echo up; while :; do sleep 1000; done"))
-
-    def react(text: str) -> None:
-        if "up" in text and not running.supervisor._ending:
-            running.console.react = lambda text: None
-            again()
-
-    def again() -> None:
-        loop = running.supervisor._loop
-        loop.after("again", 0.01, end if running.supervisor._has_failed else again)
-
-    def end() -> None:
-        for _ in range(2):
-            running.supervisor.interrupt(2)
-
-    running.console.react = react
-    outcome = running.run()
-    assert (outcome.exit_code, outcome.reason) == (3, "failure") and outcome.exits[0].signal == 9
-
-
-def test_an_exception_of_the_caller_leaves_nothing_behind(job: Callable[..., Job]) -> None:
-    running = Running(job(STAYS))
-
-    def react(text: str) -> None:
-        if "up" in text:
-            running.console.react = lambda text: None
-            raise KeyboardInterrupt
-
-    running.console.react = react
-    with pytest.raises(KeyboardInterrupt):
-        running.run()
-    assert none_remain(running.job)
-
-
-def test_commands_of_the_user_reach_the_job(job: Callable[..., Job], runtime: Path) -> None:
-    running = Running(job(STAYS))
-    answers: List[Any] = []
-
-    def command() -> None:
-        answers.append(json.loads(send_command(runtime, running.job.id, {"do": "info"})))
-        try:
-            send_command(runtime, running.job.id, {"do": "add", "host": "c"})
-        except ConfigError as problem:
-            answers.append(str(problem))
-        answers.append(send_command(runtime, running.job.id, {"do": "stop"}))
-
-    thread = threading.Thread(target=command)
-
-    def react(text: str) -> None:
-        if "up 0" in text and "up 1" in text:
-            running.console.react = lambda text: None
-            thread.start()
-
-    running.console.react = react
-    outcome = running.run()
-    thread.join(LIMIT_S)
-    facts, refused, stopped = answers
-    assert facts["ranks"] == 2 and facts["hosts"] == ["localhost"] and facts["pid"] == os.getpid()
-    assert refused == "There is no command 'add' for this job."
-    assert stopped == f"the job {running.job.id} ({running.job.command.shown}) is being ended"
-    assert (outcome.exit_code, outcome.reason) == (143, "interrupt")
-    assert list(runtime.iterdir()) == []
-
-
-def test_a_job_that_commands_cannot_reach_runs_all_the_same(job: Callable[..., Job], runtime: Path) -> None:
-    runtime.touch()
-    for verbose in (False, True):
-        running = Running(job("true", hosts="localhost", settings={"verbose": verbose}))
-        assert running.run().exit_code == 0
-        assert ("cannot reach this job" in running.console.text) is verbose
-
-
-@pytest.mark.full
-def test_the_user_asks_what_the_ranks_are_doing(job: Callable[..., Job]) -> None:
-    running = Running(job(STAYS, hosts="localhost"))
-
-    def react(text: str) -> None:
-        if "ringrun diagnose" in text:
-            running.console.react = lambda text: None
-            running.supervisor.interrupt(15)
-        elif text.endswith("up 0\n"):
-            running.supervisor.diagnose()
-
-    running.console.react = react
-    assert running.run().exit_code == 143

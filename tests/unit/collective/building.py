@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from ringcomm.config import Settings
+from ringcomm.errors import (
+    PeerStalledError,
+)
 from ringcomm.ops import Collective, Sum
 from ringcomm.schedule.steps import SELF, Recv
 from ringcomm.wire.frames import NO_ROOT, Header
@@ -25,3 +30,17 @@ def fold_from(peer, start, stop, final=True):
 
 def peers(links):
     return [link.peer for link in links]
+
+
+NOW = Settings(timeout_s=0.001)
+"""Gives up at once: what a test needs lies on the wire before the call."""
+
+
+def ones(count=4):
+    return np.ones(count, np.float32)
+
+
+def fail(runner):
+    """Break the runner by a silent peer."""
+    with pytest.raises(PeerStalledError):
+        runner.all_reduce(ones(), Sum)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, List
 
-import numpy as np
 import pytest
 
 from ringcomm.collective.progress import Progress
-from ringcomm.collective.runner import Runner
-from ringcomm.config import Settings
-from ringcomm.engine.bucket_runner import BucketRunner
-from ringcomm.engine.coordinator import Coordinator, Tuning
-from ringcomm.engine.cycle import EngineState
 from ringcomm.engine.observer import Observer
 from ringcomm.engine.operation_history import OperationHistory
-from ringcomm.engine.peer_channels import Limits, PeerChannels, StopWatch
-from ringcomm.engine.process_sets import ProcessSets
-from ringcomm.engine.request import Handle, Request, Signature
+from ringcomm.engine.peer_channels import Limits
+from ringcomm.engine.request import Handle
 from ringcomm.errors import (
     MismatchError,
     NotInitializedError,
@@ -26,97 +19,9 @@ from ringcomm.errors import (
     ProtocolError,
     RingcommError,
 )
-from ringcomm.ops import Collective, ReduceOp
 from ringcomm.transport.base import Stopped
-from ringcomm.transport.memory import memory_fabrics
-from ringcomm.wire.frames import NO_OP, NO_ROOT
-
-NOTHING: Dict[str, Any] = {
-    "type": "orders", "fresh": [], "settled": [], "run": [], "totals": [], "failed": [], "joined": -1,
-    "forget": 0,
-}  # fmt: skip
-
-
-class Job:
-    """Engines without threads, over memory and a clock that is a number.
-
-    Attributes:
-        closed: ranks whose links were reported as ended, by the rank that has reported it.
-    """
-
-    def __init__(self, size: int = 2, limits: Limits = Limits()) -> None:  # noqa: B008
-        self.now_s = 0.0
-        self.closed: List[List[int]] = [[] for _ in range(size)]
-        hosts = [f"host{rank}" for rank in range(size)]
-        self.fabrics, self.background = memory_fabrics(size), memory_fabrics(size)
-        self.sets = [ProcessSets(rank, size) for rank in range(size)]
-        self.running = [Progress() for _ in range(size)]
-        self.states = [self._state(rank, hosts, limits) for rank in range(size)]
-
-    def _state(self, rank: int, hosts: Sequence[str], limits: Limits) -> EngineState:
-        def make_runner(fabric: Any) -> Runner:
-            return Runner(fabric, Settings(timeout_s=0.01))
-
-        def lost(peer: int, why: str, kind: str) -> BaseException:
-            return PeerLostError(f"{kind}: {why}", rank=peer)
-
-        def calls() -> Any:
-            return self.running[rank], Progress()
-
-        def closed(peer: int, why: str) -> None:
-            self.closed[rank].append(peer)
-
-        coordinator = None
-        if rank == 0:
-            options = {"stall_warning_s": limits.warning_s, "stall_limit_s": limits.late_after_s}
-            coordinator = Coordinator(hosts, self.sets[0].members, Tuning(1 << 20, 0.0), **options)
-        peers = PeerChannels(self.fabrics[rank], hosts, limits, lost, calls, lambda: self.now_s)
-        buckets = BucketRunner(self.background[rank], make_runner, self.sets[rank])
-        watch = StopWatch(None)
-        return EngineState(
-            self.fabrics[rank], peers, buckets, coordinator, watch, closed, lambda: self.now_s
-        )
-
-    def turn(self, count: int = 4) -> None:
-        """Every engine does what it can."""
-        for _ in range(count):
-            for state in self.states:
-                state.wake_up()
-                while state.cycle():
-                    pass
-
-    def responses(self, **content: Any) -> None:
-        """Rank 0 sends responses."""
-        self.states[0].peers.messages.send({**NOTHING, **content})
-
-    def submit(self, rank: int, name: str, value: float, urgent: bool = True, **changes: Any) -> Request:
-        array = np.full(2, value)
-        plain = Signature(
-            name, 0, int(Collective.ALLREDUCE), int(ReduceOp.SUM), NO_ROOT, ("float64",), ((2,),)
-        )
-        request = Request(plain._replace(**changes), [array], Handle(name))
-        request.urgent = urgent
-        self.states[rank].pending.add(request)
-        return request
-
-
-    def submit_known(self, ranks: int, name: str, **changes: Any) -> List[Request]:
-        """Each of the first ranks submits an operation that ran before, whose caller waits: rank + 1."""
-        requests = [self.submit(rank, name, rank + 1.0, **changes) for rank in range(ranks)]
-        coordinator, signature = self.states[0].coordinator, requests[0].signature
-        assert coordinator is not None
-        number = coordinator._ids.issue(signature)
-        for state in self.states:
-            state.pending.ids.learn(number, signature)
-        return requests
-
-
-def error_of(handle: Handle) -> Optional[BaseException]:
-    try:
-        handle.wait(0.0)
-    except BaseException as error:  # noqa: BLE001 - looked at by the test
-        return error
-    return None
+from ringcomm.wire.frames import NO_OP
+from tests.unit.engine.driven import NOTHING, Job, error_of
 
 
 class TestSettled:

@@ -45,8 +45,8 @@ def attempt(source, target, address, why="", **more):
     return values
 
 
-class Job:
-    """Feeds one :class:`Rendezvous` and keeps what it wanted done.
+class Fed:
+    """A state machine that a test feeds; what it requires is kept.
 
     Attributes:
         told: messages by connection.
@@ -55,10 +55,8 @@ class Job:
         timers: moments at which it requires a tick.
     """
 
-    def __init__(self, size=3, seats=(), start_timeout_s=60.0):
-        self.state = Rendezvous(size, seats, VERSION, start_timeout_s)
-        self.seats = list(seats)
-        self.size = size
+    def __init__(self, state):
+        self.state = state
         self.now_s = 1000.0
         self.told = defaultdict(list)
         self.dropped = []
@@ -79,6 +77,30 @@ class Job:
                 assert isinstance(action, Notice)
                 self.notices.append(action)
         return actions
+
+    def hang_up(self, connection):
+        return self.take(self.state.disconnected(connection, self.now_s))
+
+    def tick(self):
+        return self.take(self.state.tick(self.now_s))
+
+    def pass_time(self, delay_s):
+        """Let time pass; ticks come when they were asked for, as from the real server."""
+        until_s = self.now_s + delay_s
+        while self.timers and min(self.timers) <= until_s:
+            self.now_s = max(self.now_s, min(self.timers))
+            self.timers.remove(min(self.timers))
+            self.tick()
+        self.now_s = until_s
+
+
+class Job(Fed):
+    """Feeds one :class:`Rendezvous`."""
+
+    def __init__(self, size=3, seats=(), start_timeout_s=60.0):
+        super().__init__(Rendezvous(size, seats, VERSION, start_timeout_s))
+        self.seats = list(seats)
+        self.size = size
 
     # ---- events ------------------------------------------------------------------------------
 
@@ -104,9 +126,6 @@ class Job:
         message = {"type": "leaving", "reason": reason, "ok": ok}
         return self.take(self.state.leaving(connection, message, self.now_s))
 
-    def hang_up(self, connection):
-        return self.take(self.state.disconnected(connection, self.now_s))
-
     def exit(self, rank, how="exit code 3", ok=False):
         return self.take(self.state.process_exited(self.seats[rank].slot, how, ok, self.now_s))
 
@@ -122,18 +141,6 @@ class Job:
     def unlinked(self, connection, reason="rank 1 did not answer", peer=1):
         message = {"type": "unlinked", "reason": reason, "peer": peer}
         return self.take(self.state.unlinked(connection, message, self.now_s))
-
-    def tick(self):
-        return self.take(self.state.tick(self.now_s))
-
-    def pass_time(self, delay_s):
-        """Let time pass; ticks come when they were asked for, as from the real server."""
-        until_s = self.now_s + delay_s
-        while self.timers and min(self.timers) <= until_s:
-            self.now_s = max(self.now_s, min(self.timers))
-            self.timers.remove(min(self.timers))
-            self.tick()
-        self.now_s = until_s
 
     # ---- whole stretches ---------------------------------------------------------------------
 

@@ -22,9 +22,9 @@ from ringcomm.rendezvous.member_list import (
 )
 from ringcomm.rendezvous.state import Phase
 from tests.unit.calls import calls_in
+from tests.unit.rendezvous.elastic_job import ElasticJob
 from tests.unit.rendezvous.large import LargeStart, address_of, started
 from tests.unit.rendezvous.simulated import Job, attempt, offer, seats_of
-from tests.unit.rendezvous.test_elastic import Job as ElasticJob
 
 LAYOUTS = {
     "four on each host": lambda size: [4] * (size // 4),

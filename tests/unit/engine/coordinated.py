@@ -1,0 +1,77 @@
+"""A coordinator that a test feeds, of three ranks on three hosts."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Tuple
+
+from ringcomm.engine.coordinator import Coordinator, Tuning
+from ringcomm.engine.request import Signature
+from ringcomm.ops import Collective, ReduceOp
+from ringcomm.wire.frames import NO_ROOT
+from ringcomm.wire.messages import encode, validate
+
+HOSTS = ["desk", "jetson1", "jetson2"]
+
+
+SETS = {0: (0, 1, 2), 1: (0, 2), 2: (1, 2)}
+
+
+def sig(name: str = "", **changes: Any) -> Signature:
+    plain = Signature(name, 0, int(Collective.ALLREDUCE), int(ReduceOp.SUM), NO_ROOT, ("float32",), ((4,),))
+    return plain._replace(**changes)
+
+
+class Job:
+    """A coordinator, and what each rank has been told of signatures so far."""
+
+    def __init__(self, **options: Any) -> None:
+        self.now_s = 100.0
+        options.setdefault("tuning", Tuning(1 << 20, 0.0))
+        self.coordinator = Coordinator(HOSTS, SETS.__getitem__, **options)
+        self.ids: Dict[Signature, int] = {}
+        self.lines: Dict[int, List[str]] = {}
+
+    def ready(
+        self, rank: int, *signatures: Signature, number: int = 0, urgent: bool = False, site: str = ""
+    ) -> None:
+        site = site or f"train.py:{rank}"
+        known: List[int] = []
+        fresh: List[List[Any]] = []
+        lines = self.lines.setdefault(rank, [])
+        sites = [site] if site not in lines else []
+        lines += sites
+        for item in signatures:
+            if item in self.ids:
+                known += [self.ids[item], number, lines.index(site) + 1]
+            else:
+                fresh.append([list(item), number, lines.index(site) + 1])
+        message = {"type": "ready", "known": known, "carried": [], "fresh": fresh, "sites": sites}
+        self.send(rank, {**message, "weights": [], "urgent": urgent})
+
+    def send(self, rank: int, message: Dict[str, Any]) -> None:
+        validate(message)
+        assert encode(message)
+        self.coordinator.take(rank, message, self.now_s)
+
+    def responses(self) -> Optional[Dict[str, Any]]:
+        responses = self.coordinator.decide(self.now_s)
+        if responses is not None:
+            validate(responses)
+            for number, data in responses["fresh"]:
+                self.ids[Signature.from_json(data)] = number
+            if responses["forget"]:
+                self.ids.clear()
+        return responses
+
+    def run(self) -> List[List[str]]:
+        """Names by bucket of what is to be run now."""
+        responses = self.responses()
+        if responses is None:
+            return []
+        assert not responses["failed"]
+        names = {number: item.name for item, number in self.ids.items()}
+        return [[names[number] for number in bucket[::2]] for bucket in responses["run"]]
+
+    def failures(self) -> List[Tuple[str, str]]:
+        responses = self.responses()
+        return [] if responses is None else [(key[1], text) for key, _, text, _ in responses["failed"]]

@@ -1,0 +1,191 @@
+"""Operations that some ranks have not announced: which are given up, and which are only warned about."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringcomm.engine.coordinator import DEADLOCK_S, PATIENCE
+from tests.unit.engine.coordinated import Job, sig
+
+
+def test_all_ranks_wait_for_something_else():
+    job = Job()
+    for rank, name in enumerate("abb"):
+        job.ready(rank, sig(name))
+        job.send(rank, {"type": "blocked", "heard": 0, "for_good": True})
+    assert job.responses() is None
+    assert job.coordinator.next_alarm_s(job.now_s) == pytest.approx(DEADLOCK_S)
+    job.now_s += DEADLOCK_S
+    failures = dict(job.failures())
+    assert set(failures) == {"a", "b"}
+    assert "rank 0 (desk): allreduce" in failures["a"] and "named 'b'" in failures["a"]
+    assert job.responses() is None
+
+
+def test_some_ranks_wait_for_each_other():
+    """Whatever the third one does, which is in a call in order, say; what it waits for may still come."""
+    job = Job(stall_warning_s=60, stall_limit_s=0)
+    one, other = (sig(f"message {name}", process_set=1) for name in "ab")
+    job.ready(0, one)
+    job.ready(2, other)
+    job.ready(1, sig("later"))
+    for rank in (0, 2):
+        job.send(rank, {"type": "blocked", "heard": 0, "for_good": True})
+    assert job.responses() is None
+    assert job.coordinator.next_alarm_s(job.now_s) == pytest.approx(DEADLOCK_S)
+    job.now_s += DEADLOCK_S
+    failures = dict(job.failures())
+    assert set(failures) == {"message a", "message b"}
+    assert "ranks 0 (desk) and 2 (jetson2) wait for each other" in failures["message a"]
+    assert "rank 0 (desk): allreduce" in failures["message b"]
+    job.ready(0, sig("later"))
+    job.ready(2, sig("later"))
+    assert job.run() == [["later"]]
+
+
+def test_ranks_in_a_chain_wait_for_one_that_may_still_come():
+    job = Job(stall_warning_s=60, stall_limit_s=0)
+    job.ready(0, sig("message", process_set=1))
+    job.ready(2, sig("another message", process_set=2))
+    for rank in (0, 2):
+        job.send(rank, {"type": "blocked", "heard": 0, "for_good": True})
+    job.now_s += DEADLOCK_S
+    assert job.responses() is None
+    assert job.coordinator.next_alarm_s(job.now_s) == pytest.approx(60 - DEADLOCK_S), "the warning"
+    job.send(1, {"type": "blocked", "heard": 0, "for_good": True})  # it waits for something unknown here
+    job.now_s += DEADLOCK_S
+    assert len(job.failures()) == 2
+
+
+def test_a_rank_that_has_not_received_the_last_responses_may_come_yet():
+    job = Job(stall_warning_s=0, stall_limit_s=0)
+    for rank in range(3):
+        job.ready(rank, sig("a"))
+    assert job.responses()["run"]
+    job.send(2, {"type": "blocked", "heard": 0, "for_good": True})  # on its way when "a" was ordered
+    for rank in range(2):
+        job.ready(rank, sig("b"))
+        job.send(rank, {"type": "blocked", "heard": 1, "for_good": True})
+    job.now_s += 100 * DEADLOCK_S
+    assert job.responses() is None and job.coordinator.next_alarm_s(job.now_s) is None
+    job.send(2, {"type": "blocked", "heard": 1, "for_good": True})
+    job.now_s += DEADLOCK_S
+    assert "every rank waits" in dict(job.failures())["b"]
+
+
+def test_where_a_thread_may_still_submit_it_is_a_stall_that_is_reported_first():
+    job = Job(stall_warning_s=60, stall_limit_s=0)
+    for rank, name in enumerate("abb"):
+        job.ready(rank, sig(name))
+        job.send(rank, {"type": "blocked", "heard": 0, "for_good": rank != 2})
+    job.now_s += 60
+    assert job.responses() is None and "'a'" in job.coordinator.warnings[0]
+    job.send(2, {"type": "stack", "text": "asked because of the warning"})  # says nothing new
+    assert job.coordinator.next_alarm_s(job.now_s) == pytest.approx((PATIENCE - 1) * 60)
+    job.now_s += (PATIENCE - 1) * 60
+    failures = dict(job.failures())
+    assert set(failures) == {"a", "b"}
+    assert "threads of rank 2 (jetson2) could still call it" in failures["a"]
+    assert "for 120 s, 2 times RINGCOMM_STALL_WARNING" in failures["a"]
+
+
+@pytest.mark.parametrize("options", [{"stall_warning_s": 0}, {"stall_warning_s": 60, "paused": 2}])
+def test_where_a_thread_may_still_submit_it_is_not_given_up(options):
+    job = Job(stall_warning_s=options["stall_warning_s"], stall_limit_s=0)
+    for rank, name in enumerate("abb"):
+        job.ready(rank, sig(name))
+        job.send(rank, {"type": "blocked", "heard": 0, "for_good": rank != 2})
+    if "paused" in options:
+        job.send(options["paused"], {"type": "paused", "reason": "checkpoint"})
+    job.now_s += 10_000
+    assert job.responses() is None
+
+
+@pytest.mark.parametrize("for_good", [True, False])
+def test_some_ranks_are_given_up_only_if_none_of_their_threads_may_still_submit(for_good):
+    """Rank 2 goes on, so it may be long before a thread of rank 1 has anything to do."""
+    job = Job(stall_warning_s=60, stall_limit_s=0)
+    for rank, name in enumerate("ab"):
+        job.ready(rank, sig(name))
+        job.send(rank, {"type": "blocked", "heard": 0, "for_good": for_good or rank == 0})
+    job.now_s += 10_000
+    responses = job.responses()
+    assert (responses is not None) == for_good
+
+
+def test_a_rank_that_is_away_does_not_hide_one_that_is_missing():
+    job = Job(stall_warning_s=60, stall_limit_s=0)
+    job.send(2, {"type": "paused", "reason": "checkpoint"})
+    job.ready(0, sig("a"))
+    job.ready(2, sig("a"))
+    job.now_s += 61
+    assert job.responses() is None
+    assert len(job.coordinator.warnings) == 1 and "rank 1" in job.coordinator.warnings[0]
+
+
+def test_what_has_failed_may_be_what_a_rank_waited_for():
+    job = Job(stall_warning_s=0, stall_limit_s=0)
+    for rank in range(3):
+        job.ready(rank, sig("a", shapes=((rank,),)), sig("abb"[rank] + "!"))
+        job.send(rank, {"type": "blocked", "heard": 0, "for_good": True})
+    assert [name for name, _ in job.failures()] == ["a"]
+    job.now_s += 100 * DEADLOCK_S  # what had waited for "a" computes now
+    assert job.responses() is None
+
+
+@pytest.mark.parametrize("change", ["unblocked", "ready", "no message"])
+def test_a_rank_may_still_come(change):
+    job = Job(stall_warning_s=0, stall_limit_s=0)
+    for rank, name in enumerate("abb"):
+        job.ready(rank, sig(name))
+        if rank or change != "no message":
+            job.send(rank, {"type": "blocked", "heard": 0, "for_good": True})
+    if change == "unblocked":
+        job.send(0, {"type": "unblocked"})
+    elif change == "ready":
+        job.ready(0, sig("c"))
+    job.now_s += 100 * DEADLOCK_S
+    assert job.responses() is None and job.coordinator.next_alarm_s(job.now_s) is None
+
+
+def test_warns_and_gives_up():
+    job = Job(stall_warning_s=60, stall_limit_s=150)
+    job.ready(1, sig("early"))
+    job.ready(2, sig("a"))
+    job.ready(0, sig("a"))
+    job.now_s += 60
+    assert job.responses() is None
+    early, warning = job.coordinator.warnings
+    assert "waited for 60 s on ranks 0 (desk) and 2 (jetson2) for rank 1 (jetson1)" in warning
+    assert "rank 1 last submitted allreduce" in warning and "'early', 60 s ago" in warning
+    assert "rank 0 last submitted" in early
+    job.coordinator.warnings.clear()
+    job.now_s += 30
+    assert job.responses() is None and not job.coordinator.warnings
+    job.now_s += 60
+    responses = job.responses()
+    assert responses is not None
+    assert [(kind, missing) for _, kind, _, missing in responses["failed"]] == [
+        ("stalled", [0, 2]),
+        ("stalled", [1]),
+    ]
+    assert "given up" in responses["failed"][1][2]
+
+
+def test_a_second_warning_says_in_a_word_where_a_rank_was_at_the_first():
+    job = Job(stall_warning_s=60, stall_limit_s=0)
+    job.ready(0, sig("a"))
+    job.now_s += 60
+    job.responses()
+    assert job.coordinator.to_explain == [1, 2]
+    stack = '  File "/x/train.py", line 7, in main\n    load()\n  File "/x/data.py", line 22, in load\n'
+    job.send(1, {"type": "stack", "text": f"{stack}    sleep(9)\n"})
+    job.send(2, {"type": "stack", "text": ""})
+    job.coordinator.warnings.clear()
+    job.now_s += 60
+    job.responses()
+    [again] = job.coordinator.warnings
+    assert again.endswith(
+        "(rank 1 has submitted nothing yet; its main thread was last seen at /x/data.py:22; "
+        "rank 2 has submitted nothing yet)."
+    )
