@@ -98,7 +98,7 @@ class FlightRecorder:
         self._engine = engine
         self._directory = settings.diagnose_dir
         self._pid = os.getpid()
-        self._reported = False
+        self._reported = threading.Lock()  # taken by the first thread that reports, for ever
         self._runner = runner
         self._calls: Optional[CallHistory] = None
         self._channel: Optional[Channel] = None
@@ -138,15 +138,14 @@ class FlightRecorder:
 
         Leaving the job and interrupting the program (Ctrl-C) are no failures.
         """
-        if self._reported or isinstance(error, NotInitializedError) or not isinstance(error, Exception):
+        if isinstance(error, NotInitializedError) or not isinstance(error, Exception):
             return
         self.report(f"{type(error).__name__}: {error}", error)
 
     def report(self, error: str, cause: Optional[BaseException] = None) -> None:
         """Send or write a record with this error (``cause`` is its exception), unless that has been done."""
-        if self._reported or self._calls is None or os.getpid() != self._pid:
+        if self._calls is None or os.getpid() != self._pid or not self._reported.acquire(blocking=False):
             return
-        self._reported = True
         if self._channel is not None:
             culprit = cause.rank if isinstance(cause, (PeerLostError, MismatchError)) else None
             because = {"culprit": culprit, "because": "" if cause is None else str(cause)}

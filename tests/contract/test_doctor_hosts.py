@@ -80,6 +80,12 @@ def test_another_interpreter_is_tried_if_there_is_none(host: Any, start: Any) ->
     assert missing.problem == ""
 
 
+def test_what_the_first_command_printed_is_no_part_of_the_second_ones_output(host: Any, start: Any) -> None:
+    answers = ("sh", "-c", f"printf '{probe.MARKER}\\n'; exec cat >/dev/null")
+    found = start(host("printf unfinished; exit 127", fallback=answers))
+    assert found.problem == "" and found.noise == ""
+
+
 def test_why_a_host_does_not_answer(host: Any, start: Any) -> None:
     assert "/no/such/program cannot be started: No such file" in start(
         replace(host(), argv=("/no/such/program",))

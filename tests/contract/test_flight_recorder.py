@@ -286,6 +286,29 @@ class TestFailures:
         settings = Settings(spin_us=0.0, timeout_s=30.0, diagnose_dir=str(tmp_path))
         assert run_ranks(2, work, settings=settings) == ["ValueError: first"] * 2
 
+    def test_of_two_threads_that_fail_at_the_same_time_one_reports(self, launched):
+        class Meeting:
+            """The recorder's process id: both threads have begun to report before one of them goes on."""
+
+            both = threading.Barrier(2)
+
+            def __ne__(self, other):
+                self.both.wait(LIMIT_S)
+                return False
+
+        def work(context):
+            context._flight._pid = Meeting()
+            threads = [threading.Thread(target=context._flight.report, args=(text,)) for text in ("1", "2")]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+        run_ranks(1, work)
+        assert launched.next()["error"] in ("1", "2")
+        launched.channel.send({"type": "next"})
+        assert launched.next() == {"type": "next"}
+
     @pytest.mark.parametrize("why, culprit", [("abort: rank 3 is gone", 3), ("the user wished it", None)])
     def test_an_earlier_error_is_the_cause_if_it_is_the_reason(self, why, culprit, launched):
         def work(context):

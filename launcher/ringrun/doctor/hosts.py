@@ -57,6 +57,7 @@ class HostProbe:
 
     def _start(self, argv: Sequence[str]) -> Optional[Failure]:
         began = time.monotonic()
+        self._received = b""  # what an earlier command printed is no part of this one's first line
         pipe = subprocess.PIPE
         try:
             self._process = subprocess.Popen(

@@ -26,7 +26,7 @@ from ...config import (
     key_from_environment,
     torchrun_from_environment,
 )
-from ...errors import ConfigError, RingcommError, StartupError
+from ...errors import ConfigError, RingcommError, StartupError, describe_error
 from ...rendezvous.client import Moved, Watched, join
 from ...rendezvous.embedded import EmbeddedRendezvous
 from ...rendezvous.joined import Joined
@@ -244,7 +244,10 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
         embedded, notice = _serve(entry, len(ranks), name, secret, settings)
         try:
             return GroupRendezvous(join(_membership(notice, 0, ranks, secret), settings), settings, embedded)
-        except BaseException:
+        except BaseException as problem:
+            # The rendezvous reports its own errors. After another one, ranks that come would dial it in vain.
+            if isinstance(problem, Exception) and not isinstance(problem, RingcommError):
+                _report(entry, problem, settings)
             embedded.stop()
             raise
     deadline = Deadline(settings.start_timeout_s)
@@ -267,9 +270,13 @@ def _without_certificate() -> ConfigError:
     )
 
 
-def _report(entry: Entry, problem: RingcommError, settings: Settings) -> None:
+def _report(entry: Entry, problem: Exception, settings: Settings) -> None:
     """Publish why rank 0 has no rendezvous, perhaps a setting of its own: others must not wait in vain."""
-    entry.write(json.dumps({"problem": str(problem)}), settings)
+    text = str(problem) if isinstance(problem, RingcommError) else describe_error(problem)
+    try:
+        entry.write(json.dumps({"problem": text}), settings)
+    except Exception as second:  # noqa: BLE001 - the first problem is raised, which is the cause
+        logger.warning("the other ranks of the group cannot be told of it (%s): %s", second, text)
 
 
 def _membership(
@@ -306,7 +313,7 @@ def _serve(
         embedded, notice["endpoints"] = EmbeddedRendezvous.serve(
             key, certificate, job, size, settings, preferred
         )
-    except RingcommError as problem:
+    except Exception as problem:
         _report(entry, problem, settings)
         raise
     try:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import atexit
 import warnings
-from typing import Any
+import weakref
+from typing import Any, Optional
 
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -19,6 +20,8 @@ from ._work import RingcommWork
 
 STEPS = 10
 """The step of an optimizer after which the warning is given."""
+_last: Optional[_Observer] = None
+"""The observer of the last default group."""
 
 
 def watch_optimizers(uses_context: bool) -> None:
@@ -29,11 +32,14 @@ def watch_optimizers(uses_context: bool) -> None:
             not counted here; then there is no warning.
     """
     if dist.get_world_size() > 1 and dist.get_rank() == 0 and not uses_context:
-        _Observer(api.is_initialized())
+        global _last
+        if _last is not None:
+            _last.end()
+        _last = _Observer(api.is_initialized())
 
 
 class _Observer:
-    """Counts steps of optimizers until a collective has run or a message was sent or received.
+    """Counts a group's steps of optimizers until a collective has run or a message was sent or received.
 
     Args:
         has_context: whether making the group has also made ringcomm's default context.
@@ -44,11 +50,13 @@ class _Observer:
         self._has_context = has_context
         self._steps = 0
         self._stopped = False
-        register_optimizer_step_post_hook(self._after_step)
+        self._group = weakref.ref(dist.group.WORLD)
+        self._hook = register_optimizer_step_post_hook(self._after_step)
         atexit.register(self._at_exit)
 
     def _after_step(self, *_: Any) -> None:
-        if self._stopped:
+        world = dist.group.WORLD
+        if self._stopped or world is None or world is not self._group():
             return
         self._steps += 1
         if self._is_synchronized():
@@ -57,8 +65,14 @@ class _Observer:
             self._warn()
 
     def _at_exit(self) -> None:
-        if self._steps and not self._is_synchronized():
+        if self._steps and not self._stopped and not self._is_synchronized():
             self._warn()
+
+    def end(self) -> None:
+        """The program makes another group: warn as at its end, and remove the hook."""
+        self._at_exit()
+        self._stop()
+        self._hook.remove()
 
     def _is_synchronized(self) -> bool:
         return RingcommWork.any_made or api.is_initialized() != self._has_context

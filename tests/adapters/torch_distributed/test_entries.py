@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import threading
@@ -166,6 +167,29 @@ class TestMeeting:
             mine, told = pool.map(start, range(2))
         assert isinstance(mine, ConfigError) and text in str(mine)
         assert f"could not open its rendezvous: {mine}" in str(told)
+
+    @pytest.mark.parametrize("where", ["serve", "join"])
+    def test_so_is_an_error_of_rank_0s_system(self, store, monkeypatch, where):
+        """Rank 1 comes later, and has 60 s."""
+
+        def fails(*_):
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        owner = _store.EmbeddedRendezvous if where == "serve" else _store
+        with monkeypatch.context() as full, pytest.raises(OSError, match="Too many open files"):
+            full.setattr(owner, where, fails)
+            meet(store, 0, [0, 1], "test", LONG)
+        with pytest.raises(StartupError, match="rendezvous: OSError: .* Too many open files"):
+            meet(store, 1, [0, 1], "test", LONG)
+
+    def test_an_error_that_cannot_be_reported_is_raised_all_the_same(self, store, monkeypatch, caplog):
+        class Closed:
+            def set(self, *_):
+                raise RuntimeError("the store is closed")
+
+        with pytest.raises(ConfigError, match="is not a network"):
+            meet(Closed(), 0, [0, 1], "test", replace(LONG, iface="eth/0"))
+        assert "the store is closed" in caplog.text
 
     def test_a_rendezvous_that_cannot_be_published_is_closed(self):
         class Closed:

@@ -116,6 +116,8 @@ class TestUnsynchronized:
         monkeypatch.setattr(_unsynchronized.dist, "get_world_size", lambda: 2)
         monkeypatch.setattr(_unsynchronized.dist, "get_rank", lambda: 0)
         monkeypatch.setattr(RingcommWork, "any_made", False)
+        monkeypatch.setattr(_unsynchronized, "_last", None)
+        monkeypatch.setattr(_unsynchronized.dist, "group", SimpleNamespace(WORLD=torch.ones(1)))
 
     @pytest.fixture
     def step(self):
@@ -175,6 +177,31 @@ class TestUnsynchronized:
         rc.init()
         for _ in range(20):
             step()
+
+    def test_the_hook_of_the_group_before_is_removed(self, step):
+        hooks = torch_optimizer._global_optimizer_post_hooks
+        self.watch()
+        count = len(hooks)
+        step()
+        with pytest.warns(RuntimeWarning, match=r"has made 1 optimizer step"):
+            self.watch()
+        assert len(hooks) == count
+        for _ in range(9):
+            step()
+        with pytest.warns(RuntimeWarning, match=r"has made 10 optimizer step"):
+            step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            self.watch()
+        assert len(hooks) == count
+
+    def test_steps_after_the_end_of_the_group_do_not_count(self, step):
+        self.watch()
+        _unsynchronized.dist.group.WORLD = None  # the last reference
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(20):
+                step()
 
     def test_rank_0_warns_if_there_are_others_and_if_only_torch_distributed_is_used(self, step, monkeypatch):
         self.watch(uses_context=True)

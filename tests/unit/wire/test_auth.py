@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -212,16 +214,26 @@ def test_other_version_is_told_so_on_both_sides(monkeypatch):
     one = initiator()
     monkeypatch.undo()
     other = responder()
-    with pytest.raises(ProtocolError, match="version 99 of the protocol, not 3") as caught:
+    here = auth.PROTOCOL_VERSION
+    with pytest.raises(ProtocolError, match=f"version 99 of the protocol, not {here}") as caught:
         feed(other, one.greeting, 1000)
     monkeypatch.setattr(auth, "PROTOCOL_VERSION", 99)
-    with pytest.raises(ProtocolError, match="version 3 of ringcomm's protocol and this process version 99"):
+    with pytest.raises(
+        ProtocolError, match=f"version {here} of ringcomm's protocol and this process version 99"
+    ):
         feed(one, parting_answer(caught.value), 1000)
 
 
+def test_the_documented_version_is_that_of_the_handshake():
+    text = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
+    assert re.findall(r"^Version (\d+)\.|\| version \| (\d+) \|", text, re.MULTILINE) == [
+        (str(auth.PROTOCOL_VERSION), ""), *[("", str(auth.PROTOCOL_VERSION))] * 2
+    ]  # fmt: skip
+
+
 def test_responder_of_another_version_is_noticed_even_if_it_accepts():
-    challenge = struct.pack("!8sHH32s32s", auth.MAGIC, 4, 0, bytes(32), bytes(32))
-    with pytest.raises(ProtocolError, match="version 4"):
+    challenge = struct.pack("!8sHH32s32s", auth.MAGIC, auth.PROTOCOL_VERSION + 1, 0, bytes(32), bytes(32))
+    with pytest.raises(ProtocolError, match=f"version {auth.PROTOCOL_VERSION + 1}"):
         initiator().receive(challenge)
 
 
