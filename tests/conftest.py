@@ -34,6 +34,11 @@ def pytest_addoption(parser):
         help="of parametrized tests run one case in N, others with other versions of Python and NumPy",
     )
     parser.addoption(
+        "--part",
+        metavar="K/N",
+        help="of tests without parameters run the K-th of N parts, which are the same everywhere",
+    )
+    parser.addoption(
         "--schedules",
         type=int,
         default=1000,
@@ -67,15 +72,19 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """With --one-in or --quick, leave out most cases of parametrized tests; other tests all stay."""
+    """With --one-in or --quick, leave out most cases of parametrized tests; with --part, of the others."""
     quick = config.getoption("--quick")
     share = QUICK_SHARE if quick else config.getoption("--one-in")
     salt = f"{sys.version_info[:2]} {np.__version__} "
     families = {}
+    part, parts = map(int, (config.getoption("--part") or "1/1").split("/"))
     for item in items:
         if hasattr(item, "callspec") and not (quick and is_short_unit_test(item)):
             families.setdefault(item.nodeid.split("[")[0], []).append(item)
     gone = {item for item in items if quick and item.get_closest_marker("full")}
+    for item in items:
+        if not hasattr(item, "callspec") and zlib.crc32(item.nodeid.encode()) % parts != part - 1:
+            gone.add(item)
     for cases in families.values():
         cases.sort(key=lambda item: zlib.crc32((salt + item.nodeid).encode()))
         gone.update(cases[-(-len(cases) // share) :])

@@ -284,23 +284,38 @@ all_minors=()
 
 core_needs=(pytest pytest-timeout pytest-xdist hypothesis ml_dtypes)
 
-stage_pythons() { # the core on every other Python, the oldest with the oldest NumPy; of parametrized tests another share in each
+stage_pythons() { # the core on every other Python, the oldest with the oldest NumPy; of the tests another share in each
     quick && return
-    local minor minors=("${!pythons[@]}") needs folders
-    for minor in "${minors[@]}"; do
-        needs=("${core_needs[@]}")
-        if [ "$minor" = "${minors[0]}" ] && [ "$minor" -le 11 ]; then
-            needs+=(numpy==1.23.5)
-        elif [ "$minor" = "$(minor_of "$python")" ]; then
-            continue
+    local minor part others=()
+    for minor in "${!pythons[@]}"; do
+        if [ "$minor" != "$(minor_of "$python")" ] || [ ${#others[@]}:$((minor <= 11)) = 0:1 ]; then
+            others+=("$minor")
         fi
-        environment ".venv-test-3.$minor" "${pythons[$minor]}" -e . "${needs[@]}"
-        # Contract tests take four fifths of the time: sockets and threads are tried on the oldest and the newest.
-        folders=(tests/unit tests/sim)
-        if [ "$minor" = "${minors[0]}" ] || [ "$minor" = "${minors[-1]}" ]; then folders+=(tests/contract); fi
-        tests ".venv-test-3.$minor" "3.$minor" -n 2 --one-in 16 -m "not slow and not hosts and not full" \
-            "${folders[@]}" --schedules 100
     done
+    # Contract tests take four fifths of the time: sockets and threads are tried on the oldest and the newest,
+    # half of the tests on each. In between every Python has its share of the rest.
+    local last=$((${#others[@]} - 1))
+    for part in "${!others[@]}"; do
+        minor=${others[part]}
+        core_environment "$minor" "$([ "$part" -gt 0 ] || [ "$minor" -gt 11 ] || echo numpy==1.23.5)"
+        if [ "$part" -gt 0 ] && [ "$part" -lt "$last" ]; then
+            core_tests "3.$minor" --part "$part/$((last - 1))" tests/unit tests/sim
+        else
+            core_tests "3.$minor" tests/unit tests/sim
+            core_tests "3.$minor-c" --part "$((part == 0 ? 1 : 2))/$((last == 0 ? 1 : 2))" tests/contract
+        fi
+    done
+}
+
+core_environment() { # MINOR NEED: what the core needs on this Python, and one need more, if it is not empty
+    environment ".venv-test-3.$1" "${pythons[$1]}" -e . "${core_needs[@]}" ${2:+"$2"}
+}
+
+core_tests() { # NAME PYTEST-ARGUMENTS...: NAME begins with the version
+    local name=$1
+    shift
+    tests ".venv-test-${name%-*}" "$name" -n 2 --one-in 16 --schedules 100 \
+        -m "not slow and not hosts and not full" "$@"
 }
 
 stage_gpu() { # only with --gpu or --only gpu: arrays on a CUDA device, with the libraries that see one

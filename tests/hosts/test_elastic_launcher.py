@@ -13,7 +13,7 @@ import pytest
 from tests.hosts.job import Job
 from tests.hosts.netlab import Lab
 from tests.proc.test_elastic_launcher import command
-from tests.proc.test_elastic_launcher_jobs import PROGRAM, starts
+from tests.proc.test_elastic_launcher_jobs import PROGRAM, endings, starts
 
 THREE = "localhost,jetson1,jetson2"
 pytestmark = pytest.mark.timeout(300)
@@ -24,9 +24,24 @@ def own_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
-def elastic(lab: Lab, *options: Any, steps: int, program: str = PROGRAM) -> Job:
-    """A job that has started on all of its hosts."""
-    return Job(lab, "--min-np", 2, "--dead-after", 3, "-x", f"STEPS={steps}", *options, program)
+@pytest.fixture
+def go_on(tmp_path: Path) -> Path:
+    """A file without which a job ends."""
+    path = tmp_path / "go_on"
+    path.touch()
+    return path
+
+
+def elastic(lab: Lab, go_on: Path, *options: Any) -> Job:
+    """A job that goes on while there is this file."""
+    return Job(lab, "--min-np", 2, "--dead-after", 3, "-x", f"GO_ON={go_on}", *options, PROGRAM)
+
+
+def finish(job: Job, go_on: Path, ranks: int) -> None:
+    """Let the job end, which it does with the right numbers on so many ranks."""
+    go_on.unlink()
+    assert job.finish() == 0, job.output
+    assert endings(job.output) == ranks, job.output
 
 
 def pids_on(lab: Lab, host: str) -> List[int]:
@@ -41,64 +56,59 @@ def seconds(output: str) -> List[float]:
 
 
 @pytest.mark.smoke
-def test_a_killed_rank_of_another_host_comes_back(lab: Lab) -> None:
-    with elastic(lab, "-H", THREE, steps=300) as job:
+def test_a_killed_rank_of_another_host_comes_back(lab: Lab, go_on: Path) -> None:
+    with elastic(lab, go_on, "-H", THREE) as job:
         job.wait_for_line(r"\[jetson2:2\] member 2 pid .* of 3 from")
         (pid,) = pids_on(lab, "jetson2")
         os.kill(pid, signal.SIGKILL)
         job.wait_for_line(r"rank 2 \(jetson2\) lost: killed by SIGKILL; going on with 2 ranks after")
         job.wait_for_line(r"ringrun: jetson2 joined again: 3 ranks")
-        assert job.finish() == 0, job.output
-    assert job.output.count("ends with 300.0") == 3, job.output
+        finish(job, go_on, 3)
     assert max(seconds(job.output)) < 5.0, job.output
 
 
-def test_a_frozen_rank_is_replaced(lab: Lab) -> None:
-    with elastic(lab, "-H", THREE, steps=500) as job:
+def test_a_frozen_rank_is_replaced(lab: Lab, go_on: Path) -> None:
+    with elastic(lab, go_on, "-H", THREE) as job:
         job.wait_for_line(r"\[jetson1:1\] member 1 pid .* of 3 from")
         (pid,) = pids_on(lab, "jetson1")
         os.kill(pid, signal.SIGSTOP)
         job.wait_for_line(r"rank 1 \(jetson1\) lost: no heartbeat for 3 s; going on with 2 ranks after")
         job.wait_for_line(r"ringrun: jetson1 joined again: 3 ranks")
-        assert job.finish(120.0) == 0, job.output
-    assert job.output.count("ends with 500.0") == 3, job.output
+        finish(job, go_on, 3)
 
 
 @pytest.mark.parametrize("strike", ["unplug", pytest.param("cut", marks=pytest.mark.slow)])
-def test_a_host_that_is_cut_off_is_left_behind_and_taken_again(lab: Lab, strike: str) -> None:
+def test_a_host_that_is_cut_off_is_left_behind_and_taken_again(lab: Lab, go_on: Path, strike: str) -> None:
     """Its ranks end by themselves, and its agent's connection comes back with the cable."""
-    with elastic(lab, "-H", THREE, steps=900) as job:
+    with elastic(lab, go_on, "-H", THREE) as job:
         job.wait_for_line(r"\[jetson2:2\] member 2 pid .* of 3 from")
         lab.unplug("jetson2", "eth") if strike == "unplug" else lab.cut("jetson2")
         job.wait_for_line(r"\[localhost:0\] member 0 pid .* of 2 from")
         lab.plug("jetson2", "eth") if strike == "unplug" else lab.heal("jetson2")
         job.wait_for_line(r"ringrun: jetson2 joined again: 3 ranks", 90.0)
-        assert job.finish(150.0) == 0, job.output
-    assert job.output.count("ends with 900.0") == 3, job.output
+        finish(job, go_on, 3)
     assert len(re.findall(r"rank 2 \(jetson2\) lost: .*; going on with 2 ranks", job.output)) == 2, job.output
 
 
-def test_a_host_that_dies_is_left_behind_and_taken_again(lab: Lab) -> None:
-    with elastic(lab, "-H", THREE, steps=900) as job:
+def test_a_host_that_dies_is_left_behind_and_taken_again(lab: Lab, go_on: Path) -> None:
+    with elastic(lab, go_on, "-H", THREE) as job:
         job.wait_for_line(r"\[jetson2:2\] member 2 pid .* of 3 from")
         lab.kill_host("jetson2")
         job.wait_for_line(r"rank 2 \(jetson2\) lost: .*; going on with 2 ranks")
         lab.boot("jetson2")
         job.wait_for_line(r"ringrun: jetson2 joined again: 3 ranks", 90.0)
-        assert job.finish(150.0) == 0, job.output
-    assert job.output.count("ends with 900.0") == 3, job.output
+        finish(job, go_on, 3)
 
 
-def test_a_host_joins_while_the_others_train(lab: Lab, tmp_path: Path) -> None:
+def test_a_host_joins_while_the_others_train(lab: Lab, tmp_path: Path, go_on: Path) -> None:
     """It sleeps before init(): the others make steps meanwhile. Then another one is dropped."""
-    with elastic(lab, "-H", "localhost,jetson1", "-x", "SLEEP=5", "-x", "SLEEP_FROM=2", steps=900) as job:
+    with elastic(lab, go_on, "-H", "localhost,jetson1", "-x", "SLEEP=3", "-x", "SLEEP_FROM=2") as job:
         job.wait_for_line(r"\[localhost:0\] member 0 pid .* of 2 from")
         assert command(tmp_path, "add", "jetson2").returncode == 0
         job.wait_for_line(r"ringrun: jetson2 joined: 3 ranks", 60.0)
         assert "leaves at the next commit" in command(tmp_path, "drop", "jetson1").stdout
         job.wait_for_line(r"ringrun: jetson1 left: 2 ranks")
-        assert job.finish(150.0) == 0, job.output
-    assert job.output.count("ends with 900.0") == 2, job.output
+        finish(job, go_on, 2)
     (line,) = [line for line in starts(job.output)[2] if "of 3" in line]
     assert int(line.rpartition(" ")[2]) > 30, line
     assert " lost: " not in job.output

@@ -35,6 +35,21 @@ def pids(out: str) -> Dict[int, set]:
     return found
 
 
+def endings(out: str) -> int:
+    """How many ranks have ended, all with the same number of steps and the total that belongs to it."""
+    found = re.findall(r"ends with (\S+) after (\d+) steps", out)
+    assert len(set(found)) == 1 and float(found[0][0]) == int(found[0][1]), found
+    return len(found)
+
+
+@pytest.fixture
+def go_on(tmp_path: Path) -> Path:
+    """A file without which a job ends."""
+    path = tmp_path / "go_on"
+    path.touch()
+    return path
+
+
 def wait_for(path: Path, text: str, count: int = 1) -> None:
     """Wait until a file contains a text so many times."""
     until = time.monotonic() + LIMIT_S
@@ -46,7 +61,7 @@ def wait_for(path: Path, text: str, count: int = 1) -> None:
 
 
 def test_a_killed_rank_is_replaced_and_the_others_go_on_in_their_processes() -> None:
-    done = ringrun("-np", "3", "--min-np", "2", PROGRAM, env={"DIE": "1:10:kill", "STEPS": "60"})
+    done = ringrun("-np", "3", "--min-np", "2", PROGRAM, env={"DIE": "1:10:kill", "UNTIL": "3"})
     assert done.process.returncode == 0, done.err
     assert re.search(
         r"^ringrun: rank 1 \(localhost\) lost: killed by SIGKILL; going on with 2 ranks after \d+\.\d s$",
@@ -60,7 +75,7 @@ def test_a_killed_rank_is_replaced_and_the_others_go_on_in_their_processes() -> 
     assert found[2][1] == "epoch 1 rank 1 of 2 from step 10"
     assert len(found[3]) == 1
     assert all(len(each) == 1 for each in pids(done.out).values())
-    assert done.out.count("ends with 60.0") == 3
+    assert endings(done.out) == 3
 
 
 @pytest.mark.parametrize(
@@ -68,22 +83,22 @@ def test_a_killed_rank_is_replaced_and_the_others_go_on_in_their_processes() -> 
     [("exit", "exit code 3"), ("error", "uncaught ValueError: member 0 has a bug at step 5")],
 )
 def test_rank_0_that_fails_is_replaced_like_any_other(how: str, cause: str) -> None:
-    done = ringrun("-np", "2", "--min-np", "1", PROGRAM, env={"DIE": f"0:5:{how}", "STEPS": "60"})
+    done = ringrun("-np", "2", "--min-np", "1", PROGRAM, env={"DIE": f"0:5:{how}", "UNTIL": "2"})
     assert done.process.returncode == 0, done.err
     assert f"rank 0 (localhost) lost: {cause}; going on with " in done.err  # 1 rank, or 2 by then
     assert ("member 0 has a bug" in done.err) is (how == "error")
-    assert done.out.count("ends with 60.0") == 2
+    assert endings(done.out) == 2
 
 
 @pytest.mark.full
 def test_a_frozen_rank_is_lost_after_the_time_limit_and_its_process_is_ended() -> None:
     done = ringrun(
         "-np", "3", "--min-np", "2", "--max-np", "3", "--dead-after", "2", PROGRAM,
-        env={"DIE": "2:10:stop", "STEPS": "120"},
+        env={"DIE": "2:10:stop", "UNTIL": "3"},
     )  # fmt: skip
     assert done.process.returncode == 0, done.err
     assert re.search(r"rank 2 \(localhost\) lost: .*2 s.*; going on with 2 ranks after", done.err), done.err
-    assert done.out.count("ends with 120.0") >= 2
+    assert endings(done.out) == 3
 
 
 @pytest.mark.full
@@ -99,38 +114,39 @@ def test_under_horovod_the_whole_host_is_excluded(tmp_path: Path) -> None:
     found = starts(done.out)
     assert found[2][-1].endswith("rank 0 of 2 from step 5")
     assert sorted(found) == [0, 1, 2, 3]
-    assert done.out.count("ends with 40.0") == 2
+    assert endings(done.out) == 2
 
 
 @pytest.mark.full
-def test_hosts_of_the_script_come_and_go(tmp_path: Path) -> None:
+def test_hosts_of_the_script_come_and_go(tmp_path: Path, go_on: Path) -> None:
     hosts, out = tmp_path / "hosts", tmp_path / "out"
     hosts.write_text("localhost:2\n")
     path = script(tmp_path / "discover", f"cat {hosts}")
     job = Launched(
         "--min-np", "2", "--max-np", "4", "--host-discovery-script", path, "--output-dir", str(out), PROGRAM,
-        env={**environment(tmp_path), "STEPS": "400"},
+        env={**environment(tmp_path), "GO_ON": str(go_on)},
     )  # fmt: skip
     wait_for(out / "rank.0" / "stdout", "of 2 from")
     hosts.write_text("localhost:2\n127.0.0.1:2\n")
     wait_for(out / "rank.0" / "stdout", "of 4 from")
     hosts.write_text("127.0.0.1:2\n")
     wait_for(out / "rank.2" / "stdout", "of 2 from")
+    go_on.unlink()
     assert job.finish(LIMIT_S) == 0, job.err
     assert re.search(r"^ringrun: 127.0.0.1 (\(2 ranks\) )?joined: 4 ranks$", job.err, re.M)
     assert "localhost (2 ranks) left: 2 ranks\n" in job.err
     assert " lost: " not in job.err
     assert "Traceback" not in job.err
-    assert job.out.count("ends with 400.0") == 2
+    assert endings(job.out) == 2
     assert len(starts(job.out)[2]) >= 2
 
 
 @pytest.mark.full
-def test_hosts_are_added_and_dropped_from_another_terminal(tmp_path: Path) -> None:
+def test_hosts_are_added_and_dropped_from_another_terminal(tmp_path: Path, go_on: Path) -> None:
     out = tmp_path / "out"
     job = Launched(
         "--min-np", "1", "-H", "localhost:1", "--output-dir", str(out), PROGRAM,
-        env={**environment(tmp_path), "STEPS": "400"},
+        env={**environment(tmp_path), "GO_ON": str(go_on)},
     )  # fmt: skip
     wait_for(out / "rank.0" / "stdout", "of 1 from")
     assert command(tmp_path, "add", "127.0.0.1:2").returncode == 0
@@ -139,11 +155,12 @@ def test_hosts_are_added_and_dropped_from_another_terminal(tmp_path: Path) -> No
     wait_for(out / "rank.1" / "stdout", "of 2 from")
     assert command(tmp_path, "add", "localhost:1").returncode == 0
     wait_for(out / "rank.1" / "stdout", "of 3 from", 2)
+    go_on.unlink()
     assert job.finish(LIMIT_S) == 0, job.err
     assert re.search(r"^ringrun: 127.0.0.1 (\(2 ranks\) )?joined: 3 ranks$", job.err, re.M)
     for line in ("localhost left: 2 ranks", "localhost joined again: 3 ranks"):
         assert f"ringrun: {line}\n" in job.err
-    assert job.out.count("ends with 400.0") == 3
+    assert endings(job.out) == 3
 
 
 def test_the_reset_limit_ends_the_job() -> None:
@@ -178,22 +195,22 @@ def test_all_ranks_that_fail_end_the_job() -> None:
 
 @pytest.mark.full
 def test_a_newcomer_that_sleeps_before_init_does_not_delay_the_others() -> None:
-    """The others train at their speed while it sleeps for 5 s."""
+    """The others train at their speed while it sleeps for 3 s."""
     done = ringrun(
         "-np", "3", "--min-np", "2", PROGRAM,
-        env={"DIE": "1:5:kill", "STEPS": "260", "SLEEP": "5", "SLEEP_FROM": "3"},
+        env={"DIE": "1:5:kill", "UNTIL": "3", "PAUSE": "0.02", "SLEEP": "3", "SLEEP_FROM": "3"},
     )  # fmt: skip
     assert done.process.returncode == 0, done.err
     (line,) = starts(done.out)[3]
     assert int(line.rpartition(" ")[2]) > 30, "the others made steps while it slept"
-    assert done.out.count("ends with 260.0") == 3
+    assert endings(done.out) == 3
 
 
 @pytest.mark.full
-def test_a_key_of_another_job_is_refused_without_disturbing_the_job(tmp_path: Path) -> None:
+def test_a_key_of_another_job_is_refused_without_disturbing_the_job(tmp_path: Path, go_on: Path) -> None:
     out = tmp_path / "out"
     job = Launched("--min-np", "2", "--output-dir", str(out), PROGRAM,
-                   env={**environment(tmp_path), "STEPS": "150"})  # fmt: skip
+                   env={**environment(tmp_path), "GO_ON": str(go_on)})  # fmt: skip
     wait_for(out / "rank.0" / "stdout", "of 2 from")
     (pid,) = pids((out / "rank.0" / "stdout").read_text())[0]
     environ = dict(
@@ -201,11 +218,12 @@ def test_a_key_of_another_job_is_refused_without_disturbing_the_job(tmp_path: Pa
     )
     impostor = {key: value for key, value in environ.items() if key.startswith("RINGCOMM_")}
     impostor.pop("RINGCOMM_KEY_FD")
-    refused = run_alone({**impostor, "RINGCOMM_KEY": "ab" * 32, "RINGCOMM_START_TIMEOUT": "3"})
+    refused = run_alone({**impostor, "RINGCOMM_KEY": "ab" * 32, "RINGCOMM_START_TIMEOUT": "1"})
     assert refused != 0
+    go_on.unlink()
     assert job.finish(LIMIT_S) == 0, job.err
     assert " lost: " not in job.err
-    assert job.out.count("ends with 150.0") == 2
+    assert endings(job.out) == 2
 
 
 def run_alone(variables: Dict[str, str]) -> int:

@@ -23,6 +23,9 @@ START_TIMEOUT_S = 5.0
 SLOW_MACHINE_S = 2.0
 """What is added to each bound, because several jobs share two cores here."""
 
+# One worker of pytest's runs them all: each that had some of these tests would start the jobs of all.
+pytestmark = pytest.mark.xdist_group("kill matrix")
+
 FREEZES = ("SIGSTOP", "holds the lock")
 WAYS = (
     "SIGKILL", "SIGSTOP", "SIGSEGV", "exception", "sys.exit(0)", "os._exit", "holds the lock",
