@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import zlib
@@ -91,6 +92,16 @@ def pytest_collection_modifyitems(config, items):
     if gone:
         config.hook.pytest_deselected(items=[item for item in items if item in gone])
         items[:] = [item for item in items if item not in gone]
+
+
+def pytest_collection_finish():
+    """Keep the garbage collector away from what exists before the first test: the items and the frameworks.
+
+    Tests that count descriptors collect garbage two or three times each. In a process that holds all tests
+    each collection would take a third of a second.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def is_short_unit_test(item):
