@@ -77,8 +77,8 @@ def run_tests(where: Path, arguments: List[str], limit_s: float) -> Outcome:
     try:
         output, _ = process.communicate(timeout=limit_s)
         return Outcome(process.returncode, output)
-    except subprocess.TimeoutExpired:
-        return Outcome(-1, "")
+    except subprocess.TimeoutExpired as late:
+        return Outcome(-1, (late.stdout or b"").decode(errors="replace"))
     finally:
         # What a test with a bug in it has left running in its session.
         with suppress(ProcessLookupError):

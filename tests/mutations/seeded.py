@@ -46,7 +46,7 @@ MOST_S = 60.0
 """The tests for one change took no longer than this together when they were measured."""
 _SURVIVED = re.compile(r" *\d+ (?P<file>\S+):(?P<line>\d+) (?P<change>.*) \| \d+ tests, \d+ s: SURVIVED")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/\S+::.*?)(?: - .*)?$", re.MULTILINE)
-_NAMED = re.compile(r"^(tests/[^\s:]+::.*?)(?: (?:PASSED|SKIPPED|XFAIL).*)?$", re.MULTILINE)
+_NAMED = re.compile(r"^(tests/[^\s:]+::.*?)(?: (?:PASSED|SKIPPED|XFAIL|\++ Timeout).*)? *$", re.MULTILINE)
 
 
 class Result(NamedTuple):
@@ -143,13 +143,24 @@ class Bench:
                 return ""
             if done.code in (2, 3):  # nothing can be imported, or not even pytest can go on
                 return "import"
-            failed = _FAILED.search(done.output)
-            # Without a test that failed, a time limit has ended pytest within the last one that it named.
-            named = [failed[1]] if failed else _NAMED.findall(done.output)[-1:]
-            assert named and done.code in (1, -1), done.output
-            if run_tests(self._clean, named, 3 * MOST_S).code == 0:
-                return named[0] if failed else f"{named[0]} hangs"
-            self._known.discard(named[0])
+            named, how = ended_at(done.output)
+            assert named in left and done.code in (1, -1), done.output
+            if run_tests(self._clean, [named], 3 * MOST_S).code == 0:
+                return named + how
+            self._known.discard(named)
+
+
+def ended_at(output: str) -> Tuple[str, str]:
+    """The test at which pytest has ended, and " hangs" if a time limit has ended it there.
+
+    Args:
+        output: of ``pytest -x -v``.
+    """
+    failed = _FAILED.search(output)
+    if failed:
+        return failed[1], ""
+    # Then a time limit has ended pytest within the last test that it named.
+    return next(iter(_NAMED.findall(output)[-1:]), ""), " hangs"
 
 
 def survivors_of(table: str) -> List[Site]:

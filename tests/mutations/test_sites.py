@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from tests.mutations.seeded import AREAS, ROOT, Result, choose, survivors_of
+from tests.mutations.seeded import AREAS, ROOT, Result, choose, ended_at, survivors_of
 from tests.mutations.sites import sites_of
 
 
@@ -82,3 +82,18 @@ def test_survivors_of_a_table_are_found_again_where_they_are_now():
         "caught: 1 of 3",
     ]
     assert survivors_of("\n".join(table)) == [site]
+
+
+PASSED = "tests/a.py::test_a PASSED           [ 50%]\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "found"),
+    [
+        (PASSED + "tests/a.py::test_b[x y] FAILED\nFAILED tests/a.py::test_b[x y] - x", ("test_b[x y]", "")),
+        (PASSED + "tests/a.py::test_b[x] +++++ Timeout ++++++\n~~~~ Stack", ("test_b[x]", " hangs")),
+        (PASSED + "tests/a.py::test_b[x] ", ("test_b[x]", " hangs")),
+    ],
+)
+def test_the_test_at_which_pytest_has_ended(output, found):
+    assert ended_at(output) == ("tests/a.py::" + found[0], found[1])

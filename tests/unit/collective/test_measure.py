@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 
+import numpy as np
 import pytest
 
 from ringcomm.collective import measure
@@ -58,3 +59,36 @@ def test_a_slow_wire_is_measured_once(scout):
     scout.times = lambda length: measure._AT_MOST_S
     assert scout._speed(0, 1) == measure._AT_MOST_S / measure._FIRST_BYTES
     assert scout.lengths == [measure._FIRST_BYTES]
+
+
+def test_the_speed_with_all_others_at_the_same_time_is_that_of_the_second_exchange(scout):
+    took_s = iter([9.0, 3.0])
+    scout.times = lambda length: next(took_s)
+    assert scout.burst(0, [1, 2], measure._ENOUGH_S) == 3.0 / (2 * measure._FIRST_BYTES)
+    assert scout.lengths == [2 * measure._FIRST_BYTES] * 2
+
+
+@pytest.mark.parametrize(
+    ("each_s", "centres"),
+    [
+        ([1.0, 1.0], []),
+        ([1.0, 1.2, 1.4], [0, 1, 2]),
+        ([1.0, 1.2, 1.6, 1.4], [0, 1, 3]),
+        ([1.6, 1.0, 1.0, 1.0], []),  # the slow one does not take part
+        ([1.0] * (measure._MOST_CENTRES + 1), []),
+    ],
+)
+def test_hosts_of_which_three_or_more_are_the_fastest_are_each_measured_with_all_others(
+    monkeypatch, each_s, centres
+):
+    bursts = []
+
+    def burst(centre, others, byte_s):
+        bursts.append(centre)
+        assert (others, byte_s) == ([rank for rank in centres if rank != centre], 1.0)
+        return 0.5 if centre == 0 else 0.1
+
+    monkeypatch.setattr(measure, "_gather", lambda runner, values: np.array(each_s)[:, np.newaxis])
+    runner, scout = types.SimpleNamespace(rank=0), types.SimpleNamespace(burst=burst)
+    found = measure._measure_centres(runner, scout, range(len(each_s)), each_s[0])
+    assert (bursts, found) == (centres, 0.5 if centres else each_s[0])

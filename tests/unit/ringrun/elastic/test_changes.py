@@ -68,8 +68,9 @@ def test_ranks_that_leave_and_join_again() -> None:
 @pytest.mark.parametrize(("count", "shown"), [(0, 0), (4, 4), (5, 5), (9, 5)])
 def test_of_a_long_history_the_middle_is_left_out(count: int, shown: int) -> None:
     changes = [(3600.0 * number + 61, f"change {number}") for number in range(count)]
-    lines = describe_history(changes, most=4 if count == 9 else 5).splitlines()
-    assert len(lines) == shown
+    text = describe_history(changes, most=4 if count == 9 else 5)
+    lines = text.splitlines()
+    assert len(lines) == shown and ("left out" in text) == (count == 9)
     if count:
         assert lines[0] == "0:01:01  change 0"
     if count == 9:
