@@ -1,4 +1,4 @@
-"""No module of more than 400 lines, and no function of more than 60 without parameters and docstring."""
+"""Files, those of tests too, have 400 lines at most; functions 60, without parameters and docstring."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ def modules() -> Iterator[Tuple[str, str]]:
             yield str(path.relative_to(ROOT)), path.read_text()
 
 
+def files_of_tests() -> Iterator[Tuple[str, str]]:
+    """The path and the text of every Python file of the tests."""
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        yield str(path.relative_to(ROOT)), path.read_text()
+
+
 def statements(function: Function) -> int:
     """The number of lines of a function's statements."""
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body
@@ -29,6 +35,11 @@ def statements(function: Function) -> int:
 
 def test_modules_are_short():
     long = {name: text.count("\n") for name, text in modules() if text.count("\n") > MOST_LINES}
+    assert long == {}
+
+
+def test_files_of_tests_are_short():
+    long = {name: text.count("\n") for name, text in files_of_tests() if text.count("\n") > MOST_LINES}
     assert long == {}
 
 

@@ -12,7 +12,6 @@ from contextlib import ExitStack
 
 import pytest
 
-from ringcomm.certificate import make_certificate
 from ringcomm.errors import AuthenticationError
 from ringcomm.transport import accept
 from ringcomm.transport.accept import (
@@ -21,54 +20,13 @@ from ringcomm.transport.accept import (
     HANDSHAKE_S,
     MOST_HALF_OPEN,
 )
-from ringcomm.transport.connect import Dial, listen
-from ringcomm.transport.encryption import encryption_of
+from ringcomm.transport.connect import listen
 from ringcomm.transport.rate_limit import TokenBucket
 from ringcomm.wire.auth import Admission, Initiator, plain_answer
 from ringcomm.wire.place import place_of
 from tests.contract.garbage import FORGED_PRELUDE, HALF_A_PRELUDE, HALF_AN_ADMISSION, HELLO
 from tests.contract.service import CLAIM, KEY, Door
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self):
-        return self.now_s
-
-
-class Street:
-    """An acceptor with unauthenticated peers and ranks, and an allowance whose clock the test moves."""
-
-    def __init__(self, reactor, stack, most=10, encrypt=False):
-        self.clock = Clock()
-        self.allowance = TokenBucket(10.0, most, self.clock)
-        certificate = make_certificate() if encrypt else ""
-        self.encryption = encryption_of(certificate)
-        self.door = Door(reactor, allowance=self.allowance, certificate=certificate)
-        self.stack = stack
-        self.ends = []
-        stack.callback(self.door.close)
-
-    def peer(self, words=b""):
-        sock = self.stack.enter_context(socket.socket())
-        sock.setblocking(False)
-        sock.connect_ex(self.door.address)
-        if words:
-            try:
-                sock.send(words)
-            except BlockingIOError:
-                pass  # No peer keeps it waiting.
-        return sock
-
-    def rank(self):
-        door, encryption = self.door, self.encryption
-        Dial(door.reactor, door.address, KEY, CLAIM, self._ended, 30.0, encryption=encryption)
-
-    def _ended(self, dial):
-        self.ends.append(dial.reason)
-        if dial.sock is not None:
-            self.stack.enter_context(dial.sock)
+from tests.contract.street import Street
 
 
 @pytest.fixture(params=["plain", "encrypted"])

@@ -1,41 +1,25 @@
-"""Passing the list of ranks on: from which rank one gets it, and which ranks get it from there."""
+"""Getting the list of ranks from another rank: how it is dialled, and how the start goes on with it."""
 
 from __future__ import annotations
 
 import socket
-import struct
 
 import pytest
 
 from ringcomm.errors import ProtocolError, StartupError
 from ringcomm.rendezvous.links import LinkSetup
 from ringcomm.rendezvous.member_list import digest_of
-from ringcomm.rendezvous.relay import Relay, Source
+from ringcomm.rendezvous.relay import Source
 from ringcomm.rendezvous.relayed_start import RelayedStart
 from ringcomm.transport.kinds import LOCAL, LOOPBACK, WIRED
-from ringcomm.transport.nics import Interface, machine
+from ringcomm.transport.nics import Interface
 from ringcomm.wire.auth import Claim, Purpose
-from ringcomm.wire.messages import MAX_MESSAGE_BYTES, MessageReader, encode
-from ringcomm.wire.signing import session_of
+from ringcomm.wire.messages import encode
+from tests.contract.member_lists import HERE, WAYS, echo, listing
 from tests.contract.service import JOB, KEY, Door, turn_until
 
-HERE = machine()
 LO = Interface("lo", "127.0.0.1", LOOPBACK, 8)
 CLAIM = Claim(Purpose.MEMBERS, JOB, generation=0, source=4, target=1)
-WAYS = {"type": "ways", "ways": []}
-
-
-def row(rank, host, local):
-    return {
-        "rank": rank, "host": f"host{host}", "host_index": host, "local_rank": local, "pid": 100 + rank,
-        "machine": HERE, "addresses": [],
-    }  # fmt: skip
-
-
-def listing(*hosts):
-    """The list of a job with so many ranks on its hosts."""
-    places = [(host, local) for host, ranks in enumerate(hosts) for local in range(ranks)]
-    return {"type": "members", "members": [row(rank, *place) for rank, place in enumerate(places)]}
 
 
 class Far:
@@ -109,10 +93,6 @@ def source(reactor):
     yield make
     for item in made:
         item.close()
-
-
-def echo(rank):
-    return {"type": "echo", "rank": rank}
 
 
 # ---- the rank that the list comes from -------------------------------------------------------
@@ -195,112 +175,6 @@ def test_what_fails_while_the_list_is_taken_is_this_ranks_error(reactor, far, so
     with pytest.raises(StartupError, match=r"cannot connect to the others: Too many open files\."):
         turn_until(reactor, lambda: False)
     assert found.ended == []
-
-
-# ---- the ranks that it is passed on to -------------------------------------------------------
-
-
-class Branch:
-    """A rank that has dialled this one: its end, this rank's end, and what it has received."""
-
-    def __init__(self, tcp=False):
-        if tcp:
-            with socket.create_server(("127.0.0.1", 0)) as server:
-                self.there = socket.create_connection(server.getsockname())
-                self.here, _ = server.accept()
-        else:
-            self.here, self.there = socket.socketpair()
-        self.here.setblocking(False)
-        self.there.setblocking(False)
-        self.session = session_of(bytes(32), False)
-        self._reader = MessageReader(MAX_MESSAGE_BYTES, session_of(bytes(32), True))
-        self.received = []
-
-    def read(self):
-        """Take what has arrived; how many messages there are by now."""
-        try:
-            self.received += self._reader.feed(self.there.recv(1 << 16))
-        except BlockingIOError:
-            pass
-        return len(self.received)
-
-
-@pytest.fixture
-def branch():
-    """`branch()`: makes the two ends of a connection."""
-    made = []
-
-    def make(**options):
-        made.append(Branch(**options))
-        return made[-1]
-
-    yield make
-    for item in made:
-        item.here.close()
-        item.there.close()
-
-
-@pytest.fixture
-def relay(reactor):
-    relay = Relay(reactor, 1)
-    yield relay
-    relay.close()
-
-
-def test_all_get_the_list_and_those_of_this_host_the_ways(reactor, relay, branch):
-    """Whether they have dialled before it was there or not."""
-    mate, other, late_mate, late = (branch() for _ in range(4))
-    relay.accept(mate.here, mate.session, 2)
-    relay.accept(other.here, other.session, 7)
-    relay.pass_on_list(listing(4, 4), {1, 2, 3})
-    relay.pass_on_ways(WAYS)
-    relay.accept(late_mate.here, late_mate.session, 3)
-    relay.accept(late.here, late.session, 6)
-    wanted = {mate: 3, other: 2, late_mate: 3, late: 2}
-    turn_until(reactor, lambda: [item.read() for item in wanted] == list(wanted.values()))
-    assert mate.received == late_mate.received == [echo(1), listing(4, 4), WAYS]
-    assert other.received == late.received == [echo(1), listing(4, 4)]
-
-
-def test_a_list_that_is_longer_than_buffers_follows_in_pieces(reactor, relay, branch):
-    slow, quick = branch(), branch()
-    for item in (slow, quick):
-        relay.accept(item.here, item.session, 2)
-    long = listing(*[100] * 100)
-    relay.pass_on_list(long, ())
-    turn_until(reactor, lambda: quick.read() == 2)
-    assert quick.received[1] == long
-    for _ in range(100):
-        slow.read()
-    assert slow.received == [echo(1)], "buffers hold only a part of the list, and nothing more is sent now"
-    turn_until(reactor, lambda: slow.read() == 2)
-    assert slow.received == [echo(1), long]
-
-
-def test_a_rank_that_has_gone_needs_nothing_more(reactor, relay, branch):
-    """One has ended, one was reset, one is gone when something is sent, one when it would be answered."""
-    ended, reset, late, early = branch(), branch(tcp=True), branch(), branch()
-    for item in (ended, reset, late):
-        relay.accept(item.here, item.session, 2)
-    turn_until(reactor, lambda: ended.read() == 1)
-    ended.there.close()
-    reset.there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    reset.there.close()
-    turn_until(reactor, lambda: ended.here.fileno() == reset.here.fileno() == -1)
-    late.there.close()
-    relay.pass_on_list(listing(4), {2})
-    assert late.here.fileno() == -1
-    early.there.close()
-    relay.accept(early.here, early.session, 3)
-    assert early.here.fileno() == -1
-    relay.pass_on_ways(WAYS)  # to none of them
-
-
-def test_a_rank_that_sends_something_is_none_that_waits_for_the_list(reactor, relay, branch):
-    talking = branch()
-    relay.accept(talking.here, talking.session, 2)
-    talking.there.send(b"?")
-    turn_until(reactor, lambda: talking.here.fileno() == -1)
 
 
 # ---- the start of a rank that gets the list from another -------------------------------------

@@ -109,6 +109,6 @@ def test_keys(said):
 
 
 def test_the_cases_are_divided_among_all():
-    from tests.fuzz import test_wire  # noqa: F401  which registers its own
+    from tests.fuzz import test_launched, test_links, test_wire  # noqa: F401  which register their own
 
     assert len(set(cases.registered)) == cases.TESTS

@@ -29,19 +29,17 @@ import subprocess
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, FrozenSet, Iterable, List, Sequence, Set, Tuple, Union
+from typing import Any, Dict, List, Sequence, Tuple, Union
 
 from tests.hosts import netlab_plan as plans
 from tests.hosts import netlab_ssh as ssh_files
 from tests.hosts import netlab_system as system
-from tests.hosts.netlab_plan import LOCALHOST, Host, Port
-from tests.hosts.netlab_system import LabError, ip, ip_batch, sh, wait_for
+from tests.hosts.netlab_cables import WLAN_RATE, Cables
+from tests.hosts.netlab_plan import LOCALHOST, Host
+from tests.hosts.netlab_system import LabError, ip_batch, sh, wait_for
 
 __all__ = ["LOCALHOST", "Host", "Lab", "LabError", "wait_for"]
 
-WLAN_RATE = ("20mbit", "64kb", "50ms")
-OTHER_WAY = {"input": "output", "output": "input"}
-WAYS = ("input", "output")
 TIED = ("setpriv", "--pdeathsig", "KILL")
 
 
@@ -55,7 +53,7 @@ class Running:
     namespace: int = 0
 
 
-class Lab:
+class Lab(Cables):
     """A set of hosts, made by `start` (or `with`) and removed by `close`; see the module's text."""
 
     def __init__(
@@ -67,10 +65,12 @@ class Lab:
         bridged: bool = False,
     ) -> None:
         wlan = None if no_wlan else "wlan0"
-        self.hosts = [
-            host if isinstance(host, Host) else Host(host, wlan=wlan, ipv6_only=ipv6_only)
-            for host in hosts or ("jetson1", "jetson2")
-        ]
+        super().__init__(
+            [
+                host if isinstance(host, Host) else Host(host, wlan=wlan, ipv6_only=ipv6_only)
+                for host in hosts or ("jetson1", "jetson2")
+            ]
+        )
         names = [host.name for host in self.hosts]
         good = [
             name for name in names if re.fullmatch(r"[a-z0-9-]+", name) and name not in (LOCALHOST, "switch")
@@ -79,15 +79,10 @@ class Lab:
             raise ValueError(f"bad or repeated host names: {names}")
         self.docker = docker
         self.bridged = bridged
-        self.number = 0
         self._lock: int | None = None
         self._docker_lock: int | None = None
         self._owner = 0
-        self._ports: Dict[Tuple[str, str], Port] = {}
         self._running: Dict[str, Running] = {}
-        self._cuts: Dict[FrozenSet[str], Tuple[str, Sequence[str], str]] = {}
-        self._unplugged: Set[Port] = set()
-        self._shaped: Set[Port] = set()
 
     # --- life ---
 
@@ -142,6 +137,17 @@ class Lab:
             self._running[name] = self._start_host(name)
         for name in names:
             wait_for(partial(self._up, name, self._running[name]), 20, f"sshd on {name}")
+
+    def kill_host(self, host: str) -> None:
+        """SIGKILL everything on a host at once. `boot` starts it again.
+
+        Its kernel lives on and closes the connections, so that peers see an end of stream or a reset at once;
+        for a loss of power `cut` or `unplug` it first.
+        """
+        running = self._running[host]
+        os.kill(running.init, signal.SIGKILL)
+        running.holder.wait(timeout=10)
+        wait_for(lambda: not system.alive_in(running.namespace), 10, f"the end of {host}")
 
     def restore(self) -> None:
         """Undo every fault, end what still runs on the hosts, and boot those that were killed."""
@@ -238,15 +244,6 @@ class Lab:
 
     # --- looking ---
 
-    def _own_ports(self, name: str) -> List[Port]:
-        return [port for port in self._ports.values() if port.host == name]
-
-    def _port(self, host: str, iface: str) -> Port:
-        for port in self._own_ports(host):
-            if iface in (port.role, port.iface):
-                return port
-        raise KeyError(f"{host} has no interface {iface}")
-
     def iface(self, host: str, role: str = "eth") -> str:
         """The name of a host's interface; role is "eth" or "wlan"."""
         return self._port(host, role).iface
@@ -331,119 +328,3 @@ class Lab:
         options = {"text": True, "preexec_fn": system.interruptible, **options}
         options["env"] = system.tool_env(options.get("env"))
         return subprocess.Popen(self.command(host, argv, options.pop("cwd", None)), **options)
-
-    # --- faults: an interface is given by name or role; `restore` undoes them all ---
-
-    def _tbf(self, port: Port, rate: str, burst: str, latency: str, ways: Sequence[str] = WAYS) -> None:
-        for way in ways:
-            where, device = self._sender(port, way)
-            limit = ["tbf", "rate", rate, "burst", burst, "latency", latency]
-            sh("tc", *where, "qdisc", "replace", "dev", device, "root", *limit)
-
-    def _sender(self, port: Port, way: str) -> Tuple[List[str], str]:
-        """What sends over a cable in this direction, seen from the host: options of `tc`, and the device."""
-        if way == "input":
-            return ["-n", plans.switch_of(self.number)], port.near
-        return ["-n", port.netns] if port.netns else [], port.iface
-
-    def shape(
-        self,
-        host: str,
-        iface: str,
-        rate: str,
-        burst: str = "256kb",
-        latency: str = "10ms",
-        ways: Sequence[str] = WAYS,
-    ) -> None:
-        """Limit a link: `rate` as tc writes it, such as "100mbit", in both directions or in one of them.
-
-        The other direction is not limited at all then. `ways` are the host's, as those of :meth:`cut`.
-        """
-        self.unlimit(host, iface)
-        self._tbf(self._port(host, iface), rate, burst, latency, ways)
-
-    def unlimit(self, host: str, iface: str) -> None:
-        """Take every limit off a link, also the one that it started with."""
-        port = self._port(host, iface)
-        self._shaped.add(port)
-        for way in WAYS:
-            where, device = self._sender(port, way)
-            sh("tc", *where, "qdisc", "del", "dev", device, "root", check=False)
-
-    def unshape(self, host: str, iface: str) -> None:
-        """Give a link back the speed it started with: eth unlimited, wlan 20 Mbit/s."""
-        port = self._port(host, iface)
-        self.unlimit(host, iface)
-        self._shaped.discard(port)
-        if port.role == "wlan":
-            self._tbf(port, *WLAN_RATE)
-
-    def cut(
-        self,
-        host: str,
-        peers: Iterable[str] | None = None,
-        action: str = "drop",
-        ways: Sequence[str] = WAYS,
-    ) -> None:
-        """Silently drop everything between a host and `peers` (by default all others, with "localhost").
-
-        `action` can be "reject with tcp reset"; `ways` are the host's: with "input" its own packets get out.
-        """
-        self._cuts.update(dict.fromkeys(self._pairs(host, peers), (host, ways, action)))
-        self._apply_cuts()
-
-    def heal(self, host: str, peers: Iterable[str] | None = None) -> None:
-        """Let a host and `peers` (by default all) reach each other again."""
-        for pair in self._pairs(host, peers):
-            self._cuts.pop(pair, None)
-        self._apply_cuts()
-
-    def _pairs(self, host: str, peers: Iterable[str] | None) -> Set[FrozenSet[str]]:
-        names = {LOCALHOST, *(each.name for each in self.hosts)}
-        others = names - {host} if peers is None else set(peers)
-        if host not in names or not others <= names - {host}:
-            raise KeyError(f"no such hosts to cut apart: {host} and {sorted(others)}")
-        return {frozenset((host, other)) for other in others}
-
-    def _apply_cuts(self) -> None:
-        """Write each host's rules anew. The root needs none: what it sends or should get is dropped there."""
-        for host in self.hosts:
-            netns = str(self._port(host.name, "eth").netns)
-            cuts = [
-                (way if host.name == by else OTHER_WAY[way], address, action)
-                for pair, (by, ways, action) in self._cuts.items()
-                for peer in pair - {host.name}
-                if host.name in pair
-                for address in sorted(self._live_addresses(peer))
-                for way in ways
-            ]
-            system.in_netns(netns, "nft", "-f", "-", stdin=plans.cut_rules(cuts))
-
-    def _live_addresses(self, host: str) -> List[str]:
-        """Every address of a host's lab interfaces as the kernel has them now, with the link-local ones."""
-        ports = {port.iface: port for port in self._own_ports(host)}
-        links = system.ip_json(self._port(host, "eth").netns, "addr", "show")
-        return [info["local"] for link in links if link["ifname"] in ports for info in link["addr_info"]]
-
-    def unplug(self, host: str, iface: str) -> None:
-        """Pull a cable: the interface keeps its addresses and loses its carrier."""
-        port = self._port(host, iface)
-        self._unplugged.add(port)
-        ip(plans.switch_of(self.number), "link", "set", port.near, "down")
-
-    def plug(self, host: str, iface: str) -> None:
-        """Put the cable back."""
-        port = self._port(host, iface)
-        self._unplugged.discard(port)
-        ip(plans.switch_of(self.number), "link", "set", port.near, "up")
-
-    def kill_host(self, host: str) -> None:
-        """SIGKILL everything on a host at once. `boot` starts it again.
-
-        Its kernel lives on and closes the connections, so that peers see an end of stream or a reset at once;
-        for a loss of power `cut` or `unplug` it first.
-        """
-        running = self._running[host]
-        os.kill(running.init, signal.SIGKILL)
-        running.holder.wait(timeout=10)
-        wait_for(lambda: not system.alive_in(running.namespace), 10, f"the end of {host}")

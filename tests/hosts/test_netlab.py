@@ -1,8 +1,7 @@
-"""The lab itself: that its hosts look like hosts, that its faults are faults, and that it leaves nothing."""
+"""The lab itself: that its hosts look like hosts, and that its faults are faults."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import socket
@@ -47,15 +46,6 @@ try:
         print(peer.recv(1) == b"x")
 except OSError as error:
     print(type(error).__name__)
-"""
-
-HOLD = """
-import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where pytest is a background job
-from tests.hosts.netlab import Lab
-lab = Lab("jetson1").start()
-print(lab.number, lab.pid_namespace("jetson1"), flush=True)
-signal.pause()
 """
 
 MakeLab = Callable[..., Lab]
@@ -344,87 +334,3 @@ def test_interrupts_work_on_hosts_though_they_are_ignored_here(make_lab: MakeLab
 def test_bad_names_are_refused(names: List[str]) -> None:
     with pytest.raises(ValueError, match="host names"):
         Lab(*names)
-
-
-# --- leaving nothing ---
-
-
-def things(number: int) -> List[str]:
-    """What is there of a lab."""
-    links = [link["ifname"] for link in system.ip_json(None, "link", "show")]
-    routes = system.ip(None, "route", "show") + system.ip(None, "-6", "route", "show")
-    found = [
-        name for name in links if name.startswith(f"rl{number}") and not name[len(f"rl{number}")].isdigit()
-    ]
-    found += system.netns_of(number)
-    found += [net for pair in system.networks(number).values() for net in pair if net in routes]
-    return found + [path.name for path in system.RUN_DIR.glob(str(number))]
-
-
-def leftovers(number: int) -> List[str]:
-    """What is there of a lab that has ended, if no other one has taken its number since."""
-    fd = system.lock(system.RUN_DIR / f"{number}.lock", fcntl.LOCK_EX)
-    if fd is None:
-        return []
-    found = things(number)
-    system.release(number, fd)
-    return found
-
-
-@pytest.mark.parametrize("ipv6_only", [False, True])
-def test_close_leaves_nothing(able: None, ipv6_only: bool) -> None:
-    with Lab(ipv6_only=ipv6_only) as lab:
-        assert things(lab.number)
-        namespaces = [lab.pid_namespace(name) for name in ("jetson1", "jetson2")]
-        with lab.popen("jetson1", ["sleep", "1000"]):
-            lab.close()
-    assert [system.alive_in(namespace) for namespace in namespaces] == [[], []]
-    assert leftovers(lab.number) == []
-
-
-def test_a_failed_start_leaves_nothing(able: None) -> None:
-    lab = Lab("jetson1", Host("jetson2", eth="a-name-that-is-too-long"))
-    with pytest.raises(system.LabError):
-        lab.start()
-    assert leftovers(lab.number) == []
-
-
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_a_killed_process_leaves_nothing(able: None, how: signal.Signals) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as p:
-        try:
-            assert p.stdout is not None
-            number, namespace = (int(word) for word in p.stdout.readline().split())
-            assert things(number)
-            p.send_signal(how)
-            p.wait(30)
-        finally:
-            p.kill()
-    wait_for(lambda: not system.alive_in(namespace), 10, "the end of the hosts")
-    if how == signal.SIGKILL:
-        Lab.cleanup_stale()
-    assert leftovers(number) == []
-
-
-@pytest.mark.parametrize(("variable", "outcome"), [(None, "1 skipped"), ("CI", "1 error")])
-def test_without_the_means_tests_are_skipped_or_fail(able: None, variable: str | None, outcome: str) -> None:
-    env = {name: value for name, value in os.environ.items() if name not in ("CI", "RINGCOMM_REQUIRE_HOSTS")}
-    env.update({variable: "true"} if variable else {})
-    target = f"{Path(__file__).relative_to(ROOT)}::test_plain_ssh_works_in_the_labs_environment"
-    argv = [
-        "setpriv",
-        "--bounding-set",
-        "-sys_admin",
-        sys.executable,
-        "-m",
-        "pytest",
-        "-rs",
-        "-p",
-        "no:cacheprovider",
-    ]
-    done = subprocess.run([*argv, target], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
-    assert outcome in done.stdout
-    assert "cannot make several hosts here" in done.stdout
-    assert "Operation not permitted" in done.stdout

@@ -16,7 +16,7 @@ from ringcomm.rendezvous.control import error_from
 from ringcomm.transport.memory import memory_fabrics
 from ringcomm.wire.frames import NO_OP, NO_ROOT, Header
 from ringcomm.wire.messages import validate
-from tests.sim.jobs import DEAD_AFTER_S, Rank, Wire, _Cables
+from tests.sim.rank import DEAD_AFTER_S, Cables, Rank, Wire
 from tests.unit.schedule.building import make as make_schedule
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class _Plan(NamedTuple):
 
 
 class Epoch:
-    """One view: its members' ranks, connected by memory: the ``job`` of :class:`tests.sim.jobs.Rank`."""
+    """One view: its members' ranks, connected by memory: the ``job`` of :class:`tests.sim.rank.Rank`."""
 
     def __init__(self, sim: ElasticSim, number: int, members: List[int]) -> None:
         self.sim, self.number, self.members = sim, number, members
@@ -43,7 +43,7 @@ class Epoch:
         self.wire = Wire()
         channels = [memory_fabrics(size, 200) for _ in range(2)]
         self.ranks = [
-            Rank(self, rank, *(_Cables(channel[rank], self.wire) for channel in channels))
+            Rank(self, rank, *(Cables(channel[rank], self.wire) for channel in channels))
             for rank in range(size)
         ]
 

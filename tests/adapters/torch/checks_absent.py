@@ -12,9 +12,8 @@ from torch import nn
 
 import ringcomm.torch as hvd
 from ringcomm.errors import NotOfferedError
-from tests.adapters.torch.checks_collectives import with_errors
 from tests.adapters.torch.checks_training import OwnWay, loss_of, model_of, sgd
-from tests.adapters.torch.harness import same_everywhere
+from tests.adapters.torch.harness import same_everywhere, with_errors
 
 
 class Partial(nn.Module):

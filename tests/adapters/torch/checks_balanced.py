@@ -14,9 +14,8 @@ import ringcomm.torch as hvd
 from ringcomm import api
 from ringcomm.balance import pace
 from ringcomm.balance.deal import Deal
-from tests.adapters.torch.checks_collectives import with_errors
 from tests.adapters.torch.checks_training import model_of
-from tests.adapters.torch.harness import same_everywhere
+from tests.adapters.torch.harness import same_everywhere, with_errors
 
 COUNT, GLOBAL_BATCH, EPOCHS = 70, 16, 2
 SHARES = {1: [1], 2: [3, 1], 3: [3, 0, 1], 4: [5, 0, 1, 1]}

@@ -11,8 +11,7 @@ from torch import nn
 
 import ringcomm.torch as hvd
 from ringcomm.torch.buckets import FlatBucket
-from tests.adapters.torch.checks_collectives import with_errors
-from tests.adapters.torch.harness import same_everywhere
+from tests.adapters.torch.harness import same_everywhere, with_errors
 
 WIDTH = 96
 

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 import ringcomm.torch as hvd
-from tests.adapters.torch.checks_collectives import with_errors
-from tests.adapters.torch.harness import same_everywhere
+from tests.adapters.torch.harness import same_everywhere, with_errors
 
 WIDTH = 32
 

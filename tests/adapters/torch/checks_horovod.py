@@ -9,7 +9,7 @@ import torch
 
 import ringcomm as rc
 import ringcomm.torch as hvd
-from tests.adapters.torch.checks_collectives import with_errors
+from tests.adapters.torch.harness import with_errors
 
 Call = Callable[[torch.Tensor, Any], torch.Tensor]
 

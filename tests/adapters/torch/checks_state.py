@@ -9,9 +9,8 @@ from torch import nn
 
 import ringcomm as rc
 import ringcomm.torch as hvd
-from tests.adapters.torch.checks_collectives import with_errors
 from tests.adapters.torch.checks_training import loss_of, model_of, sgd
-from tests.adapters.torch.harness import same_everywhere
+from tests.adapters.torch.harness import same_everywhere, with_errors
 
 
 def check_optimizer_state_of_every_kind() -> None:

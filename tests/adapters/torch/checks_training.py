@@ -12,8 +12,7 @@ from torch import nn
 
 import ringcomm.torch as hvd
 from ringcomm.torch import buckets, reducer
-from tests.adapters.torch.checks_collectives import with_errors
-from tests.adapters.torch.harness import same_everywhere
+from tests.adapters.torch.harness import same_everywhere, with_errors
 
 STEPS = 6
 EACH = 4  # samples per rank and step
@@ -96,8 +95,7 @@ def check_the_loss_curve_of_one_process() -> None:
 
 def check_ways_to_reduce() -> None:
     one = alone(sgd)
-    parameters = 6
-    for groups in (1, 2, parameters, 99):
+    for groups in (1, 2, 6, 99):  # there are six parameters
         alike(one, together(sgd, groups=groups))
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")

@@ -6,7 +6,7 @@ import torch
 
 import ringcomm as rc
 import ringcomm.torch as hvd
-from tests.adapters.torch.checks_collectives import with_errors
+from tests.adapters.torch.harness import with_errors
 
 
 def tensor_of(rank: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:

@@ -19,8 +19,8 @@ from tests.adapters.torch.harness import run_on  # noqa: E402 - it needs torch
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_every_rank_finds_everything_in_order(ranks: int) -> None:
     checks = (
-        "collectives", "weights", "training", "balanced", "absent", "state", "horovod", "compression",
-        "cross_barrier",
+        "collectives", "errors", "weights", "training", "balanced", "absent", "state", "horovod",
+        "compression", "cross_barrier",
     )  # fmt: skip
     run_on(ranks, *(f"tests.adapters.torch.checks_{subject}" for subject in checks))
 

@@ -45,6 +45,11 @@ def empty(*counts: int, dtype: torch.dtype = torch.float32) -> List[torch.Tensor
     return [torch.zeros(count, dtype=torch.uint8).to(dtype) for count in counts]
 
 
+def on_root(group: Any, n: int, root: int = 0) -> Any:
+    """A tensor for each rank; on the root only."""
+    return empty(*[n] * group.size()) if group.rank() == root else None
+
+
 def lists(group: Any, n: int, odd: bool) -> List[int]:
     """Sizes for each rank with the same sum, in another order on the rank that differs."""
     sizes = [n, n + 2, *[n] * (group.size() - 2)]
@@ -119,76 +124,46 @@ def types() -> None:
 types()
 
 
-@case("all_reduce: count", "allreduce(", "number of elements")
-def _(group: Any, odd: bool, n: int) -> None:
-    dist.all_reduce(full(n + odd), group=group)
-
-
-@case("all_reduce: type", "float32", "float64")
-def _(group: Any, odd: bool, n: int) -> None:
-    dist.all_reduce(full(n, torch.float64 if odd else torch.float32), group=group)
-
-
-@case("all_reduce: BAND of other counts", "allreduce(", "op=BAND")
-def _(group: Any, odd: bool, n: int) -> None:
-    dist.all_reduce(full(n + odd, torch.int32), REDUCE.BAND, group=group)
-
-
-@case("all_reduce: sparse or not", "allreduce(", "sparse")
-def _(group: Any, odd: bool, n: int) -> None:
-    tensor = full(n)
-    dist.all_reduce(tensor.to_sparse() if odd else tensor, group=group)
-
-
-@case("all_reduce: sparse, SUM and AVG", "op=Sum", "op=Average")
-def _(group: Any, odd: bool, n: int) -> None:
-    dist.all_reduce(full(n).to_sparse(), REDUCE.AVG if odd else REDUCE.SUM, group=group)
-
-
-@case("all_reduce: sparse, other shapes", "sparse")
-def _(group: Any, odd: bool, n: int) -> None:
-    dist.all_reduce(full(n + odd).to_sparse(), group=group)
-
-
-@case("all_reduce_coalesced: (2, 3) and (3, 2)", "allreduce(")
-def _(group: Any, odd: bool, n: int) -> None:
-    counts = (n, n + 1) if odd else (n + 1, n)
-    dist.all_reduce_coalesced([full(count) for count in counts], group=group)
-
-
-@case("all_reduce_coalesced: one more", "allreduce(")
-def _(group: Any, odd: bool, n: int) -> None:
-    dist.all_reduce_coalesced([full(n) for _ in range(2 + odd)], group=group)
-
-
-@case("all_reduce_coalesced: none", "no tensors")
-def _(group: Any, odd: bool, n: int) -> None:
-    group.allreduce_coalesced([] if odd else [full(n), full(n)]).wait()
-
-
-@case("reduce: root", "root_rank=0", "root_rank=1")
-def _(group: Any, odd: bool, n: int) -> None:
-    dist.reduce(full(n), int(odd), group=group)
-
-
-@case("reduce: count", "reduce(")
-def _(group: Any, odd: bool, n: int) -> None:
-    dist.reduce(full(n + odd), 0, group=group)
-
-
-@case("reduce: small or large", "reduce(")
-def _(group: Any, odd: bool, n: int) -> None:
-    dist.reduce(full(1 if odd else LARGE), 0, group=group)
-
-
-@case("broadcast: root", "root_rank=0", "root_rank=1")
-def _(group: Any, odd: bool, n: int) -> None:
-    dist.broadcast(full(n), int(odd), group=group)
-
-
-@case("broadcast: count", "number of elements")
-def _(group: Any, odd: bool, n: int) -> None:
-    dist.broadcast(full(n + odd), 0, group=group)
+case("all_reduce: count", "allreduce(", "number of elements")(
+    lambda group, odd, n: dist.all_reduce(full(n + odd), group=group)
+)
+case("all_reduce: type", "float32", "float64")(
+    lambda group, odd, n: dist.all_reduce(full(n, torch.float64 if odd else torch.float32), group=group)
+)
+case("all_reduce: BAND of other counts", "allreduce(", "op=BAND")(
+    lambda group, odd, n: dist.all_reduce(full(n + odd, torch.int32), REDUCE.BAND, group=group)
+)
+case("all_reduce: sparse or not", "allreduce(", "sparse")(
+    lambda group, odd, n: dist.all_reduce(full(n).to_sparse() if odd else full(n), group=group)
+)
+case("all_reduce: sparse, SUM and AVG", "op=Sum", "op=Average")(
+    lambda group, odd, n: dist.all_reduce(full(n).to_sparse(), REDUCE.AVG if odd else REDUCE.SUM, group=group)
+)
+case("all_reduce: sparse, other shapes", "sparse")(
+    lambda group, odd, n: dist.all_reduce(full(n + odd).to_sparse(), group=group)
+)
+case("all_reduce_coalesced: (2, 3) and (3, 2)", "allreduce(")(
+    lambda group, odd, n: dist.all_reduce_coalesced([full(n + 1 - odd), full(n + odd)], group=group)
+)
+case("all_reduce_coalesced: one more", "allreduce(")(
+    lambda group, odd, n: dist.all_reduce_coalesced([full(n) for _ in range(2 + odd)], group=group)
+)
+case("all_reduce_coalesced: none", "no tensors")(
+    lambda group, odd, n: group.allreduce_coalesced([] if odd else [full(n), full(n)]).wait()
+)
+case("reduce: root", "root_rank=0", "root_rank=1")(
+    lambda group, odd, n: dist.reduce(full(n), int(odd), group=group)
+)
+case("reduce: count", "reduce(")(lambda group, odd, n: dist.reduce(full(n + odd), 0, group=group))
+case("reduce: small or large", "reduce(")(
+    lambda group, odd, n: dist.reduce(full(1 if odd else LARGE), 0, group=group)
+)
+case("broadcast: root", "root_rank=0", "root_rank=1")(
+    lambda group, odd, n: dist.broadcast(full(n), int(odd), group=group)
+)
+case("broadcast: count", "number of elements")(
+    lambda group, odd, n: dist.broadcast(full(n + odd), 0, group=group)
+)
 
 
 @case("all_gather: [3, 1] and [1, 3]", "allgather(", "sizes [")
@@ -197,14 +172,14 @@ def _(group: Any, odd: bool, n: int) -> None:
     dist.all_gather(places, torch.zeros_like(places[group.rank()]), group=group)
 
 
-@case("all_gather: count", "allgather(")
-def _(group: Any, odd: bool, n: int) -> None:
-    dist.all_gather(empty(*[n + odd] * group.size()), full(n + odd), group=group)
-
-
-@case("all_gather_into_tensor: count", "allgather(")
-def _(group: Any, odd: bool, n: int) -> None:
-    dist.all_gather_into_tensor(full((n + odd) * group.size()), full(n + odd), group=group)
+case("all_gather: count", "allgather(")(
+    lambda group, odd, n: dist.all_gather(empty(*[n + odd] * group.size()), full(n + odd), group=group)
+)
+case("all_gather_into_tensor: count", "allgather(")(
+    lambda group, odd, n: dist.all_gather_into_tensor(
+        full((n + odd) * group.size()), full(n + odd), group=group
+    )
+)
 
 
 @case("all_gather_into_tensor coalesced: one more", "tensor 1 of 2", "tensor 1 of 3")
@@ -219,33 +194,24 @@ def _(group: Any, odd: bool, n: int) -> None:
     group.allgather_coalesced([[t.clone() for t in inputs] for _ in range(group.size())], inputs).wait()
 
 
-@case("gather: one sends less", "gather(", "elements")
-def _(group: Any, odd: bool, n: int) -> None:
-    places = [empty(*[n] * group.size())] if group.rank() == 0 else []
-    group.gather(places, [full(n - odd)], gather_to(0)).wait()
+def gather_case(group: Any, n: int, mine: int) -> None:
+    places = [on_root(group, n)] if group.rank() == 0 else []
+    group.gather(places, [full(mine)], gather_to(0)).wait()
 
 
-@case("gather: one sends more", "gather(", "elements")
-def _(group: Any, odd: bool, n: int) -> None:
-    places = [empty(*[n] * group.size())] if group.rank() == 0 else []
-    group.gather(places, [full(n + 2 * odd)], gather_to(0)).wait()
-
-
-@case("gather: root", "root_rank=0", "root_rank=1")
-def _(group: Any, odd: bool, n: int) -> None:
-    places = empty(*[n] * group.size()) if group.rank() == int(odd) else None
-    dist.gather(full(n), places, int(odd), group=group)
-
-
-@case("scatter: one expects less", "scatter(", "elements")
-def _(group: Any, odd: bool, n: int) -> None:
-    dist.scatter(full(n - odd), empty(*[n] * group.size()) if group.rank() == 0 else None, 0, group=group)
-
-
-@case("scatter: root", "root_rank=0", "root_rank=1")
-def _(group: Any, odd: bool, n: int) -> None:
-    places = empty(*[n] * group.size()) if group.rank() == int(odd) else None
-    dist.scatter(full(n), places, int(odd), group=group)
+case("gather: one sends less", "gather(", "elements")(lambda group, odd, n: gather_case(group, n, n - odd))
+case("gather: one sends more", "gather(", "elements")(
+    lambda group, odd, n: gather_case(group, n, n + 2 * odd)
+)
+case("gather: root", "root_rank=0", "root_rank=1")(
+    lambda group, odd, n: dist.gather(full(n), on_root(group, n, int(odd)), int(odd), group=group)
+)
+case("scatter: one expects less", "scatter(", "elements")(
+    lambda group, odd, n: dist.scatter(full(n - odd), on_root(group, n), 0, group=group)
+)
+case("scatter: root", "root_rank=0", "root_rank=1")(
+    lambda group, odd, n: dist.scatter(full(n), on_root(group, n, int(odd)), int(odd), group=group)
+)
 
 
 @case("reduce_scatter: [3, 1] and [1, 3]", "reducescatter(", "sizes [")
@@ -260,9 +226,11 @@ def _(group: Any, odd: bool, n: int) -> None:
     dist.reduce_scatter(torch.zeros_like(pieces[group.rank()]), pieces, REDUCE.BOR, group=group)
 
 
-@case("reduce_scatter_tensor: count", "reducescatter(")
-def _(group: Any, odd: bool, n: int) -> None:
-    dist.reduce_scatter_tensor(full(n + odd), full((n + odd) * group.size()), group=group)
+case("reduce_scatter_tensor: count", "reducescatter(")(
+    lambda group, odd, n: dist.reduce_scatter_tensor(
+        full(n + odd), full((n + odd) * group.size()), group=group
+    )
+)
 
 
 @case("reduce_scatter_tensor coalesced: one more", "tensor 1 of 2", "tensor 1 of 3")
@@ -284,14 +252,12 @@ def _(group: Any, odd: bool, n: int) -> None:
     dist.all_to_all_single(full(count), full(count), group=group)
 
 
-@case("all_to_all_single: sends n, expects n - 1", "alltoall(", "sending")
-def _(group: Any, odd: bool, n: int) -> None:
-    splits_case(group, odd, n, -1)
-
-
-@case("all_to_all_single: sends n, expects n + 17", "alltoall(", "sending")
-def _(group: Any, odd: bool, n: int) -> None:
-    splits_case(group, odd, n, 17)
+case("all_to_all_single: sends n, expects n - 1", "alltoall(", "sending")(
+    lambda group, odd, n: splits_case(group, odd, n, -1)
+)
+case("all_to_all_single: sends n, expects n + 17", "alltoall(", "sending")(
+    lambda group, odd, n: splits_case(group, odd, n, 17)
+)
 
 
 def splits_case(group: Any, odd: bool, n: int, more: int) -> None:
@@ -353,12 +319,8 @@ def others() -> None:
         "reduce": lambda group, n: dist.reduce(full(n), 0, group=group),
         "broadcast": lambda group, n: dist.broadcast(full(n), 0, group=group),
         "allgather": lambda group, n: dist.all_gather(empty(*[n] * group.size()), full(n), group=group),
-        "gather": lambda group, n: dist.gather(
-            full(n), empty(*[n] * group.size()) if group.rank() == 0 else None, 0, group=group
-        ),
-        "scatter": lambda group, n: dist.scatter(
-            full(n), empty(*[n] * group.size()) if group.rank() == 0 else None, 0, group=group
-        ),
+        "gather": lambda group, n: dist.gather(full(n), on_root(group, n), 0, group=group),
+        "scatter": lambda group, n: dist.scatter(full(n), on_root(group, n), 0, group=group),
         "alltoall": lambda group, n: dist.all_to_all_single(
             full(n * group.size()), full(n * group.size()), group=group
         ),

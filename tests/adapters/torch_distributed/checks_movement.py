@@ -164,3 +164,22 @@ def check_misuse_is_told(on: Ranks) -> None:
             continue
         raise AssertionError(f"number {number} passed")
     dist.barrier()  # and the group is none the worse for it
+
+
+def check_functional_collectives(on: Ranks) -> None:
+    import torch.distributed._functional_collectives as functional
+
+    mine = torch.full((4,), float(on.rank))
+    total = float(sum(range(on.size)))
+    same(functional.all_reduce(mine, "sum", on.ring) + 0, torch.full((4,), total))
+    both = functional.all_reduce_coalesced([mine, mine * 2], "sum", on.ring)
+    same(both[0] + 0, torch.full((4,), total))
+    same(both[1] + 0, torch.full((4,), 2 * total))
+    gathered = functional.all_gather_tensor(mine, 0, on.ring) + 0
+    same(gathered, torch.arange(float(on.size)).repeat_interleave(4))
+    whole = torch.arange(4.0 * on.size)
+    same(functional.reduce_scatter_tensor(whole, "sum", 0, on.ring) + 0,
+         whole[4 * on.rank : 4 * on.rank + 4] * on.size)  # fmt: skip
+    same(functional.broadcast(mine, 0, on.ring) + 0, torch.zeros(4))
+    same(functional.all_to_all_single(whole, None, None, on.ring) + 0,
+         torch.arange(4.0 * on.rank, 4.0 * on.rank + 4).repeat(on.size))  # fmt: skip

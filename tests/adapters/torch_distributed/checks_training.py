@@ -365,29 +365,6 @@ def check_the_recorder_says_where_the_program_called(on: Ranks) -> None:
         assert newest["kind"] == "allreduce" and newest["site"].startswith(f"{__file__}:"), newest
 
 
-def check_functional_collectives(on: Ranks) -> None:
-    import torch.distributed._functional_collectives as functional
-
-    mine = torch.full((4,), float(on.rank))
-    total = float(sum(range(on.size)))
-    equal(functional.all_reduce(mine, "sum", on.ring) + 0, torch.full((4,), total))
-    both = functional.all_reduce_coalesced([mine, mine * 2], "sum", on.ring)
-    equal(both[0] + 0, torch.full((4,), total))
-    equal(both[1] + 0, torch.full((4,), 2 * total))
-    gathered = functional.all_gather_tensor(mine, 0, on.ring) + 0
-    equal(gathered, torch.arange(float(on.size)).repeat_interleave(4))
-    whole = torch.arange(4.0 * on.size)
-    equal(functional.reduce_scatter_tensor(whole, "sum", 0, on.ring) + 0,
-         whole[4 * on.rank : 4 * on.rank + 4] * on.size)  # fmt: skip
-    equal(functional.broadcast(mine, 0, on.ring) + 0, torch.zeros(4))
-    equal(functional.all_to_all_single(whole, None, None, on.ring) + 0,
-         torch.arange(4.0 * on.rank, 4.0 * on.rank + 4).repeat(on.size))  # fmt: skip
-
-
-def equal(got: torch.Tensor, wanted: torch.Tensor) -> None:
-    assert torch.equal(got, wanted), (got, wanted)
-
-
 def check_averages_by_weights_equal_one_process(on: Ranks) -> None:
     """Unequal parts of a batch, some of which are nothing but NaN, come to the gradients of all of it."""
     from ringcomm.torch.distributed import WeightedAverage, weighted_average_hook

@@ -1,0 +1,105 @@
+"""What every rank checks about errors, and about ranks that join, leave and come back."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+import ringcomm.torch as hvd
+from tests.adapters.torch.harness import with_errors
+
+
+def check_local_errors() -> None:
+    size = hvd.size()
+    ones = torch.ones(size, 2)
+    with_errors(ValueError, lambda: hvd.allreduce(ones, average=True, op=hvd.Sum), "average")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert torch.equal(hvd.allreduce(ones, average=False), size * ones)
+    assert [item.category for item in caught] == [DeprecationWarning]
+    assert caught[0].filename == __file__
+    splits = [1] * size
+    with_errors(ValueError, lambda: hvd.alltoall(ones, [2] + splits[1:]), "greater than the first dimension")
+    with_errors(ValueError, lambda: hvd.alltoall(ones, splits + [0]), "number of workers")
+    with_errors(ValueError, lambda: hvd.alltoall(ones, torch.ones(size)), "32-bit integer")
+    if size > 1:
+        with_errors(ValueError, lambda: hvd.alltoall(torch.ones(size + 1)), "not an even multiple")
+        hvd.barrier()
+        handle = hvd.allreduce_async(torch.ones(1), name="twice") if hvd.rank() == 0 else None
+        if hvd.rank() == 0:
+            with_errors(ValueError, lambda: hvd.allreduce_async(torch.ones(1), name="twice"), "same name")
+        hvd.barrier()
+        handle = handle or hvd.allreduce_async(torch.ones(1), name="twice")
+        assert hvd.synchronize(handle).item() == 1.0
+    for function in (hvd.allgather, hvd.alltoall, hvd.reducescatter):
+        with_errors(RuntimeError, lambda function=function: function(torch.tensor(1.0)), "dimension")
+    with_errors(NotImplementedError, lambda: hvd.reducescatter(ones, op=hvd.Adasum), "Adasum")
+    with_errors(ValueError, lambda: hvd.allreduce(ones.to_sparse()), "sparse")
+    with_errors(ValueError, lambda: hvd.broadcast(ones, size), "root_rank")
+    with_errors(ValueError, lambda: hvd.sparse_allreduce_async(ones.to_sparse(), "s", hvd.Max), "Sum")
+    with_errors(ValueError, lambda: hvd.init(process_sets=[[0], [0]]), "entry number 2")
+    with_errors(ValueError, lambda: hvd.init(comm=object()), "MPI")
+    hvd.init(comm=list(range(size)), process_sets="dynamic")
+
+
+def check_negotiated_errors() -> None:
+    """What only the ranks together can notice is the same error on all, and nothing is broken after it."""
+    if hvd.size() == 1:
+        return
+    odd = hvd.rank() % 2 == 1
+    calls = {
+        "types": lambda: hvd.allreduce(torch.ones(3, dtype=torch.int32 if odd else torch.float32)),
+        "shapes": lambda: hvd.allreduce(torch.ones(3 if odd else 4)),
+        "dimensions": lambda: hvd.allreduce(torch.ones((3, 1) if odd else (3,))),
+        "operations": lambda: hvd.allgather(torch.ones(3)) if odd else hvd.allreduce(torch.ones(3)),
+        "ops": lambda: hvd.allreduce(torch.ones(3), op=hvd.Sum if odd else hvd.Max),
+        "prescale": lambda: hvd.allreduce(torch.ones(3), prescale_factor=2.0 if odd else 1.0),
+        "root": lambda: hvd.broadcast(torch.ones(3), 1 if odd else 0),
+        "rows": lambda: hvd.allgather(torch.ones((2, 3) if odd else (2, 4))),
+        "row types": lambda: hvd.alltoall(torch.ones(hvd.size(), dtype=torch.int64 if odd else torch.int32)),
+        "scatter": lambda: hvd.reducescatter(torch.ones(4 if odd else 8)),
+        "names": lambda: hvd.allreduce(torch.ones(3), name="a" if odd else "b"),
+    }
+    for number, call in enumerate(calls.values()):
+        error = with_errors(hvd.HorovodInternalError, call, "mismatched")
+        assert isinstance(error, RuntimeError)
+        assert len(set(hvd.allgather_object(str(error)))) == 1
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name=f"after.{number}").item() == hvd.size()
+
+
+def check_join() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    for step in range(rank + 1):
+        total = hvd.allreduce(torch.ones(3), op=hvd.Sum, name=f"uneven.{step}")
+        assert total.tolist() == [float(size - step)] * 3  # ranks below ``step`` have joined
+        average = hvd.allreduce(torch.ones(2), name=f"average.{step}")
+        assert torch.allclose(average, torch.tensor((size - step) / size))
+    assert 0 <= hvd.join() < size
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
+    if size > 1:
+        if rank == 0:
+            hvd.join()
+        else:
+            with_errors(hvd.HorovodInternalError, lambda: hvd.allgather(torch.ones(2)), "join")
+            hvd.join()
+
+
+def check_leaving_and_coming_back() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    group = hvd.add_process_set([0]) if size > 1 else None
+    for turn in range(3):
+        hvd.barrier()
+        hvd.shutdown()
+        hvd.shutdown()
+        assert not hvd.is_initialized()
+        with_errors(ValueError, hvd.size, "init")
+        with_errors(ValueError, lambda: hvd.allreduce(torch.ones(1)), "init")
+        hvd.init()
+        hvd.init()
+        assert (hvd.rank(), hvd.size()) == (rank, size)
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name=f"turn.{turn}").item() == size
+    if group is not None:
+        assert group.process_set_id is None  # it belonged to the job before
+        hvd.init(process_sets=[group])
+        assert group.process_set_id == 1
