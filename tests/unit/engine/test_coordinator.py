@@ -6,7 +6,8 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
 
-from ringcomm.engine.coordinator import DEADLOCK_S, PATIENCE, Coordinator, Tuning
+from ringcomm.engine.coordinator import Coordinator, Tuning
+from ringcomm.engine.deadlocks import DEADLOCK_S, PATIENCE
 from ringcomm.engine.request import Signature
 from ringcomm.errors import ProtocolError
 from ringcomm.ops import Collective, ReduceOp
@@ -14,7 +15,7 @@ from ringcomm.wire.frames import NO_OP, NO_ROOT
 from ringcomm.wire.messages import encode, validate
 
 HOSTS = ["desk", "jetson1", "jetson2"]
-SETS = {0: (0, 1, 2), 1: (0, 2), 2: (1, 2)}
+SETS = {0: (0, 1, 2), 1: (0, 2), 2: (1, 2), 3: (1,)}
 
 
 def sig(name: str = "", **changes: Any) -> Signature:
@@ -294,6 +295,102 @@ class TestWaiting:
         job.ready(2, sig("later"))
         assert job.run() == [["later"]]
 
+    def crossed(self, **options):
+        """Ranks 0 and 2 have sent messages to each other, and neither has received one yet."""
+        job = Job(stall_warning_s=60, stall_limit_s=0, **options)
+        for rank, name in ((0, "a"), (2, "b")):
+            job.ready(rank, sig(f"message {name}", process_set=1))
+        return job
+
+    def go_on_alone(self, job):
+        """Rank 1 makes a call by name that needs no other rank."""
+        job.ready(1, sig("own", process_set=3))
+        assert job.run() == [["own"]]
+
+    def blocked(self, job, *ranks, heard=0):
+        for rank in ranks:
+            job.send(rank, {"type": "blocked", "heard": heard, "for_good": True})
+
+    def test_some_ranks_wait_for_each_other_while_others_make_calls(self):
+        job = self.crossed()
+        self.go_on_alone(job)
+        self.blocked(job, 0, 2)  # response 1 is on its way
+        for heard in range(1, 5):
+            assert job.responses() is None
+            job.now_s += DEADLOCK_S / 4
+            self.blocked(job, 0, 2, heard=heard)
+            if heard < 4:
+                self.go_on_alone(job)
+        failures = dict(job.failures())
+        assert set(failures) == {"message a", "message b"}
+        assert "ranks 0 (desk) and 2 (jetson2) wait for each other" in failures["message a"]
+
+    def test_the_last_of_them_must_have_waited_long_enough(self):
+        job = self.crossed()
+        self.blocked(job, 0)
+        job.now_s += DEADLOCK_S * 3 / 4
+        self.blocked(job, 2)
+        job.now_s += DEADLOCK_S / 2
+        self.go_on_alone(job)
+        assert job.coordinator.next_alarm_s(job.now_s) == pytest.approx(DEADLOCK_S / 2)
+        job.now_s += DEADLOCK_S * 5 / 8
+        assert len(job.failures()) == 2
+
+    @pytest.mark.parametrize("rank", [0, 2])
+    def test_an_operation_that_ends_meanwhile_may_be_what_a_rank_waited_for(self, rank):
+        """Another thread of the rank waits for it, and may then submit what is missing."""
+        job = self.crossed(tuning=Tuning(1 << 20, 100 * DEADLOCK_S))
+        job.ready(rank, sig("all"))
+        self.blocked(job, 0, 2)
+        for other in {0, 1, 2} - {rank}:
+            job.ready(other, sig("all"))
+        self.blocked(job, 0, 2)  # "all" is ready, and waits to be fused
+        job.now_s += 10 * DEADLOCK_S
+        assert job.responses() is None
+        job.now_s += 90 * DEADLOCK_S
+        assert job.run() == [["all"]]
+        self.blocked(job, 2 - rank, heard=1)
+        self.blocked(job, rank, heard=0)  # sent before it had received that
+        job.now_s += 10 * DEADLOCK_S
+        assert job.responses() is None
+        self.blocked(job, rank, heard=1)
+        job.now_s += DEADLOCK_S
+        assert len(job.failures()) == 2
+
+    def test_what_is_left_for_later_responses_may_be_what_a_rank_waits_for(self):
+        job = self.crossed()
+        job.coordinator.needed = {"large": 0, "later": 1}
+        for name in ("large", "later"):
+            for rank in range(3):
+                job.ready(rank, sig(name, shapes=((2 << 20,),)))
+        assert job.run() == [["large"]]
+        self.blocked(job, 0, 2, heard=1)
+        job.now_s += 10 * DEADLOCK_S
+        assert job.run() == [["later"]]
+        self.blocked(job, 0, 2, heard=2)
+        job.now_s += DEADLOCK_S
+        assert len(job.failures()) == 2
+
+    @pytest.mark.parametrize("change", ["unblocked", "ready", "not for good"])
+    def test_one_of_some_ranks_may_still_come(self, change):
+        job = self.crossed()
+        self.blocked(job, 0, 2)
+        job.now_s += DEADLOCK_S / 2
+        if change == "unblocked":
+            job.send(2, {"type": "unblocked"})
+        elif change == "ready":
+            job.ready(2, sig("more"))
+        else:
+            job.send(2, {"type": "blocked", "heard": 0, "for_good": False})
+        for _ in range(5):
+            job.now_s += DEADLOCK_S
+            self.go_on_alone(job)
+        self.blocked(job, 2, heard=5)
+        job.now_s += DEADLOCK_S / 2
+        assert job.responses() is None, "it has to wait anew"
+        job.now_s += DEADLOCK_S / 2
+        assert len(job.failures()) == 2 + (change == "ready")
+
     def test_ranks_in_a_chain_wait_for_one_that_may_still_come(self):
         job = Job(stall_warning_s=60, stall_limit_s=0)
         job.ready(0, sig("message", process_set=1))
@@ -326,7 +423,7 @@ class TestWaiting:
         job = Job(stall_warning_s=60, stall_limit_s=0)
         for rank, name in enumerate("abb"):
             job.ready(rank, sig(name))
-            job.send(rank, {"type": "blocked", "heard": 0, "for_good": rank != 2})
+            job.send(rank, {"type": "blocked", "heard": 0, "for_good": rank != 0})
         job.now_s += 60
         assert job.responses() is None and "'a'" in job.coordinator.warnings[0]
         job.send(2, {"type": "stack", "text": "asked because of the warning"})  # says nothing new
@@ -334,7 +431,7 @@ class TestWaiting:
         job.now_s += (PATIENCE - 1) * 60
         failures = dict(job.failures())
         assert set(failures) == {"a", "b"}
-        assert "threads of rank 2 (jetson2) could still call it" in failures["a"]
+        assert "threads of rank 0 (desk) could still call it" in failures["a"]
         assert "for 120 s, 2 times RINGCOMM_STALL_WARNING" in failures["a"]
 
     @pytest.mark.parametrize("options", [{"stall_warning_s": 0}, {"stall_warning_s": 60, "paused": 2}])
@@ -342,7 +439,7 @@ class TestWaiting:
         job = Job(stall_warning_s=options["stall_warning_s"], stall_limit_s=0)
         for rank, name in enumerate("abb"):
             job.ready(rank, sig(name))
-            job.send(rank, {"type": "blocked", "heard": 0, "for_good": rank != 2})
+            job.send(rank, {"type": "blocked", "heard": 0, "for_good": rank != 0})
         if "paused" in options:
             job.send(options["paused"], {"type": "paused", "reason": "checkpoint"})
         job.now_s += 10_000
