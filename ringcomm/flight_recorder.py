@@ -263,6 +263,7 @@ class Channel:
         self._stacks = stacks
         self._socket.setblocking(False)
         self._sending = threading.Lock()
+        self._listing = threading.Lock()
         self._pid = os.getpid()
         self._counted = False  # whether ringrun has asked for numbers
         self.send({"type": "hello", "signal": self._take_signal()})
@@ -290,12 +291,13 @@ class Channel:
 
     def add(self, recorder: FlightRecorder) -> None:
         """Add a recorder, and drop closed ones."""
-        self.forget_closed()
-        self.recorders = [*self.recorders, recorder]
+        with self._listing:
+            self.recorders = [*(item for item in self.recorders if not item.closed), recorder]
 
     def forget_closed(self) -> None:
         """Drop the recorders whose context has been closed."""
-        self.recorders = [item for item in self.recorders if not item.closed]
+        with self._listing:
+            self.recorders = [item for item in self.recorders if not item.closed]
 
     def _take_signal(self) -> bool:
         """Make SIGUSR1 write the stacks to the pipe, unless the program handles that signal."""

@@ -76,8 +76,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     4: [
         [
             "engine.request", "engine.mirrors", "engine.operation_history", "engine.observer", "engine.cache",
-            "engine.announcements", "engine.piggyback", "engine.mismatch", "engine.fusion",
-            "engine.coordinator", "engine.tuning", "engine.process_sets", "engine.adasum",
+            "engine.announcements", "engine.piggyback", "engine.mismatch", "engine.deadlocks",
+            "engine.fusion", "engine.coordinator", "engine.tuning", "engine.process_sets", "engine.adasum",
             "engine.packing", "engine.bucket_runner", "engine.control_messages",
             "engine.failure_detector", "engine.stacks", "engine.pending", "engine.tracing",
             "engine.single_rank", "engine.progress_reports", "engine.peer_channels", "engine.waiters",
@@ -223,7 +223,7 @@ PURE = [
     "rendezvous.state", "rendezvous.processes", "rendezvous.elastic_notices", "rendezvous.pings",
     "rendezvous.next_view", "rendezvous.elastic", "group.view", "group.failures",
     "rendezvous.meter", "rendezvous.board", "engine.cache", "engine.piggyback", "engine.mismatch",
-    "engine.fusion",
+    "engine.deadlocks", "engine.fusion",
     "engine.coordinator",
     "engine.process_sets", "engine.packing", "engine.pending", "engine.tuning", "engine.failure_detector",
     "engine.progress_reports", "group.message_matching",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -203,7 +203,8 @@ class Pace:
         waited_s = typical_s(self._waited_s) if computes else 0.0
         deal = self.deal
         measured = [samples, compute_s, waited_s, self._ahead, self._most]
-        row = np.array([*measured, deal.count, deal.global_batch, deal.digest], np.float64)
+        position = deal.position(self.epoch, self.step)
+        row = np.array([*measured, deal.count, deal.global_batch, deal.digest, position], np.float64)
         name = f"ringcomm.balance.{self._number}.{self._total_steps}"
         return context.engine.allgather([row], [(1, row.size)], name)
 
@@ -212,7 +213,8 @@ class Pace:
     ) -> None:
         """All ranks are in the same step, and have the same rows."""
         rows = np.asarray(handle.wait()[0])
-        _check_same(rows[:, 5:])
+        _check_same(rows[:, 5:8])
+        _check_positions(rows[:, 8].tolist(), self.deal.steps)
         reports = [Report(int(r[0]), float(r[1]), float(r[2]), int(r[3]), int(r[4])) for r in rows]
         change = replanner.decide(self._total_steps, reports)
         if isinstance(replanner, Probe) and replanner.finished:
@@ -251,6 +253,21 @@ def _check_same(given: Any) -> None:
                 f"count={given[0][0]:.0f} and global_batch={given[0][1]:.0f}, rank {rank} has "
                 f"count={count:.0f} and global_batch={global_batch:.0f}. Pass the same data set, "
                 "global_batch, seed, shuffle, drop_last, min_batch, max_batch and multiple_of on all ranks."
+            )
+
+
+def _check_positions(positions: Sequence[float], steps: int) -> None:
+    """Check that all ranks are at the same step, from the position of each; an epoch has so many steps."""
+    first = divmod(int(positions[0]), steps)
+    for rank, position in enumerate(positions):
+        here = divmod(int(position), steps)
+        if here != first:
+            raise ConfigError(
+                "Ranks are at different places in the data, so samples are left out or used twice: rank 0 "
+                f"is in epoch {first[0]} after {first[1]} steps, rank {rank} in epoch {here[0]} after "
+                f"{here[1]}. "
+                "Call set_epoch(), set_step() and load_state_dict() with the same values on all ranks, and "
+                "make the same number of steps."
             )
 
 

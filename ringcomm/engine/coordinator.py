@@ -16,6 +16,7 @@ from ..ops import Collective
 from ..wire.messages import Message
 from .announcements import Announced, Announcement, announcements, no_weight_text, sum_of_weights
 from .cache import IssuedIds
+from .deadlocks import PATIENCE, BlockedRanks
 from .fusion import Member, by_need, plan_buckets
 from .mismatch import (
     calls_text,
@@ -23,18 +24,10 @@ from .mismatch import (
     last_seen_text,
     mismatch_text,
     ranks_text,
-    waiting_for_each_other,
     whereabouts,
 )
 from .piggyback import settle
 from .request import MOST_SITES, Key, Signature
-
-DEADLOCK_S = 0.5
-"""How long ranks must have waited for each other, with no thread left that could submit anything, before they
-are told so."""
-PATIENCE = 2.0
-"""How many times ``stall_warning_s`` they must have waited if other threads live, which may still submit
-what is missing."""
 
 _CHANGES = ("ready", "blocked", "unblocked", "joined", "paused", "resumed")
 """Messages after which ranks that wait may get on; after the others they wait as before."""
@@ -110,11 +103,8 @@ class Coordinator:
         self._failed: List[List[Any]] = []
         self._joined: Dict[int, None] = {}
         self._last_joined = -1
-        self._blocked: Dict[int, bool] = {}
+        self._blocked = BlockedRanks(self._size, stall_warning_s)
         self._issued = 0  # responses
-        self._changed_s = 0.0
-        self._looked_at = -1.0  # value of changed_s when deadlocks were last looked for
-        self._given_up_s: Optional[float] = None
         self.sites = CallSites(self.warnings.append, check_calls)
         self._lines: Dict[int, List[str]] = {}
         self._last: Dict[int, Tuple[Signature, Key, float]] = {}
@@ -144,7 +134,7 @@ class Coordinator:
     def _take(self, rank: int, message: Message, now_s: float) -> None:
         kind = message["type"]
         if kind in _CHANGES:
-            self._changed_s = now_s
+            self._blocked.changed(now_s)
         if kind == "ready":
             lines = self._lines.setdefault(rank, [""])
             lines += map(str, message["sites"][: 1 + MOST_SITES - len(lines)])
@@ -154,13 +144,11 @@ class Coordinator:
             ):
                 self._announce(rank, announcement, now_s)
             self._urgent = self._urgent or bool(message["urgent"])
-            self._blocked.pop(rank, None)
+            self._blocked.goes_on(rank)
         elif kind == "blocked":
-            # Responses that it had not received yet may be what it waited for.
-            if message["heard"] == self._issued:
-                self._blocked[rank] = bool(message["for_good"])
+            self._blocked.blocked(rank, bool(message["for_good"]), int(message["heard"]), now_s)
         elif kind == "unblocked":
-            self._blocked.pop(rank, None)
+            self._blocked.goes_on(rank)
         elif kind == "joined":
             self._joined[rank] = None
             self._last_joined = rank
@@ -206,7 +194,7 @@ class Coordinator:
         missing = [rank for rank in members if rank not in entry.signatures]
         if any(rank not in self._joined for rank in missing):
             return
-        del self._entries[entry.key]
+        self._remove(entry)
         if self.on_complete is not None:
             self.on_complete(entry.key)
         first = next(iter(entry.signatures.values()))
@@ -235,6 +223,11 @@ class Coordinator:
             if not self._ready:
                 self._ready_since_s = now_s
             self._ready.append((entry.key, first))
+
+    def _remove(self, entry: Announced) -> None:
+        """An operation is complete, or fails: ranks that have announced it may go on after the response."""
+        del self._entries[entry.key]
+        self._blocked.will_go_on(entry.signatures, self._issued + 1)
 
     def _differ(self, entry: Announced, first: Signature) -> bool:
         """Whether it is an error that ranks have submitted this operation at different lines."""
@@ -292,8 +285,10 @@ class Coordinator:
             message["forget"] = self._ids.withdraw()
         if joined >= 0:
             self._joined.clear()
+            self._blocked.will_go_on(range(self._size), self._issued + 1)
         self._issued += 1
-        self._blocked.clear()
+        if self._ready:  # left for later responses
+            self._blocked.will_go_on(range(self._size), self._issued + 1)
         self._failed, self._settled = [], []
         return message
 
@@ -316,7 +311,7 @@ class Coordinator:
         if self._ready:
             alarms.append(self._ready_since_s + self.tuning.cycle_s)
         if self._entries:
-            deadlock_at_s = self._deadlock_at_s()
+            deadlock_at_s = self._blocked.alarm_s(bool(self._ready))
             if deadlock_at_s is not None:
                 alarms.append(deadlock_at_s)
             if self._stall_warning_s:
@@ -327,40 +322,25 @@ class Coordinator:
 
     # ---- what never becomes ready ------------------------------------------------------------
 
-    def _stuck(self) -> Collection[int]:
-        """The ranks that wait for what only one of themselves could bring about: all, or some of them."""
-        if all(rank in self._blocked or rank in self._joined for rank in range(self._size)):
-            return range(self._size)
-        operations = [(entry.signatures, self._missing(entry)) for entry in self._entries.values()]
-        return waiting_for_each_other(self._blocked.keys() - self._joined.keys(), operations)
-
-    def _deadlock_at_s(self) -> Optional[float]:
-        """When to look for ranks that wait for each other; None: not before something has changed."""
-        if not self._blocked or self._ready or not self._entries:
-            return None
-        return self._changed_s + DEADLOCK_S if self._looked_at != self._changed_s else self._given_up_s
-
     def _look_for_deadlock(self, now_s: float) -> None:
         """Fail what ranks wait for if none of them can go on before another one of them does."""
-        at_s = self._deadlock_at_s()
-        if at_s is None or now_s < at_s:
+        if not self._entries:
             return
-        stuck = self._stuck()
-        busy = [rank for rank in sorted(stuck) if not self._blocked.get(rank, True)]
-        # Threads live that do not wait: until then, or if other ranks go on, it is a stall like any other.
-        stalls = self.paused or len(stuck) < self._size
-        patience_s = PATIENCE * (0.0 if stalls else self._stall_warning_s) if busy else DEADLOCK_S
-        self._looked_at = self._changed_s
-        self._given_up_s = self._changed_s + patience_s if stuck and patience_s else None
-        if self._given_up_s is None or now_s < self._given_up_s:
+        ready, paused = bool(self._ready), bool(self.paused)
+        found = self._blocked.find(self._joined, ready, paused, self._incomplete, now_s)
+        if found is None:
             return
+        stuck = found.ranks
         failing = [entry for entry in self._entries.values() if not entry.signatures.keys().isdisjoint(stuck)]
         calls = [(entry.signatures, entry.sites) for entry in failing]
-        text = deadlock_text(stuck, calls, self._hosts, busy, now_s - self._changed_s, PATIENCE)
+        text = deadlock_text(stuck, calls, self._hosts, found.busy, found.waited_s, PATIENCE)
         for entry in failing:
             self._fail(entry, text)
-            del self._entries[entry.key]
-        self._blocked.clear()
+            self._remove(entry)
+        self._blocked.will_go_on(stuck, self._issued + 1)
+
+    def _incomplete(self) -> List[Tuple[Collection[int], Collection[int]]]:
+        return [(entry.signatures, self._missing(entry)) for entry in self._entries.values()]
 
     def _look_for_stalls(self, now_s: float) -> None:
         for entry in list(self._entries.values()):
@@ -370,7 +350,7 @@ class Coordinator:
             waited_s = now_s - entry.first_s
             if self._stall_limit_s and waited_s >= self._stall_limit_s:
                 missing = self._missing(entry)
-                del self._entries[entry.key]
+                self._remove(entry)
                 text = f"{self._stall_text(entry, missing, now_s)}, and is given up."
                 self._fail(entry, text, "stalled", missing)
             elif self._stall_warning_s and now_s - entry.reported_s >= self._stall_warning_s:

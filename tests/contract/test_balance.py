@@ -120,6 +120,23 @@ def test_ranks_that_divide_different_data_end_with_an_error_on_all(name):
     assert len(set(run_ranks(2, work))) == 1
 
 
+@pytest.mark.parametrize("change", ["set_epoch", "set_step", "load_state_dict"])
+def test_ranks_that_begin_at_different_places_end_with_an_error_on_all(change):
+    def work(context):
+        data = Balanced(COUNT, GLOBAL_BATCH, 3, context=lambda: context)
+        if context.rank == 1:
+            state = {**data.state_dict(), "epoch": 2, "step": 1}
+            getattr(data, change)(state if change == "load_state_dict" else 2)
+        with pytest.raises(ConfigError, match="Ranks are at different places in the data") as found:
+            for mine in data:
+                step(context, mine)
+        return str(found.value)
+
+    (text,) = set(run_ranks(2, work))
+    there = {"set_epoch": (2, 4), "set_step": (0, 6), "load_state_dict": (2, 5)}[change]
+    assert f"rank 0 is in epoch 0 after 4 steps, rank 1 in epoch {there[0]} after {there[1]}" in text
+
+
 @pytest.mark.parametrize(
     "position",
     [{}, None, {"step": -1}, {"epoch": -1}, {"step": "a"}, {"step": 1.5}],

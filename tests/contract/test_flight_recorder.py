@@ -13,6 +13,7 @@ import stat
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -137,6 +138,24 @@ class TestAnswers:
         agent.ask(RECORD)
         found = agent.next()
         assert found["type"] == "record" and found["lanes"] == [] and "rank" not in found
+
+    def test_recorders_of_jobs_that_are_made_at_the_same_time_are_all_kept(self, agent):
+        """The second one is added while the third one is, and after both at the latest."""
+        second, third = (SimpleNamespace(closed=False, number=number) for number in (2, 3))
+        adding = threading.Thread(target=agent.channel.add, args=(second,))
+
+        class First:
+            @property
+            def closed(self):
+                if adding.ident is None:
+                    adding.start()
+                    adding.join(0.05)
+                return False
+
+        agent.channel.recorders = [First()]
+        agent.channel.add(third)
+        adding.join()
+        assert second in agent.channel.recorders and third in agent.channel.recorders
 
     def test_calls_from_different_lines_are_in_it(self):
         def work(context):

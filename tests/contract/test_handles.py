@@ -12,7 +12,7 @@ import pytest
 
 import ringcomm as rc
 from ringcomm.config import Settings
-from ringcomm.engine.coordinator import DEADLOCK_S
+from ringcomm.engine.deadlocks import DEADLOCK_S
 from ringcomm.errors import MismatchError, Misuse, ProtocolError
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import run_ranks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringcomm.engine.coordinator import DEADLOCK_S, PATIENCE
+from ringcomm.engine.deadlocks import DEADLOCK_S, PATIENCE
 from tests.unit.engine.coordinated import Job, sig
 
 
@@ -77,7 +77,7 @@ def test_where_a_thread_may_still_submit_it_is_a_stall_that_is_reported_first():
     job = Job(stall_warning_s=60, stall_limit_s=0)
     for rank, name in enumerate("abb"):
         job.ready(rank, sig(name))
-        job.send(rank, {"type": "blocked", "heard": 0, "for_good": rank != 2})
+        job.send(rank, {"type": "blocked", "heard": 0, "for_good": rank != 0})
     job.now_s += 60
     assert job.responses() is None and "'a'" in job.coordinator.warnings[0]
     job.send(2, {"type": "stack", "text": "asked because of the warning"})  # says nothing new
@@ -85,7 +85,7 @@ def test_where_a_thread_may_still_submit_it_is_a_stall_that_is_reported_first():
     job.now_s += (PATIENCE - 1) * 60
     failures = dict(job.failures())
     assert set(failures) == {"a", "b"}
-    assert "threads of rank 2 (jetson2) could still call it" in failures["a"]
+    assert "threads of rank 0 (desk) could still call it" in failures["a"]
     assert "for 120 s, 2 times RINGCOMM_STALL_WARNING" in failures["a"]
 
 
@@ -94,7 +94,7 @@ def test_where_a_thread_may_still_submit_it_is_not_given_up(options):
     job = Job(stall_warning_s=options["stall_warning_s"], stall_limit_s=0)
     for rank, name in enumerate("abb"):
         job.ready(rank, sig(name))
-        job.send(rank, {"type": "blocked", "heard": 0, "for_good": rank != 2})
+        job.send(rank, {"type": "blocked", "heard": 0, "for_good": rank != 0})
     if "paused" in options:
         job.send(options["paused"], {"type": "paused", "reason": "checkpoint"})
     job.now_s += 10_000
