@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import os
 import time
 import traceback
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 import ringcomm as rc
+from ringcomm._adapter import placed
+from ringcomm.config import Settings
 
 LIMIT_S = 170.0
 
@@ -69,6 +72,72 @@ def run(function: Any, arguments: Any, ranks: int, **environment: str) -> List[A
         env={**quiet, **environment},
     )
     return results
+
+
+class Failure(NamedTuple):
+    """What a rank raised: its traceback."""
+
+    text: str
+
+
+class InTurn:
+    """What became of functions that were run as jobs one after the other.
+
+    Args:
+        outcomes: by the name of the function and the number of ranks, each rank's result, or its failure.
+    """
+
+    def __init__(self, outcomes: Dict[Tuple[str, int], List[Any]]) -> None:
+        self._outcomes = outcomes
+
+    def results(self, function: Any, ranks: int) -> List[Any]:
+        """What the ranks returned, in rank order; an assertion fails if one of them raised."""
+        found = self._outcomes[function.__name__, ranks]
+        bad = [f"rank {rank} of {ranks}: {item.text}" for rank, item in enumerate(found)
+               if isinstance(item, Failure)]  # fmt: skip
+        assert not bad, f"{function.__name__}:\n" + "\n".join(bad)
+        return found
+
+
+def run_in_turn(parts: Sequence[Tuple[Any, int]], **environment: str) -> InTurn:
+    """Run functions as jobs one after the other, in processes that import the framework once.
+
+    A failure in one job does not end the next: each process leaves its job, and joins that of the next part.
+
+    Args:
+        parts: each function, which joins the job with ``init()``, and its number of ranks. Those with most
+            ranks come first, so that processes of which the rest has no use end early.
+    """
+    ordered = sorted(parts, key=lambda part: -part[1])
+    settings = Settings(timeout_s=LIMIT_S, start_timeout_s=LIMIT_S)
+    jobs = [
+        placed.PlacedJob("test", ranks, settings, [placed.Host("here", "localhost")] * ranks)
+        for _, ranks in ordered
+    ]
+    try:
+        calls = [(function, job.tickets) for (function, _), job in zip(ordered, jobs)]
+        by_process = run(take_part, (calls,), ordered[0][1], **environment)
+    finally:
+        for job in jobs:
+            job.close()
+    return InTurn({
+        (function.__name__, ranks): [found[place] for found in by_process[:ranks]]
+        for place, (function, ranks) in enumerate(ordered)
+    })  # fmt: skip
+
+
+def take_part(calls: Sequence[Tuple[Any, Sequence[placed.Ticket]]]) -> List[Any]:
+    """In each process: call the functions of the jobs in which it is a rank; what became of each."""
+    rank = int(os.environ["RINGCOMM_SLOT"].rpartition(":")[2])
+    outcomes: List[Any] = []
+    for function, tickets in calls:
+        if rank >= len(tickets):
+            break
+        try:
+            outcomes.append(placed.call(tickets[rank], function, (), {}))
+        except Exception:  # noqa: BLE001 - reported by the test
+            outcomes.append(Failure(traceback.format_exc()))
+    return outcomes
 
 
 def numbers(rank: int, shape: Any, dtype: Any, salt: int = 0) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, List
 
 import keras
 import numpy as np
@@ -38,18 +39,41 @@ def trained(optimizer: Any, speeds: Any) -> List[Any]:
     return [whole, history["loss"], history["mae"]]
 
 
-def compute_in_float64() -> None:
+@contextmanager
+def layers_of_float64() -> Iterator[None]:
+    """Models that are made meanwhile have variables of float64. The next job of this process has others."""
+    floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(floatx)
+        keras.config.set_dtype_policy(policy)
+
+
+@contextmanager
+def computing_in_float64() -> Iterator[None]:
     """Keras computes matrix products, means, quotients and more in float32 with PyTorch and JAX, also if all
     its operands are float64: a table replaces types of 64 bits.
     """
     from keras.src.backend.common import dtypes
 
-    keras.config.set_floatx("float64")
+    before = dict(dtypes.BIT64_TO_BIT32_DTYPE)
     dtypes.BIT64_TO_BIT32_DTYPE["float64"] = "float64"
+    use_types_of_jax(64)
+    try:
+        yield
+    finally:
+        dtypes.BIT64_TO_BIT32_DTYPE.update(before)
+        use_types_of_jax(32)
+
+
+def use_types_of_jax(bits: int) -> None:
     if keras.backend.backend() == "jax":
         import jax
 
-        jax.config.update("jax_enable_x64", True)
+        jax.config.update("jax_enable_x64", bits == 64)
 
 
 def difference_of_two_halves() -> float:
@@ -74,23 +98,28 @@ def difference_of_two_halves() -> float:
 def work() -> Dict[str, Any]:
     """Weights and metrics after training with several optimizers."""
     hvd.init()
-    with_float32 = 0.0
-    if keras.backend.backend() == "torch" and hvd.size() == 1:
-        keras.config.set_floatx("float64")
-        with_float32 = difference_of_two_halves()
-    compute_in_float64()
+    with layers_of_float64():
+        with_float32 = 0.0
+        if keras.backend.backend() == "torch" and hvd.size() == 1:
+            with_float32 = difference_of_two_halves()
+        with computing_in_float64():
+            results = trained_with_every_optimizer()
+            if with_float32:
+                assert difference_of_two_halves() < 1e-14 < 1e-9 < with_float32, with_float32
+    hvd.shutdown()
+    return results
+
+
+def trained_with_every_optimizer() -> Dict[str, Any]:
     speeds = SPEEDS[hvd.size()]
     results: Dict[str, Any] = {
         "sgd": trained(keras.optimizers.SGD(0.1), speeds),
         "momentum": trained(keras.optimizers.SGD(0.1, momentum=0.9), speeds),
         "adam": trained(keras.optimizers.Adam(0.01), speeds),
     }
-    if with_float32:
-        assert difference_of_two_halves() < 1e-14 < 1e-9 < with_float32, with_float32
     if hvd.size() == 2:
         trained(keras.optimizers.SGD(0.1), "measure")
         not_weighted()
-    hvd.shutdown()
     return results
 
 

@@ -36,9 +36,18 @@ def work() -> Dict[str, List[float]]:
         results[name] = history["loss"]
         if name == "adam":
             results["accuracy"] = history["accuracy"]
-            saved_and_loaded(model, images, labels)
-    callbacks(images, labels)
+            if hvd.size() == 2:
+                saved_and_loaded(model, images, labels)
     accumulation()
+    if hvd.size() == 2:
+        concerning_one_run(images, labels)
+    hvd.shutdown()
+    return results
+
+
+def concerning_one_run(images: Any, labels: Any) -> None:
+    """What does not depend on the number of ranks."""
+    callbacks(images, labels)
     gradients_that_are_asked_for()
     gradients_in_a_graph()
     made_from_a_configuration()
@@ -46,8 +55,6 @@ def work() -> Dict[str, List[float]]:
     sync_batch_normalization()
     values()
     elastic(images, labels)
-    hvd.shutdown()
-    return results
 
 
 def my_part() -> Any:

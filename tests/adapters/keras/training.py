@@ -18,8 +18,8 @@ STEPS = 6
 EPOCHS = 3
 
 
-def work(all_of_it: bool) -> Dict[str, Any]:
-    """What a run on any number of ranks must come to; with ``all_of_it`` also what concerns one run alone."""
+def work() -> Dict[str, Any]:
+    """What a run on any number of ranks must come to; on two ranks also what concerns one run alone."""
     hvd.init()
     if keras.backend.backend() == "torch":
         import torch
@@ -31,9 +31,9 @@ def work(all_of_it: bool) -> Dict[str, Any]:
     if hvd.size() < 3:
         results["accumulated"] = accumulated(images, labels)
         results["clipped"] = clipped(images, labels)
-    if all_of_it:
+    if hvd.size() == 2:
         saved_and_loaded(model, images, labels)
-        accumulated_sums(images, labels)
+        accumulated_sums(images, labels, results["accumulated"])
         compressed(images, labels)
         local_steps(images, labels)
         half_precision(images, labels)
@@ -114,11 +114,11 @@ def accumulated(images: Any, labels: Any) -> List[float]:
     return [float(np.abs(item).sum()) for item in model.get_weights()]
 
 
-def accumulated_sums(images: Any, labels: Any) -> None:
+def accumulated_sums(images: Any, labels: Any, averaged: List[float]) -> None:
     model = make(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), backward_passes_per_step=2))
     fit(model, images, labels)
     found = [float(np.abs(item).sum()) for item in model.get_weights()]
-    np.testing.assert_allclose(found, accumulated(images, labels), rtol=1e-4)
+    np.testing.assert_allclose(found, averaged, rtol=1e-4)
 
 
 def clipped(images: Any, labels: Any) -> List[float]:
@@ -142,6 +142,8 @@ def compressed(images: Any, labels: Any) -> None:
         assert hvd.size() == 1 or (found != total).any(), compression
         whole = hvd.allreduce(np.arange(3), op=hvd.Sum, compression=compression)
         assert whole.tolist() == [0, hvd.size(), 2 * hvd.size()]
+        if compression in (hvd.Compression.bf16, "int4"):
+            continue  # a cast like fp16, a code like int8: one of each kind trains
         model = make(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), compression=compression))
         history = fit(model, images, labels, epochs=2)
         assert history["loss"][1] < history["loss"][0]
