@@ -72,11 +72,11 @@ def pytest_collection_modifyitems(config, items):
     quick = config.getoption("--quick")
     share = QUICK_SHARE if quick else config.getoption("--one-in")
     salt = f"{sys.version_info[:2]} {np.__version__} "
+    gone = {item for item in items if quick and item.get_closest_marker("full")}
     families = {}
     for item in items:
-        if hasattr(item, "callspec") and not (quick and is_short_unit_test(item)):
+        if hasattr(item, "callspec") and item not in gone and not (quick and is_short_unit_test(item)):
             families.setdefault(item.nodeid.split("[")[0], []).append(item)
-    gone = {item for item in items if quick and item.get_closest_marker("full")}
     for cases in families.values():
         cases.sort(key=lambda item: zlib.crc32((salt + item.nodeid).encode()))
         gone.update(cases[-(-len(cases) // share) :])

@@ -366,6 +366,7 @@ def thrown(process):
 
 
 @pytest.mark.parametrize("encrypt", [False, True])
+@pytest.mark.full
 def test_garbage_during_the_start(service, rank_ports, encrypt):
     """10,000 unauthenticated peers at the rendezvous and at the ports of two ranks that wait for a third."""
     job = service(3, encrypt=encrypt)

@@ -130,6 +130,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.full
 def test_torchrun_without_a_key_gives_one_warning(tmp_path):
     (tmp_path / "open.py").write_text(OPEN)
     variables = {name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")}
@@ -143,6 +144,7 @@ def test_torchrun_without_a_key_gives_one_warning(tmp_path):
     assert done.stderr.count("any process that can read or write the store can join") == 1, done.stderr
 
 
+@pytest.mark.full
 def test_an_entry_of_another_start_is_refused(meeting):
     """It is signed with the same key; what listens now where it leads is a relay to the new rendezvous."""
     before, here = meeting(), meeting()
