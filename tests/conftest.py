@@ -77,12 +77,12 @@ def pytest_collection_modifyitems(config, items):
     quick = config.getoption("--quick")
     share = QUICK_SHARE if quick else config.getoption("--one-in")
     salt = f"{sys.version_info[:2]} {np.__version__} "
+    gone = {item for item in items if quick and item.get_closest_marker("full")}
     families = {}
     part, parts = map(int, (config.getoption("--part") or "1/1").split("/"))
     for item in items:
-        if hasattr(item, "callspec") and not (quick and is_short_unit_test(item)):
+        if hasattr(item, "callspec") and item not in gone and not (quick and is_short_unit_test(item)):
             families.setdefault(item.nodeid.split("[")[0], []).append(item)
-    gone = {item for item in items if quick and item.get_closest_marker("full")}
     for item in items:
         if not hasattr(item, "callspec") and zlib.crc32(item.nodeid.encode()) % parts != part - 1:
             gone.add(item)

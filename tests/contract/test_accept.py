@@ -204,6 +204,7 @@ def test_connections_that_copy_a_greeting_make_room_too(reactor):
         assert set(door.refused) == {"too many unproven connections at once"}
 
 
+@pytest.mark.full
 def test_no_rank_is_closed_for_others_while_all_peers_authenticate(reactor):
     """A crowd of ranks on slow machines, as far as can be seen: the next one waits."""
     with ExitStack() as stack:

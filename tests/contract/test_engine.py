@@ -210,6 +210,7 @@ class TestTrouble:
 
         assert all(on_ranks(2, work))
 
+    @pytest.mark.full
     def test_autotuning_changes_buckets_and_no_numbers(self, tmp_path, caplog):
         log = tmp_path / "tuning.csv"
 
@@ -306,6 +307,7 @@ def test_after_a_bug_in_the_engine_every_call_says_so():
     run_ranks(2, work)
 
 
+@pytest.mark.full
 def test_a_wait_that_has_ended_does_not_count_for_a_deadlock():
     """Rank 1 waits for a while for what rank 0 submits last, and computes when rank 0 waits in its turn."""
     computes = threading.Event()

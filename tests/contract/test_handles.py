@@ -56,6 +56,7 @@ class TestThreads:
 
         assert run_ranks(2, work, settings=SETTINGS) == [["b", "a"]] * 2
 
+    @pytest.mark.full
     def test_a_thread_that_has_read_an_error_may_submit_afterwards(self):
         """One thread of each rank computes after a mismatch, while the other one waits."""
 

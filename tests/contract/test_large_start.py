@@ -79,6 +79,7 @@ def test_where_the_rank_cannot_be_dialled_the_rendezvous_sends_the_list(service,
     assert sorted(fetched) == [1, 2]
 
 
+@pytest.mark.full
 def test_a_list_that_does_not_come_after_the_handshake_is_sent_by_the_rendezvous(
     service, monkeypatch, fetched
 ):

@@ -19,7 +19,7 @@ from tests.contract.service import eventually, opened, sum_of_ranks, together
 GARBAGE = Path(__file__).with_name("garbage.py")
 
 
-def throw_garbage(seed, ports, count=10_000):
+def throw_garbage(seed, ports, count):
     """So many unauthenticated peers, 1,000 a second; returns when 500 have come."""
     print(f"seed {seed}")
     command = [sys.executable, str(GARBAGE), str(seed), str(count), "1000", *map(str, ports)]
@@ -37,40 +37,39 @@ def thrown(process):
 
 @pytest.mark.parametrize("encrypt", [False, True])
 def test_garbage_during_the_start(service, rank_ports, encrypt):
-    """10,000 unauthenticated peers at the rendezvous and at the ports of two ranks that wait for a third."""
+    """Unauthenticated peers at the rendezvous and at the ports of two ranks that wait for a third."""
     job = service(3, encrypt=encrypt)
     started_s = time.monotonic()
     with ExitStack() as stack, ThreadPoolExecutor(3) as pool:
         starts = [pool.submit(job.start, rank) for rank in (0, 1)]
         assert eventually(lambda: len(job.texts("joined")) == 2 and len(rank_ports) == 2)
-        garbage = throw_garbage(1, [job.endpoints[0][1], *rank_ports])
+        garbage = throw_garbage(1, [job.endpoints[0][1], *rank_ports], count=40_000)
+        stack.callback(thrown_out, garbage)
         # The third joins, all link up and compute while the others keep coming.
         contexts = [job.start(2)] + [start.result() for start in starts]
         for context in contexts:
             stack.callback(context.close)
-        busy = garbage.poll() is None
         assert together(contexts, sum_of_ranks) == [3.0] * 3
-        assert thrown(garbage) > 1000
-        assert busy, "the garbage was over before the job had started: the test shows nothing"
+        assert garbage.poll() is None, "it was over before the job had started: the test shows nothing"
         assert_only_log_lines(job, started_s)
 
 
 @pytest.mark.parametrize("encrypt", [False, True])
 @pytest.mark.full
 def test_garbage_during_a_run(service, encrypt):
-    """10,000 unauthenticated peers at the rendezvous while three ranks compute."""
+    """5,000 unauthenticated peers at the rendezvous while three ranks compute."""
     job = service(3, encrypt=encrypt)
     with ExitStack() as stack:
         contexts = job.start_all(stack)
         before = opened()
         started_s = time.monotonic()
-        garbage = throw_garbage(2, [job.endpoints[0][1]])
+        garbage = throw_garbage(2, [job.endpoints[0][1]], count=5_000)
         rounds = 0
         while garbage.poll() is None:
             assert together(contexts, sum_of_ranks) == [3.0] * 3
             rounds += 1
         assert rounds > 3
-        assert thrown(garbage) > 1000
+        assert thrown(garbage) > 500
         assert_only_log_lines(job, started_s)
         assert job.server.phase is Phase.RUNNING
         assert eventually(lambda: opened() == before), "connections of unauthenticated peers remain"

@@ -59,6 +59,7 @@ def test_one_rank_differs(by_name: bool, transport: str, programs: int) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.full
 def test_one_rank_of_a_process_group_differs(size: int, programs: int) -> None:
     pytest.importorskip("torch")
     job = Launched(
@@ -72,6 +73,7 @@ def test_one_rank_of_a_process_group_differs(size: int, programs: int) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.full
 def test_one_rank_of_an_optimizer_differs(size: int, programs: int) -> None:
     pytest.importorskip("torch")
     count = programs // 6 if programs < 100 else programs // 2

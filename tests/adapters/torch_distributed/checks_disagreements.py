@@ -13,9 +13,9 @@ from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 import torch.distributed as dist
-from harness import Ranks
 
 from ringcomm.errors import MismatchError
+from tests.adapters.torch_distributed.harness import Ranks
 
 REDUCE = dist.ReduceOp
 SMALL, LARGE = 3, 120_001

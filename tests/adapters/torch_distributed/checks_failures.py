@@ -11,9 +11,9 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from harness import Ranks
 
 from ringcomm.errors import MismatchError, Misuse, NotInitializedError, PeerLostError, PeerStalledError
+from tests.adapters.torch_distributed.harness import Ranks
 
 
 def failure_of(act: object) -> Exception:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from harness import Ranks
+
+from tests.adapters.torch_distributed.harness import Ranks
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.bfloat16, torch.float32,

@@ -9,7 +9,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from harness import Ranks
+
+from tests.adapters.torch_distributed.harness import Ranks
 
 
 def check_waiting_in_any_order(on: Ranks) -> None:

@@ -7,7 +7,8 @@ from functools import reduce as fold
 
 import torch
 import torch.distributed as dist
-from harness import Ranks
+
+from tests.adapters.torch_distributed.harness import Ranks
 
 REDUCE = dist.ReduceOp
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]

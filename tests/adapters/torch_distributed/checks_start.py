@@ -7,7 +7,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from harness import Ranks
+
+from tests.adapters.torch_distributed.harness import Ranks
 
 LIMIT = timedelta(seconds=60)
 

@@ -7,9 +7,10 @@ from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
-from harness import Ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+
+from tests.adapters.torch_distributed.harness import Ranks
 
 
 class Branches(nn.Module):

@@ -1,18 +1,13 @@
-"""Gives tests the harness, which is also a program of its own."""
+"""Gives tests the harness."""
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
+
+from tests.adapters.torch_distributed import harness as _harness
 
 
 @pytest.fixture(scope="session")
 def harness():
     """The module ``harness.py``."""
-    path = Path(__file__).with_name("harness.py")
-    spec = importlib.util.spec_from_file_location("ddp_harness", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return _harness

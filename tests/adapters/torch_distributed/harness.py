@@ -1,17 +1,13 @@
 """Many checks on real processes, started once: a rank runs every ``check_*`` of a file, one after another.
 
-    python harness.py FILES RANK SIZE STORE [CHECK]
-
 Every check gets a :class:`Ranks`, with a group of each backend for the same processes. What a rank has to
-say is a line of JSON per check on its standard output.
+say is a message per check.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +15,8 @@ import traceback
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple
+
+from tests.adapters.torch_distributed.forked import Forked
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -40,7 +38,7 @@ class Ranks(NamedTuple):
         key = f"{self.name}/{word}"
         self.store.add(key, 1)
         while self.store.add(key, 0) < self.size:
-            pass
+            time.sleep(0.005)
 
 
 def checks_of(file: str) -> Dict[str, Callable[[Ranks], None]]:
@@ -67,64 +65,49 @@ def run_checks(files: str, size: int, only: str = "", without: str = "", device:
         device: ``fake``: all tensors are taken for tensors of a device.
     """
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(HERE / "harness.py"), files]
-        processes = [
-            subprocess.Popen(
-                [*command, str(rank), str(size), f"{folder}/store", only],
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-                env={
-                    **os.environ, "CHECKS_FOLDER": folder, "CHECKS_WITHOUT": without, "CHECKS_DEVICE": device,
-                    "PYTHONPATH": str(ROOT),
-                },
-            )
-            for rank in range(size)
-        ]  # fmt: skip
+        variables = {**os.environ, "CHECKS_FOLDER": folder, "PYTHONPATH": str(ROOT)}
+        ranks: List[Forked] = []
         outcome: Dict[str, str] = {}
         try:
-            for rank, process in enumerate(processes):
-                out, err = process.communicate(timeout=LIMIT_S)
-                seen = [json.loads(line[1:]) for line in out.splitlines() if line.startswith("@")]
-                for name, problem in seen:
+            for rank in range(size):
+                arguments = (files, rank, size, f"{folder}/store", only, without, device)
+                ranks.append(Forked(be_rank, arguments, variables, Path(folder, f"errors.{rank}")))
+            for rank, process in enumerate(ranks):
+                for name, problem in process.messages(LIMIT_S):
                     text = f"rank {rank}:\n{problem}" if problem else ""
                     outcome[name] = outcome.get(name, "") + text
+                code = process.end(LIMIT_S)
                 if os.environ.get("SHOW_TIMES") and rank == 0:
-                    print(err)
-                if process.returncode:
-                    outcome["end"] = f"rank {rank} ended with {process.returncode}: {err[-3000:]}"
+                    print(process.errors)
+                if code:
+                    outcome["end"] = f"rank {rank} ended with {code}: {process.errors[-3000:]}"
         finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-                process.stdout.close()
-                process.stderr.close()
+            for process in ranks:
+                process.close()
     return outcome
 
 
-def main() -> None:
-    """Be one rank."""
-    files, rank, size, path = sys.argv[1].split(), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    import torch
+def be_rank(
+    connection: Any, files: str, rank: int, size: int, path: str, only: str, without: str, device: str
+) -> None:
+    """Run the checks as one rank."""
     import torch.distributed as dist
 
     import ringcomm.torch.distributed  # noqa: F401
 
-    torch.set_num_threads(1)
     store = dist.FileStore(path, size)
     dist.init_process_group(
         "ringcomm", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30)
     )
     gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=30))
     ring = dist.group.WORLD
-    checks = {name: check for file in files for name, check in checks_of(file).items()}
-    if os.environ.get("CHECKS_DEVICE"):
+    checks = {name: check for file in files.split() for name, check in checks_of(file).items()}
+    if device:
         from tests.adapters.torch.fake_cuda import take_all_tensors_for_device_tensors
 
         take_all_tensors_for_device_tensors(seed=rank)
-    without = os.environ.get("CHECKS_WITHOUT", "").split()
     for name, check in checks.items():
-        if any(part in name for part in without):
-            continue
-        if len(sys.argv) > 5 and sys.argv[5] not in name:
+        if only not in name or any(part in name for part in without.split()):
             continue
         problem, started = "", time.perf_counter()
         try:
@@ -132,12 +115,8 @@ def main() -> None:
         except Exception:  # noqa: BLE001 - it is reported to the parent process
             problem = traceback.format_exc()
         print(f"{name}: {time.perf_counter() - started:.2f} s", file=sys.stderr)
-        print("@" + json.dumps([name, problem]), flush=True)
+        connection.send((name, problem))
         if problem:
             break  # the ranks may be out of step now
     if "checks_start.py" not in files:
         dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

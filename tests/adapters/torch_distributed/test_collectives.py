@@ -7,7 +7,8 @@ import pytest
 pytest.importorskip("torch")
 
 FILES = ("checks_reductions.py", "checks_movement.py", "checks_order.py")
-SIZES = (1, 2, 3, 4)
+SIZES = [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(4, marks=pytest.mark.full)]
+"""Three are tried on a device."""
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -16,11 +16,12 @@ dist = pytest.importorskip("torch.distributed")
 
 from ringcomm.certificate import make_certificate  # noqa: E402
 from ringcomm.keys import key_text  # noqa: E402
+from tests.adapters.torch_distributed.forked import Forked  # noqa: E402
+from tests.adapters.torch_distributed.meets import meet  # noqa: E402
 from tests.contract.relay import Relay  # noqa: E402
 from tests.contract.service import eventually  # noqa: E402
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 KEY = b"k" * 32
 START_S = 3.0
 ENTRIES = [f"{start}0//cpu//ringcomm/rendezvous" for start in ("", "default_pg/", "default_pg//")]
@@ -30,23 +31,20 @@ ENTRIES = [f"{start}0//cpu//ringcomm/rendezvous" for start in ("", "default_pg/"
 class Open:
     """A store that any process can reach, and two ranks that connect through it."""
 
-    def __init__(self, stack, encrypt):
+    def __init__(self, stack, encrypt, folder):
         self.store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=30), wait_for_workers=False)
         self.stack = stack
+        self.folder = folder
         self.variables = {
             **os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}", "RINGCOMM_START_TIMEOUT": str(START_S),
             "RINGCOMM_KEY": key_text(KEY, make_certificate() if encrypt else ""),
-            "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1",
+            "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
         }  # fmt: skip
 
-    def start(self, rank, *options):
-        command = [sys.executable, str(HERE / "meets.py"), str(rank), "2", str(self.store.port), *options]
-        process = subprocess.Popen(
-            command, env=self.variables, cwd=ROOT, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        self.stack.callback(process.communicate)
-        self.stack.callback(process.kill)
+    def start(self, rank, later=False):
+        errors = self.folder / f"errors.{len(list(self.folder.iterdir()))}"
+        process = Forked(meet, (rank, 2, self.store.port, later), self.variables, errors)
+        self.stack.callback(process.close)
         return process
 
     def entry(self):
@@ -56,13 +54,16 @@ class Open:
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "encrypted"])
-def meeting(request):
+def meeting(request, tmp_path):
     with ExitStack() as stack:
-        yield lambda: Open(stack, request.param)
+        yield lambda: Open(stack, request.param, tmp_path)
 
 
 def said(process):
-    return process.communicate(timeout=60)[0].strip()
+    """What it has sent, when it has ended."""
+    found = list(process.messages(60.0))
+    assert process.end(60.0) == 0, process.errors
+    return "\n".join(found)
 
 
 def endpoints(entry):
@@ -97,23 +98,23 @@ def test_a_new_group_of_a_running_job_is_not_led_elsewhere(meeting, attack):
     here = meeting()
     if not hasattr(here.store, "list_keys"):
         pytest.skip("this version of PyTorch does not list a store's keys")
-    ranks = [here.start(rank, "later") for rank in range(2)]
-    assert [rank.stdout.readline() for rank in ranks] == ["sum 2.0\n"] * 2
+    ranks = [here.start(rank, later=True) for rank in range(2)]
+    assert [rank.receive(60.0) for rank in ranks] == ["sum 2.0"] * 2
 
     def entries():
         return {name for name in here.store.list_keys() if name.endswith("ringcomm/rendezvous")}
 
     before = entries()
     (first,) = before
-    ranks[0].stdin.write("\n")
-    ranks[0].stdin.flush()
+    ranks[0].send("go on")
     assert eventually(lambda: entries() > before, 60)
     (name,) = entries() - before
     written = here.store.get(name)
     with Relay(tuple(endpoints(written)[0])) as relay:
         changed = with_other_endpoints(written, relay.at)
         here.store.set(name, changed if attack == "changed" else here.store.get(first))
-        one = ranks[1].communicate("\n", timeout=60)[0]
+        ranks[1].send("go on")
+        one = said(ranks[1])
         assert relay.came == 0
     assert one.startswith("StartupError") and "is not signed with this job's key" in one, one
 
@@ -129,6 +130,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.full
 def test_torchrun_without_a_key_gives_one_warning(tmp_path):
     (tmp_path / "open.py").write_text(OPEN)
     variables = {name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")}
@@ -142,6 +144,7 @@ def test_torchrun_without_a_key_gives_one_warning(tmp_path):
     assert done.stderr.count("any process that can read or write the store can join") == 1, done.stderr
 
 
+@pytest.mark.full
 def test_an_entry_of_another_start_is_refused(meeting):
     """It is signed with the same key; what listens now where it leads is a relay to the new rendezvous."""
     before, here = meeting(), meeting()
@@ -167,7 +170,7 @@ def test_an_entry_of_a_start_that_has_ended_ends_the_wait(meeting):
     ranks = [here.start(rank) for rank in range(2)]
     assert [said(rank) for rank in ranks] == ["sum 2.0", "sum 2.0"]
     here.entry()
-    one = here.start(1).communicate(timeout=60)[0]
+    one = said(here.start(1))
     assert one.startswith("StartTimeoutError") and "may be left from an earlier start" in one, one
 
 
