@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import lru_cache
 from pathlib import Path
 from typing import Dict, Iterator, List, Set, Tuple
 
@@ -243,6 +244,13 @@ PLACE: Dict[str, Tuple[int, int, int]] = {
 }
 
 
+@lru_cache(maxsize=None)
+def nodes(path: Path) -> List[ast.AST]:
+    """Everything in a file; several tests look at all files."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@lru_cache(maxsize=None)
 def modules() -> Dict[str, Path]:
     """Every module of ringcomm by its name without ``ringcomm.``; packages as such count as data-free."""
     found = {}
@@ -256,7 +264,7 @@ def modules() -> Dict[str, Path]:
 
 def imports(path: Path, package: str) -> Iterator[str]:
     """Full names of everything a file imports, at whatever depth, in functions too."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -266,6 +274,7 @@ def imports(path: Path, package: str) -> Iterator[str]:
             yield from (f"{origin}.{alias.name}" for alias in node.names)
 
 
+@lru_cache(maxsize=None)
 def imported_by(name: str) -> Set[str]:
     """The modules of ringcomm, and other top-level modules, that a module imports."""
     path = modules()[name]
@@ -357,7 +366,7 @@ def test_the_environment_is_read_in_one_place():
     readers = [
         name
         for name, path in modules().items()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
     ]
     assert set(readers) == {"environment"}
@@ -366,7 +375,7 @@ def test_the_environment_is_read_in_one_place():
 def test_the_library_does_not_print_exit_or_configure():
     programs = {"config", "newkey", "rendezvous.__main__"}
     for name, path in modules().items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if name not in programs and isinstance(node, ast.Call):
                 called = ast.unparse(node.func) if hasattr(ast, "unparse") else ""
                 assert called not in ("print", "exit", "sys.exit", "os._exit", "signal.signal"), name

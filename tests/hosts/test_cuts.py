@@ -158,6 +158,8 @@ def outcomes(able: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[D
         with ThreadPoolExecutor(AT_ONCE) as pool:
             running: Dict[Tuple[str, str], Any] = {case: pool.submit(run, *case) for case in CASES}
             yield running
+            for future in running.values():
+                future.cancel()
     finally:
         for lab in labs:
             lab.close()

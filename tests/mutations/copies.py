@@ -54,19 +54,24 @@ def collected(where: Path, paths: List[str]) -> Set[str]:
     return {line for line in listing.stdout.splitlines() if "::" in line}
 
 
-def run_tests(where: Path, arguments: List[str], limit_s: float) -> Outcome:
+def run_tests(where: Path, arguments: List[str], limit_s: float, keep_bytecode: bool = False) -> Outcome:
     """Run pytest in a copy until the first test fails.
 
     Args:
         where: the copy.
         arguments: which tests.
         limit_s: after so many seconds pytest and all that it has started are killed.
+        keep_bytecode: whether what is compiled stays there for later runs. Only while the copy is as it was
+            copied: the files still have the times of the originals then, and a changed one has another.
     """
+    environ = environ_for(where)
+    if keep_bytecode:
+        del environ["PYTHONDONTWRITEBYTECODE"]
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--timeout", "40", "-rfE"]
     process = subprocess.Popen(
         [*command, *arguments],
         cwd=where,
-        env=environ_for(where),
+        env=environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

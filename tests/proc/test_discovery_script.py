@@ -59,6 +59,7 @@ def test_no_fault_after_the_first_success_ends_the_job(tmp_path: Path) -> None:
         assert line.startswith("the discovery script failed; its last hosts remain: ") and part in line, line
 
 
+@pytest.mark.full
 def test_a_script_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     children = tmp_path / "children"
     path = script(tmp_path / "hosts", f"sleep 1000 & echo $! > {children}; wait")

@@ -63,7 +63,7 @@ def test_a_new_process_joins_without_delay_by_its_imports(tmp_path: Path) -> Non
     with ElasticJob("--min-np", "2", program=PROGRAM, STEPS="1", COUNT="1000", GO_ON=str(go_on)) as job:
         job.start(2)
         job.wait_for(lambda _, line: line.startswith("step"), 2)
-        (new,) = job.start(1, IMPORTS_S="2")
+        (new,) = job.start(1, IMPORTS_S="1")
         job.wait_for(lambda worker, line: worker is new and line.startswith("step number"))
         go_on.unlink()
         assert [worker.end() for worker in job.workers] == [0, 0, 0], job.output()
@@ -102,6 +102,7 @@ def test_below_the_least_size_the_job_waits_for_a_new_process() -> None:
         assert first.said("done") == job.workers[2].said("done"), job.output()
 
 
+@pytest.mark.full
 def test_one_process_can_go_on_alone() -> None:
     with ElasticJob("--min-np", "1", "--np", "2", program=PROGRAM, STEPS=STEPS, COUNT="10") as job:
         first, second = job.start(2)
@@ -112,6 +113,7 @@ def test_one_process_can_go_on_alone() -> None:
         assert job.rendezvous.wait(10) == 0
 
 
+@pytest.mark.full
 def test_too_few_processes_for_too_long_end_the_job() -> None:
     options = "--min-np", "2", "--elastic-timeout", "1"
     with ElasticJob(*options, program=PROGRAM, STEPS=STEPS, COUNT="10") as job:
@@ -123,6 +125,7 @@ def test_too_few_processes_for_too_long_end_the_job() -> None:
         assert job.rendezvous.wait(10) == 1
 
 
+@pytest.mark.full
 def test_a_wrong_key_disturbs_no_rank() -> None:
     with ElasticJob("--min-np", "2", program=PROGRAM, STEPS=STEPS, COUNT="10") as job:
         workers = job.start(2)

@@ -110,6 +110,7 @@ print("fine")
 """
 
 
+@pytest.mark.full
 def test_modules_of_horovods_launcher_exist(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     done = ringrun("--horovod", "-np", "1", "program.py", cwd=tmp_path)

@@ -47,6 +47,7 @@ def test_all_ranks_failing_ends_the_job_with_horovods_text(flags: tuple, name: s
     assert "Process name: localhost[" in done.err and "Exit code: 3" in done.err
 
 
+@pytest.mark.full
 def test_all_hosts_excluded_ends_the_job() -> None:
     done = ringrun(
         "--min-np", "2", "--drop", "host", "-H", "localhost:2,127.0.0.1:2",
@@ -134,6 +135,7 @@ def test_ctrl_c_ends_an_elastic_job_and_leaves_nothing() -> None:
 # ---- the control socket -------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_add_and_drop_reach_the_job_and_others_do_not(tmp_path: Path) -> None:
     job = Launched("--min-np", "1", "-H", "localhost:2", "sleep", "60", env=environment(tmp_path))
     try:

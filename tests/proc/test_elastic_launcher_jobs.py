@@ -82,6 +82,7 @@ def test_a_killed_rank_is_replaced_and_the_others_go_on_in_their_processes() -> 
     ("how", "cause"),
     [("exit", "exit code 3"), ("error", "uncaught ValueError: member 0 has a bug at step 5")],
 )
+@pytest.mark.full
 def test_rank_0_that_fails_is_replaced_like_any_other(how: str, cause: str) -> None:
     done = ringrun("-np", "2", "--min-np", "1", PROGRAM, env={"DIE": f"0:5:{how}", "UNTIL": "2"})
     assert done.process.returncode == 0, done.err
@@ -163,6 +164,7 @@ def test_hosts_are_added_and_dropped_from_another_terminal(tmp_path: Path, go_on
     assert endings(job.out) == 3
 
 
+@pytest.mark.full
 def test_the_reset_limit_ends_the_job() -> None:
     done = ringrun(
         "--horovod", "--drop", "slot", "-np", "3", "--min-np", "2", "--reset-limit", "0", PROGRAM,

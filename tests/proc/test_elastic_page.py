@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Dict
 
+import pytest
+
 from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched
 
 EXAMPLE = ROOT / "examples" / "elastic_numpy.py"
@@ -41,6 +43,7 @@ def test_the_example_learns_the_same_although_its_ranks_are_killed(tmp_path: Pat
     assert len(errors) >= 2 and len(set(errors)) == 1 and float(errors[0]) < 1e-6
 
 
+@pytest.mark.full
 def test_the_losses_do_not_depend_on_the_ranks(tmp_path: Path) -> None:
     """Fixed global batches in float64: one process alone, and ranks that are lost and that join."""
     program = str(ROOT / "tests" / "proc" / "programs" / "elastic_losses.py")

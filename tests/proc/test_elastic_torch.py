@@ -49,30 +49,29 @@ print(f"done batch={state.batch} total={total!r} moments={moments!r}")
 """
 
 
-@pytest.mark.parametrize("victim_rank", [0, 2])
 @pytest.mark.full
-def test_horovods_interface(victim_rank: int, tmp_path: Path) -> None:
+def test_horovods_interface(tmp_path: Path) -> None:
     go_on = tmp_path / "go on"
     go_on.touch()
     with ElasticJob("--min-np", "2", "--np", "3", program=HOROVOD, limit_s=400.0, GO_ON=str(go_on)) as job:
-        workers = job.start(3)
+        alive = job.start(3)
         job.wait_for(lambda _, line: line.startswith("step size=3"), 3)
-        victim = next(
-            item for item in workers if fields(item.said("epoch")[0])["rank"] == str(victim_rank)
-        )
-        victim.kill()
-        job.wait_for(lambda _, line: line.startswith("step size=2"), 2)
-        (new,) = job.start(1)
-        job.wait_for(lambda worker, line: worker is new and line.startswith("step size=3"))
+        for victim_rank in ("2", "0"):
+            (victim,) = [item for item in alive if fields(item.said("epoch")[-1])["rank"] == victim_rank]
+            victim.kill()
+            alive.remove(victim)
+            job.wait_for(lambda worker, line: line.startswith("step size=2"), 2)
+            (new,) = job.start(1)
+            alive.append(new)
+            job.wait_for(lambda _, line: line.startswith("step size=3"), 3)
         go_on.unlink()
-        alive = [item for item in job.workers if item is not victim]
         assert [item.end() for item in alive] == [0, 0, 0], job.output()
         done = {item.said("done")[0] for item in alive}
         assert len(done) == 1, job.output()
 
 
 GROUPS = """
-import time
+import os, time
 import torch
 import torch.distributed as dist
 import ringcomm as rc
@@ -93,38 +92,51 @@ def connect():
     optimizer.load_state_dict(state[2])
     return state[0], torch.nn.parallel.DistributedDataParallel(model)
 
+def goes_on():
+    more = torch.tensor([os.path.exists(os.environ["GO_ON"])])
+    dist.broadcast(more, 0)
+    return bool(more)
+
 step, ddp = connect()
-while step < 60:
+first = True
+while True:
     try:
+        if not goes_on():
+            break
         time.sleep(0.02)
         optimizer.zero_grad()
         ddp(torch.randn(8, 4) + dist.get_rank()).square().mean().backward()
         optimizer.step()
         step += 1
-        if step == 5:
-            print("step")
+        if first:
+            print(f"step size={dist.get_world_size()}")
+            first = False
     except Exception as error:
         print(f"lost {type(error).__name__}")
         if not isinstance(dist.group.WORLD.failure, rc.Recoverable):
             raise
         dist.destroy_process_group()
         step, ddp = connect()
+        first = True
 dist.barrier()
 print(f"done size={dist.get_world_size()} {[p.tolist() for p in model.parameters()]}")
 dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("victim_rank", [0, 1])
-def test_a_process_group_of_the_processes_that_are_alive(victim_rank: int) -> None:
-    with ElasticJob("--min-np", "2", "--np", "3", program=GROUPS, limit_s=400.0) as job:
-        workers = job.start(3)
-        job.wait_for(lambda _, line: line.startswith("step"), 3)
-        victim = next(
-            item for item in workers if fields(item.said("group")[0])["rank"] == str(victim_rank)
-        )
-        victim.kill()
-        alive = [item for item in workers if item is not victim]
+@pytest.mark.full
+def test_a_process_group_of_the_processes_that_are_alive(tmp_path: Path) -> None:
+    go_on = tmp_path / "go on"
+    go_on.touch()
+    with ElasticJob("--min-np", "2", "--np", "4", program=GROUPS, limit_s=400.0, GO_ON=str(go_on)) as job:
+        alive = job.start(4)
+        for victim_rank, size in (("1", 4), ("0", 3)):
+            job.wait_for(lambda _, line: line.startswith(f"step size={size}"), size)  # noqa: B023
+            (victim,) = [item for item in alive if fields(item.said("group")[-1])["rank"] == victim_rank]
+            victim.kill()
+            alive.remove(victim)
+        job.wait_for(lambda _, line: line.startswith("step size=2"), 2)
+        go_on.unlink()
         assert [item.end() for item in alive] == [0, 0], job.output()
         (done,) = {item.said("done")[0] for item in alive}
         assert done.startswith("done size=2"), job.output()

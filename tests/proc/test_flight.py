@@ -177,6 +177,7 @@ def test_the_files_give_the_same_again(folder: Path) -> None:
     assert none.process.returncode == 2 and "has no flight records" in none.err
 
 
+@pytest.mark.full
 def test_output_dir_takes_the_records(folder: Path) -> None:
     done = ringrun(
         "-np", "2", "--output-dir", "logs", "train.py", "raise", "calls", cwd=folder,
@@ -191,6 +192,7 @@ def test_a_program_without_ringcomm_leaves_no_records(tmp_path: Path) -> None:
     assert "diagnose" not in done.err and not list(done.records.iterdir())
 
 
+@pytest.mark.full
 def test_the_recorder_can_be_left_out(folder: Path) -> None:
     done = ringrun("-np", "2", "--flight-recorder", "0", "train.py", "raise", "calls", cwd=folder)
     assert "failed first" in done.err and "diagnose" not in done.err

@@ -38,7 +38,7 @@ if rc.rank() == 1:
     try:
         call()
     except KeyboardInterrupt:
-        time.sleep(5.0)  # it continues with other work, and all other ranks must have failed by then
+        time.sleep(2.5)  # it continues with other work, and all other ranks must have failed by then
     fails(lambda: rc.barrier())
 else:
     if rc.rank() == 0:
@@ -62,7 +62,7 @@ if rank == 1:
     try:
         call()
     except KeyboardInterrupt:
-        time.sleep(5.0)
+        time.sleep(2.5)
     fails(dist.barrier)
 else:
     if rank == 0:
@@ -96,10 +96,10 @@ if rank == 1:
     except KeyboardInterrupt:
         tensor[:] = 1000.0
         print("LEFT")
-    time.sleep(3.0)
+    time.sleep(2.0)
     fails(dist.barrier)
 else:
-    time.sleep(2.0)
+    time.sleep(1.0)
     def call():
         dist.all_reduce(tensor)
         print("GOT", tensor[0])
@@ -158,10 +158,10 @@ if rc.rank() == 0:
     except KeyboardInterrupt:
         values[:] = 1000.0  # what the others must not take for this rank's contribution
     print("LEFT")
-    time.sleep(3.0)
+    time.sleep(2.0)
     fails(lambda: rc.synchronize(rc.allreduce_async(values, name="next")))
 else:
-    time.sleep(2.0)  # so that rank 0 is interrupted before this rank submits
+    time.sleep(1.0)  # so that rank 0 is interrupted before this rank submits
     def call():
         print("GOT", rc.allreduce_async(values, op=rc.Sum, name="gradient").wait()[0])
     fails(call)
@@ -208,7 +208,7 @@ if rc.rank() == 1:
     except KeyboardInterrupt:
         print("LEFT")
     runner._run = run
-    time.sleep(2.0)
+    time.sleep(1.0)
     fails(lambda: rc.barrier())
 else:
     def call():

@@ -38,6 +38,7 @@ def started(runtime: str, *words: str) -> Launched:
     return job
 
 
+@pytest.mark.full
 def test_jobs_are_listed_and_one_is_ended(runtime: str) -> None:
     none = command(runtime, "ps")
     assert none.returncode == 0 and none.stdout.startswith("No job of yours")

@@ -48,6 +48,7 @@ def test_a_table_and_a_figure(program, kind):
     ElementTree.parse(program / "figure.svg")
 
 
+@pytest.mark.full
 def test_a_program_that_ends_too_early(program):
     done = ringrun("-np", "2", "--predict", "train.py", "async", "4", cwd=program)
     assert done.process.returncode == 1

@@ -43,6 +43,7 @@ def on_a_terminal(arguments: List[str]) -> str:
     return written.decode()
 
 
+@pytest.mark.full
 def test_a_terminal_has_one_line_for_all_bars() -> None:
     written = on_a_terminal(["-np", str(RANKS), sys.executable, "-c", PROGRAM])
     *rows, rest = written.split("\n")

@@ -36,6 +36,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.full
 def test_it_goes_on_from_the_checkpoint(folder: Path) -> None:
     done = ringrun("-np", "2", "--restarts", "3", "--output-dir", "logs", "train.py", "5", cwd=folder)
     assert done.process.returncode == 0, done.err
@@ -46,7 +47,6 @@ def test_it_goes_on_from_the_checkpoint(folder: Path) -> None:
     assert (folder / "logs" / "attempt.2" / "rank.0" / "stdout").read_text() == "attempt 2 from step 6\n"
 
 
-@pytest.mark.full
 def test_the_last_failure_is_the_jobs(folder: Path) -> None:
     done = ringrun("-np", "2", "--restarts", "1", "train.py", "5", cwd=folder)
     assert done.process.returncode == 5

@@ -54,6 +54,7 @@ def test_launcher_killed(stubborn: Launched) -> None:
     stubborn.finish()
 
 
+@pytest.mark.full
 def test_rank_killed(stubborn: Launched) -> None:
     began = time.monotonic()
     os.kill(ranks(stubborn)[0], signal.SIGKILL)
@@ -83,6 +84,7 @@ def test_guard_and_agent_killed_together(stubborn: Launched) -> None:
     assert left == []
 
 
+@pytest.mark.full
 def test_ctrl_c_once(stubborn: Launched) -> None:
     began = time.monotonic()
     stubborn.process.send_signal(signal.SIGINT)
@@ -103,6 +105,7 @@ def test_launcher_told_to_end(stubborn: Launched) -> None:
     ended_by(signal.SIGTERM, stubborn)
 
 
+@pytest.mark.full
 def test_launcher_whose_terminal_is_closed(stubborn: Launched) -> None:
     ended_by(signal.SIGHUP, stubborn)
 
@@ -135,16 +138,17 @@ def test_what_a_rank_leaves_behind_is_ended() -> None:
     assert time.monotonic() - began < WITHIN_S
 
 
-def test_a_rank_that_ended_leaves_nothing_while_others_go_on() -> None:
-    launched = Launched(
-        "-np", "2", "sh", "-c", "[ ${RINGCOMM_SLOT#*:} = 1 ] && exec sleep 3; sleep 1001 & exit 0"
-    )
-    launched.find("sleep 3", 1)
-    until = time.monotonic() + 2.0
-    while any("1001" in line for line in launched.others().values()) and time.monotonic() < until:
+def test_a_rank_that_ended_leaves_nothing_while_others_go_on(tmp_path: Path) -> None:
+    waits = "touch waits && until [ -e enough ]; do sleep 0.1; done && exit 0"
+    program = f"[ ${{RINGCOMM_SLOT#*:}} = 1 ] && {waits}; sleep 1001 & touch ends; exit 0"
+    launched = Launched("-np", "2", "sh", "-c", program, cwd=tmp_path)
+    wait_for_files([tmp_path / "waits", tmp_path / "ends"])
+    until = time.monotonic() + WITHIN_S
+    while "sleep 1001" in launched.others().values() and time.monotonic() < until:
         time.sleep(0.02)
-    assert not [line for line in launched.others().values() if "1001" in line]
+    assert "sleep 1001" not in launched.others().values()
     assert launched.process.poll() is None
+    (tmp_path / "enough").touch()
     assert launched.finish() == 0
 
 
@@ -156,6 +160,7 @@ def test_others_get_two_seconds_to_end_by_themselves(tmp_path: Path) -> None:
     assert "rank 1 on localhost failed first: exit code 3" in launched.err
 
 
+@pytest.mark.full
 def test_stopped_ranks_are_ended_too(stubborn: Launched) -> None:
     for pid in ranks(stubborn):
         os.kill(pid, signal.SIGSTOP)

@@ -165,6 +165,7 @@ def test_ssh_client_killed(sshd: Sshd) -> None:
     assert "Rank 0 stopped because of it." in launched.err
 
 
+@pytest.mark.full
 def test_remote_rank_killed(sshd: Sshd) -> None:
     launched = start(
         sshd,
@@ -195,6 +196,7 @@ def test_ctrl_c_reaches_remote_ranks(sshd: Sshd) -> None:
     assert "[jetson1:1] asked" in launched.out and "[localhost:0] asked" in launched.out
 
 
+@pytest.mark.full
 def test_parallel_logins_that_sshd_drops_are_tried_again(sshd: Sshd) -> None:
     # MaxStartups 1:100:1 lets one login at a time be under way.
     for _ in range(2):
@@ -323,6 +325,7 @@ def test_no_ssh_program() -> None:
     assert "/nowhere/ssh" in launched.err and "--ssh" in launched.err
 
 
+@pytest.mark.full
 def test_nothing_secret_in_remote_command_lines(sshd: Sshd) -> None:
     launched = Launched(
         *sshd.options, "-H", "jetson1", "-x", MARK, "-x", "TOKEN", "sh", "-c",

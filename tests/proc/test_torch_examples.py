@@ -39,7 +39,7 @@ def output(ranks: int, example: str, *options: str) -> str:
     return job.out
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_digits_are_learned(ranks: int) -> None:
     text = output(ranks, "torch_mnist")
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", text)]
@@ -73,7 +73,7 @@ def test_mnists_own_files(tmp_path: Path) -> None:
     assert "have reached" in output(1, "torch_mnist", "--epochs", "1", "--data", str(tmp_path))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_images_per_second(ranks: int) -> None:
     quick = ("--model", "small", "--image-size", "16", "--num-iters", "2", "--num-batches-per-iter", "2")
     text = output(ranks, "torch_synthetic_benchmark", *quick)

@@ -106,6 +106,7 @@ def test_the_slow_rank_is_marked_in_the_table_and_in_the_report(program: Path, w
     assert "Steps per second" in page
 
 
+@pytest.mark.full
 def test_q_leaves_the_view_and_the_job_goes_on(program: Path) -> None:
     typed: List[bytes] = []
 
@@ -122,6 +123,7 @@ def test_q_leaves_the_view_and_the_job_goes_on(program: Path) -> None:
     assert "ringrun:   rank  host" not in written
 
 
+@pytest.mark.full
 def test_without_a_terminal_there_are_lines_and_an_endpoint(program: Path) -> None:
     job = Launched(
         "-np", "3", "--oversubscribe", "--watch", "--metrics-port", "0", "train.py", "direct", cwd=program

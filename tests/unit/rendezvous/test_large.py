@@ -39,6 +39,7 @@ MORE = 1.15
 # ---- how much it is --------------------------------------------------------------------------
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 def test_bytes_messages_and_calls_grow_with_the_ranks_only(layout):
     small, large = (started(*LAYOUTS[layout](size), counts_calls=True) for size in (64, 256))
