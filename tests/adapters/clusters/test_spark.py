@@ -89,7 +89,7 @@ def context(monkeypatch: pytest.MonkeyPatch) -> Any:
     def refuse(*arguments: Any, **options: Any) -> None:
         raise OSError("the cluster has gone\nsee its log")
 
-    found = SimpleNamespace(defaultParallelism=1, setJobGroup=refuse, cancelJobGroup=refuse)
+    found = SimpleNamespace(defaultParallelism=1, setJobGroup=refuse, cancelJobGroup=lambda group: None)
     monkeypatch.setattr(pyspark.SparkContext, "_active_spark_context", found)
     return found
 
