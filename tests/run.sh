@@ -256,7 +256,18 @@ stage_engines() { # Ray, Dask and Spark, each as a real cluster on this machine
 stage_coverage() { # every module by the tests that the table names for it; only with --only coverage
     [ ${#only[@]} -gt 0 ] || return 0
     quietly "$python" tests/check_coverage.py
-    [ ! -e .venv-test-tf/made-from ] || quietly .venv-test-tf/bin/python tests/check_coverage.py tensorflow keras jax
+    coverage_in .venv-test-tf tensorflow keras jax
+    coverage_in .venv-test-mxnet ringcomm/mxnet
+    coverage_in .venv-test-engines ringcomm/ray/ ringcomm/dask ringcomm/spark
+}
+
+coverage_in() { # ENVIRONMENT PART ...: measure these modules, if the environment is made
+    [ -e "$1/made-from" ] || return 0
+    if "$1/bin/python" -c 'import coverage' 2>/dev/null; then
+        quietly "$1/bin/python" tests/check_coverage.py "${@:2}"
+    else
+        echo "not measured in $1: there is no package coverage for its Python"
+    fi
 }
 
 stage_docs() {

@@ -362,10 +362,6 @@ class SparseBucket(Bucket):
         handle, self.handle = self.handle, None
         self.parameters[0].grad = handles.synchronize(handle)
 
-    def without(self, parameter: torch.Tensor) -> Optional[Bucket]:
-        """Always None: there is no other member."""
-        return None
-
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor:
     assert parameter.grad is not None

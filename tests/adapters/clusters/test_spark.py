@@ -5,10 +5,15 @@ from __future__ import annotations
 import inspect
 import os
 import shutil
-from typing import Any, Dict
+from types import SimpleNamespace
+from typing import Any, Callable, Dict, List
 
 import pytest
 
+import ringcomm as rc
+from ringcomm._adapter.placed import Ticket
+from ringcomm.errors import ConfigError, RemoteError
+from ringcomm.results import unpack
 from tests.adapters.clusters.programs_run import ROOT, check_ranks, facts_of, run_program
 
 pytest.importorskip("pyspark")
@@ -74,3 +79,54 @@ def test_the_example_trains(tmp_path) -> None:
     need_java()
     output = run_program([str(ROOT / "examples" / "spark_digits.py")], tmp_path)
     assert "2 ranks, the same weights on all; accuracy 0.9" in output
+
+
+@pytest.fixture
+def context(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A context of Spark on which no job can be started, as the active one."""
+    import pyspark
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise OSError("the cluster has gone\nsee its log")
+
+    found = SimpleNamespace(defaultParallelism=1, setJobGroup=refuse, cancelJobGroup=lambda group: None)
+    monkeypatch.setattr(pyspark.SparkContext, "_active_spark_context", found)
+    return found
+
+
+def test_when_spark_gives_up_that_is_the_error(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ringcomm.spark
+
+    monkeypatch.setattr(ringcomm.spark, "ARRIVE_S", 0.0)
+    with pytest.raises(RemoteError, match="Spark could not run the tasks. the cluster has gone$") as caught:
+        ringcomm.spark.run(print, verbose=0, nics=["lo"])
+    assert isinstance(caught.value.__cause__, OSError)
+    with pytest.raises(ConfigError, match="num_proc=0: at least one process"):
+        ringcomm.spark.run(print, num_proc=0)
+
+
+def test_the_task_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rank comes from the hosts of all tasks; variables are set for its time only."""
+    import pyspark
+
+    from ringcomm.spark import _task
+
+    infos = [SimpleNamespace(address=address) for address in ("b:1", "a:1", "b:2")]
+    present = SimpleNamespace(partitionId=lambda: 2, getTaskInfos=lambda: infos)
+    monkeypatch.setattr(pyspark.BarrierTaskContext, "get", lambda: present)
+    tickets = [Ticket("job", rank, 1, 0, {"RINGCOMM_SIZE": "1"}) for rank in range(3)]
+
+    def see(factor: float) -> List[Any]:
+        rc.init()
+        return [os.environ["COLOUR_OF_RANK"], factor * rc.size()]
+
+    task: Callable[..., Any] = _task(tickets, see, (2.0,), {}, {"COLOUR_OF_RANK": "blue"})
+    ((rank, data),) = task(iter(()))
+    assert rank == 1 and unpack(data)["value"] == ["blue", 2.0]
+    assert "COLOUR_OF_RANK" not in os.environ
+
+
+def test_tasks_of_a_host_have_successive_ranks() -> None:
+    from ringcomm.spark import rank_of
+
+    assert [rank_of(number, ["b", "a", "b", "c", "a"]) for number in range(5)] == [0, 2, 1, 4, 3]

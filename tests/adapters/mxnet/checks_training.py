@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import tempfile
 import warnings
 from pathlib import Path
@@ -263,6 +264,23 @@ def check_optimizers_keep_their_interface() -> None:
     state = precise.create_state_multi_precision(0, half)
     precise.update_multi_precision([0], [half], [mx.nd.ones((2,), dtype="float16")], [state])
     assert half.asnumpy().tolist() == [-1, -1]
+
+
+def check_optimizers_are_pickled_with_their_process_set() -> None:
+    members = hvd.add_process_set([0]) if hvd.size() > 1 else hvd.global_process_set
+    optimizer = hvd.DistributedOptimizer(
+        mx.optimizer.SGD(learning_rate=0.5), gradient_predivide_factor=2.0, process_set=members
+    )
+    loaded = pickle.loads(pickle.dumps(optimizer))
+    factor, _, found = loaded._options
+    assert (loaded.learning_rate, factor, found.ranks) == (0.5, 2.0, members.ranks)
+    assert found.process_set_id == members.process_set_id
+    weight = mx.nd.zeros((2,))
+    loaded.update(0, weight, mx.nd.ones((2,)) * (hvd.rank() + 1), loaded.create_state(0, weight))
+    assert weight.asnumpy().tolist() == [-0.5 * (hvd.rank() + 1)] * 2
+    raises(AttributeError, lambda: type(optimizer).__new__(type(optimizer)).lr, "_optimizer")
+    if hvd.size() > 1:
+        hvd.remove_process_set(members)
 
 
 def check_states_are_saved_and_loaded() -> None:

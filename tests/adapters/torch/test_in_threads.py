@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -161,3 +164,115 @@ def test_a_tensor_of_another_device_is_staged(monkeypatch):
     elsewhere = torch.ones(2, device="meta")
     assert [tensors.on_host(elsewhere), tensors._copy(elsewhere)] == ["on the host"] * 2
     assert staged == ["meta"] * 2
+
+
+class TestStateOfAnOptimizer:
+    def test_parameter_groups_of_other_sizes_are_refused(self, ranks):
+        def run(context):
+            weights = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+            first = 1 if context.rank else 2
+            groups = [{"params": weights[:first]}, {"params": weights[first:]}]
+            optimizer = torch.optim.SGD(groups, lr=0.1)
+            refused = pytest.raises(ConfigError, match="parameter groups of other sizes")
+            with refused if context.rank else nullcontext():
+                hvd.broadcast_optimizer_state(optimizer, 0)
+
+        ranks(run)
+
+    def test_another_number_of_parameter_groups_is_refused_by_pytorch(self, ranks):
+        def run(context):
+            weights = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+            groups = [{"params": weights}] if context.rank else [{"params": item} for item in weights]
+            optimizer = torch.optim.SGD(groups, lr=0.1)
+            refused = pytest.raises(ValueError, match="different number of parameter groups")
+            with refused if context.rank else nullcontext():
+                hvd.broadcast_optimizer_state(optimizer, 0)
+
+        ranks(run)
+
+    def test_an_optimizer_with_a_state_of_its_own_kind_loads_it_itself(self, ranks):
+        class Counting(torch.optim.SGD):
+            steps = 0
+
+            def state_dict(self):
+                return {**super().state_dict(), "steps": self.steps}
+
+            def load_state_dict(self, state):
+                self.steps = state.pop("steps")
+                super().load_state_dict(state)
+
+        def run(context):
+            optimizer = Counting([nn.Parameter(torch.ones(2))], lr=0.1 * (context.rank + 1), momentum=0.9)
+            optimizer.steps = 7 + context.rank
+            hvd.broadcast_optimizer_state(optimizer, 0)
+            return optimizer.steps, optimizer.param_groups[0]["lr"]
+
+        assert ranks(run) == [(7, 0.1)] * SIZE
+
+
+class TestBuckets:
+    def test_what_was_lost_before_a_dropped_reduction_is_dropped_too(self, ranks):
+        """Codes with errors that are fed back: the next step has none of the error of what was dropped."""
+
+        def run(context):
+            weight = nn.Parameter(torch.zeros(80, 70))
+            optimizer = optimizer_of([weight], compression=hvd.Compression.int8)
+            (weight * matrix(context.rank, 1) * 1e4).sum().backward()
+            optimizer.load_state_dict(optimizer.state_dict())
+            hvd.barrier()  # by name: behind what is in progress
+            optimizer.zero_grad()
+            (weight * (context.rank + 1.0)).sum().backward()
+            optimizer.step()
+            return weight.grad.clone()
+
+        for mean in ranks(run):
+            torch.testing.assert_close(mean, torch.full((80, 70), 1.5), rtol=1e-3, atol=1e-3)
+
+    def test_a_rank_that_does_not_use_a_sparse_table_contributes_no_rows(self, ranks):
+        def run(context):
+            torch.manual_seed(1)
+            table, weight = nn.Embedding(6, 2, sparse=True), nn.Parameter(torch.zeros(2))
+            optimizer = optimizer_of([table.weight, weight])
+            for step in range(2):
+                optimizer.zero_grad()
+                loss = (weight * 1.0).sum()
+                if step == 0 or context.rank == 0:
+                    loss = loss + table(torch.tensor([context.rank])).sum()
+                loss.backward()
+                optimizer.step()
+            return table.weight.grad.to_dense()[:, 0].tolist()
+
+        assert ranks(run) == [[0.5, 0.0, 0.0, 0.0, 0.0, 0.0]] * SIZE
+
+    def test_gradients_are_the_programs_own_when_the_optimizer_is_gone(self, ranks):
+        def run(context):
+            weight = nn.Parameter(torch.zeros(3))
+            optimizer = optimizer_of([weight])
+            gone = weakref.ref(optimizer._reducer)
+            del optimizer
+            assert gone() is None
+            (weight * (context.rank + 1.0)).sum().backward()
+            return weight.grad.tolist()
+
+        assert ranks(run) == [[1.0] * 3, [2.0] * 3]
+
+    def test_what_is_thawed_is_reduced_without_hooks_too(self, ranks):
+        """The optimizer was wrapped a second time, so the first one reduces in its step only."""
+
+        def run(context):
+            weights = [nn.Parameter(torch.zeros(3)) for _ in range(2)]
+            weights[1].requires_grad_(False)
+            plain = torch.optim.SGD(weights, lr=0.0)
+            named = [("w0", weights[0]), ("w1", weights[1])]
+            first = hvd.DistributedOptimizer(plain, named)
+            second = hvd.DistributedOptimizer(torch.optim.SGD(weights[:1], lr=0.0), named[:1])
+            assert not first._reducer._hooks and second._reducer._hooks
+            weights[1].requires_grad_(True)
+            sum((weight * (context.rank + 1.0)).sum() for weight in weights).backward()
+            second.synchronize()
+            found = weights[0].grad.tolist()
+            weights[0].grad = None
+            first.step()
+            return found, weights[1].grad.tolist(), first._reducer._hooks
+
+        assert ranks(run) == [([1.5] * 3, [1.5] * 3, [])] * SIZE

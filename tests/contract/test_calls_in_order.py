@@ -1,0 +1,183 @@
+"""Collectives of programs that run in order, as calls in order, between ranks that are threads."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import ringcomm as rc
+from ringcomm._adapter import calls_in_order
+from ringcomm._adapter.calls_in_order import can_be_in_order, is_inside, overwrite, run
+from ringcomm._adapter.causes import cause_of
+from ringcomm._adapter.compressed import CompressedAllreduce
+from ringcomm._adapter.compression import Compression
+from ringcomm._adapter.gradients import Reduction
+from ringcomm._adapter.graph_callbacks import (
+    Allgather,
+    Allreduce,
+    Alltoall,
+    Barrier,
+    Broadcast,
+    Reducescatter,
+    average,
+)
+from ringcomm.balance.step_weight import StepWeight
+from ringcomm.collective.call_sites import this_site
+from ringcomm.engine.packing import FusionBuffer
+from ringcomm.ops import ReduceOp
+from ringcomm.process_set import global_process_set
+from ringcomm.testing.cluster import run_ranks
+
+EVERY = global_process_set
+SUM = average(EVERY, ReduceOp.SUM)
+
+
+class BufferPerThread(threading.local):
+    """Memory of a rank's own: one process is one rank, and these ranks are threads."""
+
+    def __init__(self):
+        self.items = FusionBuffer().items
+
+
+@pytest.fixture
+def ranks(as_default, monkeypatch):
+    """Runs a function of the context on two ranks; the results in rank order."""
+    monkeypatch.setattr(calls_in_order, "_packed", BufferPerThread())
+
+    def start(function):
+        def work(context):
+            as_default(context)
+            return function(context)
+
+        return run_ranks(2, work)
+
+    return start
+
+
+def lists(arrays):
+    return [array.tolist() for array in arrays]
+
+
+def test_only_operations_of_all_ranks_without_names_and_weights_are_calls_in_order(ranks):
+    def work(context):
+        some = rc.add_process_set([0])
+        found = []
+        for members in (EVERY, some):
+            operations = [
+                Allreduce(average(members)), Reducescatter(average(members)), Allgather(members),
+                Broadcast(0, members), Alltoall(members), Barrier(members),
+            ]  # fmt: skip
+            found.append({can_be_in_order(item) for item in operations})
+            found.append({can_be_in_order(item._replace(name="a")) for item in operations})
+        weighted = average(EVERY)._replace(weight=StepWeight())
+        others = [
+            Allreduce(weighted), Allreduce(SUM, inputs=2, has_weight=True),
+            CompressedAllreduce(SUM, None, 1, Compression.int8),
+        ]  # fmt: skip
+        return [*found, {can_be_in_order(item) for item in others}]
+
+    assert ranks(work) == [[{True}, {False}, {False}, {False}, {False}]] * 2
+
+
+def test_all_kinds_of_operations(ranks):
+    def work(context):
+        rank, site = context.rank, this_site()
+        given = [np.array([rank, 1.0]), np.array([3 + rank]), np.array([[2.0 * rank]])]
+        scaled = Reduction(ReduceOp.SUM, 0.5, 4.0, EVERY)
+        found = {
+            "reduced": run(Allreduce(scaled, inputs=3), given, site),
+            "copied": run(Broadcast(1, EVERY, inputs=2), given[:2], site),
+            "scattered": run(Reducescatter(SUM), [np.arange(4.0)], site),
+            "gathered": run(Allgather(EVERY), [np.full(rank + 1, rank)], site),
+            "both gathered": run(Allgather(EVERY, inputs=2), [given[0], given[2]], site),
+            "exchanged": run(Alltoall(EVERY), [np.array([rank, rank + 10]), np.zeros(0, np.int32)], site),
+            "split": run(Alltoall(EVERY), [np.arange(3) + 10 * rank, np.array([rank + 1, 2 - rank])], site),
+            "barrier": run(Barrier(EVERY), [], site),
+        }
+        assert lists(given) == [[rank, 1.0], [3 + rank], [[2.0 * rank]]], "inputs are not changed"
+        assert found["split"][1].dtype == np.int32
+        return {name: lists(arrays) for name, arrays in found.items()}
+
+    for rank, found in enumerate(ranks(work)):
+        assert found == {
+            "reduced": [[2.0, 4.0], [12], [[4.0]]],
+            "copied": [[1.0, 1.0], [4]],
+            "scattered": [[[0.0, 2.0], [4.0, 6.0]][rank]],
+            "gathered": [[0, 1, 1]],
+            "both gathered": [[0.0, 1.0, 1.0, 1.0], [[0.0], [2.0]]],
+            "exchanged": [[[0, 1], [10, 11]][rank], [1, 1]],
+            "split": [[[0, 10, 11], [1, 2, 12]][rank], [[1, 2], [2, 1]][rank]],
+            "barrier": [],
+        }
+
+
+def test_several_reducescatters_are_one_group(ranks):
+    def work(context):
+        arrays = [np.arange(2.0), np.array([[1.0, 2.0], [3.0, 4.0]])]
+        return lists(run(Reducescatter(SUM, inputs=2), arrays, this_site()))
+
+    assert ranks(work) == [[[0.0], [[2.0, 4.0]]], [[2.0], [[6.0, 8.0]]]]
+
+
+def test_arrays_are_overwritten_and_the_thread_is_inside_meanwhile(ranks):
+    def work(context):
+        inside = []
+        context._runner.before_call = lambda: inside.append(is_inside())
+        arrays = [np.array([[1.0, context.rank]]), np.array([5.0])]
+        overwrite(Allreduce(SUM, inputs=2), arrays, this_site())
+        overwrite(Broadcast(1, EVERY), arrays[1:], this_site())
+        assert inside and all(inside) and not is_inside()
+        return lists(arrays)
+
+    assert ranks(work) == [[[[2.0, 1.0]], [10.0]]] * 2
+
+
+def test_adasum_is_of_each_array_by_itself(ranks):
+    """Of equal gradients it is the average, of orthogonal ones the sum; of both in one it is neither."""
+
+    def work(context):
+        arrays = [np.array([3.0, 4.0]), np.array([2.0, 0.0] if context.rank else [0.0, 2.0])]
+        overwrite(Allreduce(average(EVERY, ReduceOp.ADASUM), inputs=2), arrays, this_site())
+        return lists(arrays)
+
+    for equal, orthogonal in ranks(work):
+        np.testing.assert_allclose(equal, [3.0, 4.0])
+        np.testing.assert_allclose(orthogonal, [2.0, 2.0])
+
+
+def test_groups_that_differ_are_errors_of_all_ranks_and_of_every_later_call(ranks):
+    def work(context):
+        sizes = [6, 4] if context.rank else [5, 5]
+        arrays = [np.ones(size) for size in sizes]
+        with pytest.raises(rc.MismatchError, match=r"2 arrays: \(\d,\), \(\d,\)") as caught:
+            overwrite(Allreduce(SUM, inputs=2), arrays, this_site())
+        quoted = RuntimeError(f"the program has failed: {caught.value}")
+        assert cause_of(quoted) is caught.value
+        with pytest.raises(rc.MismatchError) as later:
+            run(Barrier(EVERY), [], this_site())
+        assert later.value is not caught.value and not is_inside()
+        return str(later.value) == str(caught.value)
+
+    assert ranks(work) == [True, True]
+
+
+def test_large_groups_that_differ_in_a_shape_that_is_not_shown_are_errors(ranks):
+    def work(context):
+        last = [(2, 3), (3, 2)] if context.rank else [(3, 2), (2, 3)]
+        arrays = [np.ones(shape) for shape in [(1,)] * 16 + last]
+        with pytest.raises(rc.MismatchError, match=r"18 arrays: \(1,\), .*, \.\.\. \([0-9a-f]+\)"):
+            overwrite(Allreduce(SUM, inputs=18), arrays, this_site())
+
+    ranks(work)
+
+
+def test_arguments_that_cannot_work_are_reported_and_do_not_end_the_job(ranks):
+    def work(context):
+        with pytest.raises(ValueError, match="splits") as caught:
+            run(Alltoall(EVERY), [np.ones(3), np.array([1, 1])], this_site())
+        assert cause_of(RuntimeError(f"the program has failed: {caught.value}")) is caught.value
+        return lists(run(Allreduce(SUM), [np.ones(1)], this_site()))
+
+    assert ranks(work) == [[[2.0]]] * 2
