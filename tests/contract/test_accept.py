@@ -239,6 +239,24 @@ def test_out_of_descriptors_it_does_not_spin(reactor, monkeypatch):
     door.close()
 
 
+def test_a_look_waits_for_nothing(reactor, monkeypatch):
+    """The thread that looks has other connections to serve, and an alarm may come when nothing is there."""
+    door = Door(reactor)
+    selector, limits = door.acceptor._selector, []
+    select = selector.select
+
+    def noted(timeout=None):
+        limits.append(timeout)
+        return select(0)
+
+    monkeypatch.setattr(selector, "select", noted)
+    with socket.create_connection(door.address) as visitor:
+        visitor.sendall(b"not a greeting" * 10)
+        door.turn_until(lambda: door.refused)
+    door.close()
+    assert limits and set(limits) == {0}
+
+
 def test_closing_while_it_looks_away(reactor):
     """The alarm for the next look comes when everything is closed."""
     door = Door(reactor, allowance=TokenBucket(10.0, 0.0))

@@ -87,6 +87,7 @@ def test_output_comes_in_frames_until_its_end(agent: Agent) -> None:
     os.close(writer)
     agent.turn()
     assert not agent.output.pipes and not agent.output.read(reader)
+    assert reader not in agent.selector.get_map(), "another pipe may have its number soon"
     with pytest.raises(OSError):
         os.fstat(reader)
 

@@ -93,6 +93,13 @@ def test_a_job_without_changes(job: Callable[..., Running], folder: Path) -> Non
     assert "ringrun: 2 ranks\n" in running.console.text, "the table of links"
 
 
+def test_a_job_that_was_to_measure_and_has_not_fails(job: Callable[..., Running], folder: Path) -> None:
+    running = job(STAYS, settings={"advise": True})
+    running.server.react = enough(folder, 1)
+    outcome = running.run()
+    assert (outcome.reason, outcome.exit_code) == ("done", 1)
+
+
 def test_a_process_that_fails_is_started_again(job: Callable[..., Running], folder: Path) -> None:
     running = job(f"[ $RINGCOMM_MEMBER = 0 ] && exit 3; {WAIT}")
     running.server.react = enough(folder, 2)

@@ -249,6 +249,15 @@ def test_where_another_message_comes_first_the_rendezvous_is_asked_for_the_list(
     assert item.named == [wanted["members"]]
 
 
+def test_the_first_rank_of_a_host_needs_only_the_list_of_the_rank_that_passes_it_on(reactor, far, start):
+    there, wanted = far(), listing(1, 1)
+    item = start(1, wanted, [from_rank(0, there.offer())])
+    turn_until(reactor, lambda: there.came)
+    there.say(echo(0), wanted)
+    turn_until(reactor, there.is_left)
+    assert item.named == [wanted["members"]]
+
+
 def test_inside_a_host_the_rank_that_passes_nothing_on_is_reported_when_the_list_comes(
     reactor, start, refusing
 ):

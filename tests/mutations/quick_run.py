@@ -6,6 +6,7 @@ Code that runs in processes which a test has started counts for that test, unles
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -32,9 +33,7 @@ context = ${{PYTEST_CURRENT_TEST-}}
 source =
     {where}/ringcomm
     {where}/launcher/ringrun
-patch =
-    subprocess
-    _exit
+patch = _exit
 disable_warnings = no-data-collected,module-not-measured,module-not-imported
 """
 
@@ -156,4 +155,11 @@ class _Contexts:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Called by pytest, which loads this module as a plugin."""
+    from coverage import Coverage
+
+    current = Coverage.current()
+    assert current is not None
+    # With it a file that coverage.py has installed starts it in other processes. Its own way (patch =
+    # subprocess) gives them this process' context, not that of the test.
+    os.environ["COVERAGE_PROCESS_START"] = str(current.config.config_file)
     config.pluginmanager.register(_Contexts())

@@ -176,6 +176,13 @@ def test_a_member_that_has_left_cannot_leave_again():
     assert job.members() == (0,) and not job.all("lost") and len(job.told[0]) > sent
 
 
+def test_the_others_learn_of_a_member_that_leaves_because_of_an_error():
+    job = Job(launched=True).start(3)
+    job.leave(1, ok=False)
+    assert [job.last(other)["type"] for other in (0, 2)] == ["abort", "abort"]
+    assert job.last(0)["rank"] == 1
+
+
 def test_a_new_process_that_is_excluded_ends_at_once():
     job = ElasticJob(launched=True).start(1)
     job.expect(1)
