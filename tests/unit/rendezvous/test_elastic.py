@@ -177,7 +177,7 @@ def test_a_member_that_has_left_cannot_leave_again():
 
 
 def test_the_others_learn_of_a_member_that_leaves_because_of_an_error():
-    job = Job(launched=True).start(3)
+    job = ElasticJob(launched=True).start(3)
     job.leave(1, ok=False)
     assert [job.last(other)["type"] for other in (0, 2)] == ["abort", "abort"]
     assert job.last(0)["rank"] == 1
