@@ -7,7 +7,7 @@ import tempfile
 import threading
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Callable, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List
 
 import pytest
 
@@ -15,6 +15,7 @@ from ringcomm import api
 from ringcomm.context import Context
 from ringcomm.rendezvous import links
 from ringcomm.transport.connect import listen
+from ringcomm.transport.kinds import LOOPBACK
 from ringcomm.transport.reactor import Reactor
 from ringrun.reach import doors
 from tests.contract.service import Service, eventually, opened, remains
@@ -61,6 +62,15 @@ def reactor(no_leaks: None) -> Iterator[Reactor]:
     reactor = Reactor()
     yield reactor
     reactor.close()
+
+
+@pytest.fixture
+def refusing() -> Iterator[Dict[str, Any]]:
+    """An address at which no connection is accepted, as a rank would offer it."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address, port = taken.getsockname()
+        yield {"address": address, "port": port, "iface": "lo", "kind": LOOPBACK}
 
 
 @pytest.fixture

@@ -45,14 +45,6 @@ def joining(fake):
         fake.close()
 
 
-@pytest.fixture
-def refusing():
-    """Where no connection is accepted."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield taken.getsockname()
-
-
 def refuse(fake, future):
     fake.send(REFUSED)
     with pytest.raises(RefusedError, match="The rendezvous refused this process: it came too late"):
@@ -219,33 +211,39 @@ def test_a_rendezvous_that_never_answers(fake, joining, monkeypatch):
 # ---- an address that may change --------------------------------------------------------------
 
 
+@pytest.fixture
+def nowhere(refusing):
+    """Where no connection is accepted."""
+    return refusing["address"], refusing["port"]
+
+
 def membership_at(where, key=b"k" * 32, **more):
     return Membership(2, (where,), key, "job", **more)
 
 
-def test_a_rank_learns_that_the_rendezvous_is_somewhere_else_now(no_leaks, refusing):
+def test_a_rank_learns_that_the_rendezvous_is_somewhere_else_now(no_leaks, nowhere):
     watched = Watched(lambda: True, 60.0)
     with pytest.raises(Moved, match="another address now"):
-        join(membership_at(refusing), SETTINGS, watched=watched)
+        join(membership_at(nowhere), SETTINGS, watched=watched)
 
 
-def test_an_address_that_does_not_change_is_given_up_after_a_while(no_leaks, refusing):
+def test_an_address_that_does_not_change_is_given_up_after_a_while(no_leaks, nowhere):
     looked = []
     watched = Watched(lambda: bool(looked.append(1)), 1.0, hint=" Is the store an old one?")
     settings = replace(SETTINGS, iface="lo")
     with pytest.raises(StartTimeoutError, match="No answer from the rendezvous") as caught:
-        join(membership_at(refusing, slot=Slot(0, 0)), settings, watched=watched)
+        join(membership_at(nowhere, slot=Slot(0, 0)), settings, watched=watched)
     assert "connection refused" in str(caught.value) and "--iface lo (RINGCOMM_IFACE)" in str(caught.value)
     assert str(caught.value).endswith(" Is the store an old one?")
     assert len(looked) > 1, "it has tried again"
 
 
 def test_a_launcher_serves_before_it_starts_ranks_so_a_refusal_is_not_waited_out(
-    no_leaks, refusing, monkeypatch
+    no_leaks, nowhere, monkeypatch
 ):
     monkeypatch.setattr(client, "_PATIENCE_S", 0.0)
     with pytest.raises(StartTimeoutError, match="(?s)No answer from the rendezvous.*connection refused"):
-        join(membership_at(refusing, slot=Slot(0, 0)), SETTINGS)
+        join(membership_at(nowhere, slot=Slot(0, 0)), SETTINGS)
 
 
 def test_a_rendezvous_of_another_job_may_be_about_to_be_replaced(service):

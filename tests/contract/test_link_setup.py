@@ -114,15 +114,6 @@ def network(no_leaks):
     network.close()
 
 
-@pytest.fixture
-def refusing():
-    """An address at which no connection is accepted."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        address, port = taken.getsockname()
-        yield {"address": address, "port": port, "iface": "lo", "kind": LOOPBACK}
-
-
 def echo(rank):
     return {"type": "echo", "rank": rank}
 

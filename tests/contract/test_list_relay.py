@@ -69,15 +69,6 @@ def far(reactor):
 
 
 @pytest.fixture
-def refusing():
-    """An address at which no connection is accepted."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        address, port = taken.getsockname()
-        yield {"address": address, "port": port, "iface": "lo", "kind": LOOPBACK}
-
-
-@pytest.fixture
 def source(reactor):
     """`source(*offers)`: dials rank 1 at these addresses; it has `received` and `ended`."""
     made = []

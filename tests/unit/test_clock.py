@@ -11,19 +11,6 @@ import pytest
 from ringcomm.clock import Deadline, Idleness, StepClock, Stopwatch
 
 
-class ManualClock:
-    def __init__(self):
-        self.now_s = 100.0
-
-    def __call__(self):
-        return self.now_s
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
-
-
 def test_counts_down_and_expires(clock):
     deadline = Deadline(5.0, clock)
     assert (deadline.remaining_s(), deadline.elapsed_s(), deadline.expired()) == (5.0, 0.0, False)

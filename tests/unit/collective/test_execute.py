@@ -9,7 +9,7 @@ from ringcomm.collective.drive import run
 from ringcomm.collective.execute import Execution
 from ringcomm.collective.flows import SegmentPool
 from ringcomm.collective.reduce import Kernel
-from ringcomm.errors import BrokenInvariantError, MismatchError, PeerLostError
+from ringcomm.errors import MismatchError, PeerLostError
 from ringcomm.ops import Sum
 from ringcomm.schedule.steps import SELF, SOURCE, Recv, Send
 from ringcomm.transport.base import LinkClosed, Watch
@@ -28,35 +28,6 @@ def start(wire, schedule, data, segment_bytes=16, source=None, **options):
 
 
 class TestHeaders:
-    def test_nothing_to_do(self, wire):
-        assert start(wire, [], numbers()).advance()
-        assert wire.take() == b""
-
-    def test_even_an_empty_message_has_one(self, wire):
-        execution = start(wire, [Send(1, 0, 0), Recv((1,), 0, 0)], numbers())
-        assert not execution.advance()
-        assert wire.take() == wire.going()
-        wire.put(wire.coming())
-        assert execution.advance()
-
-    def test_a_header_may_arrive_in_crumbs(self, wire):
-        data = numbers(0, 0)
-        execution = start(wire, [Recv((1,), 0, 2)], data)
-        message = wire.coming() + raw(7, 8)
-        for index in range(len(message)):
-            assert not execution.advance()
-            assert peers(execution.waiting_for()[0]) == [1]
-            wire.put(message[index : index + 1])
-        assert execution.advance()
-        assert data.tolist() == [7, 8]
-
-    def test_another_call_is_recognised_by_its_header(self, wire):
-        execution = start(wire, [Recv((1,), 0, 4)], numbers(1, 2, 3, 4))
-        wire.put(HEADER._replace(items=5).pack())
-        with pytest.raises(MismatchError, match=r"number of elements \(4 here, 5 there\)") as caught:
-            execution.advance()
-        assert (caught.value.rank, caught.value.peer) == (0, 1)
-
     def test_noise_is_no_header(self, wire):
         wire.put(b"GET / HTTP/1.1\r\nHost: www.example.com\r\nAccept: text/html\r\n\r\n")
         with pytest.raises(MismatchError, match="not the start of a ringcomm message"):
@@ -133,18 +104,6 @@ class TestOverlap:
         assert not execution.advance()
         assert wire.take(2) == wire.going(2) + raw(3, 4)
 
-    def test_one_fold_of_several_peers_in_the_order_given(self, make_wire):
-        wire = make_wire(3)
-        data = np.array([1e8], np.float32)
-        steps = [Recv((2, 1), 0, 1, fold=(1, SELF, 2), final=True)]
-        execution = start(wire, steps, data)
-        wire.put(wire.coming(2) + np.float32(-1e8).tobytes(), peer=2)
-        assert not execution.advance()
-        assert peers(execution.waiting_for()[0]) == [1]
-        wire.put(wire.coming() + np.float32(1).tobytes(), peer=1)
-        assert execution.advance()
-        assert data == np.float32(np.float32(1 + 1e8) - 1e8)
-
     def test_a_peer_that_is_ahead_is_not_read_beyond_the_segment(self, make_wire):
         wire = make_wire(3)
         count = 40
@@ -216,12 +175,6 @@ class TestFailure:
             while not execution.advance():
                 pass
         assert caught.value.peer == 1
-
-    def test_folding_needs_a_kernel(self, wire):
-        execution = start(wire, [fold_from(1, 0, 1)], numbers(1), kernel=None)
-        wire.put(wire.coming() + raw(3))
-        with pytest.raises(BrokenInvariantError, match="without a kernel"):
-            execution.advance()
 
 
 class Scripted:

@@ -7,19 +7,6 @@ import pytest
 from ringcomm.transport.rate_limit import TokenBucket
 
 
-class ManualClock:
-    def __init__(self):
-        self.now_s = 100.0
-
-    def __call__(self):
-        return self.now_s
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
-
-
 def test_full_at_first_and_never_fuller(clock):
     allowance = TokenBucket(10.0, 5.0, clock)
     assert allowance.left == 5.0
