@@ -44,7 +44,7 @@ def outcomes_on_two_ranks() -> InTurn:
 class TestOnTwoRanks:
     """What the quick run takes, too, in one start of each process."""
 
-    pytestmark = [pytest.mark.smoke, pytest.mark.xdist_group("tensorflow on two ranks")]
+    pytestmark = [pytest.mark.smoke, pytest.mark.xdist_group("tensorflow-2")]
 
     def test_collectives_and_training(self) -> None:
         check_outcomes(outcomes_on_two_ranks().results(run_all_checks, 2))
@@ -62,7 +62,7 @@ def outcomes_on_three_processes() -> InTurn:
     ])  # fmt: skip
 
 
-@pytest.mark.xdist_group("tensorflow on three processes")
+@pytest.mark.xdist_group("tensorflow-3")
 class TestOnOtherNumbersOfRanks:
     """In the same three processes, one job after the other."""
 
