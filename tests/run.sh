@@ -186,7 +186,7 @@ stage_tensorflow() {
     .venv-test-tf/bin/python -c 'import importlib.util as util; exit(util.find_spec("tf_keras") is None)' ||
         quietly .venv-test-tf/bin/python -m pip install --no-deps tf_keras==2.21.0
     if quick; then
-        tests .venv-test-tf smoke -n 2 -m smoke tests/adapters/tensorflow tests/adapters/keras
+        tests .venv-test-tf smoke -n 2 --dist loadgroup -m smoke tests/adapters/tensorflow tests/adapters/keras
     else
         tests .venv-test-tf tf -n 2 --dist loadgroup tests/adapters/tensorflow tests/adapters/keras tests/hosts/test_keras.py
         tests .venv-test-tf horovod tests/proc/test_ringrun_horovod.py -k the_adapters_of_this_version

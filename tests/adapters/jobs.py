@@ -48,6 +48,11 @@ def run_on(ranks: int, modules: Sequence[str], runner: Any = run_checks, **envir
     """
     outcomes: List[Dict[str, str]] = run(runner, (list(modules),), ranks, **environment)
     assert len(outcomes) == ranks
+    check_outcomes(outcomes)
+
+
+def check_outcomes(outcomes: Sequence[Dict[str, str]]) -> None:
+    """Print how long each check took, and fail if any has failed on any rank: see :func:`run_checks`."""
     for name, result in outcomes[0].items():
         print(f"{name} {result if result.startswith('ok') else 'failed'}")
     bad = [

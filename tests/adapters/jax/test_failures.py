@@ -15,11 +15,13 @@ PROGRAM = Path(__file__).with_name("program.py")
 LIMIT_S = 240.0
 
 
-def run(how: str, tmp_path: Path, *more: str, **settings: str) -> Tuple[int, List[List[str]], str]:
-    """The exit code of three ranks, what each has written, and what the launcher printed."""
-    job = Launched("-np", "3", str(PROGRAM), how, str(tmp_path), *more, env=settings)
+def run(
+    how: str, tmp_path: Path, *more: str, ranks: int = 3, **settings: str
+) -> Tuple[int, List[List[str]], str]:
+    """The exit code of so many ranks, what each has written, and what the launcher printed."""
+    job = Launched("-np", str(ranks), str(PROGRAM), how, str(tmp_path), *more, env=settings)
     code = job.finish(LIMIT_S)
-    files = [tmp_path / f"rank.{rank}" for rank in range(3)]
+    files = [tmp_path / f"rank.{rank}" for rank in range(ranks)]
     return code, [file.read_text().splitlines() if file.exists() else [] for file in files], job.out + job.err
 
 
@@ -71,13 +73,13 @@ def test_a_rank_that_joins_contributes_zeros_to_programs_matched_by_name(tmp_pat
 
 @pytest.mark.parametrize("jit", ["jax", "hvd"])
 def test_a_program_ends_after_its_steps_in_progress(tmp_path: Path, jit: str) -> None:
-    code, _, output = run("end", tmp_path, TEST_JIT=jit)
+    code, _, output = run("end", tmp_path, ranks=2, TEST_JIT=jit)
     assert code == 0 and "Error" not in output, output
 
 
 @pytest.mark.parametrize("jit", ["jax", "hvd"])
 def test_ranks_leave_after_steps_in_progress_and_join_again(tmp_path: Path, jit: str) -> None:
-    code, said, output = run("leave", tmp_path, TEST_JIT=jit)
+    code, said, output = run("leave", tmp_path, ranks=2, TEST_JIT=jit)
     assert code == 0, output
     for error, result, after in said:
         assert error.startswith("NotInitializedError"), error

@@ -1,4 +1,6 @@
-"""Reductions, balanced data and diverged weights on two ranks, on each backend of Keras.
+"""Reductions, balanced data and diverged weights on two ranks, on the backends torch and JAX of Keras.
+
+On TensorFlow they are in ``tests/adapters/tensorflow/test_tensorflow.py``, in processes of that file.
 
 A test for each backend, not one with a parameter: each covers a module of its own.
 """
@@ -25,10 +27,6 @@ def run_on_two_ranks(backend: str) -> None:
         pytest.skip(f"{backend} is not installed")
     found = run(work, (), 2, KERAS_BACKEND=backend, RINGCOMM_CHECK_EVERY="4")
     assert found[0] == found[1] and found[0].endswith("bias"), found
-
-
-def test_on_tensorflow() -> None:
-    run_on_two_ranks("tensorflow")
 
 
 def test_on_torch() -> None:

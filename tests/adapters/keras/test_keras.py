@@ -12,7 +12,7 @@ import pytest
 from tests.adapters.jobs import InTurn, run_in_turn
 
 BACKENDS = [
-    pytest.param(name, marks=pytest.mark.xdist_group(f"keras on {name}"))
+    pytest.param(name, marks=pytest.mark.xdist_group(f"keras-{name}"))
     for name in ("tensorflow", "torch", "jax")
 ]
 RANKS = (1, 2, 3)

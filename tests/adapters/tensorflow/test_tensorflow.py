@@ -1,31 +1,75 @@
-"""ringcomm.tensorflow between real processes: collectives, errors and training."""
+"""ringcomm.tensorflow between real processes: collectives, errors and training.
+
+On two ranks the same processes then check Keras on TensorFlow (``tests/adapters/keras/reductions.py``): to
+import TensorFlow takes each of them seconds.
+"""
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Dict
+
 import pytest
 
-from tests.adapters.jobs import run_on
+from tests.adapters.jobs import InTurn, check_outcomes, run_checks, run_in_turn
 
 CHECKS = [
     "tests.adapters.tensorflow.checks_collectives", "tests.adapters.tensorflow.checks_weights",
     "tests.adapters.tensorflow.checks_balanced", "tests.adapters.tensorflow.checks_training",
     "tests.adapters.tensorflow.checks_compression", "tests.adapters.tensorflow.checks_digits",
 ]
+pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.smoke
-def test_collectives_and_training_on_two_ranks() -> None:
-    run_on(2, CHECKS)
+def run_all_checks() -> Dict[str, str]:
+    return run_checks(CHECKS)
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_collectives_and_training_on_other_numbers_of_ranks(ranks: int) -> None:
-    run_on(ranks, CHECKS)
+def run_checks_for_horovods_programs() -> Dict[str, str]:
+    return run_checks(["tests.adapters.tensorflow.checks_horovod"])
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_behaviour_that_programs_for_horovod_rely_on(ranks: int) -> None:
-    run_on(ranks, ["tests.adapters.tensorflow.checks_horovod"])
+def reduce_with_keras() -> str:
+    from tests.adapters.keras import reductions
+
+    return reductions.work()
+
+
+@lru_cache(maxsize=None)
+def outcomes_on_two_ranks() -> InTurn:
+    parts = [(run_all_checks, 2), (reduce_with_keras, 2)]
+    return run_in_turn(parts, KERAS_BACKEND="tensorflow", RINGCOMM_CHECK_EVERY="4")
+
+
+class TestOnTwoRanks:
+    """What the quick run takes, too, in one start of each process."""
+
+    pytestmark = [pytest.mark.smoke, pytest.mark.xdist_group("tensorflow-2")]
+
+    def test_collectives_and_training(self) -> None:
+        check_outcomes(outcomes_on_two_ranks().results(run_all_checks, 2))
+
+    def test_keras(self) -> None:
+        found = outcomes_on_two_ranks().results(reduce_with_keras, 2)
+        assert found[0] == found[1] and found[0].endswith("bias"), found
+
+
+@lru_cache(maxsize=None)
+def outcomes_on_three_processes() -> InTurn:
+    return run_in_turn([
+        (run_all_checks, 3), (run_all_checks, 1),
+        (run_checks_for_horovods_programs, 3), (run_checks_for_horovods_programs, 2),
+    ])  # fmt: skip
+
+
+@pytest.mark.xdist_group("tensorflow-3")
+class TestOnOtherNumbersOfRanks:
+    """In the same three processes, one job after the other."""
+
+    @pytest.mark.parametrize("ranks", [1, 3])
+    def test_collectives_and_training(self, ranks: int) -> None:
+        check_outcomes(outcomes_on_three_processes().results(run_all_checks, ranks))
+
+    @pytest.mark.parametrize("ranks", [2, 3])
+    def test_behaviour_that_programs_for_horovod_rely_on(self, ranks: int) -> None:
+        check_outcomes(outcomes_on_three_processes().results(run_checks_for_horovods_programs, ranks))
