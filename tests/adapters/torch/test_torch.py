@@ -16,7 +16,7 @@ from tests.adapters.torch.harness import run_on  # noqa: E402 - it needs torch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_every_rank_finds_everything_in_order(ranks: int) -> None:
     checks = (
         "collectives", "errors", "weights", "training", "balanced", "absent", "state", "horovod",
@@ -26,7 +26,7 @@ def test_every_rank_finds_everything_in_order(ranks: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_the_training_that_all_frameworks_have_in_common(ranks: int) -> None:
     run_on(ranks, "tests.adapters.torch.checks_digits")
 
