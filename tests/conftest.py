@@ -96,7 +96,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def name_groups(items):
-    """Put a test's group behind its name, which is how pytest-xdist knows what one worker has to run.
+    """Put a test's group behind its name, by which pytest-xdist gives tests to one worker.
 
     It does so itself where pytest keeps names as strings; newer ones (9.2) do not read what it sets.
     """
