@@ -92,6 +92,19 @@ def pytest_collection_modifyitems(config, items):
     if gone:
         config.hook.pytest_deselected(items=[item for item in items if item in gone])
         items[:] = [item for item in items if item not in gone]
+    if getattr(config.option, "loadgroup", False):
+        name_groups(items)
+
+
+def name_groups(items):
+    """Put a test's group behind its name, by which pytest-xdist gives tests to one worker.
+
+    It does so itself where pytest keeps names as strings; newer ones (9.2) do not read what it sets.
+    """
+    for item in items:
+        mark = item.get_closest_marker("xdist_group")
+        if mark and hasattr(item, "_id"):
+            item._id = type(item._id).parse(f"{item.nodeid}@{mark.args[0]}")
 
 
 def pytest_collection_finish():

@@ -23,8 +23,6 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.hosts)
-            # One after the other where others run beside them: they share the names of their hosts.
-            item.add_marker(pytest.mark.xdist_group("hosts"))
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,9 @@ from tests.hosts import job as jobs
 from tests.hosts.job import Job
 from tests.hosts.netlab import Lab, wait_for
 
+# One worker of pytest's runs them all: each that had some of these tests would run all cases in its own labs.
+pytestmark = pytest.mark.xdist_group("cuts")
+
 PROGRAM = Path(__file__).parent / "programs" / "endure.py"
 RESET = "reject with tcp reset"
 HOSTS = ("localhost", "jetson1", "jetson2")
