@@ -18,7 +18,7 @@ CHECKS = [
     "tests.adapters.tensorflow.checks_balanced", "tests.adapters.tensorflow.checks_training",
     "tests.adapters.tensorflow.checks_compression", "tests.adapters.tensorflow.checks_digits",
 ]
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def run_all_checks() -> Dict[str, str]:
