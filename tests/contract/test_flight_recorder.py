@@ -9,6 +9,7 @@ import os
 import signal
 import stat
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
