@@ -251,6 +251,8 @@ def main() -> None:
     if given.parts:
         paths = {row.module: " ".join((row.module, *row.tests)) for row in chosen}
         chosen = [row for row in chosen if any(part in paths[row.module] for part in given.parts)]
+    if not chosen:
+        parser.error("no row of the table matches")
     measured = list(measure(chosen))
     found = {row.module: row.percent for row in measured if row.percent is not None}
     for row in measured:

@@ -14,6 +14,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin" PIP_DISABLE_PIP_VERSION_CHECK=1
+unset PYTHONDONTWRITEBYTECODE # or each of thousands of processes compiles what it imports
 
 beside=(slow hosts slurm tensorflow mxnet jax trainers engines)
 stages=(lint types main slow hosts slurm tensorflow mxnet jax trainers engines coverage docs package pythons gpu)
