@@ -10,10 +10,10 @@ at a time, so all ranks run the same ones in the same order.
 In a TensorFlow 1 graph there is no order, and a waiting callback occupies one of a few threads (the inter-op
 pool, by default as many as the machine has cores). With two threads and three allreduces, one rank may wait
 for the first two and another for the last two: a deadlock. A batch is therefore two callbacks there. The
-first only submits and does not block. The second waits, on a thread of its own: it is the only map step of a
-``tf.data`` dataset of one element, and TensorFlow computes that element (``get_single_element``) on a thread
-outside the pool. Every submitting callback can run while others wait, so every operation that all ranks have
-submitted completes.
+first only submits and does not block. The second waits, on a thread of its own: it is the map step of a
+``tf.data`` dataset of one element. TensorFlow computes that element on a thread outside the pool, and the step
+runs on the same thread, because it is without inter-op parallelism. Every submitting callback can run while
+others wait, so every operation that all ranks have submitted completes.
 """
 
 from __future__ import annotations
@@ -132,14 +132,25 @@ def _run_in_graph(batch: Batch, inputs: Sequence[Any], dtypes: Sequence[Any]) ->
         lambda *arrays: np.int64(batch.start(arrays)), list(inputs), tf.int64, stateful=True
     )
 
-    def step(number: tf.Tensor) -> Any:
-        return tuple(tf.numpy_function(_reporting(batch.finish, dtypes), [number], [tf.string, *dtypes]))
+    types = [tf.string, *dtypes]
 
-    options = tf.data.Options()
-    # The map step itself must not run in the inter-op pool either.
-    options.threading.private_threadpool_size = 1
-    options.autotune.enabled = False
-    element = tf.data.Dataset.from_tensors(token).map(step).with_options(options).get_single_element()
+    def step(number: tf.Tensor) -> Any:
+        return tuple(tf.numpy_function(_reporting(batch.finish, dtypes), [number], types))
+
+    # Dataset.map() has no argument for this, and the private thread pool of a dataset's options is made for
+    # iterators only.
+    element = tf.raw_ops.DatasetToSingleElement(
+        dataset=tf.raw_ops.MapDataset(
+            input_dataset=tf.raw_ops.TensorDataset(components=[token], output_shapes=[[]]),
+            other_arguments=[],
+            f=tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int64)),
+            output_types=types,
+            output_shapes=[None] * len(types),
+            use_inter_op_parallelism=False,
+        ),
+        output_types=types,
+        output_shapes=[None] * len(types),
+    )
     return _checked(element)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+import threading
+from typing import Any, Dict, List, Set
 
 import numpy as np
 import pytest
@@ -42,6 +43,36 @@ def test_a_set_that_does_not_exist_is_an_error_when_the_graph_is_built(alone: An
             tf.function(function, autograph=False)(tf.ones(2))
         with tf.Graph().as_default(), pytest.raises(ValueError, match="Process set 10 does not exist"):
             function(tf.ones(2))
+
+
+def test_in_a_graph_a_callback_that_waits_keeps_no_other_from_running(
+    alone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only thread of the inter-op pool submits: else ranks that run callbacks in another order hang."""
+    import tensorflow as tf
+
+    import ringcomm.tensorflow as hvd
+    from ringcomm._adapter.graph_callbacks import Batch
+    from tests.adapters.tensorflow.modes import session_of_a_graph
+
+    threads: Dict[str, Set[int]] = {"start": set(), "finish": set()}
+
+    def noted(name: str) -> None:
+        method = getattr(Batch, name)
+
+        def note(batch: Batch, argument: Any) -> Any:
+            threads[name].add(threading.get_native_id())
+            return method(batch, argument)
+
+        monkeypatch.setattr(Batch, name, note)
+
+    noted("start")
+    noted("finish")
+    with session_of_a_graph() as session:
+        tensors = [tf.constant([float(number)]) for number in range(3)]
+        results = session.run([hvd.allreduce(tensor, op=hvd.Sum) for tensor in tensors])
+    assert [result.tolist() for result in results] == [[0.0], [1.0], [2.0]]
+    assert len(threads["start"]) == 1 and threads["finish"].isdisjoint(threads["start"])
 
 
 def test_strings_are_refused(alone: Any) -> None:
