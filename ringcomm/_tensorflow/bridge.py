@@ -11,9 +11,9 @@ In a TensorFlow 1 graph there is no order, and a waiting callback occupies one o
 pool, by default as many as the machine has cores). With two threads and three allreduces, one rank may wait
 for the first two and another for the last two: a deadlock. A batch is therefore two callbacks there. The
 first only submits and does not block. The second waits, on a thread of its own: it is the map step of a
-``tf.data`` dataset of one element. TensorFlow computes that element on a thread outside the pool, and the step
-runs on the same thread, because it is without inter-op parallelism. Every submitting callback can run while
-others wait, so every operation that all ranks have submitted completes.
+``tf.data`` dataset of one element. TensorFlow computes that element on a thread outside the pool, and the
+step runs on the same thread, because it is without inter-op parallelism. Every submitting callback can run
+while others wait, so every operation that all ranks have submitted completes.
 """
 
 from __future__ import annotations
