@@ -78,7 +78,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "engine.request", "engine.mirrors", "engine.operation_history", "engine.observer", "engine.cache",
             "engine.announcements", "engine.piggyback", "engine.mismatch", "engine.deadlocks",
-            "engine.fusion", "engine.coordinator", "engine.tuning", "engine.process_sets", "engine.adasum",
+            "engine.fusion", "engine.process_sets", "engine.coordinator", "engine.tuning", "engine.adasum",
             "engine.packing", "engine.bucket_runner", "engine.control_messages",
             "engine.failure_detector", "engine.stacks", "engine.pending", "engine.tracing",
             "engine.single_rank", "engine.progress_reports", "engine.peer_channels", "engine.waiters",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import fsum, inf
-from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..collective.weighted import NO_WEIGHTS
 from .cache import IssuedIds
@@ -31,15 +31,19 @@ class Announced:
     """An operation that some ranks have announced: what each of them has said.
 
     Attributes:
+        members: the ranks of its process set.
         first_s: when the first rank announced it.
         reported_s: when it was last reported as waiting; at first ``first_s``.
         last_s: when the last rank so far announced it.
     """
 
-    __slots__ = ("first_s", "key", "last_s", "piggybacked", "reported_s", "signatures", "sites", "weights")
+    __slots__ = (
+        "first_s", "key", "last_s", "members", "piggybacked", "reported_s", "signatures", "sites", "weights",
+    )  # fmt: skip
 
-    def __init__(self, key: Key, now_s: float) -> None:
+    def __init__(self, key: Key, members: Tuple[int, ...], now_s: float) -> None:
         self.key = key
+        self.members = members
         self.first_s = self.reported_s = self.last_s = now_s
         self.signatures: Dict[int, Signature] = {}
         self.sites: Dict[int, str] = {}

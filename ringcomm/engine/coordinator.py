@@ -27,6 +27,7 @@ from .mismatch import (
     whereabouts,
 )
 from .piggyback import settle
+from .process_sets import GLOBAL_SET, ProcessSets, UnknownProcessSetError
 from .request import MOST_SITES, Key, Signature
 
 _CHANGES = ("ready", "blocked", "unblocked", "joined", "paused", "resumed")
@@ -53,7 +54,7 @@ class Coordinator:
 
     Args:
         hosts: of every rank, for texts.
-        members: the ranks of a process set, by its number; raises KeyError if there is none.
+        members: the ranks of a process set, by its number; raises UnknownProcessSetError if there is none.
         tuning: bucket size and patience.
         stall_warning_s: after how long a missing rank is worth a warning; 0: never.
         stall_limit_s: after how long the operation fails; 0: never.
@@ -173,7 +174,12 @@ class Coordinator:
             self.on_announce(key, rank, signature)
         entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[key] = Announced(key, now_s)
+            try:
+                members = self._members(key.process_set)
+            except UnknownProcessSetError as problem:  # it has been removed meanwhile
+                self._failed.append([list(key), "mismatch", str(problem), []])
+                return
+            entry = self._entries[key] = Announced(key, members, now_s)
         entry.signatures[rank] = signature
         entry.sites[rank] = site
         entry.weights[rank] = weight
@@ -190,8 +196,7 @@ class Coordinator:
 
     def _complete(self, entry: Announced, now_s: float) -> None:
         """Move an operation on once all members have announced it."""
-        members = self._members(entry.key.process_set)
-        missing = [rank for rank in members if rank not in entry.signatures]
+        missing = [rank for rank in entry.members if rank not in entry.signatures]
         if any(rank not in self._joined for rank in missing):
             return
         self._remove(entry)
@@ -215,14 +220,30 @@ class Coordinator:
             )
         elif first.weighted and not sum_of_weights(entry.weights):
             self._fail(entry, no_weight_text(f"{first.describe()} {entry.key}"))
-        elif len(entry.piggybacked) == len(members):
-            self._settled.append((entry.key, first, settle(first, members, entry.piggybacked, entry.weights)))
+        elif len(entry.piggybacked) == len(entry.members):
+            value = settle(first, entry.members, entry.piggybacked, entry.weights)
+            self._settled.append((entry.key, first, value))
         else:
             if first.weighted:
                 self._totals[entry.key] = sum_of_weights(entry.weights)
             if not self._ready:
                 self._ready_since_s = now_s
             self._ready.append((entry.key, first))
+            if first.kind == Collective.PROCESS_SET:
+                self._fail_all_of(ProcessSets.removed_by(first.name))
+
+    def _fail_all_of(self, removed: Tuple[int, ...]) -> None:
+        """A process set is removed: what only some of its ranks have announced cannot become ready."""
+        for entry in list(self._entries.values()):
+            if entry.key.process_set > GLOBAL_SET and entry.members == removed:
+                self._remove(entry)
+                first = next(iter(entry.signatures.values()))
+                missing = ranks_text(self._missing(entry), self._hosts)
+                self._fail(
+                    entry,
+                    f"{first.describe()} {entry.key} was not submitted by {missing} before "
+                    "remove_process_set() was called for its process set.",
+                )
 
     def _remove(self, entry: Announced) -> None:
         """An operation is complete, or fails: ranks that have announced it may go on after the response."""
@@ -239,7 +260,7 @@ class Coordinator:
     def waits_for(self, ranks: Collection[int]) -> bool:
         """Whether an operation is missing one of these ranks."""
         return any(
-            rank not in entry.signatures and rank in self._members(entry.key.process_set)
+            rank not in entry.signatures and rank in entry.members
             for entry in self._entries.values()
             for rank in ranks
         )
@@ -360,8 +381,7 @@ class Coordinator:
                 self.to_explain += [rank for rank in missing if rank not in self.to_explain]
 
     def _missing(self, entry: Announced) -> List[int]:
-        members = self._members(entry.key.process_set)
-        return [rank for rank in members if rank not in entry.signatures and rank not in self._joined]
+        return [rank for rank in entry.members if rank not in entry.signatures and rank not in self._joined]
 
     def stack_of(self, rank: int) -> str:
         """Where a rank's main thread was when it was asked, as a sentence; empty if it was not."""

@@ -110,10 +110,15 @@ class ProcessSets:
         """A change as the name of an operation, so that ranks notice if they do not mean the same."""
         return f"{action} ranks {', '.join(map(str, ranks))}"
 
+    @staticmethod
+    def removed_by(change: str) -> Tuple[int, ...]:
+        """The ranks of the set that a change removes; empty if it adds one."""
+        action, ranks = _parsed(change)
+        return tuple(ranks) if action == "remove" else ()
+
     def apply(self, change: str) -> int:
         """Carry out a change; the number of the set."""
-        action, _, listed = change.partition(" ranks ")
-        ranks = [int(rank) for rank in listed.split(", ")]
+        action, ranks = _parsed(change)
         if action == "remove":
             number = self.find(ranks)
             if number is not None:
@@ -125,3 +130,8 @@ class ProcessSets:
         number = next(item for item in range(1, len(self._sets) + 1) if item not in self._sets)
         self._sets[number] = tuple(ranks)
         return number
+
+
+def _parsed(change: str) -> Tuple[str, List[int]]:
+    action, _, listed = change.partition(" ranks ")
+    return action, [int(rank) for rank in listed.split(", ")]

@@ -8,7 +8,7 @@ import pytest
 import ringcomm as rc
 from ringcomm.config import Settings
 from ringcomm.engine.process_sets import UnknownProcessSetError
-from ringcomm.errors import ConfigError, DesyncError, Misuse, NotInitializedError
+from ringcomm.errors import ConfigError, DesyncError, MismatchError, Misuse, NotInitializedError
 from ringcomm.process_set import (
     ProcessSet,
     add_process_set,
@@ -86,6 +86,27 @@ class TestProcessSet:
             return removed, pair.process_set_id, remove_process_set(global_process_set)
 
         assert ranks_of(as_default, 3, work) == [([True, False], None, False)] * 3
+
+    def test_one_that_was_removed_while_an_operation_was_missing_a_rank(self, as_default):
+        """Sets are numbered again from 1: the operation must not be that of the next set."""
+
+        def work(context):
+            ends = add_process_set([0, 2])
+            gradient = np.full(2, context.rank + 1.0)
+            handle = None
+            if context.rank == 2:
+                handle = rc.allreduce_async(gradient, rc.Sum, "left", process_set=ends)
+            assert remove_process_set(ends)
+            if handle is not None:
+                with pytest.raises(MismatchError, match=r"rank 0 \(.*before remove_process_set\(\) was"):
+                    handle.wait()
+            again = add_process_set([0, 2])
+            if not again.included():
+                return [again.process_set_id]
+            total = rc.allreduce_async(gradient, rc.Sum, "left", process_set=again).wait()
+            return [again.process_set_id, *total.tolist()]
+
+        assert ranks_of(as_default, 3, work) == [[1, 4.0, 4.0], [1], [1, 4.0, 4.0]]
 
     def test_all_ranks(self, as_default):
         def work(context):

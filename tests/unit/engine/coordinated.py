@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional, Tuple
 
 from ringcomm.engine.coordinator import Coordinator, Tuning
+from ringcomm.engine.process_sets import UnknownProcessSetError
 from ringcomm.engine.request import Signature
 from ringcomm.ops import Collective, ReduceOp
 from ringcomm.wire.frames import NO_ROOT
@@ -13,12 +14,18 @@ from ringcomm.wire.messages import encode, validate
 HOSTS = ["desk", "jetson1", "jetson2"]
 
 
-SETS = {0: (0, 1, 2), 1: (0, 2), 2: (1, 2), 3: (1,)}
+SETS = {0: (0, 1, 2), 1: (0, 2), 2: (1, 2), 3: (1,), -2: (0, 1)}
 
 
 def sig(name: str = "", **changes: Any) -> Signature:
     plain = Signature(name, 0, int(Collective.ALLREDUCE), int(ReduceOp.SUM), NO_ROOT, ("float32",), ((4,),))
     return plain._replace(**changes)
+
+
+def members_of(number: int) -> Tuple[int, ...]:
+    if number not in SETS:
+        raise UnknownProcessSetError(f"Process set {number} does not exist.")
+    return SETS[number]
 
 
 class Job:
@@ -27,7 +34,7 @@ class Job:
     def __init__(self, **options: Any) -> None:
         self.now_s = 100.0
         options.setdefault("tuning", Tuning(1 << 20, 0.0))
-        self.coordinator = Coordinator(HOSTS, SETS.__getitem__, **options)
+        self.coordinator = Coordinator(HOSTS, members_of, **options)
         self.ids: Dict[Signature, int] = {}
         self.lines: Dict[int, List[str]] = {}
 

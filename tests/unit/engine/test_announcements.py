@@ -77,7 +77,7 @@ def test_a_weight_that_is_missing():
 
 def test_what_is_kept_of_an_operation_begins_with_its_first_announcement():
     key = Key(0, "grad", 0)
-    made = Announced(key, 12.5)
+    made = Announced(key, (0, 1), 12.5)
     assert (made.key, made.first_s, made.reported_s, made.last_s) == (key, 12.5, 12.5, 12.5)
     assert made.signatures == made.sites == made.piggybacked == made.weights == {}
 

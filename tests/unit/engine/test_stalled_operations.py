@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ringcomm.engine.deadlocks import DEADLOCK_S, PATIENCE
+from ringcomm.ops import Collective
+from ringcomm.wire.frames import NO_OP
 from tests.unit.engine.coordinated import Job, sig
 
 
@@ -189,3 +191,28 @@ def test_a_second_warning_says_in_a_word_where_a_rank_was_at_the_first():
         "(rank 1 has submitted nothing yet; its main thread was last seen at /x/data.py:22; "
         "rank 2 has submitted nothing yet)."
     )
+
+
+def test_what_some_ranks_of_a_removed_set_have_submitted_fails():
+    """It would be matched with operations of the next set that gets the number."""
+    job = Job(stall_limit_s=0)
+    job.ready(0, sig("of the set", process_set=1))
+    job.ready(1, sig("of another", process_set=2))
+    job.ready(1, sig("message", process_set=-2))
+    for rank in range(3):
+        assert job.responses() is None
+        job.ready(rank, sig("remove ranks 0, 2", kind=int(Collective.PROCESS_SET), op=NO_OP))
+    responses = job.responses()
+    [[key, kind, text, _]] = responses["failed"]
+    assert (key[:2], kind) == ([1, "of the set"], "mismatch") and len(responses["run"]) == 1
+    assert "was not submitted by rank 2 (jetson2) before remove_process_set() was called" in text
+    job.ready(2, sig("of another", process_set=2))
+    job.ready(0, sig("message", process_set=-2))
+    assert job.run() == [["of another"], ["message"]]
+
+
+def test_an_operation_of_a_set_that_is_gone_fails_alone():
+    job = Job()
+    job.ready(1, sig("late", process_set=7))
+    assert job.failures() == [("late", "Process set 7 does not exist.")]
+    assert job.responses() is None
