@@ -135,15 +135,19 @@ def _run_in_graph(batch: Batch, inputs: Sequence[Any], dtypes: Sequence[Any]) ->
     types = [tf.string, *dtypes]
 
     def step(number: tf.Tensor) -> Any:
-        return tuple(tf.numpy_function(_reporting(batch.finish, dtypes), [number], types))
+        with tf.device("/cpu:0"):
+            return tuple(tf.numpy_function(_reporting(batch.finish, dtypes), [number], types))
 
+    # On one device: TensorFlow runs a function that has parts on several devices in the inter-op pool.
+    with tf.device("/cpu:0"):
+        callback = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int64))
     # Dataset.map() has no argument for this, and the private thread pool of a dataset's options is made for
     # iterators only.
     element = tf.raw_ops.DatasetToSingleElement(
         dataset=tf.raw_ops.MapDataset(
             input_dataset=tf.raw_ops.TensorDataset(components=[token], output_shapes=[[]]),
             other_arguments=[],
-            f=tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int64)),
+            f=callback,
             output_types=types,
             output_shapes=[None] * len(types),
             use_inter_op_parallelism=False,
