@@ -61,13 +61,11 @@ class TestTrouble:
     def test_one_rank_calls_something_else(self, on_ranks):
         def work(context):
             array = np.ones(3)
-            started = time.monotonic()
             with pytest.raises(MismatchError) as caught:
                 if context.rank == 1:
                     context.engine.broadcast([array], 0, "weights").wait()
                 else:
                     context.engine.allreduce([array], Sum, "loss").wait()
-            assert time.monotonic() - started < LIMIT_S / 2  # not at the end of all limits
             context.engine.barrier().wait(LIMIT_S)
             return str(caught.value)
 

@@ -102,7 +102,8 @@ def test_a_host_that_dies_is_left_behind_and_taken_again(lab: Lab, go_on: Path) 
 
 def test_a_host_joins_while_the_others_train(lab: Lab, tmp_path: Path, go_on: Path) -> None:
     """It sleeps before init(): the others make steps meanwhile. Then another one is dropped."""
-    with elastic(lab, go_on, "-H", "localhost,jetson1", "-x", "SLEEP=3", "-x", "SLEEP_FROM=2") as job:
+    settings = ("-x", "SLEEP=3", "-x", "SLEEP_FROM=2", "-x", "PAUSE=0.02")
+    with elastic(lab, go_on, "-H", "localhost,jetson1", *settings) as job:
         job.wait_for_line(r"\[localhost:0\] member 0 pid .* of 2 from")
         assert command(tmp_path, "add", "jetson2").returncode == 0
         job.wait_for_line(r"ringrun: jetson2 joined: 3 ranks", 60.0)

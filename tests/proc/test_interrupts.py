@@ -96,10 +96,10 @@ if rank == 1:
     except KeyboardInterrupt:
         tensor[:] = 1000.0
         print("LEFT")
-    time.sleep(2.0)
+    time.sleep(3.0)
     fails(dist.barrier)
 else:
-    time.sleep(1.0)
+    time.sleep(2.0)
     def call():
         dist.all_reduce(tensor)
         print("GOT", tensor[0])
@@ -158,10 +158,10 @@ if rc.rank() == 0:
     except KeyboardInterrupt:
         values[:] = 1000.0  # what the others must not take for this rank's contribution
     print("LEFT")
-    time.sleep(2.0)
+    time.sleep(3.0)
     fails(lambda: rc.synchronize(rc.allreduce_async(values, name="next")))
 else:
-    time.sleep(1.0)  # so that rank 0 is interrupted before this rank submits
+    time.sleep(2.0)  # so that rank 0 is interrupted before this rank submits
     def call():
         print("GOT", rc.allreduce_async(values, op=rc.Sum, name="gradient").wait()[0])
     fails(call)

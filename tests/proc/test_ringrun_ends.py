@@ -26,7 +26,8 @@ open("ready." + os.environ["RINGCOMM_SLOT"], "w").close()
 print("ready", flush=True)
 time.sleep(1003)
 """
-WITHIN_S = 5.0
+WITHIN_S = 30.0
+"""No test takes so long. What is not ended sleeps for a quarter of an hour."""
 
 
 @pytest.fixture
@@ -56,19 +57,15 @@ def test_launcher_killed(stubborn: Launched) -> None:
 
 @pytest.mark.full
 def test_rank_killed(stubborn: Launched) -> None:
-    began = time.monotonic()
     os.kill(ranks(stubborn)[0], signal.SIGKILL)
-    assert stubborn.finish() == 128 + signal.SIGKILL
-    assert time.monotonic() - began < WITHIN_S
+    assert stubborn.finish(WITHIN_S) == 128 + signal.SIGKILL
     assert "failed first: killed by SIGKILL" in stubborn.err
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["guard", "agent"])
 def test_agent_killed(stubborn: Launched, which: int) -> None:
-    began = time.monotonic()
     os.kill(agents(stubborn)[which], signal.SIGKILL)
-    assert stubborn.finish() == 255
-    assert time.monotonic() - began < WITHIN_S
+    assert stubborn.finish(WITHIN_S) == 255
     assert "localhost" in stubborn.err and "lost" in stubborn.err
 
 
@@ -88,17 +85,16 @@ def test_guard_and_agent_killed_together(stubborn: Launched) -> None:
 def test_ctrl_c_once(stubborn: Launched) -> None:
     began = time.monotonic()
     stubborn.process.send_signal(signal.SIGINT)
-    assert stubborn.finish() == 130
-    assert 2.0 < time.monotonic() - began < WITHIN_S
+    assert stubborn.finish(WITHIN_S) == 130
+    assert time.monotonic() - began > 2.0, "they got no time to end by themselves"
 
 
 def test_ctrl_c_twice(stubborn: Launched) -> None:
-    began = time.monotonic()
+    """That it does not wait is shown in ``tests/contract/test_user_ends_job.py``."""
     stubborn.process.send_signal(signal.SIGINT)
     time.sleep(0.3)
     stubborn.process.send_signal(signal.SIGINT)
-    assert stubborn.finish() == 130
-    assert time.monotonic() - began < 1.5
+    assert stubborn.finish(WITHIN_S) == 130
 
 
 def test_launcher_told_to_end(stubborn: Launched) -> None:
@@ -111,10 +107,8 @@ def test_launcher_whose_terminal_is_closed(stubborn: Launched) -> None:
 
 
 def ended_by(number: signal.Signals, stubborn: Launched) -> None:
-    began = time.monotonic()
     stubborn.process.send_signal(number)
-    assert stubborn.finish() == 128 + number
-    assert time.monotonic() - began < WITHIN_S
+    assert stubborn.finish(WITHIN_S) == 128 + number
 
 
 def test_ctrl_c_lets_programs_clean_up(tmp_path: Path) -> None:
@@ -132,10 +126,8 @@ def test_ctrl_c_lets_programs_clean_up(tmp_path: Path) -> None:
 
 
 def test_what_a_rank_leaves_behind_is_ended() -> None:
-    began = time.monotonic()
     launched = Launched("-np", "2", "sh", "-c", "sleep 1001 & setsid sleep 1002 & exit 0")
-    assert launched.finish() == 0
-    assert time.monotonic() - began < WITHIN_S
+    assert launched.finish(WITHIN_S) == 0
 
 
 def test_a_rank_that_ended_leaves_nothing_while_others_go_on(tmp_path: Path) -> None:
@@ -144,9 +136,9 @@ def test_a_rank_that_ended_leaves_nothing_while_others_go_on(tmp_path: Path) -> 
     launched = Launched("-np", "2", "sh", "-c", program, cwd=tmp_path)
     wait_for_files([tmp_path / "waits", tmp_path / "ends"])
     until = time.monotonic() + WITHIN_S
-    while "sleep 1001" in launched.others().values() and time.monotonic() < until:
+    while any("1001" in line for line in launched.others().values()) and time.monotonic() < until:
         time.sleep(0.02)
-    assert "sleep 1001" not in launched.others().values()
+    assert not any("1001" in line for line in launched.others().values())
     assert launched.process.poll() is None
     (tmp_path / "enough").touch()
     assert launched.finish() == 0

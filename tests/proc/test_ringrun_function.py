@@ -175,12 +175,10 @@ def test_an_exception_in_the_caller_ends_the_job() -> None:
 
     def wait() -> None:
         print("started", os.getpid())
-        time.sleep(60)
+        time.sleep(1000)
 
-    began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         run_function(wait, np=1, console=Impatient())
-    assert time.monotonic() - began < 10
 
 
 def another_python() -> str:

@@ -157,10 +157,8 @@ def test_ssh_client_killed(sshd: Sshd) -> None:
     launched.find("sleep 1001", 2)
     client = [pid for pid, line in launched.others().items() if line.startswith("ssh ")]
     assert len(client) == 1
-    began = time.monotonic()
     os.kill(client[0], signal.SIGKILL)
     assert launched.finish() == 255
-    assert time.monotonic() - began < 5.0
     assert "the host jetson1 was lost first" in launched.err
     assert "Rank 0 stopped because of it." in launched.err
 
@@ -175,10 +173,8 @@ def test_remote_rank_killed(sshd: Sshd) -> None:
         "exec sleep 100${RINGCOMM_SLOT%:*}",
     )
     victim = launched.find("sleep 1001")[0]
-    began = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     assert launched.finish() == 137
-    assert time.monotonic() - began < 5.0
     assert "rank 1 on jetson1 failed first: killed by SIGKILL" in launched.err
 
 

@@ -28,7 +28,7 @@ def test_everything_on_two_ranks() -> None:
 @pytest.mark.parametrize(
     ("ranks", "subjects"), [(1, ["collectives", "training", "programs"]), (4, ["collectives"])]
 )
-def test_collectives_and_training_on_other_numbers_of_ranks(ranks: int, subjects: List[str]) -> None:
+def test_on_other_numbers_of_ranks(ranks: int, subjects: List[str]) -> None:
     """What differs on more than the three ranks below is which ranks collectives connect."""
     modules = [module for module in MODULES if module.rpartition("_")[2] in subjects]
     assert len(modules) == len(subjects)
