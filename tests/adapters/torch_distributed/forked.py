@@ -22,15 +22,22 @@ class Forked:
         arguments: what the function gets after the connection.
         variables: its environment.
         errors: a file for what it writes to its standard error.
+        alone: start an interpreter instead. That one ends as a program's does, and has its own hash seed.
     """
 
     def __init__(
-        self, function: Callable[..., None], arguments: Any, variables: Dict[str, str], errors: Path
+        self,
+        function: Callable[..., None],
+        arguments: Any,
+        variables: Dict[str, str],
+        errors: Path,
+        alone: bool = False,
     ) -> None:
-        self._connection, other = _context.Pipe()
+        context = multiprocessing.get_context("spawn") if alone else _context
+        self._connection, other = context.Pipe()
         self._errors = errors
-        everything = (function, other, arguments, variables, str(errors))
-        self._process = _context.Process(target=_run, args=everything)
+        everything = (function, other, arguments, variables, str(errors), alone)
+        self._process: Any = context.Process(target=_run, args=everything)  # type: ignore[attr-defined]
         self._process.start()
         other.close()
 
@@ -76,7 +83,12 @@ class Forked:
 
 
 def _run(
-    function: Callable[..., None], connection: Any, arguments: Any, variables: Dict[str, str], errors: str
+    function: Callable[..., None],
+    connection: Any,
+    arguments: Any,
+    variables: Dict[str, str],
+    errors: str,
+    alone: bool,
 ) -> None:
     os.environ.clear()
     os.environ.update(variables)
@@ -89,6 +101,7 @@ def _run(
     try:
         function(connection, *arguments)
     finally:
-        # As in a process of its own. multiprocessing ends the process without this.
-        threading._shutdown()
-        atexit._run_exitfuncs()
+        if not alone:
+            # As in a process of its own. multiprocessing ends the process without this.
+            threading._shutdown()
+            atexit._run_exitfuncs()

@@ -71,7 +71,8 @@ def run_checks(files: str, size: int, only: str = "", without: str = "", device:
         try:
             for rank in range(size):
                 arguments = (files, rank, size, f"{folder}/store", only, without, device)
-                ranks.append(Forked(be_rank, arguments, variables, Path(folder, f"errors.{rank}")))
+                errors = Path(folder, f"errors.{rank}")
+                ranks.append(Forked(be_rank, arguments, variables, errors, "checks_start.py" in files))
             for rank, process in enumerate(ranks):
                 for name, problem in process.messages(LIMIT_S):
                     text = f"rank {rank}:\n{problem}" if problem else ""
