@@ -86,7 +86,8 @@ class ProcessSet:
         """
         if self.process_set_id is None:
             raise UnknownProcessSetError(
-                f"{self} has not been registered: pass it to init(process_sets=[...]) or add_process_set()."
+                f"{self} has not been registered, or was removed: pass it to init(process_sets=[...]) or "
+                "add_process_set()."
             )
         return list(api.context().engine.sets.members(self.process_set_id))
 
@@ -136,6 +137,9 @@ global_process_set: ProcessSet = _AllRanks()
 def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet:
     """Register a group of ranks. Every rank of the job must call it, members or not.
 
+    Collectives that are matched by name take it as ``process_set=``, on its members: the asynchronous and
+    grouped ones here, and those of the adapters for frameworks.
+
     Args:
         process_set: a :class:`ProcessSet`, or a list of ranks.
 
@@ -155,6 +159,9 @@ def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet
 
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Remove a registered group. Every rank of the job must call it.
+
+    Wait for the group's operations before. One that some members have not submitted by then fails with
+    :class:`~ringcomm.errors.MismatchError`.
 
     Args:
         process_set: the set.
@@ -213,6 +220,7 @@ def number_of(process_set: Optional[ProcessSet]) -> int:
         return GLOBAL_SET
     if process_set.process_set_id is None:
         raise UnknownProcessSetError(
-            f"{process_set} does not exist, or has not been registered: call add_process_set() first."
+            f"{process_set} does not exist, has not been registered, or was removed: call add_process_set() "
+            "first."
         )
     return process_set.process_set_id

@@ -34,6 +34,12 @@ while [ $# -gt 0 ]; do
     shift
 done
 given=("$@")
+for argument in "$@"; do
+    if [[ $argument == tests/* && ! -e ${argument%%::*} ]]; then
+        echo "there is no $argument" >&2
+        exit 2
+    fi
+done
 if [ ${#given[@]} -gt 0 ] && [ ${#only[@]} -eq 0 ]; then only=(main); mode=all; fi
 
 results=$(mktemp -d)

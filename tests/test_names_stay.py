@@ -1,6 +1,6 @@
 """No public name disappears: what users may have written into scripts is compared with the committed list.
 
-    python tests/test_names_stay.py --write      adds new names to the list
+    python -m tests.test_names_stay --write      adds new names to the list
 
 The list (``names_that_stay.txt``) has exports, classes' public members, parameters, exceptions, command line
 options, environment variables, the modules of the Horovod names, and ``python -m`` programs. A line leaves it

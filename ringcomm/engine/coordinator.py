@@ -242,7 +242,7 @@ class Coordinator:
                 self._fail(
                     entry,
                     f"{first.describe()} {entry.key} was not submitted by {missing} before "
-                    "remove_process_set() was called for its process set.",
+                    "remove_process_set() was called: wait for all operations of a process set first.",
                 )
 
     def _remove(self, entry: Announced) -> None:

@@ -38,7 +38,7 @@ class ProcessSets:
             return self._sets[number]
         except KeyError:
             raise UnknownProcessSetError(
-                f"Process set {number} does not exist, or has not been registered: call "
+                f"Process set {number} does not exist, has not been registered, or was removed: call "
                 "add_process_set() on every rank first."
             ) from None
 
