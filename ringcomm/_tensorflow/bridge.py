@@ -131,14 +131,14 @@ def _run_in_graph(batch: Batch, inputs: Sequence[Any], dtypes: Sequence[Any]) ->
     token = tf.numpy_function(
         lambda *arrays: np.int64(batch.start(arrays)), list(inputs), tf.int64, stateful=True
     )
-
     types = [tf.string, *dtypes]
 
     def step(number: tf.Tensor) -> Any:
         with tf.device("/cpu:0"):
             return tuple(tf.numpy_function(_reporting(batch.finish, dtypes), [number], types))
 
-    # On one device: TensorFlow runs a function that has parts on several devices in the inter-op pool.
+    # On one device, the function's body as well as the outputs that TensorFlow adds to it: it runs a function
+    # that has parts on several devices in the inter-op pool.
     with tf.device("/cpu:0"):
         callback = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int64))
     # Dataset.map() has no argument for this, and the private thread pool of a dataset's options is made for
