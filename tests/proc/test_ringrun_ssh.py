@@ -186,7 +186,7 @@ def test_ctrl_c_reaches_remote_ranks(sshd: Sshd) -> None:
         "-c",
         "trap 'echo asked; exit 0' INT; echo up; sleep 1001 & wait; wait",
     )
-    launched.find("sleep 1001", 2)
+    launched.find("sleep 1001", 4)  # a shell and its sleep on each host
     launched.process.send_signal(signal.SIGINT)
     assert launched.finish() == 130
     assert "[jetson1:1] asked" in launched.out and "[localhost:0] asked" in launched.out
