@@ -26,7 +26,10 @@ from typing import Any, Callable, Dict, List
 import numpy as np
 
 import ringcomm as rc
-from ringcomm.testing.device_simulation import Rates, simulate_all_reduce
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.support.device_simulation import Rates, simulate_all_reduce  # noqa: E402
 
 NBYTES = 64 << 20
 NETWORK = 1e9

@@ -14,7 +14,6 @@ from typing import Any, Dict, Optional, Sequence, Union
 from .activity import Activity, flat
 from .arrays.mirrors import StagingPool
 from .collective.call_sites import CallSites
-from .collective.reporter import Reporter
 from .collective.runner import Runner
 from .collectives import Collectives
 from .config import Membership, Settings
@@ -22,6 +21,7 @@ from .engine.engine import Engine
 from .engine.peer_channels import StopWatch
 from .errors import Recoverable, describe_error
 from .flight_recorder import Facts, FlightRecorder, forget_what_is_closed
+from .group.reporter import Reporter
 from .objects import Objects
 from .polling import polling_s
 from .preparation import Preparation, carriers, point_out_misspelt

@@ -30,10 +30,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "schedule.steps", "schedule.streams", "schedule.registry", "schedule.ring", "schedule.direct",
             "schedule.doubling", "schedule.tree", "schedule.hierarchy", "schedule.pipelined",
-            "schedule.algorithms", "schedule.replay", "schedule.verify", "schedule.staging",
-            "schedule.staging_check", "schedule.cost", "schedule.shares", "schedule.calibration",
-            "schedule.servers",
-            "schedule.choose", "schedule.select",
+            "schedule.algorithms", "schedule.staging", "schedule.cost", "schedule.shares",
+            "schedule.calibration", "schedule.servers", "schedule.choose", "schedule.select",
         ],
     ],
     2: [
@@ -45,6 +43,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "transport.reactor", "transport.rate_limit", "transport.refusals", "transport.connect",
             "transport.accept",
         ],
+        ["group.reporter"],
     ],
     3: [
         [
@@ -52,7 +51,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "collective.progress", "collective.part", "collective.execute", "collective.device_group",
             "collective.staged", "collective.short", "collective.drive", "collective.placement",
             "collective.coded_hosts", "collective.coded", "collective.calls", "collective.call_history",
-            "collective.call_lock", "collective.totals", "collective.reporter", "collective.plans",
+            "collective.call_lock", "collective.totals", "collective.plans",
             "collective.call_errors", "collective.call_runner",
             "collective.host_groups", "collective.runner", "collective.weighted",
             "collective.codec_rates", "collective.measure",
@@ -162,10 +161,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "mxnet.parameters", "mxnet.reducer", "mxnet.optimizer", "mxnet.trainer", "mxnet.__init__",
         ],
         [
-            "testing.faulty", "testing.reference", "testing.simulation", "testing.driving",
-            "testing.contract", "testing.cluster", "testing.fake_group", "testing.fake_device",
-            "testing.device_contract",
-            "testing.device_simulation",
+            "testing.faulty", "testing.driving", "testing.contract", "testing.cluster",
         ],
         [
             "torch.distributed._version", "torch.distributed._bridge", "torch.distributed._staged",

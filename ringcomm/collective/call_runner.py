@@ -16,6 +16,7 @@ from ..clock import Stopwatch
 from ..config import Settings
 from ..errors import RingcommError
 from ..group.failures import FailureReporter
+from ..group.reporter import Reporter
 from ..transport.base import Fabric
 from ..transport.huge_pages import LEAST_BYTES
 from ..transport.pace import delivered
@@ -29,7 +30,6 @@ from .drive import run
 from .part import Part
 from .plans import Plans
 from .progress import Progress
-from .reporter import Reporter
 from .staged import Mirror, Staging
 from .totals import Totals
 

@@ -3,7 +3,7 @@
 The schedule is that of ``direct``, over a buffer of codes instead of the values: chunk r of the buffer holds
 the codes of chunk r of the vector. Every contribution is encoded once, by its rank, and every finished sum
 once, by the rank that owns the chunk. The owner, too, takes what its codes mean as the result, so all ranks
-end with the same bits (:func:`ringcomm.schedule.verify.check_all_reduce` proves it with ``coded=True``).
+end with the same bits (the prover in ``tests/support/prover`` shows it with ``coded=True``).
 
 Codes are made segment by segment, not far ahead of what has been sent, and decoded when a segment is
 complete; so all passes over a segment stay in the cache and overlap with the network.

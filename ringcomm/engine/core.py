@@ -12,13 +12,13 @@ from typing import IO, Callable, Dict, List, Optional, Sequence, Tuple
 from ..clock import StepClock, Stopwatch
 from ..collective.call_history import CallHistory
 from ..collective.progress import Progress
-from ..collective.reporter import Reporter
 from ..collective.runner import Runner
 from ..collective.totals import Totals
 from ..config import Settings
 from ..errors import ConfigError
 from ..files import open_named
 from ..group.failures import FailureReporter
+from ..group.reporter import Reporter
 from ..schedule.select import Selector
 from ..transport.base import Channels, Fabric
 from .bucket_runner import BucketRunner

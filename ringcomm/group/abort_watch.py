@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
-from ..collective.reporter import Reporter
 from ..errors import RingcommError, fresh_copy
 from ..transport.base import Watch
+from .reporter import Reporter
 
 HeardAndSilent = Callable[[], Tuple[List[int], List[int]]]
 

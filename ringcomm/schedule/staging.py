@@ -8,7 +8,7 @@ result and a step writes it.
 Loads and stores depend on steps by position, as steps depend on each other: a step may proceed as far as the
 load of its span has, and a store as far as the last receive that writes its span. :func:`with_devices`
 expresses the same as ordinary schedules, in which the device of a rank is one more peer: it sends what the
-rank loads, and receives what the rank stores. So the checker (:mod:`.staging_check`) and the cost model need
+rank loads, and receives what the rank stores. So the prover (``tests/support``) and the cost model need
 no second language.
 """
 

@@ -3,7 +3,7 @@
 An algorithm is a pure function that returns, for one rank, the list of steps that this rank
 takes. A step names a *span* of elements ``[start, stop)`` in a buffer, and a peer. Nothing here
 depends on sockets. The same list is run by the executor over any fabric, replayed by the
-symbolic checker (:mod:`ringcomm.schedule.verify`), and priced by the cost model.
+symbolic checker (``tests/support/prover``), and priced by the cost model.
 
 **Order.** Between two ranks the steps are one byte stream each way: what rank a sends to rank b,
 in the order of a's list, is what b receives from a, in the order of b's list. Nothing else on the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ringcomm.config import Settings
-from ringcomm.testing.reference import (
+from tests.support.reference import (
     all_dtypes,
 )
 

@@ -9,8 +9,8 @@ from ringcomm.collective.staged import Done
 from ringcomm.config import Settings
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import run_ranks
-from ringcomm.testing.device_contract import Lab
-from ringcomm.testing.fake_device import FakeDevice
+from tests.support.device_contract import Lab
+from tests.support.fake_device import FakeDevice
 
 SETTINGS = Settings(spin_us=0.0, timeout_s=30.0, start_timeout_s=30.0, segment_bytes=8192)
 

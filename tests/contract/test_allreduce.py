@@ -10,7 +10,8 @@ import pytest
 from ringcomm.engine import adasum
 from ringcomm.errors import Misuse, UnsupportedDtypeError
 from ringcomm.ops import Adasum, Average, Max, Min, Product, Sum
-from ringcomm.testing.reference import (
+from tests.contract.contributions import DTYPES, FLOATS, numbers, small
+from tests.support.reference import (
     assert_reduced,
     contributions,
     hard_bits,
@@ -18,7 +19,6 @@ from ringcomm.testing.reference import (
     reduced,
     same_bits,
 )
-from tests.contract.contributions import DTYPES, FLOATS, numbers, small
 from tests.unit.schedule.building import names
 
 

@@ -10,14 +10,14 @@ import pytest
 from ringcomm.errors import Misuse
 from ringcomm.ops import Sum
 from ringcomm.schedule.steps import even_bounds
-from ringcomm.testing.reference import (
+from tests.contract.contributions import DTYPES, FLOATS, numbers, small
+from tests.support.reference import (
     assert_reduced,
     contributions,
     hard_bits,
     ops_for,
     same_bits,
 )
-from tests.contract.contributions import DTYPES, FLOATS, numbers, small
 
 
 class TestReducescatter:

@@ -12,11 +12,11 @@ from ringcomm.collective.staged import StagedExecution
 from ringcomm.config import Settings
 from ringcomm.errors import DeviceError, RingcommError
 from ringcomm.ops import Sum
-from ringcomm.testing import device_contract
 from ringcomm.testing.cluster import RankFailed, run_ranks
-from ringcomm.testing.device_contract import LONG, numbers
-from ringcomm.testing.fake_device import FakeEngine
 from tests.contract.fake_lab import SETTINGS, AtOnce, FakeLab, run_check, start, submitted_in_place
+from tests.support import device_contract
+from tests.support.device_contract import LONG, numbers
+from tests.support.fake_device import FakeEngine
 
 
 def load_without_a_wait(monkeypatch):

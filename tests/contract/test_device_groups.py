@@ -12,9 +12,9 @@ from ringcomm.config import Settings
 from ringcomm.errors import MismatchError, RingcommError
 from ringcomm.ops import Average, Max, Min, Product, Sum
 from ringcomm.testing.cluster import RankFailed, run_ranks
-from ringcomm.testing.device_contract import CHECKS, LONG, check_repeated, numbers, same
-from ringcomm.testing.fake_group import FakeGroup
 from tests.contract.fake_lab import FakeLab, start, submitted_in_place
+from tests.support.device_contract import CHECKS, LONG, check_repeated, numbers, same
+from tests.support.fake_group import FakeGroup
 
 SETTINGS = Settings(spin_us=0.0, timeout_s=30.0, start_timeout_s=30.0, segment_bytes=8192)
 HOSTS = [(1, 2), (1, 3), (2, 2), (3, 2)]

@@ -11,11 +11,11 @@ from ringcomm.config import Settings
 from ringcomm.ops import Sum
 from ringcomm.schedule.registry import Problem, build
 from ringcomm.schedule.steps import even_bounds
-from ringcomm.testing import device_contract
 from ringcomm.testing.cluster import RankFailed, run_ranks
-from ringcomm.testing.device_contract import CHECKS, LONG, numbers, same
-from ringcomm.testing.fake_device import FakeEngine
 from tests.contract.fake_lab import SETTINGS, AtOnce, FakeLab, run_check, start, submitted_in_place
+from tests.support import device_contract
+from tests.support.device_contract import CHECKS, LONG, numbers, same
+from tests.support.fake_device import FakeEngine
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

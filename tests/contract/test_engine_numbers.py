@@ -14,7 +14,7 @@ from ringcomm.arrays.bridge import flat_copy
 from ringcomm.config import Settings
 from ringcomm.ops import Adasum, Average, Max, Min, Product, Sum
 from ringcomm.testing.cluster import run_ranks
-from ringcomm.testing.reference import contributions
+from tests.support.reference import contributions
 
 LIMIT_S = 30.0
 

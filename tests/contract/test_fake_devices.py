@@ -12,8 +12,8 @@ from ringcomm.arrays.kinds import kind_of
 from ringcomm.arrays.mirrors import StagingPool
 from ringcomm.errors import DeviceError
 from ringcomm.ops import Average, Max, Min, Product, Sum
-from ringcomm.testing import fake_device
-from ringcomm.testing.fake_device import FakeArray, FakeDevice, FakeEvent
+from tests.support import fake_device
+from tests.support.fake_device import FakeArray, FakeDevice, FakeEvent
 
 LIMIT_S = 60.0
 

@@ -9,11 +9,11 @@ import threading
 import pytest
 
 from ringcomm.collective.progress import Progress
-from ringcomm.collective.reporter import Reporter
 from ringcomm.engine.heartbeat import HeartbeatThread
 from ringcomm.engine.observer import Observer
 from ringcomm.engine.peer_channels import Limits
 from ringcomm.errors import BrokenInvariantError, PeerStalledError, ProtocolError
+from ringcomm.group.reporter import Reporter
 from ringcomm.transport.tcp import SocketFabric, SocketLink
 from ringcomm.wire.messages import encode
 from tests.contract.service import eventually

@@ -11,7 +11,7 @@ from ringcomm.config import Settings
 from ringcomm.errors import PeerLostError
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import RankFailed, run_ranks
-from ringcomm.testing.reference import assert_reduced, contributions, same_bits
+from tests.support.reference import assert_reduced, contributions, same_bits
 
 FLOAT32 = np.dtype(np.float32)
 

@@ -12,8 +12,8 @@ from ringcomm.ops import Sum
 from ringcomm.schedule import registry
 from ringcomm.schedule.cost import CostModel
 from ringcomm.schedule.select import Selector
-from ringcomm.schedule.verify import check_all_reduce
 from ringcomm.testing.cluster import run_ranks
+from tests.support.prover.verify import check_all_reduce
 
 HALVING = '''
 """Recursive halving and doubling, for a power of two ranks (Rabenseifner 2004)."""

@@ -6,7 +6,6 @@ import threading
 
 import pytest
 
-from ringcomm.collective.reporter import Reporter
 from ringcomm.errors import (
     BrokenInvariantError,
     MismatchError,
@@ -17,6 +16,7 @@ from ringcomm.errors import (
 )
 from ringcomm.group.message_channel import SHORT_BYTES
 from ringcomm.group.point_to_point import PointToPoint
+from ringcomm.group.reporter import Reporter
 from ringcomm.transport.memory import memory_fabrics
 from tests.contract.service import eventually
 from tests.contract.works import LIMIT_S, Task

@@ -19,8 +19,8 @@ import numpy as np
 import ringcomm as rc
 from ringcomm.ops import ReduceOp
 from ringcomm.schedule.steps import even_bounds
-from ringcomm.testing.reference import all_dtypes, assert_reduced, contributions, ops_for
 from tests.fuzz.agreeing_groups import GroupFamily, delay
+from tests.support.reference import all_dtypes, assert_reduced, contributions, ops_for
 
 DTYPES = all_dtypes()
 KINDS = (

@@ -1,11 +1,11 @@
-"""Arrays of the libraries that use a GPU, for the suite of `ringcomm.testing.device_contract`."""
+"""Arrays of the libraries that use a GPU, for the suite of `tests.support.device_contract`."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from ringcomm.testing.device_contract import Lab
+from tests.support.device_contract import Lab
 
 
 class TorchLab(Lab):

@@ -9,8 +9,8 @@ import pytest
 
 from ringcomm.config import Settings
 from ringcomm.testing.cluster import run_ranks
-from ringcomm.testing.device_contract import CHECKS
 from tests.gpu.labs import LABS, TorchLab
+from tests.support.device_contract import CHECKS
 
 SETTINGS = Settings(spin_us=0.0, timeout_s=60.0, start_timeout_s=60.0)
 

@@ -10,8 +10,8 @@ import pytest
 from ringcomm.config import Settings
 from ringcomm.ops import Average, Max, Sum
 from ringcomm.testing.cluster import run_ranks
-from ringcomm.testing.device_contract import check_order_of_the_stream, check_repeated, same
 from tests.gpu.labs import TorchLab
+from tests.support.device_contract import check_order_of_the_stream, check_repeated, same
 
 SETTINGS = Settings(spin_us=0.0, timeout_s=120.0, start_timeout_s=60.0)
 COUNT = 1_000_003

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ringcomm.testing.faulty import Cut, Faults
-from ringcomm.testing.simulation import simulate
 from ringcomm.transport.base import LinkClosed
 from ringcomm.wire.frames import HEADER_BYTES
+from tests.support.simulation import simulate
 
 
 def cut_run(case, cut, seed, segment_bytes=16):

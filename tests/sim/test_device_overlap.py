@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringcomm.testing.device_simulation import Rates, simulate_all_reduce
+from tests.support.device_simulation import Rates, simulate_all_reduce
 
 NBYTES = 32 << 20
 NETWORK = 1e9

@@ -8,9 +8,9 @@ import pytest
 from ringcomm.collective.reduce import Kernel
 from ringcomm.ops import Min, Sum
 from ringcomm.testing.faulty import Faults
-from ringcomm.testing.reference import hard_bits
-from ringcomm.testing.simulation import simulate
 from tests.sim.cases import grid
+from tests.support.reference import hard_bits
+from tests.support.simulation import simulate
 from tests.unit.schedule.building import make as make_schedule
 from tests.unit.schedule.building import names
 

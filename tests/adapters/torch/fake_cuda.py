@@ -14,7 +14,7 @@ from ringcomm import api
 from ringcomm.arrays import kinds
 from ringcomm.arrays.torch_tensors import TorchKind
 from ringcomm.testing.cluster import run_ranks
-from ringcomm.testing.fake_device import FakeArray, FakeDevice, FakeEngine
+from tests.support.fake_device import FakeArray, FakeDevice, FakeEngine
 
 
 class Engine(FakeEngine):

@@ -11,13 +11,13 @@ pytest.importorskip("torch")
 
 import torch
 
-from ringcomm.collective.reporter import Reporter
 from ringcomm.errors import PeerStalledError, ProtocolError
 from ringcomm.group import message_channel, point_to_point
 from ringcomm.group.message_channel import SHORT_BYTES, Channel, Disagreement
 from ringcomm.group.message_matching import Arrival, Matcher, Receive
 from ringcomm.group.operation_queue import OperationQueue
 from ringcomm.group.point_to_point import PointToPoint
+from ringcomm.group.reporter import Reporter
 from ringcomm.torch.distributed._elements import type_code, type_name
 from ringcomm.torch.distributed._work import RingcommWork
 from ringcomm.transport.memory import memory_fabrics

@@ -7,7 +7,7 @@ import pytest
 
 from ringcomm.arrays.bridge import InPlace, as_array, flat_copy, flat_view
 from ringcomm.errors import Misuse, UnsupportedDtypeError
-from ringcomm.testing.reference import all_dtypes
+from tests.support.reference import all_dtypes
 
 
 def read_only(array):

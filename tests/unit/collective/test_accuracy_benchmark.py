@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ringcomm.ops import CODECS, Average
-from ringcomm.testing.simulation import simulate_coded
+from tests.support.simulation import simulate_coded
 
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringcomm.collective.reporter import Reporter
 from ringcomm.collective.runner import Runner
 from ringcomm.config import Settings
 from ringcomm.errors import (
@@ -16,6 +15,7 @@ from ringcomm.errors import (
     PeerStalledError,
     UnsupportedDtypeError,
 )
+from ringcomm.group.reporter import Reporter
 from ringcomm.ops import Average, Max, Sum
 from ringcomm.transport.huge_pages import LEAST_BYTES
 from ringcomm.transport.memory import memory_fabrics

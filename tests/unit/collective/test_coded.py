@@ -11,8 +11,8 @@ from ringcomm.collective.coded import usable_codec
 from ringcomm.ops import CODECS, Average, Max, Min, Product, Sum
 from ringcomm.schedule.select import Selector
 from ringcomm.testing.faulty import Cut, Faults
-from ringcomm.testing.simulation import simulate_coded
 from ringcomm.transport.base import LinkClosed
+from tests.support.simulation import simulate_coded
 
 SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 9]
 NAMES = CODECS[1:]

@@ -16,10 +16,10 @@ from ringcomm.ops import CODECS, Average, Sum
 from ringcomm.schedule.select import Selector
 from ringcomm.schedule.steps import even_bounds
 from ringcomm.testing.faulty import Cut, Faults
-from ringcomm.testing.simulation import simulate_coded
 from ringcomm.transport.base import LinkClosed
 from ringcomm.transport.memory import memory_fabrics
 from ringcomm.wire.frames import NO_ROOT, Collective, Header
+from tests.support.simulation import simulate_coded
 from tests.unit.collective.test_coded import gradients, through
 
 GRIDS = [[0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 2, 2]]

@@ -10,9 +10,9 @@ from ringcomm.collective.headers import Headers
 from ringcomm.collective.placement import Placement
 from ringcomm.schedule import direct, hierarchy, pipelined, ring
 from ringcomm.schedule.staging import Copies, plan_copies
-from ringcomm.schedule.staging_check import check_staged_all_reduce
 from ringcomm.schedule.steps import Recv, Send, even_bounds
 from ringcomm.wire.frames import VOTE, Header, unpack_header
+from tests.support.prover.staging_check import check_staged_all_reduce
 
 HEADER = Header(0, 0, 1, 1, 11, -1, 0, 99)
 

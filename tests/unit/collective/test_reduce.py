@@ -10,7 +10,7 @@ import pytest
 from ringcomm.collective.reduce import Kernel
 from ringcomm.errors import UnsupportedDtypeError
 from ringcomm.ops import Average, Max, Min, Product, ReduceOp, Sum
-from ringcomm.testing.reference import all_dtypes, assert_reduced, contributions, hard_bits, ops_for
+from tests.support.reference import all_dtypes, assert_reduced, contributions, hard_bits, ops_for
 
 DTYPES = all_dtypes()
 FLOATS = [dtype for dtype in DTYPES if dtype.kind not in "biu"]

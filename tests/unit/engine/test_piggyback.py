@@ -13,9 +13,9 @@ from ringcomm.engine.piggyback import PIGGYBACK_BYTES, may_piggyback, pack, sett
 from ringcomm.engine.request import Handle, Request, Signature
 from ringcomm.errors import ProtocolError
 from ringcomm.ops import Collective, ReduceOp
-from ringcomm.testing.reference import all_dtypes, assert_reduced, contributions, ops_for
 from ringcomm.wire.frames import NO_OP, NO_ROOT
 from ringcomm.wire.messages import encode, validate
+from tests.support.reference import all_dtypes, assert_reduced, contributions, ops_for
 
 
 def request(array: Optional[np.ndarray], kind: Collective = Collective.ALLREDUCE, **changes: Any) -> Request:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ringcomm.collective.reporter import Reporter
 from ringcomm.errors import (
     LinkLostError,
     MismatchError,
@@ -14,6 +13,7 @@ from ringcomm.errors import (
     PeerStalledError,
 )
 from ringcomm.group.abort_watch import GroupWatch
+from ringcomm.group.reporter import Reporter
 
 
 class Control(Reporter):

@@ -8,7 +8,7 @@ from ringcomm.errors import ConfigError
 from ringcomm.schedule import choose, direct, doubling, registry, ring, tree
 from ringcomm.schedule.select import Selector
 from ringcomm.schedule.steps import even_bounds
-from ringcomm.schedule.verify import check_all_reduce, check_broadcast
+from tests.support.prover.verify import check_all_reduce, check_broadcast
 from tests.unit.schedule.building import make, names
 
 KIB = 1024

@@ -8,7 +8,7 @@ import pytest
 
 from ringcomm.schedule import direct
 from ringcomm.schedule.steps import SELF, SOURCE, Recv, Send, even_bounds
-from ringcomm.schedule.verify import (
+from tests.support.prover.verify import (
     check_all_gather,
     check_all_reduce,
     check_all_to_all,

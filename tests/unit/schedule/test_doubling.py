@@ -6,7 +6,7 @@ import pytest
 
 from ringcomm.schedule import doubling
 from ringcomm.schedule.steps import SELF, Recv, Send
-from ringcomm.schedule.verify import check_all_reduce
+from tests.support.prover.verify import check_all_reduce
 
 
 @pytest.mark.sampled

@@ -7,7 +7,7 @@ import pytest
 from ringcomm.schedule import hierarchy
 from ringcomm.schedule.hierarchy import hosts_of
 from ringcomm.schedule.steps import Recv, Send, even_bounds
-from ringcomm.schedule.verify import check_all_gather, check_all_reduce, check_reduce_scatter
+from tests.support.prover.verify import check_all_gather, check_all_reduce, check_reduce_scatter
 
 
 def grid(hosts, places, scattered=False):

@@ -7,9 +7,9 @@ import pytest
 from ringcomm.schedule import direct, pipelined
 from ringcomm.schedule.cost import CopyCost, CostModel, predict
 from ringcomm.schedule.staging import plan_copies, with_devices
-from ringcomm.schedule.staging_check import check_staged_all_reduce
 from ringcomm.schedule.steps import Recv, even_bounds
-from ringcomm.schedule.verify import check_all_reduce
+from tests.support.prover.staging_check import check_staged_all_reduce
+from tests.support.prover.verify import check_all_reduce
 
 
 def schedules(size, count, blocks, bounds=None):

@@ -6,7 +6,7 @@ import pytest
 
 from ringcomm.schedule import ring
 from ringcomm.schedule.steps import SELF, Recv, Send, even_bounds
-from ringcomm.schedule.verify import check_all_gather, check_all_reduce, check_reduce_scatter
+from tests.support.prover.verify import check_all_gather, check_all_reduce, check_reduce_scatter
 
 SOME_SIZES = [*range(1, 18), 33]
 

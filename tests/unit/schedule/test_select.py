@@ -9,7 +9,7 @@ from ringcomm.schedule import hierarchy
 from ringcomm.schedule.cost import CostModel
 from ringcomm.schedule.select import Selector
 from ringcomm.schedule.steps import Recv, Send, even_bounds
-from ringcomm.schedule.verify import (
+from tests.support.prover.verify import (
     check_all_gather,
     check_all_reduce,
     check_broadcast,

@@ -9,8 +9,8 @@ from ringcomm.collective.reduce import Kernel
 from ringcomm.ops import Sum
 from ringcomm.schedule import direct, servers
 from ringcomm.schedule.steps import even_bounds, exchange_lengths
-from ringcomm.schedule.verify import check_all_reduce
-from ringcomm.testing.simulation import simulate
+from tests.support.prover.verify import check_all_reduce
+from tests.support.simulation import simulate
 
 
 @pytest.mark.parametrize("workers", range(2, 10))

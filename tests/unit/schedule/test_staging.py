@@ -15,13 +15,13 @@ from ringcomm.schedule.staging import (
     plan_copies,
     with_devices,
 )
-from ringcomm.schedule.staging_check import (
+from ringcomm.schedule.steps import SOURCE, Recv, Send, even_bounds
+from tests.support.prover.staging_check import (
     check_staged_all_gather,
     check_staged_all_reduce,
     check_staged_broadcast,
     check_staged_reduce_scatter,
 )
-from ringcomm.schedule.steps import SOURCE, Recv, Send, even_bounds
 from tests.unit.schedule.building import make, names
 
 NO_COPIES = Copies((), ())

@@ -6,7 +6,7 @@ import pytest
 
 from ringcomm.schedule import tree
 from ringcomm.schedule.steps import Recv, Send
-from ringcomm.schedule.verify import check_broadcast
+from tests.support.prover.verify import check_broadcast
 
 BROADCASTS = [tree.broadcast, tree.chain]
 

@@ -7,7 +7,7 @@ import pytest
 
 from ringcomm.config import Settings
 from ringcomm.testing.cluster import RankFailed, run_ranks
-from ringcomm.testing.device_contract import CHECKS, Lab, same
+from tests.support.device_contract import CHECKS, Lab, same
 
 SETTINGS = Settings(spin_us=0.0, timeout_s=30.0, start_timeout_s=30.0)
 

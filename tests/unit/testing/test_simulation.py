@@ -7,9 +7,9 @@ import pytest
 
 from ringcomm.schedule.steps import Recv, Send
 from ringcomm.testing.faulty import Cut, Faults, FaultyFabric, Turns
-from ringcomm.testing.simulation import Hang, simulate
 from ringcomm.transport.base import LinkClosed
 from ringcomm.transport.memory import memory_fabrics
+from tests.support.simulation import Hang, simulate
 
 SOUND = {"would_block": 0.0, "short": 0.0}
 

@@ -17,9 +17,9 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 
-from ..collective.device_group import DeviceGroup, DevicePort
-from ..errors import DeviceError
-from ..ops import ReduceOp
+from ringcomm.collective.device_group import DeviceGroup, DevicePort
+from ringcomm.errors import DeviceError
+from ringcomm.ops import ReduceOp
 
 logger = logging.getLogger("ringcomm")
 

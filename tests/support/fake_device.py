@@ -20,11 +20,11 @@ from typing import Any, Callable, Hashable, List, Optional, Sequence, Tuple, Uni
 
 import numpy as np
 
-from ..arrays.kinds import CopyEngine, DeviceKind, register_kind
-from ..collective.device_group import DevicePort
-from ..collective.staged import Done
-from ..errors import DeviceError
-from .fake_group import FakePort
+from ringcomm.arrays.kinds import CopyEngine, DeviceKind, register_kind
+from ringcomm.collective.device_group import DevicePort
+from ringcomm.collective.staged import Done
+from ringcomm.errors import DeviceError
+from tests.support.fake_group import FakePort
 
 _POISON = 0xFF
 _LONGEST_WAIT_S = 60.0
@@ -126,7 +126,7 @@ class FakeDevice:
         fail_in: likewise of the copies to the device.
         mapped_slowdown: its memory is mapped, and this is what a measurement of the host's additions there
             finds; None: it is not mapped.
-        group_fails: what fails when it is to join a group, see :class:`~.fake_group.FakePort`; None: it
+        group_fails: what fails when it is to join a group, see `fake_group.FakePort`; None: it
             has no way into groups.
 
     Attributes:

@@ -13,19 +13,19 @@ from typing import Any, Callable, List, Optional, Sequence, Union
 
 import numpy as np
 
-from ..collective.coded import CodedPlans
-from ..collective.flows import SegmentPool
-from ..collective.part import Part
-from ..collective.reduce import Kernel
-from ..collective.short import make_execution
-from ..dtypes import code_of
-from ..errors import RingcommError
-from ..ops import Collective, ReduceOp
-from ..schedule.select import Selector
-from ..schedule.steps import Step
-from ..transport.memory import MemoryFabric, memory_fabrics
-from ..wire.frames import NO_OP, NO_ROOT, Header
-from .faulty import Faults, FaultyFabric, Turns
+from ringcomm.collective.coded import CodedPlans
+from ringcomm.collective.flows import SegmentPool
+from ringcomm.collective.part import Part
+from ringcomm.collective.reduce import Kernel
+from ringcomm.collective.short import make_execution
+from ringcomm.dtypes import code_of
+from ringcomm.errors import RingcommError
+from ringcomm.ops import Collective, ReduceOp
+from ringcomm.schedule.select import Selector
+from ringcomm.schedule.steps import Step
+from ringcomm.testing.faulty import Faults, FaultyFabric, Turns
+from ringcomm.transport.memory import MemoryFabric, memory_fabrics
+from ringcomm.wire.frames import NO_OP, NO_ROOT, Header
 
 
 class Hang(AssertionError):

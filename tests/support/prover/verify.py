@@ -1,16 +1,16 @@
 """Proof that a set of schedules computes what it should, by a replay of all ranks in symbols.
 
 Each function here says what one collective must do: what is defined in the beginning, and what every rank
-must have at the end. :mod:`.replay` moves the elements, and finds deadlocks and double contributions.
+must have at the end. `replay` moves the elements, and finds deadlocks and double contributions.
 """
 
 from __future__ import annotations
 
 from typing import Dict, Sequence
 
-from .replay import Replay
-from .steps import DATA, SOURCE, Bounds
-from .streams import Domain, Schedules
+from ringcomm.schedule.steps import DATA, SOURCE, Bounds
+from ringcomm.schedule.streams import Domain, Schedules
+from tests.support.prover.replay import Replay
 
 
 def check_all_reduce(

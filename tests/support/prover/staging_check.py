@@ -1,6 +1,6 @@
 """Proof that copies between devices and the host are complete and in time, for any schedule.
 
-The replay of :mod:`.verify`, with a device for each rank as one more peer (:func:`.staging.with_devices`). In
+The replay of `verify`, with a device for each rank as one more peer (`with_devices`). In
 the beginning the contributions are on the devices alone and the host's memory is undefined, so a step that
 a load does not precede sends or folds what is undefined. In the end the devices are examined, so a result
 that is not stored, or stored before its last receive, is found.
@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Collection, Dict, Sequence
 
-from .replay import Replay
-from .staging import Copies, with_devices
-from .steps import DATA, Bounds
-from .streams import Domain, Schedules
+from ringcomm.schedule.staging import Copies, with_devices
+from ringcomm.schedule.steps import DATA, Bounds
+from ringcomm.schedule.streams import Domain, Schedules
+from tests.support.prover.replay import Replay
 
 
 def check_staged_all_reduce(

@@ -24,8 +24,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Deque, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
-from .steps import DATA, SELF, Bounds, Recv, Send
-from .streams import Domain, Schedules, Streams, cut_buffers, fail, name_of, pair_steps
+from ringcomm.schedule.steps import DATA, SELF, Bounds, Recv, Send
+from ringcomm.schedule.streams import Domain, Schedules, Streams, cut_buffers, fail, name_of, pair_steps
 
 _UNDEFINED = -1  # a piece that no step has written
 
@@ -129,8 +129,8 @@ class Replay:
 
     Args:
         schedules: one per rank.
-        marks: as for :func:`~.streams.cut_buffers`.
-        coded: as for :func:`~.verify.check_all_reduce`.
+        marks: as for :func:`~ringcomm.schedule.streams.cut_buffers`.
+        coded: as for :func:`~tests.support.prover.verify.check_all_reduce`.
         contributors: how many ranks, from 0 on, have contributions; None: all.
 
     Each place counts the steps that touched it. The *version* that a step needs at a place is the number of

@@ -19,11 +19,11 @@ from typing import Any, Callable, List, Sequence
 
 import numpy as np
 
-from ..arrays.operands import Argument, Rows, mirrors, submitted
-from ..context import Context
-from ..dtypes import dtype_named
-from ..engine.request import Handle
-from ..ops import Adasum, Average, Max, Min, Product, Sum
+from ringcomm.arrays.operands import Argument, Rows, mirrors, submitted
+from ringcomm.context import Context
+from ringcomm.dtypes import dtype_named
+from ringcomm.engine.request import Handle
+from ringcomm.ops import Adasum, Average, Max, Min, Product, Sum
 
 LONG = 300_000
 """Elements of arrays that take several segments and pieces."""

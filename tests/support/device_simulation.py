@@ -10,18 +10,18 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from ..arrays.kinds import CopyEngine
-from ..arrays.mirrors import BlockMirror, StagingPool
-from ..collective.flows import SegmentPool
-from ..collective.reduce import Kernel
-from ..collective.staged import Done, StagedExecution, Staging
-from ..dtypes import code_of
-from ..ops import Collective, ReduceOp
-from ..schedule.select import Selector
-from ..schedule.staging import plan_copies
-from ..transport.base import Fabric, Link, Views
-from ..transport.memory import memory_fabrics
-from ..wire.frames import NO_ROOT, Header
+from ringcomm.arrays.kinds import CopyEngine
+from ringcomm.arrays.mirrors import BlockMirror, StagingPool
+from ringcomm.collective.flows import SegmentPool
+from ringcomm.collective.reduce import Kernel
+from ringcomm.collective.staged import Done, StagedExecution, Staging
+from ringcomm.dtypes import code_of
+from ringcomm.ops import Collective, ReduceOp
+from ringcomm.schedule.select import Selector
+from ringcomm.schedule.staging import plan_copies
+from ringcomm.transport.base import Fabric, Link, Views
+from ringcomm.transport.memory import memory_fabrics
+from ringcomm.wire.frames import NO_ROOT, Header
 
 _TICK_S = 20e-6
 _BURST_BYTES = 64 * 1024

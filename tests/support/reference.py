@@ -6,8 +6,8 @@ from typing import Any, List, Sequence
 
 import numpy as np
 
-from ..dtypes import HALF_TYPES
-from ..ops import ELEMENTWISE, ReduceOp
+from ringcomm.dtypes import HALF_TYPES
+from ringcomm.ops import ELEMENTWISE, ReduceOp
 
 REAL_NAMES = (
     "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64",
