@@ -159,7 +159,7 @@ def test_the_next_host_is_started_when_one_has_answered(start: Callable[..., Sta
 
 
 def test_a_host_whose_output_is_no_agents(start: Callable[..., Started]) -> None:
-    job = start(ANSWERS + "printf 'this is not a frame of the agent'; " + READS)
+    job = start(ANSWERS + "printf 'this is not a frame of the agent'; " + STAYS)
     job.until(lambda: job.agents.all_closed)
     (why,) = job.handler.confusion
     assert why.startswith("h0: its agent sent invalid data: ") and job.handler.ended == [-9]
