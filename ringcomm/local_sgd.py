@@ -190,7 +190,11 @@ class LocalSGD:
         """Start the reduction of what this rank has changed in a fragment."""
         places = self._fragments[number]
         started = {place: self._weights[place].copy() for place in places} if self._overlap else {}
-        deltas = {place: self._anchors[place] - self._weights[place] for place in places}
+        # Into arrays of their own: the plain difference of arrays of zero dimensions is a scalar, whose flat
+        # copy would be averaged in place of it.
+        deltas = {place: np.empty_like(self._anchors[place]) for place in places}
+        for place, delta in deltas.items():
+            np.subtract(self._anchors[place], self._weights[place], out=delta)
         groups: Dict[str, List[int]] = {}
         for place in places:
             groups.setdefault(self._codec_of(deltas[place]), []).append(place)

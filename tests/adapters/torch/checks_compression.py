@@ -6,6 +6,7 @@ import copy
 from typing import Any, List
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -227,6 +228,19 @@ def check_local_steps() -> None:
         optimizer.step()
     assert torch.allclose(parameters_of(model), parameters_of(reference), atol=1e-5)
     with_errors(ValueError, lambda: hvd.LocalSGD(reference, optimizer), "original optimizer")
+
+
+def check_local_steps_average_a_parameter_of_zero_dimensions() -> None:
+    """Such as the temperature of a contrastive loss."""
+    model = nn.Module()
+    model.logit_scale = nn.Parameter(torch.tensor(0.0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    with hvd.LocalSGD(model, optimizer, sync_every=2, outer_lr=1.0, outer_momentum=0.0):
+        for _ in range(2):
+            optimizer.zero_grad()
+            (model.logit_scale * -float(hvd.rank() + 1)).backward()
+            optimizer.step()
+    assert float(model.logit_scale.detach()) == pytest.approx(0.2 * (hvd.size() + 1))
 
 
 def check_the_choice_is_made_for_all_ranks() -> None:
