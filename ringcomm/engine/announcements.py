@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import count
 from math import fsum, inf
-from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..collective.weighted import NO_WEIGHTS
+from ..wire.messages import Message
 from .cache import IssuedIds
 from .request import Key, Signature
 
@@ -17,6 +19,7 @@ class Announcement(NamedTuple):
         number: see :class:`~.request.Key`.
         site: file and line of the call.
         weight: of the rank's contribution; 1.0 if the operation has no weights.
+        absent: the parts that the rank does not have, a bit for each.
         packed: the values of a short operation.
     """
 
@@ -24,6 +27,7 @@ class Announcement(NamedTuple):
     number: int
     site: str
     weight: float
+    absent: int = 0
     packed: Optional[str] = None
 
 
@@ -35,10 +39,12 @@ class Announced:
         first_s: when the first rank announced it.
         reported_s: when it was last reported as waiting; at first ``first_s``.
         last_s: when the last rank so far announced it.
+        absent: the parts that no rank so far has, a bit for each. Ranks that have joined have none.
     """
 
     __slots__ = (
-        "first_s", "key", "last_s", "members", "piggybacked", "reported_s", "signatures", "sites", "weights",
+        "absent", "first_s", "key", "last_s", "members", "piggybacked", "reported_s", "signatures", "sites",
+        "weights",
     )  # fmt: skip
 
     def __init__(self, key: Key, members: Tuple[int, ...], now_s: float) -> None:
@@ -49,46 +55,75 @@ class Announced:
         self.sites: Dict[int, str] = {}
         self.piggybacked: Dict[int, str] = {}
         self.weights: Dict[int, float] = {}
+        self.absent = -1
+
+    def add(self, rank: int, announcement: Announcement) -> None:
+        """A rank has announced the operation."""
+        self.signatures[rank] = announcement.signature
+        self.sites[rank] = announcement.site
+        self.weights[rank] = announcement.weight
+        self.absent &= announcement.absent
+        if announcement.packed is not None:
+            self.piggybacked[rank] = announcement.packed
 
 
-def announcements(
-    known: Sequence[Any],
-    short: Sequence[Any],
-    fresh: Sequence[Any],
-    weights: Sequence[Any],
-    ids: IssuedIds,
-    lines: Sequence[str],
-) -> Iterator[Announcement]:
-    """The operations of a message, in the order in which their weights are listed.
+def announcements(message: Message, ids: IssuedIds, lines: Sequence[str]) -> Iterator[Announcement]:
+    """The operations of a ``ready`` message, in the order in which their weights are listed.
 
     Args:
-        known: number of the signature and of the operation, and line, of each operation.
-        short: the same with its values, of operations of which the values were sent along.
-        fresh: signature, number of the operation, and line.
-        weights: of those that are weighted averages.
+        message: ``known`` has number of the signature and of the operation, and line, of each operation;
+            ``carried`` the same with its values, of operations of which the values were sent along; ``fresh``
+            signature, number of the operation, and line. ``weights`` are those of weighted averages, and
+            ``absent`` is what :func:`masks_as_text` returns.
         ids: the numbers of signatures.
         lines: of the rank's program, by number.
 
     Raises:
         LookupError, ValueError, TypeError, OverflowError: the message makes no sense.
     """
-    left = iter(weights)
+    known = message["known"]
+    left, masks = iter(message["weights"]), masks_of(message["absent"])
 
     def announced(signature: Signature, number: int, line: int, packed: Optional[str] = None) -> Announcement:
         weight = float(next(left)) if signature.weighted else 1.0
         if not 0.0 <= weight < inf:
             raise ValueError(f"a weight of {weight}")
-        return Announcement(signature, number, lines[line], weight, packed)
+        return Announcement(signature, number, lines[line], weight, next(masks), packed)
 
     try:
         for id_, number, line in zip(known[::3], known[1::3], known[2::3]):
             yield announced(ids.signature(id_), number, line)
-        for id_, number, line, packed in short:
+        for id_, number, line, packed in message["carried"]:
             yield announced(ids.signature(id_), number, line, packed)
-        for data, number, line in fresh:
+        for data, number, line in message["fresh"]:
             yield announced(Signature.from_json(data), int(number), line)
     except StopIteration:
         raise ValueError("a weight is missing") from None
+
+
+def masks_as_text(masks: Sequence[int]) -> List[List[Any]]:
+    """The bits of those operations that have any, each with the operation's place; :func:`masks_of` reads it.
+
+    >>> masks_as_text([0, 0, 5])
+    [[2, '5']]
+    """
+    return [[place, format(mask, "x")] for place, mask in enumerate(masks) if mask]
+
+
+def masks_of(text: Sequence[Any]) -> Iterator[int]:
+    """The bits of one operation after the other, without end.
+
+    >>> from itertools import islice
+    >>> list(islice(masks_of([[2, '5']]), 4))
+    [0, 0, 5, 0]
+
+    Raises:
+        ValueError, TypeError: what the message says makes no sense.
+    """
+    masks = {int(place): int(digits, 16) for place, digits in text}
+    if any(mask < 0 for mask in masks.values()):
+        raise ValueError("negative bits of absent parts")
+    return (masks.get(place, 0) for place in count())
 
 
 def sum_of_weights(weights: Mapping[int, float]) -> float:

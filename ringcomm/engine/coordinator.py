@@ -14,18 +14,18 @@ from ..collective.call_sites import CallSites
 from ..errors import ProtocolError, RingcommError
 from ..ops import Collective
 from ..wire.messages import Message
-from .announcements import Announced, Announcement, announcements, no_weight_text, sum_of_weights
+from .announcements import (
+    Announced,
+    Announcement,
+    announcements,
+    masks_as_text,
+    no_weight_text,
+    sum_of_weights,
+)
 from .cache import IssuedIds
 from .deadlocks import PATIENCE, BlockedRanks
 from .fusion import Member, by_need, plan_buckets
-from .mismatch import (
-    calls_text,
-    deadlock_text,
-    last_seen_text,
-    mismatch_text,
-    ranks_text,
-    whereabouts,
-)
+from .mismatch import calls_text, deadlock_text, last_seen_text, mismatch_text, ranks_text, whereabouts
 from .piggyback import settle
 from .process_sets import GLOBAL_SET, ProcessSets, UnknownProcessSetError
 from .request import MOST_SITES, Key, Signature
@@ -98,6 +98,7 @@ class Coordinator:
         self._entries: Dict[Key, Announced] = {}
         self._ready: List[Tuple[Key, Signature]] = []
         self._totals: Dict[Key, float] = {}
+        self._absent: Dict[Key, int] = {}
         self._ready_since_s = 0.0
         self._settled: List[Tuple[Key, Signature, str]] = []
         self._urgent = False
@@ -139,10 +140,7 @@ class Coordinator:
         if kind == "ready":
             lines = self._lines.setdefault(rank, [""])
             lines += map(str, message["sites"][: 1 + MOST_SITES - len(lines)])
-            short, weights = message["carried"], message["weights"]
-            for announcement in announcements(
-                message["known"], short, message["fresh"], weights, self._ids, lines
-            ):
+            for announcement in announcements(message, self._ids, lines):
                 self._announce(rank, announcement, now_s)
             self._urgent = self._urgent or bool(message["urgent"])
             self._blocked.goes_on(rank)
@@ -168,8 +166,8 @@ class Coordinator:
             raise ProtocolError(f"rank {rank} may not send {kind!r} to rank 0")
 
     def _announce(self, rank: int, announcement: Announcement, now_s: float) -> None:
-        signature, number, site, weight, packed = announcement
-        key = Key(signature.process_set, signature.name, number)
+        signature = announcement.signature
+        key = signature.key(announcement.number)
         if self.on_announce is not None:
             self.on_announce(key, rank, signature)
         entry = self._entries.get(key)
@@ -180,11 +178,7 @@ class Coordinator:
                 self._failed.append([list(key), "mismatch", str(problem), []])
                 return
             entry = self._entries[key] = Announced(key, members, now_s)
-        entry.signatures[rank] = signature
-        entry.sites[rank] = site
-        entry.weights[rank] = weight
-        if packed is not None:
-            entry.piggybacked[rank] = packed
+        entry.add(rank, announcement)
         self._last[rank] = (signature, key, now_s)
         if len(entry.signatures) == self._size:
             late_s = now_s - max(entry.last_s, self._late_until_s)
@@ -226,6 +220,8 @@ class Coordinator:
         else:
             if first.weighted:
                 self._totals[entry.key] = sum_of_weights(entry.weights)
+            if entry.absent:
+                self._absent[entry.key] = entry.absent
             if not self._ready:
                 self._ready_since_s = now_s
             self._ready.append((entry.key, first))
@@ -286,6 +282,7 @@ class Coordinator:
         fresh: List[List[Any]] = []
         members = [Member(self._number(signature, fresh), key.number, signature) for key, signature in ready]
         buckets = plan_buckets(members, self.tuning.fusion_bytes)
+        keys = [item.signature.key(item.number) for bucket in buckets for item in bucket]
         message: Message = {
             "type": "orders",
             "fresh": fresh,
@@ -294,10 +291,8 @@ class Coordinator:
                 for key, signature, packed in self._settled
             ],
             "run": [[value for item in bucket for value in (item.id, item.number)] for bucket in buckets],
-            "totals": [
-                self._totals.pop(Key(item.signature.process_set, item.signature.name, item.number))
-                for bucket in buckets for item in bucket if item.signature.weighted
-            ],
+            "totals": [self._totals.pop(key) for key in keys if key in self._totals],
+            "absent": masks_as_text([self._absent.pop(key, 0) for key in keys]),
             "failed": self._failed,
             "joined": joined,
             "forget": 0,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import contextmanager
-from typing import Callable, Collection, Iterator, List, NamedTuple, Optional, Sequence, Set
+from typing import Callable, Collection, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 from ..clock import Clock
 from ..errors import MismatchError, NotInitializedError, PeerStalledError, ProtocolError, RingcommError
 from ..transport.base import Fabric, Link, Stopped
 from ..wire.messages import Message
+from .announcements import masks_of
 from .bucket_runner import BucketRunner
 from .coordinator import Coordinator
 from .observer import labels_of
@@ -275,13 +276,13 @@ class EngineState:
                 for (number, name, count), kind, text, late in responses["failed"]
             ]
             settled = [(int(number), int(count), str(text)) for number, count, text in responses["settled"]]
-            totals = map(float, responses["totals"])
+            totals, absent = map(float, responses["totals"]), masks_of(responses["absent"])
         for failure in failures:
             self._fail_one(*failure)
         for result in settled:
             self._settle(*result)
         for run in responses["run"]:
-            self._run(run, totals)
+            self._run(run, totals, absent)
         if responses["joined"] >= 0:
             with self.lock:
                 join, self.join = self.join, None
@@ -334,9 +335,9 @@ class EngineState:
                 f"({self.rank}) has not submitted."
             )
 
-    def _run(self, run: Sequence[int], totals: Optional[Iterator[float]] = None) -> None:
+    def _run(self, run: Sequence[int], totals: Iterable[float] = (), absent: Iterable[int] = ()) -> None:
         with self.lock, _making_sense():
-            bucket = self.pending.take_bucket(run, totals)
+            bucket = self.pending.take_bucket(run, totals, absent)
         self.bucket_runner.next_bucket()
         with _making_sense():
             members = self.bucket_runner.members(bucket[0][0].process_set)

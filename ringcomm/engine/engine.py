@@ -43,6 +43,7 @@ class Engine(EngineCore):
         compression: Any = None,
         residuals: Sequence[Array] = (),
         weight: Optional[float] = None,
+        absent: int = 0,
         mirrors: Mirrors = (),
     ) -> Handle:
         """Reduce the arrays in place, all of them or none.
@@ -51,6 +52,8 @@ class Engine(EngineCore):
             compression: as for :func:`ringcomm.ops.codec_number`.
             residuals: of error feedback, one for each array.
             weight: of this rank's contribution to a weighted average; None on all ranks: there are none.
+            absent: the parts of the arrays that this rank does not have, a bit for each: a fact about ranks,
+                which no weight or codec touches. The handle's ``absent`` has those that no rank has.
             mirrors: of arrays on devices; see :class:`~.request.Request`. Results are stored to them.
 
         Raises:
@@ -68,7 +71,8 @@ class Engine(EngineCore):
         return self._submit(
             Collective.ALLREDUCE, arrays, shapes, name, process_set, urgent, convert,
             op=int(op), prescale=factor_of(prescale), postscale=factor_of(postscale),
-            codec=codec_number(compression), residuals=residuals, weight=weight, mirrors=mirrors,
+            codec=codec_number(compression), residuals=residuals, weight=weight, absent=absent,
+            mirrors=mirrors,
         )  # fmt: skip
 
     def reducescatter(
@@ -251,6 +255,7 @@ class Engine(EngineCore):
         codec: int = 0,
         residuals: Sequence[Array] = (),
         weight: Optional[float] = None,
+        absent: int = 0,
         mirrors: Mirrors = (),
     ) -> Handle:
         if process_set != GLOBAL_SET:
@@ -270,12 +275,14 @@ class Engine(EngineCore):
         label = name or kind.name.lower()
         handle = Handle(label, None if thread is None else thread.wait, convert)
         own = 1.0 if weight is None else weight
-        request = Request(signature, arrays, handle, rows, splits, call_site(), own)
+        request = Request(signature, arrays, handle, rows, splits, call_site(), own, absent)
         request.residuals = residuals
         request.mirrors = mirrors
         if thread is not None:
             return thread.submit(request, urgent)
-        handle.finish(self._single.run(request))
+        result = self._single.run(request)
+        handle.absent = absent
+        handle.finish(result)
         return handle
 
 

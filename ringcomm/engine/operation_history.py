@@ -89,5 +89,6 @@ def finish(request: Request, result: object = None, error: Optional[BaseExceptio
         operation.ended_s = monotonic()
         operation.error = "" if error is None else f"{type(error).__name__}: {error}"
     request.mirrors = ()
+    request.handle.absent = request.absent
     request.arrays = []  # before a waiting thread counts the references to its memory
     request.handle.finish(result, error)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from ..errors import DuplicateNameError
 from ..wire.messages import Message
+from .announcements import masks_as_text
 from .cache import KnownIds
 from .piggyback import may_piggyback, pack
 from .request import MOST_SITES, Key, Request, Signature
@@ -44,7 +45,7 @@ class Pending:
         if not signature.name:
             count = self._counts.get(signature.process_set, 0) + 1
             self._counts[signature.process_set] = count
-            request.key = Key(signature.process_set, "", count)
+            request.key = signature.key(count)
         elif request.key in self._requests:
             older = self._requests[request.key]
             raise DuplicateNameError(
@@ -64,25 +65,25 @@ class Pending:
         fresh: List[List[Any]] = []
         sites: List[str] = []
         # In the order in which rank 0 reads the operations: known ones, short ones, new ones.
-        weights: Tuple[List[float], List[float], List[float]] = ([], [], [])
+        kinds: Tuple[List[Request], List[Request], List[Request]] = ([], [], [])
         for request in self._unannounced:
-            place = 0
             number = self.ids.id_of(request.signature)
             if number is None:
-                place = 2
+                kinds[2].append(request)
                 fresh.append([list(request.signature), request.key.number, self._site(request, sites)])
             elif request.urgent and may_piggyback(request):
-                place = 1
+                kinds[1].append(request)
                 site = self._site(request, sites)
                 piggybacked.append([number, request.key.number, site, pack(request, rank)])
             else:
+                kinds[0].append(request)
                 known += (number, request.key.number, self._site(request, sites))
-            if request.signature.weighted:
-                weights[place].append(request.weight)
         self._unannounced = []
+        in_order = [request for requests in kinds for request in requests]
         return {
             "type": "ready", "known": known, "carried": piggybacked, "fresh": fresh, "sites": sites,
-            "weights": [*weights[0], *weights[1], *weights[2]], "urgent": urgent,
+            "weights": [request.weight for request in in_order if request.signature.weighted],
+            "absent": masks_as_text([request.absent for request in in_order]), "urgent": urgent,
         }  # fmt: skip
 
     def _site(self, request: Request, fresh: List[str]) -> int:
@@ -98,18 +99,24 @@ class Pending:
         for number, data in fresh:
             self.ids.learn(int(number), Signature.from_json(data))
 
-    def take_bucket(self, run: Sequence[int], totals: Optional[Iterator[float]] = None) -> List[Work]:
+    def take_bucket(
+        self, run: Sequence[int], totals: Iterable[float] = (), absent: Iterable[int] = ()
+    ) -> List[Work]:
         """The members of a bucket, which are no longer pending. Without a request: this rank has joined.
 
         Args:
             run: number of the signature and of the operation, of each member.
             totals: gives the sum of weights of each member that has weights.
+            absent: gives the parts of each member that no rank has.
         """
         bucket: List[Work] = []
-        totals = totals or iter(())
+        totals, absent = iter(totals), iter(absent)
         for number, count in zip(run[::2], run[1::2]):
             signature = self.ids.signature(number)
-            request = self.take(Key(signature.process_set, signature.name, count))
+            request = self.take(signature.key(count))
+            everywhere = next(absent, 0)
+            if request is not None:
+                request.absent = everywhere
             if signature.weighted:
                 total = float(next(totals, 0.0))
                 if not total > 0.0:

@@ -33,6 +33,8 @@ def may_piggyback(request: Request) -> bool:
         return False
     if request.mirrors:
         return False  # The device has still to copy the numbers.
+    if request.absent:
+        return False  # A settled result does not say which parts all ranks lack.
     return len(arrays) <= 1 and sum(array.nbytes for array in arrays) <= PIGGYBACK_BYTES
 
 

@@ -73,6 +73,10 @@ class Signature(NamedTuple):
             raise ValueError("tensors without a type or of negative length")
         return found
 
+    def key(self, number: int = 0) -> Key:
+        """By what the operation is matched, of which ``number`` counts those without a name."""
+        return Key(self.process_set, self.name, number)
+
     @property
     def nbytes(self) -> int:
         """Payload of all tensors together in bytes (by rows: of one row)."""
@@ -135,9 +139,14 @@ class Handle:
         label: what it is, for messages.
         on_wait: sleeps until it is done, instead of :meth:`block`.
         convert: makes the caller's result from the engine's, when it is first requested.
+
+    Attributes:
+        absent: at the end of a reduction, the parts of it that no rank had: a bit for each.
     """
 
-    __slots__ = ("_callbacks", "_convert", "_error", "_finished", "_gate", "_on_wait", "_result", "label")
+    __slots__ = (
+        "_callbacks", "_convert", "_error", "_finished", "_gate", "_on_wait", "_result", "absent", "label",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -146,6 +155,7 @@ class Handle:
         convert: Optional[Callable[[Any], Any]] = None,
     ) -> None:
         self.label = label
+        self.absent = 0
         self._convert = convert
         # A bare lock, held until the end: a tenth of what an Event costs to make.
         self._gate = threading.Lock()
@@ -232,6 +242,8 @@ class Request:
         splits: for alltoall, how many rows go to each member of the process set.
         weight: of this rank's contribution, if the signature has weights.
         total: sum of all ranks' weights, once rank 0 has sent it.
+        absent: the parts of this rank's contribution that it does not have, and has filled with zeros: a bit
+            for each, from the lowest. Then, once rank 0 has responded, those that no rank has.
         urgent: whether a caller waits for it from the start.
         site: file and line of the call.
         operation: what the flight recorder remembers of it, if there is one.
@@ -241,8 +253,8 @@ class Request:
     """
 
     __slots__ = (
-        "arrays", "handle", "key", "mirrors", "operation", "residuals", "rows", "signature", "site", "splits",
-        "total", "urgent", "weight",
+        "absent", "arrays", "handle", "key", "mirrors", "operation", "residuals", "rows", "signature", "site",
+        "splits", "total", "urgent", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -254,11 +266,13 @@ class Request:
         splits: Sequence[int] = (),
         site: str = "",
         weight: float = 1.0,
+        absent: int = 0,
     ) -> None:
         self.weight = weight
+        self.absent = absent
         self.total = 1.0
         self.signature = signature
-        self.key = Key(signature.process_set, signature.name, 0)
+        self.key = signature.key()
         self.arrays = list(arrays)
         self.handle = handle
         self.rows = list(rows)

@@ -20,10 +20,10 @@ from .._adapter.gradients import Reduction, bucket_name
 from ..arrays.operands import mirrors
 from ..codec.base import BLOCK_ITEMS
 from ..dtypes import Array
-from ..ops import ReduceOp
 from ..process_set import number_of
 from . import handles
 from .compression import wire_torch_dtype
+from .submit import start_allreduce
 from .tensors import InPlace
 
 Parameters = Sequence[torch.Tensor]
@@ -52,7 +52,6 @@ class Bucket:
         self.names = list(names)
         self.reduction = reduction
         self.handle: Any = None
-        self._marked = reduction.op in (ReduceOp.AVERAGE, ReduceOp.SUM)
         self._absent: Set[torch.Tensor] = set()
 
     @cached_property
@@ -86,21 +85,20 @@ class Bucket:
         self.handle = None
         self._absent.clear()
 
-    def _mark(self, marks: torch.Tensor) -> None:
-        """Set each member's mark: 1 if this rank has a gradient, otherwise 0."""
-        marks.fill_(1)
-        for place, parameter in enumerate(self.parameters) if self._absent else ():
-            if parameter in self._absent:
-                marks[place] = 0
+    def _absent_here(self) -> int:
+        """The members without a gradient on this rank, a bit for each: all ranks are told those of all."""
+        if not self._absent:
+            return 0
+        return sum(1 << place for place, item in enumerate(self.parameters) if item in self._absent)
 
-    def _leave_out(self, marks: torch.Tensor) -> None:
+    def _leave_out(self, absent: int) -> None:
         """Remove the gradients of members of which no rank has one: momentum and decay must not apply.
 
         Args:
-            marks: the reduced marks; not zero if at least one rank has a gradient.
+            absent: these members, a bit for each.
         """
-        for place, parameter in enumerate(self.parameters) if self._absent else ():
-            if parameter in self._absent and marks[place] == 0:
+        for place, parameter in enumerate(self.parameters) if absent else ():
+            if absent >> place & 1:
                 parameter.grad = None
         self._absent.clear()
 
@@ -130,14 +128,11 @@ class EachBucket(Bucket):
         gradients = [_dense(_gradient(parameter)) for parameter in self.parameters]
         pairs = [self._compression.compress(gradient) for gradient in gradients]
         self._contexts = [context for _, context in pairs]
-        tensors = [compressed for compressed, _ in pairs]
-        if self._marked:
-            tensors.append(torch.empty(len(pairs), dtype=torch.float32))
-            self._mark(tensors[-1])
-        self.handle = handles.grouped_allreduce_async_(
-            tensors, None, self.name, self.reduction.op,
-            self.reduction.prescale, self.reduction.postscale, self.reduction.process_set,
-            weight=self.reduction.weight_now(),
+        targets = [InPlace(compressed, "allreduce") for compressed, _ in pairs]
+        self.handle = start_allreduce(
+            targets, self.reduction.op, self.name, self.reduction.prescale, self.reduction.postscale,
+            self.reduction.process_set, lambda: [target.finish() for target in targets], False,
+            self.reduction.weight_now(), self._absent_here(),
         )  # fmt: skip
 
     def finish(self) -> None:
@@ -150,8 +145,7 @@ class EachBucket(Bucket):
                 parameter.grad = whole.to_sparse()
             else:
                 _gradient(parameter).copy_(whole)
-        if self._marked:
-            self._leave_out(reduced[-1])
+        self._leave_out(handle.absent)
 
     def _like(self, parameters: Parameters, names: Sequence[str]) -> Bucket:
         return EachBucket(parameters, names, self.reduction, self._compression)
@@ -177,7 +171,7 @@ class _Place:
 
 
 class FlatBucket(Bucket):
-    """Gradients of one dtype and device in one flat tensor, followed by a mark per member.
+    """Gradients of one dtype and device in one flat tensor.
 
     Args:
         codec: with which the reduction sends them, or ``"none"``.
@@ -200,8 +194,7 @@ class FlatBucket(Bucket):
             self._places[parameter] = _Place(start, parameter)
             self._starts.append(start)
             start = self._after(start + parameter.numel())
-        self._marks_start = start
-        self._count = start + (len(self.parameters) if self._marked else 0)
+        self._count = start
         self._flat: Optional[torch.Tensor] = None
         self._own_references = 0
         self._fresh = False
@@ -221,7 +214,6 @@ class FlatBucket(Bucket):
         if self._feedback is None:
             sizes = [parameter.numel() for parameter in self.parameters]
             self._feedback = self._residuals.side_by_side(self.names, sizes, self._starts, self._count)
-        self._feedback[self._marks_start :] = 0  # marks must not be fed back
         return (self._feedback,)
 
     def take(self, parameter: torch.Tensor) -> None:
@@ -247,8 +239,6 @@ class FlatBucket(Bucket):
     def submit(self) -> None:
         """Start the reduction, after all members have been taken."""
         flat = self._flat_tensor()
-        if self._marked:
-            self._mark(flat[self._marks_start :])
         self._version = flat._version
         smaller = wire_torch_dtype(self._compression, flat.dtype)
         if smaller is not None:
@@ -263,7 +253,7 @@ class FlatBucket(Bucket):
             [sent.flat], reduction.op, wire_name("allreduce", self.name), [(self._count,)],
             reduction.prescale, reduction.postscale, number_of(reduction.process_set),
             compression=self._codec, residuals=self._own_residuals(),
-            weight=reduction.weight_now(), mirrors=mirrors([sent]),
+            weight=reduction.weight_now(), absent=self._absent_here(), mirrors=mirrors([sent]),
         )  # fmt: skip
 
     def finish(self) -> None:
@@ -272,10 +262,10 @@ class FlatBucket(Bucket):
         handles.synchronize(handle)
         if self._flat_tensor()._version != self._version:
             warnings.warn(_CHANGED, stacklevel=2)
-        self._deliver()
+        self._deliver(handle.absent)
 
-    def _deliver(self) -> None:
-        """Set every member's gradient to its part of the reduced elements."""
+    def _deliver(self, absent: int) -> None:
+        """Set every member's gradient to its part of the reduced elements, but of those that no rank has."""
         flat = self._flat_tensor()
         assert self._sent is not None
         reduced, self._sent = self._sent.finish(), None
@@ -290,8 +280,7 @@ class FlatBucket(Bucket):
                 parameter.grad.copy_(place.of(flat))
         self._sparse.clear()
         self._fresh = False
-        if self._marked:
-            self._leave_out(flat[self._marks_start :])
+        self._leave_out(absent)
 
     def reset(self) -> None:
         """Drop a reduction in progress, and its memory."""

@@ -38,6 +38,7 @@ class PowerBucket(FlatBucket):
         self._iteration = self._begin()
         self._own: List[Array] = []
         self._first: Optional[Any] = None
+        self._absent_everywhere = 0
 
     def _begin(self) -> PowerIteration:
         matrices = [
@@ -53,30 +54,30 @@ class PowerBucket(FlatBucket):
     def submit(self) -> None:
         """Start the first of two reductions, after all members have been taken."""
         flat = self._flat_tensor()
-        if self._marked:
-            self._mark(flat[self._marks_start :])
         sent = self._sent = InPlace(flat, "allreduce")
         elements = sent.flat if sent.mirror is None else sent.mirror.fetch()
         sizes = [parameter.numel() for parameter in self.parameters]
         self._own = [elements[start : start + size] for start, size in zip(self._starts, sizes)]
         if self.reduction.prescale != 1.0:
-            elements[: self._marks_start] *= self.reduction.prescale
+            elements *= self.reduction.prescale
         self._iteration.add_residuals(self._own)
         self._iteration.make_left(self._own)
-        self._first = self._averaged([self._iteration.left, elements[self._marks_start :]], "left")
+        self._first = self._averaged(self._iteration.left, "left", self._absent_here())
 
-    def _averaged(self, arrays: List[Array], side: str) -> Any:
+    def _averaged(self, array: Array, side: str, absent: int = 0) -> Any:
         name = wire_name("allreduce", f"{self.name}.{side}")
         return api.context().engine.allreduce(
-            arrays, ReduceOp.AVERAGE, name, process_set=number_of(self.reduction.process_set)
+            [array], ReduceOp.AVERAGE, name, process_set=number_of(self.reduction.process_set), absent=absent
         )
 
     def advance(self) -> None:
         """Wait for the first reduction, and start the second."""
         first, self._first = self._first, None
+        assert first is not None
         handles.synchronize(first)
+        self._absent_everywhere = first.absent
         self._iteration.make_right(self._own)
-        self.handle = self._averaged([self._iteration.right], "right")
+        self.handle = self._averaged(self._iteration.right, "right")
 
     def finish(self) -> None:
         """Wait for the reduction, and set every member's gradient to its result."""
@@ -89,7 +90,7 @@ class PowerBucket(FlatBucket):
         self._own = []
         if self._sent is not None and self._sent.mirror is not None:
             self._sent.mirror.store_all()
-        self._deliver()
+        self._deliver(self._absent_everywhere)
 
     def reset(self) -> None:
         """Drop a reduction in progress, and its memory."""

@@ -25,15 +25,16 @@ def start_allreduce(
     finish: Callable[[], Any],
     urgent: bool,
     weight: Optional[float] = None,
+    absent: int = 0,
 ) -> Handle:
     """Start a reduction of arguments (:class:`.tensors.InPlace`, :class:`.tensors.Copied`).
 
-    ``finish()`` makes the handle's result.
+    ``finish()`` makes the handle's result; ``absent`` is as for ``Engine.allreduce``.
     """
     return api.context().engine.allreduce(
         [item.flat for item in arguments], op, wire_name("allreduce", name),
         [item.shape for item in arguments], prescale, postscale, number_of(process_set), urgent,
-        lambda _: finish(), weight=weight, mirrors=mirrors(arguments),
+        lambda _: finish(), weight=weight, absent=absent, mirrors=mirrors(arguments),
     )  # fmt: skip
 
 

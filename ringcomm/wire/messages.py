@@ -71,8 +71,8 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "bye": {},
     # from an engine to the one of rank 0
     "ready": {
-        "known": (list,), "carried": (list,), "fresh": (list,), "weights": (list,), "sites": (list,),
-        "urgent": (bool,),
+        "known": (list,), "carried": (list,), "fresh": (list,), "weights": (list,), "absent": (list,),
+        "sites": (list,), "urgent": (bool,),
     },
     "blocked": {"heard": (int,), "for_good": (bool,)},
     "unblocked": {},
@@ -90,6 +90,7 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
         "settled": (list,),
         "run": (list,),
         "totals": (list,),
+        "absent": (list,),
         "failed": (list,),
         "joined": (int,),
         "forget": (int,),

@@ -252,6 +252,7 @@ ready = st.fixed_dictionaries({
     "sites": st.lists(st.text(max_size=5) | values, max_size=2),
     "known": st.lists(small | values, max_size=4), "urgent": st.booleans(),
     "weights": st.lists(st.floats() | values, max_size=3),
+    "absent": st.lists(st.tuples(st.integers(0, 3), st.text("0123abcx-_ ", max_size=4)) | values, max_size=3),
     "fresh": st.lists(
         st.tuples(signatures | values, small | values, small | values).map(list) | values, max_size=3
     ),

@@ -152,6 +152,38 @@ def check_parameters_that_some_ranks_use() -> None:
     assert torch.equal(frozen[0].weight, weight) and frozen[0].weight.grad is None
 
 
+def check_a_gradient_that_only_a_rank_of_little_weight_has() -> None:
+    """Which gradients exist is a fact about ranks: neither a weight nor a codec changes it."""
+    others = hvd.size() - 1
+    cases = [
+        ([1.0] + [0.0] * others, None), ([20.0] + [1.0] * others, "int4"), ([1.0] + [0.0] * others, OwnWay),
+        ([1.0] + [0.0] * others, "bf16"), ([1.0] * hvd.size(), hvd.PowerSGD(2)),
+    ]  # fmt: skip
+    for speeds, compression in cases:
+        torch.manual_seed(1)
+        used, branch, never = (nn.Linear(64, 96) for _ in range(3))
+        model = nn.ModuleList([used, branch, never])
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        batches = hvd.BalancedBatches(480, 96, speeds=speeds)
+        plain = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
+        options: Any = {} if compression is None else {"compression": compression}
+        if not isinstance(compression, hvd.PowerSGD):  # which refuses weights
+            options["batches"] = batches
+        optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), **options)
+        for mine in batches:
+            optimizer.zero_grad()
+            inputs = torch.ones(max(1, len(mine)), 64)
+            loss = used(inputs).mean()
+            if hvd.rank() == others:
+                loss = loss + 1e-5 * branch(inputs).mean()
+            loss.backward()
+            optimizer.step()
+        for place, (parameter, old) in enumerate(zip(model.parameters(), before)):
+            same_everywhere(parameter)
+            assert torch.equal(parameter, old) == (place >= 4), (compression, place)
+            assert (parameter.grad is None) == (place >= 4)
+
+
 def check_a_batch_that_is_reduced_and_dropped() -> None:
     """What comes after ``synchronize()`` is reduced by ``step()``, with or without a warning."""
     for of_the_optimizer in (True, False):

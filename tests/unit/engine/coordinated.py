@@ -53,7 +53,7 @@ class Job:
             else:
                 fresh.append([list(item), number, lines.index(site) + 1])
         message = {"type": "ready", "known": known, "carried": [], "fresh": fresh, "sites": sites}
-        self.send(rank, {**message, "weights": [], "urgent": urgent})
+        self.send(rank, {**message, "weights": [], "absent": [], "urgent": urgent})
 
     def send(self, rank: int, message: Dict[str, Any]) -> None:
         validate(message)

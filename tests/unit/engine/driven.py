@@ -23,8 +23,8 @@ from ringcomm.transport.memory import memory_fabrics
 from ringcomm.wire.frames import NO_ROOT
 
 NOTHING: Dict[str, Any] = {
-    "type": "orders", "fresh": [], "settled": [], "run": [], "totals": [], "failed": [], "joined": -1,
-    "forget": 0,
+    "type": "orders", "fresh": [], "settled": [], "run": [], "totals": [], "absent": [], "failed": [],
+    "joined": -1, "forget": 0,
 }  # fmt: skip
 
 

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 
-from ringcomm.engine.announcements import Announced, announcements, no_weight_text, sum_of_weights
+from ringcomm.engine.announcements import (
+    Announced,
+    Announcement,
+    announcements,
+    masks_as_text,
+    masks_of,
+    no_weight_text,
+    sum_of_weights,
+)
 from ringcomm.engine.cache import IssuedIds
 from ringcomm.engine.request import Key, Signature
 from ringcomm.ops import Collective, ReduceOp
@@ -26,16 +36,18 @@ def known(*signatures):
     return ids
 
 
-def listed(ids=None, known_=(), short=(), fresh=(), weights=()):
-    return list(announcements(known_, short, fresh, weights, ids or known(), LINES))
+def listed(ids=None, known_=(), short=(), fresh=(), weights=(), absent=()):
+    message = {"known": known_, "carried": short, "fresh": fresh, "weights": weights, "absent": absent}
+    return list(announcements(message, ids or known(), LINES))
 
 
 def test_known_short_and_new_operations_follow_each_other():
     plain, weighed, new = signature("plain"), signature("weighed", True), signature("new", True)
     found = listed(
         known(plain, weighed), [1, 0, 0, 2, 0, 1], [[2, 3, 0, "AAAA"], [1, 4, 1, "BBBB"]],
-        [[list(new), 5, 1]], [0.5, 2, 0.0],
+        [[list(new), 5, 1]], [0.5, 2, 0.0], [[1, "a"], [4, "1"]],
     )  # fmt: skip
+    assert [item.absent for item in found] == [0, 10, 0, 0, 1]
     assert [(item.signature, item.number, item.site, item.weight, item.packed) for item in found] == [
         (plain, 0, "train.py:7", 1.0, None),
         (weighed, 0, "train.py:9", 0.5, None),
@@ -57,6 +69,10 @@ def test_an_empty_message_announces_nothing():
         (ValueError, {"fresh": [[list(signature("x"))[:-1], 0, 0]]}),
         (TypeError, {"fresh": [[None, 0, 0]]}),
         (ValueError, {"short": [[1, 0, 0]]}),
+        (ValueError, {"absent": [[0, "parts"]]}),
+        (ValueError, {"absent": [[0, "-1"]]}),
+        (ValueError, {"absent": [[0]]}),
+        (TypeError, {"absent": [[0, 1]]}),
     ],
 )
 def test_what_makes_no_sense(error, message):
@@ -80,6 +96,15 @@ def test_what_is_kept_of_an_operation_begins_with_its_first_announcement():
     made = Announced(key, (0, 1), 12.5)
     assert (made.key, made.first_s, made.reported_s, made.last_s) == (key, 12.5, 12.5, 12.5)
     assert made.signatures == made.sites == made.piggybacked == made.weights == {}
+
+
+def test_absent_everywhere_is_what_no_rank_that_has_announced_it_has():
+    made = Announced(Key(0, "grad", 0), (0, 1, 2), 0.0)
+    for rank, absent in enumerate((0b1101, 0b0111)):  # rank 2 has joined
+        made.add(rank, Announcement(signature("grad", True), 0, "train.py:7", 0.0, absent))
+    assert made.absent == 0b0101
+    assert masks_as_text([0, made.absent, 2**70]) == [[1, "5"], [2, format(2**70, "x")]]
+    assert list(islice(masks_of(masks_as_text([0, made.absent, 2**70])), 4)) == [0, 5, 2**70, 0]
 
 
 def test_sums_do_not_depend_on_the_order_of_ranks():

@@ -198,7 +198,7 @@ def test_cache_forgets_and_old_numbers_stay_good_until_all_have_confirmed():
     for name in "ab":
         for rank in range(3):
             job.ready(rank, sig(name))
-    old = {"type": "ready", "known": [], "carried": [], "fresh": [], "weights": [], "sites": [],
+    old = {"type": "ready", "known": [], "carried": [], "fresh": [], "weights": [], "absent": [], "sites": [],
            "urgent": False}
     assert job.run() == [["a", "b"]]
     numbers = dict(job.ids)

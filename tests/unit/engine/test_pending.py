@@ -28,7 +28,7 @@ def test_announced_in_full_and_then_by_number():
     pending.add(first)
     assert pending.announce(True, 0) == {
         "type": "ready", "known": [], "carried": [], "fresh": [[list(first.signature), 0, 1]],
-        "weights": [], "sites": ["train.py:1"], "urgent": True,
+        "weights": [], "absent": [], "sites": ["train.py:1"], "urgent": True,
     }  # fmt: skip
     assert pending.announce(True, 0) is None
     pending.learn([[7, list(first.signature)]])
