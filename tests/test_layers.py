@@ -125,8 +125,8 @@ LEVELS: Dict[int, List[List[str]]] = {
             "torch.tensors", "torch.compression", "torch.submit", "torch.movement", "torch.handles",
             "torch.autograd", "torch.collectives", "torch.mpi_ops", "torch.state",
             "torch.sync_batch_norm", "torch.buckets", "torch.compressed_buckets",
-            "torch.reducer", "torch.optimizer", "torch.cross_barrier", "torch.local_sgd", "torch.elastic",
-            "torch.mpi_ops",
+            "torch.reducer", "torch.own_optimizer", "torch.optimizer", "torch.cross_barrier",
+            "torch.local_sgd", "torch.elastic", "torch.mpi_ops",
             "torch.__init__",
         ],
         [

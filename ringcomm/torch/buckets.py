@@ -73,6 +73,11 @@ class Bucket:
         """Start the reduction, after all members have been taken."""
         raise NotImplementedError
 
+    @property
+    def changed(self) -> bool:
+        """Whether the program has changed gradients that are being reduced, as far as that can be seen."""
+        return False
+
     def advance(self) -> None:
         """Start what follows the first reduction, if anything does; for all buckets before :meth:`finish`."""
 
@@ -141,7 +146,9 @@ class EachBucket(Bucket):
         reduced = handles.synchronize(handle)
         for parameter, tensor, context in zip(self.parameters, reduced, self._contexts):
             whole = self._compression.decompress(tensor, context)
-            if _gradient(parameter).is_sparse:
+            if parameter.grad is None:
+                parameter.grad = whole.reshape(parameter.shape)
+            elif _gradient(parameter).is_sparse:
                 parameter.grad = whole.to_sparse()
             else:
                 _gradient(parameter).copy_(whole)
@@ -256,11 +263,16 @@ class FlatBucket(Bucket):
             weight=reduction.weight_now(), absent=self._absent_here(), mirrors=mirrors([sent]),
         )  # fmt: skip
 
+    @property
+    def changed(self) -> bool:
+        """Whether the program has changed gradients that are being reduced."""
+        return bool(self._flat_tensor()._version != self._version)
+
     def finish(self) -> None:
         """Wait for the reduction, and set every member's gradient to its result."""
         handle, self.handle = self.handle, None
         handles.synchronize(handle)
-        if self._flat_tensor()._version != self._version:
+        if self.changed:
             warnings.warn(_CHANGED, stacklevel=2)
         self._deliver(handle.absent)
 

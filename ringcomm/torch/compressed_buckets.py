@@ -54,6 +54,7 @@ class PowerBucket(FlatBucket):
     def submit(self) -> None:
         """Start the first of two reductions, after all members have been taken."""
         flat = self._flat_tensor()
+        self._version = flat._version
         sent = self._sent = InPlace(flat, "allreduce")
         elements = sent.flat if sent.mirror is None else sent.mirror.fetch()
         sizes = [parameter.numel() for parameter in self.parameters]

@@ -7,12 +7,16 @@ the optimizer's step is made for them. The first layers' gradients, which the ba
 are reduced first.
 
 Whenever the program computes with a parameter, it has the value that it would have without this: the same
-updates are made with the same gradients and the options (learning rates) of the optimizer at ``step()``.
+updates are made with the same gradients and the options (learning rates) that the optimizer had at
+``step()``, and then its gradient is what the program's calls of ``zero_grad()`` since then have made of it.
+Hooks on steps expect all gradients and all parameters, so a step with hooks waits.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Sequence, Set, Tuple
+import copy
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Set, Tuple
 
 import torch
 
@@ -22,12 +26,25 @@ from ..errors import ConfigError
 from .buckets import Bucket
 from .optimizer import _Distributed, make_own_step
 
+_CHANGED = (
+    "Gradients were changed in place between optimizer.step() and the next forward pass of their layers, "
+    "while CrossBarrier was reducing them. Reset them with optimizer.zero_grad() or model.zero_grad(), not "
+    "with model.zero_grad(set_to_none=False), and read or change them only after optimizer.synchronize()."
+)
 
-class _Update(NamedTuple):
-    """A bucket whose reduction has been started, and what the optimizer's step needs for its parameters."""
 
-    bucket: Bucket
-    options: List[Dict[str, Any]]
+class _Update:
+    """A bucket whose reduction has been started, and what the optimizer's step needs for its parameters.
+
+    Attributes:
+        options: of each parameter group, as they were at ``step()``.
+        forget, zero: what ``zero_grad()`` is to do with the gradients, once the parameters are updated.
+    """
+
+    def __init__(self, bucket: Bucket, options: List[Dict[str, Any]]) -> None:
+        self.bucket = bucket
+        self.options = options
+        self.forget = self.zero = False
 
 
 class CrossBarrier:
@@ -44,12 +61,13 @@ class CrossBarrier:
             optimizer.step()
 
     From now on ``optimizer.step()`` does not wait. The parameters of a module are updated before its next
-    forward pass; then their gradients are None, whether ``zero_grad()`` was called or not. Results are those
-    of the same program without this. Parameters may be read elsewhere after :meth:`finish`, which
-    ``model.state_dict()``, ``optimizer.state_dict()`` and ``optimizer.synchronize()`` call.
+    forward pass. Results are those of the same program without this. What reads parameters elsewhere, such as
+    an average of the model's weights (EMA), must call :meth:`finish` before, as ``model.state_dict()``,
+    ``optimizer.state_dict()`` and ``optimizer.synchronize()`` do.
 
     It pays where the network is slower than the backward pass. A program that clips gradients calls
-    ``optimizer.synchronize()``, so there is nothing to gain for it.
+    ``optimizer.synchronize()``, and one with hooks on the optimizer's steps needs all parameters in them, so
+    there is nothing to gain for these.
 
     Args:
         model: the ``torch.nn.Module`` with the optimizer's parameters. A parameter that is used outside of
@@ -60,6 +78,8 @@ class CrossBarrier:
 
     Raises:
         ConfigError: the optimizer is not distributed, reduces by Adasum, has weights of batches, or is LBFGS.
+            Later, where an update is made: the optimizer's step changes options of its parameter groups, or
+            the program has changed gradients that were being reduced.
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: Any) -> None:
@@ -74,9 +94,10 @@ class CrossBarrier:
         self._names: Tuple[str, ...] = ()
         self._engine: Any = None
         self._hooks = [module.register_forward_pre_hook(self._before) for module in model.modules()]
-        register = getattr(model, "register_state_dict_pre_hook", None)
-        if register is not None:
-            self._hooks.append(register(lambda *ignored: self.finish()))
+        for module in model.modules():
+            register = getattr(module, "register_state_dict_pre_hook", None)
+            if register is not None:
+                self._hooks.append(register(lambda *ignored: self.finish()))
         optimizer._barrier = self
         optimizer._reducer.waiting = self._waiting
 
@@ -104,8 +125,9 @@ class CrossBarrier:
         if (names, engine) != (self._names, self._engine):
             self._names, self._engine = names, engine
             engine.prioritize([wire_name("allreduce", name) for name in names])
+        # By value: a learning rate may be a tensor, which a scheduler changes in place.
         options = [
-            {key: value for key, value in group.items() if key != "params"}
+            {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
             for group in self._optimizer.param_groups
         ]
         for bucket in reducer.detach():
@@ -119,6 +141,23 @@ class CrossBarrier:
             RingcommError: a reduction failed.
         """
         self._update(list(self._waiting))
+
+    def zero_grad(self, own: Callable[[], None], set_to_none: bool) -> None:
+        """Reset gradients; of parameters that are still to be updated, after their update.
+
+        Args:
+            own: the optimizer's own ``zero_grad()``.
+            set_to_none: None instead of zeros.
+        """
+        for update in self._waiting.values():
+            update.forget = update.forget or set_to_none
+            update.zero = True
+        groups = self._optimizer.param_groups
+        with self._param_groups([
+            {**group, "params": [item for item in group["params"] if item not in self._waiting]}
+            for group in groups
+        ]):  # fmt: skip
+            own()
 
     # ---- forward passes ----------------------------------------------------------------------
 
@@ -152,10 +191,15 @@ class CrossBarrier:
             for update in updates.values():
                 update.bucket.advance()
             for update in updates.values():
+                if update.bucket.changed:
+                    raise ConfigError(_CHANGED)
+                # model.zero_grad() has removed these; the reduction brings them back for the update.
+                removed = [item for item in update.bucket.parameters if item.grad is None]
                 update.bucket.finish()
                 for parameter in update.bucket.parameters:
                     self._waiting.pop(parameter, None)
                 self._step_of(update)
+                _reset(update.bucket.parameters if update.zero else removed, update.forget or not update.zero)
         except BaseException:
             for update in {id(item): item for item in self._waiting.values()}.values():
                 update.bucket.reset()
@@ -165,16 +209,36 @@ class CrossBarrier:
     def _step_of(self, update: _Update) -> None:
         """Make the optimizer's own step for the parameters of one bucket."""
         members = set(update.bucket.parameters)
-        groups = self._optimizer.param_groups
         parts = []
-        for group, options in zip(groups, update.options):
+        for group, options in zip(self._optimizer.param_groups, update.options):
             chosen = [parameter for parameter in group["params"] if parameter in members]
             if chosen:
                 parts.append({**options, "params": chosen})
-        self._optimizer.param_groups = parts
-        try:
+        before = [dict(part) for part in parts]
+        with self._param_groups(parts):
             make_own_step(self._optimizer)
+        for part, given in zip(parts, before):
+            changed = sorted(key for key in part if part[key] is not given.get(key))
+            if changed:
+                raise ConfigError(
+                    f"CrossBarrier cannot be used with {type(self._optimizer).__name__}: its step() changes "
+                    f"options of its parameter groups ({', '.join(changed)}), once per bucket with it."
+                )
+
+    @contextmanager
+    def _param_groups(self, groups: List[Dict[str, Any]]) -> Iterator[None]:
+        """For the block, let the optimizer have these parameter groups only."""
+        own, self._optimizer.param_groups = self._optimizer.param_groups, groups
+        try:
+            yield
         finally:
-            self._optimizer.param_groups = groups
-        for parameter in members:
+            self._optimizer.param_groups = own
+
+
+def _reset(parameters: Sequence[torch.Tensor], set_to_none: bool) -> None:
+    """What ``zero_grad()`` does."""
+    for parameter in parameters:
+        if set_to_none:
             parameter.grad = None
+        elif parameter.grad is not None:
+            parameter.grad.zero_()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
@@ -22,6 +23,7 @@ from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set
 from . import handles
 from .compression import Compression
+from .own_optimizer import all_parameters, has_step_hooks, no_copies, of_kind, own_step, parameters_of
 from .reducer import GradientReducer
 from .tensors import bytes_of
 
@@ -42,22 +44,6 @@ class _Options(NamedTuple):
     sparse_as_dense: bool
 
 
-def _parameters(optimizer: Any) -> List[List[torch.Tensor]]:
-    return [list(group["params"]) for group in optimizer.param_groups]
-
-
-def _all_parameters(optimizer: Any) -> List[torch.Tensor]:
-    return [parameter for group in _parameters(optimizer) for parameter in group]
-
-
-def _no_copies(optimizer: Any, protocol: Any) -> Any:
-    """Refuse copying: a copy would train without the other ranks."""
-    raise NotOfferedError(
-        "A DistributedOptimizer cannot be copied or pickled, because it belongs to this job's ranks. Keep "
-        "its state_dict(); or copy the original optimizer, and wrap the copy."
-    )
-
-
 class _Distributed:
     """Mixin before the user's optimizer class: reduces gradients before each step."""
 
@@ -71,12 +57,12 @@ class _Distributed:
 
     def _distribute(self, options: _Options, names: Dict[int, str], passes: int) -> None:
         self._options = options
-        self._parameter_names = {item: names[id(item)] for item in _all_parameters(self)}
+        self._parameter_names = {item: names[id(item)] for item in all_parameters(self)}
         self._check = StepCheck(options.reduction.process_set)
         self._should_synchronize = True
         self._synchronized = False
         self._reducer = GradientReducer(
-            _all_parameters(self), names, options.reduction, options.compression, passes,
+            all_parameters(self), names, options.reduction, options.compression, passes,
             options.groups, options.sparse_as_dense,
         )  # fmt: skip
 
@@ -138,7 +124,7 @@ class _Distributed:
                 "optimizer.synchronize(). The gradients are not reduced again.",
                 stacklevel=2,
             )
-        elif closure is None and not options and self._barrier is not None and self._reducer.may_detach:
+        elif closure is None and not options and self._may_put_off():
             self._barrier.step()
             self._check.stepped(self._named_bytes)
             return None
@@ -153,12 +139,26 @@ class _Distributed:
     step.hooked = True  # type: ignore[attr-defined]
 
     def _step_and_check(self, closure: Optional[Callable[[], Any]], options: Dict[str, Any]) -> Any:
-        loss = _own_step(self, _Distributed, closure, options)
+        loss = own_step(self, _Distributed, closure, options)
         self._check.stepped(self._named_bytes)
         return loss
 
     def _named_bytes(self) -> List[Tuple[str, Any]]:
         return [(name, bytes_of(item)) for item, name in self._parameter_names.items()]
+
+    def _may_put_off(self) -> bool:
+        """Whether a :class:`~.cross_barrier.CrossBarrier` may make this step's updates later."""
+        return self._barrier is not None and self._reducer.may_detach and not has_step_hooks(self)
+
+    def register_step_pre_hook(self, hook: Any) -> Any:
+        """As of every optimizer; updates that were put off are made before, without the hook."""
+        self._finish_updates()
+        return super().register_step_pre_hook(hook)  # type: ignore[misc]
+
+    def register_step_post_hook(self, hook: Any) -> Any:
+        """As of every optimizer; updates that were put off are made before, without the hook."""
+        self._finish_updates()
+        return super().register_step_post_hook(hook)  # type: ignore[misc]
 
     def _finish_updates(self) -> None:
         """Make the updates that a :class:`~.cross_barrier.CrossBarrier` has put off."""
@@ -192,9 +192,11 @@ class _Distributed:
         if self._reducer.started:
             raise AssertionError(_ZEROED_TOO_EARLY)
         self._synchronized = False
-        if self._barrier is not None and self._barrier.pending:
-            return  # gradients that are being reduced are reset with the update of their parameters
-        super().zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
+        own = partial(super().zero_grad, set_to_none=set_to_none)  # type: ignore[misc]
+        if self._barrier is None:
+            own()
+        else:
+            self._barrier.zero_grad(own, set_to_none)
 
     def residual_state_dict(self) -> Dict[str, Any]:
         """What compression has lost on this rank and error feedback will add, for a checkpoint of this rank.
@@ -229,7 +231,7 @@ class _Distributed:
         self._should_synchronize = True
         super().load_state_dict(state_dict)  # type: ignore[misc]
 
-    __reduce_ex__ = _no_copies
+    __reduce_ex__ = no_copies
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """Add parameters to be reduced from now on. All ranks must do so."""
@@ -237,7 +239,7 @@ class _Distributed:
         super().add_param_group(param_group)  # type: ignore[misc]
         passes = self._reducer.passes
         self._reducer.remove_hooks()
-        self._distribute(self._options, names_of(_parameters(self), None), passes)
+        self._distribute(self._options, names_of(parameters_of(self), None), passes)
 
 
 class _AdasumDistributed:
@@ -266,9 +268,9 @@ class _AdasumDistributed:
 
     def step(self, closure: Optional[Callable[[], Any]] = None, **options: Any) -> Any:
         """Make the optimizer's own step, and apply the ranks' deltas, combined by Adasum, instead of it."""
-        parameters = [item for item in _all_parameters(self) if item.requires_grad]
+        parameters = [item for item in all_parameters(self) if item.requires_grad]
         starts = [parameter.detach().clone() for parameter in parameters]
-        loss = _own_step(self, _AdasumDistributed, closure, options)
+        loss = own_step(self, _AdasumDistributed, closure, options)
         deltas = [parameter.detach() - start for parameter, start in zip(parameters, starts)]
         pairs = [self._compression.compress(delta) for delta in deltas]
         pending = [
@@ -283,7 +285,7 @@ class _AdasumDistributed:
 
     step.hooked = True  # type: ignore[attr-defined]
 
-    __reduce_ex__ = _no_copies
+    __reduce_ex__ = no_copies
 
 
 def make_own_step(optimizer: Any) -> None:
@@ -292,13 +294,7 @@ def make_own_step(optimizer: Any) -> None:
     Args:
         optimizer: a ``DistributedOptimizer`` that reduces gradients.
     """
-    _own_step(optimizer, _Distributed, None, {})
-
-
-def _own_step(optimizer: Any, kind: type, closure: Any, options: Dict[str, Any]) -> Any:
-    """Call the step of the user's own class; without a closure, without positional arguments."""
-    step = getattr(super(kind, optimizer), "step")  # noqa: B009 - mypy finds no such method
-    return step(**options) if closure is None else step(closure, **options)
+    own_step(optimizer, _Distributed, None, {})
 
 
 def _checked_passes(passes: int) -> int:
@@ -373,27 +369,18 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
     if num_groups:
         warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
     groups = chosen_groups(groups, num_groups, torch.Tensor)
-    names = names_of(_parameters(optimizer), named_parameters)
+    names = names_of(parameters_of(optimizer), named_parameters)
     compression = configured(compression, process_set, batches is not None)
     weight = weight_of_steps(batches, chosen, passes)
     if chosen == ReduceOp.ADASUM and api.size() > 1:
         if process_set is not global_process_set:
             raise NotOfferedError("Adasum does not support non-global process sets yet.")
-        delta: Any = _of_kind(_AdasumDistributed, optimizer)
+        delta: Any = of_kind(_AdasumDistributed, optimizer)
         delta._compression = Compression.none if is_coded(compression) else compression
         delta._passes, delta._check = passes, StepCheck(process_set)
-        delta._names = [names[id(item)] for item in _all_parameters(optimizer) if item.requires_grad]
+        delta._names = [names[id(item)] for item in all_parameters(optimizer) if item.requires_grad]
         return delta
-    wrapped = _of_kind(_Distributed, optimizer)
+    wrapped = of_kind(_Distributed, optimizer)
     reduction = Reduction(chosen, prescale, postscale, process_set, weight)
     wrapped._distribute(_Options(reduction, compression, groups, sparse_as_dense), names, passes)
-    return wrapped
-
-
-def _of_kind(kind: type, optimizer: torch.optim.Optimizer) -> Any:
-    """An optimizer with the same state and parameter groups, of a class derived from ``kind`` and its own."""
-    own = type(optimizer)
-    wrapped: Any = object.__new__(type(own.__name__, (kind, own), {"__doc__": own.__doc__}))
-    # Not `step`: a scheduler may have set it on the original instance.
-    wrapped.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
     return wrapped

@@ -142,10 +142,17 @@ class GradientReducer:
             index: of the parameter.
 
         Raises:
-            AssertionError: there were more passes than configured. The gradient is as it was.
+            AssertionError: there were more passes than configured.
+            ConfigError: the parameter is still to be updated. The gradient is as it was in both cases.
         """
-        if self.active():
-            self._arrivals.expect(index)
+        if not self.active():
+            return
+        if self.parameters[index] in self.waiting:
+            raise ConfigError(
+                f"{self._names[index]} was used in a forward pass before its update: CrossBarrier needs "
+                "parameters to be used in the forward pass of a module that is called."
+            )
+        self._arrivals.expect(index)
 
     def computed(self, index: int) -> None:
         """Called when a backward pass has added to a parameter's gradient.
@@ -160,11 +167,6 @@ class GradientReducer:
         if not self.active():
             return
         parameter = self.parameters[index]
-        if parameter in self.waiting:
-            raise ConfigError(
-                f"{self._names[index]} was used in a forward pass before its update: CrossBarrier needs "
-                "parameters to be used in the forward pass of a module that is called."
-            )
         gradient = parameter.grad
         assert gradient is not None
         assert not gradient.requires_grad, "gradients of gradients (create_graph=True) cannot be reduced"

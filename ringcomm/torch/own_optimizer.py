@@ -1,0 +1,51 @@
+"""The user's own optimizer, from which a ``DistributedOptimizer`` derives: parameters, steps and hooks."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Dict, List
+
+import torch
+
+from ..errors import NotOfferedError
+
+
+def parameters_of(optimizer: Any) -> List[List[torch.Tensor]]:
+    """The parameters of each group."""
+    return [list(group["params"]) for group in optimizer.param_groups]
+
+
+def all_parameters(optimizer: Any) -> List[torch.Tensor]:
+    """The parameters of all groups."""
+    return [parameter for group in parameters_of(optimizer) for parameter in group]
+
+
+def no_copies(optimizer: Any, protocol: Any) -> Any:
+    """Refuse copying: a copy would train without the other ranks."""
+    raise NotOfferedError(
+        "A DistributedOptimizer cannot be copied or pickled, because it belongs to this job's ranks. Keep "
+        "its state_dict(); or copy the original optimizer, and wrap the copy."
+    )
+
+
+def has_step_hooks(optimizer: Any) -> bool:
+    """Whether anything is called before or after each step, for this optimizer or for all."""
+    common, names = vars(sys.modules[torch.optim.Optimizer.__module__]), ("pre", "post")
+    return any(getattr(optimizer, f"_optimizer_step_{name}_hooks", None) for name in names) or any(
+        common.get(f"_global_optimizer_{name}_hooks") for name in names
+    )
+
+
+def own_step(optimizer: Any, kind: type, closure: Any, options: Dict[str, Any]) -> Any:
+    """Call the step of the user's own class; without a closure, without positional arguments."""
+    step = getattr(super(kind, optimizer), "step")  # noqa: B009 - mypy finds no such method
+    return step(**options) if closure is None else step(closure, **options)
+
+
+def of_kind(kind: type, optimizer: torch.optim.Optimizer) -> Any:
+    """An optimizer with the same state and parameter groups, of a class derived from ``kind`` and its own."""
+    own = type(optimizer)
+    wrapped: Any = object.__new__(type(own.__name__, (kind, own), {"__doc__": own.__doc__}))
+    # Not `step`: a scheduler may have set it on the original instance.
+    wrapped.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
+    return wrapped
