@@ -41,9 +41,8 @@ LEVELS: Dict[int, List[List[str]]] = {
             "transport.ring", "transport.shm", "transport.process_memory", "transport.carriers",
             "transport.local", "transport.kinds", "transport.nics", "transport.routes", "transport.pace",
             "transport.reactor", "transport.rate_limit", "transport.refusals", "transport.connect",
-            "transport.accept",
+            "transport.accept", "group.reporter",
         ],
-        ["group.reporter"],
     ],
     3: [
         [
