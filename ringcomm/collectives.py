@@ -16,7 +16,7 @@ from .arrays.bridge import InPlace, flat_copy, flat_view
 from .arrays.kinds import device_kind
 from .arrays.rows import check_splits, cumulative, row_items
 from .collective.runner import Runner
-from .collective.weighted import weighted_average
+from .collective.weighted import apply_weight
 from .device_collectives import DeviceCollectives
 from .docstrings import documented
 from .dtypes import Array
@@ -115,11 +115,9 @@ class Collectives:
     ) -> None:
         op, prescale, postscale = op_of(op), factor_of(prescale), factor_of(postscale)
         if weight is not None:
-            if (prescale, postscale) != (1.0, 1.0):
-                raise Misuse("allreduce takes a weight or scale factors, allreduce_async takes both.")
-            if codec_number(compression):
-                raise Misuse("allreduce takes a weight or a compression, allreduce_async takes both.")
-            weighted_average(self._runner, flat, weight, op, name_of(name), shape)
+            with self._runner.exclusive():
+                apply_weight(self._runner, flat, weight, op, name_of(name), shape)
+                self._all_reduce(flat, shape, op, name, prescale, postscale, compression, None)
         elif op == ReduceOp.ADASUM:
             check_adasum(flat.dtype)
             with self._runner.exclusive():

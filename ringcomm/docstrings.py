@@ -273,12 +273,12 @@ SHARED.update({
         _fill("array_in op call_name scale codec weight"),
         "a new C-ordered NumPy array of the same shape and dtype, bit-identical on all ranks; for an array\n"
         "on a GPU, a new one there, of its own library.",
-        "Misuse: a weight with scale factors or a compression (``allreduce_async`` takes both).\n" + _ERRORS,
+        "Misuse: a weight that is none, or with another reduction than an average.\n" + _ERRORS,
     ),
     "allreduce_": _method(
         _fill("array_inplace op call_name scale codec weight"),
         "``array`` itself, which holds the result, bit-identical on all ranks.",
-        "Misuse: a weight with scale factors or a compression (``allreduce_async_`` takes both).\n"
+        "Misuse: a weight that is none, or with another reduction than an average.\n"
         + _NOT_AN_ARRAY + _ERRORS,
     ),
     "reducescatter": _method(

@@ -9,7 +9,7 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from ..dtypes import code_of
-from ..ops import CODECS, Collective, op_name
+from ..ops import CODECS, WEIGHTED_AVERAGE, Collective, op_name
 from ..schedule.steps import Step
 from ..wire.frames import MEASUREMENT, NO_OP, NO_ROOT, Header, digest
 from .call_sites import Site, nowhere, number_of_known
@@ -77,6 +77,8 @@ class Call(NamedTuple):
             arguments = [self.text or self._sizes(), self.dtype.name]
             if self.op != NO_OP:
                 arguments.append(f"op={op_name(self.op)}")
+            if self.op == WEIGHTED_AVERAGE:
+                arguments.append("with a weight")
         if self.root != NO_ROOT:
             arguments.append(f"root_rank={self.root}")
         if self.name:

@@ -1,21 +1,44 @@
-"""Weighted averages in one pass: the weights are one more element of what is reduced."""
+"""Weighted averages: contributions are multiplied by their relative weights, then averaged as always."""
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from math import frexp, fsum, ldexp
+from typing import Any, Iterable, NamedTuple, Tuple
 
 import numpy as np
 
-from ..dtypes import accumulator, check_weighable
+from ..dtypes import check_weighable
 from ..errors import Misuse
 from ..ops import WEIGHTED_AVERAGE, Collective, ReduceOp, weight_of
-from .calls import Intent
+from .reduce import weigh
 from .runner import Runner
 
 NO_WEIGHTS = "the weights of all ranks are 0, so there is no average."
 
 
-def weighted_average(
+class Total(NamedTuple):
+    """A sum of weights: ``part * 2 ** exponent``, since it may exceed what a float can hold.
+
+    >>> Total.of([1e308, 1e308, 0.0]).share(1e308, 3)
+    1.5
+    """
+
+    part: float
+    exponent: int
+
+    @classmethod
+    def of(cls, weights: Iterable[float]) -> Total:
+        """The exactly rounded sum: the same whatever the order of the ranks."""
+        listed = list(weights)
+        exponent = frexp(max(listed))[1]
+        return cls(fsum(ldexp(weight, -exponent) for weight in listed), exponent)
+
+    def share(self, weight: float, count: int) -> float:
+        """A weight relative to the mean of so many; 1.0 exactly if all are equal."""
+        return ldexp(weight, -self.exponent) * count / self.part
+
+
+def apply_weight(
     runner: Runner,
     data: np.ndarray[Any, Any],
     weight: Any,
@@ -23,33 +46,29 @@ def weighted_average(
     name: str = "",
     shape: Tuple[int, ...] = (),
 ) -> None:
-    """Replace ``data`` by the sum of ``weight * data`` over all ranks, divided by the sum of the weights.
+    """Multiply this rank's contribution to an average that follows by its weight, relative to all ranks'.
 
-    A rank of weight 0 contributes nothing, whatever its data are. Half types are sent as float32: products
-    with weights, and sums of weights, would not fit into them.
+    The ranks exchange their weights first: what is reduced then has the magnitude of the data, whatever the
+    weights are. A rank of weight 0 contributes nothing, whatever its data are.
 
     Args:
         runner: of the ranks that take part.
-        data: one-dimensional and contiguous.
+        data: one-dimensional and contiguous; multiplied in place.
         weight: of this rank's data.
+        op: the reduction that follows.
+        name: of the call.
         shape: of the array that the program has passed.
 
     Raises:
         UnsupportedDtypeError: the elements are integers or booleans.
         Misuse: the weight is negative, not finite or no number; ``op`` is no average; all weights are 0.
     """
-    weight = weight_of(weight)
+    own = np.array([weight_of(weight)])
     check_weighable(data.dtype, op)
-    dtype = accumulator(data.dtype, op, True) or data.dtype
-    sums = np.zeros(data.size + 1, dtype)
-    if weight:
-        with np.errstate(all="ignore"):
-            np.multiply(data, dtype.type(weight), out=sums[:-1], dtype=dtype, casting="unsafe")
-    sums[-1] = weight
-    intent = Intent(Collective.ALLREDUCE, WEIGHTED_AVERAGE, name=name, text=f"shape {shape}, with a weight")
-    runner.all_reduce(sums, ReduceOp.SUM, name, shape, intent=intent)
-    if not sums[-1].real > 0.0:
+    bits = runner.exchange(
+        own.view(np.int64).tolist(), Collective.ALLREDUCE, data.dtype, name, shape, WEIGHTED_AVERAGE
+    )
+    total = Total.of(bits.view(np.float64)[:, 0].tolist())
+    if not total.part:
         raise Misuse(f"allreduce(shape {shape}, {data.dtype.name}): {NO_WEIGHTS}")
-    with np.errstate(all="ignore"):
-        np.divide(sums[:-1], sums[-1], out=sums[:-1])
-        np.copyto(data, sums[:-1], casting="unsafe")
+    weigh(data, total.share(float(own[0]), runner.size))

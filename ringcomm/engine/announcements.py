@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from itertools import count
-from math import fsum, inf
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from math import inf
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from ..collective.weighted import NO_WEIGHTS
+from ..collective.weighted import NO_WEIGHTS, Total
 from ..wire.messages import Message
 from .cache import IssuedIds
 from .request import Key, Signature
@@ -126,9 +126,16 @@ def masks_of(text: Sequence[Any]) -> Iterator[int]:
     return (masks.get(place, 0) for place in count())
 
 
-def sum_of_weights(weights: Mapping[int, float]) -> float:
-    """The exactly rounded sum: the same whatever the order of the ranks, and ``n * w`` if all are equal."""
-    return fsum(weights.values())
+def totals_of(text: Sequence[Any]) -> Iterator[Total]:
+    """The sums of weights of a response, each of which travels as a list.
+
+    Raises:
+        ValueError, TypeError, OverflowError: what the message says makes no sense.
+    """
+    totals = [Total(float(part), int(exponent)) for part, exponent in text]
+    if any(not 0.0 < part < inf or not -1100 < exponent < 1100 for part, exponent in totals):
+        raise ValueError("a sum of weights that is not positive")
+    return iter(totals)
 
 
 def no_weight_text(what: str) -> str:

@@ -158,7 +158,7 @@ class BucketRunner:
         if first.weighted:
             for request in (request for _, request in bucket if request is not None):
                 for array in request.arrays:
-                    weigh(array, request.weight * runner.size / request.total)
+                    weigh(array, request.total.share(request.weight, runner.size))
         if op == ReduceOp.ADASUM:
             for array in arrays:
                 adasum(runner, array, first.prescale, first.postscale)

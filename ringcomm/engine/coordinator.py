@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..collective.call_sites import CallSites
+from ..collective.weighted import Total
 from ..errors import ProtocolError, RingcommError
 from ..ops import Collective
 from ..wire.messages import Message
@@ -20,7 +21,6 @@ from .announcements import (
     announcements,
     masks_as_text,
     no_weight_text,
-    sum_of_weights,
 )
 from .cache import IssuedIds
 from .deadlocks import PATIENCE, BlockedRanks
@@ -97,7 +97,7 @@ class Coordinator:
         self._ids = IssuedIds(self._size, cache_capacity)
         self._entries: Dict[Key, Announced] = {}
         self._ready: List[Tuple[Key, Signature]] = []
-        self._totals: Dict[Key, float] = {}
+        self._totals: Dict[Key, Total] = {}
         self._absent: Dict[Key, int] = {}
         self._ready_since_s = 0.0
         self._settled: List[Tuple[Key, Signature, str]] = []
@@ -212,14 +212,14 @@ class Coordinator:
                 f"Mismatched lines for the operation {entry.key}, and RINGCOMM_CHECK_CALLS is on: "
                 f"{calls_text(entry.signatures, entry.sites, self._hosts)}.",
             )
-        elif first.weighted and not sum_of_weights(entry.weights):
+        elif first.weighted and not any(entry.weights.values()):
             self._fail(entry, no_weight_text(f"{first.describe()} {entry.key}"))
         elif len(entry.piggybacked) == len(entry.members):
             value = settle(first, entry.members, entry.piggybacked, entry.weights)
             self._settled.append((entry.key, first, value))
         else:
             if first.weighted:
-                self._totals[entry.key] = sum_of_weights(entry.weights)
+                self._totals[entry.key] = Total.of(entry.weights.values())
             if entry.absent:
                 self._absent[entry.key] = entry.absent
             if not self._ready:

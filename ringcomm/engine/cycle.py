@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from typing import Callable, Collection, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 from ..clock import Clock
+from ..collective.weighted import Total
 from ..errors import MismatchError, NotInitializedError, PeerStalledError, ProtocolError, RingcommError
 from ..transport.base import Fabric, Link, Stopped
 from ..wire.messages import Message
-from .announcements import masks_of
+from .announcements import masks_of, totals_of
 from .bucket_runner import BucketRunner
 from .coordinator import Coordinator
 from .observer import labels_of
@@ -276,7 +277,7 @@ class EngineState:
                 for (number, name, count), kind, text, late in responses["failed"]
             ]
             settled = [(int(number), int(count), str(text)) for number, count, text in responses["settled"]]
-            totals, absent = map(float, responses["totals"]), masks_of(responses["absent"])
+            totals, absent = totals_of(responses["totals"]), masks_of(responses["absent"])
         for failure in failures:
             self._fail_one(*failure)
         for result in settled:
@@ -309,7 +310,7 @@ class EngineState:
     def _settle(self, number: int, count: int, text: str) -> None:
         """An operation that needs no collective: its result came with the responses."""
         with self.lock, _making_sense():
-            [(signature, request)] = self.pending.take_bucket([number, count], iter((1.0,)))
+            [(signature, request)] = self.pending.take_bucket([number, count], iter((Total(1.0, 0),)))
         if request is None:
             return  # of a process set to which this rank does not belong
         began(request)
@@ -335,7 +336,7 @@ class EngineState:
                 f"({self.rank}) has not submitted."
             )
 
-    def _run(self, run: Sequence[int], totals: Iterable[float] = (), absent: Iterable[int] = ()) -> None:
+    def _run(self, run: Sequence[int], totals: Iterable[Total] = (), absent: Iterable[int] = ()) -> None:
         with self.lock, _making_sense():
             bucket = self.pending.take_bucket(run, totals, absent)
         self.bucket_runner.next_bucket()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
+from ..collective.weighted import Total
 from ..errors import DuplicateNameError
 from ..wire.messages import Message
 from .announcements import masks_as_text
@@ -100,7 +101,7 @@ class Pending:
             self.ids.learn(int(number), Signature.from_json(data))
 
     def take_bucket(
-        self, run: Sequence[int], totals: Iterable[float] = (), absent: Iterable[int] = ()
+        self, run: Sequence[int], totals: Iterable[Total] = (), absent: Iterable[int] = ()
     ) -> List[Work]:
         """The members of a bucket, which are no longer pending. Without a request: this rank has joined.
 
@@ -118,8 +119,8 @@ class Pending:
             if request is not None:
                 request.absent = everywhere
             if signature.weighted:
-                total = float(next(totals, 0.0))
-                if not total > 0.0:
+                total = next(totals, None)
+                if total is None:
                     raise ValueError("a weighted average without a sum of weights")
                 if request is not None:
                     request.total = total

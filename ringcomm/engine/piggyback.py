@@ -14,10 +14,10 @@ from typing import Mapping, Optional, Sequence
 import numpy as np
 
 from ..collective.reduce import kernel, weigh
+from ..collective.weighted import Total
 from ..dtypes import Array, dtype_named
 from ..errors import ProtocolError
 from ..ops import Collective, ReduceOp
-from .announcements import sum_of_weights
 from .request import Request, Signature
 
 PIGGYBACK_BYTES = 512
@@ -65,9 +65,9 @@ def settle(
         return packed[signature.root]
     operands = [_numbers(signature, packed[rank], rank) for rank in members]
     if signature.weighted and weights is not None:
-        total = sum_of_weights(weights)
+        total = Total.of(weights.values())
         for rank, operand in zip(members, operands):
-            weigh(operand, weights[rank] * len(members) / total)
+            weigh(operand, total.share(weights[rank], len(members)))
     fold = kernel(
         ReduceOp(signature.op), operands[0].dtype, len(members), signature.prescale, signature.postscale
     )

@@ -10,6 +10,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from ..collective.staged import Mirror
+from ..collective.weighted import Total
 from ..errors import fresh_copy
 from ..ops import CODECS, Collective, ReduceOp, factor_of
 from ..wire.frames import NO_OP, NO_ROOT
@@ -270,7 +271,7 @@ class Request:
     ) -> None:
         self.weight = weight
         self.absent = absent
-        self.total = 1.0
+        self.total = Total(1.0, 0)
         self.signature = signature
         self.key = signature.key()
         self.arrays = list(arrays)

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any, Optional
 
 from ..clock import Clock, monotonic
+from ..collective.weighted import Total
 from ..errors import Misuse
 from .announcements import no_weight_text
 from .bucket_runner import BucketRunner
@@ -84,7 +85,7 @@ class SingleRank:
         if request.signature.weighted:
             if not request.weight:
                 raise Misuse(no_weight_text(request.signature.describe()))
-            request.total = request.weight
+            request.total = Total.of([request.weight])
         observer = self.trace.observer
         if observer is None:
             return self._bucket_runner.run([(request.signature, request)])[0]

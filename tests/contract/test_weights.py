@@ -83,6 +83,40 @@ def test_equal_weights_change_no_bit_of_an_average_by_name():
     assert run_ranks(3, work) == [True] * 3
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64"])
+@pytest.mark.parametrize(
+    "weights", [[1e308, 1e308], [1e308, 5e307], [1e39, 1e39], [1e-46, 3e-46], [5e-324, 0.0]]
+)
+def test_weights_beyond_the_range_of_the_elements(weights, dtype):
+    """Only their ratio counts, also where their sum is more than any float."""
+    share = weights[1] / max(weights) / sum(weight / max(weights) for weight in weights)
+
+    def work(context):
+        array = np.full(40, 1.0 + 2.0 * context.rank, dtype)
+        return both(context, array, weights[context.rank], "w")
+
+    for called, named in run_ranks(2, work):
+        np.testing.assert_allclose(called, 1.0 + 2.0 * share, rtol=1e-3)
+        np.testing.assert_array_equal(called, named)
+
+
+@pytest.mark.parametrize("codec", [None, "bf16", "int8"])
+def test_weights_with_factors_and_codecs_are_the_same_by_order_and_by_name(codec):
+    def work(context):
+        array, weight = values(context.rank, 5000, "float32"), 1.0 + context.rank
+        named = array.copy()
+        options = {"prescale": 3.0, "postscale": 0.5, "compression": codec}
+        context.engine.allreduce([named], Average, "n", weight=weight, **options).wait(LIMIT_S)
+        called = context.allreduce(
+            array, weight=weight, prescale_factor=3.0, postscale_factor=0.5, compression=codec
+        )
+        return called, named
+
+    for called, named in run_ranks(3, work):
+        np.testing.assert_allclose(called, 1.5 * expected([1, 2, 3], 5000, "float32"), atol=0.15)
+        np.testing.assert_array_equal(called, named)
+
+
 def test_several_operations_in_one_bucket():
     """Each has its own weights, and they are fused and short ones piggybacked."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Callable, Union
 
 import torch
@@ -64,26 +65,36 @@ def weighted_average_hook(
         model = DistributedDataParallel(model)
         model.register_comm_hook(WeightedAverage(lambda: len(x)), weighted_average_hook)
 
-    A rank of weight 0 contributes nothing, whatever its gradients are. Half types are sent as float32.
+    A rank of weight 0 contributes nothing, whatever its gradients are. Half types are sent as float32. A
+    weight that this type does not represent (beyond 3e38, or below 1e-38 and not 0) is an error on all ranks.
 
     Args:
         state: the weight, and the process group.
         bucket: of the model's gradients.
 
     Returns:
-        a future with the averaged gradients; it fails with :class:`ringcomm.Misuse` if all weights are 0.
+        a future with the averaged gradients; it fails with :class:`ringcomm.Misuse` if all weights are 0, or
+        the type of the gradients does not represent them.
     """
     buffer, weight, last = bucket.buffer(), state.now(), bucket.is_last()
     dtype = torch.float32 if buffer.dtype in _HALF else buffer.dtype
     sums = torch.zeros(buffer.numel() + 1, dtype=dtype, device=buffer.device)
-    if weight:
+    limits = torch.finfo(dtype)
+    if weight and limits.tiny <= weight <= limits.max:
         sums[:-1] = buffer
         sums[:-1] *= weight
-    sums[-1] = weight
+        sums[-1] = weight
+    elif weight:
+        sums[-1] = math.nan
     work = dist.all_reduce(sums, group=state.process_group, async_op=True)
 
     def finish(future: torch.futures.Future[Any]) -> torch.Tensor:
         future.value()
+        if not torch.isfinite(sums[-1]):
+            raise Misuse(
+                f"DDP: the weight of a rank, or the sum of all, is not in the range of {dtype}. Numbers of "
+                "samples or of tokens are weights; divide larger ones by a constant."
+            )
         if not sums[-1].real > 0:
             raise Misuse(f"DDP: {NO_WEIGHTS}")
         buffer.copy_(sums[:-1] / sums[-1])

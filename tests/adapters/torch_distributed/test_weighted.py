@@ -48,6 +48,15 @@ def test_without_any_weight_the_step_fails():
     on_ranks(run, 2)
 
 
+@pytest.mark.parametrize("weights", [(1e39, 1.0), (1e-46, 1.0), (3e38, 3e38)])
+def test_a_weight_that_the_type_of_the_gradients_does_not_represent_fails_everywhere(weights):
+    def run(group):
+        with pytest.raises(RuntimeError, match="Misuse: DDP: the weight of a rank"):
+            average(WeightedAverage(weights[group.rank()], group), torch.ones(2))
+
+    on_ranks(run, 2)
+
+
 def test_what_is_no_weight():
     for weight in (-1.0, float("inf"), lambda: float("nan")):
         with pytest.raises(Misuse):

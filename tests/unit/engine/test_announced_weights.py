@@ -7,6 +7,8 @@ from typing import Any, Dict, Sequence
 import numpy as np
 import pytest
 
+from ringcomm.collective.weighted import Total
+from ringcomm.engine.announcements import totals_of
 from ringcomm.engine.coordinator import Coordinator, Tuning
 from ringcomm.engine.pending import Pending
 from ringcomm.engine.request import Handle, Request, Signature
@@ -44,15 +46,15 @@ def test_the_sums_go_to_every_rank_with_the_buckets():
     response = deciding.decide(100.0)
     assert response is not None and encode(response)
     assert [len(bucket) for bucket in response["run"]] == [2, 4]  # plain averages are not fused with them
-    assert response["totals"] == [0.6, 33.0]  # rounded once: 0.1 + 0.2 + 0.3 is 0.6000000000000001
+    assert response["totals"] == [Total.of([0.1, 0.2, 0.3]), Total.of([10.0, 11.0, 12.0])]
     pending = Pending()
     pending.learn(response["fresh"])
     request = Request(signature("b"), [np.zeros(4, np.float32)], Handle("b"), weight=11.0)
     pending.add(request)
-    totals = iter(response["totals"])
+    totals = totals_of(response["totals"])
     for bucket in response["run"]:
         pending.take_bucket(bucket, totals)
-    assert (request.weight, request.total) == (11.0, 33.0)
+    assert request.total.share(request.weight, 3) == 1.0
 
 
 def test_known_short_and_new_operations_keep_their_weights():
@@ -75,7 +77,7 @@ def test_a_rank_that_has_joined_has_none():
     for rank in (0, 1):
         deciding.take(rank, announcement([float(rank)], signature("w")), 100.0)
     response = deciding.decide(100.0)
-    assert response is not None and response["totals"] == [1.0]
+    assert response is not None and response["totals"] == [Total.of([1.0])]
 
 
 def test_no_weight_at_all():

@@ -6,6 +6,7 @@ from itertools import islice
 
 import pytest
 
+from ringcomm.collective.weighted import Total
 from ringcomm.engine.announcements import (
     Announced,
     Announcement,
@@ -13,7 +14,7 @@ from ringcomm.engine.announcements import (
     masks_as_text,
     masks_of,
     no_weight_text,
-    sum_of_weights,
+    totals_of,
 )
 from ringcomm.engine.cache import IssuedIds
 from ringcomm.engine.request import Key, Signature
@@ -107,8 +108,13 @@ def test_absent_everywhere_is_what_no_rank_that_has_announced_it_has():
     assert list(islice(masks_of(masks_as_text([0, made.absent, 2**70])), 4)) == [0, 5, 2**70, 0]
 
 
-def test_sums_do_not_depend_on_the_order_of_ranks():
-    weights = {0: 0.1, 1: 0.2, 2: 0.3}
-    assert sum_of_weights(weights) == sum_of_weights(dict(reversed(weights.items()))) == 0.6
-    assert sum_of_weights(dict.fromkeys(range(10), 0.1)) == 1.0
+@pytest.mark.parametrize("text", [[[0.0, 0]], [[-1.0, 0]], [[float("nan"), 0]], [[1.0, 5000]], [[1.0]]])
+def test_what_is_no_sum_of_weights(text):
+    with pytest.raises(ValueError):
+        totals_of(text)
+
+
+def test_sums_of_weights_travel_as_lists():
+    total = Total.of([0.1, 1e308])
+    assert list(totals_of([list(total)])) == [total]
     assert no_weight_text("allreduce 'x'").startswith("allreduce 'x': the weights of all ranks are 0")
