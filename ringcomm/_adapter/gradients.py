@@ -123,7 +123,8 @@ def names_of(
     Args:
         groups: the optimizer's parameters, by parameter group.
         named: the caller's pairs (name, parameter), or None.
-        everything_named: whether parameters without a name are an error.
+        everything_named: whether parameters without a name are an error; otherwise their names contain the
+            first given one, so that they differ from those of other optimizers.
 
     Raises:
         ConfigError: ``named`` has other items than pairs, a name occurs twice, or a parameter has no name.
@@ -154,7 +155,8 @@ def names_of(
             "named_parameters was specified, but one or more model parameters were not named "
             f"({len(missing)} of the optimizer's {len(own)})."
         )
-    return {**own, **given}
+    beside = f" beside {pairs[0][0]}" if pairs else ""
+    return {**{key: f"{name}{beside}" for key, name in own.items()}, **given}
 
 
 def bucket_name(names: Sequence[str], shapes: Sequence[Sequence[int]]) -> str:

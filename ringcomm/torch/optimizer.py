@@ -14,6 +14,7 @@ from .._adapter.arguments import predivided
 from .._adapter.checking import StepCheck
 from .._adapter.choice import configured
 from .._adapter.compressed import is_coded
+from .._adapter.feedback import Residuals
 from .._adapter.gradients import Groups, Reduction, chosen_groups, names_of
 from ..balance.batches import Balanced
 from ..balance.pace import weight_of_steps
@@ -35,6 +36,9 @@ _ZEROED_TOO_EARLY = (
 )
 
 
+Named = List[Tuple[str, torch.Tensor]]
+
+
 class _Options(NamedTuple):
     """The arguments of :func:`DistributedOptimizer` that the reducer needs."""
 
@@ -49,21 +53,25 @@ class _Distributed:
 
     _reducer: GradientReducer
     _options: _Options
+    _named: Optional[Named]
     _check: StepCheck
     _should_synchronize: bool
     _synchronized: bool
     _barrier: Any = None
     param_groups: List[Dict[str, Any]]
 
-    def _distribute(self, options: _Options, names: Dict[int, str], passes: int) -> None:
-        self._options = options
+    def _distribute(
+        self, options: _Options, named: Optional[Named], passes: int, residuals: Optional[Residuals] = None
+    ) -> None:
+        self._options, self._named = options, named
+        names = names_of(parameters_of(self), named, everything_named=residuals is None)
         self._parameter_names = {item: names[id(item)] for item in all_parameters(self)}
         self._check = StepCheck(options.reduction.process_set)
         self._should_synchronize = True
         self._synchronized = False
         self._reducer = GradientReducer(
             all_parameters(self), names, options.reduction, options.compression, passes,
-            options.groups, options.sparse_as_dense,
+            options.groups, options.sparse_as_dense, residuals,
         )  # fmt: skip
 
     @property
@@ -234,12 +242,16 @@ class _Distributed:
     __reduce_ex__ = no_copies
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
-        """Add parameters to be reduced from now on. All ranks must do so."""
+        """Add parameters to be reduced from now on. All ranks must do so.
+
+        Args:
+            param_group: as for every optimizer. Parameters that were not among ``named_parameters`` are named
+                after their place and the first one that was, so no other optimizer has the same names.
+        """
         self._finish_updates()
         super().add_param_group(param_group)  # type: ignore[misc]
-        passes = self._reducer.passes
         self._reducer.remove_hooks()
-        self._distribute(self._options, names_of(parameters_of(self), None), passes)
+        self._distribute(self._options, self._named, self._reducer.passes, self._reducer.residuals)
 
 
 class _AdasumDistributed:
@@ -369,7 +381,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
     if num_groups:
         warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
     groups = chosen_groups(groups, num_groups, torch.Tensor)
-    names = names_of(parameters_of(optimizer), named_parameters)
+    named = None if named_parameters is None else list(named_parameters)
+    names = names_of(parameters_of(optimizer), named)
     compression = configured(compression, process_set, batches is not None)
     weight = weight_of_steps(batches, chosen, passes)
     if chosen == ReduceOp.ADASUM and api.size() > 1:
@@ -382,5 +395,5 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
         return delta
     wrapped = of_kind(_Distributed, optimizer)
     reduction = Reduction(chosen, prescale, postscale, process_set, weight)
-    wrapped._distribute(_Options(reduction, compression, groups, sparse_as_dense), names, passes)
+    wrapped._distribute(_Options(reduction, compression, groups, sparse_as_dense), named, passes)
     return wrapped

@@ -31,6 +31,7 @@ class GradientReducer:
         passes: number of backward passes per step.
         groups: the parameters of each bucket; None: buckets of up to 8 MiB.
         sparse_as_dense: reduce sparse gradients as dense ones.
+        residuals: those that this one goes on with, of a reducer that it replaces.
 
     Attributes:
         residuals: what compression has lost, by parameter name.
@@ -48,6 +49,7 @@ class GradientReducer:
         passes: int = 1,
         groups: Groups = None,
         sparse_as_dense: bool = False,
+        residuals: Optional[Residuals] = None,
     ) -> None:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._frozen = [parameter for parameter in parameters if not parameter.requires_grad]
@@ -60,7 +62,7 @@ class GradientReducer:
         self._auto = compression if isinstance(compression, AutoCompression) else None
         self._compression = compression if self._auto is None else self._auto.chosen
         self._groups = groups
-        self.residuals = Residuals()
+        self.residuals = Residuals() if residuals is None else residuals
         # Entries of sparse gradients are concatenated, not added, so they have no weights.
         self._sparse_as_dense = sparse_as_dense or reduction.weight is not None
         self._make_buckets(passes)

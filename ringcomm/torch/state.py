@@ -6,7 +6,7 @@ from typing import Any, Iterable, List, Mapping, Sequence, Tuple, Union
 
 import torch
 
-from .. import api
+from .. import api, setting_aliases
 from .._adapter.objects import broadcast_object
 from .._adapter.trees import put_together, take_apart
 from ..arrays.operands import mirrors
@@ -67,8 +67,9 @@ def broadcast_optimizer_state(
 ) -> None:
     """Overwrite every rank's optimizer state and options (learning rates, momenta, …) with the root's.
 
-    Ranks that have made no step yet need no preparation: the root sends the structure of its state. Where the
-    optimizer has no state, parameters that require gradients and have none get zeros, as in Horovod.
+    Ranks that have made no step yet need no preparation: the root sends the structure of its state. Gradients
+    stay as they are; only in programs that import ``horovod`` do parameters of an optimizer without state get
+    gradients of zeros, as there.
 
     Args:
         optimizer: any ``torch.optim.Optimizer``, wrapped by ``DistributedOptimizer`` or not.
@@ -81,7 +82,7 @@ def broadcast_optimizer_state(
         {call_errors}
     """
     root = api.rank() == root_rank
-    if not optimizer.state:
+    if setting_aliases.sources and not optimizer.state:
         _fill_gradients(optimizer)
     tree, tensors = take_apart(optimizer.state_dict() if root else None, torch.is_tensor)
     facts = [(tuple(item.shape), item.dtype, item.device.type == "cpu") for item in tensors]

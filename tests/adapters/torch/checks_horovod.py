@@ -9,6 +9,7 @@ import torch
 
 import ringcomm as rc
 import ringcomm.torch as hvd
+from ringcomm import setting_aliases
 from tests.adapters.torch.harness import with_errors
 
 Call = Callable[[torch.Tensor, Any], torch.Tensor]
@@ -126,7 +127,20 @@ def check_one_name_cannot_be_on_its_way_twice() -> None:
         hvd.synchronize(handle)
 
 
-def check_a_fresh_optimizers_gradients_are_zeros() -> None:
+def check_gradients_of_a_fresh_optimizer() -> None:
+    """They stay; only a program that imports Horovod gets zeros, as there."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1, weight_decay=0.1)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert weight.grad is None
+    setting_aliases.sources.append(lambda *ignored: [])
+    try:
+        a_fresh_optimizers_gradients_are_zeros()
+    finally:
+        setting_aliases.sources.pop()
+
+
+def a_fresh_optimizers_gradients_are_zeros() -> None:
     used = torch.nn.Parameter(torch.full((3,), float(hvd.rank() + 1)))
     frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
     whole = torch.nn.Parameter(torch.tensor([1, 3]), requires_grad=False)
