@@ -164,7 +164,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         ],
         [
             "torch.distributed._version", "torch.distributed._bridge", "torch.distributed._staged",
-            "torch.distributed._work",
+            "torch.distributed._uncompiled", "torch.distributed._work",
             "torch.distributed._elements",
             "torch.distributed._reductions",
             "torch.distributed._collectives", "torch.distributed._store", "torch.distributed._steps",

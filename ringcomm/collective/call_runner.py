@@ -53,6 +53,7 @@ class CallRunner:
         waited: the time spent in calls, moving data or waiting for other ranks.
         history: is told of every call, if set.
         called_at: where the next call was made, if that was not in the thread that runs it.
+        compares_sites: whether all ranks make the next call at the same place.
         purpose: says what the calls are for, where they are not what the program has asked for.
         sites: is told of calls that other ranks make at other lines, if set; otherwise nothing is compared.
         before_call: called before each call, outside of the lock, if set.
@@ -74,6 +75,7 @@ class CallRunner:
         self.waited = Stopwatch()
         self.history: Optional[CallHistory] = None
         self.called_at: Optional[Site] = None
+        self.compares_sites = True
         self.sites: Optional[CallSites] = None
         self.purpose: Optional[Callable[[], str]] = None
         self.before_call: Optional[Callable[[], None]] = None
@@ -225,7 +227,7 @@ class CallRunner:
                 site = self.called_at or find_site(3, plan.site)  # inside are this method and its caller
                 if history is not None:
                     history.begin(sequence, plan.call, site)
-                if sites is not None:
+                if sites is not None and self.compares_sites:
                     number, execution.headers.checks_sites = plan.site_number(site), sites.strict
             execution.arm(sequence, data, source, number | VOTE if vote else number)
             try:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dis
 import os
 import sys
+import threading
 import zlib
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Set, Tuple
+from typing import Any, Callable, Container, Dict, List, Mapping, Sequence, Set, Tuple
 
 from ..transport.base import Fabric
 
@@ -21,7 +22,7 @@ It holds no frame, which would keep the caller's variables alive.
 OtherSite = Tuple[int, int, int]
 """A call that counts as the same, made at another line: the rank, :func:`site_number` here and there."""
 
-_packages = [f"{Path(__file__).resolve().parent.parent}{os.sep}"]
+_packages = [f"{Path(__file__).resolve().parent.parent}{os.sep}", str(Path(threading.__file__).resolve())]
 _ours: Dict[str, bool] = {}
 _numbers: Dict[Tuple[int, int], Tuple[int, CodeType]] = {}
 _MOST_NUMBERS = 4096
@@ -94,8 +95,26 @@ def number_of_known(site: Site, known: List[Any]) -> int:
 
 def this_site() -> Site:
     """The same as :func:`find_site` where nothing is known."""
-    frame = _outside(2)
-    return frame.f_code, frame.f_lasti
+    return comparable_site()[0]
+
+
+def comparable_site(unequal: Container[str] = ()) -> Tuple[Site, bool]:
+    """The innermost place outside ringcomm, and whether ranks make this call at the same place.
+
+    They do not in a callback that any thread may run, as it has no place in the user's program.
+
+    Args:
+        unequal: names of files of looked-through packages that make calls for a rank while the others are
+            elsewhere in their programs.
+    """
+    frame, comparable = sys._getframe(1), True
+    while is_ours(frame.f_code.co_filename):
+        if frame.f_back is None or frame.f_code.co_filename in unequal:
+            comparable = False
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return (frame.f_code, frame.f_lasti), comparable
 
 
 def _depth_of(wanted: FrameType) -> int:

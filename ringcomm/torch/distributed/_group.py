@@ -15,11 +15,12 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 import typing_extensions
+from torch.distributed.algorithms import join
 
 from ...activity import Activity
 from ...arrays.mirrors import StagingPool
 from ...clock import Deadline, Idleness
-from ...collective.call_sites import CallSites, look_through, this_site
+from ...collective.call_sites import CallSites, comparable_site, look_through, this_site
 from ...collective.runner import Runner
 from ...errors import Misuse, NotInitializedError, RingcommError, describe_error
 from ...flight_recorder import Facts, FlightRecorder
@@ -36,10 +37,13 @@ from ._staged import Overlapping, Staged, staged
 from ._steps import optimizer_steps
 from ._store import group_settings
 from ._trace import Traced, observer
+from ._uncompiled import uncompiled
 from ._work import RingcommWork, Together
 
 for _package in (torch, typing_extensions, contextlib, functools, warnings):
     look_through(_package)  # PyTorch's functions are wrapped by decorators of the latter
+_JOINING = frozenset((join.__file__,))
+"""Here a rank without data takes part in the collectives of those that still train."""
 _FAREWELL_S = 5.0
 _NOT_PREDICTED = (
     "No prediction for process groups of torch.distributed: --predict follows calls of ringcomm and the "
@@ -48,6 +52,7 @@ _NOT_PREDICTED = (
 _open_groups: weakref.WeakSet[ProcessGroupRingcomm] = weakref.WeakSet()
 
 
+@uncompiled("_reduce_scatter_base", "_allgather_base", "_start_coalescing", "_end_coalescing")
 class ProcessGroupRingcomm(GroupFace):
     """A group of ranks with links of its own. ``init_process_group`` and ``new_group`` make them.
 
@@ -103,14 +108,14 @@ class ProcessGroupRingcomm(GroupFace):
         ``overlapping`` may do the same for a tensor of a device, see :meth:`._staged.Staged.run`.
         """
         limit_s, runner = self._limit_s(opts), self._ops.runner
-        site = this_site()
+        site, comparable = comparable_site(_JOINING)
         watching = observer()
         traced = None if watching is None else Traced(watching, self.group_name, what, result)
         on_device = staged(self._staging, arguments, result, reads)
 
         def run(work: RingcommWork) -> None:
             runner.timeout_s = limit_s
-            runner.called_at = site
+            runner.called_at, runner.compares_sites = site, comparable
             runner.may_poll = lambda: work.waiters > 0 or self._idleness()
             with nullcontext() if traced is None else traced, runner.exclusive(but=Exception):
                 if on_device is None:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from ...collective.call_sites import Site, site_text
 from ...errors import PeerStalledError, RingcommError
 from ._staged import Staged
+from ._uncompiled import uncompiled
 
 Helper = Callable[["RingcommWork"], None]
 """Called by a thread that waits for a work, before it sleeps: it may run queued works."""
@@ -19,6 +20,7 @@ Interrupted = Callable[["RingcommWork", BaseException], None]
 """Called by a thread whose wait for a work is interrupted (by Ctrl-C, say): it ends the group."""
 
 
+@uncompiled()
 class RingcommWork(dist.Work):
     """A collective or a point-to-point message. Any thread may run it, once; any number may wait for it.
 
@@ -223,6 +225,7 @@ class RingcommWork(dist.Work):
         return self._result
 
 
+@uncompiled()
 class Together(RingcommWork):
     """Several works as one: done when all are done."""
 

@@ -166,6 +166,7 @@ def check_elastic_state() -> None:
 
 def check_added_parameters_keep_names_and_what_compression_has_lost() -> None:
     """Two optimizers of equal shapes, as of a generator and a discriminator, to which parts are added."""
+    torch.manual_seed(6)
     optimizers: List[Any] = []
     models = [nn.ModuleDict({"first": nn.Linear(70, 70), "head": nn.Linear(70, 70)}) for _ in range(2)]
     others = [nn.Linear(70, 3) for _ in models]  # not named

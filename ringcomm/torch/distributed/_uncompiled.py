@@ -1,0 +1,53 @@
+"""Keeps the methods that PyTorch calls out of what ``torch.compile`` traces.
+
+Compiled programs call a process group from C++ (DDP's broadcast of buffers, functional collectives), and
+Dynamo would trace the methods of one that is written in Python as if they were the user's, though it allows
+only a few members of groups ("Attempted to access unregistered member on an OpaqueObject").
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from types import FunctionType
+from typing import Any, Callable, List, TypeVar
+
+Class = TypeVar("Class", bound=type)
+
+_DYNAMO = "torch._dynamo"
+_prepare: List[Callable[[], None]] = []
+
+
+def uncompiled(*others: str) -> Callable[[Class], Class]:
+    """A decorator for classes: their public methods, and others by name, run as if nothing were compiled.
+
+    Dynamo takes seconds to import, so it is not imported for this: without it nothing is compiled.
+
+    Args:
+        *others: names of further methods that PyTorch calls.
+    """
+
+    def decorate(cls: Class) -> Class:
+        for name, item in list(vars(cls).items()):
+            if isinstance(item, FunctionType) and (not name.startswith("_") or name in others):
+                setattr(cls, name, _outside(item))
+        return cls
+
+    return decorate
+
+
+def _outside(method: Callable[..., Any]) -> Callable[..., Any]:
+    disabled: List[Callable[..., Any]] = []
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if disabled:
+            return disabled[0](*args, **kwargs)
+        if _DYNAMO in sys.modules:
+            for prepare in _prepare:
+                prepare()
+            _prepare.clear()
+        return (disabled[0] if disabled else method)(*args, **kwargs)
+
+    _prepare.append(lambda: disabled.append(sys.modules[_DYNAMO].disable(method)))
+    return call
