@@ -1,8 +1,9 @@
-"""Writing files where other users of the machine may write, too (``/tmp``, a shared directory).
+"""Files and directories that other users of the machine could prepare: keys, records, results, caches.
 
 Another user may have put a symbolic link, a FIFO or a directory of its own in the place of what is about
-to be written. So a file is made under a fresh name, in a directory that was opened and looked at before, and
-renamed: what stood there is replaced, never followed, opened or waited for.
+to be written or read. So a file is made under a fresh name, in a directory that was opened and looked at
+before, and renamed: what stood there is replaced, never followed, opened or waited for. What is read is
+looked at through its descriptor, so nothing can take its place between the look and the use.
 """
 
 from __future__ import annotations
@@ -10,10 +11,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Callable, Iterator, Optional, Union
 
+_OTHERS = 0o077
+_MOST_LINKS = 8
+_SYSTEMS = ("/proc/", "/dev/fd/")
+"""Here links lead to what has no name, and only the system makes them."""
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -45,6 +51,29 @@ def own_folder(path: Path, mode: int = 0o777) -> Iterator[int]:
         os.close(descriptor)
 
 
+def inner_folder(folder: int, name: str, mode: int = 0o777) -> int:
+    """A descriptor of a directory in another one, made where there is none. No link is followed.
+
+    Args:
+        folder: descriptor of the other directory.
+        name: one component of a path.
+        mode: with which it is made.
+
+    Returns:
+        The descriptor, for the caller to close.
+
+    Raises:
+        OSError: it cannot be made or opened, is a link or a file, or belongs to another user.
+    """
+    with suppress(FileExistsError):
+        os.mkdir(name, mode, dir_fd=folder)
+    descriptor = os.open(name, _DIRECTORY, dir_fd=folder)
+    if is_ours(os.fstat(descriptor)):
+        return descriptor
+    os.close(descriptor)
+    raise _another_users(name)
+
+
 def new_file(folder: int, name: str, mode: int = 0o600, fill: Optional[Callable[[int], None]] = None) -> int:
     """A new file, open for writing; what stood under its name before is replaced, whatever it was.
 
@@ -59,17 +88,45 @@ def new_file(folder: int, name: str, mode: int = 0o600, fill: Optional[Callable[
     Raises:
         OSError: it cannot be made, or not be written.
     """
-    partial = f".{name}.{os.urandom(8).hex()}"
-    descriptor = os.open(partial, _CREATE, mode, dir_fd=folder)
+    file = PartialFile(folder, name, mode)
     try:
         if fill is not None:
-            fill(descriptor)
-        os.rename(partial, name, src_dir_fd=folder, dst_dir_fd=folder)
+            fill(file.descriptor)
+        file.publish()
     except BaseException:
-        os.close(descriptor)
-        os.unlink(partial, dir_fd=folder)
+        file.abandon()
         raise
-    return descriptor
+    return file.descriptor
+
+
+class PartialFile:
+    """A new file that gets its name when it is complete, in place of what stands there by then.
+
+    Args:
+        folder: descriptor of its directory, which must stay open until the end.
+        name: without a directory.
+        mode: of the file.
+
+    Attributes:
+        descriptor: to write to.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, folder: int, name: str, mode: int = 0o600) -> None:
+        self._folder, self._name = folder, name
+        self._partial = f".{os.urandom(8).hex()}.partial"
+        self.descriptor = os.open(self._partial, _CREATE, mode, dir_fd=folder)
+
+    def publish(self) -> None:
+        """Give the file its name. The descriptor stays open."""
+        os.rename(self._partial, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+
+    def abandon(self) -> None:
+        """Close and remove the file."""
+        os.close(self.descriptor)
+        os.unlink(self._partial, dir_fd=self._folder)
 
 
 def write_file(folder: int, name: str, data: bytes) -> None:
@@ -98,7 +155,7 @@ def _shared(path: Union[str, Path]) -> bool:
 def open_named(path: Union[str, Path]) -> int:
     """Open a file that the user has named for writing, from its start; it is emptied.
 
-    The user's own symbolic links and devices are followed.
+    The user's own symbolic links, the administrator's, and devices are followed.
 
     Returns:
         The descriptor, for the caller to close.
@@ -107,17 +164,7 @@ def open_named(path: Union[str, Path]) -> int:
         OSError: it cannot be written, it is a FIFO, a link or file there belongs to another user, or another
             user may have made it as a hard link to a file of this user.
     """
-    # Opening a FIFO that is not read would wait for a reader.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o666)
-    except OSError as problem:
-        if problem.errno not in (errno.ELOOP, errno.EMLINK):
-            raise
-        # Looked at after the link was found, so no other user can put one there in between.
-        if not is_ours(os.lstat(path)):
-            raise _another_users(path) from None
-        descriptor = os.open(path, flags, 0o666)
+    descriptor = _open_through_own_links(str(path), _MOST_LINKS)
     try:
         facts = os.fstat(descriptor)
         if stat.S_ISFIFO(facts.st_mode):
@@ -133,8 +180,76 @@ def open_named(path: Union[str, Path]) -> int:
     return descriptor
 
 
+def _open_through_own_links(path: str, links: int) -> int:
+    # Opening a FIFO that is not read would wait for a reader.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+    if path.startswith(_SYSTEMS):
+        return os.open(path, flags, 0o666)
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    except OSError as problem:
+        if problem.errno not in (errno.ELOOP, errno.EMLINK) or not links:
+            raise
+    return _open_through_own_links(str(Path(path).parent / _own_link(path)), links - 1)
+
+
+def _own_link(path: str) -> str:
+    """Where a symbolic link of this user or the administrator points to, read from the link looked at."""
+    if not hasattr(os, "O_PATH"):  # not Linux
+        before, target, after = os.lstat(path), os.readlink(path), os.lstat(path)
+        if not is_ours(before) or (before.st_dev, before.st_ino) != (after.st_dev, after.st_ino):
+            raise _another_users(path)
+        return target
+    link = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not is_ours(os.fstat(link)):
+            raise _another_users(path)
+        return os.readlink("", dir_fd=link)
+    finally:
+        os.close(link)
+
+
+def read_private(path: Union[str, Path], limit_bytes: int, follow: bool = True) -> bytes:
+    """What a file with a key holds, up to this length.
+
+    Args:
+        path: of the file.
+        limit_bytes: what is longer is cut.
+        follow: whether it may be a symbolic link.
+
+    Raises:
+        NotPrivateError: it belongs to another user than this one and the administrator, or others may read or
+            write it.
+        OSError: it cannot be read, or it is a FIFO, a device or a directory.
+    """
+    flags = 0 if follow else os.O_NOFOLLOW
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+    with open(descriptor, "rb") as file:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        if not is_ours(facts) or facts.st_mode & _OTHERS:
+            raise NotPrivateError(facts)
+        return file.read(limit_bytes)
+
+
+class NotPrivateError(Exception):
+    """A file that other users may read or write, or that is another user's.
+
+    Attributes:
+        owner: its user's number.
+        mode: its permissions.
+        is_own: whether it belongs to this user.
+    """
+
+    def __init__(self, facts: os.stat_result) -> None:
+        self.owner, self.mode = facts.st_uid, stat.S_IMODE(facts.st_mode)
+        self.is_own = facts.st_uid == os.geteuid()
+        super().__init__(f"it belongs to user {self.owner} and has mode {self.mode:04o}")
+
+
 def read_file(path: Union[str, Path], limit_bytes: int) -> bytes:
-    """What a file holds, up to this length. What is no file is not waited for.
+    """What a file holds, up to this length. Other things than regular files are not read.
 
     Raises:
         OSError: it cannot be read, or it is a FIFO, a device or a directory.

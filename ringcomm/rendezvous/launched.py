@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import secrets
-import stat
 import tempfile
 import threading
 from dataclasses import replace
@@ -21,6 +20,7 @@ from ..certificate import make_certificate
 from ..clock import Deadline
 from ..config import Membership, Settings
 from ..errors import ConfigError, StartTimeoutError, StartupError
+from ..files import NotPrivateError, read_private
 from ..other_launchers import Launched
 from ..transport.nics import machine
 from .client import Moved, Watched, join
@@ -29,6 +29,7 @@ from .joined import Joined
 from .pmi import Pmi
 
 LOOK_AGAIN_S = 0.1
+_MOST_BYTES = 1 << 16
 PATIENCE_S = 10.0
 """How long an address from a file may not answer: the file may be left from an earlier start."""
 
@@ -105,18 +106,14 @@ class FileNotice:
         """What the file holds; "" while it is not there."""
         try:
             list(self._folder.iterdir())  # has a network file system ask its server anew
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW)
+            return read_private(self._path, _MOST_BYTES, follow=False).decode("ascii", "replace")
         except OSError:
             return ""
-        with os.fdopen(descriptor) as file:
-            facts = os.fstat(descriptor)
-            if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) & 0o077:
-                raise ConfigError(
-                    f"{self._path} is refused: it belongs to user {facts.st_uid} and has mode "
-                    f"{stat.S_IMODE(facts.st_mode):04o}. It holds the job's key, so only the user that runs "
-                    f"the job may be able to read it. {_HINT}"
-                )
-            return file.read()
+        except NotPrivateError as problem:
+            raise ConfigError(
+                f"{self._path} is refused: {problem}. It holds the job's key, so only the user that runs the "
+                f"job may be able to read it. {_HINT}"
+            ) from None
 
     def moved(self) -> bool:
         """Whether the file has another content by now."""

@@ -163,13 +163,13 @@ def _pieces(path: str, name: str) -> Iterator[bytes]:
     offset = 0
     try:
         with open(path, "rb") as file:
-            piece = file.read(PIECE_BYTES)
-            while piece or not offset:
-                yield json.dumps({"path": name, "offset": offset}).encode() + b"\n" + piece
-                if not piece:
-                    return
+            piece, following = file.read(PIECE_BYTES), b"more"
+            while following:
+                following = file.read(PIECE_BYTES) if piece else b""
+                facts = {"path": name, "offset": offset, "last": not following}
+                yield json.dumps(facts).encode() + b"\n" + piece
                 offset += len(piece)
-                piece = file.read(PIECE_BYTES)
+                piece = following
     except OSError as problem:
         yield json.dumps({"path": name, "offset": offset, "error": problem.strerror}).encode() + b"\n"
 

@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
-from typing import Any, Dict, List
+from typing import Any, Dict, List, NamedTuple, Sequence
 from typing import Counter as Counts
 
 from ringcomm.errors import ProtocolError
+from ringcomm.files import PartialFile, inner_folder, own_folder
 
 from ..plan.job import Job
+
+MAX_HOST_BYTES = 100 * 10**9
+"""The most bytes that are taken from one host."""
+MIN_FREE_BYTES = 1 << 30
+"""So much of the file system is left free."""
+
+
+class _Open(NamedTuple):
+    """The file that a host is sending.
+
+    Attributes:
+        path: within the host's directory.
+        file: without its name so far.
+        bytes: how many have come.
+        folders: closes what is open.
+    """
+
+    path: PurePosixPath
+    file: PartialFile
+    bytes: int
+    folders: ExitStack
 
 
 class FetchedFiles:
     """The files of one job, in one directory per host.
+
+    A host may be compromised, and other users may have prepared the directory: only what the job has asked
+    for is written, to new files in directories of this user, and no link is followed.
 
     Args:
         folder: the directory; it is made when the first file arrives.
@@ -23,49 +50,131 @@ class FetchedFiles:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._open: Dict[str, _Open] = {}
+        self._given_up: Dict[str, PurePosixPath] = {}
         self._files: Counts[str] = Counter()
         self._bytes: Counts[str] = Counter()
         self._problems: List[str] = []
 
-    def take(self, host: str, data: bytes) -> None:
+    def take(self, host: str, data: bytes, patterns: Sequence[str]) -> None:
         """Write one piece of a file.
 
         Args:
             host: the name of the host that sent it.
-            data: a line of JSON with ``path`` and ``offset``, and perhaps ``error``; then the bytes.
+            data: a line of JSON (``path``, ``offset``, ``last``, perhaps ``error``), and the bytes.
+            patterns: the files that the job fetches from this host, as of :mod:`glob`; none: it fetches none.
 
         Raises:
-            ProtocolError: it is malformed, or its path leaves the directory.
+            ProtocolError: it is malformed, not what follows, or nothing that this job fetches.
         """
         line, _, piece = data.partition(b"\n")
         facts = _facts(line)
         path = PurePosixPath(facts["path"])
+        if not any(_matches(path.parts, _components(pattern)) for pattern in patterns):
+            raise ProtocolError(f"a file {str(path)!r}, which this job does not fetch")
         if "error" in facts:
+            self._abandon(host)
             self._problems.append(f"{host}: {path} could not be read: {facts['error']}")
             return
-        target = self._folder / host.replace("/", "_") / path
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with target.open("ab" if facts["offset"] else "wb") as file:
-                file.write(piece)
-        except OSError as problem:
-            self._problems.append(f"{target} could not be written: {problem.strerror}")
+        if facts["offset"] and self._given_up.get(host) == path:
             return
-        self._files[host] += not facts["offset"]
+        try:
+            self._write(host, path, facts["offset"], piece, bool(facts["last"]))
+        except OSError as problem:
+            self._abandon(host)
+            self._given_up[host] = path
+            target = self._folder / _name(host) / path
+            self._problems.append(f"{target} could not be written: {problem.strerror}")
+
+    def _write(self, host: str, path: PurePosixPath, offset: int, piece: bytes, last: bool) -> None:
+        if not offset:
+            self._abandon(host)
+            self._begin(host, path)
+        current = self._open.get(host)
+        if current is None or (current.path, current.bytes) != (path, offset):
+            raise ProtocolError(f"a piece of the file {str(path)!r} that does not follow the one before it")
+        descriptor = current.file.descriptor
+        facts = os.statvfs(descriptor)
+        if self._bytes[host] + len(piece) > MAX_HOST_BYTES:
+            raise OSError(0, f"{host} has sent {MAX_HOST_BYTES / 1e9:g} GB, and more is not taken")
+        if facts.f_bavail * facts.f_frsize < MIN_FREE_BYTES + len(piece):
+            raise OSError(0, f"less than {MIN_FREE_BYTES / 1e9:.1f} GB would be left of the file system")
+        left = memoryview(piece)
+        while left:
+            left = left[os.write(descriptor, left) :]
         self._bytes[host] += len(piece)
+        self._open[host] = current._replace(bytes=offset + len(piece))
+        if last:
+            current.file.publish()
+            os.close(descriptor)
+            del self._open[host]
+            current.folders.close()
+            self._files[host] += 1
+
+    def _begin(self, host: str, path: PurePosixPath) -> None:
+        """Open a new file, in directories that no other user can replace."""
+        with ExitStack() as stack:
+            folder = stack.enter_context(own_folder(self._folder))
+            for name in (_name(host), *path.parts[:-1]):
+                folder = inner_folder(folder, name)
+                stack.callback(os.close, folder)
+            file = PartialFile(folder, path.name, 0o666)
+            self._open[host] = _Open(path, file, 0, stack.pop_all())
+
+    def _abandon(self, host: str) -> None:
+        """Remove what has come of a file that does not become complete."""
+        current = self._open.pop(host, None)
+        if current is not None:
+            self._bytes[host] -= current.bytes
+            current.file.abandon()
+            current.folders.close()
+
+    def _close(self) -> None:
+        """Remove incomplete files: nothing more will come."""
+        for host in list(self._open):
+            self._problems.append(f"{host}: {self._open[host].path} did not arrive completely")
+            self._abandon(host)
 
     def describe(self, job: Job) -> str:
-        """What was fetched from each host of the job, and what went wrong, in lines."""
+        """At the end: what was fetched from each host of the job, and what went wrong, in lines."""
+        self._close()
         lines = []
         for host in job.hosts:
             if host.gets_code and self._files[host.name]:
                 count, size = self._files[host.name], self._bytes[host.name]
                 plural = "" if count == 1 else "s"
                 text = f"fetched {count} file{plural}, {size / 1e6:.1f} MB, from {host.name}"
-                lines.append(f"{text} into {self._folder / host.name}")
+                lines.append(f"{text} into {self._folder / _name(host.name)}")
             elif host.gets_code:
                 lines.append(f"{host.name} sent no file that matches {' or '.join(job.fetch)}")
         return "\n".join([*lines, *self._problems])
+
+
+def _name(host: str) -> str:
+    """The directory of a host."""
+    return host.replace("/", "_")
+
+
+def _components(pattern: str) -> Sequence[str]:
+    return [part for part in pattern.split("/") if part not in ("", ".")]
+
+
+def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether a path matches as :func:`glob.glob` matches it, ``**`` included.
+
+    >>> _matches(["out", "a", "model.pt"], ["out", "**", "*.pt"]), _matches([".ssh", "config"], ["**"])
+    (True, False)
+    """
+    if not pattern:
+        return not parts
+    first, rest = pattern[0], pattern[1:]
+    if first == "**":
+        if _matches(parts, rest):
+            return True
+        return bool(parts) and not parts[0].startswith(".") and _matches(parts[1:], pattern)
+    if not parts or (parts[0].startswith(".") and not first.startswith(".")):
+        return False
+    return fnmatch.fnmatchcase(parts[0], first) and _matches(parts[1:], rest)
 
 
 def _facts(line: bytes) -> Dict[str, Any]:
@@ -76,7 +185,7 @@ def _facts(line: bytes) -> Dict[str, Any]:
     except (ValueError, TypeError, LookupError, RecursionError) as problem:
         raise ProtocolError(f"a file without a description: {problem!r}") from None
     if not is_name:
-        raise ProtocolError(f"a file whose path {str(path)!r} is no path")
+        raise ProtocolError(f"a file with an invalid path: {str(path)!r}")
     if path.is_absolute() or ".." in path.parts or not path.parts or not isinstance(offset, int):
         raise ProtocolError(f"a file whose path {str(path)!r} leaves the directory")
-    return dict(facts)
+    return {"last": False, **facts}

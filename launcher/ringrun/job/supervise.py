@@ -202,7 +202,7 @@ class Supervisor:
             ProtocolError: it may not send that.
         """
         if frame.kind == framing.FILE:
-            self._fetched.take(host.name, frame.data)
+            self._fetched.take(host.name, frame.data, self.job.fetch if host.gets_code else ())
             return
         if frame.rank not in self._ranks[host.index] and (frame.kind, frame.rank) != (framing.EVENT, -1):
             raise ProtocolError(f"it reports on rank {frame.rank}, which does not run there")

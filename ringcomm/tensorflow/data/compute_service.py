@@ -39,6 +39,7 @@ from ...config import Membership, Settings
 from ...data_service.service import ComputeClient
 from ...endpoints import format_endpoint
 from ...errors import ConfigError, NotOfferedError, StartTimeoutError
+from ...files import NotPrivateError, read_private
 from ..movement import barrier
 from . import servers
 
@@ -48,6 +49,7 @@ logger = logging.getLogger("ringcomm.tensorflow")
 
 SIDES = ("compute", "training")
 _POLL_INTERVAL_S = 0.2
+_MOST_BYTES = 1 << 20
 _shared_jobs = itertools.count()
 
 
@@ -168,7 +170,7 @@ class TfDataServiceConfig:
             the configuration.
 
         Raises:
-            ConfigError: the file is not a data service configuration.
+            ConfigError: the file is not a data service configuration, or other users may read or write it.
             StartTimeoutError: the file did not exist within ``timeout``.
             OSError: the file cannot be read.
         """
@@ -185,9 +187,14 @@ class TfDataServiceConfig:
                 remind.restart()
             time.sleep(_POLL_INTERVAL_S)
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = json.loads(read_private(path, _MOST_BYTES).decode("utf-8"))
         except (ValueError, RecursionError) as problem:
             raise ConfigError(f"{filename} is not JSON: {problem}.") from None
+        except NotPrivateError as problem:
+            raise ConfigError(
+                f"{filename} is refused: {problem}. It holds the key and the addresses of the compute job: "
+                "only a file of your own, or of root, that no other user can read is taken (chmod 600)."
+            ) from None
         if not isinstance(found, dict):
             raise ConfigError(f"{filename} is not a data service configuration: it is not a JSON object.")
         return TfDataServiceConfig.from_dict(found)

@@ -211,8 +211,12 @@ def test_invalid_configuration_files_are_refused(tmp_path: Path) -> None:
         ('{"key": "", "timeout": 1}', "has no dispatchers, workers_per_dispatcher, dispatcher_side"),
     ):
         (tmp_path / "compute.json").write_text(text)
+        (tmp_path / "compute.json").chmod(0o600)
         with pytest.raises(ConfigError, match=complaint):
             config().read(str(tmp_path / "compute.json"))
+    (tmp_path / "compute.json").chmod(0o644)
+    with pytest.raises(ConfigError, match="is refused: it belongs to user .* and has mode 0644"):
+        config().read(str(tmp_path / "compute.json"))
 
 
 def test_invalid_values_are_refused() -> None:
