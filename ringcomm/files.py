@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Callable, Iterator, Optional, Union
 
 _OTHERS = 0o077
+_OTHERS_WRITE = 0o022
 _MOST_LINKS = 8
 _SYSTEMS = ("/proc/", "/dev/fd/")
 """Here links lead to what has no name, and only the system makes them."""
@@ -26,6 +27,36 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_NONBLOCK |
 def is_ours(facts: os.stat_result) -> bool:
     """Whether a file belongs to this user, or to the administrator."""
     return facts.st_uid in (os.geteuid(), 0)
+
+
+def why_untrusted(place: Union[str, Path]) -> str:
+    """Why a directory is not trusted with code or records; "" if it is.
+
+    As sshd's ``StrictModes``: it is this user's own, no other user may write to it, and none may replace a
+    directory above it, which belong to this user or the administrator (the owner of ``/``).
+
+    Args:
+        place: an existing path.
+
+    Raises:
+        OSError: it does not exist, or cannot be looked at.
+    """
+    path = Path(place).absolute()
+    facts = path.lstat()
+    if not stat.S_ISDIR(facts.st_mode):
+        return "it is not a directory"
+    if facts.st_uid != os.geteuid():
+        return "it belongs to another user"
+    if facts.st_mode & _OTHERS_WRITE:
+        return "other users may write it"
+    trusted = (os.geteuid(), 0, Path("/").stat().st_uid)
+    for above in {*path.parents, *path.resolve().parents}:
+        facts = above.lstat()
+        if facts.st_uid not in trusted:
+            return f"{above} belongs to another user"
+        if facts.st_mode & _OTHERS_WRITE and not stat.S_ISLNK(facts.st_mode) | facts.st_mode & stat.S_ISVTX:
+            return f"other users may write to {above}"
+    return ""
 
 
 def _another_users(path: Union[str, Path]) -> OSError:

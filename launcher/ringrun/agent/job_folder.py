@@ -14,16 +14,20 @@ import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set
 
 from ringrun.agent import shipped
+from ringrun.agent.files import why_untrusted
 
 KEPT_JOBS = 3
 CACHE_BYTES = 1 << 30
 """The contents that were not used for the longest time are removed above this."""
 PIECE_BYTES = 1 << 18
+_CONTENT = re.compile(r"[0-9a-f]{32}|\.[0-9a-f]{32}\.\d+")
+"""The names of contents. No other files are removed."""
 LOCK_S = 5.0
 """How long the agent of the attempt before may take to leave."""
 
@@ -90,7 +94,7 @@ class JobFolder:
         for place in shipped.places(self.environ):
             try:
                 os.makedirs(place, mode=0o700, exist_ok=True)
-                why = shipped.why_unsafe(place)
+                why = why_untrusted(place)
                 if not why:
                     self.path = self._make(place, contents)
                     return self.path
@@ -103,7 +107,7 @@ class JobFolder:
         for place in shipped.places(self.environ):
             path = os.path.join(place, "files", digest)
             try:
-                if shipped.why_unsafe(place) or not os.path.isfile(path):
+                if why_untrusted(place) or not os.path.isfile(path):
                     continue
                 with open(path, "rb") as file:
                     if hashlib.sha256(file.read()).hexdigest()[:32] == digest:
@@ -201,8 +205,8 @@ def _check_inside(name: str) -> None:
 def _trim(cache: str) -> None:
     """Remove contents that have not been used for the longest time, if there are too many bytes."""
     rows = []
-    for name in os.listdir(cache):
-        facts = os.stat(os.path.join(cache, name))
+    for name in filter(_CONTENT.fullmatch, os.listdir(cache)):
+        facts = os.lstat(os.path.join(cache, name))
         rows.append((facts.st_mtime, facts.st_size, name))
     total = sum(size for _, size, _ in rows)
     for _, size, name in sorted(rows):

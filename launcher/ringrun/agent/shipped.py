@@ -5,7 +5,7 @@
 Standard library only: the launcher sends this file with :mod:`ringrun.agent.agent`. A package is a directory
 that is added to the ranks' module path: ringcomm itself, or a wheel. It is identified by a digest of its
 files, which is checked each time before the package is used. The cache is a directory that only this user can
-write.
+write or replace (:func:`ringcomm.files.why_untrusted`), so what was checked is what is used.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import shutil
-import stat
 import time
 import zipfile
 from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 from ringrun.agent import checks
+from ringrun.agent.files import why_untrusted
 
 UNUSED_S = 30 * 24 * 3600.0
 """Packages that no job has used for so long are removed, in seconds."""
+_MADE_HERE = re.compile(r"\.?[0-9a-f]{32}(\.gone)?(\.\d+)?|wheels-cp[\d.]+-\w+-glibc[\d.]*")
+"""The names of packages and their parts. No others are removed."""
 SHARED_PLACES = ("/tmp", "/var/tmp", "/dev/shm")
 """Used where the home directory cannot be written."""
 
@@ -65,9 +68,9 @@ def find(wanted: str, environ: Mapping[str, str]) -> Optional[str]:
     """
     for place in places(environ):
         path = os.path.join(place, wanted)
-        if not os.path.isdir(path) or why_unsafe(place):
-            continue
         try:
+            if not os.path.isdir(path) or why_untrusted(place):
+                continue
             if digest(_files(path)) == wanted:
                 os.utime(path)
                 return path
@@ -121,7 +124,7 @@ def unpack(data: bytes, wanted: str, environ: Mapping[str, str]) -> str:
     for place in places(environ):
         try:
             os.makedirs(place, mode=0o700, exist_ok=True)
-            why = why_unsafe(place)
+            why = why_untrusted(place)
             if not why:
                 return _place(files, place, wanted)
         except OSError as problem:
@@ -176,16 +179,6 @@ def _files(path: str) -> Iterator[Tuple[str, bytes]]:
                 yield os.path.relpath(whole, path).replace(os.sep, "/"), file.read()
 
 
-def why_unsafe(place: str) -> str:
-    """Why a directory cannot be trusted with code, or ""."""
-    facts = os.lstat(place)
-    if not stat.S_ISDIR(facts.st_mode):
-        return "it is not a directory"
-    if facts.st_uid != os.getuid():
-        return "it belongs to another user"
-    return "other users may write it" if facts.st_mode & 0o022 else ""
-
-
 def _remove(path: str) -> None:
     """Remove a package that another process may be reading: first its name, then its content."""
     gone = f"{path}.gone.{os.getpid()}"
@@ -195,7 +188,7 @@ def _remove(path: str) -> None:
 
 def _remove_unused(place: str) -> None:
     oldest = time.time() - UNUSED_S
-    for name in os.listdir(place):
+    for name in filter(_MADE_HERE.fullmatch, os.listdir(place)):
         path = os.path.join(place, name)
-        if os.stat(path).st_mtime < oldest:
+        if os.lstat(path).st_mtime < oldest:
             shutil.rmtree(path, ignore_errors=True)

@@ -59,7 +59,11 @@ class Supply:
             facts: its agent's ``needs`` event.
         """
         version = str(facts["found"].get("version", "")).rpartition(".")[0]
-        target = Target(version, facts["machine"], facts["glibc"])
+        try:
+            target = Target.of(version, facts["machine"], facts["glibc"])
+        except ConfigError as problem:
+            self._problem(host, f"{host.name}: {problem}")
+            return
         if target in self._waiting:
             self._waiting[target].append(host)
             return

@@ -15,6 +15,7 @@ from ..agent import (
     agent,
     binding,
     checks,
+    files,
     framing,
     job_folder,
     output,
@@ -58,8 +59,8 @@ def agent_source() -> bytes:
 def agent_program() -> bytes:
     """The agent's compressed program."""
     modules = (
-        processes, framing, output, checks, recorders, shipped, job_folder, preparation, binding, terminal,
-        threads,
+        processes, framing, output, checks, recorders, files, shipped, job_folder, preparation, binding,
+        terminal, threads,
     )  # fmt: skip
     return compressed_program(agent, modules)
 
@@ -80,7 +81,7 @@ def compressed_program(main: ModuleType, modules: Sequence[ModuleType]) -> bytes
     steps = ["import sys, types", "sys.modules['ringrun'] = types.ModuleType('ringrun')"]
     steps.append(f"package = sys.modules[{package!r}] = types.ModuleType({package!r})")
     for module in modules:
-        name, text = module.__name__, _text(module.__file__)
+        name, text = module.__name__, _text(getattr(module, "SOURCE", module.__file__))
         steps.append(f"module = sys.modules[{name!r}] = types.ModuleType({name!r})")
         steps.append(f"exec(compile({text!r}, {_file(module)!r}, 'exec'), module.__dict__)")
         steps.append(f"package.{name.rpartition('.')[2]} = module")

@@ -9,21 +9,29 @@ virtual environment.
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
+from ringcomm.files import NotPrivateError, own_folder, read_private, why_untrusted, write_file
 
 from ..agent.shipped import places
 from .package import Package
 
 NEEDED = ("numpy", "psutil")
 DOWNLOAD_LIMIT_S = 120.0
+DIGESTS = "digests.json"
+"""The SHA-256 of each wheel, by name. A wheel with another content is downloaded anew."""
+MAX_WHEEL_BYTES = 1 << 30
+_VERSION, _MACHINE, _GLIBC = r"3\.\d{1,2}", r"[a-z0-9_]{1,20}", r"(\d\.\d{1,3})?"
 _OLDEST_GLIBC = 5
 
 
@@ -39,6 +47,19 @@ class Target(NamedTuple):
     version: str
     machine: str
     glibc: str
+
+    @classmethod
+    def of(cls, version: Any, machine: Any, glibc: Any) -> Target:
+        """The interpreter that a host reports: these become parts of paths and of command lines.
+
+        Raises:
+            ConfigError: one of them is not what it should be.
+        """
+        given = {"Python": version, "processor": machine, "C library": glibc}
+        for (what, value), pattern in zip(given.items(), (_VERSION, _MACHINE, _GLIBC)):
+            if not isinstance(value, str) or not re.fullmatch(pattern, value):
+                raise ConfigError(f"--provision: it reports an invalid version of its {what}: {value!r:.80}.")
+        return cls(version, machine, glibc)
 
 
 def platform_tags(target: Target) -> List[str]:
@@ -83,15 +104,51 @@ def fetch_wheels(
     Raises:
         ConfigError: pip is not usable, or found no wheels for that host.
     """
-    cache = Path(places(os.environ)[0]) if cache is None else cache
+    cache = trusted_cache(os.environ) if cache is None else cache
     kept = cache / f"wheels-cp{target.version}-{target.machine}-glibc{target.glibc}"
-    wheels = sorted(kept.glob("*.whl"))
-    if not all(any(wheel.name.startswith(f"{name}-") for wheel in wheels) for name in names):
+    wheels = _kept_wheels(kept)
+    if not all(any(wheel.startswith(f"{name}-") for wheel in wheels) for name in names):
         kept.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".new-", dir=kept) as folder:
+        with tempfile.TemporaryDirectory(prefix=".new-", dir=kept) as folder, own_folder(kept) as place:
             _download(target, folder, names)
-            wheels = [wheel.replace(kept / wheel.name) for wheel in sorted(Path(folder).glob("*.whl"))]
+            wheels = {wheel.name: wheel.read_bytes() for wheel in Path(folder).glob("*.whl")}
+            for name, data in wheels.items():
+                write_file(place, name, data)
+            digests = {name: hashlib.sha256(data).hexdigest() for name, data in wheels.items()}
+            write_file(place, DIGESTS, json.dumps(digests).encode())
     return _package(wheels)
+
+
+def trusted_cache(environ: Mapping[str, str]) -> Path:
+    """The first directory for packages that no other user can write or replace; it is made.
+
+    Raises:
+        ConfigError: there is none; the text says why, for each that was tried.
+    """
+    reasons = []
+    for place in map(Path, places(environ)):
+        try:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            why = why_untrusted(place)
+        except OSError as problem:
+            why = problem.strerror or str(problem)
+        if not why:
+            return place
+        reasons.append(f"{place}: {why}")
+    raise ConfigError(f"--provision: no directory can hold wheels safely ({'; '.join(reasons)}).")
+
+
+def _kept_wheels(kept: Path) -> Dict[str, bytes]:
+    """The contents of the wheels of earlier jobs that are as they were, by name."""
+    wheels: Dict[str, bytes] = {}
+    try:
+        for name, digest in json.loads(read_private(kept / DIGESTS, 1 << 16)).items():
+            data = read_private(kept / Path(name).name, MAX_WHEEL_BYTES, follow=False)
+            if hashlib.sha256(data).hexdigest() == digest:
+                wheels[name] = data
+    except (OSError, NotPrivateError, ValueError, AttributeError, TypeError):
+        return {}  # they are downloaded anew
+    return wheels
 
 
 def _download(target: Target, folder: str, names: Sequence[str]) -> None:
@@ -113,14 +170,13 @@ def _download(target: Target, folder: str, names: Sequence[str]) -> None:
         )
 
 
-def _package(wheels: Sequence[Path]) -> Tuple[Package, List[str]]:
+def _package(wheels: Mapping[str, bytes]) -> Tuple[Package, List[str]]:
     files: Dict[str, bytes] = {}
     lines: List[str] = []
-    for wheel in wheels:
-        data = wheel.read_bytes()
-        lines.append(f"{wheel.name} (sha256 {hashlib.sha256(data).hexdigest()})")
-        with zipfile.ZipFile(wheel) as archive:
+    for wheel, data in sorted(wheels.items()):
+        lines.append(f"{wheel} (sha256 {hashlib.sha256(data).hexdigest()})")
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
             names = [name for name in archive.namelist() if not name.endswith("/") and "/tests/" not in name]
             files.update((name, archive.read(name)) for name in names)
-    names_text = ", ".join(" ".join(wheel.name.split("-")[:2]) for wheel in wheels)
+    names_text = ", ".join(" ".join(wheel.split("-")[:2]) for wheel in sorted(wheels))
     return Package(names_text, files), lines

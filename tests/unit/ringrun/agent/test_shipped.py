@@ -170,3 +170,32 @@ def test_where_there_is_no_room_the_next_directory_is_taken(
     with pytest.raises(shipped.NoPlace) as caught:
         shipped.unpack(package.archive, package.digest, environ)
     assert "cache/ringcomm: Not a directory; " in str(caught.value)
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_a_place_that_others_can_replace_is_not_used(
+    above: bool, package: Package, environ: Dict[str, str], tmp_path: Path
+) -> None:
+    """The next one is; what is in a place that became open is not used any more."""
+    first = Path(shipped.unpack(package.archive, package.digest, environ))
+    (tmp_path / "cache" if above else first.parent).chmod(0o777)
+    assert shipped.find(package.digest, environ) is None
+    second = Path(shipped.unpack(package.archive, package.digest, environ))
+    assert second.parent.parent == tmp_path / "temporary"
+    (tmp_path / "cache" if above else first.parent).chmod(0o1777)
+    found = shipped.find(package.digest, environ)
+    assert found == str(first if above else second), "the sticky bit keeps others from replacing it"
+
+
+def test_only_names_of_packages_are_removed(
+    package: Package, environ: Dict[str, str], tmp_path: Path
+) -> None:
+    place = tmp_path / "cache" / "ringcomm"
+    place.mkdir(parents=True, mode=0o700)
+    kept = ["letter", "0123", "jobs", f"{package.digest}.txt"]
+    old = [f"{1:032x}", f".{2:032x}.77", f"{3:032x}.gone.5", "wheels-cp3.8-aarch64-glibc2.31"]
+    for name in (*kept, *old):
+        (place / name).mkdir()
+        os.utime(place / name, (0, 0))
+    shipped.unpack(package.archive, package.digest, environ)
+    assert sorted(path.name for path in place.iterdir()) == sorted([*kept, package.digest])
