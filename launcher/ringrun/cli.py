@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, List, NoReturn, Optional, Tuple
 import click
 from click.shell_completion import CompletionItem
 
-from .commands import COMMANDS, completion
+from .commands import commands
 from .flags import refuse_unknown, split_setting_values, with_generated, write_options
 from .plan import mpirun
 
@@ -52,12 +52,15 @@ class _RankCommand(click.Command):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands.format_commands(ctx, formatter)
         write_options(self, ctx, formatter)
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> List[CompletionItem]:
     """For shell completion: the commands beside running a job, and files."""
-    found = [CompletionItem(name) for name in COMMANDS if name.startswith(incomplete) and not ctx.args]
+    if ctx.args:
+        return [CompletionItem(incomplete, type="file")]
+    found = [CompletionItem(name) for name in commands.list_commands(ctx) if name.startswith(incomplete)]
     return [*found, CompletionItem(incomplete, type="file")]
 
 
@@ -165,7 +168,8 @@ def ringrun(
 
     In a job of Slurm, LSF, Grid Engine, OAR or PBS the hosts are those of that job.
 
-    COMMAND is a script (train.py), "-m pkg.module", "python …", or any other program.
+    COMMAND is a script (train.py), "-m pkg.module", "python …", or any other program. One that is named
+    like a command below is started by its path: ./stop.
     """
     from ringcomm.errors import RingcommError
 
@@ -282,10 +286,8 @@ def main(args: Optional[List[str]] = None) -> None:
         args: the arguments; None for ``sys.argv[1:]``.
     """
     words = sys.argv[1:] if args is None else args
-    if words[:1] and words[0] in COMMANDS:
-        COMMANDS[words[0]](words[1:])
-    if words[:1] == ["completion"]:
-        completion(words[1:], ringrun)
+    if words and words[0] in commands.commands:
+        commands.main(args=words, prog_name="ringrun", obj=ringrun)
     ringrun.main(args=args, prog_name="ringrun")
 
 

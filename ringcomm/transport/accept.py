@@ -27,7 +27,6 @@ wait; only while many connections are refused they may have to try again, which 
 
 from __future__ import annotations
 
-import errno
 import selectors
 import socket
 from collections import Counter
@@ -38,7 +37,14 @@ from ..clock import monotonic
 from ..errors import AuthenticationError, ProtocolError
 from ..wire.auth import Admission, Claim, Responder, parting_answer
 from ..wire.signing import Session
-from .connect import BACKLOG, check_user, place_here, trust
+from .connect import (
+    BACKLOG,
+    NO_DESCRIPTORS_S,
+    check_user,
+    is_short_of_descriptors,
+    place_here,
+    trust,
+)  # fmt: skip
 from .rate_limit import TokenBucket
 from .reactor import READ, Reactor
 from .secure import ClosedEarly, Encryption, SecureSocket
@@ -59,7 +65,6 @@ _TOLERATED_PER_S = 50
 _ACCEPTS_AT_ONCE = 256
 _CROWDED_BACKLOG = 64
 """The listeners' backlog while none is accepted: connections before a rank's are served before it."""
-_NO_DESCRIPTORS_S = 0.1
 _SOON_S = 0.005
 _DRAIN_BYTES = 4096
 _CLOSED = "it closed the connection before it had proven anything"
@@ -250,12 +255,12 @@ class Acceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as problem:
-                if problem.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                if not is_short_of_descriptors(problem):
                     raise
                 # Out of descriptors: close the oldest unauthenticated connection and try again next time. If
                 # there is none, pause for a moment: the listener stays readable, and would cause a busy loop.
                 if not self._evict():
-                    self._no_descriptors_until_s = monotonic() + _NO_DESCRIPTORS_S
+                    self._no_descriptors_until_s = monotonic() + NO_DESCRIPTORS_S
                 return
             sock.setblocking(False)
             try:

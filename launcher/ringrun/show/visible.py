@@ -17,6 +17,11 @@ def visible(text: str) -> str:
     return _INVISIBLE.sub(_escape, _COLOUR.sub("", text.replace("\r\n", "\n")))
 
 
+def visible_line(text: str) -> str:
+    """The same as part of a line: line ends and tabs, too, come out as escapes."""
+    return visible(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def _escape(found: re.Match[str]) -> str:
     code = ord(found[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
