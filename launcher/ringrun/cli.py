@@ -18,6 +18,7 @@ from click.shell_completion import CompletionItem
 from .commands import commands
 from .flags import refuse_unknown, split_setting_values, with_generated, write_options
 from .plan import mpirun
+from .show.visible import visible
 
 if TYPE_CHECKING:
     from .job.launch import Options
@@ -184,7 +185,7 @@ def ringrun(
     except RingcommError as problem:
         from ringcomm.errors import Misuse
 
-        click.echo(f"ringrun: {problem}", err=True)
+        click.echo(visible(f"ringrun: {problem}"), err=True)
         raise SystemExit(2 if isinstance(problem, Misuse) else 1) from None
 
 
@@ -218,7 +219,7 @@ def _print_config(options: Options) -> None:
     from .job.launch import effective_settings
     from .plan.setting_sources import describe
 
-    click.echo(describe(effective_settings(options, os.environ)), nl=False)
+    click.echo(visible(describe(effective_settings(options, os.environ))), nl=False)
 
 
 def _check_build(options: Options, dry_run: bool) -> None:
@@ -235,7 +236,7 @@ def _run(options: Options, command: Tuple[str, ...], dry_run: bool) -> None:
 
     job = prepare(options, command)
     if dry_run:
-        click.echo(describe(job), nl=False)
+        click.echo(visible(describe(job)), nl=False)
         return
     from .job.restarts import Attempts
     from .show.console import DescriptorConsole, open_tee

@@ -11,6 +11,8 @@ from typing import Callable, NoReturn, Tuple
 
 import click
 
+from .show.visible import visible
+
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 _JOB = click.option("--job", metavar="ID", default="", help="The job: its identifier or the beginning of it.")
 
@@ -22,8 +24,6 @@ def commands() -> None:
 
 def _say(text: str, problem: bool = False) -> None:
     """Print what may contain words of a job, or of a file."""
-    from .show.visible import visible
-
     click.echo(visible(f"ringrun: {text}" if problem else text), err=problem, nl=not text.endswith("\n"))
 
 

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
 
-from ..show.visible import visible_line
+from ..show.visible import columns, visible_line
 from .control_socket import control_folder, running_jobs, send_command
 
 SHOWN_CHARACTERS = 8
@@ -75,8 +75,11 @@ def describe_jobs(jobs: Sequence[RunningJob], now_at: float) -> str:
             job.id[:SHOWN_CHARACTERS], str(job.pid), str(job.ranks), _duration(now_at - job.began_at),
             visible_line(",".join(job.hosts)), visible_line(job.program),
         ))  # fmt: skip
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[5]]) for row in rows]
+    widths = [max(columns(row[column]) for row in rows) for column in range(5)]
+    lines = [
+        "  ".join([*(cell + " " * (width - columns(cell)) for cell, width in zip(row, widths)), row[5]])
+        for row in rows
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -237,6 +237,16 @@ def test_commands_beside_running_a_job(
     assert caught.value.code == code and text in (err if code else out), (out, err)
 
 
+@pytest.mark.parametrize(
+    "words", [["--hostfile", "\x1b[2J", "x"], ["--dry-run", "-np", "1", "/\x1b[2Jx"]], ids=["error", "plan"]
+)
+def test_what_is_shown_of_names_is_visible(words: List[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(words)
+    out, err = capsys.readouterr()
+    assert "\x1b" not in out + err and "\\x1b[2J" in out + err
+
+
 def test_without_arguments_the_command_line_counts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
