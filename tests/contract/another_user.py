@@ -19,7 +19,8 @@ def become(user: int) -> str:
 
     It may not be able to read the modules any more then, so it imports what it needs before.
     """
-    return f"import json, os, socket, sys, time; os.setgroups([]); os.setgid({user}); os.setuid({user})\n"
+    imports = "import json, os, select, socket, sys, time"
+    return f"{imports}; os.setgroups([]); os.setgid({user}); os.setuid({user})\n"
 
 
 @contextmanager

@@ -1,0 +1,131 @@
+"""Another user has a shell on a node while a job runs there: what it sees, and what it can do."""
+
+from __future__ import annotations
+
+import re
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+
+from tests.contract.another_user import OTHER_USER, become
+from tests.hosts.netlab import Lab, wait_for
+from tests.slurm.cluster import Slurm
+from tests.slurm.test_slurm import MEMBER, await_state, await_text, batch, places
+
+PROGRAM = f"""
+import os, runpy, sys
+from ringcomm.rendezvous import launched
+
+def keep(text):
+    with open(os.open(sys.argv.pop(), os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+        file.write(text)
+
+publish = launched.FileNotice.publish
+launched.FileNotice.publish = lambda self, text, deadline: (keep(text), publish(self, text, deadline))
+if "RINGCOMM_KEY_FD" in os.environ:
+    keep(os.pread(int(os.environ["RINGCOMM_KEY_FD"]), 65536, 0).decode())
+sys.argv[0] = {str(MEMBER)!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+LOOKS = """
+seen, ports, names, kept = [], set(), set(), []
+
+def take(path):
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return b""
+    try:
+        data = os.read(file, 1 << 20)
+    except OSError:
+        data = b""
+    os.close(file)
+    seen.append(path.encode() + b": " + data)
+    return data
+
+for number in os.listdir("/proc"):
+    if number.isdigit():
+        for name in ("cmdline", "environ", "maps", "status", "mem", "fd/3", "fd/4", "fd/5"):
+            take("/proc/" + number + "/" + name)
+for line in (take("/proc/net/tcp") + take("/proc/net/tcp6")).splitlines():
+    words = line.split()
+    if words[3] == b"0A":
+        ports.add((len(words[1]) > 20, int(words[1].rpartition(b":")[2], 16)))
+for line in take("/proc/net/unix").splitlines():
+    if b" @ringcomm" in line:
+        names.add(line.split()[-1][1:])
+for top in sys.argv[2:]:
+    for folder, _, files in os.walk(top):
+        for name in files:
+            take(os.path.join(folder, name))
+for is_6, port in ports:
+    for _ in range(20):
+        sock = socket.socket(socket.AF_INET6 if is_6 else socket.AF_INET)
+        sock.setblocking(False)
+        sock.connect_ex(("::1" if is_6 else sys.argv[1], port))
+        kept.append(sock)
+for name in names:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.setblocking(False)
+    sock.connect_ex(b"\\0" + name)
+    kept.append(sock)
+for sock in kept:
+    try:
+        sock.send(b"GET / HTTP/1.1" * 100)
+    except OSError:
+        pass
+sys.stdout.buffer.write(b"\\n".join(seen) + b"\\nsaw %d ports\\n" % len(ports))
+"""
+
+
+@contextmanager
+def open_to_all(folder: Path) -> Iterator[None]:
+    """As the directories of an installed Slurm: others may enter them, and what is below has its own mode."""
+    changed = []
+    for path in (folder, *folder.parents):
+        mode = path.stat().st_mode & 0o7777
+        if not mode & 0o001:
+            path.chmod(mode | 0o055)
+            changed.append((path, mode))
+    try:
+        yield
+    finally:
+        for path, mode in changed:
+            path.chmod(mode)
+
+
+@pytest.mark.parametrize("launcher", ["ringrun", "srun"])
+def test_another_user_of_a_node_finds_no_key_and_disturbs_nothing(
+    slurm: Slurm, slurm_lab: Lab, launcher: str
+) -> None:
+    program, go, evidence = (slurm.folder / f"{launcher}-{name}" for name in ("program.py", "go", "evidence"))
+    program.write_text(PROGRAM)
+    job, out = batch(slurm, f"{launcher} {'' if launcher == 'ringrun' else 'python '}{program} until {go} "
+                     f"{evidence}-$SLURM_PROCID", "-N2", "-n4")  # fmt: skip
+    await_text(out, "started", 4)
+    address = slurm_lab.addresses("jetson1")[0]
+    places_to_look = [slurm.folder, "/dev/shm", "/run", "/var/spool", "/var/lib/slurm"]
+    looks = [sys.executable, "-c", become(OTHER_USER) + LOOKS, address, *map(str, places_to_look)]
+    with open_to_all(slurm.folder):
+        seen = slurm_lab.run("jetson1", looks, text=False).stdout
+        enter = ["setpriv", f"--reuid={OTHER_USER}", "--clear-groups", "srun", f"--jobid={job}", "--overlap"]
+        entered = slurm_lab.run("jetson1", [*enter, "true"], env=slurm.environ(), check=False)
+    go.touch()
+    await_state(slurm, job, "COMPLETED", "FAILED")
+    assert [host for host, _ in places(out.read_text()).values()] == ["jetson1"] * 3 + ["jetson2"]
+    texts = "".join(path.read_text() for path in slurm.folder.glob(f"{launcher}-evidence-*"))
+    (digits,) = set(re.findall(r"\b[0-9a-f]{64}\b", texts))
+    assert digits.encode() not in seen and bytes.fromhex(digits) not in seen
+    assert b"cmdline: " in seen and program.name.encode() in seen and re.search(rb"saw \d+ ports", seen)
+    assert entered.returncode != 0, "Slurm itself lets no other user into the job"
+    wait_for(lambda: state_is_clean(slurm), 30, "the end of the notice")
+
+
+def state_is_clean(slurm: Slurm) -> bool:
+    """Nothing with a key is left."""
+    folder = slurm.folder / ".ringcomm"
+    return not folder.exists() or list(folder.iterdir()) == []
