@@ -144,6 +144,15 @@ def test_a_job_says_that_its_socket_has_no_place(runtime: Path) -> None:
         ControlSocket(JOB, str, runtime / "ringrun").start()
 
 
+def test_a_job_closes_its_own_directory(runtime: Path) -> None:
+    (runtime / "ringrun").mkdir()
+    (runtime / "ringrun").chmod(0o777)
+    server = ControlSocket(JOB, str, runtime / "ringrun")
+    server.start()
+    server.stop()
+    assert (runtime / "ringrun").stat().st_mode & 0o777 == 0o700
+
+
 def test_what_a_job_answers_is_made_visible(runtime: Path) -> None:
     """The names of programs and hosts may be anything, lines of a table too."""
     folder = runtime / "ringrun"

@@ -111,11 +111,11 @@ class ControlSocket:
         folder = self._path.parent
         server = socket.socket(socket.AF_UNIX)
         try:
-            with contextlib.suppress(FileNotFoundError):
-                check_folder(folder)
-            with own_folder(folder, 0o700) as descriptor:
-                os.fchmod(descriptor, 0o700)
-            check_folder(folder)
+            try:
+                with own_folder(folder, 0o700) as descriptor:
+                    os.fchmod(descriptor, 0o700)
+            finally:
+                check_folder(folder)  # says more than the reason why it cannot be opened
             server.bind(str(self._path))
             server.listen(8)
         except ConfigError:
