@@ -74,6 +74,12 @@ def test_another_user_of_a_node_finds_no_key_and_disturbs_nothing(
     wait_for(lambda: state_is_clean(slurm), 30, "the end of the notice")
 
 
+def test_a_job_that_encrypts_says_that_srun_does_not(slurm: Slurm) -> None:
+    done = slurm.run("salloc", "-N2", "-n2", "ringrun", "--encrypt", MEMBER)
+    assert len(places(done.stdout)) == 2
+    assert "by srun, which does not encrypt it" in done.stderr and "--via ssh" in done.stderr
+
+
 def state_is_clean(slurm: Slurm) -> bool:
     """Nothing with a key is left."""
     folder = slurm.folder / ".ringcomm"
