@@ -20,6 +20,7 @@ from ringrun import cli
 from ringrun.job.control_socket import (
     REQUEST_LIMIT_BYTES,
     ControlSocket,
+    ForeignFolderError,
     job_facts,
     running_jobs,
     send_command,
@@ -257,6 +258,23 @@ def test_what_is_no_identifier_is_refused(jobs: Jobs) -> None:
     for name in ("", "../abc", ABC.upper(), ABC + "0"):
         with pytest.raises(ConfigError, match="is no identifier of a job"):
             send_command(jobs.folder, name, {"do": "stop"})
+
+
+def test_a_directory_that_others_may_write_is_no_place_for_sockets(jobs: Jobs) -> None:
+    jobs.start(ABC)
+    jobs.folder.chmod(0o777)
+    with pytest.raises(ForeignFolderError, match=f"{jobs.folder} is a directory that other users may write"):
+        running_jobs(jobs.folder)
+    jobs.folder.chmod(0o700)
+    for name in ("notes", "odd.sock", f"{ABC}.txt"):
+        (jobs.folder / name).touch()
+    (jobs.folder / f"{XYZ}.sock").symlink_to(f"{XYZ}.sock")  # a loop
+    assert running_jobs(jobs.folder) == [XYZ, ABC], "what cannot be opened is named by the next command"
+    (jobs.folder / f"{XYZ}.sock").unlink()
+    file = jobs.folder / "notes"
+    for path, text in ((file, "is no directory"), (file / "below", "cannot be read: Not a directory")):
+        with pytest.raises(ConfigError, match=text):
+            running_jobs(path)
 
 
 def test_without_descriptors_the_server_waits_and_goes_on(jobs: Jobs) -> None:
