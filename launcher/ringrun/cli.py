@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, List, NoReturn, Optional, Tuple
 import click
 from click.shell_completion import CompletionItem
 
-from .commands import COMMANDS, completion
+from .commands import commands
 from .flags import refuse_unknown, split_setting_values, with_generated, write_options
 from .plan import mpirun
+from .show.visible import visible
 
 if TYPE_CHECKING:
     from .job.launch import Options
@@ -52,12 +53,15 @@ class _RankCommand(click.Command):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands.format_commands(ctx, formatter)
         write_options(self, ctx, formatter)
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> List[CompletionItem]:
     """For shell completion: the commands beside running a job, and files."""
-    found = [CompletionItem(name) for name in COMMANDS if name.startswith(incomplete) and not ctx.args]
+    if ctx.args:
+        return [CompletionItem(incomplete, type="file")]
+    found = [CompletionItem(name) for name in commands.list_commands(ctx) if name.startswith(incomplete)]
     return [*found, CompletionItem(incomplete, type="file")]
 
 
@@ -165,7 +169,8 @@ def ringrun(
 
     In a job of Slurm, LSF, Grid Engine, OAR or PBS the hosts are those of that job.
 
-    COMMAND is a script (train.py), "-m pkg.module", "python …", or any other program.
+    COMMAND is a script (train.py), "-m pkg.module", "python …", or any other program. One that is named
+    like a command below is started by its path: ./stop.
     """
     from ringcomm.errors import RingcommError
 
@@ -180,7 +185,7 @@ def ringrun(
     except RingcommError as problem:
         from ringcomm.errors import Misuse
 
-        click.echo(f"ringrun: {problem}", err=True)
+        click.echo(visible(f"ringrun: {problem}"), err=True)
         raise SystemExit(2 if isinstance(problem, Misuse) else 1) from None
 
 
@@ -214,7 +219,7 @@ def _print_config(options: Options) -> None:
     from .job.launch import effective_settings
     from .plan.setting_sources import describe
 
-    click.echo(describe(effective_settings(options, os.environ)), nl=False)
+    click.echo(visible(describe(effective_settings(options, os.environ))), nl=False)
 
 
 def _check_build(options: Options, dry_run: bool) -> None:
@@ -231,7 +236,7 @@ def _run(options: Options, command: Tuple[str, ...], dry_run: bool) -> None:
 
     job = prepare(options, command)
     if dry_run:
-        click.echo(describe(job), nl=False)
+        click.echo(visible(describe(job)), nl=False)
         return
     from .job.restarts import Attempts
     from .show.console import DescriptorConsole, open_tee
@@ -282,10 +287,8 @@ def main(args: Optional[List[str]] = None) -> None:
         args: the arguments; None for ``sys.argv[1:]``.
     """
     words = sys.argv[1:] if args is None else args
-    if words[:1] and words[0] in COMMANDS:
-        COMMANDS[words[0]](words[1:])
-    if words[:1] == ["completion"]:
-        completion(words[1:], ringrun)
+    if words and words[0] in commands.commands:
+        commands.main(args=words, prog_name="ringrun", obj=ringrun)
     ringrun.main(args=args, prog_name="ringrun")
 
 

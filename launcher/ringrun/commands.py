@@ -1,122 +1,133 @@
-"""The commands beside running a job: ``ringrun ps``, ``stop``, ``doctor``, ``diagnose``, ``add``, ``drop``.
+"""The commands beside running a job: ``ringrun ps``, ``stop``, ``add``, ``drop``, ``doctor``, ``diagnose``.
 
-Each takes the words after its name, prints, and exits. The modules behind them are imported only then.
+The modules behind them are imported only when they are run. A job is named by ``--job ID`` in each.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Callable, Dict, List, NoReturn
+from typing import Callable, NoReturn, Tuple
 
 import click
 
-Run = Callable[[List[str]], NoReturn]
-_HELP = (["-h"], ["--help"])
+from .show.visible import visible
+
+_SETTINGS = {"help_option_names": ["-h", "--help"]}
+_JOB = click.option("--job", metavar="ID", default="", help="The job: its identifier or the beginning of it.")
 
 
-def _usage(text: str, words: List[str]) -> NoReturn:
-    """Show how a command is used: as output if that was asked for, otherwise as an error."""
-    is_help = words[:1] in _HELP
-    click.echo(text, err=not is_help, nl=not text.endswith("\n"))
-    raise SystemExit(0 if is_help else 2)
+@click.group("ringrun", context_settings=_SETTINGS)
+def commands() -> None:
+    """Commands beside running a job."""
 
 
-def _answer(ask: Callable[[], str]) -> NoReturn:
-    """Print the answer of a job, or why there is none."""
+def _say(text: str, problem: bool = False) -> None:
+    """Print what may contain words of a job, or of a file."""
+    click.echo(visible(f"ringrun: {text}" if problem else text), err=problem, nl=not text.endswith("\n"))
+
+
+def _answer(ask: Callable[[], Tuple[str, int]], failed: int = 1) -> NoReturn:
+    """Print an answer, or why there is none, and exit: with the answer's code, or with this one."""
     from ringcomm.errors import ConfigError
 
     try:
-        click.echo(ask())
+        text, code = ask()
     except ConfigError as problem:
-        click.echo(f"ringrun: {problem}", err=True)
-        raise SystemExit(1) from None
-    raise SystemExit(0)
-
-
-def diagnose(words: List[str]) -> NoReturn:
-    """``ringrun diagnose DIRECTORY``."""
-    from ringcomm.errors import ConfigError
-
-    from .diagnosis.diagnose import USAGE, diagnose_folder
-    from .show.visible import visible
-
-    if len(words) != 1 or words in _HELP:
-        _usage(USAGE, words)
-    try:
-        text, code = diagnose_folder(Path(words[0]))
-    except ConfigError as problem:
-        click.echo(f"ringrun: {problem}", err=True)
-        raise SystemExit(2) from None
-    click.echo(visible(text), nl=False)
+        _say(str(problem), problem=True)
+        raise SystemExit(failed) from None
+    _say(text)
     raise SystemExit(code)
 
 
-def doctor(words: List[str]) -> NoReturn:
-    """``ringrun doctor -H ...``."""
-    from .doctor.command import run_doctor
-
-    run_doctor(words)
-
-
-def add(words: List[str]) -> NoReturn:
-    """``ringrun add HOST[:SLOTS]``."""
-    _change_hosts("add", "[:SLOTS]", words)
-
-
-def drop(words: List[str]) -> NoReturn:
-    """``ringrun drop HOST``."""
-    _change_hosts("drop", "", words)
-
-
-def _change_hosts(what: str, slots: str, words: List[str]) -> NoReturn:
-    from .job.job_commands import change_hosts
-
-    if len(words) not in (1, 3) or words in _HELP:
-        _usage(f"Usage: ringrun {what} HOST{slots} [--job ID]", words)
-    _answer(lambda: change_hosts(what, words, os.environ))
-
-
-def ps(words: List[str]) -> NoReturn:
-    """``ringrun ps``."""
+@commands.command()
+def ps() -> None:
+    """Show your running jobs on this machine."""
     from .job.job_commands import show_jobs
 
-    if words:
-        _usage("Usage: ringrun ps\n\nShow your running jobs on this machine.", words)
-    click.echo(show_jobs(os.environ), nl=False)
-    raise SystemExit(0)
+    def ask() -> Tuple[str, int]:
+        text, problems = show_jobs(os.environ)
+        for problem in problems:
+            _say(problem, problem=True)
+        return text, 1 if problems else 0
+
+    _answer(ask)
 
 
-def stop(words: List[str]) -> NoReturn:
-    """``ringrun stop [JOB]``."""
+@commands.command()
+@_JOB
+@click.argument("beginning", metavar="[ID]", default="")
+def stop(job: str, beginning: str) -> None:
+    """End a running job of yours, as SIGTERM does."""
     from .job.job_commands import stop_job
 
-    if len(words) > 1 or words in _HELP:
-        _usage("Usage: ringrun stop [JOB]\n\nEnd a running job of yours; `ringrun ps` lists them.", words)
-    _answer(lambda: stop_job(words, os.environ))
+    if job and beginning:
+        raise click.UsageError("The job is named twice.")
+    _answer(lambda: (stop_job(job or beginning, os.environ), 0))
 
 
-def completion(words: List[str], command: click.Command) -> NoReturn:
-    """``ringrun completion SHELL``: the script that makes a shell complete options and file names.
+@commands.command()
+@_JOB
+@click.argument("host", metavar="HOST[:SLOTS]")
+def add(job: str, host: str) -> None:
+    """Add a host to a running elastic job.
 
-    Args:
-        words: the shell.
-        command: the command whose options are completed.
+    A host that is excluded is taken back.
+    """
+    _change_hosts("add", host, job)
+
+
+@commands.command()
+@_JOB
+@click.argument("host", metavar="HOST")
+def drop(job: str, host: str) -> None:
+    """Drop a host of a running elastic job.
+
+    Its ranks leave at the next step.
+    """
+    _change_hosts("drop", host, job)
+
+
+def _change_hosts(what: str, host: str, job: str) -> NoReturn:
+    from .job.job_commands import change_hosts
+
+    _answer(lambda: (change_hosts(what, host, job, os.environ), 0))
+
+
+@commands.command()
+@click.argument("directory")
+def diagnose(directory: str) -> None:
+    """Explain the flight records of a failed job.
+
+    They show which ranks waited for which. DIRECTORY is the one that ringrun has named. Exit code 1 if a file
+    is damaged, 2 if there is none.
+    """
+    from .diagnosis.diagnose import diagnose_folder
+
+    _answer(lambda: diagnose_folder(Path(directory)), failed=2)
+
+
+@commands.command(
+    add_help_option=False, context_settings={"ignore_unknown_options": True, "help_option_names": []}
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def doctor(words: Tuple[str, ...]) -> None:
+    """Examine hosts and the network between them."""
+    from .doctor.command import run_doctor
+
+    run_doctor(list(words))
+
+
+@commands.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_obj
+def completion(command: click.Command, shell: str) -> None:
+    """Print a script for completion in a shell.
+
+    For bash, add this line to ~/.bashrc: eval "$(ringrun completion bash)"
     """
     from click.shell_completion import get_completion_class
 
-    found = get_completion_class(words[0]) if len(words) == 1 else None
-    if found is None:
-        _usage(
-            "Usage: ringrun completion bash|zsh|fish\n\nFor bash, add this line to ~/.bashrc:\n"
-            '  eval "$(ringrun completion bash)"',
-            words,
-        )
+    found = get_completion_class(shell)
+    assert found is not None
     click.echo(found(command, {}, "ringrun", "_RINGRUN_COMPLETE").source())
-    raise SystemExit(0)
-
-
-COMMANDS: Dict[str, Run] = {
-    "diagnose": diagnose, "doctor": doctor, "add": add, "drop": drop, "ps": ps, "stop": stop,
-}  # fmt: skip
-"""By the first word of the command line."""

@@ -4,10 +4,11 @@ Each connection has its limits: until the handshake is done, at most 200 bytes a
 encrypted), for :data:`HANDSHAKE_S` seconds. There are limits for all connections together as well, because a
 peer without the key may connect again and again while the ranks compute:
 
-* At most :data:`MOST_HALF_OPEN` connections may be unauthenticated at a time; the next one waits. While many
+* At most :data:`MOST_HALF_OPEN` connections may be unauthenticated at a time, and at most a quarter of the
+  descriptors that this process may have, so that it can still start others; the next one waits. While many
   are refused, one is closed for it: the oldest, preferably one that has not named this job, and of an address
-  that holds more than :data:`SHARE` if there is one, but none that
-  is younger than :data:`GRACE_S`. A rank needs less than that for its handshake, on a slow network too.
+  that holds more than :data:`SHARE` if there is one, but none that is younger than :data:`GRACE_S`. A rank
+  needs less than that for its handshake, on a slow network too.
 * At most :data:`REFUSALS_PER_S` connections may fail in a second, after :data:`REFUSALS_AT_ONCE` at first.
   Then none is accepted until there are tokens again: the system keeps a few in its backlog and lets the rest
   try again, which costs next to nothing. A refusal took 40 to 60 us on a server's core, so this is 2 % of
@@ -27,7 +28,7 @@ wait; only while many connections are refused they may have to try again, which 
 
 from __future__ import annotations
 
-import errno
+import resource
 import selectors
 import socket
 from collections import Counter
@@ -38,7 +39,14 @@ from ..clock import monotonic
 from ..errors import AuthenticationError, ProtocolError
 from ..wire.auth import Admission, Claim, Responder, parting_answer
 from ..wire.signing import Session
-from .connect import BACKLOG, check_user, place_here, trust
+from .connect import (
+    BACKLOG,
+    NO_DESCRIPTORS_S,
+    check_user,
+    is_short_of_descriptors,
+    place_here,
+    trust,
+)  # fmt: skip
 from .rate_limit import TokenBucket
 from .reactor import READ, Reactor
 from .secure import ClosedEarly, Encryption, SecureSocket
@@ -59,10 +67,15 @@ _TOLERATED_PER_S = 50
 _ACCEPTS_AT_ONCE = 256
 _CROWDED_BACKLOG = 64
 """The listeners' backlog while none is accepted: connections before a rank's are served before it."""
-_NO_DESCRIPTORS_S = 0.1
 _SOON_S = 0.005
 _DRAIN_BYTES = 4096
 _CLOSED = "it closed the connection before it had proven anything"
+
+
+def _places() -> int:
+    """How many connections may be unauthenticated at a time in this process."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_HALF_OPEN if descriptors < 0 else min(MOST_HALF_OPEN, max(1, descriptors // 4))
 
 
 class _HalfOpen:
@@ -187,6 +200,7 @@ class Acceptor:
         self._reactor = reactor
         self._listeners = list(listeners)
         self._half_open: Dict[_HalfOpen, None] = {}
+        self._places = _places()
         self.admitted: Set[bytes] = set()
         self._allowance = allowance or TokenBucket(REFUSALS_PER_S, REFUSALS_AT_ONCE)
         self._tolerated = TokenBucket(_TOLERATED_PER_S, _TOLERATED_PER_S)
@@ -250,12 +264,12 @@ class Acceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as problem:
-                if problem.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                if not is_short_of_descriptors(problem):
                     raise
                 # Out of descriptors: close the oldest unauthenticated connection and try again next time. If
                 # there is none, pause for a moment: the listener stays readable, and would cause a busy loop.
                 if not self._evict():
-                    self._no_descriptors_until_s = monotonic() + _NO_DESCRIPTORS_S
+                    self._no_descriptors_until_s = monotonic() + NO_DESCRIPTORS_S
                 return
             sock.setblocking(False)
             try:
@@ -265,7 +279,7 @@ class Acceptor:
                 self._allowance.spend(CLOSED_COSTS)
                 self._refused("this host", str(problem.strerror))
                 continue
-            if len(self._half_open) >= MOST_HALF_OPEN:
+            if len(self._half_open) >= self._places:
                 self._evict()
             half_open = _HalfOpen(self, sock, str(origin[0]) if origin else "this host")
             self._half_open[half_open] = None
@@ -296,7 +310,7 @@ class Acceptor:
 
     def _room(self) -> bool:
         """Whether one more may be accepted, if need be in the place of one older than :data:`GRACE_S`."""
-        if len(self._half_open) < MOST_HALF_OPEN:
+        if len(self._half_open) < self._places:
             return True
         oldest = self._oldest() if self._many_refusals else None
         return oldest is not None and oldest.since_s + GRACE_S <= monotonic()

@@ -20,6 +20,8 @@ ASK_AGAIN_S = 0.25
 _CREDENTIALS = struct.Struct("iII")
 BACKLOG = 512
 """How many connections the system keeps for a listener until they are accepted."""
+NO_DESCRIPTORS_S = 0.1
+"""How long no connection is accepted when descriptors are used up: a listener stays readable."""
 
 
 def is_local(address: str) -> bool:
@@ -44,6 +46,11 @@ def place_here(sock: socket.socket) -> bytes:
     if isinstance(name, bytes) and name.startswith(b"\0"):
         return place_of("@" + name[1:].decode("utf-8", "replace"), 0)
     return NOWHERE
+
+
+def is_short_of_descriptors(problem: OSError) -> bool:
+    """Return whether ``accept()`` failed because descriptors or memory are used up: later it may succeed."""
+    return problem.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def check_user(sock: socket.socket) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import resource
 import socket
 import struct
 import time
@@ -217,6 +218,23 @@ def test_no_rank_is_closed_for_others_while_all_peers_authenticate(reactor):
         assert street.door.arrived == street.door.refused == []
         street.door.turn_until(lambda: street.door.arrived)
         assert set(street.door.refused) == {f"it proved nothing within {HANDSHAKE_S:g} s"}
+
+
+def test_unauthenticated_connections_leave_most_descriptors_to_the_process(reactor):
+    """With `ulimit -n 160` they take 40: starting a process of another host takes some, too."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (160, limits[1]))
+        try:
+            street = Street(reactor, stack, most=1000)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for _ in range(MOST_HALF_OPEN):
+            street.peer()
+        street.door.turn_for(GRACE_S / 2)
+        assert len(street.door.acceptor._half_open) == 40
+        street.rank()
+        street.door.turn_until(lambda: street.door.arrived)
 
 
 def test_out_of_descriptors_it_does_not_spin(reactor, monkeypatch):

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringrun.job import control_socket
+from ringcomm.transport.connect import NO_DESCRIPTORS_S
+from ringrun import cli
 from ringrun.job.control_socket import (
     REQUEST_LIMIT_BYTES,
     ControlSocket,
-    is_same_user,
+    ForeignFolderError,
     job_facts,
     running_jobs,
     send_command,
 )
 from ringrun.job.job_commands import change_hosts, jobs_of, show_jobs, stop_job
 from ringrun.job.launch import Options, prepare
+
+ABC, ABD, XYZ, FIXED, LEFT, GOING = (name.ljust(16, "0") for name in ("abc", "abd", "7", "f", "1ef", "90"))
 
 
 class Jobs:
@@ -72,62 +76,88 @@ def jobs(no_leaks: None) -> Iterator[Jobs]:
 
 
 def test_jobs_are_listed_the_oldest_first(jobs: Jobs) -> None:
-    assert show_jobs(jobs.environ).startswith("No job of yours")
-    jobs.start("aaaaaaaabbbb", pid=1, began_at=time.time() - 3630.0)
-    jobs.start("ccccccccdddd", pid=2, began_at=time.time() - 9030.0, hosts=["desk", "jetson1"], ranks=3)
-    lines = show_jobs(jobs.environ).splitlines()
+    assert show_jobs(jobs.environ)[0].startswith("No job of yours")
+    jobs.start("aaaaaaaabbbbbbbb", pid=1, began_at=time.time() - 3630.0)
+    jobs.start("ccccccccdddddddd", pid=2, began_at=time.time() - 9030.0, hosts=["desk", "jetson1"], ranks=3)
+    lines = show_jobs(jobs.environ)[0].splitlines()
     assert [line.split()[:3] for line in lines[1:]] == [["cccccccc", "2", "3"], ["aaaaaaaa", "1", "2"]]
     assert "2 h 30 min" in lines[1] and "desk,jetson1" in lines[1] and "1 h 0 min" in lines[2]
 
 
 @pytest.mark.parametrize(
-    "facts", [{"pid": "x"}, {"hosts": 7}, {"began_at": []}], ids=["pid", "hosts", "time"]
-)
-def test_a_job_whose_answer_makes_no_sense_is_left_out(jobs: Jobs, facts: Dict[str, Any]) -> None:
-    jobs.start("good")
-    jobs.start("odd", **facts)
-    assert [job.id for job in jobs_of(jobs.folder)] == ["good"]
+    "facts", [{"pid": "x"}, {"pid": float("inf")}, {"hosts": 7}, {"began_at": []}],
+    ids=["pid", "infinite", "hosts", "time"],
+)  # fmt: skip
+def test_a_job_whose_answer_makes_no_sense_is_named(jobs: Jobs, facts: Dict[str, Any]) -> None:
+    jobs.start(ABC)
+    jobs.start(XYZ, **facts)
+    found, problems = jobs_of(jobs.folder)
+    assert [job.id for job in found] == [ABC]
+    assert problems == [f"The job {XYZ} does not answer: what it says of itself is not valid."]
+    text, shown = show_jobs(jobs.environ)
+    assert ABC[:8] in text and shown == problems
 
 
 def test_the_only_job_is_ended(jobs: Jobs) -> None:
     with pytest.raises(ConfigError, match="No job of yours was started"):
-        stop_job([], jobs.environ)
-    jobs.start("abc", elastic=False)
-    assert stop_job([], jobs.environ) == "abc is being ended"
-    assert jobs.commands == [("abc", {"do": "stop"})]
+        stop_job("", jobs.environ)
+    jobs.start(ABC, elastic=False)
+    assert stop_job("", jobs.environ) == f"{ABC} is being ended"
+    assert jobs.commands == [(ABC, {"do": "stop"})]
 
 
 def test_of_several_jobs_one_is_named_by_its_beginning(jobs: Jobs) -> None:
-    jobs.start("abc")
-    jobs.start("abd", program="eval.py\x1b[2J")
-    for words in ([], ["ab"], ["x"]):
-        with pytest.raises(ConfigError, match="2 jobs run: ab. .*Name one with ringrun stop JOB") as caught:
-            stop_job(words, jobs.environ)
-        assert "\x1b" not in str(caught.value)
-    stop_job(["abd"], jobs.environ)
-    assert jobs.commands == [("abd", {"do": "stop"})]
+    jobs.start(ABC)
+    jobs.start(ABD, program="eval.py\x1b[2J\n")
+    for beginning in ("", "ab"):
+        with pytest.raises(ConfigError, match="2 jobs run: ab.*Name one with --job ID") as caught:
+            stop_job(beginning, jobs.environ)
+        assert "\x1b" not in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="No running job of yours begins with 'x'. 2 jobs run: ab"):
+        stop_job("x", jobs.environ)
+    stop_job("abd", jobs.environ)
+    assert jobs.commands == [(ABD, {"do": "stop"})]
 
 
 def test_hosts_of_elastic_jobs_only_can_be_changed(jobs: Jobs) -> None:
-    jobs.start("fixed", elastic=False)
+    jobs.start(FIXED, elastic=False)
     with pytest.raises(ConfigError, match="No elastic job of yours runs .*--min-np"):
-        change_hosts("add", ["jetson1"], jobs.environ)
-    jobs.start("abc")
-    jobs.start("xyz")
-    assert change_hosts("add", ["jetson1:2", "--job", "x"], jobs.environ) == "xyz is being ended"
-    assert jobs.commands == [("xyz", {"do": "add", "host": "jetson1:2"})]
+        change_hosts("add", "jetson1", "", jobs.environ)
+    with pytest.raises(ConfigError, match=f"The job {FIXED} is not elastic"):
+        change_hosts("add", "jetson1", FIXED, jobs.environ)
+    jobs.start(ABC)
+    jobs.start(XYZ)
+    assert change_hosts("add", "jetson1:2", "7", jobs.environ) == f"{XYZ} is being ended"
+    assert jobs.commands == [(XYZ, {"do": "add", "host": "jetson1:2"})]
     with pytest.raises(ConfigError, match="2 jobs run.*Name one with --job ID"):
-        change_hosts("drop", ["jetson1"], jobs.environ)
-    with pytest.raises(ConfigError, match="'--jib' is no option. Write: ringrun drop HOST --job ID"):
-        change_hosts("drop", ["jetson1", "--jib", "x"], jobs.environ)
+        change_hosts("drop", "jetson1", "", jobs.environ)
 
 
 def test_with_one_job_its_name_is_not_needed_but_must_be_right(jobs: Jobs) -> None:
-    jobs.start("abc")
-    change_hosts("drop", ["jetson1"], jobs.environ)
-    assert jobs.commands == [("abc", {"do": "drop", "host": "jetson1"})]
-    with pytest.raises(ConfigError, match="1 job runs: abc"):
-        change_hosts("drop", ["jetson1", "--job", "x"], jobs.environ)
+    jobs.start(ABC)
+    change_hosts("drop", "jetson1", "", jobs.environ)
+    assert jobs.commands == [(ABC, {"do": "drop", "host": "jetson1"})]
+    with pytest.raises(ConfigError, match=f"begins with 'x'. 1 job runs: {ABC}"):
+        change_hosts("drop", "jetson1", "x", jobs.environ)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["add", "--job", "ab", "h:2"], ["add", "h:2", "--job", "ab"], ["add", "--job=ab", "h:2"], ["stop", "ab"],
+     ["stop", "--job", "ab"], ["drop", "--job", "ab", "h"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_each_command_names_a_job_in_the_same_way(
+    jobs: Jobs, words: List[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", jobs.environ["XDG_RUNTIME_DIR"])
+    jobs.start(ABC)
+    jobs.start(XYZ)
+    with pytest.raises(SystemExit) as caught:
+        cli.main(words)
+    assert caught.value.code == 0
+    host = {"stop": {}, "add": {"host": "h:2"}, "drop": {"host": "h"}}[words[0]]
+    assert jobs.commands == [(ABC, {"do": words[0], **host})]
 
 
 # ---- the socket ---------------------------------------------------------------------------------------
@@ -146,10 +176,10 @@ def test_what_a_job_answers_about_itself() -> None:
     ids=["json", "object", "text", "length", "end"],
 )
 def test_a_request_that_is_not_valid_is_refused(jobs: Jobs, sent: bytes) -> None:
-    jobs.start("abc")
+    jobs.start(ABC)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(60.0)
-        connection.connect(str(jobs.folder / "abc.sock"))
+        connection.connect(str(jobs.folder / f"{ABC}.sock"))
         connection.sendall(sent)
         connection.shutdown(socket.SHUT_WR)
         answer = json.loads(connection.recv(1000).decode())
@@ -157,26 +187,26 @@ def test_a_request_that_is_not_valid_is_refused(jobs: Jobs, sent: bytes) -> None
 
 
 def test_a_request_may_come_in_pieces(jobs: Jobs) -> None:
-    jobs.start("abc")
+    jobs.start(ABC)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(60.0)
-        connection.connect(str(jobs.folder / "abc.sock"))
+        connection.connect(str(jobs.folder / f"{ABC}.sock"))
         for piece in (b'{"do": ', b'"stop"}', b"\n"):
             connection.sendall(piece)
         assert json.loads(connection.recv(1000).decode())["ok"]
-    assert jobs.commands == [("abc", {"do": "stop"})]
+    assert jobs.commands == [(ABC, {"do": "stop"})]
 
 
 def test_sockets_without_a_job(jobs: Jobs) -> None:
     """One was left by a job that was killed; it is removed. Another one disappears while it is looked at."""
-    jobs.start("abc")
+    jobs.start(ABC)
     with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(jobs.folder / "left.sock"))
-    (jobs.folder / "going.sock").symlink_to("/nonexistent/socket")
-    assert running_jobs(jobs.folder) == ["abc"]
-    assert not (jobs.folder / "left.sock").exists() and running_jobs(Path("/nonexistent")) == []
-    with pytest.raises(ConfigError, match="The job going does not answer: "):
-        send_command(jobs.folder, "going", {"do": "stop"})
+        left.bind(str(jobs.folder / f"{LEFT}.sock"))
+    (jobs.folder / f"{GOING}.sock").symlink_to("/nonexistent/socket")
+    assert running_jobs(jobs.folder) == [ABC]
+    assert not (jobs.folder / f"{LEFT}.sock").exists() and running_jobs(Path("/nonexistent")) == []
+    with pytest.raises(ConfigError, match=f"The job {GOING} does not answer: "):
+        send_command(jobs.folder, GOING, {"do": "stop"})
 
 
 @pytest.mark.parametrize("answer", [b"", b"[]\n", b"{"])
@@ -190,27 +220,27 @@ def test_a_job_that_does_not_answer_as_jobs_do(jobs: Jobs, answer: bytes) -> Non
             connection.sendall(answer)
 
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(jobs.folder / "odd.sock"))
+        server.bind(str(jobs.folder / f"{XYZ}.sock"))
         server.listen(1)
         thread = threading.Thread(target=serve)
         thread.start()
-        with pytest.raises(ConfigError, match="The job odd does not answer: .*its answer is not valid"):
-            send_command(jobs.folder, "odd", {"do": "stop"})
+        with pytest.raises(ConfigError, match=f"The job {XYZ} does not answer: .*its answer is not valid"):
+            send_command(jobs.folder, XYZ, {"do": "stop"})
         thread.join()
 
 
 def test_a_job_of_many_hosts_is_listed(jobs: Jobs) -> None:
     """Its answer is longer than any request may be."""
     names = [f"node{number:04}.cluster.example" for number in range(1000)]
-    jobs.start("abc", hosts=names)
-    (job,) = jobs_of(jobs.folder)
+    jobs.start(ABC, hosts=names)
+    (job,), _ = jobs_of(jobs.folder)
     assert job.hosts == names
 
 
 def test_a_folder_that_cannot_be_made(jobs: Jobs) -> None:
     folder = jobs.folder / "below" / "a" / "file"
     jobs.folder.touch()
-    server = ControlSocket("abc", str, folder)
+    server = ControlSocket(ABC, str, folder)
     with pytest.raises(ConfigError, match="`ringrun stop`, .* cannot reach this job: .*XDG_RUNTIME"):
         server.start()
     server.stop()  # which has nothing to do
@@ -218,28 +248,53 @@ def test_a_folder_that_cannot_be_made(jobs: Jobs) -> None:
 
 def test_the_socket_may_be_removed_before_the_end(jobs: Jobs) -> None:
     """By a program that cleans up temporary files."""
-    jobs.start("abc")
-    (jobs.folder / "abc.sock").unlink()
+    jobs.start(ABC)
+    (jobs.folder / f"{ABC}.sock").unlink()
     jobs.stop()
     jobs.stop()
 
 
-def test_another_user_gets_no_answer(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs.start("abc")
-    monkeypatch.setattr(control_socket, "is_same_user", lambda connection: False)
-    with pytest.raises(ConfigError, match="The job abc does not answer"):
-        send_command(jobs.folder, "abc", {"do": "stop"})
-    assert jobs.commands == []
+def test_what_is_no_identifier_is_refused(jobs: Jobs) -> None:
+    for name in ("", "../abc", ABC.upper(), ABC + "0"):
+        with pytest.raises(ConfigError, match="is no identifier of a job"):
+            send_command(jobs.folder, name, {"do": "stop"})
 
 
-@pytest.mark.parametrize("reports", [True, False])
-def test_the_kernel_reports_the_user_where_it_can(monkeypatch: pytest.MonkeyPatch, reports: bool) -> None:
-    uid: Callable[[], int] = os.geteuid
-    own = uid()
-    if not reports:
-        monkeypatch.delattr(socket, "SO_PEERCRED")
-    first, second = socket.socketpair(socket.AF_UNIX)
-    with first, second:
-        assert is_same_user(first)
-        monkeypatch.setattr(os, "geteuid", lambda: own + 1)
-        assert is_same_user(first) is not reports
+def test_a_directory_that_others_may_write_is_no_place_for_sockets(jobs: Jobs) -> None:
+    jobs.start(ABC)
+    jobs.folder.chmod(0o777)
+    with pytest.raises(ForeignFolderError, match=f"{jobs.folder} is a directory that other users may write"):
+        running_jobs(jobs.folder)
+    jobs.folder.chmod(0o700)
+    for name in ("notes", "odd.sock", f"{ABC}.txt"):
+        (jobs.folder / name).touch()
+    (jobs.folder / f"{XYZ}.sock").symlink_to(f"{XYZ}.sock")  # a loop
+    assert running_jobs(jobs.folder) == [XYZ, ABC], "what cannot be opened is named by the next command"
+    (jobs.folder / f"{XYZ}.sock").unlink()
+    file = jobs.folder / "notes"
+    for path, text in ((file, "is no directory"), (file / "below", "cannot be read: Not a directory")):
+        with pytest.raises(ConfigError, match=text):
+            running_jobs(path)
+
+
+def test_without_descriptors_the_server_waits_and_goes_on(jobs: Jobs) -> None:
+    jobs.start(ABC)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    clients = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+    try:
+        # A call of accept() that waits has its descriptor already, so perhaps one is answered.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        for client in clients:
+            client.connect(str(jobs.folder / f"{ABC}.sock"))
+            client.sendall(b'{"do": "stop"}\n')
+            client.settimeout(60.0)
+        clients[1].settimeout(3 * NO_DESCRIPTORS_S)
+        with pytest.raises(socket.timeout):
+            clients[1].recv(1)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        clients[1].settimeout(60.0)
+        assert [json.loads(client.recv(1000).decode())["ok"] for client in clients] == [True] * 3
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for client in clients:
+            client.close()

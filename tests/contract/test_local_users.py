@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-import subprocess
 import sys
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -17,16 +15,13 @@ from ringcomm.transport.accept import MOST_HALF_OPEN
 from ringcomm.transport.connect import Dial, listen
 from ringcomm.transport.rate_limit import TokenBucket
 from ringcomm.transport.reactor import Reactor
+from tests.contract.another_user import OTHER_USER, another_user
 from tests.contract.service import CLAIM, KEY, Door, Service
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user"),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="abstract sockets are Linux's"),
 ]
-OTHER_USER = 12345
-# It may not be able to read the modules any more once it is another user.
-BECOMES = f"import os, socket, sys, time; os.setgid({OTHER_USER}); os.setuid({OTHER_USER})"
-
 CONNECTS = """
 socks = [socket.socket(socket.AF_UNIX) for _ in range(int(sys.argv[2]))]
 for sock in socks:
@@ -63,21 +58,6 @@ while time.monotonic() < until:
                 socks.pop(0).close()
     time.sleep(0.0005)
 """
-
-
-@contextmanager
-def another_user(program, *arguments):
-    """A process of another user, which has said its first line."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", BECOMES + program, *map(str, arguments)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        assert process.stdout.readline()
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.fixture

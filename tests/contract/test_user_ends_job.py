@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from functools import partial
 from pathlib import Path
@@ -107,11 +108,17 @@ def test_commands_of_the_user_reach_the_job(job: Callable[..., Job], runtime: Pa
 
 
 def test_a_job_that_commands_cannot_reach_runs_all_the_same(job: Callable[..., Job], runtime: Path) -> None:
-    runtime.touch()
+    """It says so where others may have put something in the place of the directory, else if it is verbose."""
     for verbose in (False, True):
         running = Running(job("true", hosts="localhost", settings={"verbose": verbose}))
+        (runtime / f"{running.job.id}.sock").mkdir(parents=True)
         assert running.run().exit_code == 0
         assert ("cannot reach this job" in running.console.text) is verbose
+    shutil.rmtree(runtime)
+    runtime.touch()
+    running = Running(job("true", hosts="localhost"))
+    assert running.run().exit_code == 0
+    assert f"{runtime} is no directory" in running.console.text
 
 
 @pytest.mark.full

@@ -35,6 +35,8 @@ except OSError as problem:
     print(type(problem).__name__)
 """
 
+ABC = "abc".ljust(16, "0")
+
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
@@ -52,32 +54,32 @@ def test_requests_and_their_answers(folder: Path) -> None:
             raise ConfigError("no such host")
         return "done"
 
-    server = ControlSocket("abc", execute, folder)
+    server = ControlSocket(ABC, execute, folder)
     server.start()
     try:
-        assert running_jobs(folder) == ["abc"]
-        assert send_command(folder, "abc", {"do": "add", "host": "a"}) == "done"
+        assert running_jobs(folder) == [ABC]
+        assert send_command(folder, ABC, {"do": "add", "host": "a"}) == "done"
         with pytest.raises(ConfigError, match="no such host"):
-            send_command(folder, "abc", {"do": "drop", "host": "bad"})
+            send_command(folder, ABC, {"do": "drop", "host": "bad"})
         assert [item["host"] for item in seen] == ["a", "bad"]
         with socket.socket(socket.AF_UNIX) as silent:  # one that sends nothing does not stop others for long
-            silent.connect(str(folder / "abc.sock"))
+            silent.connect(str(folder / f"{ABC}.sock"))
             silent.close()
-        assert send_command(folder, "abc", {"do": "add", "host": "b"}) == "done"
+        assert send_command(folder, ABC, {"do": "add", "host": "b"}) == "done"
     finally:
         server.stop()
     assert running_jobs(folder) == []
     with pytest.raises(ConfigError, match="does not answer"):
-        send_command(folder, "abc", {"do": "add", "host": "a"})
+        send_command(folder, ABC, {"do": "add", "host": "a"})
 
 
 def test_a_request_that_is_too_long_is_refused(folder: Path) -> None:
     seen: List[Mapping[str, Any]] = []
-    server = ControlSocket("abc", lambda command: str(seen.append(command)), folder)
+    server = ControlSocket(ABC, lambda command: str(seen.append(command)), folder)
     server.start()
     try:
         with pytest.raises(ConfigError, match="not valid"):
-            send_command(folder, "abc", {"do": "add", "host": "a" * REQUEST_LIMIT_BYTES})
+            send_command(folder, ABC, {"do": "add", "host": "a" * REQUEST_LIMIT_BYTES})
         assert seen == []
     finally:
         server.stop()
@@ -86,10 +88,10 @@ def test_a_request_that_is_too_long_is_refused(folder: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_is_refused_even_if_the_directory_is_open(folder: Path) -> None:
     seen: List[Mapping[str, Any]] = []
-    server = ControlSocket("abc", lambda command: str(seen.append(command)), folder)
+    server = ControlSocket(ABC, lambda command: str(seen.append(command)), folder)
     server.start()
     try:
-        path = folder / "abc.sock"
+        path = folder / f"{ABC}.sock"
         for item, mode in ((folder.parent, 0o755), (folder, 0o755), (path, 0o777)):
             item.chmod(mode)
         done = subprocess.run(
@@ -97,7 +99,7 @@ def test_another_user_is_refused_even_if_the_directory_is_open(folder: Path) -> 
         )
         assert done.stdout in ("b''\n", "BrokenPipeError\n", "ConnectionResetError\n"), done
         assert seen == []
-        send_command(folder, "abc", {"do": "add", "host": "a"})
+        send_command(folder, ABC, {"do": "add", "host": "a"})
         assert len(seen) == 1
     finally:
         server.stop()
@@ -108,7 +110,7 @@ def test_a_directory_of_another_user_is_not_used(folder: Path) -> None:
     folder.mkdir()
     os.chown(folder, 65534, 65534)
     with pytest.raises(ConfigError, match="belongs to another user"):
-        ControlSocket("abc", str, folder).start()
+        ControlSocket(ABC, str, folder).start()
 
 
 def test_the_directory_is_the_users_own(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_add_and_drop_reach_the_job_and_others_do_not(tmp_path: Path) -> None:
             garbage.sendall(b"[" * 5000)
             assert b'"ok": false' in garbage.recv(1000)
         assert "several" not in command(tmp_path, "drop", "nowhere", "--job", path.stem[:6]).stderr
-        assert "Name one with --job" in command(tmp_path, "drop", "nowhere", "--job", "zz").stderr
+        assert "begins with 'zz'. 1 job runs" in command(tmp_path, "drop", "nowhere", "--job", "zz").stderr
     finally:
         os.kill(job.process.pid, signal.SIGINT)
         job.finish()

@@ -57,7 +57,7 @@ def test_jobs_are_listed_and_one_is_ended(runtime: str) -> None:
     assert one.finish() == 143  # as after SIGTERM; finish() checks that nothing is left
     assert command(runtime, "stop").returncode == 0
     assert other.finish() == 143
-    assert jobs_of(Path(runtime) / "ringrun") == []
+    assert jobs_of(Path(runtime) / "ringrun") == ([], [])
 
 
 def test_a_directory_that_cannot_be_used_is_no_obstacle(tmp_path: Path) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
+import resource
+import signal
+import stat
 import subprocess
 import time
 from pathlib import Path
@@ -11,6 +15,7 @@ from typing import Dict, Iterable, List
 
 import pytest
 
+from tests.contract.another_user import OTHER_USER
 from tests.proc.test_ringrun_support import Launched
 
 PROGRAM = """
@@ -93,3 +98,58 @@ def test_no_other_process_finds_the_key(tmp_path: Path, options: List[str]) -> N
     ] == []
     assert any("RINGCOMM_KEY_FD" in text.decode("utf-8", "replace") for text in seen.values())
     assert len([name for name in seen if name.endswith("environ")]) >= 4, "launcher, guard, agent, ranks"
+
+
+DUMPS = """
+import os
+import numpy as np
+import ringcomm as rc
+
+rc.init()
+rc.allreduce(np.ones(3))
+os.umask(0)
+os.abort()
+"""
+
+
+def no_core_here() -> str:
+    """Why no core file would appear in the current directory; "" if one would."""
+    pattern = Path("/proc/sys/kernel/core_pattern")
+    if not pattern.exists() or pattern.read_text().startswith(("|", "/")):
+        return "the system writes core files elsewhere"
+    return "" if resource.getrlimit(resource.RLIMIT_CORE)[1] else "this user may have no core files"
+
+
+@pytest.mark.full
+@pytest.mark.skipif(bool(no_core_here()), reason=no_core_here())
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's files")
+@pytest.mark.parametrize("prepared", ["nothing", "file", "link", "FIFO"])
+def test_the_core_of_a_rank_is_for_its_user_alone(tmp_path: Path, prepared: str) -> None:
+    """It may contain the key. Linux makes a new file with mode 0600, or none where another user's is."""
+    work, core, target = tmp_path / "work", tmp_path / "work" / "core", tmp_path / "target"
+    work.mkdir()
+    work.chmod(0o777)
+    if prepared == "link":
+        core.symlink_to(target)
+    elif prepared == "FIFO":
+        os.mkfifo(core)
+    elif prepared == "file":
+        core.touch()
+        core.chmod(0o666)
+    if prepared != "nothing":
+        os.chown(core, OTHER_USER, OTHER_USER, follow_symlinks=False)
+    (tmp_path / "dumps.py").write_text(DUMPS)
+    limits = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (limits[1], limits[1]))
+    try:
+        job = Launched("-np", "1", str(tmp_path / "dumps.py"), cwd=work)
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, limits)
+    assert job.finish() == 128 + signal.SIGABRT, job.err
+    found = [path.lstat() for path in work.iterdir() if path.name.startswith("core")]
+    assert found and not target.exists()
+    for facts in found:
+        if facts.st_uid == os.geteuid():
+            assert stat.S_ISREG(facts.st_mode) and stat.S_IMODE(facts.st_mode) == 0o600
+        else:
+            assert facts.st_size < 100, "the other user's file stays as it was"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import resource
 import select
 import shutil
+import socket
 import struct
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from typing import Callable, Dict, List, Optional, Sequence
 import pytest
 
 from ringcomm.clock import Deadline
+from ringrun.show.visible import columns
 from tests.proc.test_ringrun_support import LIMIT_S, SOURCES, Launched
 
 PROGRAM = """
@@ -106,6 +109,39 @@ def test_the_slow_rank_is_marked_in_the_table_and_in_the_report(program: Path, w
     assert "Steps per second" in page
 
 
+HOSTILE = "\x1b[2J" + 60 * "語" + "e" + 300 * "\u0301" + "\x1b]0;title\x07\u202e\n"
+HOSTILE_PROGRAM = f"""
+import os, sys, time
+import numpy as np
+import ringcomm as rc
+
+rc.init()
+x = np.ones(10, np.float32)
+while not rc.allreduce(np.array([os.path.exists("enough")], np.int32), op=rc.Max)[0]:
+    if rc.rank() == 1:
+        time.sleep(0.3)
+    rc.allreduce(x, name={HOSTILE!r})
+"""
+
+
+@pytest.mark.full
+def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    """Of a script and of tensors: nothing is executed, and no row is longer than the terminal is wide."""
+    script = "a\x1b[2J\u202e\n.py"
+    (tmp_path / script).write_text(HOSTILE_PROGRAM)
+
+    def react(written: str) -> bytes:
+        if "waits for 1 in allreduce" in written and "語" in written:
+            (tmp_path / "enough").touch()
+        return b""
+
+    written = on_a_terminal(["-np", "2", "--watch", "--verbose", script], tmp_path, react)
+    assert "\x1b[2J" not in written and "\x1b]" not in written and "\u202e" not in written
+    table = re.sub(r"\x1b\[[0-9;]*[mAK]", "", written)
+    rows = [row for line in table.split("\n") for row in line.split("\r") if "語" in row]
+    assert rows and max(map(columns, rows)) < 150, rows
+
+
 @pytest.mark.full
 def test_q_leaves_the_view_and_the_job_goes_on(program: Path) -> None:
     typed: List[bytes] = []
@@ -123,19 +159,25 @@ def test_q_leaves_the_view_and_the_job_goes_on(program: Path) -> None:
     assert "ringrun:   rank  host" not in written
 
 
+def endpoint_of(job: Launched) -> str:
+    """The address that a job with ``--metrics-port`` has shown."""
+    assert job.process.stderr is not None
+    shown = b""
+    while True:
+        line = job.process.stderr.readline()
+        assert line, shown
+        shown += line
+        found = re.search(rb"metrics for Prometheus: (http://127\.0\.0\.1:\d+/metrics)", line)
+        if found:
+            return found[1].decode()
+
+
 @pytest.mark.full
 def test_without_a_terminal_there_are_lines_and_an_endpoint(program: Path) -> None:
     job = Launched(
         "-np", "3", "--oversubscribe", "--watch", "--metrics-port", "0", "train.py", "direct", cwd=program
     )  # fmt: skip
-    assert job.process.stderr is not None
-    address, shown = "", b""
-    while not address:
-        line = job.process.stderr.readline()
-        assert line, shown
-        shown += line
-        found = re.search(rb"metrics for Prometheus: (http://127\.0\.0\.1:\d+/metrics)", line)
-        address = found[1].decode() if found else ""
+    address = endpoint_of(job)
     until, text = time.monotonic() + LIMIT_S, ""
     while 'ringcomm_slowest{rank="1",host="localhost"} 1' not in text:
         assert time.monotonic() < until, text
@@ -150,6 +192,32 @@ def test_without_a_terminal_there_are_lines_and_an_endpoint(program: Path) -> No
     assert SLOWEST in job.err and "\x1b" not in job.err
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(address, timeout=LIMIT_S)
+
+
+@pytest.mark.full
+def test_a_flood_of_the_endpoint_does_not_end_a_job_with_few_descriptors(program: Path) -> None:
+    """It comes before the ranks start, and stays."""
+    python = program / "python"
+    python.write_text(f'#!/bin/sh\nwhile [ ! -e start ]; do sleep 0.05; done\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (program / "enough").touch()
+    job = Launched("-np", "2", "--metrics-port", "0", "--python", str(python), "train.py", "direct",
+                   cwd=program)  # fmt: skip
+    resource.prlimit(job.process.pid, resource.RLIMIT_NOFILE, (160, 160))
+    port = int(endpoint_of(job).split(":")[2].split("/")[0])
+    flood = [socket.socket() for _ in range(300)]
+    try:
+        for sock in flood:
+            sock.setblocking(False)
+            sock.connect_ex(("127.0.0.1", port))
+            time.sleep(0.005)  # for a server that accepts them all
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT_S) as page:
+            page.read()  # what came before it was accepted
+        (program / "start").touch()
+        assert job.finish() == 0, job.err
+    finally:
+        for sock in flood:
+            sock.close()
 
 
 def test_a_failed_job_has_a_report_too(program: Path) -> None:

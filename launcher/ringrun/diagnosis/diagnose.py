@@ -8,12 +8,6 @@ from typing import List, Tuple
 from .records import read_records
 from .waiting import diagnose, different_lines
 
-USAGE = """Usage: ringrun diagnose DIR
-
-  Which ranks waited for which in a job that failed, from the flight records that ringrun left in DIR.
-  (A program of this name is started by its path: ringrun ./diagnose.)
-"""
-
 
 def diagnose_folder(folder: Path) -> Tuple[str, int]:
     """The text for the user, and the exit code: 0, or 1 if some of the files are no good.

@@ -45,7 +45,7 @@ def doctor(as_data: bool, **given: Any) -> NoReturn:
     try:
         hosts = prepare(options, ["true"]).hosts
     except RingcommError as problem:
-        click.echo(f"ringrun: {problem}", err=True)
+        click.echo(visible(f"ringrun: {problem}"), err=True)
         raise SystemExit(2) from None
     began = time.monotonic()
     found = examine(hosts)

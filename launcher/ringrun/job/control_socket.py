@@ -1,7 +1,8 @@
 """The socket on which ``ringrun ps``, ``stop``, ``add`` and ``drop`` reach a running job of the same user.
 
 It is a Unix socket in a directory that only the user can enter, ``$XDG_RUNTIME_DIR/ringrun`` or
-``/tmp/ringrun-UID``. In addition the kernel reports the user of every connection (``SO_PEERCRED``).
+``/tmp/ringrun-UID``. Another user may have made that directory before, so jobs and commands look at it first.
+In addition both ends of every connection ask the kernel for the user of the other end (``SO_PEERCRED``).
 """
 
 from __future__ import annotations
@@ -9,14 +10,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
-import struct
+import stat
 import threading
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
+from ringcomm.clock import Deadline
 from ringcomm.errors import ConfigError
 from ringcomm.files import own_folder
+from ringcomm.transport.connect import NO_DESCRIPTORS_S, check_user, is_short_of_descriptors
 
 from ..plan.job import Job
 
@@ -25,8 +29,13 @@ ANSWER_LIMIT_BYTES = 1 << 20
 """An answer names all hosts of a job."""
 LIMIT_S = 5.0
 """Time limit of a request and of its answer, in seconds."""
-_CREDENTIALS = struct.Struct("iii")  # process id, user, group
 _SUFFIX = ".sock"
+_JOB = re.compile(r"[0-9a-f]{16}")
+"""A job's identifier. Sockets with other names are not ringrun's."""
+
+
+class ForeignFolderError(ConfigError):
+    """Other users can put sockets into the directory of the control sockets."""
 
 
 def control_folder(environ: Mapping[str, str]) -> Path:
@@ -37,13 +46,26 @@ def control_folder(environ: Mapping[str, str]) -> Path:
     return Path(f"/tmp/ringrun-{os.getuid()}")  # noqa: S108  its owner and mode are checked
 
 
-def is_same_user(connection: socket.socket) -> bool:
-    """Whether the process at the other end belongs to this user; True where the kernel cannot report it."""
-    option = getattr(socket, "SO_PEERCRED", None)
-    if option is None:
-        return True  # the directory's mode alone keeps other users away
-    credentials = connection.getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(credentials)[1] == os.geteuid())
+def check_folder(folder: Path) -> None:
+    """Check that only this user can put sockets into the directory of the control sockets.
+
+    Raises:
+        ForeignFolderError: others can.
+        OSError: it is not there, or cannot be looked at.
+    """
+    facts = folder.lstat()
+    if facts.st_uid != os.geteuid():
+        reason = f"belongs to another user (number {facts.st_uid})"
+    elif not stat.S_ISDIR(facts.st_mode):
+        reason = "is no directory"
+    elif facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        reason = f"is a directory that other users may write (mode {stat.S_IMODE(facts.st_mode):04o})"
+    else:
+        return
+    raise ForeignFolderError(
+        f"`ringrun ps`, `stop`, `add` and `drop` cannot reach jobs of yours: {folder} {reason}. "
+        "Have it removed, or set XDG_RUNTIME_DIR to a directory of your own, for jobs and commands alike."
+    )
 
 
 def job_facts(job: Job, began_s: float, ended: int) -> str:
@@ -77,19 +99,28 @@ class ControlSocket:
         self._execute = execute
         self._socket: Optional[socket.socket] = None
         self._thread: Optional[threading.Thread] = None
+        self._stopped = threading.Event()
 
     def start(self) -> None:
         """Listen, in a thread.
 
         Raises:
-            ConfigError: the directory belongs to another user, or cannot be written.
+            ForeignFolderError: other users can write the directory.
+            ConfigError: it cannot be written.
         """
+        folder = self._path.parent
         server = socket.socket(socket.AF_UNIX)
         try:
-            with own_folder(self._path.parent, 0o700) as folder:
-                os.fchmod(folder, 0o700)
+            try:
+                with own_folder(folder, 0o700) as descriptor:
+                    os.fchmod(descriptor, 0o700)
+            finally:
+                check_folder(folder)  # says more than the reason why it cannot be opened
             server.bind(str(self._path))
             server.listen(8)
+        except ConfigError:
+            server.close()
+            raise
         except OSError as problem:
             server.close()
             raise ConfigError(
@@ -104,6 +135,7 @@ class ControlSocket:
 
     def stop(self) -> None:
         """Remove the socket, and end the thread."""
+        self._stopped.set()
         if self._socket is not None:
             with contextlib.suppress(FileNotFoundError):
                 self._path.unlink()
@@ -115,32 +147,39 @@ class ControlSocket:
             self._thread.join(LIMIT_S)
 
     def _serve(self, server: socket.socket) -> None:
-        while True:
+        while not self._stopped.is_set():
             try:
                 connection, _ = server.accept()
-            except OSError:
-                return  # it has been closed
-            with connection:
-                if is_same_user(connection):
-                    with contextlib.suppress(OSError):  # a caller that has gone needs no answer
-                        self._answer(connection)
+            except OSError as problem:
+                if not is_short_of_descriptors(problem):
+                    return  # it has been closed
+                self._stopped.wait(NO_DESCRIPTORS_S)
+                continue
+            with connection, contextlib.suppress(OSError):  # a caller that has gone needs no answer
+                check_user(connection)
+                self._answer(connection)
 
     def _answer(self, connection: socket.socket) -> None:
-        connection.settimeout(LIMIT_S)
         try:
-            request = _receive(connection, REQUEST_LIMIT_BYTES)
+            request = _receive(connection, REQUEST_LIMIT_BYTES, LIMIT_S)
             if request is None:
                 raise ConfigError("The request is not valid.")
             answer: Dict[str, Any] = {"ok": True, "text": self._execute(request)}
         except ConfigError as problem:
             answer = {"ok": False, "text": str(problem)}
+        connection.settimeout(LIMIT_S)
         connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def _receive(connection: socket.socket, limit_bytes: int) -> Optional[Dict[str, Any]]:
-    """The object in a line of JSON; None if what came is none, or longer than the limit."""
-    data = b""
+def _receive(connection: socket.socket, limit_bytes: int, limit_s: float) -> Optional[Dict[str, Any]]:
+    """The object in a line of JSON; None if what came is none, or longer than the limit.
+
+    Raises:
+        OSError: the connection is broken, or no whole line came within this time.
+    """
+    data, deadline = b"", Deadline(limit_s)
     while not data.endswith(b"\n"):
+        connection.settimeout(max(deadline.remaining_s(), 0.001))
         piece = connection.recv(1 << 16)
         data += piece
         if len(data) > limit_bytes:
@@ -158,18 +197,35 @@ def running_jobs(folder: Path) -> List[str]:
     """The identifiers of this user's jobs that run now on this machine.
 
     Sockets that jobs have left behind (after SIGKILL) are removed.
+
+    Raises:
+        ForeignFolderError: the directory is not this user's alone.
     """
+    try:
+        check_folder(folder)
+        names = sorted(path.name for path in folder.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as problem:
+        raise ConfigError(f"{folder} cannot be read: {problem.strerror}.") from None
     found = []
-    for path in sorted(folder.glob(f"*{_SUFFIX}")):
+    for name in names:
+        job = name[: -len(_SUFFIX)]
+        if not name.endswith(_SUFFIX) or not _JOB.fullmatch(job):
+            continue
         with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(LIMIT_S)
             try:
-                probe.connect(str(path))
-                found.append(path.name[: -len(_SUFFIX)])
+                probe.connect(str(folder / name))
             except ConnectionRefusedError:
                 with contextlib.suppress(FileNotFoundError):
-                    path.unlink()
+                    (folder / name).unlink()
+                continue
             except FileNotFoundError:
-                pass  # the job has ended in this moment
+                continue  # the job has ended in this moment
+            except OSError:
+                pass  # a command to this job says why
+        found.append(job)
     return found
 
 
@@ -185,16 +241,20 @@ def send_command(folder: Path, job: str, command: Mapping[str, Any]) -> str:
         the job's answer.
 
     Raises:
-        ConfigError: the job has refused the command, or does not answer.
+        ConfigError: the job has refused the command, does not answer, or is another user's.
     """
+    if not _JOB.fullmatch(job):
+        raise ConfigError(f"{job!r} is no identifier of a job: those are 16 hexadecimal digits.")
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(2 * LIMIT_S)
         try:
             connection.connect(str(folder / f"{job}{_SUFFIX}"))
+            check_user(connection)
             connection.sendall(json.dumps(dict(command)).encode() + b"\n")
-            answer = _receive(connection, ANSWER_LIMIT_BYTES)
+            answer = _receive(connection, ANSWER_LIMIT_BYTES, 2 * LIMIT_S)
         except OSError as problem:
-            raise ConfigError(f"The job {job} does not answer: {problem}.") from None
+            reason = problem.strerror or problem
+            raise ConfigError(f"The job {job} does not answer: {reason}.") from None
     if answer is None:
         raise ConfigError(f"The job {job} does not answer: it has ended, or its answer is not valid.")
     if not answer.get("ok"):

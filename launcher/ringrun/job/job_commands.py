@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
 
-from ..show.visible import visible
+from ..show.visible import columns, visible_line
 from .control_socket import control_folder, running_jobs, send_command
 
 SHOWN_CHARACTERS = 8
 """Characters of a job's identifier in the table; a part of it is enough for commands."""
+NO_JOB = "No job of yours was started by ringrun on this machine and still runs."
 
 
 class RunningJob(NamedTuple):
@@ -38,9 +39,13 @@ class RunningJob(NamedTuple):
     elastic: bool
 
 
-def jobs_of(folder: Path) -> List[RunningJob]:
-    """The running jobs with a socket in this directory, oldest first, but those that do not answer."""
-    found = []
+def jobs_of(folder: Path) -> Tuple[List[RunningJob], List[str]]:
+    """The running jobs with a socket in this directory, oldest first, and what is wrong with others.
+
+    Raises:
+        ConfigError: the directory is not this user's alone, or cannot be read.
+    """
+    found, problems = [], []
     for job in running_jobs(folder):
         try:
             facts: Dict[str, Any] = json.loads(send_command(folder, job, {"do": "info"}))
@@ -48,9 +53,11 @@ def jobs_of(folder: Path) -> List[RunningJob]:
                 job, int(facts["pid"]), str(facts["program"]), int(facts["ranks"]),
                 [str(name) for name in facts["hosts"]], float(facts["began_at"]), bool(facts["elastic"]),
             ))  # fmt: skip
-        except (ConfigError, ValueError, LookupError, TypeError):
-            continue
-    return sorted(found, key=lambda item: item.began_at)
+        except ConfigError as problem:
+            problems.append(str(problem))
+        except (ValueError, LookupError, TypeError, OverflowError):
+            problems.append(f"The job {job} does not answer: what it says of itself is not valid.")
+    return sorted(found, key=lambda item: item.began_at), problems
 
 
 def describe_jobs(jobs: Sequence[RunningJob], now_at: float) -> str:
@@ -61,15 +68,18 @@ def describe_jobs(jobs: Sequence[RunningJob], now_at: float) -> str:
         now_at: the present, in seconds of the wall clock.
     """
     if not jobs:
-        return "No job of yours was started by ringrun on this machine and still runs.\n"
+        return f"{NO_JOB}\n"
     rows = [("JOB", "PID", "RANKS", "RUNS FOR", "HOSTS", "PROGRAM")]
     for job in jobs:
         rows.append((
             job.id[:SHOWN_CHARACTERS], str(job.pid), str(job.ranks), _duration(now_at - job.began_at),
-            visible(",".join(job.hosts)), visible(job.program),
+            visible_line(",".join(job.hosts)), visible_line(job.program),
         ))  # fmt: skip
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[5]]) for row in rows]
+    widths = [max(columns(row[column]) for row in rows) for column in range(5)]
+    lines = [
+        "  ".join([*(cell + " " * (width - columns(cell)) for cell, width in zip(row, widths)), row[5]])
+        for row in rows
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -81,63 +91,84 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def show_jobs(environ: Mapping[str, str]) -> str:
-    """Run ``ringrun ps``: the text to print."""
-    return describe_jobs(jobs_of(control_folder(environ)), time.time())
+def show_jobs(environ: Mapping[str, str]) -> Tuple[str, List[str]]:
+    """Run ``ringrun ps``: the text to print, and problems.
+
+    Raises:
+        ConfigError: the directory of the sockets is not this user's alone, or cannot be read.
+    """
+    jobs, problems = jobs_of(control_folder(environ))
+    return describe_jobs(jobs, time.time()) if jobs or not problems else "", problems
 
 
-def stop_job(words: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Run ``ringrun stop [JOB]``.
+def stop_job(beginning: str, environ: Mapping[str, str]) -> str:
+    """Run ``ringrun stop``.
 
     Args:
-        words: the beginning of a job's identifier; without one the only running job is meant.
+        beginning: of a job's identifier; "": the only running job is meant.
         environ: the environment.
 
     Returns:
         the job's answer.
 
     Raises:
-        ConfigError: there is no such job, or there are several.
+        ConfigError: there is no such job, there are several, or it does not answer.
     """
     folder = control_folder(environ)
-    jobs = jobs_of(folder)
-    if not jobs:
-        raise ConfigError("No job of yours was started by ringrun on this machine and still runs.")
-    job = _chosen(jobs, words[0] if words else "", "ringrun stop JOB")
-    return send_command(folder, job.id, {"do": "stop"})
+    jobs, problems = jobs_of(folder)
+    return send_command(folder, _chosen(jobs, problems, beginning).id, {"do": "stop"})
 
 
-def change_hosts(what: str, words: Sequence[str], environ: Mapping[str, str]) -> str:
+def change_hosts(what: str, host: str, beginning: str, environ: Mapping[str, str]) -> str:
     """Run ``ringrun add HOST[:SLOTS]`` or ``ringrun drop HOST``.
 
     Args:
         what: ``add`` or ``drop``.
-        words: the host, and perhaps ``--job`` and a job's identifier.
+        host: the host.
+        beginning: of a job's identifier; "": the only running elastic job is meant.
         environ: the environment.
 
     Returns:
         the job's answer.
 
     Raises:
-        ConfigError: no job or several jobs run, or the job has refused the command.
+        ConfigError: there is no such job, there are several, or the job has refused the command.
     """
-    if len(words) == 3 and words[1] != "--job":
-        raise ConfigError(f"{words[1]!r} is no option. Write: ringrun {what} HOST --job ID")
     folder = control_folder(environ)
-    jobs = [job for job in jobs_of(folder) if job.elastic]
-    if not jobs:
+    jobs, problems = jobs_of(folder)
+    elastic = [job for job in jobs if job.elastic]
+    if beginning:
+        job = _chosen(jobs, problems, beginning)
+    elif elastic:
+        job = _chosen(elastic, [], "")
+    else:
+        told = "".join(f"\n{problem}" for problem in problems)
         raise ConfigError(
             f"No elastic job of yours runs on this machine ({folder} has no socket of one). Hosts can be "
-            "added to jobs that were started with --min-np or --host-discovery-script."
+            f"added to jobs that were started with --min-np or --host-discovery-script.{told}"
         )
-    job = _chosen(jobs, words[2] if len(words) == 3 else "", "--job ID")
-    return send_command(folder, job.id, {"do": what, "host": words[0]})
+    if not job.elastic:
+        raise ConfigError(
+            f"The job {job.id} is not elastic: its hosts stay. Start it with --min-np or "
+            "--host-discovery-script to change them."
+        )
+    return send_command(folder, job.id, {"do": what, "host": host})
 
 
-def _chosen(jobs: Sequence[RunningJob], beginning: str, how: str) -> RunningJob:
+def _chosen(jobs: Sequence[RunningJob], problems: Sequence[str], beginning: str) -> RunningJob:
+    """The one job whose identifier begins so."""
     chosen = [job for job in jobs if job.id.startswith(beginning)]
-    if len(chosen) != 1:
-        names = ", ".join(f"{job.id} ({visible(job.program)})" for job in jobs)
-        count = "1 job runs" if len(jobs) == 1 else f"{len(jobs)} jobs run"
-        raise ConfigError(f"{count}: {names}. Name one with {how}.")
-    return chosen[0]
+    if len(chosen) == 1:
+        return chosen[0]
+    if not jobs:
+        text = NO_JOB
+    elif not chosen:
+        text = f"No running job of yours begins with {visible_line(beginning)!r}. {_listed(jobs)}."
+    else:
+        text = f"{_listed(chosen)}. Name one with --job ID."
+    raise ConfigError("\n".join([text, *problems]))
+
+
+def _listed(jobs: Sequence[RunningJob]) -> str:
+    names = ", ".join(f"{job.id} ({visible_line(job.program)})" for job in jobs)
+    return f"{'1 job runs' if len(jobs) == 1 else f'{len(jobs)} jobs run'}: {names}"

@@ -146,7 +146,7 @@ def prepare(
         "certificate": make_certificate() if settings.encrypt else "",
         "notes": (
             *_where_from(options, allocation), *not_forwarded(options.forward, environ),
-            *_left_out(tree, code_at, parsed),
+            *_left_out(tree, code_at, parsed), *(doors.in_clear() if settings.encrypt else []),
         ),
         "provision": options.provision, "bind": options.bind,
         "quiet": options.quiet, "observation": observation,

@@ -26,7 +26,7 @@ from ..show.console import Console
 from ..show.printer import STDERR, STDOUT, Printer
 from ..show.timeline_file import missing_timeline
 from .agents import END, INTERRUPT, KILL, PING_S, Agents, Steps
-from .control_socket import ControlSocket, job_facts
+from .control_socket import ControlSocket, ForeignFolderError, job_facts
 from .event_loop import Loop
 from .fetch import FetchedFiles
 from .grace import Grace
@@ -289,7 +289,7 @@ class Supervisor:
         try:
             self._control.start()
         except ConfigError as problem:
-            if self.job.settings.verbose or self.job.is_elastic:
+            if self.job.settings.verbose or self.job.is_elastic or isinstance(problem, ForeignFolderError):
                 self._printer.show(str(problem))
 
     def _command(self, command: Mapping[str, Any]) -> str:

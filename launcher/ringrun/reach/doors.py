@@ -18,6 +18,8 @@ from .ssh import Ssh, SshOptions
 from .via import Via
 
 SCONTROL_LIMIT_S = 20.0
+_ENCRYPT = ("oarsh",)
+"""Ways of schedulers that are ssh inside."""
 
 
 class Doors:
@@ -57,6 +59,16 @@ class Doors:
         if self._inside is not None and self._allocation is not None and self._allocation.has(spec):
             return self._inside
         return self._ssh
+
+    def in_clear(self) -> List[str]:
+        """A line if this job's key reaches hosts by a way of the scheduler that does not encrypt it."""
+        if self._inside is None or self._allocation is None or self._inside.description in _ENCRYPT:
+            return []
+        return [
+            f"the hosts of {self._allocation.title} get this job's key by {self._inside.description}, which "
+            "does not encrypt it: a process that reads the network while the job starts can join the job, in "
+            "spite of --encrypt. --via ssh sends it inside ssh."
+        ]
 
     def find_local(self, specs: Sequence[HostSpec]) -> List[bool]:
         """Whether each host is this machine; see :func:`.local.find_local`."""

@@ -6,6 +6,8 @@ import re
 from collections import deque
 from typing import Container, Deque, Dict, List, Mapping, Optional, Tuple
 
+from .visible import cut, visible_line
+
 LONGEST_LINE_BYTES = 64 * 1024
 PROGRESS_INTERVAL_S = 1.0
 """Between two lines with the states of progress bars, of all ranks together."""
@@ -177,10 +179,10 @@ class Tail:
 
 def prefix(host: str, rank: int, coloured: bool) -> bytes:
     """``[host:rank] ``, in the rank's colour on a terminal."""
-    text = f"[{host}:{rank}]"
+    text = f"[{visible_line(host)}:{rank}]"
     if coloured:
         text = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m"
-    return text.encode("utf-8", "surrogateescape") + b" "
+    return text.encode() + b" "
 
 
 def cut_to_width(line: bytes, columns: int) -> bytes:
@@ -190,8 +192,8 @@ def cut_to_width(line: bytes, columns: int) -> bytes:
         if count % 2:
             kept.append(piece)
         else:
-            kept.append(piece[:room])
-            room -= len(kept[-1])
+            shown, room = cut(piece, room)
+            kept.append(shown)
     coloured = "\x1b[0m" if len(kept) > 1 else ""
     return ("".join(kept) + coloured).encode()
 

@@ -101,7 +101,7 @@ class Printer:
 
     def show(self, text: str) -> None:
         """Write a message of ringrun to stderr; control characters become visible."""
-        lines = [f"ringrun: {visible(line)}\n" for line in text.splitlines()]
+        lines = [f"ringrun: {line}\n" for line in visible(text).splitlines()]
         self._console.write(STDERR, "".join(lines).encode())
 
     def note(self, text: str) -> None:

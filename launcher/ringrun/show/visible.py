@@ -3,20 +3,68 @@
 from __future__ import annotations
 
 import re
+import unicodedata
+from typing import List, Tuple
 
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
-_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
+    "\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+_MOST_MARKS = 4
+"""Combining characters on one character that are shown: more would cover the lines around."""
+_TAB_COLUMNS = 8
 
 
 def visible(text: str) -> str:
     """The text without colours, and with escapes for what a terminal would execute instead of showing.
 
-    Control characters (but tabs and line ends), marks that turn the direction of writing, and half characters
-    that no encoding has come out as ``\\x1b``, ``\\u202e``.
+    Control characters (but tabs and line ends), marks that turn the direction of writing or take no room, and
+    half characters that no encoding has come out as ``\\x1b``, ``\\u202e``.
     """
     return _INVISIBLE.sub(_escape, _COLOUR.sub("", text.replace("\r\n", "\n")))
 
 
+def visible_line(text: str) -> str:
+    """The same as part of a line: line ends and tabs, too, come out as escapes."""
+    return visible(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def _escape(found: re.Match[str]) -> str:
     code = ord(found[0])
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _columns_of(character: str) -> int:
+    if character == "\t":
+        return _TAB_COLUMNS
+    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def columns(text: str) -> int:
+    """The columns of a terminal that a text takes, at most: a tab counts as eight."""
+    return len(text) if text.isascii() and "\t" not in text else sum(map(_columns_of, text))
+
+
+def cut(text: str, room: int) -> Tuple[str, int]:
+    """The beginning of a text that fits into so many columns, and the columns that are left.
+
+    Combining characters beyond a few on one character are left out.
+    """
+    if text.isascii() and "\t" not in text:
+        return text[:room], max(0, room - len(text))
+    kept: List[str] = []
+    marks = 0
+    for character in text:
+        taken = _columns_of(character)
+        if taken > room:
+            return "".join(kept), 0
+        marks = 0 if taken else marks + 1
+        if marks <= _MOST_MARKS:
+            kept.append(character)
+            room -= taken
+    return "".join(kept), room

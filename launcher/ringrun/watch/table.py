@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import List, Mapping, Optional, Sequence, Tuple
 
-from ..show.visible import visible
+from ..show.visible import columns, visible_line
 from .history import History, Process, Rates
 from .numbers import Sample
 from .waiting import Slowest, names_of
@@ -46,9 +46,10 @@ def table(
     shown = present[: max(1, rows - 4)]
     cells: List[Tuple[str, ...]] = [_TITLES]
     cells += [
-        _cells(rank, hosts.get(number, "?"), history.processes[number], now_s) for rank, number in shown
+        _cells(rank, visible_line(hosts.get(number, "?")), history.processes[number], now_s)
+        for rank, number in shown
     ]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(_TITLES))]
+    widths = [max(columns(row[column]) for row in cells) for column in range(len(_TITLES))]
     lines = [_line(row, widths) for row in cells]
     if coloured:
         lines[0] = f"{_BOLD}{lines[0]}{_PLAIN}"
@@ -68,10 +69,10 @@ def _marked(line: str, coloured: bool) -> str:
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = [
-        cell.ljust(width) if column in _LEFT_ALIGNED else cell.rjust(width)
-        for column, (cell, width) in enumerate(zip(cells, widths))
-    ]
+    padded = []
+    for column, (cell, width) in enumerate(zip(cells, widths)):
+        spaces = " " * (width - columns(cell))
+        padded.append(cell + spaces if column in _LEFT_ALIGNED else spaces + cell)
     return "  " + "  ".join(padded).rstrip()
 
 
@@ -94,7 +95,7 @@ def _where(sample: Sample, now_s: float) -> str:
         return f"no answer for {silent_s:.0f} s"
     if not sample.inside:
         return "its own code"
-    doing = visible(sample.doing).replace("\n", " ")
+    doing = visible_line(sample.doing)
     if not sample.waits_for:
         return doing
     ranks = ", ".join(map(str, sample.waits_for[:4])) + (", ..." if len(sample.waits_for) > 4 else "")
@@ -103,7 +104,7 @@ def _where(sample: Sample, now_s: float) -> str:
 
 def slowest_text(slowest: Slowest, hosts: Mapping[int, str]) -> str:
     """A sentence about the slowest rank."""
-    name = f"rank {slowest.rank} ({hosts.get(slowest.rank, '?')}) is the slowest"
+    name = f"rank {slowest.rank} ({visible_line(hosts.get(slowest.rank, '?'))}) is the slowest"
     if not slowest.link_mb_per_s:
         return f"{name}: the others wait for it {100 * slowest.share:.0f} % of the time"
     return (

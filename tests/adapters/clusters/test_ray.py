@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import json
+import os
+from pathlib import Path
 from typing import Any, Dict
 
 import pytest
 
-from tests.adapters.clusters.programs_run import ROOT, check_ranks, facts_of, run_program
+from tests.adapters.clusters.programs_run import PROGRAMS, ROOT, check_ranks, facts_of, run_program
+from tests.contract.another_user import LOOKS, OTHER_USER, become
 
 pytest.importorskip("ray")
 
@@ -54,6 +58,18 @@ def test_what_cannot_be_started_is_refused(facts: Dict[str, Any]) -> None:
     assert facts["no_room"]["type"] == "StartTimeoutError" and "free now" in facts["no_room"]["text"]
     assert facts["elastic"]["type"] == "NotOfferedError" and "min_workers" in facts["elastic"]["text"]
     assert facts["numbers"]["type"] == "ConfigError"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_of_the_machine_finds_no_key(tmp_path: Path) -> None:
+    """Not in processes, nor in files of Ray's session, nor in its shared memory."""
+    result = tmp_path / "facts.json"
+    program = become(OTHER_USER) + LOOKS
+    run_program([str(PROGRAMS / "ray_seen_job.py"), str(result), program], tmp_path)
+    facts = json.loads(result.read_text())
+    assert facts["keys"] >= 1 and facts["looked"] and facts["found"] == [], facts
+    assert facts["again"] == facts["first"]
+    check_ranks(facts["first"], 2, 1.0)
 
 
 def test_signatures_are_horovods() -> None:

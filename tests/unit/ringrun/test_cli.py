@@ -13,7 +13,6 @@ from click.testing import CliRunner
 
 from ringcomm.config import Settings
 from ringrun import cli
-from ringrun.commands import COMMANDS
 from ringrun.job.launch import Options, effective_settings, read_hosts
 from ringrun.plan.horovod import IGNORED, NAMES, REFUSED, VALUES
 from ringrun.reach.ssh import SshOptions
@@ -184,7 +183,7 @@ def test_the_usage_of_diagnose_is_output_if_it_was_asked_for(
     words: List[str], code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        COMMANDS["diagnose"](words)
+        cli.main(["diagnose", *words])
     assert caught.value.code == code
     out, err = capsys.readouterr()
     assert "ringrun diagnose" in (err if code else out)
@@ -204,7 +203,7 @@ def test_what_can_be_used_here(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["add", "drop", "stop", "doctor"])
 def test_the_usage_of_a_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        COMMANDS[name](["--help"])
+        cli.main([name, "--help"])
     out, err = capsys.readouterr()
     assert caught.value.code == 0 and f"Usage: ringrun {name}" in out and err == ""
 
@@ -216,10 +215,11 @@ def test_the_usage_of_a_command(name: str, capsys: pytest.CaptureFixture[str]) -
         (["ps", "x"], 2, "Usage: ringrun ps"),
         (["stop"], 1, "No job of yours"),
         (["stop", "a", "b"], 2, "Usage: ringrun stop"),
-        (["add"], 2, "Usage: ringrun add HOST[:SLOTS]"),
+        (["add"], 2, "Usage: ringrun add [OPTIONS] HOST[:SLOTS]"),
         (["add", "a", "b"], 2, "Usage: ringrun add"),
         (["drop", "a"], 1, "No elastic job of yours"),
-        (["add", "a", "--jib", "7"], 1, "'--jib' is no option"),
+        (["add", "a", "--jib", "7"], 2, "No such option"),
+        (["stop", "--job", "7", "8"], 2, "The job is named twice"),
         (["diagnose", "/no/such/folder"], 2, "/no/such/folder"),
         (["completion"], 2, "Usage: ringrun completion"),
         (["completion", "tcsh"], 2, "Usage: ringrun completion"),
@@ -235,6 +235,16 @@ def test_commands_beside_running_a_job(
         cli.main(words)
     out, err = capsys.readouterr()
     assert caught.value.code == code and text in (err if code else out), (out, err)
+
+
+@pytest.mark.parametrize(
+    "words", [["--hostfile", "\x1b[2J", "x"], ["--dry-run", "-np", "1", "/\x1b[2Jx"]], ids=["error", "plan"]
+)
+def test_what_is_shown_of_names_is_visible(words: List[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(words)
+    out, err = capsys.readouterr()
+    assert "\x1b" not in out + err and "\\x1b[2J" in out + err
 
 
 def test_without_arguments_the_command_line_counts(

@@ -110,6 +110,24 @@ PODS = Allocation("/etc/mpi/hostfile (HYDRA_HOST_FILE)", (BOX,), patient=True)
 
 
 @pytest.mark.parametrize(
+    ("via", "allocation", "by"),
+    [
+        (None, SLURM, "Slurm job 7 get this job's key by srun,"),
+        (None, Allocation("LSF job 8", (BOX,), "blaunch {host}"), "LSF job 8 get this job's key by blaunch,"),
+        (None, Allocation("OAR job 9", (BOX,), "oarsh {host}", "9"), ""),
+        ("ssh", SLURM, ""),
+        (None, PODS, ""),
+        (None, None, ""),
+    ],
+)
+def test_a_way_that_does_not_encrypt_the_key_is_named(
+    via: Optional[str], allocation: Optional[Allocation], by: str
+) -> None:
+    told = Doors(via, SshOptions(), allocation).in_clear()
+    assert bool(told) is bool(by) and all(by in text and "--via ssh" in text for text in told)
+
+
+@pytest.mark.parametrize(
     ("via", "ssh", "allocation", "host", "kind"),
     [
         (None, SshOptions(), None, "box1", "ssh"),

@@ -10,7 +10,7 @@ from ringrun.job.launch import Options, prepare
 from ringrun.job.outcome import not_started
 from ringrun.show.console import Console
 from ringrun.show.printer import Printer
-from ringrun.show.visible import visible
+from ringrun.show.visible import columns, cut, visible, visible_line
 
 
 @pytest.mark.parametrize(
@@ -23,12 +23,33 @@ from ringrun.show.visible import visible
         ("over\rwritten\b", "over\\x0dwritten\\x08"),
         ("a line of ssh\r\n", "a line of ssh\n"),
         ("evil\u202egpj.exe", "evil\\u202egpj.exe"),
+        ("no room\u200b\ufeff, a tag\U000e0041", "no room\\u200b\\ufeff, a tag\\U000e0041"),
         ("half \ud800, a byte \udcff", "half \\ud800, a byte \\udcff"),
     ],
 )
 def test_what_a_terminal_would_execute_is_shown_instead(text: str, shown: str) -> None:
     assert visible(text) == shown
     visible(text).encode()
+
+
+def test_a_part_of_a_line_stays_in_it() -> None:
+    assert visible_line("a\nb\tc\x1b[31m\r\n\x85") == "a\\nb\\tc\\n\\x85"
+
+
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [("abc", 3), ("日本", 4), ("ａ", 2), ("e\u0301", 1), ("\u200d", 0), ("a\tb", 10), ("🙂", 2), ("", 0)],
+)
+def test_the_columns_that_a_text_takes(text: str, taken: int) -> None:
+    assert columns(text) == taken
+    assert cut(text, taken) == (text, 0) and cut(text, taken + 3) == (text, 3)
+
+
+def test_what_does_not_fit_is_cut() -> None:
+    assert cut("abcdef", 4) == ("abcd", 0)
+    assert cut("日本語", 5) == ("日本", 0), "half a character is none"
+    shown, left = cut("a" + "\u0301" * 1000 + "b", 9)
+    assert len(shown) < 10 and shown[-1] == "b" and left == 7
 
 
 class Kept(Console):
@@ -41,6 +62,7 @@ class Kept(Console):
 
 def test_a_word_of_ringrun_and_its_box() -> None:
     job, console = prepare(Options(np=1), ["true"]), Kept()
-    Printer(job, console, {1: False, 2: False}, lambda: 0.0).show("from there: \x1b]52;c;x\x07\nhalf \ud800")
-    assert console.chunks == [(2, b"ringrun: from there: \\x1b]52;c;x\\x07\nringrun: half \\ud800\n")]
+    printer = Printer(job, console, {1: False, 2: False}, lambda: 0.0)
+    printer.show("from there: \x1b]52;c;x\x07\nhalf \ud800\x85")
+    assert console.chunks == [(2, b"ringrun: from there: \\x1b]52;c;x\\x07\nringrun: half \\ud800\\x85\n")]
     assert "\\x1b]0;x" in not_started(job, {0: "it said \x1b]0;x"}, ()).report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ringrun.show.visible import columns
 from ringrun.watch import table
 from ringrun.watch.history import History
 from tests.unit.ringrun.watch.samples import EQUAL, HOSTS, SLOW_2, report
@@ -45,6 +46,16 @@ def test_what_a_rank_reports_cannot_control_the_terminal():
     history.take(0, report(0, 1.0, doing="bad\x1b[2J\nx", inside=True), 1.0)
     text = table.table(history, HOSTS, 1.0, False, False, 24)[1]
     assert "\x1b" not in text and "\n" not in text
+
+
+def test_names_cannot_control_the_terminal_or_break_the_table():
+    history = History(0.0)
+    history.take(0, report(0, 1.0, doing="日本\t\n\u202e", inside=True), 1.0)
+    history.take(1, report(1, 1.0, doing="x", inside=True), 1.0)
+    lines = table.table(history, {0: "\x1b[2J\n日本", 1: "a"}, 1.0, False, False, 24)
+    assert len(lines) == 3 and not set("\x1b\n\t\u202e") & set("".join(lines))
+    assert columns(lines[1].split("  日本\\t")[0]) == len(lines[2]) - len("  x")
+    assert "\x1b" not in table.slowest_text(SLOW_2.slowest_now(HOSTS), {2: "\x1b[2J"})
 
 
 def test_one_line_for_a_file():
