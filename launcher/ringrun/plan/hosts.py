@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Dict, List, NamedTuple, NoReturn, Optional, Tuple
+from typing import Dict, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
 
@@ -135,6 +135,21 @@ def parse_host(item: str, where: str) -> HostSpec:
             _refuse(item, where, f"{user!r} before the @ is not a user name")
     name, slots = _split_slots(rest, item, where)
     return HostSpec(name, user, None if slots is None else _slots(slots, f"{where}: {item!r}"))
+
+
+def check_names(hosts: Sequence[HostSpec], source: str) -> None:
+    """Check names that no parser of this module has made: they become words of command lines.
+
+    Args:
+        hosts: from a scheduler.
+        source: which, for the message.
+
+    Raises:
+        ConfigError: one is neither a host name nor an address.
+    """
+    for spec in hosts:
+        if not _NAME.match(spec.name) and not _ADDRESS.match(spec.name):
+            raise ConfigError(f"{source}: {spec.name!r:.80} is not a host name. Give the hosts with -H.")
 
 
 def _split_slots(rest: str, item: str, where: str) -> Tuple[str, Optional[str]]:

@@ -63,7 +63,9 @@ class Ssh(CommandReach):
             words += ["-p", str(options.port)]
         if options.identity_file is not None:
             words += ["-i", options.identity_file]
-        return [*words, spec.target, remote_command(python)]
+        # Other programs, such as dropbear's, do not take it; names cannot begin with a hyphen in any case.
+        end = ["--"] if words[0].rpartition("/")[2] == "ssh" else []
+        return [*words, *end, spec.target, remote_command(python)]
 
     def by_hand(self, argv: Sequence[str]) -> str:
         """The ssh command line for an interactive login."""
@@ -104,7 +106,7 @@ def login_line(argv: Sequence[str]) -> str:
             "BatchMode", "ConnectTimeout", "ServerAliveInterval", "ServerAliveCountMax",
         ):  # fmt: skip
             skip = True
-        elif word != "-T":
+        elif word not in ("-T", "--"):
             kept.append(word)
     return " ".join(shlex.quote(word) for word in kept)
 

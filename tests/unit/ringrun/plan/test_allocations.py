@@ -90,6 +90,24 @@ def test_what_cannot_be_understood_is_named(environ: Dict[str, str], words: List
     assert all(word in str(caught.value) for word in words)
 
 
+NAMES = ["-oProxyCommand=touch${IFS}x", "$(touch x)", "a;b", "a b", "a\x1b[2J", "a/b"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "{}"}, {"LSB_JOBID": "7", "LSB_DJOB_HOSTFILE": "/f"},
+        {"JOB_ID": "7", "PE_HOSTFILE": "/sge"}, {"OAR_JOB_ID": "7", "OAR_NODEFILE": "/f"},
+        {"PBS_JOBID": "7", "PBS_NODEFILE": "/f"}, {"HYDRA_HOST_FILE": "/f"},
+    ],
+)  # fmt: skip
+def test_a_name_that_would_be_an_option_or_code_is_refused(environ: Dict[str, str], name: str) -> None:
+    values = {key: value.replace("{}", name) for key, value in environ.items()}
+    with pytest.raises(ConfigError, match="is not|is no"):
+        found(values, {"/f": f"{name}\n", "/sge": f"{name} 4 all.q UNDEFINED\n"})
+
+
 @pytest.mark.parametrize(
     ("environ", "launcher"),
     [

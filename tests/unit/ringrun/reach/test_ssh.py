@@ -19,7 +19,8 @@ ARGV = SSH.argv(HostSpec("jetson1", "me"), "/v/bin/python")
 
 def test_argv() -> None:
     assert ARGV[:3] == ["ssh", "-F", "my config"]
-    assert ARGV[-2:] == ["me@jetson1", remote_command("/v/bin/python")]
+    assert ARGV[-3:] == ["--", "me@jetson1", remote_command("/v/bin/python")]
+    assert "--" not in Ssh(SshOptions("dbclient -y")).argv(HostSpec("jetson1"), "python3")
     text = " ".join(ARGV)
     for part in ("-T", "-o BatchMode=yes", "-o ConnectTimeout=10", "-p 2222", "-i key file"):
         assert part in text
