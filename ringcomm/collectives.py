@@ -19,7 +19,7 @@ from .collective.runner import Runner
 from .collective.weighted import apply_weight
 from .device_collectives import DeviceCollectives
 from .docstrings import documented
-from .dtypes import Array
+from .dtypes import Array, joined_shape
 from .engine.adasum import adasum, check_adasum
 from .errors import Misuse
 from .objects import Objects
@@ -215,7 +215,7 @@ class Collectives:
             gathered = np.empty(bounds[-1], flat.dtype)
             gathered[bounds[self.rank] : bounds[self.rank + 1]] = flat
             runner.all_gather(gathered, bounds, label, shape[1:])
-        return gathered.reshape((int(rows.sum()), *shape[1:]))
+        return gathered.reshape(joined_shape(rows, shape[1:]))
 
     @documented
     def allgather_(self, array: Array, name: Optional[str] = None) -> Array:
@@ -284,7 +284,7 @@ class Collectives:
             output = np.empty(recv_bounds[-1], flat.dtype)
             send_bounds = cumulative(np.asarray(counts, np.int64), width)
             runner.all_to_all(flat, output, send_bounds, recv_bounds, label, shape[1:])
-        result = output.reshape((int(received.sum()), *shape[1:]))
+        result = output.reshape(joined_shape(received, shape[1:]))
         return result if splits is None else (result, received.astype(np.int32))
 
     @documented

@@ -16,6 +16,7 @@ from .arrays.operands import Operand
 from .arrays.rows import check_splits, cumulative, row_items
 from .collective.runner import Runner
 from .collective.staged import Staging
+from .dtypes import joined_shape
 from .ops import Collective, ReduceOp, codec_number, factor_of, name_of, op_of
 from .schedule.steps import even_bounds
 
@@ -115,7 +116,7 @@ class DeviceCollectives:
             staging = Staging(mirror, ((0, bounds[-1]),))
             runner.all_gather(mirror.host, bounds, label, shape[1:], staging=staging)
         mirror.finish()
-        return kind.result(kind.reshaped(output, (int(rows.sum()), *shape[1:])), array)
+        return kind.result(kind.reshaped(output, joined_shape(rows, shape[1:])), array)
 
     def allgather_(self, kind: DeviceKind, array: Any, name: Optional[str]) -> Any:
         """Complete an array of which every rank holds its rows."""
@@ -157,7 +158,7 @@ class DeviceCollectives:
             runner.all_to_all(source.host, data.host, send, into, label, shape[1:], staging=staging)
         data.finish()
         source.finish()
-        rows = kind.reshaped(output, (int(received.sum()), *shape[1:]))
+        rows = kind.reshaped(output, joined_shape(received, shape[1:]))
         return kind.result(rows, array), received.astype(np.int32)
 
     def alltoall_(self, kind: DeviceKind, array: Any, name: Optional[str]) -> Any:

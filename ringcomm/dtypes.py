@@ -1,13 +1,13 @@
-"""Element types that can travel, their codes on the wire, and what sums of them are kept in."""
+"""Element types that can travel, their codes on the wire, and what sums of them are kept in; shapes."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Optional, Sequence, Tuple
 
 import numpy as np
 
-from .errors import Misuse, UnsupportedDtypeError
+from .errors import Misuse, ShapeError, UnsupportedDtypeError
 from .ops import ReduceOp
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ _NAMES: Tuple[str, ...] = (
 )  # fmt: skip
 _CODE_OF_NAME: Dict[str, int] = {name: code for code, name in enumerate(_NAMES, start=1)}
 
+_MAX_ROWS = 2**63 - 1
 HALF_TYPES = frozenset(("float16", "bfloat16"))
 
 
@@ -113,3 +114,19 @@ def dtype_named(name: str) -> np.dtype[Any]:
         name = ml_dtypes.bfloat16
     dtype: np.dtype[Any] = np.dtype(name)
     return dtype
+
+
+def joined_shape(counts: Iterable[Any], inner: Sequence[int]) -> Tuple[int, ...]:
+    """The shape of an array of all ranks' rows.
+
+    Args:
+        counts: of rows, by rank; integers.
+        inner: the shape of a row.
+
+    Raises:
+        ShapeError: no array has so many rows, even without elements.
+    """
+    total = sum(map(int, counts))
+    if total > _MAX_ROWS:
+        raise ShapeError(f"All ranks' arrays have {total} rows together; an array has at most {_MAX_ROWS}.")
+    return (total, *inner)

@@ -176,4 +176,9 @@ def name_of(name: Optional[str]) -> str:
         return ""
     if not isinstance(name, str):
         raise Misuse(f"name={name!r}: a name is a str, not {type(name).__name__}; str(name) makes it one.")
+    if not name.isascii():
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise Misuse(f"name={name!r}: a name must be valid Unicode, without lone surrogates.") from None
     return name

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -13,7 +13,8 @@ from ..collective.progress import Progress
 from ..collective.reduce import weigh
 from ..collective.runner import Runner
 from ..collective.totals import Totals
-from ..dtypes import Array
+from ..dtypes import Array, joined_shape
+from ..errors import ShapeError
 from ..ops import Collective, ReduceOp
 from ..schedule.steps import even_bounds
 from ..transport.base import Fabric
@@ -291,8 +292,7 @@ class BucketRunner:
             np.concatenate([tensors[index][0] for index in indices], out=own)
             runner.all_gather(gathered, tuple(bounds))
             if len(indices) == 1:
-                total = int(table[:, indices[0]].sum())
-                outputs[indices[0]] = gathered.reshape((total, *tensors[indices[0]][1]))
+                outputs[indices[0]] = _joined([gathered], table[:, indices[0]], tensors[indices[0]][1])
                 continue
             pieces: List[List[Array]] = [[] for _ in indices]
             for rank, of_rank in enumerate(counts):
@@ -301,8 +301,7 @@ class BucketRunner:
                     pieces[place].append(gathered[start : start + count])
                     start += count
             for place, index in enumerate(indices):
-                total = int(table[:, index].sum())
-                outputs[index] = np.concatenate(pieces[place]).reshape((total, *tensors[index][1]))
+                outputs[index] = _joined(pieces[place], table[:, index], tensors[index][1])
         return dealt(outputs, bucket)
 
     def _broadcast(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
@@ -324,11 +323,12 @@ class BucketRunner:
             matrix = runner.exchange(request.splits, Collective.ALLTOALL, flat.dtype, "", shape)
             received = matrix[:, runner.rank]
             width = items_of(shape)
-            output = np.empty(int(received.sum()) * width, flat.dtype)
+            output = np.empty(sum(received.tolist()) * width, flat.dtype)
             runner.all_to_all(
                 flat, output, cumulative(request.splits, width), cumulative(received.tolist(), width)
             )
-            results.append((output.reshape((int(received.sum()), *shape)), received.astype(np.int32)))
+            rows = _joined([output], received, shape)
+            results.append(rows if isinstance(rows, ShapeError) else (rows, received.astype(np.int32)))
         return results
 
     # ---- coordination ------------------------------------------------------------------------
@@ -340,6 +340,15 @@ class BucketRunner:
     def _process_set(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
         runner.barrier()
         return [self._sets.apply(signature.name) for signature, _ in bucket]
+
+
+def _joined(pieces: Sequence[Array], counts: Array, inner: Sequence[int]) -> Union[Array, ShapeError]:
+    """All ranks' rows of one tensor; if there is no such array, the error of this operation alone."""
+    try:
+        shape = joined_shape(counts, inner)
+    except ShapeError as problem:
+        return problem
+    return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces)).reshape(shape)
 
 
 _DO = {

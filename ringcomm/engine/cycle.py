@@ -370,5 +370,7 @@ class EngineState:
         if observer is not None:
             observer.ended(traced)
         for (_, request), result in zip(bucket, results):
-            if request is not None:
+            if request is not None and isinstance(result, RingcommError):
+                finish(request, error=result)  # of this operation alone, on all ranks
+            elif request is not None:
                 finish(request, result)

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..codec.base import BLOCK_ITEMS
 from ..dtypes import Array, dtype_named
+from ..errors import RingcommError
 from ..ops import ReduceOp
 from .request import Key, Request, Signature
 
@@ -123,12 +124,13 @@ def tensors_of(bucket: Sequence[Work]) -> List[Tuple[Array, Tuple[int, ...]]]:
 
 
 def dealt(outputs: Sequence[Any], bucket: Sequence[Work]) -> List[Any]:
-    """The outputs as lists, one per member."""
+    """The outputs as lists, one per member; an error in place of those of which one is an error."""
     results: List[Any] = []
     start = 0
     for signature, _ in bucket:
         stop = start + len(signature.shapes)
-        results.append(list(outputs[start:stop]))
+        problems = [item for item in outputs[start:stop] if isinstance(item, RingcommError)]
+        results.append(problems[0] if problems else list(outputs[start:stop]))
         start = stop
     return results
 

@@ -12,11 +12,44 @@ import pytest
 
 from ringcomm.arrays.bridge import flat_copy
 from ringcomm.config import Settings
+from ringcomm.errors import Misuse, ShapeError
 from ringcomm.ops import Adasum, Average, Max, Min, Product, Sum
 from ringcomm.testing.cluster import run_ranks
 from tests.support.reference import contributions
 
 LIMIT_S = 30.0
+
+
+def test_more_rows_than_an_array_can_have_fail_that_operation_alone():
+    """Also without elements: the engine goes on, and so do calls in order."""
+
+    def work(context):
+        many = np.empty((2**62, 0), np.int8)
+        few, other = np.ones((2, 3)), np.ones((1, 2))
+        handles = [
+            context.engine.allgather([item.reshape(-1)], [item.shape], name)
+            for item, name in ((few, "few"), (many, "many"), (other, "other"))
+        ]
+        with pytest.raises(ShapeError, match="9223372036854775808 rows together"):
+            handles[1].wait(LIMIT_S)
+        with pytest.raises(ShapeError, match="rows together"):
+            context.allgather(many)
+        return [handles[place].wait(LIMIT_S)[0].shape for place in (0, 2)], context.allgather(few).shape
+
+    assert run_ranks(2, work) == [([(4, 3), (2, 2)], (4, 3))] * 2
+
+
+def test_a_name_with_a_lone_surrogate_is_refused_in_every_form():
+    def work(context):
+        for call in (
+            lambda: context.allreduce(np.ones(2), name="\ud800"),
+            lambda: context.engine.allreduce([np.ones(2)], Sum, "\ud800"),
+        ):
+            with pytest.raises(Misuse, match="valid Unicode"):
+                call()
+        return float(context.allreduce(np.ones(1), Sum, name="größe")[0])
+
+    assert run_ranks(2, work) == [2.0, 2.0]
 
 
 def plain(**changes) -> Settings:
