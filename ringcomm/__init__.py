@@ -10,6 +10,7 @@
 Start it on several machines with ``ringrun -np 3 -H localhost,jetson1,jetson2 train.py``.
 """
 
+import difflib as _difflib
 import importlib as _importlib
 import typing as _typing
 
@@ -205,4 +206,36 @@ def __getattr__(name: str) -> _typing.Any:
     # Built on the functions above, so it cannot be imported with them.
     if name == "elastic":
         return _importlib.import_module("ringcomm.elastic")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    close = _difflib.get_close_matches(name, __all__, 1, 0.75)
+    meant = _OTHER_NAMES.get(name) or (f"rc.{close[0]}" if close and not name.startswith("_") else "")
+    hint = f": {meant} does this" if name in _OTHER_NAMES else f". Did you mean {meant}?" if meant else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+
+
+def __dir__() -> _typing.List[str]:
+    return sorted([*__all__, "elastic"])
+
+
+_OTHER_NAMES = {
+    # of torch.distributed, mpi4py and Horovod's other adapters
+    "all_gather": "rc.allgather(array)",
+    "all_gather_object": "rc.allgather_object(value)",
+    "all_reduce": "rc.allreduce(array, op=rc.Sum), of which the default is rc.Average,",
+    "all_to_all": "rc.alltoall(array)",
+    "bcast": "rc.broadcast(array, root_rank)",
+    "broadcast_object_list": "rc.broadcast_object(value, root_rank)",
+    "destroy_process_group": "rc.shutdown()",
+    "gather": "rc.allgather(array), on all ranks,",
+    "get_rank": "rc.rank()",
+    "get_world_size": "rc.size()",
+    "init_process_group": "rc.init()",
+    "irecv": "rc.recv(array, source)",
+    "is_available": "rc.is_initialized()",
+    "isend": "rc.send(array, dest)",
+    "new_group": "rc.add_process_set([ranks])",
+    "reduce": "rc.allreduce(array, op=rc.Sum), on all ranks,",
+    "reduce_scatter": "rc.reducescatter(array)",
+    "scatter": "rc.broadcast(array, root_rank), of which each rank takes its part,",
+    "wait": "rc.synchronize(handle)",
+    "world_size": "rc.size()",
+}

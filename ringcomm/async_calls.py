@@ -14,6 +14,7 @@ from .arrays.rows import check_splits, row_items
 from .docstrings import documented
 from .dtypes import Array
 from .engine.request import Handle
+from .errors import Misuse
 from .ops import ReduceOp, op_of
 from .process_set import ProcessSet, number_of
 
@@ -279,8 +280,11 @@ def poll(handle: Handle) -> bool:
 
     Returns:
         True if the operation is done or has failed.
+
+    Raises:
+        Misuse: it is not such a handle.
     """
-    return handle.done()
+    return _checked(handle).done()
 
 
 @documented
@@ -294,6 +298,15 @@ def synchronize(handle: Handle) -> Any:
         the operation's result: an array, a list of arrays, or a pair.
 
     Raises:
+        Misuse: it is not such a handle.
         {rank_errors}
     """
-    return handle.wait()
+    return _checked(handle).wait()
+
+
+def _checked(handle: Any) -> Handle:
+    if isinstance(handle, Handle):
+        return handle
+    raise Misuse(
+        f"{handle!r:.80} is not a handle: pass what a call whose name ends in _async or _async_ has returned."
+    )

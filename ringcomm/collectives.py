@@ -15,6 +15,7 @@ from numpy import ndarray
 from .arrays.bridge import InPlace, flat_copy, flat_view
 from .arrays.kinds import device_kind
 from .arrays.rows import check_splits, cumulative, row_items
+from .collective.call_sites import note_truncation
 from .collective.runner import Runner
 from .collective.weighted import apply_weight
 from .device_collectives import DeviceCollectives
@@ -124,6 +125,8 @@ class Collectives:
                 adasum(self._runner, flat, prescale, postscale)
         else:
             codec = codec_number(compression)
+            if self.rank == 0:
+                note_truncation(op, flat.dtype)
             self._runner.all_reduce(flat, op, name_of(name), shape, prescale, postscale, codec=codec)
 
     @documented
@@ -187,6 +190,8 @@ class Collectives:
         width = row_items(shape, "reducescatter")
         rows = even_bounds(shape[0], self.size)
         bounds = tuple(row * width for row in rows)
+        if self.rank == 0:
+            note_truncation(op_of(op), flat.dtype)
         self._runner.reduce_scatter(
             flat, bounds, op_of(op), name_of(name), shape, factor_of(prescale), factor_of(postscale)
         )

@@ -87,7 +87,10 @@ Product = ReduceOp.PRODUCT
 
 
 def op_of(op: Any) -> ReduceOp:
-    """The reduction that a number or a constant stands for.
+    """The reduction that a number, a constant or a name in any case stands for.
+
+    >>> op_of("sum"), op_of("Mean")
+    (<ReduceOp.SUM: 1>, <ReduceOp.AVERAGE: 0>)
 
     Raises:
         Misuse: there is none.
@@ -95,10 +98,16 @@ def op_of(op: Any) -> ReduceOp:
     if type(op) is ReduceOp:
         return op
     try:
+        if isinstance(op, str):
+            name = op.strip().upper()
+            return ReduceOp[_OTHER_NAMES.get(name, name)]
         return ReduceOp(op)
-    except ValueError:
+    except (KeyError, ValueError):
         names = ", ".join(item.name.capitalize() for item in ReduceOp)
-        raise Misuse(f"op={op!r} is no reduction; there are {names}.") from None
+        raise Misuse(f"op={op!r:.80} is not a reduction; there are {names}.") from None
+
+
+_OTHER_NAMES = {"MEAN": "AVERAGE", "AVG": "AVERAGE", "PROD": "PRODUCT", "MINIMUM": "MIN", "MAXIMUM": "MAX"}
 
 
 def codec_number(compression: Any) -> int:

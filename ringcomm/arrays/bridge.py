@@ -22,7 +22,10 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
         Misuse: it is a masked array; a mask is not sent.
     """
     _refuse_masked(value)
-    array = np.asarray(value)
+    kind = None if isinstance(value, np.ndarray) else kind_of(value)
+    # NumPy itself takes neither a tensor of bfloat16 nor one that requires a gradient.
+    shared = None if kind is None else kind.host_memory(value)
+    array = np.asarray(value) if shared is None else shared
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     code_of(array.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import logging
 import os
 import sys
 import threading
@@ -11,7 +12,12 @@ from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any, Callable, Container, Dict, List, Mapping, Sequence, Set, Tuple
 
+import numpy as np
+
+from ..ops import ReduceOp
 from ..transport.base import Fabric
+
+logger = logging.getLogger("ringcomm")
 
 Site = Tuple[CodeType, int]
 """A place as it is found, code and instruction: its text is made only when it is read.
@@ -28,6 +34,7 @@ _numbers: Dict[Tuple[int, int], Tuple[int, CodeType]] = {}
 _MOST_NUMBERS = 4096
 _labels: Dict[int, str] = {}
 _MOST_DIFFERENCES = 8
+_truncating: Set[str] = set()
 
 
 def look_through(package: ModuleType) -> None:
@@ -185,6 +192,25 @@ def call_site() -> str:
     """File and line of the caller's code that led here, at once."""
     frame = _outside(2)
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def note_truncation(op: ReduceOp, dtype: np.dtype[Any]) -> None:
+    """Warn once per line of the program if it averages integers: the result is one, too.
+
+    Args:
+        op: the reduction.
+        dtype: of the elements.
+    """
+    if op != ReduceOp.AVERAGE or dtype.kind not in "iu":
+        return
+    site = call_site()
+    if site not in _truncating and len(_truncating) < _MOST_NUMBERS:
+        _truncating.add(site)
+        logger.warning(
+            "%s: the average of integers (%s) is truncated to an integer; of 0 and 1 it is 0. Convert them "
+            "to floating-point numbers first, or use op=Sum.",
+            site, dtype.name,
+        )  # fmt: skip
 
 
 class CallSites:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import contextmanager, suppress
 from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 
-from ..collective.call_sites import call_site
+from ..collective.call_sites import call_site, note_truncation
 from ..collective.reduce import kernel
 from ..collective.staged import Mirror
 from ..dtypes import Array, check_weighable, code_of
@@ -232,6 +232,8 @@ class Engine(EngineCore):
         self, arrays: Sequence[Array], op: ReduceOp, prescale: float, postscale: float
     ) -> None:
         for array in arrays:
+            if self.rank == 0:
+                note_truncation(op, array.dtype)
             if op == ReduceOp.ADASUM:
                 check_adasum(array.dtype)
             else:

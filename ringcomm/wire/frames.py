@@ -134,10 +134,10 @@ def unpack_header(data: Union[bytes, bytearray, memoryview]) -> Header:
 def digest(
     name: str, shape: Sequence[int], factors: Tuple[float, float], bounds: Sequence[int] = ()
 ) -> int:
-    """64 bits that differ when name, shape, scale factors or (boundaries of) sizes do."""
+    """64 bits: the lower half differs when names do, the upper one when shape, scale factors or sizes do."""
     sizes = f"\0{tuple(bounds)}" if bounds else ""
-    text = f"{name}\0{tuple(shape)}\0{factors[0]!r}\0{factors[1]!r}{sizes}".encode()
-    return zlib.crc32(text) | (zlib.adler32(text) << 32)
+    rest = f"{tuple(shape)}\0{factors[0]!r}\0{factors[1]!r}{sizes}".encode()
+    return zlib.crc32(name.encode()) | zlib.crc32(rest) << 32
 
 
 def explain_difference(mine: Header, theirs: Header) -> str:
@@ -179,6 +179,9 @@ def explain_difference(mine: Header, theirs: Header) -> str:
         return f"its message has {theirs.sends} elements, but {mine.sends} are expected here"
     if mine.expects != theirs.expects:
         return f"it expects {theirs.expects} elements, but the message from here has {mine.expects}"
-    if mine.digest != theirs.digest:
-        return "they disagree about the name, the shape, the scale factors or the list of sizes"
-    return ""
+    if mine.digest == theirs.digest:
+        return ""
+    if mine.digest >> 32 == theirs.digest >> 32:
+        return "they disagree about the name, and about nothing else"
+    name = "" if mine.digest & 0xFFFFFFFF == theirs.digest & 0xFFFFFFFF else "the name, "
+    return f"they disagree about {name}the shape, the scale factors or the list of sizes"

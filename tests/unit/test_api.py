@@ -155,3 +155,38 @@ def test_functions_take_what_methods_take(name):
     method = inspect.signature(getattr(Context, name))
     function = inspect.signature(getattr(rc, name))
     assert list(method.parameters.values())[1:] == list(function.parameters.values())
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("all_reduce", "rc.allreduce"), ("world_size", r"rc.size\(\)"), ("gather", "rc.allgather"),
+        ("allreduc", "Did you mean rc.allreduce"), ("Average_", "Did you mean rc.Average"),
+    ],
+)  # fmt: skip
+def test_an_unknown_name_of_the_package_suggests_the_one_that_is_meant(name, words):
+    with pytest.raises(AttributeError, match=f"'ringcomm' has no attribute '{name}'.*{words}"):
+        getattr(rc, name)
+    assert not hasattr(rc, "_ipython_display_")
+
+
+def test_dir_lists_what_a_user_imports():
+    assert dir(rc) == sorted([*rc.__all__, "elastic"])
+
+
+@pytest.mark.parametrize("call", [rc.synchronize, rc.poll])
+@pytest.mark.parametrize("value", [3, None, "handle"])
+def test_what_is_not_a_handle(call, value):
+    with pytest.raises(rc.Misuse, match="is not a handle: pass what a call"):
+        call(value)
+
+
+def test_an_average_of_integers_is_noted_once_per_line(caplog):
+    with caplog.at_level("WARNING", "ringcomm"), rc.Context.start(rc.Membership(), rc.Settings()) as context:
+        for _ in range(3):
+            context.allreduce(np.array([1, 2]))
+        context.allreduce(np.array([1.0, 2.0]))
+        context.allreduce(np.array([1, 2]), rc.Sum)
+        context.engine.allreduce([np.array([1])], rc.Average, "n").wait()
+    assert len(caplog.messages) == 2
+    assert all("test_api.py:" in text and "use op=Sum" in text for text in caplog.messages)

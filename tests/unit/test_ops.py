@@ -60,8 +60,8 @@ def test_bitwise_reductions_have_numbers_of_their_own():
 
 def test_a_reduction_from_what_scripts_pass():
     assert op_of(ReduceOp.MAX) is op_of(4) is ReduceOp.MAX
-    for other in (99, "sum", None, []):
-        with pytest.raises(Misuse, match="is no reduction; there are Average, Sum"):
+    for other in (99, "total", None, []):
+        with pytest.raises(Misuse, match="is not a reduction; there are Average, Sum"):
             op_of(other)
 
 
@@ -95,3 +95,17 @@ def test_a_name_is_text():
     assert name_of(None) == "" and name_of("x") == "x"
     with pytest.raises(Misuse, match="a name is a str, not int"):
         name_of(5)
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [("sum", "SUM"), ("Sum", "SUM"), ("MEAN", "AVERAGE"), ("avg", "AVERAGE"), ("prod", "PRODUCT")],
+)
+def test_a_name_in_any_case_is_a_reduction(given, expected):
+    assert op_of(given) is ReduceOp[expected]
+
+
+@pytest.mark.parametrize("given", ["", "summe", 99, None, [1]])
+def test_what_is_not_a_reduction(given):
+    with pytest.raises(Misuse, match="is not a reduction; there are Average, Sum"):
+        op_of(given)
