@@ -358,4 +358,4 @@ def check_a_call_at_another_line_is_still_noticed(on: Ranks) -> None:
         dist.all_reduce(torch.ones(3), group=on.ring)
     else:
         dist.all_reduce(torch.ones(3), group=on.ring)
-    assert len(sites.differences) == min(8, before + 1)
+    assert len(sites.differences) == (min(8, before + 1) if on.size > 1 else before)
