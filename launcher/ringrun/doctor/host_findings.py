@@ -6,8 +6,8 @@ import ipaddress
 from collections import defaultdict
 from typing import Any, Dict, Iterator, List
 
-from .finding import BAD, SLOW, Finding, is_usable
-from .hosts import Examination
+from .finding import BAD, NOTE, SLOW, Finding, is_usable
+from .network import Examination
 
 LOGIN_S = 3.0
 MEMORY_BYTES, DISK_BYTES, SHM_BYTES = 500 << 20, 200 << 20, 64 << 20
@@ -127,9 +127,12 @@ def _cpu(found: Examination, index: int, facts: Dict[str, Any]) -> Iterator[Find
     if cpu["power_mode"] not in (None, "MAXN", "MAXN_SUPER"):
         yield slow(f"its power mode is {cpu['power_mode']}", "sudo nvpmodel -m 0 && sudo jetson_clocks")
     if cpu["load"] > cores:
-        yield slow(
-            f"other programs use its processors (load {cpu['load']:.1f} on {cores})", "see `top` there"
-        )
+        yield Finding(
+            NOTE, "cpu", (index,),
+            f"other programs use its processors just now (load {cpu['load']:.1f} on {cores}): jobs would be "
+            "slower meanwhile, and fast routes may be faster than measured",
+            "see `top` there",
+        )  # fmt: skip
     threads = facts["threads"].get("OMP_NUM_THREADS", "")
     if threads.isdigit() and int(threads) * ranks > cores:
         yield slow(
