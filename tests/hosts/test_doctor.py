@@ -31,7 +31,7 @@ def doctor(lab: Lab, *more: str, hosts: str = THREE) -> subprocess.CompletedProc
 
 def problems(lab: Lab, *more: str, hosts: str = THREE) -> List[Dict[str, Any]]:
     """The problems that are the hosts', and not this machine's."""
-    return examined(lab, *more, hosts=hosts)["problems"]
+    return list(examined(lab, *more, hosts=hosts)["problems"])
 
 
 def examined(lab: Lab, *more: str, hosts: str = THREE) -> Dict[str, Any]:

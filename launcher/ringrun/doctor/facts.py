@@ -175,6 +175,7 @@ def cpu(root: str, tool: Tool) -> Dict[str, Any]:
         ],
         "hottest": max(temperatures, default=None),
         "load": float(load[0]),
+        "waited": _waited(root),
         "power_mode": _power_mode(tool(["nvpmodel", "-q"])),
     }
 
@@ -219,6 +220,15 @@ def _throttled(root: str) -> float:
         if counts.get("nr_periods"):
             shares.append(counts.get("nr_throttled", 0) / counts["nr_periods"])
     return max(shares)
+
+
+def _waited(root: str) -> Optional[float]:
+    """The part of its time in which this process could have run and got no processor."""
+    words = (read(root, "/proc/self/schedstat") or "").split()
+    if len(words) < 2 or not int(words[0]):
+        return None
+    ran, waited = int(words[0]), int(words[1])
+    return waited / (ran + waited)
 
 
 def _power_mode(text: Optional[str]) -> Optional[str]:

@@ -14,6 +14,8 @@ MEMORY_BYTES, DISK_BYTES, SHM_BYTES = 500 << 20, 200 << 20, 64 << 20
 FILES_SPARE, FILES_PER_RANK = 64, 14
 HOT = 85.0
 THROTTLED = 0.05
+WAITED = 0.25
+"""A program that waits for a processor for more than this part of its time says nothing of a login."""
 
 
 def host_findings(found: Examination, index: int) -> Iterator[Finding]:
@@ -39,9 +41,13 @@ def _login(found: Examination, index: int) -> Iterator[Finding]:
             f"its login shell prints {len(found.noises[index])} characters before a program runs ({first!r})",
             "print in interactive shells only: begin ~/.bashrc with `case $- in *i*) ;; *) return;; esac`",
         )  # fmt: skip
-    if found.starts_s[index] > LOGIN_S:
+    if found.starts_s[index] > LOGIN_S and index != found.local:
+        waited = (found.facts[index] or {"cpu": {}})["cpu"].get("waited") or 0.0
+        text = f"the login took {found.starts_s[index]:.1f} s"
+        if waited > WAITED:
+            text += f"; programs wait for its processors for {waited:.0%} of their time"
         yield Finding(
-            SLOW, "login", (index,), f"the login took {found.starts_s[index]:.1f} s",
+            NOTE if waited > WAITED else SLOW, "login", (index,), text,
             f"look what its login shell does: time ssh {name} true; UseDNS no in its sshd_config may help",
         )  # fmt: skip
 

@@ -212,7 +212,8 @@ def test_without_psutil_linux_itself_lists_the_addresses(monkeypatch):
 
 def test_what_linux_lists_of_ipv6(tmp_path):
     (tmp_path / "proc/net").mkdir(parents=True)
-    rows = "fd00000000000000000000000000000b 02 40 00 80 eth0\nfe800000000000000000000000000001 02 40 20 80 eth0"
-    (tmp_path / "proc/net/if_inet6").write_text(rows + "\n")
+    addresses = ("fd00000000000000000000000000000b", "fe800000000000000000000000000001")
+    rows = [f"{address} 02 40 20 80 eth0" for address in addresses]
+    (tmp_path / "proc/net/if_inet6").write_text("\n".join(rows))
     listed = nics.listed_by_linux(str(tmp_path))
     assert listed[-2:] == [("eth0", "fd00::b", 64), ("eth0", "fe80::1", 64)]

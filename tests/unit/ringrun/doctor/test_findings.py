@@ -16,7 +16,7 @@ HEALTHY: Dict[str, Any] = {
     "packages": {"numpy": "1.26.4", "psutil": "6.0", "torch": "2.3.0"},
     "cpu": {
         "cores": 4, "all_cores": 4, "quota": None, "throttled": 0.0, "governor": "schedutil", "mhz": [2, 2],
-        "hottest": 50.0, "load": 0.1, "power_mode": None,
+        "hottest": 50.0, "load": 0.1, "waited": 0.0, "power_mode": None,
     },
     "memory": {"total": 8 << 30, "available": 4 << 30, "swap": 0, "swap_free": 0},
     "disks": {"/job": 9 << 30, "/tmp": 9 << 30, "/dev/shm": 1 << 30}, "cwd_exists": True,
@@ -153,6 +153,15 @@ def test_each_fault_is_named_with_its_remedy(
     assert level in marks or level == "note" and set(marks) == {"ok"}
     data = json.loads(as_json(found, rows))
     assert bool(data["notes"]) == (level == "note") and bool(data["problems"]) == (level != "note")
+
+
+def test_a_slow_login_of_a_busy_host_is_no_fault_of_its_login_shell() -> None:
+    found = examination()
+    found.starts_s[:] = [9.0, 4.2]  # the first is this machine, on which there is no login
+    assert [(row.level, row.hosts) for row in all_findings(found)] == [("slow", (1,))]
+    change("cpu.waited", 0.6)(found)
+    (row,) = all_findings(found)
+    assert row.level == "note" and "wait for its processors for 60% of their time" in row.text
 
 
 def test_ptrace_matters_with_several_ranks_only() -> None:
