@@ -84,20 +84,7 @@ class Preparation:
         wanted, oversubscribed = agreed(scout, [wanted, oversubscribed])
         model = measure(scout, hosts) if wanted else None
         selector.adopt(model, oversubscribed)
-        if model is not None and own.local_rank == 0:
-            self._compare(model)
         return model
-
-    def _compare(self, model: CostModel) -> None:
-        """Point out links that are much slower now than when their networks were chosen."""
-        if self._joined is None or not model.hosts:
-            return
-        own_byte_s = model.wire_byte_s[model.hosts[self._rank]]
-        for peer in self._peers:
-            byte_s = max(own_byte_s, model.wire_byte_s[model.hosts[peer.rank]])
-            if self._rank < peer.rank and peer.local_rank == 0:  # one of both ends says it
-                for text in self._joined.paces.compare(peer.rank, 1e-6 / byte_s):
-                    logger.warning("%s", text)
 
 
 def point_out_misspelt() -> None:

@@ -117,4 +117,5 @@ class Probe:
             exposed_s,
             self._limits,
             coding_s=coding_s,
+            measured=[max(row[rank].samples for row in self._reports) for rank in range(len(hosts))],
         )

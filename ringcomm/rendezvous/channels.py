@@ -78,9 +78,10 @@ def paces_of(rank: int, peers: Sequence[Peer], chosen: Sequence[Expected], chann
         other = by_rank[item.peer]
         return (
             f"rank {rank} ({own.host}) reaches rank {item.peer} ({other.host}) over {item.iface} at "
-            f"{mb_per_s:.1f} MB/s; that network was chosen because it reached {item.mb_per_s:.0f} MB/s when "
-            f"the job started. {better} connects them, too: start with --iface '{own.host}=!{item.iface}' "
-            f"(on {own.host}: RINGCOMM_IFACE='!{item.iface}') to use it."
+            f"{mb_per_s:.1f} MB/s, although more waits to be sent; when the job started, it was "
+            f"{item.mb_per_s:.0f} MB/s, and {dict(item.others)[better]:.0f} over {better}, which connects "
+            f"them, too. Look at the cable, the switch and other traffic of {item.iface}; if it stays slow, "
+            f"start with --iface '{own.host}=!{item.iface}' (on {own.host}: RINGCOMM_IFACE='!{item.iface}')."
         )
 
     return Paces(chosen, read, describe, shared=max(1, hosts - 1) * mates)

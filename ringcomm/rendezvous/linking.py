@@ -16,7 +16,7 @@ from .actions import Action, Send
 from .link_table import check_ranges, link_rows
 from .member_list import MOST_DIRECT, digest_of, list_of, sources_of
 from .membership import Member, as_target
-from .routing import MOST_TURNS, Pair, Routes, Routing, routes_of
+from .routing import MOST_TURNS, Pair, Routes, Routing, routes_of, with_second_round
 
 
 class Linking:
@@ -97,10 +97,7 @@ class Linking:
         if member.rank not in self._probing:
             return []
         attempts = [Attempt.from_json(item)._replace(source=member.rank) for item in message["attempts"]]
-        again = {(item.target, item.address) for item in attempts}
-        earlier = self._reports.get(member.rank, ())
-        kept = [item for item in earlier if (item.target, item.address) not in again]
-        self._reports[member.rank] = kept + attempts
+        self._reports[member.rank] = with_second_round(self._reports.get(member.rank, ()), attempts)
         for target in message.get("unreached", ()):
             self._unreached.add((min(member.rank, target), max(member.rank, target)))
         self._probing.discard(member.rank)

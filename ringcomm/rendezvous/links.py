@@ -31,7 +31,7 @@ from .echo import Echo, check_echo
 from .link_table import ranges_of
 from .probe import PROBE_S
 from .probing import Probing
-from .race import ECHO_LIMIT_BYTES, Race
+from .race import ECHO_LIMIT_BYTES, Race, Speed
 from .relay import Relay
 
 logger = logging.getLogger("ringcomm.rendezvous")
@@ -189,7 +189,8 @@ class LinkSetup:
         """Measure all wires to one host at the same time, then those to the next.
 
         Args:
-            pairs: the hosts that are to be measured: each a ``rank`` and its ``wires``.
+            pairs: the hosts that are to be measured: each a ``rank`` and its ``wires``; with ``one_way`` only
+                the other end sends.
             report: called with the speeds; None: they are reported to the rendezvous.
         """
         self._measure_next(iter(pairs), [], report or self._measured)
@@ -206,18 +207,22 @@ class LinkSetup:
             return
         target, wires = int(pair["rank"]), list(pair["wires"])
 
-        def finished(found: List[Optional[float]]) -> None:
+        def finished(found: List[Optional[Speed]]) -> None:
             self._race = None
             speeds.extend(
-                {"rank": target, "address": wire["address"], "iface": wire["iface"], "mb_per_s": speed}
+                {
+                    "rank": target, "address": wire["address"], "iface": wire["iface"],
+                    "mb_per_s": speed.mb_per_s, **speed._asdict(),
+                }
                 for wire, speed in zip(wires, found)
                 if speed is not None
-            )
+            )  # fmt: skip
             self._measure_next(pairs, speeds, report)
 
         claim = Claim(Purpose.PROBE, self.job, self.generation, self.rank, target)
         ways = [{**wire, "scope": self._scope(str(wire["address"]), str(wire["iface"]))} for wire in wires]
-        self._race = Race(self.reactor, self.key, claim, ways, finished, self.encryption)
+        one_way = bool(pair.get("one_way"))
+        self._race = Race(self.reactor, self.key, claim, ways, finished, self.encryption, one_way)
 
     def _scope(self, address: str, iface: str) -> int:
         """The scope of an interface, if the address needs one because it is link-local; else 0."""

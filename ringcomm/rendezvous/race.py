@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import socket
 import struct
-from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..clock import monotonic
 from ..errors import ProtocolError
 from ..transport.connect import Dial
+from ..transport.pace import counted
 from ..transport.reactor import READ, WRITE, Reactor
 from ..transport.secure import Encryption
 from ..wire.auth import Claim
@@ -29,6 +30,24 @@ _LOOK_S = 0.01
 _FILLER = memoryview(bytes(64 * 1024))
 
 
+class Speed(NamedTuple):
+    """What was measured of one wire.
+
+    Attributes:
+        there_mb_per_s, back_mb_per_s: from the rank that dialled, and to it, both at the same time.
+        round_trip_ms: the shortest one before, as the system counted it; None where it does not.
+    """
+
+    there_mb_per_s: float
+    back_mb_per_s: float
+    round_trip_ms: Optional[float]
+
+    @property
+    def mb_per_s(self) -> float:
+        """Of the slower direction."""
+        return min(self.there_mb_per_s, self.back_mb_per_s)
+
+
 class Race:
     """One measurement of several wires to one rank.
 
@@ -37,9 +56,9 @@ class Race:
         key: the job's secret.
         claim: which rank asks which one.
         wires: each with ``address`` and ``port``, and for link-local ones with the ``scope`` to go by.
-        finished: called once, with the speed of each wire in MB/s in its slower direction; None for one that
-            broke.
+        finished: called once, with the speed of each wire; None for one that broke.
         encryption: see :class:`~ringcomm.transport.connect.Dial`.
+        one_way: whether only the other end sends: both speeds are those of its direction alone.
     """
 
     def __init__(
@@ -48,15 +67,16 @@ class Race:
         key: bytes,
         claim: Claim,
         wires: Sequence[Mapping[str, Any]],
-        finished: Callable[[List[Optional[float]]], None],
+        finished: Callable[[List[Optional[Speed]]], None],
         encryption: Optional[Encryption] = None,
+        one_way: bool = False,
     ) -> None:
         self._reactor = reactor
         self._finished = finished
         self._over = False
         self._start_s: Optional[float] = None
         self._due_s = 0.0  # when to look next
-        self._runners = [_Runner(reactor, claim.target, self._ready) for _ in wires]
+        self._runners = [_Runner(reactor, claim.target, self._ready, one_way) for _ in wires]
         for runner, wire in zip(self._runners, wires):
             address = (str(wire["address"]), int(wire["port"]))
             Dial(reactor, address, key, claim, runner.proven, _DIAL_S, int(wire["scope"]), encryption)
@@ -86,9 +106,9 @@ class Race:
             self._due_s = now_s + wait_s
             self._reactor.after(wait_s, self._look)
             return
-        results = [None if item.lap is None else item.lap.rate(now_s) / 1e6 for item in self._runners]
+        results = [item.speed(now_s) for item in self._runners]
         self.close()
-        told = ", ".join("broken" if found is None else f"{found:.1f} MB/s" for found in results)
+        told = ", ".join("broken" if found is None else f"{found.mb_per_s:.1f} MB/s" for found in results)
         logger.debug("measured in %.3f s: %s", elapsed_s, told)
         self._finished(results)
 
@@ -102,7 +122,10 @@ class Race:
 class _Runner:
     """One wire in a race: the asking side of its connection."""
 
-    def __init__(self, reactor: Reactor, target: int, settled: Callable[[], None]) -> None:
+    def __init__(
+        self, reactor: Reactor, target: int, settled: Callable[[], None], one_way: bool
+    ) -> None:
+        self._limit_bytes = 0 if one_way else LIMIT_BYTES
         self.settled = False
         self.lap: Optional[Lap] = None
         self._reactor = reactor
@@ -115,6 +138,7 @@ class _Runner:
         self._head = bytearray()
         self._filler = self._received = self._sent = 0
         self._start_s = 0.0
+        self._round_trip_ms: Optional[float] = None
 
     def proven(self, dial: Dial) -> None:
         """The handshake is over, one way or the other."""
@@ -156,10 +180,20 @@ class _Runner:
         if self._sock is None:
             return
         self._start_s = start_s
-        self.lap = Lap(Meter(start_s), Meter(start_s))
+        seen = counted(self._sock)
+        self._round_trip_ms = seen.round_trip_us / 1e3 if seen is not None else None
+        back = Meter(start_s)
+        self.lap = Lap(Meter(start_s) if self._limit_bytes else back, back)
         self._unsent = [memoryview(REQUEST.pack(LIMIT_BYTES))]
         keep_queue_short(self._sock)
         self._reactor.watch(self._sock, READ | WRITE, self._run)
+
+    def speed(self, now_s: float) -> Optional[Speed]:
+        """What is known by now."""
+        if self.lap is None:
+            return None
+        there, back = (meter.rate(now_s) / 1e6 for meter in self.lap)
+        return Speed(there, back, self._round_trip_ms)
 
     def _run(self) -> None:
         assert self._sock is not None
@@ -173,7 +207,7 @@ class _Runner:
 
     def _write(self, sock: socket.socket) -> None:
         if not self._unsent:
-            size = min(len(_FILLER), LIMIT_BYTES - self._sent)
+            size = min(len(_FILLER), self._limit_bytes - self._sent)
             if not size:
                 self._reactor.watch(sock, READ, self._run)
                 return
@@ -195,13 +229,14 @@ class _Runner:
         for total, passed_us, acked, active_us, rate, _ in self._heads(data):
             if total > self._sent or passed_us > 1e9:
                 raise ProtocolError("it has received more than was sent")
-            self.lap.there.arrived(self._start_s + passed_us * 1e-6, total)
+            if self._limit_bytes:
+                self.lap.there.arrived(self._start_s + passed_us * 1e-6, total)
             self.lap.back.told(acked, active_us, rate)
         self.ask_system()
 
     def ask_system(self) -> None:
         """Note what has been acknowledged: if the other end does not run, its system still does that."""
-        if self._sock is not None and self.lap is not None:
+        if self._sock is not None and self.lap is not None and self._limit_bytes:
             self.lap.there.told(*acknowledged(self._sock))
 
     def _heads(self, data: bytes) -> List[Tuple[int, ...]]:

@@ -37,6 +37,12 @@ class NoRoute(Exception):
         self.ranks = ranks
 
 
+def with_second_round(first: Sequence[Attempt], second: Sequence[Attempt]) -> List[Attempt]:
+    """What a rank has tried in both rounds: what the second one has dialled again replaces the first."""
+    again = {(item.target, item.address) for item in second}
+    return [*(item for item in first if (item.target, item.address) not in again), *second]
+
+
 class Routing:
     """From what the first ranks of the hosts have tried to one route for each pair of hosts.
 
@@ -103,6 +109,10 @@ class Routing:
         """What became of all attempts between two hosts."""
         return self._tried[pair]
 
+    def wires(self, pair: Pair) -> List[Attempt]:
+        """The best attempt of each wire between two hosts, with its speed if that was measured."""
+        return [self._with_speed(pair, item) for item in self._wires.get(pair, ())]
+
     def wanted(self) -> Dict[int, List[Dict[str, Any]]]:
         """By rank, what it is to measure now; empty once all routes are known.
 
@@ -166,8 +176,8 @@ class Routing:
         """By the indices of two hosts, the speeds of the wires that were measured between them, in MB/s."""
         index = {rank: leader.host_index for rank, leader in self._leaders.items()}
         found: Dict[Pair, Dict[Wire, float]] = {}
-        for (low, high), wires in self._wires.items():
-            known = {wire_of(item): self._with_speed((low, high), item).mb_per_s for item in wires}
+        for low, high in self._wires:
+            known = {wire_of(item): item.mb_per_s for item in self.wires((low, high))}
             found[index[low], index[high]] = {
                 wire: speed for wire, speed in known.items() if speed is not None
             }

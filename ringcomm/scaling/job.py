@@ -7,11 +7,14 @@ from typing import Any, Callable, List, Tuple
 
 import numpy as np
 
+from ..clock import monotonic
+from ..collective.codec_rates import CODECS, measured_rates
 from ..files import open_named
+from ..polling import waited_for_cores_s
 from ..schedule.calibration import Calibration, model_of
 from .machine import Machine, link_byte_s, machine_of
-from .prediction import Prediction, predictions
-from .recorder import Measured, StepRecorder, description, missing, workload_of
+from .prediction import Prediction, Row, predictions
+from .recorder import Measured, StepRecorder, description, doubt, missing, workload_of
 
 _TOPIC, _NO_TOPIC = "predict", "no prediction"
 
@@ -28,6 +31,7 @@ class JobPrediction:
         self._context = context
         self._announce = announce
         self._done = False
+        self._began_s, self._waited_s = monotonic(), waited_for_cores_s()
         self._recorder = StepRecorder(lambda: context.waited_s, self._finish)
         context._runner.on_reduction = context.engine.on_reduction = self._recorder.requested
 
@@ -35,27 +39,45 @@ class JobPrediction:
         """All ranks come here before the same reduction."""
         context, settings = self._context, self._context.settings
         self._done = True
-        row = np.array([own.compute_s], np.float64)
+        waited = (waited_for_cores_s() - self._waited_s) / max(monotonic() - self._began_s, 1e-9)
+        rates = measured_rates()
+        coding = [rates[name].encode_byte_s + 2 * rates[name].decode_byte_s for name in CODECS]
+        row = np.array([own.compute_s, min(1.0, max(0.0, waited)), *coding], np.float64)
         problem = ""
-        rows = context.engine.allgather([row], [(1, 1)], "ringcomm.predict").wait()[0]
+        rows = context.engine.allgather([row], [(1, row.size)], "ringcomm.predict").wait()[0]
         if context.rank == 0:
-            compute_s: List[float] = [float(value) for value in np.asarray(rows).reshape(-1)]
+            table = np.asarray(rows).reshape(context.size, row.size)
+            compute_s: List[float] = table[:, 0].tolist()
+            coding_byte_s = dict(zip(CODECS, table[:, 2:].max(axis=0).tolist()))
             machine, link = self._machine()
             numbers = [peer.host_index for peer in context.peers]
             slots = [numbers.count(host) for host in sorted(set(numbers))]
             ranks = [int(part) for part in settings.predict_ranks.split(",")]
             price = settings.predict_price or None
             work = workload_of(own, compute_s, settings.fusion_bytes)
-            found = predictions(work, machine, ranks, slots, settings.predict_batch, price)
+            found = predictions(
+                work, machine, ranks, slots, settings.predict_batch, price, coding_byte_s=coding_byte_s
+            )
             hosts = [peer.host for peer in context.peers]
-            here = predictions(work, self._measured_machine(), [context.size], slots).rows[0]
-            lines = [description(own, compute_s, hosts, here.step_s), f"predicted {link}:", found.table()]
+            here = predictions(
+                work, self._measured_machine(), [context.size], slots, coding_byte_s=coding_byte_s
+            )
+            expected_s = self._as_run(here).step_s
+            first, bound = doubt(own, compute_s, table[:, 1].tolist(), hosts, expected_s)
+            found = found._replace(bound=bound)
+            lines = [*([first] if first else []), description(own, compute_s, hosts, expected_s)]
+            lines += [f"predicted {link}:", found.table()]
             if price and not settings.predict_batch:
                 lines.append("costs are those of a million samples: --price needs --batch")
             problem = _draw(found, settings.predict_figure)
             self._announce(context, _TOPIC, "\n".join([*lines, problem] if problem else lines))
         if threading.current_thread() is threading.main_thread():
             raise SystemExit(1 if problem else 0)
+
+    def _as_run(self, found: Prediction) -> Row:
+        """The row of how this job reduces gradients: as ringcomm chooses, or with the job's compression."""
+        wanted = f", {self._context.settings.compression}"
+        return next((row for row in found.rows if row.method.endswith(wanted)), found.rows[0])
 
     def _measured_machine(self) -> Machine:
         """The model of the links as they were calibrated."""

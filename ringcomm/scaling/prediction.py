@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from types import MappingProxyType
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ..errors import ConfigError
 from ..parsing import MOST_RANKS
@@ -14,7 +15,8 @@ from .step import Workload, time_step, workload
 Number = Union[int, float]
 
 CODECS: Dict[str, Tuple[float, float]] = {"bf16": (0.5, 0.5e-9), "int8": (260 / 1024, 0.6e-9)}
-"""By name: bytes sent per byte of gradients, and processor time per byte for encoding and decoding them."""
+"""By name: bytes sent per byte of gradients, and processor time per byte for encoding and decoding them,
+where that was not measured."""
 OWN = ("ring", "direct", "hierarchical")
 """What ringcomm chooses from for long vectors."""
 MOST_DIRECT = 16
@@ -59,10 +61,12 @@ class Prediction(NamedTuple):
     Attributes:
         rows: for each number of ranks all ways to reduce, that which ringcomm would choose first.
         batch: samples of a rank per step; 0: not given.
+        bound: ``at most`` or ``at least``, if steps only are known to take no longer, or no shorter; else "".
     """
 
     rows: Tuple[Row, ...]
     batch: int = 0
+    bound: str = ""
 
     def table(self) -> str:
         """All rows as lines of text."""
@@ -71,12 +75,13 @@ class Prediction(NamedTuple):
         head = f"ranks machines {'gradients by':<28} {'step':>10} {rate:>10} efficiency  bound by"
         lines = [head + ("             cost per 1M samples" if priced else "")]
         last = 0
+        step_mark, rate_mark = {"at most": ("≤", "≥"), "at least": ("≥", "≤")}.get(self.bound, (" ", " "))
         for row in self.rows:
             ranks = f"{row.ranks:5d}" if row.ranks != last else "     "
             last = row.ranks
             text = (
-                f"{ranks} {row.machines:8d} {row.method:<28} {row.step_s:8.4f} s {row.samples_per_s:10.1f} "
-                f"{100 * row.efficiency:8.0f} %  {row.bound:<20}"
+                f"{ranks} {row.machines:8d} {row.method:<28}{step_mark}{row.step_s:9.4f} s{rate_mark}"
+                f"{row.samples_per_s:10.1f}{rate_mark}{100 * row.efficiency:8.0f} %  {row.bound:<20}"
             )
             lines.append(f"{text} {row.cost:10.2f}" if row.cost is not None else text.rstrip())
         return "\n".join(lines)
@@ -92,7 +97,8 @@ class Prediction(NamedTuple):
             lines.setdefault(name, []).append((row.ranks, 100 * row.efficiency))
         drawn = [Line(name, tuple(points)) for name, points in lines.items()]
         return line_chart(
-            "Predicted scaling efficiency", "ranks", "% of ranks times one rank alone (all points simulated)",
+            "Predicted scaling efficiency" + (f": steps take {self.bound} as long" if self.bound else ""),
+            "ranks", "% of ranks times one rank alone (all points simulated)",
             drawn, y_from_zero=True,
         )  # fmt: skip
 
@@ -205,6 +211,7 @@ def predictions(
     batch: int = 0,
     price: Optional[Number] = None,
     local_steps: int = 8,
+    coding_byte_s: Mapping[str, float] = MappingProxyType({}),
 ) -> Prediction:
     """The predictions behind :func:`predict`, for a step and machines that were measured.
 
@@ -216,18 +223,20 @@ def predictions(
         batch: samples of one rank per step; 0: unknown.
         price: of one machine per hour.
         local_steps: for the rows of local steps.
+        coding_byte_s: by codec, the measured processor time per byte for encoding and decoding.
     """
     rows: List[Row] = []
     for count in sorted({int(count) for count in ranks}):
         places = grid(count, slots)
-        for method in _methods(count, places, sum(work.gradients), machine, local_steps):
+        for method in _methods(count, places, sum(work.gradients), machine, local_steps, coding_byte_s):
             rows.append(_row(method, work, machine, places, batch, price))
     return Prediction(tuple(rows), batch)
 
 
 def _methods(
-    count: int, places: Sequence[int], nbytes: int, machine: Machine, local_steps: int
-) -> List[Method]:
+    count: int, places: Sequence[int], nbytes: int, machine: Machine, local_steps: int,
+    measured_byte_s: Mapping[str, float],
+) -> List[Method]:  # fmt: skip
     """What is compared for a number of ranks; ringcomm's choice comes first."""
     own = [Method(kind) for kind in OWN if kind != "direct" or count <= MOST_DIRECT]
     if len(places) < 2 or len(set(places)) > 1 or places[0] == 1:
@@ -236,7 +245,8 @@ def _methods(
     found = [best]
     if count < 2:
         return found
-    for name, (sent, coding_byte_s) in CODECS.items():
+    for name, (sent, usual_byte_s) in CODECS.items():
+        coding_byte_s = measured_byte_s.get(name, usual_byte_s)
         coded = Method(
             best.kind if name == "bf16" else "direct", codec=name, sent=sent, coding_byte_s=coding_byte_s
         )

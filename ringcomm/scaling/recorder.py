@@ -20,6 +20,10 @@ _FIRST_CHECK = WARM_UP + STEPS + 1
 _FIRST_CHECK_UNNAMED = 26
 """Without names, gradients of equal length that follow each other look like steps."""
 _MOST = 1 << 16
+TOLERATED = 0.15
+"""Beyond this error for the ranks that were measured, what is predicted for others is only a bound."""
+AT_MOST, AT_LEAST = "at most", "at least"
+_BUSY, _UNEVEN = 0.1, 0.25
 
 
 class Event(NamedTuple):
@@ -49,6 +53,7 @@ class Measured(NamedTuple):
         ready_s: when each is requested, in seconds of computation since the step began.
         blocking: whether the program waits for each before it requests the next.
         step_s: median of a step's time, with waiting.
+        spread: by which part of that the middle half of the steps differ.
     """
 
     compute_s: float
@@ -56,6 +61,7 @@ class Measured(NamedTuple):
     ready_s: Tuple[float, ...]
     blocking: bool = False
     step_s: float = 0.0
+    spread: float = 0.0
 
 
 class StepRecorder:
@@ -130,8 +136,11 @@ def measured(events: Sequence[Event], length: int) -> Measured:
         ready_s.append(latest_s)
     own = steps[0][:length]
     blocking = all(event.blocking for event in own)
-    step_s = median(step[-1].at_s - step[0].at_s for step in steps)
-    return Measured(compute_s, tuple(event.nbytes for event in own), tuple(ready_s), blocking, step_s)
+    times_s = sorted(step[-1].at_s - step[0].at_s for step in steps)
+    step_s, quarter = median(times_s), len(times_s) // 4
+    spread = (times_s[-1 - quarter] - times_s[quarter]) / max(step_s, 1e-9)
+    lengths = tuple(event.nbytes for event in own)
+    return Measured(compute_s, lengths, tuple(ready_s), blocking, step_s, spread)
 
 
 def _computed_s(earlier: Event, later: Event) -> float:
@@ -171,6 +180,60 @@ def description(own: Measured, compute_s: Sequence[float], hosts: Sequence[str],
     if compute_s[slowest] > 1.1 * median(compute_s):
         text += f"; rank {slowest} on {hosts[slowest]} needs {compute_s[slowest]:.4g} s"
     return text
+
+
+def error_of(own: Measured, expected_s: float) -> float:
+    """The error of the model for a step of these ranks, as a part of the measured time."""
+    return expected_s / own.step_s - 1.0 if own.step_s else 0.0
+
+
+def doubt(
+    own: Measured,
+    compute_s: Sequence[float],
+    waited: Sequence[float],
+    hosts: Sequence[str],
+    expected_s: float,
+) -> Tuple[str, str]:
+    """What there is to say first if the model is wrong for the ranks that were measured.
+
+    Args:
+        own: this rank's steps.
+        compute_s: of every rank.
+        waited: the part of its time in which each rank waited for a processor.
+        hosts: of every rank.
+        expected_s: what the model says of a step of these ranks.
+
+    Returns:
+        the text, and whether steps take ``at most`` or ``at least`` as long as the model says; both are empty
+        if it is right within :data:`TOLERATED`.
+    """
+    error = error_of(own, expected_s)
+    if abs(error) <= TOLERATED:
+        return "", ""
+    why = []
+    slowest = max(range(len(compute_s)), key=lambda rank: compute_s[rank])
+    if compute_s[slowest] > 1.1 * median(compute_s):
+        why.append(
+            f"the ranks wait for rank {slowest} on {hosts[slowest]}, which computes "
+            f"{compute_s[slowest]:.4g} s (median {median(compute_s):.4g} s)"
+        )
+    busiest = max(range(len(waited)), key=lambda rank: waited[rank])
+    if waited[busiest] > _BUSY:
+        why.append(
+            f"rank {busiest} on {hosts[busiest]} waits for a processor for {waited[busiest]:.0%} of its "
+            "time: other programs, or more threads than cores"
+        )
+    if own.spread > _UNEVEN:
+        why.append(f"steps differ: the middle half by {own.spread:.0%}")
+    bound = AT_MOST if error > 0 else AT_LEAST
+    return (
+        f"the model is {abs(error):.0%} off for these ranks ({expected_s:.4g} s a step, measured "
+        f"{own.step_s:.4g} s). {_sentence(why)} So the rows below are bounds: steps take {bound} as long"
+    ), bound
+
+
+def _sentence(why: Sequence[str]) -> str:
+    return f"Perhaps because {'; '.join(why)}." if why else "What it leaves out is not known."
 
 
 def _reductions(count: int) -> str:

@@ -6,12 +6,14 @@ whatever they like. Addresses come from the interfaces themselves.
 
 from __future__ import annotations
 
+import array
 import fnmatch
 import hashlib
 import ipaddress
 import os
 import secrets
 import socket
+import struct
 import sys
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -36,6 +38,11 @@ class Interface(NamedTuple):
     kind: str
     prefix_bits: int
     scope: int = 0
+
+
+Listed = Tuple[str, str, int]
+"""The name of an interface, one of its addresses, and the length of the network part."""
+_SIOCGIFCONF, _SIOCGIFNETMASK = 0x8912, 0x891B
 
 
 class InterfaceFilter:
@@ -97,36 +104,79 @@ def own_addresses(spec: str = "") -> List[Interface]:
     Raises:
         ConfigError: the specification is malformed, or allows nothing although there is something.
     """
-    import psutil  # a fifth of ringcomm's own import time, and a job of one rank never gets here
-
     allowed = InterfaceFilter(spec)
-    statistics = psutil.net_if_stats()
     found: List[Interface] = []
     skipped: Dict[str, None] = {}
-    for name, entries in psutil.net_if_addrs().items():
-        if name in statistics and not statistics[name].isup:
+    for name, address, bits in _listed():
+        kind = kind_of(name, address)
+        if kind != LOOPBACK and not allowed.allows(name, address):
+            skipped[f"{name} ({address})"] = None
             continue
-        for entry in entries:
-            if entry.family not in (socket.AF_INET, socket.AF_INET6):
-                continue
-            address = entry.address.split("%")[0]
-            kind = kind_of(name, address)
-            if kind != LOOPBACK and not allowed.allows(name, address):
-                skipped[f"{name} ({address})"] = None
-                continue
-            scope = 0
-            if ":" in address and ipaddress.ip_address(address).is_link_local:
-                try:
-                    scope = socket.if_nametoindex(name)
-                except OSError:
-                    continue  # It has gone since it was listed.
-            found.append(Interface(name, address, kind, _prefix_bits(entry.netmask), scope))
+        scope = 0
+        if ":" in address and ipaddress.ip_address(address).is_link_local:
+            try:
+                scope = socket.if_nametoindex(name)
+            except OSError:
+                continue  # It has gone since it was listed.
+        found.append(Interface(name, address, kind, bits, scope))
     wanted = any(item.kind == LOOPBACK and allowed.names(item.name, item.address) for item in found)
     if skipped and not wanted and all(item.kind == LOOPBACK for item in found):
         raise ConfigError(
             f"--iface {spec!r} matches none of this machine's interfaces. There are: {', '.join(skipped)}."
         )
     return sorted(found, key=_order)
+
+
+def _listed() -> List[Listed]:
+    """The addresses of the interfaces that are up."""
+    try:
+        import psutil  # a fifth of ringcomm's own import time, and a job of one rank never gets here
+    except ImportError:  # `ringrun doctor` examines hosts that lack it, too
+        return listed_by_linux()
+    statistics = psutil.net_if_stats()
+    return [
+        (name, entry.address.split("%")[0], _prefix_bits(entry.netmask))
+        for name, entries in psutil.net_if_addrs().items()
+        if name not in statistics or statistics[name].isup
+        for entry in entries
+        if entry.family in (socket.AF_INET, socket.AF_INET6)
+    ]
+
+
+def listed_by_linux(root: str = "/") -> List[Listed]:
+    """What Linux itself says of all addresses, without psutil.
+
+    Args:
+        root: where the system's files are read.
+    """
+    return [*_ipv4(), *_ipv6(Path(root, "proc/net/if_inet6"))]
+
+
+def _ipv4() -> List[Listed]:
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        buffer = array.array("B", bytes(40 * 256))
+        request = struct.pack("iP", len(buffer), buffer.buffer_info()[0])
+        length = struct.unpack("iP", fcntl.ioctl(probe, _SIOCGIFCONF, request))[0]
+        data, found = buffer.tobytes(), []
+        for offset in range(0, length, 40):
+            label = data[offset : offset + 16].split(b"\0")[0].decode()
+            address = socket.inet_ntoa(data[offset + 20 : offset + 24])
+            try:
+                answer = fcntl.ioctl(probe, _SIOCGIFNETMASK, struct.pack("256s", label.encode()))
+                bits = bin(struct.unpack("!I", answer[20:24])[0]).count("1")
+            except OSError:
+                bits = 32
+            found.append((label.split(":")[0], address, bits))
+    return found
+
+
+def _ipv6(table: Path) -> List[Listed]:
+    rows = [line.split() for line in _text_of(str(table)).splitlines()]
+    return [
+        (row[5], socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0])), int(row[2], 16)) for row in rows
+    ]
 
 
 def machine() -> str:

@@ -4,6 +4,10 @@ Two hosts that several networks connect have chosen one of them in a moment. If 
 that, and another network would be faster, the user gets a warning that names the other one. The system
 counts what a connection has sent, for how long, and whether the other end or this program held it up, so
 nothing has to be measured; a rank that is late makes no link look slow.
+
+Only a link that has more to send than it can take shows its speed. Small messages, one after another, are as
+fast as both programs answer, and a busy processor makes that slow. So a look counts only if bytes
+wait that the system could not send yet, and what was sent since the last one went out in full segments.
 """
 
 from __future__ import annotations
@@ -13,19 +17,20 @@ import struct
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .base import Fabric
+from .routes import OTHER_KIND_RATIO
 from .tcp import SocketLink
 
 QUARTER = 0.25
 """A link below this part of what it was chosen for is slow."""
 MOST_EXPECTED_MB_PER_S = 200.0
 """Above this, processors decide how fast a link is as often as the network."""
-_OTHER_RATIO = 2.0
-"""Another network must have been so many times as fast as the link is now."""
 _LOOKS = 3
 _LEAST_BYTES = 256 * 1024
 """Between two looks that count."""
 _MOST_HELD = 0.25
-_TCP_INFO = struct.Struct("@7xB112xQ32xQQQ")
+_FULL = 0.5
+"""Segments of at least this part of the largest size are those of long messages."""
+_TCP_INFO = struct.Struct("@7xB8xI100xQ16xII4xIQQQ")
 _TCP_INFO_BYTES = _TCP_INFO.size
 _APP_LIMITED = 1
 
@@ -56,12 +61,14 @@ class Expected(NamedTuple):
     def complaint(self, mb_per_s: float, shared: int = 1) -> str:
         """What is wrong if the link has this speed: what to use instead; empty if nothing is.
 
+        As in the choice when the job started, the other network must be much faster than this one is now.
+
         Args:
             mb_per_s: what the link carries.
             shared: how many streams may share the interface at the same time.
         """
         enough = min(self.mb_per_s, MOST_EXPECTED_MB_PER_S) * QUARTER / shared
-        better = [(speed, name) for name, speed in self.others if speed > _OTHER_RATIO * mb_per_s]
+        better = [(speed, name) for name, speed in self.others if speed >= OTHER_KIND_RATIO * mb_per_s]
         return max(better)[1] if better and mb_per_s < enough else ""
 
 
@@ -74,6 +81,10 @@ class Counted(NamedTuple):
         held_us: for how long of that the other end took nothing.
         rate: bytes per second, of what was sent last.
         idle: whether the program sent less than the connection could take then.
+        unsent_bytes: wait to be sent.
+        segments: sent with data in them.
+        segment_bytes: in the largest.
+        round_trip_us: the shortest one so far.
     """
 
     acked_bytes: int
@@ -81,6 +92,10 @@ class Counted(NamedTuple):
     held_us: int
     rate: int
     idle: bool
+    unsent_bytes: int = 0
+    segments: int = 0
+    segment_bytes: int = 0
+    round_trip_us: int = 0
 
 
 def counted(sock: socket.socket) -> Optional[Counted]:
@@ -93,8 +108,9 @@ def counted(sock: socket.socket) -> Optional[Counted]:
         return None  # It has been closed meanwhile.
     if len(info) < _TCP_INFO_BYTES:
         return None
-    flags, acked_bytes, rate, busy_us, held_us = _TCP_INFO.unpack(info)
-    return Counted(acked_bytes, busy_us, held_us, rate, bool(flags & _APP_LIMITED))
+    flags, largest, acked, unsent, trip_us, segments, rate, busy_us, held_us = _TCP_INFO.unpack(info)
+    idle = bool(flags & _APP_LIMITED)
+    return Counted(acked, busy_us, held_us, rate, idle, unsent, segments, largest, trip_us)
 
 
 def delivered(fabric: Fabric) -> Dict[int, Tuple[int, float]]:
@@ -132,7 +148,7 @@ class Paces:
     ) -> None:
         self._expected = {item.peer: item for item in expected}
         self._read = read
-        self._describe = describe
+        self.describe = describe
         self._shared = shared
         self._last: Dict[int, List[Optional[Counted]]] = {}
         self._slow: Dict[int, int] = {}
@@ -153,19 +169,9 @@ class Paces:
             better = expected.complaint(max(known), self._shared)
             self._slow[peer] = self._slow.get(peer, 0) + 1 if better else 0
             if self._slow[peer] >= _LOOKS:
-                said += self.describe(expected, max(known), better)
+                del self._expected[peer]  # once for each link
+                said.append(self.describe(expected, max(known), better))
         return said
-
-    def compare(self, peer: int, mb_per_s: float) -> List[str]:
-        """The same for a link that was measured again."""
-        expected = self._expected.get(peer)
-        better = "" if expected is None else expected.complaint(mb_per_s)
-        return self.describe(expected, mb_per_s, better) if expected is not None and better else []
-
-    def describe(self, expected: Expected, mb_per_s: float, better: str) -> List[str]:
-        """Once for each link."""
-        del self._expected[expected.peer]
-        return [self._describe(expected, mb_per_s, better)]
 
 
 def _speed(before: Optional[Counted], now: Optional[Counted]) -> List[float]:
@@ -174,6 +180,8 @@ def _speed(before: Optional[Counted], now: Optional[Counted]) -> List[float]:
         return []
     moved, busy_us = now.acked_bytes - before.acked_bytes, now.busy_us - before.busy_us
     held_us = now.held_us - before.held_us
-    if now.idle or held_us > _MOST_HELD * busy_us:
+    if now.idle or not now.unsent_bytes or held_us > _MOST_HELD * busy_us:
+        return []
+    if moved < _FULL * now.segment_bytes * (now.segments - before.segments):
         return []
     return [max(now.rate / 1e6, moved / max(busy_us - held_us, 1))]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Set, Tuple
+from typing import Any, Callable, Iterator, List, Sequence
 
 import pytest
 
 from ringrun.doctor import hosts as module
 from ringrun.doctor import probe
-from ringrun.doctor.hosts import LEAST_STREAM_S, STREAM_S, STREAMS_S, HostProbe, examine, rounds, stream_s
+from ringrun.doctor.hosts import HostProbe
 from ringrun.job.launch import Options, prepare
 from ringrun.plan.job import HostJob
 from ringrun.reach import doors
@@ -134,82 +133,3 @@ def test_answers_that_are_none(host: Any, start: Any, monkeypatch: pytest.Monkey
     limit_s = 0.1 if "sleep" in answer else LIMIT_S
     assert found.ask(limit_s, do="facts") is None
     assert found.problem == "a: it stopped answering (facts)."
-
-
-# ---- examinations -------------------------------------------------------------------------------------
-
-
-@pytest.mark.full
-def test_hosts_dial_each_other_and_measure(host: Any) -> None:
-    steps: List[str] = []
-    items = [replace(host(name=name), index=index) for index, name in enumerate("ab")]
-    bad = replace(host("exit 1", name="bad"), index=2)
-    found = examine([*items, bad], steps.append)
-    assert len(steps) == 4 and steps[0] == "logging in" and "measuring" in steps[-1]
-    assert found.hosts == ["a", "b", "bad"] and found.slots == [1, 1, 1]
-    assert [bool(problem) for problem in found.problems] == [False, False, True]
-    assert [facts is not None for facts in found.facts] == [True, True, False]
-    pairs = {(row.source, row.target) for row in found.dialled}
-    assert pairs == {(0, 1), (1, 0)} and set(found.speeds) <= pairs
-
-
-class Probe:
-    """In place of a host's program: answers from a table.
-
-    Attributes:
-        asked: the commands.
-    """
-
-    def __init__(self, answers: Dict[str, Any]) -> None:
-        self._answers = answers
-        self.asked: List[Dict[str, Any]] = []
-
-    def ask(self, **command: Any) -> Any:
-        self.asked.append(command)
-        return self._answers[command["do"]]
-
-
-def test_the_nearest_address_is_measured(host: Any) -> None:
-    addresses = [["10.0.0.1", 24], ["10.0.0.2", 24]]
-    interface = {"name": "eth0", "mtu": 1500, "virtual": False, "addresses": addresses}
-    facts = {"interfaces": [interface]}
-    at = {"ports": [7, 8, 9], "datagram_port": 6}
-    reached = [
-        {"answered": 1, "rtt_ms": [1.0, 2.0, 9.0]},
-        {"answered": 1, "rtt_ms": [0.5, 0.6, 30.0]},
-    ]
-    first = Probe({"listen": at, "dial": reached, "stream": {"bytes_per_s": 1e9}})
-    second = Probe({"listen": at, "dial": None, "stream": None})
-    third = Probe({"listen": None})
-    probes: Any = [first, second, third]
-    with ThreadPoolExecutor(3) as pool:
-        dialled, targets = module._dial(pool, probes, [facts, facts, None])
-        speeds = module._measure(pool, probes, dialled, targets)
-    assert [row.result for row in dialled] == [*reached, {"error": "timeout"}, {"error": "timeout"}]
-    assert sorted(targets) == [0, 1] and targets[1][0] == {
-        "host": 1, "iface": "eth0", "address": "10.0.0.1", "mtu": 1500, "port": 7, "datagram_port": 6,
-        "virtual": False,
-    }  # fmt: skip
-    (stream,) = [command for command in first.asked if command["do"] == "stream"]
-    assert stream["target"]["address"] == "10.0.0.2", "half of its trips took less than 0.6 ms"
-    assert speeds == {(0, 1): 1e9}
-    second_only = [module.Dialled(1, 0, "10.0.0.1", "eth0", {"answered": 0, "rtt_ms": [1.0]})]
-    with ThreadPoolExecutor(3) as pool:
-        assert module._measure(pool, probes, second_only, targets) == {(1, 0): None}
-
-
-@pytest.mark.parametrize(
-    ("count", "seconds"), [(0, STREAM_S), (2, STREAM_S), (20, STREAMS_S / 20), (1000, LEAST_STREAM_S)]
-)
-def test_all_streams_together_take_a_few_seconds(count: int, seconds: float) -> None:
-    assert stream_s(count) == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize("count", range(9))
-def test_in_a_round_no_host_occurs_twice(count: int) -> None:
-    seen: Set[Tuple[int, int]] = set()
-    for pairs in rounds(count):
-        used = [host for pair in pairs for host in pair]
-        assert len(used) == len(set(used)) and not seen.intersection(pairs)
-        seen.update(pairs)
-    assert seen == {(a, b) for a in range(count) for b in range(count) if a != b}

@@ -31,10 +31,18 @@ def doctor(lab: Lab, *more: str, hosts: str = THREE) -> subprocess.CompletedProc
 
 def problems(lab: Lab, *more: str, hosts: str = THREE) -> List[Dict[str, Any]]:
     """The problems that are the hosts', and not this machine's."""
+    return list(examined(lab, *more, hosts=hosts)["problems"])
+
+
+def examined(lab: Lab, *more: str, hosts: str = THREE) -> Dict[str, Any]:
+    """All that the doctor found, but for what is this machine's."""
     done = doctor(lab, "--json", *more, hosts=hosts)
     assert done.stderr == "" and done.returncode in (0, 1), done.stderr
-    found = json.loads(done.stdout)["problems"]
-    return [row for row in found if not any(text in row["text"] for text in BUSY)]
+    data: Dict[str, Any] = json.loads(done.stdout)
+    assert done.returncode == (1 if data["problems"] else 0)
+    for kind in ("problems", "notes"):
+        data[kind] = [row for row in data[kind] if not any(text in row["text"] for text in BUSY)]
+    return data
 
 
 def one(found: List[Dict[str, Any]], *words: str) -> Dict[str, Any]:
@@ -42,6 +50,16 @@ def one(found: List[Dict[str, Any]], *words: str) -> Dict[str, Any]:
     rows = [row for row in found if all(word in f"{row['text']} {row['remedy']}" for word in words)]
     assert rows, f"no problem with {words} in {json.dumps(found, indent=1)}"
     return rows[0]
+
+
+ONLY_ETH = """
+table inet closed {
+    chain input {
+        type filter hook input priority 0
+        iifname "eth0" tcp dport != 22 drop
+    }
+}
+"""
 
 
 @pytest.fixture
@@ -146,8 +164,25 @@ def test_firewalls_of_both_kinds(wired: Lab) -> None:
     row = one(found, "does not reach", "ufw allow from")
     assert sorted(row["hosts"]) == ["jetson1", "jetson2"] and "no answer" in row["text"]
     wired.heal("jetson1")
-    wired.cut("jetson1", ["jetson2"], action="reject with tcp reset")
-    assert "refused" in one(problems(wired), "does not reach", "ufw allow from")["text"]
+    wired.cut("jetson1", ["jetson2"], action="reject with tcp reset", ways=("input",))
+    row = one(problems(wired), "jetson2 does not reach jetson1", "ufw allow from")
+    address = wired.addresses("jetson1")[0]
+    assert f"{address} (eth0): connection refused" in row["text"]
+    assert row["remedy"].endswith(f"sudo ufw allow from {address.rpartition('.')[0]}.0/24"), "not docker0's"
+
+
+def test_a_firewall_on_the_better_network_only(make_lab: Callable[..., Lab]) -> None:
+    """A job goes by Wi-Fi then, and says nothing."""
+    lab = make_lab(Host("jetson1"))
+    for host in ("localhost", "jetson1"):
+        lab.unlimit(host, "wlan")
+    lab.run("jetson1", ["nft", "-f", "-"], input=ONLY_ETH)
+    found = examined(lab, hosts="localhost,jetson1")
+    assert {row["to_iface"] for row in found["links"]} == {"wlan0", lab.iface("localhost", "wlan")}
+    row = one(found["problems"], "jobs go by", "open the firewalls of both")
+    address = lab.addresses("jetson1", "eth")[0]
+    assert row["level"] == "slow" and f"{address} (eth0): no answer" in row["text"]
+    assert row["remedy"].endswith(f"sudo ufw allow from {address.rpartition('.')[0]}.0/24")
 
 
 def test_a_slow_link_in_one_direction_and_in_both(wired: Lab) -> None:
@@ -164,7 +199,9 @@ def test_a_slow_link_in_one_direction_and_in_both(wired: Lab) -> None:
 
 def test_a_smaller_mtu_on_the_way(wired: Lab) -> None:
     wired.run("jetson1", ["ip", "link", "set", wired.iface("jetson1"), "mtu", "1400"])
-    one(problems(wired), "MTU differs", "ip link set")
+    found = examined(wired)
+    assert found["problems"] == [], "TCP takes the smaller one"
+    one(found["notes"], "MTU differs", "ip link set")
 
 
 def test_copied_images(wired: Lab, tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ class Job:
         scouts: the settings of the runners that were made for it, and what these exchanges are called.
         adopted: what the selector was told.
         warned: what was shown at the launcher.
-        compared: the links that were compared with what was expected of them, with MB/s.
     """
 
     def __init__(self, hosts, rank=0, carrier=STREAMS[0], joined=True, **settings):
@@ -42,12 +41,11 @@ class Job:
             Peer(number, f"host{host}", host, local, 1)
             for number, (host, local) in enumerate(zip(hosts, locals_))
         ]
-        self.scouts, self.adopted, self.warned, self.compared = [], [], [], []
+        self.scouts, self.adopted, self.warned = [], [], []
         link = SimpleNamespace(carrier=carrier)
         channels = SimpleNamespace(direct=SimpleNamespace(link=lambda peer: link))
         self.job = SimpleNamespace(
             control=SimpleNamespace(warn=lambda *what: self.warned.append(what)),
-            paces=SimpleNamespace(compare=self._compare),
         )
         self.prepared = Preparation(
             SimpleNamespace(twin=self._twin), channels, rank, self.peers, Settings(**settings),
@@ -58,10 +56,6 @@ class Job:
         scout = SimpleNamespace(settings=settings, purpose=None)
         self.scouts.append(scout)
         return scout
-
-    def _compare(self, peer, mb_per_s):
-        self.compared.append((peer, round(mb_per_s, 3)))
-        return [f"the link to rank {peer} is slow"] if mb_per_s < 10.0 else []
 
     def adopt(self, model, oversubscribed):
         self.adopted.append((model, oversubscribed))
@@ -121,40 +115,6 @@ class TestTuning:
             job.prepared.tune(job)
             (scout,) = job.scouts
             assert scout.settings.timeout_s == limit_s
-
-
-class TestSlowLinks:
-    def pointed_out(self, machine, caplog, rank, hosts, *wires, **options):
-        machine.model = over_hosts(*wires)
-        job = Job(hosts, rank=rank, **options)
-        with caplog.at_level(logging.WARNING, "ringcomm"):
-            job.prepared.tune(job)
-        return job.compared, [record.getMessage() for record in caplog.records]
-
-    def test_the_slower_interface_of_both_ends_counts(self, machine, caplog):
-        compared, lines = self.pointed_out(machine, caplog, 0, [0, 1, 2], FAST, FAST, SLOW)
-        assert compared == [(1, 100.0), (2, 1.0)]
-        assert lines == ["the link to rank 2 is slow"]
-
-    def test_one_rank_of_one_end_says_it(self, machine, caplog):
-        assert self.pointed_out(machine, caplog, 1, [0, 1, 2], FAST, SLOW, FAST)[0] == [(2, 1.0)]
-        assert self.pointed_out(machine, caplog, 2, [0, 1, 2], FAST, SLOW, SLOW)[0] == []
-
-    def test_ranks_of_one_host_share_its_interface(self, machine, caplog):
-        hosts = [0, 0, 1, 1]
-        model = MODEL._replace(hosts=tuple(hosts), wire_byte_s=(FAST, SLOW))
-        for rank, expected in ((0, [(2, 1.0)]), (1, []), (2, [])):
-            machine.model = model
-            job = Job(hosts, rank=rank)
-            job.prepared.tune(job)
-            assert job.compared == expected
-
-    def test_without_a_network_or_a_rendezvous_nothing_was_expected(self, machine, caplog):
-        machine.model = MODEL
-        job = Job([0, 0])
-        job.prepared.tune(job)
-        assert job.compared == []
-        assert self.pointed_out(machine, caplog, 0, [0, 1], SLOW, SLOW, joined=False) == ([], [])
 
 
 class TestPrograms:

@@ -1,29 +1,27 @@
 # ruff: noqa: PTH112, PTH108, PTH109, PTH110, PTH111, PTH115, PTH118, PTH208
 """What one host is: interfaces, processors, memory, limits, packages. Runs on the host.
 
-Standard library only: :mod:`ringrun.doctor.hosts` sends this file. Files of ``/sys``, ``/proc`` and ``/etc``
-are read below a root directory, so that recorded ones can be read in their place. A fact that this system
-does not have is None.
+Without packages: :mod:`ringrun.doctor.hosts` sends this file and what it imports. Files of ``/sys``,
+``/proc`` and ``/etc`` are read below a root directory, so that recorded ones can be read in their place. A
+fact that this system does not have is None.
 """
 
 from __future__ import annotations
 
-import array
-import fcntl
 import os
 import platform
 import resource
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 import time
 from typing import Any, Callable, Dict, List, Optional
 
+from ringcomm.transport.nics import listed_by_linux
+
 PACKAGES = ("numpy", "psutil", "ringcomm", "torch", "tensorflow", "keras", "jax", "mxnet")
 TOOL_LIMIT_S = 2.0
-_SIOCGIFCONF, _SIOCGIFNETMASK = 0x8912, 0x891B
 
 
 def read(root: str, path: str) -> Optional[str]:
@@ -115,8 +113,9 @@ def _packages() -> Dict[str, str]:
 def interfaces(root: str, tool: Tool) -> List[Dict[str, Any]]:
     """The interfaces that are up, but for the loopback: names, kinds, speeds, addresses."""
     addresses: Dict[str, List[List[Any]]] = {}
-    for name, address, bits in [*_ipv4(), *_ipv6(root)]:
-        addresses.setdefault(name, []).append([address, bits])
+    for name, address, bits in listed_by_linux(root):
+        if not address.startswith("fe80:"):
+            addresses.setdefault(name, []).append([address, bits])
     found = []
     for name in _names(root):
         folder = f"/sys/class/net/{name}"
@@ -152,34 +151,6 @@ def _power_save(name: str, tool: Tool) -> Optional[bool]:
     return None if text is None else text.lower().endswith("on")
 
 
-def _ipv4() -> List[List[Any]]:
-    """[name, address, length of the network part] of each IPv4 address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        buffer = array.array("B", bytes(40 * 256))
-        request = struct.pack("iP", len(buffer), buffer.buffer_info()[0])
-        length = struct.unpack("iP", fcntl.ioctl(probe, _SIOCGIFCONF, request))[0]
-        data, found = buffer.tobytes(), []
-        for offset in range(0, length, 40):
-            label = data[offset : offset + 16].split(b"\0")[0].decode()
-            address = socket.inet_ntoa(data[offset + 20 : offset + 24])
-            try:
-                answer = fcntl.ioctl(probe, _SIOCGIFNETMASK, struct.pack("256s", label.encode()))
-                bits = bin(struct.unpack("!I", answer[20:24])[0]).count("1")
-            except OSError:
-                bits = 32
-            found.append([label.split(":")[0], address, bits])
-    return found
-
-
-def _ipv6(root: str) -> List[List[Any]]:
-    found = []
-    for line in (read(root, "/proc/net/if_inet6") or "").splitlines():
-        digits, _, bits, scope, _, name = line.split()
-        if scope == "00":  # global
-            found.append([name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)), int(bits, 16)])
-    return found
-
-
 # -- processors and memory ------------------------------------------------------------------------
 
 
@@ -204,6 +175,7 @@ def cpu(root: str, tool: Tool) -> Dict[str, Any]:
         ],
         "hottest": max(temperatures, default=None),
         "load": float(load[0]),
+        "waited": _waited(root),
         "power_mode": _power_mode(tool(["nvpmodel", "-q"])),
     }
 
@@ -248,6 +220,15 @@ def _throttled(root: str) -> float:
         if counts.get("nr_periods"):
             shares.append(counts.get("nr_throttled", 0) / counts["nr_periods"])
     return max(shares)
+
+
+def _waited(root: str) -> Optional[float]:
+    """The part of its time in which this process could have run and got no processor."""
+    words = (read(root, "/proc/self/schedstat") or "").split()
+    if len(words) < 2 or not int(words[0]):
+        return None
+    ran, waited = int(words[0]), int(words[1])
+    return waited / (ran + waited)
 
 
 def _power_mode(text: Optional[str]) -> Optional[str]:

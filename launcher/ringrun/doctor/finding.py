@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Dict, NamedTuple, Tuple
 
-BAD, SLOW = "bad", "slow"
+BAD, SLOW, NOTE = "bad", "slow", "note"
+LEVELS = (BAD, SLOW, NOTE)
 
 
 class Finding(NamedTuple):
     """One problem.
 
     Attributes:
-        level: ``bad`` if jobs fail or hang, ``slow`` if they are slower than they could be.
+        level: ``bad`` if jobs fail or hang, ``slow`` if they are slower than they could be; ``note`` if it is
+            worth a look, but nothing to repair: that is no problem, and the exit code is 0.
         check: the name of the check, one of :data:`CHECKS`.
         hosts: the hosts' indices.
         text: what is wrong, with the numbers.

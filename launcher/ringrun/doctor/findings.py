@@ -1,32 +1,33 @@
 """Problems between hosts, and all problems of an examination. Pure.
 
 ``ringrun doctor`` collects facts about every host and the network between them
-(:class:`~.hosts.Examination`); here they become findings: what is wrong, how bad that is, and what to do.
+(:class:`~.network.Examination`); here they become findings: what is wrong, how bad that is, and what to do.
 Problems of one host alone are in :mod:`.host_findings`. Hosts are numbered as in ``Examination.hosts``. Each
-check is a function that yields findings.
+check is a function that yields findings. Links are judged on the routes that a job would take, and no others.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from statistics import median
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from .finding import BAD, CHECKS, SLOW, Finding, is_usable
+from ringcomm.transport.kinds import PREFERENCE, VIRTUAL
+from ringcomm.transport.routes import Attempt
+
+from .finding import BAD, CHECKS, LEVELS, NOTE, SLOW, Finding, is_usable
 from .host_findings import host_findings
-from .hosts import Dialled, Examination
+from .network import ENOUGH_MB_PER_S, Examination, Route
 
 SKEW_S = 2.0
 """Clocks that differ more from the first host's are reported."""
-JITTER = 10.0
-JITTER_MS = 5.0
-"""Round trips whose slowest are this many times the median and this long point to power saving."""
 UNEQUAL = 4.0
-"""A direction that is this many times slower than the other one is reported."""
+"""A direction that is this many times slower than the other one is reported; of that no more counts than is
+enough: above, processors decide."""
 CLAIMED_SHARE = 0.5
-"""So is a link that is slower than this part of what both interfaces claim, and than 4 * SLOW_BYTES_PER_S."""
+"""So is a link that is slower than this part of what both interfaces claim, and than what is enough."""
 SLOW_BYTES_PER_S = 30e6
 """And any link that is slower than this."""
+_ENOUGH = ENOUGH_MB_PER_S * 1e6
 
 
 def all_findings(found: Examination) -> List[Finding]:
@@ -34,9 +35,9 @@ def all_findings(found: Examination) -> List[Finding]:
     rows: List[Finding] = []
     for index in range(len(found.hosts)):
         rows += host_findings(found, index)
-    for check in (_common_software, _twins, _reach, _links, _unsteady, _clocks):
+    for check in (_common_software, _twins, _unheard, _reach, _closed, _links, _power_saving, _clocks):
         rows += check(found)
-    return sorted(rows, key=lambda row: (CHECKS.index(row.check), row.level, row.hosts))
+    return sorted(rows, key=lambda row: (CHECKS.index(row.check), LEVELS.index(row.level), row.hosts))
 
 
 def _common_software(found: Examination) -> Iterator[Finding]:
@@ -122,157 +123,162 @@ def _twin(found: Examination, kind: str, value: str, indices: Tuple[int, ...]) -
     return Finding(BAD, "addresses", indices, text, remedy)
 
 
+def _unheard(found: Examination) -> Iterator[Finding]:
+    for index, problem in found.unheard.items():
+        yield Finding(BAD, "addresses", (index,), f"no route can be looked for: {problem}", "")
+
+
 def _reach(found: Examination) -> Iterator[Finding]:
-    rows: Dict[Tuple[int, int], List[Dialled]] = defaultdict(list)
-    for row in found.dialled:
-        rows[row.source, row.target].append(row)
-    reached = {
-        pair: any(row.result.get("answered") == row.target for row in some) for pair, some in rows.items()
-    }
-    for (source, target), some in sorted(rows.items()):
-        for row in some:
-            answered = row.result.get("answered")
-            if answered is not None and answered != target and not row.iface.startswith("docker"):
+    for pair, tried in sorted(found.tried.items()):
+        open_ways = {item.source for item in tried if not item.why}
+        for source, target in (pair, pair[::-1]):
+            rows = [item for item in tried if item.source == source]
+            if source in open_ways:
+                continue
+            text = _unreached(found, source, target, rows)
+            if pair not in found.routes:
+                yield Finding(BAD, "network", (source, target), text, _opening(found, target, rows))
+            elif target == found.local:
                 yield Finding(
-                    SLOW, "addresses", (source, target),
-                    f"{row.address} of {found.hosts[target]} ({row.iface}) leads {found.hosts[source]} to "
-                    f"{found.hosts[answered]}",
-                    f"ringcomm does not use it; exclude it with --iface {found.hosts[target]}='!{row.iface}'",
+                    BAD, "network", (source, target), f"{text}; a job's ranks there must, for its rendezvous",
+                    _opening(found, target, rows),
                 )  # fmt: skip
-        if not reached[source, target]:
-            back = reached.get((target, source), False)
-            yield Finding(
-                BAD, "network", (source, target), _unreached(found, some, back), _opening(some, back)
-            )
-        else:
-            yield from _datagrams(found, some)
+            else:
+                yield Finding(
+                    NOTE, "network", (source, target),
+                    f"{text}; {found.hosts[target]} reaches {found.hosts[source]}, which is enough for a job",
+                    "",
+                )  # fmt: skip
 
 
-def _unreached(found: Examination, rows: Sequence[Dialled], back: bool) -> str:
-    source, target = found.hosts[rows[0].source], found.hosts[rows[0].target]
-    tries = ", ".join(f"{row.address} ({row.iface}): {_error(row.result)}" for row in rows)
-    other = f"; {target} reaches {source}" if back else ""
-    return f"{source} does not reach {target}: {tries}{other}"
+def _unreached(found: Examination, source: int, target: int, rows: Sequence[Attempt]) -> str:
+    likely = [row for row in rows if row.kind != VIRTUAL and not row.address.startswith("fe80:")] or rows
+    tries = ", ".join(dict.fromkeys(f"{row.address} ({row.remote_iface}): {row.why}" for row in likely))
+    return f"{found.hosts[source]} does not reach {found.hosts[target]}: {tries or 'no address to dial'}"
 
 
-def _error(result: Dict[str, Any]) -> str:
-    known = {
-        "timeout": "no answer", "ECONNREFUSED": "refused",
-        "EHOSTUNREACH": "no route", "ENETUNREACH": "no network",
-    }  # fmt: skip
-    name = str(result.get("error", "another host answers"))
-    return known.get(name, name)
-
-
-def _opening(rows: Sequence[Dialled], back: bool) -> str:
-    refused = any(row.result.get("error") in ("ECONNREFUSED", "timeout") for row in rows)
-    address = next((row.address for row in rows if ":" not in row.address), "")
-    network = f"{address.rpartition('.')[0]}.0/24" if address else "the peers' network"
-    if refused or back:
-        return f"open its firewall for the other hosts: sudo ufw allow from {network}"
+def _opening(found: Examination, target: int, rows: Sequence[Attempt]) -> str:
+    """What to do where a host does not answer."""
+    for row in sorted(rows, key=lambda item: PREFERENCE[item.kind]):
+        common = found.common_network(row.source, row.target, row.address)
+        if common is not None and _is_firewall(row):
+            return f"open the firewall of {found.hosts[target]} for the other hosts: {_ufw(common[1])}"
+    if any(_is_firewall(row) and is_usable({"name": row.remote_iface}) for row in rows):
+        return (
+            "they have no network in common: check the routes between their networks, and open the firewall "
+            f"of {found.hosts[target]} for the others' addresses: sudo ufw allow from ADDRESS"
+        )
     return "connect both to one network: check cables, switch and Wi-Fi, and the addresses in `ip address`"
 
 
-def _datagrams(found: Examination, rows: Sequence[Dialled]) -> Iterator[Finding]:
-    """Paths that lose packets of the interface's MTU: ``datagrams`` says whether a small and a full-sized one
-    came back, with fragmentation forbidden."""
-    for row in rows:
-        if row.result.get("datagrams") == [True, False]:
-            source, target = found.hosts[row.source], found.hosts[row.target]
-            ifaces = _interfaces(found, row.target)
-            mtu = next((item["mtu"] for item in ifaces if item["name"] == row.iface), None)
-            yield Finding(
-                BAD, "network", (row.source, row.target),
-                f"packets of {target}'s size ({mtu} bytes, {row.iface}) from {source} do not arrive at "
-                f"{row.address}, small ones do: the MTU differs along the way",
-                f"set the same MTU on all hosts and the switch: sudo ip link set {row.iface} mtu 1500",
-            )  # fmt: skip
+def _is_firewall(row: Attempt) -> bool:
+    """Whether that is how an attempt fails at a firewall."""
+    return row.too_slow or "no answer" in row.why or "refused" in row.why
+
+
+def _ufw(network: str) -> str:
+    return f"sudo ufw allow from {network}"
+
+
+def _closed(found: Examination) -> Iterator[Finding]:
+    """Networks that a job would prefer, or might, if its ranks could connect over them."""
+    for item in found.closed:
+        failed = item.failed
+        source, target = failed.source, failed.target
+        route = found.routes[min(source, target), max(source, target)]
+        better = PREFERENCE[item.kind] < PREFERENCE[route.chosen.kind]
+        yield Finding(
+            SLOW if better else NOTE, "network", (source, target),
+            f"{found.hosts[source]} ({item.iface}) does not reach {found.hosts[target]} at {failed.address} "
+            f"({failed.remote_iface}): {failed.why}; jobs go by {_way(found, route, source, target)}",
+            f"if {item.network} is to be used, open the firewalls of both for it: {_ufw(item.network)}",
+        )  # fmt: skip
+
+
+def _way(found: Examination, route: Route, source: int, target: int) -> str:
+    """The interfaces and addresses of a route."""
+    (iface, address), (other, there) = route.end(source), route.end(target)
+    return f"{iface} ({address}) to {other} ({there})"
 
 
 def _links(found: Examination) -> Iterator[Finding]:
-    """Slow, unequal and unsteady links."""
-    for (source, target), speed in sorted(found.speeds.items()):
-        pair = f"{found.hosts[source]} to {found.hosts[target]}"
-        back = found.speeds.get((target, source))
-        if speed is None:
+    """Slow and unequal links."""
+    for pair, route in sorted(found.routes.items()):
+        for source, target in (pair, pair[::-1]):
+            finding = _link(found, route, source, target)
+            if finding is not None:
+                yield finding
+        (low, own), (high, other) = ((host, route.end(host)[0]) for host in pair)
+        sizes = [found.interface(host, name).get("mtu") for host, name in ((low, own), (high, other))]
+        if None not in sizes and sizes[0] != sizes[1]:
             yield Finding(
-                BAD, "links", (source, target), f"{pair}: short messages arrive, a stream does not",
-                "compare the MTUs of all interfaces and of the switch; try: ping -M do -s 1472 HOST",
-            )  # fmt: skip
-            continue
-        rate = f"{pair}: {speed / 1e6:.1f} MB/s"
-        claimed = _claimed(found, source, target)
-        if back and speed * UNEQUAL < back:
-            yield Finding(
-                SLOW, "links", (source, target), f"{rate}, the other direction {back / 1e6:.1f}",
-                "a bad cable, a duplex mismatch or a weak Wi-Fi sender: try another cable or place; ethtool",
-            )  # fmt: skip
-        elif (
-            claimed is not None and speed * 8 < CLAIMED_SHARE * claimed * 1e6 and speed < SLOW_BYTES_PER_S * 4
-        ):
-            yield Finding(
-                SLOW, "links", (source, target), f"{rate}, but both interfaces claim {claimed} Mbit/s",
-                "look for other traffic, a slower switch port or a bad cable in between",
-            )  # fmt: skip
-        elif speed < SLOW_BYTES_PER_S:
-            yield Finding(
-                SLOW, "links", (source, target), rate,
-                "use a wire of 1 Gbit/s; where that cannot be, compress gradients",
+                NOTE, "network", pair,
+                f"the MTU differs: {sizes[0]} ({own} of {found.hosts[low]}), {sizes[1]} ({other} of "
+                f"{found.hosts[high]}); TCP, and so ringcomm, takes the smaller one",
+                f"for other programs: sudo ip link set {other} mtu {sizes[0]} on {found.hosts[high]}",
             )  # fmt: skip
 
 
-def _claimed(found: Examination, source: int, target: int) -> Optional[int]:
-    """The lower of the speeds that the two hosts' interfaces claim, in Mbit/s."""
-    pair = (source, target)
-    chosen = [row for row in found.dialled if (row.source, row.target) == pair and "rtt_ms" in row.result]
-    if not chosen:
-        return None
-    row = min(chosen, key=lambda item: item.result["rtt_ms"][0])
+def _link(found: Examination, route: Route, source: int, target: int) -> Optional[Finding]:
+    """The problem of one direction of a link, if there is one."""
+    names = f"{found.hosts[source]} to {found.hosts[target]} by {_way(found, route, source, target)}"
+    speed, back = route.best(source, target), route.best(target, source)
+    if speed is None:
+        return Finding(
+            BAD, "links", (source, target), f"{names}: short messages arrive, a stream does not",
+            "compare the MTUs of all interfaces and of the switch; try: ping -M do -s 1472 HOST",
+        )  # fmt: skip
+    rate, claimed = f"{names}: {speed / 1e6:.1f} MB/s", _claimed(found, route)
+    if back is not None and speed * UNEQUAL < min(back, _ENOUGH):
+        return Finding(
+            SLOW, "links", (source, target), f"{rate}, the other direction {back / 1e6:.1f}",
+            "a bad cable, a duplex mismatch or a weak Wi-Fi sender: try another cable or place; ethtool "
+            f"{route.end(source)[0]}",
+        )  # fmt: skip
+    if claimed is not None and speed * 8 < CLAIMED_SHARE * claimed * 1e6 and speed < _ENOUGH:
+        return Finding(
+            SLOW, "links", (source, target), f"{rate}, but both interfaces claim {claimed} Mbit/s",
+            "look for other traffic, a slower switch port or a bad cable in between",
+        )  # fmt: skip
+    if speed < SLOW_BYTES_PER_S:
+        return Finding(
+            SLOW, "links", (source, target), rate,
+            "use a wire of 1 Gbit/s; where that cannot be, compress gradients",
+        )  # fmt: skip
+    return None
+
+
+def _claimed(found: Examination, route: Route) -> Optional[int]:
+    """The lower of the speeds that the route's interfaces claim, in Mbit/s."""
     claims = []
-    for index, address in ((source, row.result["source"]), (target, row.address)):
-        for iface in _interfaces(found, index):
-            speed = iface["speed_mbit"] or 0
-            if any(address == own for own, _ in iface["addresses"]) and speed > 0 and not iface["virtual"]:
-                claims.append(int(speed))
+    for host in (route.chosen.source, route.chosen.target):
+        iface = found.interface(host, route.end(host)[0])
+        if iface and (iface["speed_mbit"] or 0) > 0 and not iface["virtual"]:
+            claims.append(int(iface["speed_mbit"]))
     return min(claims) if len(claims) == 2 else None
 
 
-def _unsteady(found: Examination) -> Iterator[Finding]:
-    told: Set[int] = set()
+def _power_saving(found: Examination) -> Iterator[Finding]:
+    used = {(host, route.end(host)[0]) for pair, route in found.routes.items() for host in pair}
     for index in range(len(found.hosts)):
         for iface in _interfaces(found, index):
             if iface["power_save"]:
-                told.add(index)
                 yield Finding(
-                    SLOW, "links", (index,), f"{iface['name']} is Wi-Fi that saves power",
+                    SLOW if (index, iface["name"]) in used else NOTE, "links", (index,),
+                    f"{iface['name']} is Wi-Fi that saves power",
                     f"sudo iw dev {iface['name']} set power_save off (for good: wifi.powersave = 2 in "
                     "/etc/NetworkManager/conf.d/)",
-                )  # fmt: skip
-    for row in found.dialled:
-        trips = row.result.get("rtt_ms")
-        if trips and trips[-1] > JITTER_MS and trips[-1] > JITTER * median(trips):
-            names = f"{found.hosts[row.source]} to {found.hosts[row.target]}"
-            ends = {row.source, row.target}
-            wireless = any(iface["wireless"] for end in ends for iface in _interfaces(found, end))
-            if wireless and not ends & told:
-                yield Finding(
-                    SLOW, "links", (row.source, row.target),
-                    f"{names}: a round trip takes {median(trips):.1f} ms, but sometimes {trips[-1]:.0f}",
-                    "switch off the power saving of Wi-Fi: sudo iw dev wlan0 set power_save off",
                 )  # fmt: skip
 
 
 def _clocks(found: Examination) -> Iterator[Finding]:
-    skews: Dict[int, List[float]] = defaultdict(list)
-    for row in found.dialled:
-        if row.source == 0 and "skew_s" in row.result and row.result.get("answered") == row.target:
-            skews[row.target].append(row.result["skew_s"])
-    for index, values in skews.items():
-        skew = median(values)
-        side = "ahead of" if skew > 0 else "behind"
-        if abs(skew) > SKEW_S:
+    for index, (ahead_s, error_s) in found.ahead_s.items():
+        first_s, first_error_s = found.ahead_s.get(0, (ahead_s, 0.0))
+        skew_s = ahead_s - first_s
+        side = "ahead of" if skew_s > 0 else "behind"
+        if abs(skew_s) > SKEW_S + error_s + first_error_s:
             yield Finding(
                 SLOW, "software", (index,),
-                f"its clock is {abs(skew):.0f} s {side} that of {found.hosts[0]}",
+                f"its clock is {abs(skew_s):.0f} s {side} that of {found.hosts[0]}",
                 "sudo timedatectl set-ntp true (logs are hard to compare; certificates may not be valid yet)",
             )  # fmt: skip

@@ -6,14 +6,16 @@ import ipaddress
 from collections import defaultdict
 from typing import Any, Dict, Iterator, List
 
-from .finding import BAD, SLOW, Finding, is_usable
-from .hosts import Examination
+from .finding import BAD, NOTE, SLOW, Finding, is_usable
+from .network import Examination
 
 LOGIN_S = 3.0
 MEMORY_BYTES, DISK_BYTES, SHM_BYTES = 500 << 20, 200 << 20, 64 << 20
 FILES_SPARE, FILES_PER_RANK = 64, 14
 HOT = 85.0
 THROTTLED = 0.05
+WAITED = 0.25
+"""A program that waits for a processor for more than this part of its time says nothing of a login."""
 
 
 def host_findings(found: Examination, index: int) -> Iterator[Finding]:
@@ -39,9 +41,13 @@ def _login(found: Examination, index: int) -> Iterator[Finding]:
             f"its login shell prints {len(found.noises[index])} characters before a program runs ({first!r})",
             "print in interactive shells only: begin ~/.bashrc with `case $- in *i*) ;; *) return;; esac`",
         )  # fmt: skip
-    if found.starts_s[index] > LOGIN_S:
+    if found.starts_s[index] > LOGIN_S and index != found.local:
+        waited = (found.facts[index] or {"cpu": {}})["cpu"].get("waited") or 0.0
+        text = f"the login took {found.starts_s[index]:.1f} s"
+        if waited > WAITED:
+            text += f"; programs wait for its processors for {waited:.0%} of their time"
         yield Finding(
-            SLOW, "login", (index,), f"the login took {found.starts_s[index]:.1f} s",
+            NOTE if waited > WAITED else SLOW, "login", (index,), text,
             f"look what its login shell does: time ssh {name} true; UseDNS no in its sshd_config may help",
         )  # fmt: skip
 
@@ -127,9 +133,12 @@ def _cpu(found: Examination, index: int, facts: Dict[str, Any]) -> Iterator[Find
     if cpu["power_mode"] not in (None, "MAXN", "MAXN_SUPER"):
         yield slow(f"its power mode is {cpu['power_mode']}", "sudo nvpmodel -m 0 && sudo jetson_clocks")
     if cpu["load"] > cores:
-        yield slow(
-            f"other programs use its processors (load {cpu['load']:.1f} on {cores})", "see `top` there"
-        )
+        yield Finding(
+            NOTE, "cpu", (index,),
+            f"other programs use its processors just now (load {cpu['load']:.1f} on {cores}): jobs would be "
+            "slower meanwhile, and fast routes may be faster than measured",
+            "see `top` there",
+        )  # fmt: skip
     threads = facts["threads"].get("OMP_NUM_THREADS", "")
     if threads.isdigit() and int(threads) * ranks > cores:
         yield slow(

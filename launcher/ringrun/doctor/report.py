@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import textwrap
-from statistics import median
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Sequence, Tuple
 
-from .finding import CHECKS, Finding
-from .hosts import Examination
+from ringcomm.rendezvous.routing import Pair
+from ringcomm.transport.routes import Attempt
+
+from .finding import CHECKS, LEVELS, NOTE, Finding
+from .network import Examination, Route
 
 WIDTH = 100
+KNOWN_MB_PER_S = 5.0
 
 
 def as_text(found: Examination, findings: Sequence[Finding]) -> str:
@@ -20,52 +23,66 @@ def as_text(found: Examination, findings: Sequence[Finding]) -> str:
     for index, name in enumerate(found.hosts):
         marks = [_mark(found, findings, index, check) for check in CHECKS]
         lines.append(f"{name:{wide}}  " + "  ".join(f"{mark:9}" for mark in marks).rstrip())
-    if found.speeds:
-        lines += ["", *_matrix(found, wide)]
+    if found.tried:
+        lines += ["", *_links(found)]
     lines.append("")
     for finding in findings:
         lines += [*_wrapped(found, finding), ""]
-    if findings:
-        lines.append(f"{len(findings)} problem{'' if len(findings) == 1 else 's'}.")
-    else:
-        lines.append("No problem found.")
-    return "\n".join(lines) + "\n"
+    count, notes = len(problems(findings)), len(findings) - len(problems(findings))
+    text = f"{count} problem{'' if count == 1 else 's'}" if count else "No problem found"
+    if notes:
+        text += f", {notes} note{'' if notes == 1 else 's'}"
+    return "\n".join([*lines, f"{text}."]) + "\n"
+
+
+def problems(findings: Sequence[Finding]) -> List[Finding]:
+    """Those that are more than notes."""
+    return [row for row in findings if row.level != NOTE]
 
 
 def _mark(found: Examination, findings: Sequence[Finding], index: int, check: str) -> str:
-    levels = {row.level for row in findings if row.check == check and index in row.hosts}
+    levels = {row.level for row in problems(findings) if row.check == check and index in row.hosts}
     if not levels and found.problems[index]:
         return "-"
-    return min(levels, default="ok")  # "bad" comes before "slow"
+    return min(levels, default="ok", key=LEVELS.index)
 
 
-def _matrix(found: Examination, wide: int) -> List[str]:
-    """Round trip in ms and MB/s from each host (row) to each other (column)."""
-    cell = max(18, wide)
-    lines = [f"{'from / to':{wide}}  " + "  ".join(f"{name:{cell}}" for name in found.hosts).rstrip()]
-    for source, name in enumerate(found.hosts):
-        cells = [_cell(found, source, target) for target in range(len(found.hosts))]
-        lines.append(f"{name:{wide}}  " + "  ".join(f"{text:{cell}}" for text in cells).rstrip())
-    return lines
+_HEAD = ("link", "by", "to", "round trip", "there", "back", "")
 
 
-def _cell(found: Examination, source: int, target: int) -> str:
-    if source == target:
-        return "."
-    trip, speed = round_trip_ms(found, source, target), found.speeds.get((source, target))
-    if trip is None:
-        return "no connection"
-    return f"{trip:.2f} ms, " + ("no stream" if speed is None else f"{speed / 1e6:.0f} MB/s")
+def _links(found: Examination) -> List[str]:
+    """A line for each pair of hosts, with the route that a job takes; below it the other ones."""
+    rows: List[Tuple[str, ...]] = [_HEAD]
+    for pair in sorted(found.tried):
+        route, names = found.routes.get(pair), " - ".join(found.hosts[host] for host in pair)
+        if route is None:
+            rows.append((names, "no connection", "", "", "", "", ""))
+            continue
+        trip = "?" if route.round_trip_ms is None else f"{route.round_trip_ms:.2f} ms"
+        ends = [" ".join(route.end(host)) for host in pair]
+        rows.append((names, *ends, trip, _rate(route, pair), _rate(route, pair[::-1]), ""))
+        for other in route.others:
+            ends = [" ".join(route._replace(chosen=other).end(host)) for host in pair]
+            rows.append(("", *ends, "", *_about(other), "not chosen"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    return ["  ".join(f"{text:{wide}}" for text, wide in zip(row, widths)).rstrip() for row in rows]
 
 
-def round_trip_ms(found: Examination, source: int, target: int) -> Optional[float]:
-    """The median round trip on the best address, in milliseconds; None if there is no connection."""
-    trips = [
-        median(row.result["rtt_ms"])
-        for row in found.dialled
-        if (row.source, row.target, row.result.get("answered")) == (source, target, target)
-    ]
-    return min(trips, default=None)
+def _rate(route: Route, way: Pair) -> str:
+    speed = route.speeds.get(way)
+    return "no stream" if speed is None else _mb(speed / 1e6)
+
+
+def _about(other: Attempt) -> Tuple[str, str]:
+    """The speed by which a route was not chosen; of a slow one only that is known when the choice is made."""
+    if other.mb_per_s is None:
+        return "", ""
+    text = _mb(other.mb_per_s) if other.mb_per_s >= KNOWN_MB_PER_S else f"< {KNOWN_MB_PER_S:.0f} MB/s"
+    return text, text
+
+
+def _mb(speed: float) -> str:
+    return f"{speed:.{0 if speed >= 10 else 1}f} MB/s"
 
 
 def _wrapped(found: Examination, finding: Finding) -> List[str]:
@@ -81,20 +98,42 @@ def _wrapped(found: Examination, finding: Finding) -> List[str]:
 
 def as_json(found: Examination, findings: Sequence[Finding]) -> str:
     """The same for programs."""
+    rows = [
+        (row.level, {**row._asdict(), "hosts": [found.hosts[index] for index in row.hosts]})
+        for row in findings
+    ]
     content: Dict[str, Any] = {
         "hosts": [
             {"name": name, "problem": problem, "facts": facts}
             for name, problem, facts in zip(found.hosts, found.problems, found.facts)
         ],
         "links": [
-            {
-                "from": found.hosts[source], "to": found.hosts[target], "bytes_per_s": speed,
-                "round_trip_ms": round_trip_ms(found, source, target),
-            }
-            for (source, target), speed in sorted(found.speeds.items())
+            _link(found, route, *way)
+            for pair, route in sorted(found.routes.items())
+            for way in (pair, pair[::-1])
         ],
-        "problems": [
-            {**row._asdict(), "hosts": [found.hosts[index] for index in row.hosts]} for row in findings
-        ],
+        "problems": [row for level, row in rows if level != NOTE],
+        "notes": [row for level, row in rows if level == NOTE],
     }  # fmt: skip
     return json.dumps(content, indent=2) + "\n"
+
+
+def _link(found: Examination, route: Route, source: int, target: int) -> Dict[str, Any]:
+    """One direction of a route."""
+    others = [
+        {**_ends(route._replace(chosen=item), source, target), "mb_per_s_slower_direction": item.mb_per_s}
+        for item in route.others
+    ]
+    return {
+        "from": found.hosts[source], "to": found.hosts[target], **_ends(route, source, target),
+        "bytes_per_s": route.speeds.get((source, target)),
+        "bytes_per_s_alone": route.alone.get((source, target)), "round_trip_ms": route.round_trip_ms,
+        "not_chosen": others,
+    }  # fmt: skip
+
+
+def _ends(route: Route, source: int, target: int) -> Dict[str, str]:
+    (iface, address), (to_iface, to_address) = route.end(source), route.end(target)
+    return {
+        "from_iface": iface, "from_address": address, "to_iface": to_iface, "to_address": to_address
+    }  # fmt: skip

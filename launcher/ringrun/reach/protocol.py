@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import zlib
 from functools import lru_cache
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Tuple
 
 from ringcomm.errors import ProtocolError
 
@@ -60,33 +63,79 @@ def agent_program() -> bytes:
     """The agent's compressed program."""
     modules = (
         processes, framing, output, checks, recorders, files, shipped, job_folder, preparation, binding,
-        terminal, threads,
+        terminal, threads, agent,
     )  # fmt: skip
-    return compressed_program(agent, modules)
+    return compressed_program(
+        {item.__name__: Path(str(getattr(item, "SOURCE", item.__file__))) for item in modules}
+    )
 
 
-def program_source(main: ModuleType, modules: Sequence[ModuleType]) -> bytes:
+def program_source(main: ModuleType) -> bytes:
     """A program for a host without ringcomm, as the first data for its stdin.
 
     Args:
-        main: the module that is run as ``__main__``. It and the others import the standard library only.
-        modules: the modules of its package that it imports, in an order in which they can be imported.
+        main: the module that is run as ``__main__``. It and the modules of ringcomm and ringrun that it
+            imports need nothing but the standard library; their packages' own code is not run.
     """
-    return with_reader(compressed_program(main, modules))
+    return with_reader(compressed_program(modules_of(main)))
 
 
-def compressed_program(main: ModuleType, modules: Sequence[ModuleType]) -> bytes:
-    """The modules as one compressed program; the arguments are those of :func:`program_source`."""
-    package = main.__name__.rpartition(".")[0]
-    steps = ["import sys, types", "sys.modules['ringrun'] = types.ModuleType('ringrun')"]
-    steps.append(f"package = sys.modules[{package!r}] = types.ModuleType({package!r})")
-    for module in modules:
-        name, text = module.__name__, _text(getattr(module, "SOURCE", module.__file__))
+def compressed_program(files: Mapping[str, Path]) -> bytes:
+    """Modules as one compressed program.
+
+    Args:
+        files: by the modules' names, in an order in which they can be imported; the last one is run as
+            ``__main__``.
+    """
+    parts = [name.split(".")[:-1] for name in files]
+    packages = sorted({".".join(above[:count]) for above in parts for count in range(1, len(above) + 1)})
+    steps = ["import sys, types"]
+    steps += [f"sys.modules[{name!r}] = types.ModuleType({name!r})" for name in packages]
+    for name, path in files.items():
+        text, file, (above, _, own) = path.read_text(encoding="utf-8"), _file(name), name.rpartition(".")
+        if name == next(reversed(list(files))):
+            steps.append(f"exec(compile({text!r}, {file!r}, 'exec'))")
+            continue
         steps.append(f"module = sys.modules[{name!r}] = types.ModuleType({name!r})")
-        steps.append(f"exec(compile({text!r}, {_file(module)!r}, 'exec'), module.__dict__)")
-        steps.append(f"package.{name.rpartition('.')[2]} = module")
-    steps.append(f"exec(compile({_text(main.__file__)!r}, {_file(main)!r}, 'exec'))")
+        steps.append(f"module.__package__ = {above!r}")
+        steps.append(f"exec(compile({text!r}, {file!r}, 'exec'), module.__dict__)")
+        steps.append(f"sys.modules[{above!r}].{own} = module")
     return zlib.compress("\n".join(steps).encode(), 9)
+
+
+@lru_cache(maxsize=None)
+def modules_of(main: ModuleType) -> Dict[str, Path]:
+    """The files of a module and of those of ringcomm and ringrun that it imports, in an order for importing.
+
+    Imports within functions do not count: what they are for is not needed on a host, or may be missing there.
+    """
+    found: Dict[str, Path] = {}
+
+    def add(name: str) -> None:
+        spec = None if name in found else find_spec(name)
+        if spec is None or spec.origin is None or spec.submodule_search_locations is not None:
+            return
+        path = Path(spec.origin)
+        for imported in _imports(ast.parse(path.read_text(encoding="utf-8")), name):
+            add(imported)
+        found[name] = path
+
+    add(main.__name__)
+    return found
+
+
+def _imports(tree: ast.Module, name: str) -> Iterator[str]:
+    """The modules of ringcomm and ringrun that a module imports when it is imported itself."""
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            above = name.split(".")[: -node.level] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            if module.split(".")[0] in ("ringcomm", "ringrun"):
+                is_package = (find_spec(module) or _NO_SPEC).submodule_search_locations is not None
+                yield from (f"{module}.{item.name}" for item in node.names) if is_package else (module,)
+
+
+_NO_SPEC = ModuleSpec("", None)
 
 
 def with_reader(program: bytes) -> bytes:
@@ -99,13 +148,9 @@ def with_reader(program: bytes) -> bytes:
     return f"exec({loop!r})\n".encode() + program
 
 
-def _file(module: ModuleType) -> str:
+def _file(name: str) -> str:
     """What a traceback on the host names, with the source line where the host has ringrun, too."""
-    return module.__name__.replace(".", "/") + ".py"
-
-
-def _text(path: Any) -> str:
-    return Path(path).read_text(encoding="utf-8")
+    return name.replace(".", "/") + ".py"
 
 
 def json_frame(content: Dict[str, Any]) -> bytes:

@@ -67,6 +67,19 @@ def test_ranks_of_one_host_are_used_together():
     assert sorted(row.hosts for row in advice.rows) == [("a",), ("a", "b"), ("b",)]
 
 
+def test_a_batch_that_is_far_from_what_was_measured_is_rough():
+    """One machine alone has the whole batch, of which it has computed a part so far."""
+    model = CostModel(1e-5, 1e-9, 1e-10, hosts=(0, 1), wire_latency_s=1e-4, wire_byte_s=(1e-8,) * 2)
+    speeds = [Speed(0.0, 0.01)] * 2
+    advice = compare(["a", "b"], speeds, model, 1000, 96, {"float32": 1.0}, measured=[48, 80])
+    rough = {row.hosts: row.is_bound for row in advice.rows}
+    assert rough == {("a",): True, ("b",): False, ("a", "b"): False}
+    lines = advice.table().splitlines()
+    assert [line[0] for line in lines[1:]].count("~") == 2
+    assert lines[-1].startswith("~ rough: a batch is up to 2.0 times as large as those that were measured")
+    assert "~" not in compare(["a", "b"], speeds, model, 1000, 96, {"float32": 1.0}).table()
+
+
 def test_measured_communication_scales_the_prediction():
     model = CostModel(1e-5, 1e-9, 1e-10, hosts=(0, 1, 2), wire_latency_s=1e-4, wire_byte_s=(1e-8,) * 3)
     speeds = [Speed(0.0, 0.01)] * 3

@@ -19,14 +19,15 @@ MEASURED = CostModel(1e-5, 1e-9, 1e-10, hosts=(0, 1), wire_latency_s=1e-4, wire_
 class Job:
     """What a prediction uses of a context; the other rank computes as long as this one, times ``slower``."""
 
-    def __init__(self, rank=0, slower=1.0, cost_model=None, **settings):
+    def __init__(self, rank=0, slower=1.0, cost_model=None, in_vain_s=0.0, **settings):
+        self.in_vain_s = in_vain_s
         self.rank, self.size = rank, 2
         self.waited_s = self.now_s = 0.0
         self.cost_model = cost_model
         self.peers = [SimpleNamespace(host=f"host{host}", host_index=host) for host in range(2)]
         self.settings = SimpleNamespace(**{
             "predict_ranks": "2,4", "predict_batch": 32, "predict_price": 0.0, "predict_figure": "",
-            "predict_link": "", "fusion_bytes": 1 << 20, **settings,
+            "predict_link": "", "fusion_bytes": 1 << 20, "compression": "", **settings,
         })  # fmt: skip
         self._runner = SimpleNamespace(on_reduction=None)
         self.engine = SimpleNamespace(on_reduction=None, allgather=self._allgather)
@@ -37,7 +38,8 @@ class Job:
     def _allgather(self, arrays, shapes, name):
         ((row,), [shape]) = arrays, shapes
         self.exchanged.append((name, shape, row.tolist()))
-        return SimpleNamespace(wait=lambda: [np.stack([row, self.slower * row])])
+        other = row * [self.slower, 1.0, 1.0, 1.0]
+        return SimpleNamespace(wait=lambda: [np.stack([row, other])])
 
     def announce(self, context, topic, text):
         assert context is self
@@ -46,6 +48,8 @@ class Job:
     def step(self):
         """Compute for a tenth of a second, and reduce two gradients."""
         self.now_s += 0.1
+        self.now_s += self.in_vain_s
+        self.waited_s += self.in_vain_s
         self.engine.on_reduction(4_000_000, False, "first")
         self._runner.on_reduction(1_000_000, False, "second")
 
@@ -74,7 +78,8 @@ def predicted(job):
 def test_rank_0_shows_what_was_measured_and_predicted():
     job = Job(slower=2.0, predict_link="100mbit", predict_price=3.0)
     made = predicted(job)
-    assert job.exchanged == [("ringcomm.predict", (1, 1), [pytest.approx(0.1)])]
+    ((name, shape, row),) = job.exchanged
+    assert (name, shape, row[0]) == ("ringcomm.predict", (1, 4), pytest.approx(0.1))
     ((topic, text),) = job.shown
     assert topic == "predict" and "2 reductions of 5 MB together" in text
     assert "rank 1 on host1 needs 0.2 s" in text and "predicted for interfaces of 100mbit:" in text
@@ -84,6 +89,26 @@ def test_rank_0_shows_what_was_measured_and_predicted():
     job.step()  # by a thread that goes on
     made.close()
     assert len(job.exchanged) == len(job.shown) == 1
+
+
+def test_a_model_that_is_far_off_says_so_first_and_gives_bounds():
+    """The job as it runs takes far longer than the links and the computation explain."""
+    job = Job(in_vain_s=0.4, cost_model=MEASURED)
+    predicted(job)
+    first, second, *_, last = job.shown[0][1].splitlines()
+    assert first.startswith("the model is ") and "measured 0.5 s" in first
+    assert first.endswith("So the rows below are bounds: steps take at least as long")
+    assert second.startswith("measured a step of 0.5 s (the model says")
+    assert "≥" in last and last.count("≤") == 2
+
+
+def test_a_job_with_compression_is_compared_with_that():
+    texts = []
+    for compression in ("", "int8"):
+        job = Job(cost_model=MEASURED, compression=compression, in_vain_s=0.05)
+        predicted(job)
+        texts.append(job.shown[0][1].partition("(the model says ")[2].split()[0])
+    assert float(texts[1]) < float(texts[0])
 
 
 def test_the_other_ranks_take_part_and_end_without_a_word():

@@ -7,9 +7,12 @@ import pytest
 from ringcomm.scaling.recorder import (
     STEPS,
     WARM_UP,
+    Event,
     Measured,
     StepRecorder,
     description,
+    doubt,
+    measured,
     missing,
     period,
     workload_of,
@@ -111,6 +114,39 @@ def test_the_slowest_rank_sets_the_pace():
     assert "33 % of them begin" in text
     assert "a step of 2.25 s (the model says 2.5 s)" in text
     assert "rank" not in description(own, [1.0, 1.0], ["a", "b"], 1.0)
+
+
+OWN = Measured(1.0, (10, 20), (0.5, 1.0), step_s=2.0)
+
+
+@pytest.mark.parametrize("expected_s", [2.0, 1.75, 2.25])
+def test_a_model_that_is_right_enough_leaves_no_doubt(expected_s):
+    assert doubt(OWN, [1.0, 5.0], [0.9, 0.9], ["a", "b"], expected_s) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "spread, compute_s, waited, words",
+    [
+        (0.0, [1.0, 1.0, 1.0], [0.0, 0.0, 0.0], "What it leaves out is not known."),
+        (0.0, [1.0, 1.0, 2.0], [0.0, 0.0, 0.0], "the ranks wait for rank 2 on c, which computes 2 s"),
+        (0.0, [1.0, 1.0, 1.0], [0.0, 0.6, 0.0], "rank 1 on b waits for a processor for 60% of its time"),
+        (0.5, [1.0, 1.0, 1.0], [0.0, 0.0, 0.0], "steps differ: the middle half by 50%"),
+    ],
+    ids=["unknown", "slow", "busy", "uneven"],
+)
+def test_a_model_that_is_wrong_says_why_if_that_is_known(spread, compute_s, waited, words):
+    for expected_s, bound, percent in ((2.82, "at most", "41%"), (1.5, "at least", "25%")):
+        text, found = doubt(OWN._replace(spread=spread), compute_s, waited, ["a", "b", "c"], expected_s)
+        assert found == bound and f"the model is {percent} off for these ranks" in text and words in text
+        assert text.endswith(f"steps take {bound} as long")
+
+
+def test_steps_that_differ():
+    events = []
+    for step in range(STEPS + 1):
+        events.append(Event(step + (0.5 if step % 2 else 0.0), 0.0, 8, False, "g"))
+    assert measured(events, 1).spread == pytest.approx(1.0)
+    assert measured([item._replace(at_s=float(at)) for at, item in enumerate(events)], 1).spread == 0.0
 
 
 def test_few_steps_are_enough_if_reductions_have_names():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import types
 
 import psutil
@@ -199,3 +200,20 @@ def test_an_interface_that_has_gone_since_it_was_listed_is_left_out(monkeypatch)
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"gone0": [entry]})
     monkeypatch.setattr(psutil, "net_if_stats", dict)
     assert own_addresses() == []
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere psutil is needed")
+def test_without_psutil_linux_itself_lists_the_addresses(monkeypatch):
+    """`ringrun doctor` examines hosts that lack it."""
+    usual = {item.address for item in own_addresses() if item.kind == LOOPBACK and ":" not in item.address}
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    assert usual <= {item.address for item in own_addresses()}
+
+
+def test_what_linux_lists_of_ipv6(tmp_path):
+    (tmp_path / "proc/net").mkdir(parents=True)
+    addresses = ("fd00000000000000000000000000000b", "fe800000000000000000000000000001")
+    rows = [f"{address} 02 40 20 80 eth0" for address in addresses]
+    (tmp_path / "proc/net/if_inet6").write_text("\n".join(rows))
+    listed = nics.listed_by_linux(str(tmp_path))
+    assert listed[-2:] == [("eth0", "fd00::b", 64), ("eth0", "fe80::1", 64)]

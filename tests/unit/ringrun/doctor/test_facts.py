@@ -39,6 +39,7 @@ BOARD = {
     "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave",
     "sys/devices/system/cpu/cpu0/cpufreq/scaling_max_freq": "1200000",
     "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq": "2265600",
+    "proc/self/schedstat": "300 100 7",
     "proc/loadavg": "0.50 0.40 0.30 1/200 1234",
     "proc/meminfo": "MemTotal:  8000000 kB\nMemAvailable: 300000 kB\nSwapTotal: 4000000 kB\nSwapFree: 0 kB",
     "proc/net/if_inet6": "fd00000000000000000000000000000b 02 40 00 80 eth0\n"
@@ -66,6 +67,7 @@ def test_processors_of_a_board(tmp_path: Path) -> None:
     found = facts.cpu(tree(tmp_path, BOARD), lambda argv: output if argv == ["nvpmodel", "-q"] else None)
     assert found["power_mode"] == "MODE_15W" and found["governor"] == "powersave"
     assert found["hottest"] == 88.0 and found["mhz"] == [1200000, 2265600] and found["load"] == 0.5
+    assert found["waited"] == 0.25
     assert found["quota"] is None
 
 

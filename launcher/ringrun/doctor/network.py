@@ -1,0 +1,357 @@
+"""Examines hosts and the network between them: over the routes that a job's ranks would take.
+
+The hosts' programs listen, dial and measure as the first ranks of a job's hosts do, and
+:class:`~ringcomm.rendezvous.routing.Routing` chooses between what they have found, as it does for a job. Then
+the chosen routes, and no others, are measured for the report.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ringcomm.rendezvous.membership import as_target
+from ringcomm.rendezvous.probe import PROBE_AGAIN_S, PROBE_S
+from ringcomm.rendezvous.routing import Pair, Routing, with_second_round
+from ringcomm.transport.kinds import PREFERENCE, worse_kind
+from ringcomm.transport.routes import Attempt, Wire, wire_of
+
+from ..plan.job import Job
+from .hosts import ANSWER_LIMIT_S, HostProbe
+
+ENOUGH_MB_PER_S = 120.0
+"""What is faster is not measured again: it is more than 1 Gbit/s."""
+MEASUREMENTS = 3
+"""The best counts: nothing makes a route look fast but being fast."""
+
+
+class Place(NamedTuple):
+    """A host as a job's rendezvous has it: each has one rank, with the host's number."""
+
+    rank: int
+    host: str
+    host_index: int
+    local_rank: int
+    machine: str
+    addresses: List[Dict[str, Any]]
+
+
+class Route(NamedTuple):
+    """How the ranks of two hosts reach each other.
+
+    Attributes:
+        chosen: the attempt that a job would choose: its source dials.
+        speeds: bytes per second by source and target, both directions at the same time; None if nothing
+            arrived.
+        alone: the same for each direction by itself, if both together were not fast enough.
+        round_trip_ms: the shortest one; None where the system does not count it.
+        others: the attempts that were not chosen, with the speeds by which the choice was made.
+    """
+
+    chosen: Attempt
+    speeds: Dict[Pair, Optional[float]]
+    alone: Dict[Pair, Optional[float]]
+    round_trip_ms: Optional[float] = None
+    others: Tuple[Attempt, ...] = ()
+
+    def end(self, host: int) -> Tuple[str, str]:
+        """The interface and the address of one of the two hosts."""
+        item = self.chosen
+        return (item.local_iface, item.local) if host == item.source else (item.remote_iface, item.address)
+
+    def best(self, source: int, target: int) -> Optional[float]:
+        """Bytes per second in one direction: the better one of both measurements."""
+        way = (source, target)
+        return max(self.speeds.get(way) or 0.0, self.alone.get(way) or 0.0) or None
+
+
+class Closed(NamedTuple):
+    """A network that two hosts have in common, and on which neither reaches the other.
+
+    Attributes:
+        failed: an attempt.
+        iface: the interface of its source there.
+        network: the network.
+        kind: of the route that it would be.
+    """
+
+    failed: Attempt
+    iface: str
+    network: str
+    kind: str
+
+
+class Examination(NamedTuple):
+    """All that was found out. Hosts have numbers in the order in which they are named.
+
+    Attributes:
+        hosts: the hosts' names.
+        slots: the number of ranks that each would run.
+        problems: by host, why it does not answer, or "".
+        noises: by host, what its login shell printed.
+        starts_s: by host, how long the login took.
+        facts: by host, :func:`ringrun.doctor.facts.collect`, or None.
+        local: the number of this machine; -1 if it is not among the hosts.
+        unheard: by host, why it cannot take connections, for those that cannot.
+        ahead_s: by host, its clock less this machine's, and how far that may be wrong.
+        tried: what became of all attempts between two hosts, the lower number first.
+        routes: how two hosts reach each other, for those that do.
+        closed: networks that could be used and are not.
+    """
+
+    hosts: List[str]
+    slots: List[int]
+    problems: List[str]
+    noises: List[str]
+    starts_s: List[float]
+    facts: List[Optional[Dict[str, Any]]]
+    local: int
+    unheard: Dict[int, str]
+    ahead_s: Dict[int, Tuple[float, float]]
+    tried: Dict[Pair, List[Attempt]]
+    routes: Dict[Pair, Route]
+    closed: List[Closed]
+
+    def interface(self, host: int, name: str) -> Dict[str, Any]:
+        """The facts about an interface; empty if there are none."""
+        rows = (self.facts[host] or {}).get("interfaces", ())
+        return next((dict(row) for row in rows if row["name"] == name), {})
+
+    def common_network(self, source: int, target: int, address: str) -> Optional[Tuple[str, str]]:
+        """The interface of a host, and the network, that it has in common with an address of another host."""
+        there = [f"{own}/{bits}" for _, own, bits in self._addresses(target) if own == address]
+        for text in there:
+            network = ipaddress.ip_interface(text).network
+            for name, own, bits in self._addresses(source):
+                if ipaddress.ip_interface(f"{own}/{bits}").network == network:
+                    return name, str(network)
+        return None
+
+    def _addresses(self, host: int) -> Iterator[Tuple[str, str, int]]:
+        for row in (self.facts[host] or {}).get("interfaces", ()):
+            for address, bits in row["addresses"]:
+                yield row["name"], address, bits
+
+
+def examine(job: Job) -> Examination:
+    """Start a program on each host, have them dial and measure each other, and end them.
+
+    Args:
+        job: its hosts, its key and its settings; its command is not run.
+
+    Raises:
+        ProtocolError: a host's program has sent something else than an answer.
+    """
+    probes = [HostProbe(host) for host in job.hosts]
+    with ThreadPoolExecutor(max(1, len(probes))) as pool:
+        try:
+            list(pool.map(lambda item: item.start(), probes))
+            facts = list(pool.map(lambda item: item.ask(do="facts", cwd=item.host.cwd), probes))
+            local = next((host.index for host in job.hosts if host.is_local), -1)
+            found = Examination(
+                [host.name for host in job.hosts], [host.planned.used for host in job.hosts], [],
+                [item.noise for item in probes], [item.start_s for item in probes], facts,
+                local, {}, {}, {}, {}, [],
+            )  # fmt: skip
+            _Network(job, probes, pool, found).examine()
+        finally:
+            list(pool.map(lambda item: item.end(), probes))
+    return found._replace(problems=[item.problem for item in probes])
+
+
+class _Network:
+    """Has the hosts' programs dial and measure each other.
+
+    Args:
+        job: see :func:`examine`.
+        probes: the programs.
+        pool: asks several at the same time.
+        found: gets what is found out.
+    """
+
+    def __init__(
+        self, job: Job, probes: Sequence[HostProbe], pool: Executor, found: Examination
+    ) -> None:
+        self._job, self._probes, self._pool, self._found = job, probes, pool, found
+        self._places: Dict[int, Place] = {}
+
+    def examine(self) -> None:
+        """All of it."""
+        self._listen()
+        routing = self._dial()
+        self._choose(routing)
+        self._find_closed()
+        self._measure()
+
+    def _ask(self, asked: Mapping[int, Mapping[str, Any]], limit_s: float) -> Dict[int, Any]:
+        """The answers of these hosts to commands; a host that fails gives none."""
+        rows = self._pool.map(lambda pair: self._probes[pair[0]].ask(limit_s, **pair[1]), asked.items())
+        return {index: answer for index, answer in zip(asked, rows) if answer is not None}
+
+    def _listen(self) -> None:
+        job, found = self._job, self._found
+        common: Dict[str, Any] = {
+            "do": "listen", "key": job.key.hex(), "job": job.id, "certificate": job.certificate,
+            "forwarded": job.settings.allow_forwarding,
+        }  # fmt: skip
+
+        def ask(index: int) -> Tuple[Any, float, float]:
+            iface = job.hosts[index].env.get("RINGCOMM_IFACE", "")
+            began_s, started_s = time.time(), time.monotonic()
+            answer = self._probes[index].ask(rank=index, iface=iface, **common)
+            took_s = time.monotonic() - started_s
+            return answer, began_s + took_s / 2, took_s / 2
+
+        for index, (answer, at_s, error_s) in enumerate(self._pool.map(ask, range(len(self._probes)))):
+            if answer is not None and "problem" in answer:
+                found.unheard[index] = answer["problem"]
+            elif answer is not None:
+                found.ahead_s[index] = answer["time_s"] - at_s, error_s
+                self._places[index] = Place(
+                    index, found.hosts[index], index, 0, answer["machine"], answer["addresses"]
+                )
+
+    def _probe(self, targets: Mapping[int, List[Dict[str, Any]]], limit_s: float) -> Dict[int, List[Attempt]]:
+        asked = {
+            index: {"do": "probe", "targets": some, "within_s": limit_s} for index, some in targets.items()
+        }
+        answers = self._ask(asked, limit_s + ANSWER_LIMIT_S)
+        return {
+            index: [Attempt.from_json(row)._replace(source=index) for row in rows]
+            for index, rows in answers.items()
+        }
+
+    def _dial(self) -> Routing:
+        """As a job starts: both rounds of probes."""
+        places = self._places
+        everything = {
+            index: [as_target(other) for other in places.values() if other.rank != index] for index in places
+        }
+        reports = self._probe(everything, PROBE_S)
+        leaders = list(places.values())
+        again = Routing(leaders, reports).to_probe_again()
+        for index, attempts in self._probe(again, PROBE_AGAIN_S).items():
+            reports[index] = with_second_round(reports.get(index, ()), attempts)
+        return Routing(leaders, reports)
+
+    def _choose(self, routing: Routing) -> None:
+        """As a job starts: measure where there is a choice, and choose."""
+        while True:
+            wanted = routing.wanted()
+            if not wanted:
+                break
+            for index, speeds in self._run(wanted).items():
+                routing.measured(index, speeds)
+        for low in self._places:
+            for high in self._places:
+                if low < high:
+                    self._found.tried[low, high] = routing.tried((low, high))
+        routing.leave_out(routing.unreached())
+        for pair, chosen in routing.routes().items():
+            others = tuple(item for item in routing.wires(pair) if wire_of(item) != wire_of(chosen))
+            self._found.routes[pair] = Route(chosen, {}, {}, None, others)
+
+    def _run(self, wanted: Mapping[int, List[Dict[str, Any]]]) -> Dict[int, Any]:
+        asked = {index: {"do": "measure", "pairs": pairs} for index, pairs in wanted.items()}
+        return self._ask(asked, ANSWER_LIMIT_S * max(map(len, wanted.values()), default=1))
+
+    def _find_closed(self) -> None:
+        """Look for better networks than the chosen ones: dial again what has not answered in time."""
+        found, suspects = self._found, {}
+        for pair, route in found.routes.items():
+            reached = {wire_of(item) for item in found.tried[pair] if not item.why}
+            for item in found.tried[pair]:
+                common = found.common_network(item.source, item.target, item.address) if item.why else None
+                if common is None or not item.local and item.why.startswith("not dialled"):
+                    continue
+                wire = wire_of(item._replace(local_iface=common[0]))
+                kinds = [x["kind"] for x in self._places[item.source].addresses if x["iface"] == common[0]]
+                kind = worse_kind(item.kind, kinds[0]) if kinds else item.kind
+                if kinds and wire not in reached and PREFERENCE[kind] <= PREFERENCE[route.chosen.kind]:
+                    suspects[item.source, item.target, item.address] = Closed(item, *common, kind)
+        targets: Dict[int, List[Dict[str, Any]]] = {}
+        for source, target, address in suspects:
+            targets.setdefault(source, []).append(as_target(self._places[target], (address,)))
+        answered = set()
+        for source, attempts in self._probe(targets, PROBE_S).items():
+            answered |= {(source, item.target, item.address) for item in attempts if not item.why}
+        closed: Dict[Wire, Optional[Closed]] = {}
+        for key, suspect in suspects.items():
+            wire = wire_of(suspect.failed._replace(local_iface=suspect.iface))
+            closed[wire] = None if key in answered else closed.get(wire, suspect)
+        found.closed.extend(item for item in closed.values() if item is not None)
+
+    def _measure(self) -> None:
+        """Measure the chosen routes, in rounds in which no host occurs twice."""
+        for some in rounds(len(self._probes)):
+            pairs = [pair for pair in some if pair in self._found.routes]
+            for _ in range(MEASUREMENTS):
+                if pairs:
+                    self._measure_once(pairs)
+                pairs = [pair for pair in pairs if not _is_enough(self._found.routes[pair])]
+            self._measure_alone(pairs)
+
+    def _measure_alone(self, pairs: Sequence[Pair]) -> None:
+        """Measure one direction after the other: a slow one slows the acknowledgements of the other one."""
+        routes, found = self._found.routes, self._found
+        for place in range(2):
+            asked: Dict[int, Attempt] = {}
+            for pair in pairs:
+                chosen = routes[pair].chosen
+                for item in found.tried[pair]:
+                    same = not item.why and wire_of(item) == wire_of(chosen)
+                    if same and item.source == pair[place]:
+                        asked[item.source] = item
+            for item, row in self._speeds(asked, one_way=True):
+                pair = min(item.source, item.target), max(item.source, item.target)
+                routes[pair].alone[item.target, item.source] = row["back_mb_per_s"] * 1e6
+
+    def _speeds(
+        self, asked: Mapping[int, Attempt], one_way: bool = False
+    ) -> List[Tuple[Attempt, Dict[str, Any]]]:
+        """Have each of these hosts measure one wire."""
+        wanted = {
+            index: [
+                {
+                    "rank": item.target, "one_way": one_way, "wires": [
+                        {"address": item.address, "port": item.port, "iface": item.local_iface}
+                    ],
+                }
+            ]
+            for index, item in asked.items()
+        }  # fmt: skip
+        return [(asked[index], rows[0]) for index, rows in self._run(wanted).items() if rows]
+
+    def _measure_once(self, pairs: Sequence[Pair]) -> None:
+        routes = self._found.routes
+        for pair in pairs:
+            chosen = routes[pair].chosen
+            routes[pair].speeds.setdefault((chosen.source, chosen.target), None)
+            routes[pair].speeds.setdefault((chosen.target, chosen.source), None)
+        chosen_ones = [routes[pair].chosen for pair in pairs]
+        for item, row in self._speeds({item.source: item for item in chosen_ones}):
+            pair = min(item.source, item.target), max(item.source, item.target)
+            route, there = routes[pair], (item.source, item.target)
+            for way, speed in ((there, row["there_mb_per_s"]), (there[::-1], row["back_mb_per_s"])):
+                route.speeds[way] = max(speed * 1e6, route.speeds[way] or 0.0) or None
+            trips = [x for x in (route.round_trip_ms, row["round_trip_ms"]) if x is not None]
+            routes[pair] = route._replace(round_trip_ms=min(trips, default=None))
+
+
+def _is_enough(route: Route) -> bool:
+    return all(speed is not None and speed >= ENOUGH_MB_PER_S * 1e6 for speed in route.speeds.values())
+
+
+def rounds(count: int) -> Iterator[List[Pair]]:
+    """All pairs of so many hosts, in rounds of pairs without a common host (the circle method). Pure.
+
+    Args:
+        count: the number of hosts.
+    """
+    seats = list(range(count + count % 2))  # the last seat is empty if the number is odd
+    for _ in range(len(seats) - 1):
+        pairs = [(seats[i], seats[-1 - i]) for i in range(len(seats) // 2)]
+        yield [(min(pair), max(pair)) for pair in pairs if max(pair) < count]
+        seats = [seats[0], seats[-1], *seats[1:-1]]

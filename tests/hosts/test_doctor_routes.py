@@ -1,0 +1,106 @@
+"""Hosts with a second, slow network, quiet and busy: the doctor measures what a job takes; no link is blamed.
+
+`python -m pytest tests/hosts/test_doctor_routes.py --starts 30` tries each case thirty times.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Callable, Iterator, List
+
+import pytest
+
+from tests.hosts.job import Job
+from tests.hosts.netlab import LOCALHOST, Host, Lab
+from tests.hosts.test_doctor import BUSY, THREE, doctor
+from tests.hosts.test_routes import REDUCE, STARTS, busy, roles_used
+
+LOADS = (0, len(os.sched_getaffinity(0)))
+RUNS = 2
+"""How often each case is tried when nothing else is asked for."""
+SLOW = r"reaches rank \d \((\w+)\) over (\S+) at ([\d.]+) MB/s.*start with"
+
+
+@pytest.fixture(scope="module")
+def two_networks(able: None) -> Iterator[Lab]:
+    """Two boards and this machine, with a wire, and a radio of 20 Mbit/s that at times answers first."""
+    with Lab(Host("jetson1"), Host("jetson2")) as lab:
+        yield lab
+
+
+@pytest.fixture
+def runs(request: pytest.FixtureRequest) -> int:
+    return request.config.getoption("--starts") or RUNS
+
+
+def of_a_job(lab: Lab) -> List[str]:
+    """By which network each pair of hosts is linked in a job."""
+    with Job(lab, "-H", THREE, sys.executable, STARTS) as job:
+        assert job.finish(120.0) == 0, job.output
+    table = [line for line in job.output.splitlines() if '"links": ["' in line]
+    return roles_used(json.loads(table[0][table[0].index("{") :])["links"])
+
+
+def of_the_doctor(lab: Lab) -> List[str]:
+    """The same, as the doctor reports it; and its problems, but for those that this machine has by itself."""
+    done = doctor(lab, "--json")
+    assert done.stderr == ""
+    data = json.loads(done.stdout)
+    rows = [row for row in data["problems"] if not any(text in row["text"] for text in BUSY)]
+    assert rows == [] and (done.returncode == 0 or data["problems"]), json.dumps(rows, indent=1)
+    names = THREE.split(",")
+    links = [row for row in data["links"] if names.index(row["from"]) < names.index(row["to"])]
+    for row in links:
+        for end in ("from", "to"):
+            ifaces = {lab.iface(row[end], role): role for role in ("eth", "wlan")}
+            assert row[f"{end}_address"] in lab.addresses(row[end], ifaces[row[f"{end}_iface"]])
+    return ["wlan" if "10.98." in row["to_address"] else "eth" for row in links]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("load", LOADS)
+def test_the_doctor_measures_the_network_that_a_job_takes(two_networks: Lab, load: int, runs: int) -> None:
+    with busy(load):
+        found = [(of_the_doctor(two_networks), of_a_job(two_networks)) for _ in range(runs)]
+    same = sum(doctors == jobs for doctors, jobs in found)
+    wires = sum(doctors == ["eth"] * 3 for doctors, _ in found)
+    print(f"load {load}: the doctor measured what the job took in {same} of {runs} runs, eth0 in {wires}")
+    assert (same, wires) == (runs, runs), found
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("load", [LOADS[0], 2 * LOADS[1]])
+def test_a_job_with_little_traffic_is_told_nothing_of_its_links(
+    two_networks: Lab, load: int, runs: int
+) -> None:
+    """160 bytes a step, and several looks at each link."""
+    said = []
+    for _ in range(runs):
+        options = ["--dead-after", 3, REDUCE, "--repeat", 100_000, "--items", 20, "--seconds", 4]
+        with busy(load), Job(two_networks, "-H", THREE, *options) as job:
+            assert job.finish(120.0) == 0, job.output
+        said += [line for line in job.output.splitlines() if "reaches rank" in line or "--iface" in line]
+    print(f"load {load}: {len(said)} warnings in {runs} runs")
+    assert said == []
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("load", LOADS)
+def test_a_slow_wire_is_named_where_the_radio_is_much_faster(
+    make_lab: Callable[..., Lab], load: int, runs: int
+) -> None:
+    """The wire is fast when the job starts, and has 4 Mbit/s afterwards."""
+    lab = make_lab("jetson1", docker=False)
+    for host in (LOCALHOST, "jetson1"):
+        lab.unlimit(host, "wlan")
+    for _ in range(runs):
+        options = ["--dead-after", 3, REDUCE, "--repeat", 100_000, "--items", 200_000]
+        with busy(load), Job(lab, "-H", f"{LOCALHOST},jetson1", *options) as job:
+            job.wait_for_line("is running", 120.0)
+            assert "connects them, too" not in job.output
+            lab.shape("jetson1", "eth", "4mbit", "16kb", "50ms")
+            said = job.wait_for_line(SLOW, 120.0)
+        lab.unlimit("jetson1", "eth")
+        assert float(said[3]) < 1.0 and said[2] in (lab.iface(LOCALHOST), lab.iface("jetson1"))
