@@ -70,6 +70,7 @@ def test_the_box_names_the_variable_because_of_which_a_rank_ended_early(tmp_path
     assert box.index("-x STEPS") < box.index("has finished") and "model.join()" in box, err
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", [(*HOSTS, "-x", "STEPS", "-x", "RATE"), ("-np", "2"), HOSTS])
 def test_hosts_that_agree_get_no_such_line(tmp_path: Path, options: Tuple[str, ...]) -> None:
     values = {} if options is HOSTS else {"STEPS": "4", "RATE": "0.2"}
@@ -84,14 +85,13 @@ ALONE = "ringrun: no rank called ringcomm.init(): each trained alone"
     ("options", "told"),
     [
         (("-np", "2", "plain.py"), 1),
-        (("-np", "2", sys.executable, "plain.py"), 1),
-        (("-np", "2", "-m", "plain"), 1),
-        (("-np", "1", "plain.py"), 0),
-        (("-np", "2", "-q", "plain.py"), 0),
-        (("-np", "2", "true"), 0),
-        (("-np", "2", sys.executable, "-c", "print(1)"), 0),
-        (("-np", "2", "inits.py"), 0),
-        (("-np", "2", "outside.py"), 0),
+        *(
+            pytest.param(("-np", *words.split()), told, marks=pytest.mark.full)
+            for words, told in [
+                (f"2 {sys.executable} plain.py", 1), ("2 -m plain", 1), ("1 plain.py", 0), ("2 -q plain.py", 0),
+                ("2 true", 0), (f"2 {sys.executable} -c print(1)", 0), ("2 inits.py", 0), ("2 outside.py", 0),
+            ]  # fmt: skip
+        ),
     ],
 )
 def test_ranks_that_never_call_init_have_trained_alone(

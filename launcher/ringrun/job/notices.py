@@ -46,7 +46,7 @@ class Notices:
         self._variables = Variables(job.id, os.environ)
         self._shown: Set[str] = set()
         self._joined = False  # whether any process has called init()
-        self._refusals = 0
+        self._refusals: Set[str] = set()
         self._usages: Dict[int, Usage] = {}
         self._topics: Set[str] = set()
 
@@ -57,10 +57,10 @@ class Notices:
             self._usages[notice.rank] = Usage(**notice.detail)
             return
         if notice.kind == "refused":
-            self._refusals += 1
-            if self._refusals <= REFUSALS_SHOWN:
-                more = " (further ones are not shown)" if self._refusals == REFUSALS_SHOWN else ""
-                self._printer.show(f"refused: {notice.text}{more}")
+            if notice.text not in self._refusals and len(self._refusals) < REFUSALS_SHOWN:
+                self._refusals.add(notice.text)  # a program may try again and again
+                more = " (further ones are not shown)" if len(self._refusals) == REFUSALS_SHOWN else ""
+                self._printer.show(f"{notice.text}{more}")
             return
         if notice.kind == "warning":
             self._topics.add(str(notice.detail.get("topic", "")))

@@ -56,8 +56,15 @@ def test_of_many_refusals_the_first_are_shown() -> None:
     for number in range(REFUSALS_SHOWN + 3):
         found.take(Notice("refused", f"peer {number}"))
     assert len(lines) == REFUSALS_SHOWN
-    assert lines[0] == "refused: peer 0"
-    assert lines[-1] == f"refused: peer {REFUSALS_SHOWN - 1} (further ones are not shown)"
+    assert lines[0] == "peer 0"
+    assert lines[-1] == f"peer {REFUSALS_SHOWN - 1} (further ones are not shown)"
+
+
+def test_a_process_that_tries_again_is_refused_in_one_line() -> None:
+    found, lines = notices()
+    for _ in range(5):
+        found.take(Notice("refused", "refused a process that asked to join: this job has failed"))
+    assert lines == ["refused a process that asked to join: this job has failed"]
 
 
 def test_how_unequal_the_ranks_were_is_known_when_all_have_told() -> None:
