@@ -88,8 +88,9 @@ ALONE = "ringrun: no rank called ringcomm.init(): each trained alone"
         *(
             pytest.param(("-np", *words.split()), told, marks=pytest.mark.full)
             for words, told in [
-                (f"2 {sys.executable} plain.py", 1), ("2 -m plain", 1), ("1 plain.py", 0), ("2 -q plain.py", 0),
-                ("2 true", 0), (f"2 {sys.executable} -c print(1)", 0), ("2 inits.py", 0), ("2 outside.py", 0),
+                (f"2 {sys.executable} plain.py", 1), ("2 -m plain", 1), ("1 plain.py", 0),
+                ("2 -q plain.py", 0), ("2 true", 0), (f"2 {sys.executable} -c print(1)", 0),
+                ("2 inits.py", 0), ("2 outside.py", 0),
             ]  # fmt: skip
         ),
     ],

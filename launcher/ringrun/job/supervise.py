@@ -97,8 +97,7 @@ class Supervisor:
         """Start, watch and end the job. Whatever happens, nothing of it is left afterwards."""
         self._console.on_change(self._loop.wake)
         try:
-            for note in () if self.job.attempt else self.job.notes:
-                self._printer.note(note)
+            self._printer.note("" if self.job.attempt else "\n".join(self.job.notes))
             self._loop.after("ping", PING_S, self._agents.ping)
             self._watching.start()
             self._terminal.start()
@@ -158,7 +157,8 @@ class Supervisor:
         limit_s, links = self.job.settings.start_timeout_s, self._agents.links
         for host in self.job.hosts:
             if host.index not in self._ready:
-                self._problems.setdefault(host.index, not_ready_text(host, links[host.index], limit_s))
+                doing = limit_s, self._supply.waits_for(host)
+                self._problems.setdefault(host.index, not_ready_text(host, links[host.index], *doing))
         self._end("start", END)
 
     def _go(self) -> None:

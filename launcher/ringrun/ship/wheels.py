@@ -78,20 +78,23 @@ def fetch_wheels(
         names: the packages.
 
     Returns:
-        The package, and a line for each wheel with its name and its SHA-256.
+        The package, and a line for each wheel that was downloaded now, with its name and its SHA-256.
 
     Raises:
         ConfigError: pip is not usable, or found no wheels for that host.
     """
     cache = Path(places(os.environ)[0]) if cache is None else cache
     kept = cache / f"wheels-cp{target.version}-{target.machine}-glibc{target.glibc}"
-    wheels = sorted(kept.glob("*.whl"))
+    wheels = sorted(wheel for name in names for wheel in kept.glob(f"{name}-*.whl"))
+    lines: List[str] = []
     if not all(any(wheel.name.startswith(f"{name}-") for wheel in wheels) for name in names):
         kept.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".new-", dir=kept) as folder:
             _download(target, folder, names)
             wheels = [wheel.replace(kept / wheel.name) for wheel in sorted(Path(folder).glob("*.whl"))]
-    return _package(wheels)
+        digests = (hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in wheels)
+        lines = [f"{wheel.name} (sha256 {digest})" for wheel, digest in zip(wheels, digests)]
+    return _package(wheels), lines
 
 
 def _download(target: Target, folder: str, names: Sequence[str]) -> None:
@@ -113,14 +116,11 @@ def _download(target: Target, folder: str, names: Sequence[str]) -> None:
         )
 
 
-def _package(wheels: Sequence[Path]) -> Tuple[Package, List[str]]:
+def _package(wheels: Sequence[Path]) -> Package:
     files: Dict[str, bytes] = {}
-    lines: List[str] = []
     for wheel in wheels:
-        data = wheel.read_bytes()
-        lines.append(f"{wheel.name} (sha256 {hashlib.sha256(data).hexdigest()})")
         with zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if not name.endswith("/") and "/tests/" not in name]
             files.update((name, archive.read(name)) for name in names)
     names_text = ", ".join(" ".join(wheel.name.split("-")[:2]) for wheel in wheels)
-    return Package(names_text, files), lines
+    return Package(names_text, files)
