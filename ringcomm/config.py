@@ -51,6 +51,12 @@ def launchers_rank_from_environment() -> Optional[int]:
     return launchers_rank(environment.variables(None))
 
 
+def is_first_from_environment() -> bool:
+    """Whether this process is rank 0, or no launcher has given it a rank: it warns on behalf of all."""
+    environ = environment.variables(None)
+    return (environ.get("RANK") or environ.get(PREFIX + "RANK") or "0") == "0"
+
+
 def torchrun_from_environment(size: int) -> Tuple[bool, str]:
     """torchrun's or ``ringrun``'s variables about a group of ``size`` ranks: (all on this host, address)."""
     return torchrun(environment.variables(None), size)

@@ -34,8 +34,10 @@ from .engine.engine import Engine
 from .engine.stacks import thread_stacks
 from .errors import MismatchError, NotInitializedError, PeerLostError, RingcommError, describe_error
 from .files import own_folder, write_file
+from .lookups import LOOKUPS
 
 logger = logging.getLogger("ringcomm.flight_recorder")
+LOOKUPS.begin()
 
 FORMAT = 1
 """The version of the records."""
@@ -267,6 +269,8 @@ class Channel:
         self._pid = os.getpid()
         self._counted = False  # whether ringrun has asked for numbers
         self.send({"type": "hello", "signal": self._take_signal()})
+        LOOKUPS.on_new = self._report_lookups
+        self._report_lookups()
         atexit.register(self._report_end)
         threading.Thread(target=self._answer, name="ringcomm-flight", daemon=True).start()
 
@@ -324,6 +328,13 @@ class Channel:
                 self.send(numbers(self.recorders))
             if RECORD in request:
                 self.send(record(self.recorders, "asked"))
+
+    def _report_lookups(self) -> None:
+        """Send the names of the variables that the program has looked up since the last time."""
+        if self._pid == os.getpid():
+            names = LOOKUPS.take()
+            if names:
+                self.send({"type": "lookups", "names": names})
 
     def _report_end(self) -> None:
         """Send a last record when the program ends: from here on no thread answers requests."""

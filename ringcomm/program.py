@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-import sysconfig
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
@@ -17,11 +16,11 @@ import numpy as np
 
 from .arrays.rows import cumulative
 from .collective.runner import Runner
+from .lookups import is_installed
 from .ops import Collective
 
 _MOST_FILES = 5
 _OURS = ("ringcomm", "ringrun")
-_INSTALLED = ("site-packages", "dist-packages")
 
 
 def own_files() -> Dict[str, str]:
@@ -38,8 +37,7 @@ def own_files() -> Dict[str, str]:
     path = Path(script).resolve()
     # `python -m package.train` imports from the folder of the package.
     folder = path.parents[min(name.count("."), len(path.parents) - 1)]
-    libraries = [Path(place).resolve() for place in sysconfig.get_paths().values()]
-    if _is_installed(path, libraries):
+    if is_installed(path):
         return {}
     found: Dict[str, str] = {}
     for module in list(sys.modules.values()):
@@ -47,14 +45,10 @@ def own_files() -> Dict[str, str]:
         if not file or module.__name__.partition(".")[0] in _OURS:
             continue
         path = Path(file).resolve()
-        if folder in path.parents and not _is_installed(path, libraries) and path.is_file():
+        if folder in path.parents and not is_installed(path) and path.is_file():
             content = hashlib.blake2b(path.read_bytes(), digest_size=8)
             found[path.relative_to(folder).as_posix()] = content.hexdigest()
     return found
-
-
-def _is_installed(path: Path, libraries: Sequence[Path]) -> bool:
-    return any(part in _INSTALLED for part in path.parts) or any(place in path.parents for place in libraries)
 
 
 def compare_programs(runner: Runner, hosts: Sequence[str]) -> str:

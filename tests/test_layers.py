@@ -20,7 +20,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "version", "errors", "ops", "dtypes", "files", "certificate", "keys", "newkey", "endpoints",
             "parsing",
             "unknown_settings", "setting_aliases", "variables", "other_launchers", "environment", "settings",
-            "membership", "config", "polling", "clock", "docstrings", "results",
+            "membership", "config", "lookups", "polling", "clock", "docstrings", "results",
         ],
     ],
     1: [

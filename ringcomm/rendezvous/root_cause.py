@@ -261,11 +261,8 @@ class RootCauseAnalysis:
             cause = f"{cause}, {how}"
         cause = cause.rstrip(".")
         if culprit.left is not None and culprit.gone is None:
-            text = (
-                f"has finished ({cause}){during}. Every rank must make the same calls before it ends; one "
-                "that has less data than others can call join()."
-            )
-            return RootCause("lost", f"{culprit.name()} {text}", culprit)
+            text = f"has finished ({cause}){during}. Every rank must make the same calls before it ends; one"
+            return RootCause("lost", f"{culprit.name()} {text} {_with_less_data(doing)}", culprit)
         if reports and culprit.gone is None and reports[0].kind == "late":
             return RootCause("stalled", f"{culprit.name()} is late{during}: {cause}.", culprit)
         if reports and culprit.gone is None and reports[0].kind not in ("lost", "closed"):
@@ -273,6 +270,16 @@ class RootCauseAnalysis:
         # A defect of the program is not a loss: another attempt would fail again.
         kind = "mismatch" if cause.startswith(f"uncaught {MismatchError.__name__}:") else "lost"
         return RootCause(kind, f"{culprit.name()} was lost{during}: {cause}.", culprit)
+
+
+def _with_less_data(doing: str) -> str:
+    """What a rank can do that has less data: calls without a name are PyTorch's, or need all ranks."""
+    if "'" in doing:
+        return "that has less data than others can call join()."
+    return (
+        "that has less data than others can train inside `with model.join():` (PyTorch's DDP), or use "
+        "collectives by name and call join()."
+    )
 
 
 def silence(member: Member, silent_s: float, when: str) -> RootCause:

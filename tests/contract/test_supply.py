@@ -101,17 +101,19 @@ def test_a_host_gets_the_files_that_it_lacks(
 
 
 def test_wheels_are_downloaded_once_for_equal_hosts(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: List[Target] = []
+    asked: List[Tuple[Target, Tuple[str, ...]]] = []
 
-    def fetch(target: Target) -> Tuple[Package, List[str]]:
-        asked.append(target)
-        return WHEELS, ["numpy 1.26", "psutil 5.9"]
+    def fetch(target: Target, names: Tuple[str, ...]) -> Tuple[Package, List[str]]:
+        asked.append((target, names))
+        return WHEELS, ["numpy 1.26", "psutil 5.9"][: len(names)] if target.machine == "aarch64" else []
 
     monkeypatch.setattr(supply, "fetch_wheels", fetch)
     for host in hosts.job.hosts[:2]:
         hosts.supply.provision(host, NEEDS)
+        assert hosts.supply.waits_for(host) == "numpy and psutil"
     hosts.until(2)
-    assert asked == [Target("3.9", "aarch64", "2.31")]
+    assert hosts.supply.waits_for(hosts.job.hosts[0]) == ""
+    assert asked == [(Target("3.9", "aarch64", "2.31"), ("numpy", "psutil"))]
     use = {"do": "use", "package": WHEELS.digest}
     assert hosts.commands == [("a", use), ("b", use)] and hosts.problems == []
     assert hosts.shown == ["wheels for a, b: numpy 1.26; psutil 5.9"]
@@ -119,16 +121,18 @@ def test_wheels_are_downloaded_once_for_equal_hosts(hosts: Hosts, monkeypatch: p
     hosts.supply.send(hosts.job.hosts[2], {})
     sent = {name: archive for name, _, archive in hosts.archives}
     assert sent == {"a": WHEELS.archive, "c": own_package().archive}, "c has not asked for wheels"
-    hosts.supply.provision(hosts.job.hosts[2], {**NEEDS, "machine": "x86_64"})
+    found = {"version": "3.9.2", "lacks": ["psutil", "ringcomm"]}
+    hosts.supply.provision(hosts.job.hosts[2], {**NEEDS, "found": found, "machine": "x86_64"})
     hosts.until(3)
-    assert asked[1:] == [Target("3.9", "x86_64", "2.31")]
+    assert asked[1:] == [(Target("3.9", "x86_64", "2.31"), ("psutil",))]
+    assert not any("wheels for c" in line for line in hosts.shown), "they were not downloaded now"
 
 
 @pytest.mark.parametrize("problem", [ConfigError("no wheel of numpy for it"), OSError("no network")])
 def test_wheels_that_cannot_be_downloaded(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch, problem: Exception
 ) -> None:
-    def fail(_: Target) -> None:
+    def fail(_: Target, names: Tuple[str, ...]) -> None:
         raise problem
 
     monkeypatch.setattr(supply, "fetch_wheels", fail)

@@ -55,7 +55,8 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.recorders = recorders.Recorders(
             self.selector, lambda rank, line: self.output.send(RECORD, rank, line),
-            lambda rank, line: self.output.send(NUMBERS, rank, line), lambda: self.output.event("asked"),
+            lambda rank, line: self.output.send(NUMBERS, rank, line), self.looked_up,
+            lambda: self.output.event("asked"),
         )  # fmt: skip
         self.terminal = terminal.Terminal(config["debug"], self.selector)
         self.received = bytearray(processes.EARLY)
@@ -302,6 +303,10 @@ class Agent:
             self.recorders.started(rank, process.pid)
             self.output.event("started", rank, pid=process.pid)
 
+    def looked_up(self, names: List[str]) -> None:
+        """A rank's program has looked up variables: report their values on this host, as digests."""
+        self.output.event("lookups", values=recorders.value_digests(names, self.env, self.config["job"]))
+
     def reap(self) -> None:
         """Collect ended children, and orphans adopted by this process."""
         while True:
@@ -327,8 +332,8 @@ class Agent:
             if child.rank == CHECK:
                 self.check_ended(how)
             else:
-                self.recorders.ended(child.rank)
-                self.output.event("exit", child.rank, **how)
+                joined = self.recorders.ended(child.rank)
+                self.output.event("exit", child.rank, joined=joined, **how)
 
 
 def main() -> None:

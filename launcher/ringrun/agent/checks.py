@@ -29,7 +29,9 @@ try:
         found[name] = getattr(module, "__version__", None)
         found[name + "_at"] = getattr(module, "__file__", None)
 except Exception:
+    from importlib.util import find_spec
     found["missing"], found["why"] = name, "%s: %s" % (sys.exc_info()[0].__name__, sys.exc_info()[1])
+    found["lacks"] = [name] + [item for item in sys.argv[2:] if item != name and find_spec(item) is None]
 sys.stdout.write("\\n" + json.dumps(found))
 """
 

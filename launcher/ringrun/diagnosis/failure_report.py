@@ -15,6 +15,7 @@ TRACEBACK_LINES = 40
 _HEAD = "Traceback (most recent call last):"
 _ERRORS = "ringcomm.errors."
 _MISMATCH = f"{_ERRORS}MismatchError:"
+_SHIP = "Leave out --no-ship-self: ringrun then sends this machine's."
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w+)'$")
 _UNCAUGHT = re.compile(r"an uncaught ([\w.]+): (.*?)((?:; (?:its|their) last operation was .*)?\.)$")
 
@@ -325,7 +326,7 @@ def _interpreter_problem(facts: Dict[str, Any], install: Callable[[str], str]) -
         remedy = f"Install it there: `{python} -m pip install {found['missing']}`"
         remedy += ", or let ringrun send it (--provision)." if found["missing"] in PROVISIONED else "."
         if found["missing"] in ("ringcomm", "ringrun"):
-            remedy = install(python)
+            remedy = f"{_SHIP} Or: {install(python)}"
         return f"{python} cannot import {found['missing']} ({found['why']}). {remedy}"
     if facts["problem"] == "bytecode":
         return (
@@ -336,7 +337,7 @@ def _interpreter_problem(facts: Dict[str, Any], install: Callable[[str], str]) -
     if facts["problem"] == "version":
         return (
             f"ringcomm {found['ringcomm']} is installed there ({found.get('ringcomm_at')}), but here it is "
-            f"{facts['wanted']}; all ranks need the same. {install(python)}"
+            f"{facts['wanted']}; all ranks need the same. {_SHIP} Or: {install(python)}"
         )
     how = (
         f"exit code {facts['code']}"

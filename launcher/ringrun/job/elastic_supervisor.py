@@ -201,7 +201,8 @@ class ElasticSupervisor(Supervisor):
     def _late_host(self, host: HostJob) -> None:
         """A host has not become ready in time."""
         limit_s = self.job.settings.start_timeout_s
-        text = not_ready_text(host, self._agents.links[host.index], limit_s)
+        wheels = self._supply.waits_for(host)
+        text = not_ready_text(host, self._agents.links[host.index], limit_s, wheels)
         self._agents.abandon(host)
         self._problem(host, text)
 

@@ -1,21 +1,28 @@
-"""What the rendezvous says of a running job, apart from failures: warnings, refusals, waiting times."""
+"""What is said of a running job, apart from failures: warnings, refusals, waiting times, variables."""
 
 from __future__ import annotations
 
-from typing import Dict, Set
+import os
+from typing import Any, Callable, Dict, Mapping, Set
 
 from ringcomm.balance.replan import rank_names
 from ringcomm.balance.unequal import Usage, job_line
 
+from ..diagnosis.variables import Variables
 from ..plan.job import Job
 from ..show.printer import Printer
 from .outcome import Outcome
 from .rendezvous import NoticeLike
 
 REFUSALS_SHOWN = 20
+GATHER_S = 0.5
+"""After the first variable that differs, agents have this long to report others and those of other hosts."""
 _NO_PREDICTION = (
     "No prediction: the program ended without one. It must call init() of ringcomm or of an adapter, and "
     "reduce its gradients with them in 13 equal steps (see docs/scaling.md)."
+)
+_ALONE = (
+    "no rank called ringcomm.init(): each trained alone, unless the program connects its ranks in another way"
 )
 _NO_ADVICE = (
     "No advice: the program ended without it. It must call init() of ringcomm or of an adapter, and take its "
@@ -29,30 +36,65 @@ class Notices:
     Args:
         job: what the notices are about.
         printer: shows them.
+        after: sets a timer, by its name, the seconds from now and what to call.
     """
 
-    def __init__(self, job: Job, printer: Printer) -> None:
-        self._job = job
-        self._printer = printer
-        self._refusals = 0
+    def __init__(
+        self, job: Job, printer: Printer, after: Callable[[str, float, Callable[[], None]], None]
+    ) -> None:
+        self._job, self._printer, self._after = job, printer, after
+        self._variables = Variables(job.id, os.environ)
+        self._shown: Set[str] = set()
+        self._joined = False  # whether any process has called init()
+        self._refusals: Set[str] = set()
         self._usages: Dict[int, Usage] = {}
         self._topics: Set[str] = set()
 
     def take(self, notice: NoticeLike) -> None:
         """The rendezvous has sent a notice."""
+        self._joined = self._joined or notice.kind not in ("log", "refused")
         if notice.kind == "usage" and notice.rank is not None:
             self._usages[notice.rank] = Usage(**notice.detail)
             return
         if notice.kind == "refused":
-            self._refusals += 1
-            if self._refusals <= REFUSALS_SHOWN:
-                more = " (further ones are not shown)" if self._refusals == REFUSALS_SHOWN else ""
-                self._printer.show(f"refused: {notice.text}{more}")
+            if notice.text not in self._refusals and len(self._refusals) < REFUSALS_SHOWN:
+                self._refusals.add(notice.text)  # a program may try again and again
+                more = " (further ones are not shown)" if len(self._refusals) == REFUSALS_SHOWN else ""
+                self._printer.show(f"{notice.text}{more}")
             return
         if notice.kind == "warning":
             self._topics.add(str(notice.detail.get("topic", "")))
         if notice.kind == "warning" or (self._job.settings.verbose and notice.text):
             self._printer.show(notice.text)
+
+    def looked_up(self, host: str, values: Mapping[str, Any]) -> None:
+        """The programs on a host have looked up variables.
+
+        Args:
+            host: its name.
+            values: by variable, the digest of its value there; see :class:`.diagnosis.variables.Variables`.
+
+        Raises:
+            ProtocolError: these are no digests.
+        """
+        self._variables.take(host, values)
+        if not self._shown.issuperset(self._variables.differing()):
+            self._after("variables", GATHER_S, self._show_variables)
+
+    def _show_variables(self) -> None:
+        new = [name for name in self._variables.differing() if name not in self._shown]
+        self._shown.update(new)
+        if new and not self._job.attempt:
+            self._printer.show(self._variables.text(new))
+
+    def different_variables(self) -> str:
+        """A paragraph for the failure report about variables that differ between hosts, or ""."""
+        text = self._variables.text(self._variables.differing())
+        return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+    def exited(self, facts: Mapping[str, Any]) -> None:
+        """A rank has ended; ``joined`` is whether it has used ringcomm."""
+        self._joined = self._joined or facts.get("joined", True)
 
     def conclude(self, outcome: Outcome) -> None:
         """All ranks have ended well: show what that says, and have a job fail that has not measured.
@@ -60,7 +102,10 @@ class Notices:
         Args:
             outcome: gets exit code 1 if a prediction or advice was asked for, and there is none.
         """
+        self._show_variables()
         self._printer.note(self.unequal())
+        if not self._joined and self._job.plan.size > 1 and self._job.trains:
+            self._printer.note(_ALONE)
         settings = self._job.settings
         for asked, topic, missing, text in (
             (settings.predict, "predict", "no prediction", _NO_PREDICTION),

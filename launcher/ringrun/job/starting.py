@@ -6,22 +6,37 @@ from typing import Callable, Optional
 
 from ..plan.job import HostJob
 from ..reach.agent_process import Link
-from ..reach.base import RETRIES, last_lines
+from ..reach.base import NOTHING, RETRIES, last_lines
+
+_IN_PIPES_BYTES = 1 << 16
+"""So much may wait here for a moment although the network is fast."""
 
 
-def not_ready_text(host: HostJob, link: Link, limit_s: float) -> str:
-    """The problem of a host that is not ready in time.
+def not_ready_text(host: HostJob, link: Link, limit_s: float, wheels: str = "") -> str:
+    """The problem of a host that is not ready in time: what was going on.
 
     Args:
         host: the host.
         link: to its agent.
         limit_s: the time, in seconds.
+        wheels: the packages whose wheels were being downloaded for it, or "".
     """
+    if not link.answered:
+        doing = f"{link.argv[0]} had not answered: a login that waits, or a host that is slow to start Python"
+    elif wheels:
+        doing = f"this machine was still downloading the wheels of {wheels} for it (--provision)"
+    elif link.outgoing_bytes > _IN_PIPES_BYTES:
+        doing = f"{link.outgoing_bytes / 1e6:.1f} MB were still to be sent to it: the network is slow"
+    elif host.command.is_python:
+        doing = (
+            f"its agent was running, and {host.python} was still trying to import numpy and ringcomm there: "
+            "a slow disk or network file system, or a busy host"
+        )
+    else:
+        doing = "its agent was running, and was still preparing the job: a slow disk, or a busy host"
     said = last_lines(link.stderr_text + "\n" + link.noise)
-    return (
-        f"{host.name}: not ready within {limit_s:g} s (--start-timeout). "
-        f"{'Its agent had' if link.answered else 'It had not'} answered; it said: {said}."
-    )
+    printed = "" if said == NOTHING else f" It printed: {said}."
+    return f"{host.name}: not ready within {limit_s:g} s (--start-timeout): {doing}.{printed}"
 
 
 def failed_start(

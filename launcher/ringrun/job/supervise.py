@@ -1,7 +1,6 @@
 """The supervisor: one loop over all agents, from the first login until nothing is left anywhere.
 
-An agent is ringrun's program on one host: it starts and ends the ranks there. The loop runs in the thread
-that calls :meth:`Supervisor.run`; other threads and signal handlers reach it by a queue and a socket.
+The loop runs in the thread that calls :meth:`Supervisor.run`; others reach it by a queue and a socket.
 """
 
 from __future__ import annotations
@@ -82,13 +81,10 @@ class Supervisor:
         self._results: Dict[int, bytearray] = {}
         self._going, self._signum = False, 0  # whether the ranks have been started; the user's signal
         self._ending = ""  # why we end the job, if we do: start, failure, interrupt, pipe or abandoned
-        self._notices = Notices(job, self._printer)
+        self._notices = Notices(job, self._printer, self._loop.after)
 
     def interrupt(self, signum: int) -> None:
-        """End the job as this signal asks: in order the first time, at once the second.
-
-        May be called from other threads and from signal handlers.
-        """
+        """End the job: in order the first time, at once the second. For other threads and signal handlers."""
         self._loop.call(lambda: self._interrupted(signum))
 
     def diagnose(self) -> None:
@@ -101,8 +97,7 @@ class Supervisor:
         """Start, watch and end the job. Whatever happens, nothing of it is left afterwards."""
         self._console.on_change(self._loop.wake)
         try:
-            for note in () if self.job.attempt else self.job.notes:
-                self._printer.note(note)
+            self._printer.note("" if self.job.attempt else "\n".join(self.job.notes))
             self._loop.after("ping", PING_S, self._agents.ping)
             self._watching.start()
             self._terminal.start()
@@ -162,7 +157,8 @@ class Supervisor:
         limit_s, links = self.job.settings.start_timeout_s, self._agents.links
         for host in self.job.hosts:
             if host.index not in self._ready:
-                self._problems.setdefault(host.index, not_ready_text(host, links[host.index], limit_s))
+                doing = limit_s, self._supply.waits_for(host)
+                self._problems.setdefault(host.index, not_ready_text(host, links[host.index], *doing))
         self._end("start", END)
 
     def _go(self) -> None:
@@ -235,7 +231,10 @@ class Supervisor:
                 raise ProtocolError(f"a problem that makes no sense: {problem!r}") from None
             self._problem(host, text)
         elif name == "exit":
+            self._notices.exited(facts)
             self._rank_exited(rank, facts)
+        elif name == "lookups":
+            self._notices.looked_up(host.name, facts["values"])
         elif name == "lacks":
             self._supply.send(host, facts)
         elif name == "needs":
@@ -396,5 +395,6 @@ class Supervisor:
         """The outcome of ranks that had started; see :func:`~.outcome.ended`."""
         found = {self.job.hosts[index].name: facts.get("found") for index, facts in self._ready.items()}
         pythons = {name: facts["python"] for name, facts in found.items() if facts}
-        job, failure, signum = self.job, self._failure, self._signum
-        return ended(job, failure, self._ending, signum, tails, lines, diagnosis, pythons, first)
+        first = "\n\n".join(filter(None, (first, self._notices.different_variables())))
+        how = self._failure, self._ending, self._signum
+        return ended(self.job, *how, tails, lines, diagnosis, pythons, first)

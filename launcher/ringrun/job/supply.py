@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Callable, Dict, List, Mapping
+from typing import Any, Callable, Dict, List, Mapping, Tuple
 
 from ringcomm.errors import ConfigError
 
@@ -11,9 +11,12 @@ from ..agent import framing
 from ..plan.job import HostJob
 from ..ship.package import Package, own_package
 from ..ship.source_tree import describe_sent
-from ..ship.wheels import Target, fetch_wheels
+from ..ship.wheels import NEEDED, Target, fetch_wheels
 from .agents import Agents
 from .event_loop import Loop
+
+Wanted = Tuple[Target, Tuple[str, ...]]
+"""What wheels are for, and the packages."""
 
 
 class Supply:
@@ -31,7 +34,7 @@ class Supply:
     ) -> None:
         self._agents, self._loop, self._print, self._problem = agents, loop, say, problem
         self._wheels: Dict[int, Package] = {}  # by host: the package that it uses after ringcomm's
-        self._waiting: Dict[Target, List[HostJob]] = {}  # hosts whose wheels are being downloaded
+        self._waiting: Dict[Wanted, List[HostJob]] = {}  # hosts whose wheels are being downloaded
 
     def send(self, host: HostJob, facts: Mapping[str, Any]) -> None:
         """Send a host what it does not have.
@@ -59,33 +62,42 @@ class Supply:
             facts: its agent's ``needs`` event.
         """
         version = str(facts["found"].get("version", "")).rpartition(".")[0]
+        lacks = facts["found"].get("lacks", NEEDED)
         try:
             target = Target.of(version, facts["machine"], facts["glibc"])
-        except ConfigError as problem:
+            wanted = target, tuple(name for name in NEEDED if name in lacks)
+        except (ConfigError, TypeError) as problem:
             self._problem(host, f"{host.name}: {problem}")
             return
-        if target in self._waiting:
-            self._waiting[target].append(host)
+        if wanted in self._waiting:
+            self._waiting[wanted].append(host)
             return
-        self._waiting[target] = [host]
-        threading.Thread(target=self._download, args=(target,), daemon=True).start()
+        self._waiting[wanted] = [host]
+        threading.Thread(target=self._download, args=(wanted,), daemon=True).start()
 
-    def _download(self, target: Target) -> None:
+    def waits_for(self, host: HostJob) -> str:
+        """The packages whose wheels are being downloaded for a host, or ""."""
+        found = (names for (_, names), hosts in self._waiting.items() if host in hosts)
+        return " and ".join(next(found, ()))
+
+    def _download(self, wanted: Wanted) -> None:
+        target, names = wanted
         try:
-            package, lines = fetch_wheels(target)
+            package, lines = fetch_wheels(target, names=names)
         except (ConfigError, OSError) as problem:
             text = str(problem)
-            self._loop.call(lambda: self._not_downloaded(target, text))
+            self._loop.call(lambda: self._not_downloaded(wanted, text))
         else:
-            self._loop.call(lambda: self._downloaded(target, package, lines))
+            self._loop.call(lambda: self._downloaded(wanted, package, lines))
 
-    def _not_downloaded(self, target: Target, text: str) -> None:
-        for host in self._waiting.pop(target):
+    def _not_downloaded(self, wanted: Wanted, text: str) -> None:
+        for host in self._waiting.pop(wanted):
             self._problem(host, f"{host.name}: {text}")
 
-    def _downloaded(self, target: Target, package: Package, lines: List[str]) -> None:
-        hosts = self._waiting.pop(target)
-        self._print(f"wheels for {', '.join(host.name for host in hosts)}: {'; '.join(lines)}")
+    def _downloaded(self, wanted: Wanted, package: Package, lines: List[str]) -> None:
+        hosts = self._waiting.pop(wanted)
+        if lines:
+            self._print(f"wheels for {', '.join(host.name for host in hosts)}: {'; '.join(lines)}")
         for host in hosts:
             self._wheels[host.index] = package
             self._agents.send(host, {"do": "use", "package": package.digest})

@@ -148,6 +148,13 @@ class Job:
         """Whether all ranks run on this machine."""
         return all(host.is_local for host in self.hosts)
 
+    @property
+    def trains(self) -> bool:
+        """Whether it is likely that the ranks are to train together: a Python program, no one-liner."""
+        command = self.command
+        inner = command.shown.startswith(("ringrun.", "-"))
+        return command.is_python and "-c" not in command.argv[:3] and self.payload is None and not inner
+
     def signed_payload(self) -> Optional[bytes]:
         """The payload with this attempt's signature, as the ranks read it; None without a payload."""
         return None if self.payload is None else signed(self.payload, self._signer, *about_call())

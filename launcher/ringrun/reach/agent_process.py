@@ -118,6 +118,11 @@ class Link:
         """Whether data is queued for the agent's stdin."""
         return bool(self._outgoing) and self.descriptor("stdin") >= 0
 
+    @property
+    def outgoing_bytes(self) -> int:
+        """The number of queued bytes."""
+        return sum(map(len, self._outgoing))
+
     def write(self) -> None:
         """Write queued data without blocking. :meth:`read` reports that the agent has ended."""
         descriptor = self.descriptor("stdin")

@@ -58,6 +58,10 @@ def other_python(host: str) -> str:
     return f"Choose another interpreter with --python {host}=PATH, or with python=PATH in the hostfile."
 
 
+NOTHING = "nothing"
+"""In place of the output of a program that has printed none."""
+
+
 def last_lines(text: str, count: int = 2, limit: int = 400) -> str:
     """The last lines of a program's output, joined into one line for a message.
 
@@ -67,10 +71,10 @@ def last_lines(text: str, count: int = 2, limit: int = 400) -> str:
         limit: maximum number of characters.
 
     Returns:
-        The line without a final full stop, or "nothing".
+        The line without a final full stop, or :data:`NOTHING`.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return "; ".join(lines[-count:])[-limit:].rstrip(".") or "nothing"
+    return "; ".join(lines[-count:])[-limit:].rstrip(".") or NOTHING
 
 
 class CommandReach:

@@ -177,7 +177,7 @@ def archive_header(kind: int, length: int) -> bytes:
 _NUMBER, _MAYBE = (int,), (int, type(None))
 _FACTS: Dict[str, Dict[str, Tuple[type, ...]]] = {
     "ready": {"limits": (dict,)}, "problem": {"problem": (str,)}, "done": {}, "asked": {}, "lacks": {},
-    "needs": {"found": (dict,), "machine": (str,), "glibc": (str,)},
+    "lookups": {"values": (dict,)}, "needs": {"found": (dict,), "machine": (str,), "glibc": (str,)},
     "exit": {"code": _MAYBE, "signal": _MAYBE, "sent": _NUMBER}, "started": {"pid": _NUMBER},
 }  # fmt: skip
 """The required fields of each kind of event."""
@@ -186,7 +186,7 @@ _LIMITS: Dict[str, Tuple[type, ...]] = {
 }  # fmt: skip
 _OPTIONAL: Dict[str, Tuple[type, ...]] = {
     "port": _NUMBER, "login": (str,), "found": (dict,), "path": (str,), "why": (str,), "text": (str,),
-    "option": (str,), "wanted": (str,), "files": (list,),
+    "option": (str,), "wanted": (str,), "files": (list,), "joined": (bool,),
 }  # fmt: skip
 
 

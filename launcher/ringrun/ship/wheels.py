@@ -99,24 +99,35 @@ def fetch_wheels(
         names: the packages.
 
     Returns:
-        The package, and a line for each wheel with its name and its SHA-256.
+        The package, and a line for each wheel that was downloaded now, with its name and its SHA-256.
 
     Raises:
         ConfigError: pip is not usable, or found no wheels for that host.
     """
     cache = trusted_cache(os.environ) if cache is None else cache
     kept = cache / f"wheels-cp{target.version}-{target.machine}-glibc{target.glibc}"
-    wheels = _kept_wheels(kept)
-    if not all(any(wheel.startswith(f"{name}-") for wheel in wheels) for name in names):
+    known = _kept_wheels(kept)
+    wheels = _of(names, known)
+    lines: List[str] = []
+    if not all(_of([name], wheels) for name in names):
         kept.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".new-", dir=kept) as folder, own_folder(kept) as place:
             _download(target, folder, names)
             wheels = {wheel.name: wheel.read_bytes() for wheel in Path(folder).glob("*.whl")}
             for name, data in wheels.items():
                 write_file(place, name, data)
-            digests = {name: hashlib.sha256(data).hexdigest() for name, data in wheels.items()}
+            known.update(wheels)
+            digests = {name: hashlib.sha256(data).hexdigest() for name, data in known.items()}
             write_file(place, DIGESTS, json.dumps(digests).encode())
-    return _package(wheels)
+        lines = [f"{name} (sha256 {digests[name]})" for name in sorted(wheels)]
+    return _package(wheels), lines
+
+
+def _of(names: Sequence[str], wheels: Mapping[str, bytes]) -> Dict[str, bytes]:
+    """The wheels of some packages."""
+    return {
+        wheel: data for wheel, data in wheels.items() if wheel.startswith(tuple(f"{name}-" for name in names))
+    }
 
 
 def trusted_cache(environ: Mapping[str, str]) -> Path:
@@ -170,13 +181,11 @@ def _download(target: Target, folder: str, names: Sequence[str]) -> None:
         )
 
 
-def _package(wheels: Mapping[str, bytes]) -> Tuple[Package, List[str]]:
+def _package(wheels: Mapping[str, bytes]) -> Package:
     files: Dict[str, bytes] = {}
-    lines: List[str] = []
-    for wheel, data in sorted(wheels.items()):
-        lines.append(f"{wheel} (sha256 {hashlib.sha256(data).hexdigest()})")
+    for _, data in sorted(wheels.items()):
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             names = [name for name in archive.namelist() if not name.endswith("/") and "/tests/" not in name]
             files.update((name, archive.read(name)) for name in names)
     names_text = ", ".join(" ".join(wheel.split("-")[:2]) for wheel in sorted(wheels))
-    return Package(names_text, files), lines
+    return Package(names_text, files)

@@ -6,135 +6,16 @@ import re
 from collections import deque
 from typing import Container, Deque, Dict, List, Mapping, Optional, Tuple
 
+from .lines import PROGRESS_INTERVAL_S, LineAssembler
 from .visible import cut, visible_line
 
-LONGEST_LINE_BYTES = 64 * 1024
-PROGRESS_INTERVAL_S = 1.0
-"""Between two lines with the states of progress bars, of all ranks together."""
 HOLD_S = 2.0
 TAIL_LINES, TAIL_BYTES = 200, 256 * 1024
 
-_REDRAWN = re.compile(rb"[\r\x08]")
-_BACKSPACES = re.compile(rb"(\x08+)")
-_CURSOR = re.compile(rb"\x1b\[[0-9;?]*[A-HJKSTfhlsu]")
 _COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
-_PIECE = LONGEST_LINE_BYTES
 _TRACEBACK = b"Traceback (most recent call last):"
 _TORCHS_PREFIX = re.compile(rb"\[rank\d+\]: ?")
-
-
-class LineAssembler:
-    """Splits one stream of one rank into lines.
-
-    A line that is rewritten with carriage returns or backspaces (a progress bar) is shown about once in
-    :attr:`interval_s` in its latest state, and in its last state when it ends. A line longer than 64 KiB is
-    split. Bytes are not decoded.
-
-    Args:
-        in_place: only the last state of a progress bar becomes a line; the others are shown by other means.
-
-    Attributes:
-        in_place: as given.
-        interval_s: the least time between two states that are shown, in seconds.
-    """
-
-    def __init__(self, in_place: bool = False) -> None:
-        self.interval_s = PROGRESS_INTERVAL_S
-        self.in_place = in_place
-        self._line = bytearray()  # the bytes since the last line end or carriage return
-        self._state: Optional[bytes] = None  # the last complete state of the line, if it is a progress bar
-        self._shown = b""
-        self._shown_s = float("-inf")
-
-    @property
-    def waiting(self) -> bool:
-        """Whether the current line is a progress bar, which :meth:`tick` shows."""
-        return self._state is not None
-
-    def feed(self, data: bytes, now_s: float) -> List[bytes]:
-        """The lines that are complete now, without their ends.
-
-        Args:
-            data: what the rank has written.
-            now_s: the time, in seconds.
-        """
-        plain = self._state is None and not _REDRAWN.search(data) and b"\r" not in self._line
-        if plain and len(data) <= _PIECE:
-            *lines, rest = (bytes(self._line) + data).split(b"\n")  # fast path for the usual case
-            if len(rest) <= _PIECE and (not lines or len(lines[0]) <= _PIECE):
-                self._line[:] = rest
-                return lines
-        lines = []
-        *whole, rest = data.split(b"\n")
-        for part in whole:
-            self._extend(part, lines, now_s)
-            lines += self._finish()
-        self._extend(rest, lines, now_s)
-        return lines
-
-    def tick(self, now_s: float) -> List[bytes]:
-        """The state of a progress bar, if the last state was shown at least a second ago."""
-        if self._state is None or self.in_place or now_s - self._shown_s < self.interval_s:
-            return []
-        state = self.state()
-        if state == self._shown or not state:
-            return []
-        self._shown, self._shown_s = state, now_s
-        return [state]
-
-    def flush(self) -> List[bytes]:
-        """At the end of the stream: the remaining bytes as a line."""
-        return self._finish() if self._line or self._state is not None else []
-
-    def _extend(self, part: bytes, lines: List[bytes], now_s: float) -> None:
-        for count, piece in enumerate(_BACKSPACES.split(part)):
-            if count % 2:
-                self._go_back(len(piece))
-            else:
-                self._extend_forwards(piece, lines)
-        lines += self.tick(now_s)
-
-    def _go_back(self, characters: int) -> None:
-        """The line is rewritten from so many characters before its end."""
-        if self._line.strip():
-            self._state = bytes(self._line)
-        elif self._state is None:
-            self._state = b""
-        while characters and self._line:
-            characters -= self._line.pop() & 0xC0 != 0x80  # the bytes 10xxxxxx continue a character of UTF-8
-
-    def _extend_forwards(self, part: bytes, lines: List[bytes]) -> None:
-        if b"\r" in part[:-1] or (part and self._line.endswith(b"\r")):
-            *states, part = (bytes(self._line) + part).split(b"\r")
-            del self._line[:]
-            if not part:  # the \r may be half of a \r\n
-                part = states.pop() + b"\r"
-            visible = [state for state in states if state.strip()]
-            if self._state is None:
-                self._state = b""
-            if visible:
-                self._state = visible[-1]
-        self._line += part
-        while len(self._line) > _PIECE:
-            lines.append(bytes(self._line[:_PIECE]))
-            del self._line[:_PIECE]
-
-    def state(self) -> bytes:
-        """The latest state of a progress bar; empty if there is none to be shown."""
-        line = bytes(self._line.rstrip(b"\r"))
-        return _CURSOR.sub(b"", line if line.strip() else self._state or b"").rstrip()
-
-    def _finish(self) -> List[bytes]:
-        line = bytes(self._line.rstrip(b"\r"))
-        if self._state is not None:
-            line = self.state()
-            repeated = line == self._shown and not self.in_place
-            self._state, self._shown = None, b""
-            del self._line[:]
-            return [] if repeated or not line else [line]
-        del self._line[:]
-        return [line]
 
 
 _NATIVE_FRAME = re.compile(rb"(At:|\s+\S+\(\d+\): \S+)\s*$")
@@ -351,13 +232,16 @@ class Outputs:
         ]
 
     def tick(self, now_s: float) -> List[Tuple[int, bytes]]:
-        """Progress bars that are due, and tracebacks of ranks that have continued."""
+        """Lines without an end that are due, and tracebacks of ranks that have continued."""
         shown = []
-        bars = sum(assembler.waiting for assembler in self._lines.values())
+        bars = sum(assembler.has_state for assembler in self._lines.values())
         for (rank, stream), assembler in self._lines.items():
             assembler.interval_s = PROGRESS_INTERVAL_S * max(1, bars)
-            if assembler.waiting:
+            if assembler.is_bar:
                 shown.append((stream, self._compose(rank, stream, assembler.tick(now_s), now_s)))
+            elif assembler.waiting and not (stream == 2 and self._delays[rank].waiting):
+                # Not for the tails: the whole line will be there.
+                shown.append((stream, self._prefixed(rank, stream, assembler.tick(now_s))))
         for rank, delay in self._delays.items():
             if delay.waiting:
                 shown.append((2, self._prefixed(rank, 2, delay.due(now_s))))
@@ -372,7 +256,7 @@ class Outputs:
             (rank, stream, state)
             for (rank, stream), assembler in self._lines.items()
             for state in (assembler.state(),)
-            if assembler.in_place and assembler.waiting and state
+            if assembler.in_place and assembler.has_state and state
         ]
         if not bars:
             return None

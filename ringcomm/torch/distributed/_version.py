@@ -9,12 +9,14 @@ from typing import Tuple
 
 import torch
 
+from ...config import is_first_from_environment
+
 OLDEST = (2, 4)
 NEWEST_TESTED = (2, 13)
 
 
 def check(version: str) -> None:
-    """Warn of a version of PyTorch that is newer than any tested one.
+    """Warn of a version of PyTorch that is newer than any tested one, on rank 0 only.
 
     Raises:
         ImportError: it is too old for a backend in Python.
@@ -26,7 +28,7 @@ def check(version: str) -> None:
             f"it ({sys.executable} -m pip install -U torch), or train with ringcomm.torch, which works from "
             "PyTorch 2.0 on."
         )
-    if found > NEWEST_TESTED:
+    if found > NEWEST_TESTED and is_first_from_environment():
         warnings.warn(
             f"PyTorch {version} is newer than any that ringcomm.torch.distributed was tested with "
             f"({_text(NEWEST_TESTED)}). If something fails, a newer ringcomm or an older PyTorch may help.",

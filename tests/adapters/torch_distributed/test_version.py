@@ -35,3 +35,20 @@ def test_an_old_pytorch_gets_this_error_first():
     done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 1
     assert "ImportError: ringcomm.torch.distributed needs PyTorch 2.4" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("env", "warns"),
+    [({}, True), ({"RANK": "0"}, True), ({"RANK": "1"}, False), ({"RINGCOMM_RANK": "2"}, False)],
+)
+def test_a_newer_version_is_pointed_out_on_rank_0_alone(monkeypatch, recwarn, env, warns):
+    from ringcomm.torch.distributed._version import check
+
+    for name in ("RANK", "RINGCOMM_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        check("99.1.0")
+    assert bool(recwarn) is warns

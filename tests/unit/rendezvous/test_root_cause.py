@@ -193,9 +193,15 @@ def test_a_finished_rank_that_others_still_need(members):
     assert (cause.kind, cause.culprit.rank) == ("lost", 2)
     assert cause.text == (
         f"rank 2 (host2) has finished (it called shutdown()) while others were in {DOING}. "
-        "Every rank must make the same calls before it ends; one that has less data than others can call "
-        "join()."
+        "Every rank must make the same calls before it ends; one that has less data than others can train "
+        "inside `with model.join():` (PyTorch's DDP), or use collectives by name and call join()."
     )
+
+
+def test_join_is_advised_where_it_helps(members):
+    members[2].left = "its program ended"
+    cause = judge(members, [loss(0, 2, doing="allreduce(shape (3,), float32, op=Average) 'conv1'")])
+    assert cause.text.endswith("; one that has less data than others can call join().")
 
 
 def test_finished_but_its_process_failed_after_that(members):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import platform
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Dict, Optional
@@ -9,6 +10,7 @@ from typing import Any, Dict, Optional
 import pytest
 
 from ringrun.agent.checks import (
+    CHECK_SOURCE,
     can_be_provisioned,
     check_argv,
     check_result,
@@ -105,6 +107,15 @@ def test_modules_are_looked_for_where_the_ranks_will(script: Optional[str], fold
         "ringcomm",
         "ringrun",
     ]
+
+
+def test_the_trial_import_finds_everything_that_is_lacking() -> None:
+    modules = ["json", "no_such_module", "no_other_module"]
+    output = subprocess.run(
+        [sys.executable, "-c", CHECK_SOURCE, "/", *modules], stdout=subprocess.PIPE, check=True
+    ).stdout
+    found = check_result(output, "/p", {**CONFIG, "bytecode": ""}, HOW)["found"]
+    assert found["missing"] == "no_such_module" and found["lacks"] == ["no_such_module", "no_other_module"]
 
 
 @pytest.mark.parametrize("name", ["horovod.py", "horovod/__init__.py"])

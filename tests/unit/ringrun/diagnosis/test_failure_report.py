@@ -233,9 +233,12 @@ FOUND = {
         ({"problem": "missing", "found": FOUND}, ["/p cannot import numpy", "/p -m pip install numpy"]),
         (
             {"problem": "version", "found": FOUND, "wanted": "1"},
-            ["ringcomm 9", "/r", "Copy it, then /p."],
+            ["ringcomm 9", "/r", "Leave out --no-ship-self: ringrun then sends", "Or: Copy it, then /p."],
         ),
-        ({"problem": "missing", "found": {**FOUND, "missing": "ringcomm"}}, ["Copy it, then /p."]),
+        (
+            {"problem": "missing", "found": {**FOUND, "missing": "ringcomm"}},
+            ["Leave out --no-ship-self: ringrun then sends", "Or: Copy it, then /p."],
+        ),
         (
             {"problem": "bytecode", "found": FOUND, "wanted": "3.11"},
             [

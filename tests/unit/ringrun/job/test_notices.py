@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any, List, Sequence
 
 import pytest
 
 from ringcomm.config import Settings
 from ringcomm.rendezvous.actions import Notice
+from ringrun.agent.recorders import value_digests
 from ringrun.job.launch import Options, prepare
 from ringrun.job.notices import REFUSALS_SHOWN, Notices
 from ringrun.job.outcome import Outcome
@@ -32,12 +33,14 @@ class Screen:
     note = show
 
 
-def notices(verbose: bool = False, hosts: str = "a,b", **settings: Any) -> Any:
+def notices(
+    verbose: bool = False, hosts: str = "a,b", command: Sequence[str] = ("true",), **settings: Any
+) -> Any:
     values = from_values(settings)
-    job = prepare(Options(hosts=hosts, verbose=verbose, setting_values=values), ["true"], {})
+    job = prepare(Options(hosts=hosts, verbose=verbose, setting_values=values), command, {})
     assert isinstance(job.settings, Settings)
     screen: Any = Screen()
-    return Notices(job, screen), screen.lines
+    return Notices(job, screen, lambda name, seconds, action: action()), screen.lines
 
 
 def test_warnings_are_shown_and_the_rest_only_on_request() -> None:
@@ -53,8 +56,15 @@ def test_of_many_refusals_the_first_are_shown() -> None:
     for number in range(REFUSALS_SHOWN + 3):
         found.take(Notice("refused", f"peer {number}"))
     assert len(lines) == REFUSALS_SHOWN
-    assert lines[0] == "refused: peer 0"
-    assert lines[-1] == f"refused: peer {REFUSALS_SHOWN - 1} (further ones are not shown)"
+    assert lines[0] == "peer 0"
+    assert lines[-1] == f"peer {REFUSALS_SHOWN - 1} (further ones are not shown)"
+
+
+def test_a_process_that_tries_again_is_refused_in_one_line() -> None:
+    found, lines = notices()
+    for _ in range(5):
+        found.take(Notice("refused", "refused a process that asked to join: this job has failed"))
+    assert lines == ["refused a process that asked to join: this job has failed"]
 
 
 def test_how_unequal_the_ranks_were_is_known_when_all_have_told() -> None:
@@ -98,3 +108,36 @@ def test_other_jobs_end_as_their_ranks_do() -> None:
     outcome = Outcome(0, "", "done")
     found.conclude(outcome)
     assert outcome.exit_code == 0 and not any(lines)
+
+
+def test_a_variable_that_differs_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPS", "200")
+    found, lines = notices()
+    found.looked_up("a", value_digests(["STEPS"], {"STEPS": "200"}, found._job.id))
+    assert not lines and found.different_variables() == ""
+    for _ in range(2):
+        found.looked_up("b", value_digests(["STEPS"], {}, found._job.id))
+    found.conclude(Outcome(0, "", "done"))
+    assert [line for line in lines if line] == [found._variables.text(["STEPS"])]
+    assert found.different_variables().startswith("The program reads") and "200 on a" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("command", "joined", "told"),
+    [
+        (["train.py"], False, True),
+        (["-m", "pkg.train"], False, True),
+        (["train.py"], True, False),
+        (["true"], False, False),
+        (["python", "-c", "1"], False, False),
+        (["-m", "ringrun.show.build"], False, False),
+    ],
+)
+def test_programs_whose_ranks_never_join_have_trained_alone(
+    command: List[str], joined: bool, told: bool
+) -> None:
+    found, lines = notices(command=command)
+    for _ in range(2):
+        found.exited({"joined": joined})
+    found.conclude(Outcome(0, "", "done"))
+    assert any("each trained alone" in line for line in lines) is told

@@ -8,6 +8,7 @@ import pytest
 
 from ringrun.job.launch import Options, prepare
 from ringrun.job.starting import failed_start, not_ready_text
+from ringrun.plan.command import parse_command
 from ringrun.plan.job import HostJob
 from ringrun.reach import doors
 from ringrun.reach.base import RETRIES
@@ -32,12 +33,25 @@ def link(host: HostJob, **facts: Any) -> Any:
     return SimpleNamespace(**{"argv": host.argv, "stderr_text": "", "noise": "", "attempt": 1, **facts})
 
 
-@pytest.mark.parametrize(("answered", "text"), [(True, "Its agent had"), (False, "It had not")])
-def test_a_host_that_is_not_ready_in_time(host: HostJob, answered: bool, text: str) -> None:
-    slow = link(host, answered=answered, stderr_text="waiting\n", noise="Welcome")
-    found = not_ready_text(host, slow, 30.0)
-    assert found.startswith("far: not ready within 30 s (--start-timeout). ")
-    assert f" {text} answered; " in found and found.endswith("it said: waiting; Welcome.")
+@pytest.mark.parametrize(
+    ("facts", "wheels", "text"),
+    [
+        ({"answered": False}, "", "ssh had not answered: a login that waits, or a host that is slow"),
+        ({}, "numpy and psutil", "this machine was still downloading the wheels of numpy and psutil for it"),
+        ({"outgoing_bytes": 1_200_000}, "", "1.2 MB were still to be sent to it: the network is slow"),
+        ({}, "", "/p/python was still trying to import numpy and ringcomm there: a slow disk"),
+        ({"command": ["true"]}, "", "was still preparing the job"),
+    ],
+)
+def test_a_host_that_is_not_ready_in_time(host: HostJob, facts: Any, wheels: str, text: str) -> None:
+    facts = {"answered": True, "outgoing_bytes": 0, **facts}
+    if facts.pop("command", None):
+        host = replace(host, command=parse_command(["true"]))
+    found = not_ready_text(host, link(host, stderr_text="waiting\n", noise="Welcome", **facts), 30.0, wheels)
+    assert found.startswith("far: not ready within 30 s (--start-timeout): ") and text in found
+    assert found.endswith(". It printed: waiting; Welcome.")
+    found = not_ready_text(host, link(host, **facts), 30.0, wheels)
+    assert "printed" not in found and "nothing" not in found
 
 
 def test_without_the_interpreter_another_is_tried_once(host: HostJob) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, Dict
 
 import pytest
@@ -21,6 +23,7 @@ from ringrun.plan.setting_sources import (
     without_conflicts,
 )
 
+RINGRUN_PAGE = Path(__file__).resolve().parents[4] / "docs" / "ringrun.md"
 GOOD: Dict[str, str] = {
     "iface": "eth0", "start_timeout_s": "7", "timeout_s": "8", "segment_bytes": "64K", "spin_us": "9",
     "algorithm": "ring", "transport": "tcp", "congestion": "cubic", "fusion_bytes": "3M", "cycle_ms": "2.5",
@@ -195,6 +198,20 @@ def test_names_that_are_known_twice_mean_one_thing() -> None:
     assert set(horovod.VALUES) <= {*horovod.REFUSED, *horovod.IGNORED}
     assert not set(horovod.REFUSED) & set(horovod.IGNORED)
     assert setting_sources.SettingValue is SettingValue
+
+
+def test_the_page_says_which_of_horovodruns_flags_have_no_effect() -> None:
+    rows = [line.split("|")[1:3] for line in RINGRUN_PAGE.read_text().splitlines() if line.startswith("| `-")]
+    said = {flag: text.strip() for names, text in rows for flag in re.findall(r"`(-[\w-]+)", names)}
+    assert {*horovod.REFUSED, *horovod.IGNORED} <= set(said)
+    for flag, text in said.items():
+        if flag in horovod.REFUSED:
+            assert text.startswith("an error"), flag
+        elif flag in horovod.IGNORED:
+            noted, silent = "accepted; a message says that it has no effect", "accepted without effect"
+            assert text.startswith(noted if horovod.IGNORED[flag] else silent), flag
+        else:
+            assert "no effect" not in text and "without effect" not in text, flag
 
 
 def test_variables_that_a_program_sets_itself() -> None:

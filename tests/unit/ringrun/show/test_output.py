@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-from typing import List, Tuple
-
 import pytest
 
 from ringrun.show.output import (
     HOLD_S,
-    LONGEST_LINE_BYTES,
-    LineAssembler,
     Outputs,
     Tail,
     TracebackDelay,
@@ -15,86 +11,6 @@ from ringrun.show.output import (
     prefix,
     uses_colour,
 )
-
-
-def pieces(data: bytes, size: int) -> List[bytes]:
-    return [data[start : start + size] for start in range(0, len(data), size)]
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 100])
-@pytest.mark.parametrize(
-    ("data", "lines"),
-    [
-        (b"a\nb\n", [b"a", b"b"]),
-        (b"a\n\nb", [b"a", b"", b"b"]),
-        (b"a\r\nb\r\n", [b"a", b"b"]),
-        (b"\xff\xfe\n", [b"\xff\xfe"]),
-        (b"", []),
-        (b"end", [b"end"]),
-    ],
-)
-def test_lines(data: bytes, lines: List[bytes], size: int) -> None:
-    assembler = LineAssembler()
-    found = [line for piece in pieces(data, size) for line in assembler.feed(piece, 0.0)]
-    assert found + assembler.flush() == lines
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"\r10%\r20%\r100%\n",
-        b"10%\r20%\r100%\r\n",
-        b"10%\r20%\r100%\r\r\n",
-        b"\r10%\r\x1b[K100%\n",
-        b"10%\r100%\r",
-    ],
-)
-def test_a_progress_bar_is_shown_once_a_second_and_in_its_final_state(data: bytes) -> None:
-    assembler = LineAssembler()
-    lines = assembler.feed(data, 0.0) + assembler.flush()
-    assert lines[-1] == b"100%"
-    assert len(lines) <= 2
-    assert assembler.flush() == []
-
-
-def test_progress_is_throttled() -> None:
-    assembler = LineAssembler()
-    shown: List[Tuple[float, bytes]] = []
-    for step in range(40):
-        now_s = step / 10
-        shown += [(now_s, line) for line in assembler.feed(b"\r%d%%" % step, now_s)]
-        shown += [(now_s, line) for line in assembler.tick(now_s)]
-    assert [line for _, line in shown] == [b"0%", b"10%", b"20%", b"30%"]
-    assert assembler.waiting
-    assert assembler.tick(10.0) == [b"39%"]
-    assert assembler.tick(20.0) == []  # nothing new
-    assert assembler.feed(b"\r39%\n", 20.0) == []  # it was shown already
-    assert not assembler.waiting
-    assert assembler.feed(b"next\n", 21.0) == [b"next"]
-
-
-BAR = " \u2501 loss: 0."
-KERAS = f"\r\x1b[1m1/2\x1b[0m{BAR}5{chr(8) * 14}\r\x1b[1m2/2\x1b[0m{BAR}4\n".encode()
-"""Two states of a progress bar of Keras."""
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
-@pytest.mark.parametrize(
-    ("data", "last"),
-    [
-        (KERAS, f"\x1b[1m2/2\x1b[0m{BAR}4".encode()),
-        (b" 10%" + b"\x08" * 4 + b" 20%" + b"\x08" * 4 + b"100%\n", b"100%"),
-        (b"\xe2\x94\x81 1" + b"\x08" * 3 + b"\xe2\x94\x81 2\n", b"\xe2\x94\x81 2"),
-        (b"busy |\x08/\x08-\x08done\n", b"busy done"),
-    ],
-)
-def test_backspaces_redraw_a_line(data: bytes, last: bytes, size: int) -> None:
-    assembler = LineAssembler()
-    lines = [line for piece in pieces(data, size) for line in assembler.feed(piece, 0.0)]
-    assert lines[-1] == last
-    assert len(lines) <= 2
-    assert not any(b"\x08" in line for line in lines)
-    assert not assembler.waiting
 
 
 def test_bars_of_several_ranks_share_the_lines() -> None:
@@ -124,14 +40,6 @@ def test_a_state_fits_into_a_row() -> None:
     assert cut_to_width(b"\x1b[1m12\x1b[0m3456789", 5) == b"\x1b[1m12\x1b[0m34\x1b[0m"
     assert cut_to_width("━━━━━━".encode(), 4) == "━━━".encode()
     assert cut_to_width("日本語\tx".encode(), 6) == "日本".encode(), "a row that wraps stays"
-
-
-def test_a_very_long_line_comes_in_pieces() -> None:
-    assembler = LineAssembler()
-    data = b"x" * (2 * LONGEST_LINE_BYTES + 10)
-    found = [line for piece in pieces(data, 65536) for line in assembler.feed(piece, 0.0)] + assembler.flush()
-    assert b"".join(found) == data
-    assert max(map(len, found)) <= LONGEST_LINE_BYTES
 
 
 def test_tail_is_bounded() -> None:
@@ -243,3 +151,22 @@ def test_the_stack_of_another_language_does_not_push_the_error_out() -> None:
     for line in (b"RuntimeError: shapes differ", b"", *stack):
         tail.add(line)
     assert tail.text() == ["RuntimeError: shapes differ", ""]
+
+
+def test_a_terminal_shows_a_prompt_below_the_lines() -> None:
+    outputs = Outputs({0: "a"}, {1: False, 2: False}, in_place=(1,))
+    assert outputs.feed(0, 1, b"Continue? ", 0.0) == b"" and outputs.state() is None
+    assert outputs.tick(1.0) == [] and outputs.state() == (1, b"[a:0] Continue?")
+    assert outputs.feed(0, 1, b"yes\nnext\n", 2.0) == b"[a:0] Continue? yes\n[a:0] next\n"
+    assert outputs.state() is None and not outputs.waiting
+
+
+def test_a_line_without_its_end_is_shown_in_a_pipe_and_once_in_the_tail() -> None:
+    outputs = Outputs({0: "a"}, {1: False, 2: False})
+    outputs.feed(0, 2, b"Loading ...", 0.0)
+    assert outputs.waiting and outputs.tick(0.2) == []
+    assert outputs.tick(0.6) == [(2, b"[a:0] Loading ...\n")]
+    assert outputs.feed(0, 2, b" done\n", 3.0) == b"[a:0] Loading ... done\n"
+    outputs.feed(0, 2, b"Traceback (most recent call last):\n  File", 4.0)
+    assert outputs.tick(4.9) == []
+    assert outputs.tails[0].text() == ["Loading ... done", "Traceback (most recent call last):"]
