@@ -16,7 +16,7 @@ from .engine.engine import Engine
 
 OPERATIONS_SENT = 8
 """Number of operations in a report to ringrun: those that took the most time in total."""
-_TEXT_CHARACTERS = 120
+_TEXT_CHARACTERS = 200
 
 
 class Activity:

@@ -1,6 +1,22 @@
-"""``python -m ringrun``."""
+"""``ringrun`` and ``python -m ringrun``: takes care of signals before anything slow is imported."""
 
-from .cli import main
+import signal
+
+
+def main() -> None:
+    """Run the command line, and exit.
+
+    Until a job runs, Ctrl-C ends this process at once and without a traceback, and SIGUSR1, which asks a job
+    for a diagnosis, does nothing.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGUSR1, lambda *_: None)  # not SIG_IGN, which programs started here would inherit
+
+    from .cli import main as run
+
+    run()
+
 
 if __name__ == "__main__":
     main()

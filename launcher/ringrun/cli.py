@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, List, NoReturn, Optional, Tuple
 
 import click
@@ -18,6 +19,7 @@ from click.shell_completion import CompletionItem
 from .commands import commands
 from .flags import refuse_unknown, split_setting_values, with_generated, write_options
 from .plan import mpirun
+from .plan.command import Command, misplaced_options
 from .show.visible import visible
 
 if TYPE_CHECKING:
@@ -235,6 +237,9 @@ def _run(options: Options, command: Tuple[str, ...], dry_run: bool) -> None:
     from .job.launch import describe, prepare
 
     job = prepare(options, command)
+    for option in () if options.quiet else _misplaced(job.command):
+        text = f"{option} is after {job.command.shown}, so that gets it; options of ringrun come before it"
+        click.echo(f"ringrun: {text}", err=True)
     if dry_run:
         click.echo(visible(describe(job)), nl=False)
         return
@@ -253,6 +258,19 @@ def _run(options: Options, command: Tuple[str, ...], dry_run: bool) -> None:
 
         requeue(os.environ, options.restarts, attempts.signum, say)
     _leave(outcome, console)
+
+
+def _misplaced(command: Command) -> List[str]:
+    """Options of ringrun's that the script gets, although it seems to have none of that name."""
+    own = {
+        name for option in ringrun.params if not getattr(option, "hidden", False)
+        for name in (*option.opts, *option.secondary_opts) if name.startswith("--")
+    }  # fmt: skip
+    try:
+        text = Path(command.script or "").read_text("utf-8", "replace")
+    except OSError:
+        return []  # it is on another host, or there is no script
+    return misplaced_options(command, text, own)
 
 
 def _take_signals(attempts: Attempts) -> None:

@@ -31,7 +31,7 @@ from .part import Part
 from .plans import Plans
 from .progress import Progress
 from .staged import Mirror, Staging
-from .totals import Totals
+from .totals import Tally, Totals
 
 _LEAVING_S = 1.0
 """How long a rank that leaves waits for the call of another thread to end."""
@@ -54,6 +54,7 @@ class CallRunner:
         history: is told of every call, if set.
         called_at: where the next call was made, if that was not in the thread that runs it.
         compares_sites: whether all ranks make the next call at the same place.
+        tally: counts the calls for the present purpose, if set.
         purpose: says what the calls are for, where they are not what the program has asked for.
         sites: is told of calls that other ranks make at other lines, if set; otherwise nothing is compared.
         before_call: called before each call, outside of the lock, if set.
@@ -78,6 +79,7 @@ class CallRunner:
         self.compares_sites = True
         self.sites: Optional[CallSites] = None
         self.purpose: Optional[Callable[[], str]] = None
+        self.tally: Optional[Tally] = None
         self.before_call: Optional[Callable[[], None]] = None
         self._fabric = fabric
         self._reporter: FailureReporter = reporter if reporter is not None else Reporter()
@@ -244,7 +246,10 @@ class CallRunner:
                     return vote and execution.headers.unanimous
                 finally:
                     self.waited.stop(began_s)
-                    plan.took_s += self.waited.last_s - began_s
+                    took_s = self.waited.last_s - began_s
+                    plan.took_s += took_s
+                    if self.tally is not None:
+                        self.tally.add(plan.call, took_s)
                     if sites is not None and execution.headers.other_sites:
                         sites.met(sequence, plan.call, self._fabric, execution.headers.other_sites)
             except BaseException as problem:

@@ -5,9 +5,9 @@ Plans count their own runs while calls are made; these sums are made only on req
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List
+from typing import Callable, Dict, List, Tuple
 
-from .calls import Plan
+from .calls import Call, Plan
 
 
 class PeerTotal:
@@ -52,6 +52,39 @@ class OperationTotal:
         self.runs += runs
         self.took_s += took_s
         self.moved_bytes += moved_bytes
+
+
+class Tally:
+    """What the calls for one purpose have done: for the engine, which runs equal plans for different tensors.
+
+    Args:
+        label: the purpose, in the program's terms.
+    """
+
+    __slots__ = ("label", "_calls")
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self._calls: Dict[int, Tuple[Call, OperationTotal]] = {}  # by the call's id: plans may be dropped
+
+    def add(self, call: Call, took_s: float) -> None:
+        """Count one run of a call."""
+        counted = self._calls.get(id(call))
+        if counted is None:
+            counted = self._calls[id(call)] = call, OperationTotal()
+        counted[1].add(1, took_s, 0)
+
+    def move(self, totals: Totals) -> None:
+        """In the sums of operations, count these calls under the label, not under their own descriptions."""
+        for call, own in list(self._calls.values()):
+            before = totals.operations.get(call.describe())
+            if before is None or before.runs <= 0:
+                continue
+            moved_bytes = before.moved_bytes * own.runs // before.runs
+            totals.operations.setdefault(self.label, OperationTotal()).add(own.runs, own.took_s, moved_bytes)
+            before.add(-own.runs, -own.took_s, -moved_bytes)
+            if before.runs <= 0:
+                del totals.operations[call.describe()]
 
 
 class Totals:

@@ -12,7 +12,7 @@ import numpy as np
 from ..collective.progress import Progress
 from ..collective.reduce import weigh
 from ..collective.runner import Runner
-from ..collective.totals import Totals
+from ..collective.totals import Tally, Totals
 from ..dtypes import Array, joined_shape
 from ..errors import ShapeError
 from ..ops import Collective, ReduceOp
@@ -40,6 +40,9 @@ from .packing import (
 )
 from .process_sets import ProcessSets
 
+_MAX_TALLIES = 1000
+"""Programs that give each step's tensors new names have no names in the sums of operations beyond this."""
+
 
 class BucketRunner:
     """Executes the buckets that responses name.
@@ -62,6 +65,7 @@ class BucketRunner:
         self._buffer = FusionBuffer()
         self._residuals = FusionBuffer()
         self._mirrors: Mirrors = {}
+        self._tallies: Dict[Tuple[Any, ...], Tally] = {}
 
     def release(self) -> None:
         """Free all buffers: this rank has left the job, but the program may go on."""
@@ -75,6 +79,7 @@ class BucketRunner:
         runner = self._runner(first.process_set)
         runner.may_poll = self.may_poll
         runner.purpose = lambda: bucket_text(bucket)
+        runner.tally = self._tally(bucket)
         self._active = runner
         self._mirrors = mirrors_of(request for _, request in bucket)
         try:
@@ -83,8 +88,17 @@ class BucketRunner:
             results: List[Any] = _DO[Collective(first.kind)](self, runner, bucket)
         finally:
             self._mirrors = {}
-            self._active = runner.purpose = None
+            self._active = runner.purpose = runner.tally = None
         return results
+
+    def _tally(self, bucket: Sequence[Work]) -> Optional[Tally]:
+        """What counts buckets that begin with this operation; None if there are too many names."""
+        first = bucket[0][0]
+        key = (first.process_set, first.kind, first.name, len(bucket))
+        found = self._tallies.get(key)
+        if found is None and len(self._tallies) < _MAX_TALLIES:
+            found = self._tallies[key] = Tally(bucket_text(bucket))
+        return found
 
     def next_bucket(self) -> None:
         """Count a bucket that is to be run, also if this rank has no part in it."""
@@ -108,6 +122,8 @@ class BucketRunner:
         totals = Totals()
         for runner in list(self._runners.values()):
             totals.merge(runner.totals())
+        for tally in list(self._tallies.values()):
+            tally.move(totals)
         return totals
 
     def delivered(self) -> Dict[int, Tuple[int, float]]:

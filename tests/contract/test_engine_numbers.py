@@ -354,3 +354,29 @@ class TestOrder:
             return int(array[0])
 
         assert run_ranks(2, work)[1] == neutral
+
+
+def test_the_sums_of_operations_have_the_programs_names():
+    def work(context):
+        engine = context.engine
+        for _ in range(3):
+            for name in ("conv", "dense"):
+                engine.allreduce([np.ones(600)], Sum, name).wait(LIMIT_S)
+        operations = engine.totals().operations
+        return {name: (item.runs, item.took_s > 0, item.moved_bytes > 0) for name, item in operations.items()}
+
+    for operations in run_ranks(2, work, settings=plain()):
+        names = [name for name in operations if "'conv'" in name or "'dense'" in name]
+        assert len(names) == 2 and len(operations) == 2, operations
+        assert all(operations[name] == (3, True, True) for name in names), operations
+
+
+def test_the_number_of_names_in_the_sums_is_limited(monkeypatch):
+    monkeypatch.setattr("ringcomm.engine.bucket_runner._MAX_TALLIES", 2)
+
+    def work(context):
+        for number in range(4):
+            context.engine.allreduce([np.ones(600)], Sum, f"step{number}").wait(LIMIT_S)
+        return sorted(item.runs for item in context.engine.totals().operations.values())
+
+    assert run_ranks(2, work, settings=plain()) == [[1, 1, 2]] * 2

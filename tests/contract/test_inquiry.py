@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterator, List
 
 import pytest
 
-from ringrun.diagnosis.first_failure import Complaint, Exit
+from ringrun.diagnosis.first_failure import Complaint, Exit, FirstFailure
 from ringrun.job.event_loop import Loop
 from ringrun.job.inquiry import ANSWER_S, Inquiry
 from ringrun.job.launch import Options, prepare
@@ -41,7 +41,8 @@ class Started:
     def __init__(self, folder: Path, flight_recorder: int = 100) -> None:
         self.asked: List[Dict[str, str]] = []
         self.shown: List[str] = []
-        self.exits: Dict[int, Exit] = {}
+        self.failure = FirstFailure()
+        self.exits = self.failure.exits
         self.now_s = 100.0
         self.folder = folder
         self.link = SimpleNamespace(answered=True, alive=True, send=self.asked.append)
@@ -49,7 +50,7 @@ class Started:
         job = prepare(Options(np=2, setting_values=from_values(values)), ["true"])
         self.loop = Loop(lambda: self.now_s)
         links: Any = [self.link]
-        self.inquiry = Inquiry(job, links, self.loop, self.shown.append, self.exits)
+        self.inquiry = Inquiry(job, links, self.loop, self.shown.append, self.failure)
 
     def be_late(self) -> None:
         """The time for answers is over."""

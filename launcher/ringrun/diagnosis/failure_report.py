@@ -15,7 +15,6 @@ TRACEBACK_LINES = 40
 _HEAD = "Traceback (most recent call last):"
 _ERRORS = "ringcomm.errors."
 _MISMATCH = f"{_ERRORS}MismatchError:"
-_SHIP = "Leave out --no-ship-self: ringrun then sends this machine's."
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w+)'$")
 _UNCAUGHT = re.compile(r"an uncaught ([\w.]+): (.*?)((?:; (?:its|their) last operation was .*)?\.)$")
 
@@ -295,6 +294,8 @@ def host_problem(host: str, facts: Dict[str, Any], is_local: bool, install: Call
             f"{there} script {path}{here}. Copy it there (rsync -a, or a shared directory), or name the "
             f"directory that it is in with --cwd {host}=PATH."
         )
+    if kind == "program" and "/" in path:
+        return f"{host}: {path} is no program{here}: no such file, a directory, or one without chmod +x."
     if kind == "program":
         return (
             f"{there} program {path} in PATH{here}, or it may not be run. Install it, or give its full path."
@@ -313,7 +314,9 @@ def host_problem(host: str, facts: Dict[str, Any], is_local: bool, install: Call
         )
     if kind == "start":
         return f"{host}: {path} could not be started: {facts['why']}."
-    return f"{host}: {_interpreter_problem(facts, install)} {other_python(host)}"
+    # On this machine the interpreter is another one than that of ringrun, with or without that option.
+    easiest = "" if is_local else "Leave out --no-ship-self: ringrun then sends this machine's. Or: "
+    return f"{host}: {_interpreter_problem(facts, lambda path: easiest + install(path))} {other_python(host)}"
 
 
 def _interpreter_problem(facts: Dict[str, Any], install: Callable[[str], str]) -> str:
@@ -326,7 +329,7 @@ def _interpreter_problem(facts: Dict[str, Any], install: Callable[[str], str]) -
         remedy = f"Install it there: `{python} -m pip install {found['missing']}`"
         remedy += ", or let ringrun send it (--provision)." if found["missing"] in PROVISIONED else "."
         if found["missing"] in ("ringcomm", "ringrun"):
-            remedy = f"{_SHIP} Or: {install(python)}"
+            remedy = install(python)
         return f"{python} cannot import {found['missing']} ({found['why']}). {remedy}"
     if facts["problem"] == "bytecode":
         return (
@@ -337,7 +340,7 @@ def _interpreter_problem(facts: Dict[str, Any], install: Callable[[str], str]) -
     if facts["problem"] == "version":
         return (
             f"ringcomm {found['ringcomm']} is installed there ({found.get('ringcomm_at')}), but here it is "
-            f"{facts['wanted']}; all ranks need the same. {_SHIP} Or: {install(python)}"
+            f"{facts['wanted']}; all ranks need the same. {install(python)}"
         )
     how = (
         f"exit code {facts['code']}"

@@ -17,7 +17,7 @@ from ringcomm.files import own_folder, read_file, write_file
 
 from ..plan.job import Job
 from .first_failure import Complaint, Exit
-from .reports import Report, parse_record, read_report
+from .reports import LOST_WITH_HOST, Report, parse_record, read_report
 from .waiting import diagnose, different_lines
 
 PATTERN = "flight.*.json"
@@ -101,8 +101,13 @@ class Records:
                     break
         return found
 
-    def complete(self, exits: Mapping[int, Exit]) -> Dict[int, Dict[str, Any]]:
-        """One record for every rank: of those that have told nothing, what is known of their end."""
+    def complete(self, exits: Mapping[int, Exit], lost: Container[int] = ()) -> Dict[int, Dict[str, Any]]:
+        """One record for every rank: of those that have told nothing, what is known of their end.
+
+        Args:
+            exits: how ranks have ended.
+            lost: the indices of hosts that were lost.
+        """
         found: Dict[int, Dict[str, Any]] = {}
         for rank in range(self._job.plan.size):
             nothing = {
@@ -110,6 +115,8 @@ class Records:
                 "host": self._job.host_of(rank).name, "size": self._job.plan.size,
             }  # fmt: skip
             end = exits[rank].describe() if rank in exits and not exits[rank].sent else ""
+            if not end and self._job.host_of(rank).index in lost:
+                end = LOST_WITH_HOST
             found[rank] = {**self._contents.get(rank, nothing), "end": end}
         return found
 

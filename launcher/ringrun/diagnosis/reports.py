@@ -15,6 +15,10 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/")
 _STANDARD = re.compile(r"/lib(64)?/python3[^/]*/|^<frozen|/python3\d*\.zip/")
 
 
+LOST_WITH_HOST = "lost with its host"
+"""The end of a rank on a host that was lost."""
+
+
 class Operation(NamedTuple):
     """One operation of a rank.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from .failure_report import ranks_text
-from .reports import Channel, Operation, Report
+from .reports import LOST_WITH_HOST, Channel, Operation, Report
 
 MOST_LINES = 12
 MOST_DIFFERENCES = 3
@@ -253,6 +253,8 @@ def _describe(report: Report, is_wanted: bool) -> str:
     last = _last(report)
     at = f"; its last operation was {last.text()}" if last is not None else ""
     where = f"; its main thread is in {report.main}" if report.main else ""
+    if report.reason == "nothing" and report.end == LOST_WITH_HOST:
+        return f"{_name(report)} was {report.end}."
     if report.reason == "nothing" and report.end.startswith(_CODE):
         return f"{_name(report)} ended with {report.end} and left nothing behind."
     if report.reason == "nothing":

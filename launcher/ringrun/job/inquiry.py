@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Callable, List, Mapping, Sequence, Tuple
 
-from ..diagnosis.first_failure import Complaint, Exit
+from ..diagnosis.first_failure import Complaint, FirstFailure
 from ..diagnosis.records import Records, explain, explain_lines, has_operations, keep_records
 from ..plan.job import Job
 from ..reach.agent_process import Link
@@ -21,7 +21,7 @@ class Inquiry:
         links: to the agents.
         loop: the supervisor's.
         print_text: shows the user a text.
-        exits: how ranks have ended so far; grows.
+        failure: how ranks have ended so far, and which hosts were lost.
     """
 
     def __init__(
@@ -30,9 +30,9 @@ class Inquiry:
         links: Sequence[Link],
         loop: Loop,
         print_text: Callable[[str], None],
-        exits: Mapping[int, Exit],
+        failure: FirstFailure,
     ) -> None:
-        self._job, self._links, self._loop, self._print, self._exits = job, links, loop, print_text, exits
+        self._job, self._links, self._loop, self._print, self._failure = job, links, loop, print_text, failure
         self._records = Records(job)
         self._asked = False
 
@@ -60,14 +60,15 @@ class Inquiry:
     def take(self, rank: int, data: bytes) -> str:
         """Take an answer, or the record of a rank that fails or ends; returns its reason."""
         reason = self._records.take(rank, data)
-        living = self._job.plan.size - len(self._exits)
-        if self._loop.is_set("inquiry") and self._records.answered(self._exits) >= living:
+        exits = self._failure.exits
+        living = self._job.plan.size - len(exits)
+        if self._loop.is_set("inquiry") and self._records.answered(exits) >= living:
             self._loop.cancel("inquiry")
             self._show()
         return reason
 
     def _show(self) -> None:
-        contents = self._records.complete(self._exits)
+        contents = self._records.complete(self._failure.exits, self._failure.lost)
         parts = explain_lines(contents), explain(contents), self._keep(contents)
         self._print("\n".join(filter(None, parts)))
 
@@ -95,7 +96,7 @@ class Inquiry:
 
         Both are "" if ranks have told nothing; see :func:`explain_lines` and :func:`explain`.
         """
-        contents = self._records.complete(self._exits)
+        contents = self._records.complete(self._failure.exits, self._failure.lost)
         if not has_operations(contents):
             return "", ""
         return explain_lines(contents), f"{explain(contents)}\n{self._keep(contents)}"

@@ -72,6 +72,8 @@ def ended(
         return Outcome(128 + signum, "", "interrupt", None, exits)
     if not failure.failed:
         return Outcome(0, "", "done", None, exits)
+    if not (job.is_elastic or job.restarts):
+        diagnosis = "\n\n".join(filter(None, (lost_host_remedy(failure), diagnosis)))
     hosts = {place.rank: job.hosts[place.host_index].name for place in job.plan.places}
     names = [host.name for host in job.hosts]
     text = failure_report.failure_box(failure, hosts, names, tails, diagnosis, lines, pythons, first)
@@ -81,6 +83,18 @@ def ended(
         if cause is not None and rank == cause.rank and not failure_report.is_shown_whole(tail)
     ]  # fmt: skip
     return Outcome(failure.exit_code(), visible(text), "failure", cause, exits, to_show=in_part)
+
+
+def lost_host_remedy(failure: FirstFailure) -> str:
+    """What makes a job survive the loss of a host, if it has failed because of one; else ""."""
+    cause = failure.cause()
+    if cause is None or cause.host_index is None:
+        return ""
+    return (
+        "With --restarts N ringrun starts such a job again, from the checkpoint that the program loads. With "
+        "--min-np N the ranks of the other hosts go on; the program has to use rc.elastic for that "
+        "(docs/elastic.md)."
+    )
 
 
 def with_changes(outcome: Outcome, failure: Optional[str], changes: Sequence[Tuple[float, str]]) -> Outcome:

@@ -50,7 +50,7 @@ def attempt_of(job: Job, attempt: int, restarts: int) -> Job:
     folder = job.output_dir
     if restarts and folder is not None:
         folder = folder / f"attempt.{attempt}"
-    changes: Dict[str, Any] = {"output_dir": folder, "attempt": attempt}
+    changes: Dict[str, Any] = {"output_dir": folder, "attempt": attempt, "restarts": restarts}
     changes.update(id=secrets.token_hex(8), key=secrets.token_bytes(32))
     return job.fresh(**changes) if isinstance(job, ElasticJob) else replace(job, **changes)
 

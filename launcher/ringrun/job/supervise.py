@@ -65,7 +65,7 @@ class Supervisor:
         self._failure = FirstFailure()
         self._grace = Grace(self._loop, self._failure.exits, lambda: self._end("failure", END))
         self._agents = Agents(job, self._loop, self)
-        self._inquiry = Inquiry(job, self._agents.links, self._loop, self._printer.show, self._failure.exits)
+        self._inquiry = Inquiry(job, self._agents.links, self._loop, self._printer.show, self._failure)
         self._watching = Watching(
             job, self._agents.links, self._loop, self._printer, console,
             bool(coloured and coloured.get(STDERR)), self._inquiry.for_the_user,

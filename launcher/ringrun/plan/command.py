@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import NamedTuple, Optional, Sequence, Tuple
+from typing import Container, List, NamedTuple, Optional, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
 
@@ -65,6 +65,31 @@ def parse_command(words: Sequence[str]) -> Command:
         word = first if "/" not in first else None
         return Command(tuple(words), word=word, is_python=True, script=_script(words[1:]))
     return Command(tuple(words))
+
+
+def misplaced_options(command: Command, text: str, own: Container[str]) -> List[str]:
+    """Options of ringrun's among the arguments of a script that seems to have no option of that name.
+
+    Args:
+        command: the command.
+        text: of the script.
+        own: ringrun's long options.
+    """
+    words = [] if command.script is None else command.argv[command.argv.index(command.script) + 1 :]
+    found: List[str] = []
+    for word in words:
+        if word is None or word == "--":
+            break
+        option = word.partition("=")[0]
+        if option in own and option not in found and not _names(text, option[2:]):
+            found.append(option)
+    return found
+
+
+def _names(text: str, option: str) -> bool:
+    """Whether a program's text has a name like that of an option, as parsers of command lines need it."""
+    name = re.escape(option).replace(r"\-", "[-_]")
+    return re.search(rf"""--{name}\b|["']{name}["']|\b{name}\s*[:=]|\.{name}\b""", text) is not None
 
 
 def in_tree(command: Command, root: Path, cwd: Path) -> Command:

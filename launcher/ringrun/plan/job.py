@@ -89,6 +89,7 @@ class Job:
         horovod: whether ``import horovod`` finds ringcomm.
         notes: messages for the user before the job starts.
         attempt: how often it has been started before (:mod:`ringrun.job.restarts`).
+        restarts: how often it may be started again.
         restarts_before: how often a scheduler has started ringrun again (:mod:`ringrun.job.requeue`).
         certificate: the job's TLS certificate with its private key, if its processes encrypt; or "".
         provision: whether hosts that lack numpy or psutil are sent their wheels.
@@ -116,6 +117,7 @@ class Job:
     horovod: bool = False
     notes: Tuple[str, ...] = ()
     attempt: int = 0
+    restarts: int = 0
     restarts_before: int = 0
     certificate: str = field(default="", repr=False)
     provision: bool = False

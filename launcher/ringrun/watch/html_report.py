@@ -17,12 +17,13 @@ _LINKS_SHOWN = 200
 _OPERATIONS_SHOWN = 12
 _STYLE = """
 body{font:15px/1.45 system-ui,sans-serif;color:#222;background:#fff}
-body{max-width:860px;margin:24px auto;padding:0 16px}
+body{max-width:900px;margin:24px auto;padding:0 16px}
 h1{font-size:22px;margin-bottom:4px}h2{font-size:17px;margin:28px 0 6px}p{margin:6px 0}
 table{border-collapse:collapse;font-size:14px}
-th,td{padding:3px 10px;text-align:right;border-bottom:1px solid #ddd}
-th{font-weight:600}td.t,th.t{text-align:left}tr.slow td{background:#fde8e6;font-weight:600}
-pre{background:#f5f5f5;padding:10px;overflow-x:auto;font-size:13px}
+th,td{padding:3px 8px;text-align:right;border-bottom:1px solid #ddd}
+th{font-weight:600}td.t,th.t{text-align:left;overflow-wrap:anywhere}td.t{min-width:5em}
+tr.slow td{background:#fde8e6;font-weight:600}
+pre{background:#f5f5f5;padding:10px;white-space:pre-wrap;overflow-wrap:anywhere;font-size:13px}
 .note{color:#555;font-size:13px}.slowest{background:#fde8e6;padding:8px 12px;border-left:4px solid #c0392b}
 svg{max-width:100%;height:auto;font:12px system-ui,sans-serif}.lines,.bars{width:100%}
 .grid{stroke:#e3e3e3}.curve{fill:none;stroke-linejoin:round}.bar{fill:#4a7ba6}

@@ -47,7 +47,8 @@ def test_equal_headers_are_stamped_once():
         ({"sends": 2}, "its message has 2 elements, but 3 are expected here"),
         ({"expects": 1}, "it expects 1 elements, but the message from here has 0"),
         ({"root": 1}, "the root rank"),
-        ({"digest": 98}, "the list of sizes"),
+        ({"digest": HEADER.digest ^ 1 << 40}, "the list of sizes"),
+        ({"digest": HEADER.digest ^ 1}, "the name, and about nothing else"),
     ],
 )
 def test_what_does_not_fit_is_said(theirs, words):

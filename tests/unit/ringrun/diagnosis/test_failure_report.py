@@ -222,7 +222,8 @@ FOUND = {
         ({"problem": "cwd"}, ["directory /x over there", "--cwd jetson1=PATH", "cwd=PATH"]),
         ({"problem": "interpreter"}, ["Python at /x over there", "--python jetson1=PATH"]),
         ({"problem": "script"}, ["script /x over there", "Copy it there"]),
-        ({"problem": "program"}, ["program /x"]),
+        ({"problem": "program"}, ["/x is no program over there", "chmod +x"]),
+        ({"problem": "program", "path": "nosuch"}, ["there is no program nosuch in PATH"]),
         ({"problem": "shadow"}, ["/x is next to", "--horovod"]),
         (
             {"problem": "write", "option": "--timeline", "why": "no space"},
@@ -260,9 +261,11 @@ def test_what_a_host_lacks(facts: Dict[str, Any], words: List[str]) -> None:
 
 
 def test_on_this_machine_nothing_is_over_there() -> None:
-    for problem in ("cwd", "interpreter", "script", "program"):
-        text = host_problem("localhost", {"path": "/x", "problem": problem}, True, lambda python: python)
-        assert "over there" not in text
+    found = {**FOUND, "missing": "ringcomm"}
+    for problem in ("cwd", "interpreter", "script", "program", "missing"):
+        facts = {"path": "/x", "problem": problem, "found": found}
+        text = host_problem("localhost", facts, True, lambda python: python)
+        assert "over there" not in text and "--no-ship-self" not in text
 
 
 def test_calls_from_different_lines_come_first() -> None:

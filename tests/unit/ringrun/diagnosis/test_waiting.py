@@ -89,6 +89,7 @@ BEFORE = f"before the operation in which others wait{LAST}"
     [
         (NOTHING, "Rank 2 (host2) left nothing behind: killed by SIGKILL."),
         (Report(2, "host2"), "Rank 2 (host2) left nothing behind: no process could ask it."),
+        (Report(2, "host2", end="lost with its host"), "Rank 2 (host2) was lost with its host."),
         (
             Report(2, "host2", end="exit code 0"),
             "Rank 2 (host2) ended with exit code 0 and left nothing behind.",

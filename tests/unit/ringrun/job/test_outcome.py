@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Optional
 
 import pytest
@@ -141,3 +142,15 @@ def test_results_count_if_the_rank_has_signed_them(job: Job) -> None:
     found = verified_results(job, {0: bytearray(), 1: bytearray(own), 2: bytearray(own)})
     expected: Optional[bytes] = None
     assert found == {0: b"", 1: b"value", 2: expected}
+
+
+@pytest.mark.parametrize(("restarts", "offered"), [(0, True), (2, False)])
+def test_a_lost_host_is_a_reason_for_restarts_or_an_elastic_job(
+    job: Job, restarts: int, offered: bool
+) -> None:
+    failure = FirstFailure()
+    failure.host_lost(1, "me@b: the connection was lost")
+    report = ended(replace(job, restarts=restarts), failure, "", 0, {}, diagnosis="Rank 0 waits.").report
+    assert "the host b was lost first" in report and "Rank 0 waits." in report
+    assert ("--restarts N" in report and "--min-np N" in report) is offered
+    assert "--restarts" not in ended(job, failure_of(Exit(0, 1, None)), "", 0, {}).report

@@ -133,3 +133,16 @@ def test_the_links_table_names_the_interfaces():
     text = " ".join(Checker(page_of(history)).text.split())
     for words in ("inside the host", "eth0 to enp3s0", "enp3s0 to eth0"):
         assert words in text.partition(" Links ")[2]
+
+
+def test_long_texts_are_wrapped_and_not_clipped():
+    """Looked at in a browser: the failure, names of tensors and of hosts are wider than the page."""
+    name = "'allreduce.transformer.encoder.layers.11.attention.output.dense.weight' and 3 others"
+    history = running(3, [0.1, 0.1], {})
+    history.take(0, report(0, 4.0, operations={f"allreduce(shape (9,)) {name}": [1, 9.0, 5]}), 4.0)
+    page = page_of(history, FACTS._replace(failure="x" * 500))
+    assert "x" * 500 in page and name in Checker(page).text
+    style = page[page.index("<style>") : page.index("</style>")]
+    for selector in ("pre{", "td.t,th.t{"):
+        assert "overflow-wrap:anywhere" in style[style.index(selector) :].partition("}")[0], selector
+    assert "white-space:pre-wrap" in style
