@@ -115,8 +115,10 @@ def test_software_clock_threads_and_a_slow_shell(wired: Lab, tmp_path: Path) -> 
         (tmp_path / host).write_text(f'#!/bin/sh\n{lines}\nexec {sys.executable} "$@"\n')
         (tmp_path / host).chmod(0o755)
         options += ["--python", f"{host}={tmp_path / host}"]
-    found = problems(wired, *options)
-    assert one(found, "the login took", "time ssh jetson1 true")["hosts"] == ["jetson1"]
+    data = examined(wired, *options)
+    found = data["problems"]
+    # A note, where the host's processor was busy meanwhile, as it may be beside other tests.
+    assert one([*found, *data["notes"]], "the login took", "time ssh jetson1 true")["hosts"] == ["jetson1"]
     assert one(found, "different versions of numpy", "jetson1 0.9.1", "the same version everywhere")
     assert one(found, "different versions of torch", "jetson1 99.1")
     assert one(found, "its clock is 3600 s ahead of that of localhost", "set-ntp")["hosts"] == ["jetson1"]
