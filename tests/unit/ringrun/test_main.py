@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import signal
+import sys
 from typing import Iterator, List
 
 import pytest
@@ -39,5 +40,6 @@ def test_ctrl_c_ends_the_process_unless_it_is_ignored(
 def test_it_runs_as_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     called: List[bool] = []
     monkeypatch.setattr(cli, "main", lambda: called.append(True))
+    monkeypatch.delitem(sys.modules, "ringrun.__main__")
     runpy.run_module("ringrun", run_name="__main__")
     assert called == [True]
