@@ -351,3 +351,15 @@ def test_variables_of_torchs_rendezvous(monkeypatch):
         monkeypatch.setenv(name, value)
     assert config.env_rendezvous_from_environment() == ([], 2)
     assert config.torchrun_from_environment(2)[0]
+
+
+@pytest.mark.parametrize(
+    ("environ", "first"),
+    [({}, True), ({"RANK": "0"}, True), ({"RANK": "3"}, False), ({"RINGCOMM_RANK": "1"}, False)],
+)
+def test_one_rank_warns_on_behalf_of_all(monkeypatch, environ, first):
+    for name in ("RANK", "RINGCOMM_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert config.is_first_from_environment() is first

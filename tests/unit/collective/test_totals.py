@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from ringcomm.collective import plans as plans_module
-from ringcomm.collective.totals import OperationTotal, Totals, longest
-from ringcomm.ops import Sum
+from ringcomm.collective.calls import Call
+from ringcomm.collective.totals import OperationTotal, Tally, Totals, longest
+from ringcomm.ops import Collective, Sum
 from ringcomm.testing.cluster import run_ranks
-from ringcomm.wire.frames import HEADER_BYTES
+from ringcomm.wire.frames import HEADER_BYTES, NO_ROOT
 
 COUNTS = [1, 100, 20_000, 300_000]
 """The first two use the executor for short messages."""
@@ -105,3 +106,22 @@ def test_the_sums_stay_when_a_rank_has_left():
         return before == sums(context)
 
     assert run_ranks(2, work) == [True, True]
+
+
+def test_calls_for_a_purpose_are_counted_under_its_label():
+    call = Call(Collective.ALLREDUCE, np.dtype(np.float32), 3, int(Sum), NO_ROOT, "", (3,))
+    totals, tally, other = Totals(), Tally("allreduce 'conv'"), Tally("allreduce 'dense'")
+    for each, took_s in ((tally, 1.0), (tally, 2.0), (other, 4.0)):
+        each.add(call, took_s)
+    totals.operations[call.describe()] = OperationTotal()
+    totals.operations[call.describe()].add(4, 9.0, 400)
+    tally.move(totals)
+    left = totals.operations[call.describe()]
+    assert (left.runs, left.took_s, left.moved_bytes) == (2, 6.0, 200)
+    found = totals.operations["allreduce 'conv'"]
+    assert (found.runs, found.took_s, found.moved_bytes) == (2, 3.0, 200)
+    left.add(-1, 0.0, 0)  # now there is one run, which is the other purpose's
+    other.move(totals)
+    assert set(totals.operations) == {tally.label, other.label}
+    tally.move(totals)  # nothing is left that it could take
+    assert totals.operations[tally.label].runs == 2

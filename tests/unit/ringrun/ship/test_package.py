@@ -12,7 +12,7 @@ PAGE = Path(__file__).resolve().parents[4] / "docs" / "machines.md"
 
 def test_the_page_names_the_size_of_what_is_sent() -> None:
     (named,) = re.findall(r"this machine's version, about ([0-9.]+) MB", PAGE.read_text())
-    assert abs(len(own_package().archive) / 1e6 - float(named)) < 0.15
+    assert abs(len(own_package.__wrapped__().archive) / 1e6 - float(named)) < 0.15
 
 
 def test_equal_files_give_equal_archives() -> None:
