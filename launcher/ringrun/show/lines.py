@@ -86,6 +86,11 @@ class LineAssembler:
         self._extend(rest, lines, now_s)
         return lines
 
+    def hold(self, now_s: float) -> None:
+        """Nothing is read at present, so the line may have an end already: its age counts from now."""
+        if self._began_s is not None:
+            self._began_s = now_s
+
     def tick(self, now_s: float) -> List[bytes]:
         """The line as far as it goes, if it is due and the last state was shown at least a second ago."""
         if self._state is None:

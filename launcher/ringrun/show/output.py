@@ -231,6 +231,11 @@ class Outputs:
             if lines and (rank in shown or not is_consequence(lines))
         ]
 
+    def hold(self, now_s: float) -> None:
+        """Nothing is read at present; see :meth:`.lines.LineAssembler.hold`."""
+        for assembler in self._lines.values():
+            assembler.hold(now_s)
+
     def tick(self, now_s: float) -> List[Tuple[int, bytes]]:
         """Lines without an end that are due, and tracebacks of ranks that have continued."""
         shown = []

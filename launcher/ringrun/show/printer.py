@@ -93,7 +93,10 @@ class Printer:
 
     def tick(self) -> None:
         """Write output that was delayed until now: progress bars and tracebacks."""
-        self._write(self._outputs.tick(self._clock()))
+        now_s = self._clock()
+        if self._console.full:
+            self._outputs.hold(now_s)
+        self._write(self._outputs.tick(now_s))
 
     def settle(self, shown: Container[int]) -> None:
         """Write delayed tracebacks; those that only name another rank are written for ranks in ``shown``."""

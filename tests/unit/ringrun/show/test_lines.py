@@ -127,3 +127,14 @@ def test_a_line_that_was_shown_before_its_end_is_not_repeated(end: bytes) -> Non
     assert assembler.tick(1.0) == [b"Press a key"]
     assert assembler.feed(end, 2.0) + assembler.flush() == []
     assert assembler.feed(b"Press a key\n", 3.0) == [b"Press a key"]
+
+
+def test_while_nothing_is_read_no_line_counts_as_one_without_an_end() -> None:
+    """Its end may have been written, and wait to be read."""
+    assembler = LineAssembler()
+    assembler.feed(b"0123", 0.0)
+    assembler.hold(UNENDED_S)
+    assert assembler.tick(UNENDED_S + 0.1) == []
+    assert assembler.feed(b"456\n", UNENDED_S + 0.2) == [b"0123456"]
+    assembler.feed(b"0123", 5.0)
+    assert assembler.tick(5.0 + UNENDED_S) == [b"0123"]
