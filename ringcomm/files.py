@@ -1,55 +1,27 @@
-"""Writing files where other users of the machine may write, too (``/tmp``, a shared directory).
-
-Another user may have put a symbolic link, a FIFO or a directory of its own in the place of what is about
-to be written. So a file is made under a fresh name, in a directory that was opened and looked at before, and
-renamed: what stood there is replaced, never followed, opened or waited for.
-"""
+"""Files that hold code, keys, records or results: the rules are those of :mod:`ringcomm.folders`."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Callable, Iterator, Optional, Union
+from typing import Callable, Optional
+
+from ringcomm.folders import OTHERS_WRITE, Path, another_users, is_ours, walk
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def is_ours(facts: os.stat_result) -> bool:
-    """Whether a file belongs to this user, or to the administrator."""
-    return facts.st_uid in (os.geteuid(), 0)
-
-
-def _another_users(path: Union[str, Path]) -> OSError:
-    return PermissionError(errno.EPERM, "it belongs to another user", str(path))
-
-
-@contextmanager
-def own_folder(path: Path, mode: int = 0o777) -> Iterator[int]:
-    """A descriptor of a directory that no other user can replace, made with this mode where there is none.
-
-    Raises:
-        OSError: it cannot be made or opened, or it, or the symbolic link to it, belongs to another user.
-    """
-    path.mkdir(mode=mode, parents=True, exist_ok=True)
-    if not is_ours(path.lstat()):
-        raise _another_users(path)
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        if not is_ours(os.fstat(descriptor)):
-            raise _another_users(path)
-        yield descriptor
-    finally:
-        os.close(descriptor)
+class Exposed(PermissionError):
+    """A file for secrets has a mode by which other users may read or change it; the text names the mode."""
 
 
 def new_file(folder: int, name: str, mode: int = 0o600, fill: Optional[Callable[[int], None]] = None) -> int:
     """A new file, open for writing; what stood under its name before is replaced, whatever it was.
 
     Args:
-        folder: descriptor of its directory, from :func:`own_folder`.
+        folder: descriptor of its directory, from :func:`own_folder` or another function of this module.
         name: without a directory.
         fill: writes to the descriptor before the file gets its name, so that it is complete from then on.
 
@@ -59,7 +31,7 @@ def new_file(folder: int, name: str, mode: int = 0o600, fill: Optional[Callable[
     Raises:
         OSError: it cannot be made, or not be written.
     """
-    partial = f".{name}.{os.urandom(8).hex()}"
+    partial = f".{name[:200]}.{os.urandom(8).hex()}"
     descriptor = os.open(partial, _CREATE, mode, dir_fd=folder)
     try:
         if fill is not None:
@@ -72,30 +44,27 @@ def new_file(folder: int, name: str, mode: int = 0o600, fill: Optional[Callable[
     return descriptor
 
 
-def write_file(folder: int, name: str, data: bytes) -> None:
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all bytes to a descriptor."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def write_file(folder: int, name: str, data: bytes, mode: int = 0o600) -> None:
     """Write a file that only this user can read; it is complete as soon as it is there.
 
     Args:
-        folder, name: see :func:`new_file`.
+        folder, name, mode: see :func:`new_file`.
+        data: its content.
 
     Raises:
         OSError: it cannot be written.
     """
-
-    def fill(descriptor: int) -> None:
-        left = memoryview(data)
-        while left:
-            left = left[os.write(descriptor, left) :]
-
-    os.close(new_file(folder, name, fill=fill))
+    os.close(new_file(folder, name, mode, lambda descriptor: write_all(descriptor, data)))
 
 
-def _shared(path: Union[str, Path]) -> bool:
-    """Whether other users may make files in the directory of this one."""
-    return bool(Path(path).parent.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH))
-
-
-def open_named(path: Union[str, Path]) -> int:
+def open_named(path: Path) -> int:
     """Open a file that the user has named for writing, from its start; it is emptied.
 
     The user's own symbolic links and devices are followed.
@@ -109,41 +78,93 @@ def open_named(path: Union[str, Path]) -> int:
     """
     # Opening a FIFO that is not read would wait for a reader.
     flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o666)
-    except OSError as problem:
-        if problem.errno not in (errno.ELOOP, errno.EMLINK):
+    with walk(path) as place:
+        descriptor = os.open(place.name, flags | place.follow, 0o666, dir_fd=place.folder)
+        try:
+            facts = os.fstat(descriptor)
+            if stat.S_ISFIFO(facts.st_mode):
+                raise OSError(errno.ESPIPE, "it is a FIFO, not a file", os.fspath(path))
+            if stat.S_ISREG(facts.st_mode):
+                shared = os.fstat(place.folder).st_mode & OTHERS_WRITE
+                if not is_ours(facts) or (facts.st_nlink > 1 and shared):
+                    raise another_users(path, facts)
+                os.ftruncate(descriptor, 0)
+        except OSError:
+            os.close(descriptor)
             raise
-        # Looked at after the link was found, so no other user can put one there in between.
-        if not is_ours(os.lstat(path)):
-            raise _another_users(path) from None
-        descriptor = os.open(path, flags, 0o666)
-    try:
-        facts = os.fstat(descriptor)
-        if stat.S_ISFIFO(facts.st_mode):
-            raise OSError(errno.ESPIPE, "it is a FIFO, not a file", str(path))
-        if stat.S_ISREG(facts.st_mode):
-            if not is_ours(facts) or (facts.st_nlink > 1 and _shared(path)):
-                raise _another_users(path)
-            os.ftruncate(descriptor, 0)
-    except OSError:
-        os.close(descriptor)
-        raise
     os.set_blocking(descriptor, True)
     return descriptor
 
 
-def read_file(path: Union[str, Path], limit_bytes: int) -> bytes:
-    """What a file holds, up to this length. What is no file is not waited for.
+def _content(descriptor: int, path: Path, limit_bytes: int) -> bytes:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+    pieces = []
+    while limit_bytes > 0:
+        piece = os.read(descriptor, min(limit_bytes, 1 << 24))
+        if not piece:
+            break
+        pieces.append(piece)
+        limit_bytes -= len(piece)
+    return b"".join(pieces)
+
+
+def read_file(path: Path, limit_bytes: int) -> bytes:
+    """What a file holds that the user has named, up to this length; its owner does not matter.
 
     Raises:
         OSError: it cannot be read, or it is a FIFO, a device or a directory.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, _READ)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read(limit_bytes)
+        return _content(descriptor, path, limit_bytes)
+    finally:
+        os.close(descriptor)
+
+
+def read_private(path: Path, limit_bytes: int) -> bytes:
+    """What a file with a secret holds, up to this length.
+
+    It belongs to this user, and no other user may read or write it; or to the administrator, and then a
+    group may read it (that this user is in, or it could not be read).
+
+    Raises:
+        Exposed: its mode lets other users read or write it.
+        OSError: it cannot be read, is no regular file, or belongs to another user, or a link to it does.
+    """
+    with walk(path) as place:
+        descriptor = os.open(place.name, _READ | place.follow, dir_fd=place.folder)
+        try:
+            facts = os.fstat(descriptor)
+            if stat.S_ISREG(facts.st_mode):
+                if not is_ours(facts):
+                    raise another_users(path, facts)
+                if facts.st_mode & (0o077 if facts.st_uid == os.geteuid() else 0o037):
+                    mode = f"its mode is {stat.S_IMODE(facts.st_mode):04o}"
+                    raise Exposed(errno.EPERM, mode, os.fspath(path))
+            return _content(descriptor, path, limit_bytes)
+        finally:
+            os.close(descriptor)
+
+
+def read_at(folder: int, name: str, limit_bytes: int = 1 << 40) -> bytes:
+    """What a file in a folder holds, up to this length. No link is followed.
+
+    Args:
+        folder: descriptor of the folder.
+        name: without a directory.
+        limit_bytes: the most that is read.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or another user could change it.
+    """
+    descriptor = os.open(name, _READ | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        facts = os.fstat(descriptor)
+        if not is_ours(facts):
+            raise another_users(name, facts)
+        if facts.st_mode & OTHERS_WRITE:
+            raise Exposed(errno.EPERM, f"its mode is {stat.S_IMODE(facts.st_mode):04o}", name)
+        return _content(descriptor, name, limit_bytes)
     finally:
         os.close(descriptor)

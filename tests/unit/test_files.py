@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringcomm.files import new_file, open_named, own_folder, read_file, write_file
+from ringcomm.files import new_file, open_named, read_file, write_file
+from ringcomm.folders import own_folder
 from ringcomm.timeline import TraceFile
 from ringrun.diagnosis.diagnose import diagnose_folder
 from ringrun.diagnosis.records import write_records

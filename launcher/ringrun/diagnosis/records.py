@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Container, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
-from ringcomm.files import own_folder, read_file, write_file
+from ringcomm.files import read_file, write_file
+from ringcomm.folders import own_folder
 
 from ..plan.job import Job
 from .first_failure import Complaint, Exit

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from ringcomm.errors import ConfigError
-from ringcomm.files import own_folder
+from ringcomm.folders import own_folder
 
 from ..plan.job import Job
 
