@@ -96,9 +96,19 @@ def open_named(path: Path) -> int:
     return descriptor
 
 
-def _content(descriptor: int, path: Path, limit_bytes: int) -> bytes:
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+def _regular(descriptor: int, path: Path) -> os.stat_result:
+    """The facts of what was opened.
+
+    Raises:
+        OSError: it is no regular file.
+    """
+    facts = os.fstat(descriptor)
+    if not stat.S_ISREG(facts.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+    return facts
+
+
+def _content(descriptor: int, limit_bytes: int) -> bytes:
     pieces = []
     while limit_bytes > 0:
         piece = os.read(descriptor, min(limit_bytes, 1 << 24))
@@ -117,7 +127,8 @@ def read_file(path: Path, limit_bytes: int) -> bytes:
     """
     descriptor = os.open(path, _READ)
     try:
-        return _content(descriptor, path, limit_bytes)
+        _regular(descriptor, path)
+        return _content(descriptor, limit_bytes)
     finally:
         os.close(descriptor)
 
@@ -134,37 +145,96 @@ def read_private(path: Path, limit_bytes: int) -> bytes:
     """
     with walk(path) as place:
         descriptor = os.open(place.name, _READ | place.follow, dir_fd=place.folder)
-        try:
-            facts = os.fstat(descriptor)
-            if stat.S_ISREG(facts.st_mode):
-                if not is_ours(facts):
-                    raise another_users(path, facts)
-                if facts.st_mode & (0o077 if facts.st_uid == os.geteuid() else 0o037):
-                    mode = f"its mode is {stat.S_IMODE(facts.st_mode):04o}"
-                    raise Exposed(errno.EPERM, mode, os.fspath(path))
-            return _content(descriptor, path, limit_bytes)
-        finally:
-            os.close(descriptor)
+    try:
+        facts = _regular(descriptor, path)
+        if not is_ours(facts):
+            raise another_users(path, facts)
+        if facts.st_mode & (0o077 if facts.st_uid == os.geteuid() else 0o037):
+            raise _exposed(path, facts)
+        return _content(descriptor, limit_bytes)
+    finally:
+        os.close(descriptor)
 
 
-def read_at(folder: int, name: str, limit_bytes: int = 1 << 40) -> bytes:
-    """What a file in a folder holds, up to this length. No link is followed.
+def _exposed(path: Path, facts: os.stat_result) -> Exposed:
+    return Exposed(errno.EPERM, f"its mode is {stat.S_IMODE(facts.st_mode):04o}", os.fspath(path))
+
+
+def open_at(folder: int, name: str) -> int:
+    """Open a regular file in a folder for reading; no link is followed.
 
     Args:
         folder: descriptor of the folder.
         name: without a directory.
+
+    Returns:
+        The descriptor, for the caller to close.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    descriptor = os.open(name, _READ | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        _regular(descriptor, name)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_at(folder: int, name: str, limit_bytes: int = 1 << 40) -> bytes:
+    """What a file of code in a folder holds, up to this length; no link is followed.
+
+    Args:
+        folder, name: see :func:`open_at`.
         limit_bytes: the most that is read.
 
     Raises:
         OSError: it cannot be read, is no regular file, or another user could change it.
     """
-    descriptor = os.open(name, _READ | os.O_NOFOLLOW, dir_fd=folder)
+    descriptor = open_at(folder, name)
     try:
-        facts = os.fstat(descriptor)
-        if not is_ours(facts):
-            raise another_users(name, facts)
-        if facts.st_mode & OTHERS_WRITE:
-            raise Exposed(errno.EPERM, f"its mode is {stat.S_IMODE(facts.st_mode):04o}", name)
-        return _content(descriptor, name, limit_bytes)
+        check_code(name, os.fstat(descriptor))
+        return _content(descriptor, limit_bytes)
     finally:
         os.close(descriptor)
+
+
+def check_code(name: str, facts: os.stat_result) -> None:
+    """Refuse a file of code that another user could change.
+
+    Args:
+        name: of the file, for messages.
+        facts: of its descriptor.
+
+    Raises:
+        OSError: it belongs to another user, or other users may write it.
+    """
+    if not is_ours(facts):
+        raise another_users(name, facts)
+    if facts.st_mode & OTHERS_WRITE:
+        raise _exposed(name, facts)
+
+
+def open_lock(folder: int, name: str) -> int:
+    """Open a file of this user for a lock; it is made where there is none, and no link is followed.
+
+    Args:
+        folder, name: see :func:`open_at`.
+
+    Returns:
+        The descriptor, for the caller to close.
+
+    Raises:
+        OSError: it cannot be opened, is no regular file, or belongs to another user.
+    """
+    flags = os.O_CREAT | os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(name, flags, 0o600, dir_fd=folder)
+    try:
+        facts = _regular(descriptor, name)
+        if not is_ours(facts):
+            raise another_users(name, facts)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor

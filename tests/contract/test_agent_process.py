@@ -188,7 +188,23 @@ def test_old_programs_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "ringcomm-agent").mkdir()
     for number in range(9):
-        (tmp_path / "ringcomm-agent" / str(number)).touch()
+        (tmp_path / "ringcomm-agent" / f"{number:064x}").touch()
     start_agent()
     assert len(list((tmp_path / "ringcomm-agent").iterdir())) == 3
     assert start_agent() < 10_000
+
+
+def test_nothing_is_removed_or_written_through_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a cache that other users may write, another user has put it there."""
+    cache, documents = tmp_path / "cache", tmp_path / "documents"
+    cache.mkdir()
+    cache.chmod(0o777)
+    documents.mkdir()
+    for number in range(6):
+        (documents / f"{number}.txt").write_text("keep")
+    (cache / "ringcomm-agent").symlink_to(documents)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    start_agent()
+    assert sorted(path.name for path in documents.iterdir()) == [f"{number}.txt" for number in range(6)]

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
+from ringcomm import files, folders
 from ringcomm.errors import ProtocolError
 
 from ..agent import (
@@ -58,8 +59,8 @@ def agent_source() -> bytes:
 def agent_program() -> bytes:
     """The agent's compressed program."""
     modules = (
-        processes, framing, output, checks, recorders, shipped, job_folder, preparation, binding, terminal,
-        threads,
+        folders, files, processes, framing, output, checks, recorders, shipped, job_folder, preparation,
+        binding, terminal, threads,
     )  # fmt: skip
     return compressed_program(agent, modules)
 
@@ -69,21 +70,23 @@ def program_source(main: ModuleType, modules: Sequence[ModuleType]) -> bytes:
 
     Args:
         main: the module that is run as ``__main__``. It and the others import the standard library only.
-        modules: the modules of its package that it imports, in an order in which they can be imported.
+        modules: the modules that it imports, in an order in which they can be imported.
     """
     return with_reader(compressed_program(main, modules))
 
 
 def compressed_program(main: ModuleType, modules: Sequence[ModuleType]) -> bytes:
     """The modules as one compressed program; the arguments are those of :func:`program_source`."""
-    package = main.__name__.rpartition(".")[0]
-    steps = ["import sys, types", "sys.modules['ringrun'] = types.ModuleType('ringrun')"]
-    steps.append(f"package = sys.modules[{package!r}] = types.ModuleType({package!r})")
+    steps = ["import sys, types"]
+    packages = {module.__name__.rpartition(".")[0] for module in modules}
+    above = {package.rpartition(".")[0] for package in packages} - {""}
+    steps += [f"sys.modules[{name!r}] = types.ModuleType({name!r})" for name in sorted(packages | above)]
     for module in modules:
         name, text = module.__name__, _text(module.__file__)
+        package, _, last = name.rpartition(".")
         steps.append(f"module = sys.modules[{name!r}] = types.ModuleType({name!r})")
         steps.append(f"exec(compile({text!r}, {_file(module)!r}, 'exec'), module.__dict__)")
-        steps.append(f"package.{name.rpartition('.')[2]} = module")
+        steps.append(f"sys.modules[{package!r}].{last} = module")
     steps.append(f"exec(compile({_text(main.__file__)!r}, {_file(main)!r}, 'exec'))")
     return zlib.compress("\n".join(steps).encode(), 9)
 
