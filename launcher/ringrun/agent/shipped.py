@@ -206,13 +206,16 @@ def _place(content: Mapping[str, bytes], place: str, folder: int, wanted: str) -
 
 
 def _is_package(folder: int, wanted: str) -> bool:
-    """Whether a directory holds a package, and nothing that another user could change.
+    """Whether a directory is there and holds a package.
 
     Raises:
-        OSError: it is not there, or cannot be read, or another user could change it.
+        OSError: it cannot be read, or another user could change it.
     """
-    with folders.inner_folder(folder, wanted, None) as inner:
-        return digest(_files(inner)) == wanted
+    try:
+        with folders.inner_folder(folder, wanted, None) as inner:
+            return digest(_files(inner)) == wanted
+    except FileNotFoundError:
+        return False
 
 
 def _files(folder: int, above: str = "") -> Iterator[Tuple[str, bytes]]:

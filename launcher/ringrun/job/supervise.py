@@ -73,7 +73,7 @@ class Supervisor:
         )  # fmt: skip
         self._terminal = RemoteTerminal(job, self._agents.links, self._loop, console)
         self._control = ControlSocket(job.id, self._command)
-        self._fetched = FetchedFiles(Path(FETCHED))
+        self._fetched = FetchedFiles(Path(FETCHED), job.fetch)
         self._supply = Supply(self._agents, self._loop, self._printer.note, self._problem)
         self._ranks = [{place.rank for place in job.plan.on_host(host.index)} for host in job.hosts]
         self._ready: Dict[int, Dict[str, Any]] = {}  # by host, what its agent found
@@ -202,7 +202,7 @@ class Supervisor:
             ProtocolError: it may not send that.
         """
         if frame.kind == framing.FILE:
-            self._fetched.take(host.name, frame.data)
+            self._fetched.take(host, frame.data)
             return
         if frame.rank not in self._ranks[host.index] and (frame.kind, frame.rank) != (framing.EVENT, -1):
             raise ProtocolError(f"it reports on rank {frame.rank}, which does not run there")

@@ -3,7 +3,8 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Dict, List, Tuple
+from types import SimpleNamespace
+from typing import Any, Dict, List, Tuple
 
 import pytest
 
@@ -13,6 +14,8 @@ from ringrun.agent.job_folder import JobFolder
 from ringrun.job.fetch import FetchedFiles
 from ringrun.ship.package import Package
 from ringrun.ship.source_tree import SourceTree
+
+JETSON: Any = SimpleNamespace(name="jetson1", gets_code=True)
 
 
 @pytest.fixture
@@ -138,9 +141,10 @@ def test_files_are_fetched_in_pieces(
         (root / name).write_bytes(content)
     (tmp_path / "secret").write_text("secret")
     (root / "out" / "link").symlink_to(tmp_path / "secret")
-    taken = FetchedFiles(tmp_path / "fetched")
-    for piece in folder.fetched(["out/**", "out/*.bin", "../*", "nothing*"]):
-        taken.take("jetson1", piece)
+    patterns = ["out/**", "out/*.bin", "../*", "nothing*"]
+    taken = FetchedFiles(tmp_path / "fetched", patterns)
+    for piece in folder.fetched(patterns):
+        taken.take(JETSON, piece)
     found = {
         path.relative_to(tmp_path / "fetched").as_posix(): path.read_bytes()
         for path in (tmp_path / "fetched").rglob("*")
@@ -156,11 +160,11 @@ def test_files_are_fetched_in_pieces(
 @pytest.mark.parametrize("path", ["../x", "/x", "a/../../x", "", 5, None])
 def test_a_host_cannot_write_elsewhere(path: object, tmp_path: Path) -> None:
     with pytest.raises(ProtocolError):
-        FetchedFiles(tmp_path).take("jetson1", json.dumps({"path": path, "offset": 0}).encode() + b"\n")
+        FetchedFiles(tmp_path, ["**"]).take(JETSON, json.dumps({"path": path, "offset": 0}).encode() + b"\n")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("line", [b"", b"[]", b'{"path": "a"}', b'{"path": "a", "offset": "0"}', b"\xff"])
 def test_a_malformed_piece_is_refused(line: bytes, tmp_path: Path) -> None:
     with pytest.raises(ProtocolError):
-        FetchedFiles(tmp_path).take("jetson1", line)
+        FetchedFiles(tmp_path, ["**"]).take(JETSON, line)

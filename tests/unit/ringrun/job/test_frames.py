@@ -36,6 +36,7 @@ def event(rank: int, **facts: Any) -> Frame:
     [
         *(Frame(kind, 1, b"{}") for kind in (framing.STDOUT, framing.STDERR, framing.RESULT, framing.RECORD)),
         *(Frame(kind, -1, b"{}") for kind in (framing.STDOUT, framing.RESULT, framing.RECORD)),
+        Frame(framing.FILE, -1, b'{"path": "a", "offset": 0}\nx'),
         event(1, event="exit", code=0, signal=None, sent=0),
         event(7, event="started", pid=1),
         event(-1, event="exit", code=0, signal=None, sent=0),
