@@ -137,6 +137,22 @@ def parse_host(item: str, where: str) -> HostSpec:
     return HostSpec(name, user, None if slots is None else _slots(slots, f"{where}: {item!r}"))
 
 
+def check_host(spec: HostSpec, where: str) -> None:
+    """Check the name of a host, and of the account, before either reaches a command line.
+
+    Args:
+        spec: the host, from wherever its name comes.
+        where: where it comes from, for the start of the error message.
+
+    Raises:
+        ConfigError: it is neither a host name nor an address, or the account is no user name.
+    """
+    if not (_NAME.match(spec.name) or _ADDRESS.match(spec.name)):
+        _refuse(spec.name, where, f"{spec.name!r:.80} is neither a host name nor an address")
+    if spec.user is not None and not _USER.match(spec.user):
+        _refuse(spec.target, where, f"{spec.user!r} before the @ is not a user name")
+
+
 def _split_slots(rest: str, item: str, where: str) -> Tuple[str, Optional[str]]:
     if rest.startswith("["):
         name, bracket, tail = rest[1:].partition("]")

@@ -12,7 +12,7 @@ from typing import List, NamedTuple, Optional, Sequence
 
 from ringcomm.errors import ConfigError
 
-from ..plan.hosts import HostSpec
+from ..plan.hosts import HostSpec, check_host
 from ..plan.reaching import Failure
 from .base import CommandReach, last_lines, remote_command
 
@@ -63,7 +63,8 @@ class Ssh(CommandReach):
             words += ["-p", str(options.port)]
         if options.identity_file is not None:
             words += ["-i", options.identity_file]
-        return [*words, spec.target, remote_command(python)]
+        check_host(spec, "ssh")
+        return [*words, "--", spec.target, remote_command(python)]
 
     def by_hand(self, argv: Sequence[str]) -> str:
         """The ssh command line for an interactive login."""
@@ -104,7 +105,7 @@ def login_line(argv: Sequence[str]) -> str:
             "BatchMode", "ConnectTimeout", "ServerAliveInterval", "ServerAliveCountMax",
         ):  # fmt: skip
             skip = True
-        elif word != "-T":
+        elif word not in ("-T", "--"):
             kept.append(word)
     return " ".join(shlex.quote(word) for word in kept)
 

@@ -1,30 +1,36 @@
 """The wheels of the packages that ringcomm needs, for hosts that lack them (``--provision``).
 
 They are downloaded on this machine by pip, for the interpreter, the processor and the C library of the host,
-and kept for the next job. A wheel is a zip file whose extension modules find their own libraries by relative
-paths, so the host only has to unpack it into a directory on the module path: it needs neither pip nor a
-virtual environment.
+and kept for the next job, in a folder in which no other user can change anything
+(:func:`ringcomm.folders.trusted_folder`), with their digests, which are checked at every use. A wheel is a zip
+file whose extension modules find their own libraries by relative paths, so the host only has to unpack it into
+a directory on the module path: it needs neither pip nor a virtual environment.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 import os
+import re
 import subprocess
 import sys
-import tempfile
 import zipfile
-from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
+from ringcomm.files import open_at, read_at, write_file
+from ringcomm.folders import inner_folder, new_folder, owned_names, remove
 
-from ..agent.shipped import places
+from ..agent.shipped import NoPlace, in_first_place
 from .package import Package
 
 NEEDED = ("numpy", "psutil")
 DOWNLOAD_LIMIT_S = 120.0
 _OLDEST_GLIBC = 5
+_DIGESTS = "digests.json"
+_WHEEL = re.compile(r"[\w.+!-]+\.whl")
 
 
 class Target(NamedTuple):
@@ -48,7 +54,7 @@ def platform_tags(target: Target) -> List[str]:
         ConfigError: the host's C library is not glibc 2.
     """
     major, _, minor = target.glibc.partition(".")
-    if major != "2" or not minor.isdigit():
+    if major != "2" or not re.fullmatch("[0-9]{1,3}", minor):
         raise ConfigError(
             f"--provision: the C library of that host is {target.glibc or 'not glibc'}; there are wheels for "
             "glibc only. Install numpy and psutil there with the system's package manager."
@@ -68,30 +74,74 @@ def download_argv(target: Target, folder: str, names: Sequence[str]) -> List[str
 
 
 def fetch_wheels(
-    target: Target, cache: Optional[Path] = None, names: Sequence[str] = NEEDED
+    target: Target, environ: Optional[Mapping[str, str]] = None, names: Sequence[str] = NEEDED
 ) -> Tuple[Package, List[str]]:
     """Download wheels, or take those of an earlier job, and make one package of them.
 
     Args:
         target: the host's interpreter.
-        cache: where wheels are kept; None for this user's cache directory.
+        environ: names the user's cache directory; None for this process's environment.
         names: the packages.
 
     Returns:
         The package, and a line for each wheel with its name and its SHA-256.
 
     Raises:
-        ConfigError: pip is not usable, or found no wheels for that host.
+        ConfigError: pip is not usable, or found no wheels for that host, or no directory can hold them.
     """
-    cache = Path(places(os.environ)[0]) if cache is None else cache
-    kept = cache / f"wheels-cp{target.version}-{target.machine}-glibc{target.glibc}"
-    wheels = sorted(kept.glob("*.whl"))
-    if not all(any(wheel.name.startswith(f"{name}-") for wheel in wheels) for name in names):
-        kept.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".new-", dir=kept) as folder:
-            _download(target, folder, names)
-            wheels = [wheel.replace(kept / wheel.name) for wheel in sorted(Path(folder).glob("*.whl"))]
+    wheels: Dict[str, bytes] = {}
+
+    def fill(place: str, folder: int) -> str:
+        name = f"wheels-cp{target.version}-{target.machine}-glibc{target.glibc}"
+        with inner_folder(folder, name) as kept:
+            path = os.path.join(place, name)  # noqa: PTH118
+            wheels.update(_kept(kept, names) or _downloaded(target, kept, path, names))
+        return name
+
+    try:
+        in_first_place(os.environ if environ is None else environ, fill)
+    except NoPlace as problem:
+        raise ConfigError(f"--provision: no directory can hold the wheels: {problem}.") from None
     return _package(wheels)
+
+
+def _kept(folder: int, names: Sequence[str]) -> Dict[str, bytes]:
+    """The wheels of an earlier job by their names; none of them if one is not as it was downloaded."""
+    wheels: Dict[str, bytes] = {}
+    try:
+        digests = json.loads(read_at(folder, _DIGESTS))
+        for name, digest in digests.items():
+            wheels[name] = read_at(folder, name) if _WHEEL.fullmatch(name) else b""
+            if hashlib.sha256(wheels[name]).hexdigest() != digest:
+                return {}
+    except (OSError, ValueError, AttributeError):
+        return {}  # downloaded again
+    return wheels if all(any(wheel.startswith(f"{name}-") for wheel in wheels) for name in names) else {}
+
+
+def _downloaded(target: Target, kept: int, path: str, names: Sequence[str]) -> Dict[str, bytes]:
+    """Download wheels, and keep them with their digests.
+
+    Args:
+        target, names: see :func:`fetch_wheels`.
+        kept: descriptor of the folder.
+        path: of the folder, for pip.
+    """
+    wheels: Dict[str, bytes] = {}
+    fresh = new_folder(kept, ".new-")
+    try:
+        _download(target, os.path.join(path, fresh), names)  # noqa: PTH118
+        with inner_folder(kept, fresh, None) as folder:
+            for name in sorted(name for name, _ in owned_names(folder, _WHEEL)):
+                with open(open_at(folder, name), "rb") as file:  # pip made it with the user's umask
+                    wheels[name] = file.read()
+    finally:
+        remove(kept, fresh)
+    for name, data in wheels.items():
+        write_file(kept, name, data)
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in wheels.items()}
+    write_file(kept, _DIGESTS, json.dumps(digests).encode())
+    return wheels
 
 
 def _download(target: Target, folder: str, names: Sequence[str]) -> None:
@@ -113,14 +163,13 @@ def _download(target: Target, folder: str, names: Sequence[str]) -> None:
         )
 
 
-def _package(wheels: Sequence[Path]) -> Tuple[Package, List[str]]:
+def _package(wheels: Mapping[str, bytes]) -> Tuple[Package, List[str]]:
     files: Dict[str, bytes] = {}
     lines: List[str] = []
-    for wheel in wheels:
-        data = wheel.read_bytes()
-        lines.append(f"{wheel.name} (sha256 {hashlib.sha256(data).hexdigest()})")
-        with zipfile.ZipFile(wheel) as archive:
+    for wheel, data in wheels.items():
+        lines.append(f"{wheel} (sha256 {hashlib.sha256(data).hexdigest()})")
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
             names = [name for name in archive.namelist() if not name.endswith("/") and "/tests/" not in name]
             files.update((name, archive.read(name)) for name in names)
-    names_text = ", ".join(" ".join(wheel.name.split("-")[:2]) for wheel in wheels)
+    names_text = ", ".join(" ".join(wheel.split("-")[:2]) for wheel in wheels)
     return Package(names_text, files), lines
