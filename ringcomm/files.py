@@ -64,6 +64,48 @@ def write_file(folder: int, name: str, data: bytes, mode: int = 0o600) -> None:
     os.close(new_file(folder, name, mode, lambda descriptor: write_all(descriptor, data)))
 
 
+def write_private(path: Path, data: bytes, replace: bool = True, make_folders: bool = False) -> None:
+    """Write a file with a secret to a path that the user has named; only this user can read it.
+
+    The folder may belong to another user, who can remove the file then, but not read it.
+
+    Args:
+        path: the path.
+        data: its content.
+        replace: whether a file that is there already is replaced. It is complete as soon as it is there then.
+        make_folders: whether to make its folders, with mode 0700, where there are none.
+
+    Raises:
+        FileExistsError: it is there already, and not to be replaced.
+        OSError: it cannot be written, or a link on the way belongs to another user.
+    """
+    with walk(path, mode=0o700 if make_folders else None) as place:
+        if replace:
+            write_file(place.folder, place.name, data)
+            return
+        descriptor = os.open(place.name, _CREATE, 0o600, dir_fd=place.folder)
+        try:
+            write_all(descriptor, data)
+        except BaseException:
+            os.unlink(place.name, dir_fd=place.folder)  # no secret, and in the way of the next attempt
+            raise
+        finally:
+            os.close(descriptor)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file that this process has made, if it is still there.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    try:
+        with walk(path) as place:
+            os.unlink(place.name, dir_fd=place.folder)
+    except FileNotFoundError:
+        pass  # the job's other processes may remove it, too
+
+
 def open_named(path: Path) -> int:
     """Open a file that the user has named for writing, from its start; it is emptied.
 

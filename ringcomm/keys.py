@@ -10,13 +10,12 @@ from __future__ import annotations
 import errno
 import os
 import shlex
-from pathlib import Path
 from typing import Dict, Optional, Tuple
 
 from .errors import ConfigError
+from .files import Exposed, read_private
 
 _MOST_KEY_BYTES = 16384
-_OTHERS = 0o077
 _STDERR = 2
 _PEM = "-----BEGIN "
 _keys_from_pipes: Dict[int, bytes] = {}
@@ -61,19 +60,16 @@ def read_key(descriptor: Optional[int], file: str, text: str) -> Tuple[bytes, st
 
 
 def _read_key_file(file: str) -> str:
-    """The text of a file that only its owner can read; ssh asks the same of private keys."""
+    """The text of a file of this user or of the administrator that no other user can read."""
     try:
-        facts = Path(file).stat()
-        text = Path(file).read_text("ascii", "replace")
+        return read_private(file, _MOST_KEY_BYTES).decode("ascii", "replace")
+    except Exposed as problem:
+        raise ConfigError(
+            f"The key file {file} is refused: {problem.strerror}, so other users of this machine may have "
+            f"the key. Run chmod 600 {shlex.quote(file)}; if there are others, make a new key."
+        ) from None
     except OSError as problem:
         raise ConfigError(f"The key file {file} cannot be read: {problem.strerror}.") from None
-    if facts.st_uid == os.geteuid() and facts.st_mode & _OTHERS:
-        raise ConfigError(
-            f"The key file {file} is refused: its mode is {facts.st_mode & 0o777:04o}, so other users of "
-            f"this machine may have the key. Run chmod 600 {shlex.quote(file)}; if there are others, make a "
-            "new key."
-        )
-    return text
 
 
 def _read_descriptor(descriptor: int) -> bytes:

@@ -6,12 +6,10 @@ this user can read, or through the launcher's own key-value store.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
-import os
 import secrets
-import stat
-import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +19,7 @@ from ..certificate import make_certificate
 from ..clock import Deadline
 from ..config import Membership, Settings
 from ..errors import ConfigError, StartTimeoutError, StartupError
+from ..files import read_private, remove_file, write_private
 from ..other_launchers import Launched
 from ..transport.nics import machine
 from .client import Moved, Watched, join
@@ -31,6 +30,7 @@ from .pmi import Pmi
 LOOK_AGAIN_S = 0.1
 PATIENCE_S = 10.0
 """How long an address from a file may not answer: the file may be left from an earlier start."""
+_LIMIT_BYTES = 1 << 20
 
 _turns = 0
 _pmi: Optional[Pmi] = None
@@ -77,11 +77,7 @@ class FileNotice:
     def publish(self, text: str, deadline: Deadline) -> None:
         """Write the file in one step."""
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor, temporary = tempfile.mkstemp(dir=self._folder, prefix="new-")
-            with os.fdopen(descriptor, "w") as file:
-                file.write(text)
-            Path(temporary).replace(self._path)
+            write_private(self._path, text.encode(), make_folders=True)
         except OSError as problem:
             raise ConfigError(f"Rank 0 cannot write in {self._folder}: {problem.strerror}. {_HINT}") from None
 
@@ -105,18 +101,14 @@ class FileNotice:
         """What the file holds; "" while it is not there."""
         try:
             list(self._folder.iterdir())  # has a network file system ask its server anew
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW)
-        except OSError:
-            return ""
-        with os.fdopen(descriptor) as file:
-            facts = os.fstat(descriptor)
-            if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) & 0o077:
-                raise ConfigError(
-                    f"{self._path} is refused: it belongs to user {facts.st_uid} and has mode "
-                    f"{stat.S_IMODE(facts.st_mode):04o}. It holds the job's key, so only the user that runs "
-                    f"the job may be able to read it. {_HINT}"
-                )
-            return file.read()
+            return read_private(self._path, _LIMIT_BYTES).decode("utf-8", "replace")
+        except OSError as problem:
+            if problem.errno not in (errno.EPERM, errno.EINVAL):
+                return ""
+            raise ConfigError(
+                f"{self._path} is refused: {problem.strerror}. It holds the job's key, so only the user that "
+                f"runs the job may be able to read it. {_HINT}"
+            ) from None
 
     def moved(self) -> bool:
         """Whether the file has another content by now."""
@@ -125,7 +117,7 @@ class FileNotice:
 
     def withdraw(self) -> None:
         """Remove the file."""
-        self._path.unlink(missing_ok=True)
+        remove_file(self._path)
 
 
 class PmiNotice:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Any, Callable, List, Tuple
 
 import numpy as np
 
+from ..files import open_named
 from ..schedule.calibration import Calibration, model_of
 from .machine import Machine, link_byte_s, machine_of
 from .prediction import Prediction, predictions
@@ -84,7 +84,8 @@ def _draw(found: Prediction, path: str) -> str:
     """Write the figure if there is to be one; why it cannot be written, or nothing."""
     try:
         if path:
-            Path(path).write_text(found.svg())
+            with open(open_named(path), "w", encoding="utf-8") as file:
+                file.write(found.svg())
     except OSError as problem:
         return f"the figure {path} cannot be written: {problem.strerror}"
     return ""
