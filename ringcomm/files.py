@@ -67,7 +67,7 @@ def write_file(folder: int, name: str, data: bytes, mode: int = 0o600) -> None:
 def write_private(path: Path, data: bytes, replace: bool = True, make_folders: bool = False) -> None:
     """Write a file with a secret to a path that the user has named; only this user can read it.
 
-    The folder may belong to another user, who can remove the file then, but not read it.
+    The folder may belong to another user: that user can remove the file then, but not read it.
 
     Args:
         path: the path.
