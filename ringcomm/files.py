@@ -79,7 +79,7 @@ def write_private(path: Path, data: bytes, replace: bool = True, make_folders: b
         FileExistsError: it is there already, and not to be replaced.
         OSError: it cannot be written, or a link on the way belongs to another user.
     """
-    with walk(path, mode=0o700 if make_folders else None) as place:
+    with walk(path, mode=0o700 if make_folders else None, follow_last=False) as place:
         if replace:
             write_file(place.folder, place.name, data)
             return
@@ -100,7 +100,7 @@ def remove_file(path: Path) -> None:
         OSError: it cannot be removed.
     """
     try:
-        with walk(path) as place:
+        with walk(path, follow_last=False) as place:
             os.unlink(place.name, dir_fd=place.folder)
     except FileNotFoundError:
         pass  # the job's other processes may remove it, too

@@ -127,13 +127,16 @@ def _why_untrusted(facts: os.stat_result, around: Optional[os.stat_result]) -> s
 
 
 @contextmanager
-def walk(path: Path, trusted: bool = False, mode: Optional[int] = None) -> Iterator[Place]:
+def walk(
+    path: Path, trusted: bool = False, mode: Optional[int] = None, follow_last: bool = True
+) -> Iterator[Place]:
     """The folder of the last component of a path, component by component.
 
     Args:
         path: the path.
         trusted: every folder on the way must be one that other users cannot exchange anything in.
         mode: of folders that are made where there are none; None: they must be there.
+        follow_last: whether a link that the whole path names is followed; else it is the place itself.
     """
     text = os.fspath(path)
     if trusted:
@@ -145,7 +148,8 @@ def walk(path: Path, trusted: bool = False, mode: Optional[int] = None) -> Itera
     try:
         while True:
             name = left.pop() if left else "."
-            target = None if name in (".", "..") else _link(here, name, shown + name)
+            is_place = name in (".", "..") or not (left or follow_last)
+            target = None if is_place else _link(here, name, shown + name)
             if target:
                 links += 1
                 if links > _MAX_LINKS:
