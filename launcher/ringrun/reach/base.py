@@ -15,7 +15,7 @@ from ..plan.hosts import HostSpec
 from ..plan.reaching import Failure
 from .protocol import BOOT
 
-RETRIES = 3
+RETRIES = 5
 """How often a host is tried again after a failure that may pass, like a login that sshd dropped."""
 AT_ONCE = 8
 """Maximum number of simultaneous starts: all logins may pass through one jump host."""

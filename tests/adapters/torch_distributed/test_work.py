@@ -63,7 +63,9 @@ class TestWork:
             with pytest.raises(PeerLostError) as caught:
                 work.wait()
             assert caught.value is LOST
-            assert [entry.name for entry in caught.traceback][1:] == ["wait", "_raise_error"]
+            # "call", and "_fn" of Dynamo once it is imported, keep the method out of compiled programs.
+            names = [entry.name for entry in caught.traceback][1:]
+            assert names[-2:] == ["wait", "_raise_error"] and set(names[:-2]) <= {"call", "_fn"}
 
     def test_the_epilogue_belongs_to_a_success(self):
         log = []
