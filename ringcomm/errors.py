@@ -10,6 +10,7 @@ try. They are attributes too, so that programs need not parse the text.
 
 from __future__ import annotations
 
+import re
 from typing import Optional, Tuple, TypeVar
 
 
@@ -248,6 +249,19 @@ def used_in_fork(rank: int, pid: int) -> Misuse:
         f"This process is a fork of rank {rank} and shares its connections; only process {pid}, which called "
         "ringcomm.init(), may use them."
     )
+
+
+def another_call_text(rank: int, call: str, peer: int, why: str) -> str:
+    """What a rank reports that has met another call.
+
+    >>> another_call_text(0, "barrier at train.py:3", 1, "they disagree about the root")
+    'rank 0: barrier at train.py:3; rank 1 makes another call: they disagree about the root.'
+    """
+    return f"rank {rank}: {call}; rank {peer} makes another call: {why}."
+
+
+ANOTHER_CALL = re.compile(r"; rank (\d+) makes another call: ")
+"""What :func:`another_call_text` puts between a rank's own call and the difference."""
 
 
 def interruption_text(name: str, why: str, doing: str) -> str:

@@ -97,6 +97,8 @@ def op_of(op: Any) -> ReduceOp:
     """
     if type(op) is ReduceOp:
         return op
+    if op is True or op is False:  # the numbers 1 and 0 are Sum and Average
+        raise Misuse(f"op={op} is ambiguous: op=rc.Average is the mean, op=rc.Sum the sum.")
     try:
         if isinstance(op, str):
             name = op.strip().upper()

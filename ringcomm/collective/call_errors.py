@@ -9,6 +9,7 @@ from ..errors import (
     MismatchError,
     NotInitializedError,
     RingcommError,
+    another_call_text,
     describe_error,
     failed_before,
     fresh_copy,
@@ -105,7 +106,7 @@ class CallErrors:
         elif isinstance(problem, MismatchError) and problem.peer is not None:
             peer, rank = self._fabric.rank_of(problem.peer), self._fabric.rank_of(self._fabric.rank)
             place = call_site() if site is None else site_text(site)
-            text = f"rank {rank}: {call.describe()} at {place}; rank {peer} makes another call: {problem}."
+            text = another_call_text(rank, f"{call.describe()} at {place}", peer, str(problem))
             error = self._reporter.report_mismatch(peer, text)
         elif isinstance(problem, StoodStill):
             reading, writing = execution.waiting_for()

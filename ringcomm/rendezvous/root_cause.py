@@ -11,10 +11,11 @@ is at fault, and the root cause names the ranks that it connects.
 
 from __future__ import annotations
 
+import re
 from typing import Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..config import Slot
-from ..errors import MismatchError, interruption_text
+from ..errors import ANOTHER_CALL, MismatchError, interruption_text
 from ..wire.messages import Message
 from .membership import Member
 
@@ -23,6 +24,7 @@ EVIDENCE_S = 1.0
 SETTLE_S = 0.3
 """How long to wait for other reports that may name an earlier cause."""
 _ROUNDING_S = 1e-3
+_HERE_AND_THERE = re.compile(r"\((.*) here, (.*) there\)")
 
 RENDEZVOUS = -1
 """The reporter of what the rendezvous has noticed itself."""
@@ -337,11 +339,22 @@ def _covers(ranges: Ranges, rank: int) -> bool:
 
 
 def _grouped(texts: Mapping[int, str]) -> List[str]:
-    """Texts that start with ``rank N: ``, by rank; those that are the same after that become one line."""
+    """Texts that start with ``rank N: ``, by rank; those that are the same after that become one line.
+
+    Of two ranks that report each other, the second one need not repeat the difference.
+    """
     ranks: Dict[str, List[int]] = {}
+    differences: Set[Tuple[int, str]] = set()
     for rank in sorted(texts):
-        ranks.setdefault(texts[rank].replace(f"rank {rank}: ", "", 1), []).append(rank)
+        text = texts[rank].replace(f"rank {rank}: ", "", 1)
+        found = ANOTHER_CALL.search(text)
+        if found is not None:
+            why = text[found.end() :]
+            if (rank, _HERE_AND_THERE.sub(r"(\2 here, \1 there)", why)) in differences:
+                text = f"{text[: found.start()]}."
+            differences.add((int(found[1]), why))
+        ranks.setdefault(text, []).append(rank)
     return [
-        texts[group[0]] if len(group) == 1 else f"ranks {', '.join(map(str, group))}: {text}"
+        f"rank{'s' if len(group) > 1 else ''} {', '.join(map(str, group))}: {text}"
         for text, group in ranks.items()
     ]

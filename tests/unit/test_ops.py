@@ -63,6 +63,9 @@ def test_a_reduction_from_what_scripts_pass():
     for other in (99, "total", None, []):
         with pytest.raises(Misuse, match="is not a reduction; there are Average, Sum"):
             op_of(other)
+    for other in (True, False):  # the third argument of Horovod's allreduce was `average` once
+        with pytest.raises(Misuse, match="ambiguous: op=rc.Average"):
+            op_of(other)
 
 
 def test_a_codec_from_what_scripts_pass():

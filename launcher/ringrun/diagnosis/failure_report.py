@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ..agent.agent import CHECK_LIMIT_S
 from ..agent.checks import PROVISIONED
 from ..reach.base import other_python
 from .first_failure import Cause, Exit, FirstFailure, signal_name
 from .hints import hint_of
+from .tracebacks import ERRORS, last_traceback, origin, shared_error, traceback_lines, without_inner_frames
 
-TRACEBACK_LINES = 40
-_HEAD = "Traceback (most recent call last):"
-_ERRORS = "ringcomm.errors."
-_MISMATCH = f"{_ERRORS}MismatchError:"
+_MISMATCH = f"{ERRORS}MismatchError:"
+_DISAGREE = "the ranks do not make the same calls"
+_CALLS = re.compile(r"(Ranks? .*|They) (do not make the same call|makes? another call than )")
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w+)'$")
 _UNCAUGHT = re.compile(r"an uncaught ([\w.]+): (.*?)((?:; (?:its|their) last operation was .*)?\.)$")
 
@@ -28,56 +28,6 @@ def box(title: str, paragraphs: Sequence[str], last: str = "") -> str:
         lines += [f"│ {line}".rstrip() for line in paragraph.splitlines()]
     lines.append(f"╰─ {last}" if last else "╰─")
     return "\n".join(lines) + "\n"
-
-
-def last_traceback(lines: Sequence[str]) -> str:
-    """The last Python traceback in what a rank wrote to stderr, or ""; of a long one not the middle."""
-    found = _traceback_lines(lines)
-    if len(found) > TRACEBACK_LINES:
-        left_out = len(found) - TRACEBACK_LINES
-        half = TRACEBACK_LINES // 2
-        found = [*found[:half], f"  … {left_out} lines left out …", *found[-half:]]
-    return "\n".join(found).rstrip()
-
-
-def is_shown_whole(lines: Sequence[str]) -> bool:
-    """Whether nothing of the last traceback in these lines is left out."""
-    return len(_traceback_lines(lines)) <= TRACEBACK_LINES
-
-
-def _traceback_lines(lines: Sequence[str]) -> List[str]:
-    starts = [index for index, line in enumerate(lines) if line.startswith(_HEAD)]
-    if not starts:
-        return []
-    found = [lines[starts[-1]]]
-    for line in lines[starts[-1] + 1 :]:
-        inside = line.startswith((" ", "\t"))
-        if not inside and not line and not found[-1].startswith((" ", "\t", _HEAD)):
-            break
-        found.append(line)
-    return found
-
-
-def shared_error(lines: Sequence[str]) -> str:
-    """The first line of the error of ringcomm's in which the last traceback ends, or "".
-
-    All ranks that raise it for the same reason read the same.
-    """
-    ends = (line for line in _traceback_lines(lines) if line.startswith(_ERRORS))
-    return next(ends, "")
-
-
-def _bug(lines: Sequence[str]) -> Tuple[str, str]:
-    """Where and with which class the last traceback ends, or ("", "") without one.
-
-    The same if ringcomm has raised anything there: such errors may be another rank's fault.
-    """
-    found = _traceback_lines(lines)
-    frames = [line for line in found if line.startswith("  File ")]
-    error = next((line for line in found[1:] if not line.startswith((" ", "\t"))), "")
-    if not frames or any(line.startswith(_ERRORS) for line in lines):
-        return "", ""
-    return frames[-1], error.partition(":")[0]
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -116,7 +66,7 @@ def failure_box(
     assert cause is not None
     alike = _alike(failure, cause, tails)
     if alike and shared_error(tails.get(alike[0], ())).startswith(_MISMATCH):
-        title = "the ranks do not make the same calls"
+        title = _DISAGREE
     elif cause.rank is None:
         title = (
             f"the host {host_names[cause.host_index or 0]} was lost first"
@@ -138,6 +88,12 @@ def failure_box(
     others = _others(failure, cause, alike)
     if others:
         paragraphs.append(others)
+    if diagnosis and title == _DISAGREE:
+        # The error names all calls, and where they are made.
+        lines_left = [
+            line for line in diagnosis.splitlines() if " in the group of " in line or not _CALLS.match(line)
+        ]
+        diagnosis = "\n".join(lines_left)
     if diagnosis:
         paragraphs.append(_without_repetition(diagnosis, paragraphs))
     return box(title, paragraphs, f"exit code {failure.exit_code()}")
@@ -154,7 +110,7 @@ def _body(cause: Cause, tails: Mapping[int, Sequence[str]]) -> List[str]:
     tail = tails.get(cause.rank, ())
     traceback = last_traceback(tail)
     if traceback:
-        paragraphs.append(traceback)
+        paragraphs.append(last_traceback(without_inner_frames(traceback_lines(tail))))
         paragraphs += [text for text in [hint_of(traceback)] if text]
     elif [line for line in tail if line.strip()] and not (cause.exit is not None and cause.exit.ok):
         paragraphs.append("Its last words on stderr:\n" + "\n".join(list(tail)[-5:]))
@@ -182,7 +138,7 @@ def signal_hint(end: Optional[Exit]) -> str:
 
 def missing_module_hint(lines: Sequence[str], host: str, python: str) -> str:
     """Which interpreter lacks what, if the last traceback ends because of that; or ""."""
-    found = [match for line in _traceback_lines(lines) if (match := _NO_MODULE.match(line))]
+    found = [match for line in traceback_lines(lines) if (match := _NO_MODULE.match(line))]
     if not found or not python:
         return ""
     name = found[-1][1]
@@ -195,11 +151,11 @@ def missing_module_hint(lines: Sequence[str], host: str, python: str) -> str:
 def _alike(failure: FirstFailure, cause: Cause, tails: Mapping[int, Sequence[str]]) -> List[int]:
     """The other ranks that failed with the very error that the box shows: ringcomm's, or the same bug."""
     own = () if cause.rank is None else tails.get(cause.rank, ())
-    error, bug = shared_error(own), _bug(own)
+    error, bug = shared_error(own), origin(own)
     found = []
     for rank, end in failure.exits.items():
         tail = tails.get(rank, ())
-        same = (error and shared_error(tail) == error) or (bug[0] and _bug(tail) == bug)
+        same = (error and shared_error(tail) == error) or (bug[0] and origin(tail) == bug)
         if same and not end.ok and rank != cause.rank and rank not in failure.past:
             found.append(rank)
     return sorted(found)

@@ -346,7 +346,7 @@ class ElasticSupervisor(Supervisor):
         outcome = self._ended(self._printer.tails(), first=self._stopped_because or "")
         outcome = with_changes(outcome, self._stopped_because, self._membership.log.lines)
         if outcome.reason != "interrupt":
-            self._printer.settle(outcome.to_show)
+            self._printer.settle(outcome.to_show, outcome.reported)
         if outcome.reason == "done":
             self._notices.conclude(outcome)
         outcome.results = verified_results(self.job, self._results)

@@ -7,6 +7,7 @@ from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from ..diagnosis import failure_report
 from ..diagnosis.first_failure import Cause, Exit, FirstFailure
+from ..diagnosis.tracebacks import is_shown_whole, traceback_lines
 from ..elastic.changes import describe_history
 from ..plan.job import Job
 from ..show.visible import visible
@@ -27,7 +28,9 @@ class Outcome:
         exits: how each rank ended, as far as is known.
         results: for each rank, what it wrote to its result descriptor; None if that was not signed by it.
         members: for an elastic job: the processes that have ended well, in the order of their last ranks.
-        to_show: ranks whose tracebacks the report shows in part only.
+        to_show: ranks whose tracebacks are shown in any case: those that the report has in part only, and all
+            with ``--verbose``.
+        reported: the lines of the traceback that the report shows.
     """
 
     exit_code: int
@@ -37,6 +40,7 @@ class Outcome:
     exits: Dict[int, Exit] = field(default_factory=dict)
     results: Dict[int, Optional[bytes]] = field(default_factory=dict)
     to_show: List[int] = field(default_factory=list)
+    reported: List[str] = field(default_factory=list)
     members: Optional[List[int]] = None
 
 
@@ -78,11 +82,13 @@ def ended(
     names = [host.name for host in job.hosts]
     text = failure_report.failure_box(failure, hosts, names, tails, diagnosis, lines, pythons, first)
     cause = failure.cause()
-    in_part = [
-        rank for rank, tail in tails.items()
-        if cause is not None and rank == cause.rank and not failure_report.is_shown_whole(tail)
-    ]  # fmt: skip
-    return Outcome(failure.exit_code(), visible(text), "failure", cause, exits, to_show=in_part)
+    code, report = failure.exit_code(), visible(text)
+    rank = -1 if cause is None or cause.rank is None else cause.rank
+    tail = tails.get(rank, [])
+    if job.settings.verbose or not is_shown_whole(tail):
+        to_show = list(tails) if job.settings.verbose else [rank]
+        return Outcome(code, report, "failure", cause, exits, to_show=to_show)
+    return Outcome(code, report, "failure", cause, exits, reported=traceback_lines(tail))
 
 
 def lost_host_remedy(failure: FirstFailure) -> str:

@@ -380,7 +380,7 @@ class Supervisor:
         self._failure.explained(self._inquiry.explanations(tails))
         outcome = self._ended(tails, *told)
         if outcome.reason != "interrupt":
-            self._printer.settle(range(self.job.plan.size) if self.job.settings.verbose else outcome.to_show)
+            self._printer.settle(outcome.to_show, outcome.reported)
         if self.job.fetch:
             self._printer.note(self._fetched.describe(self.job))
         if outcome.reason == "done":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from typing import Container, Deque, Dict, List, Mapping, Optional, Tuple
+from typing import Container, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .lines import PROGRESS_INTERVAL_S, LineAssembler
 from .visible import cut, visible_line
@@ -89,6 +89,12 @@ def is_consequence(lines: List[bytes]) -> bool:
     lines = [without_torchs_prefix(line) for line in lines]
     ends = [line for line in lines if line and not line.startswith((b" ", b"\t", _TRACEBACK))]
     return any(line.startswith(b"ringcomm.errors.") for line in ends)
+
+
+def _is_text(lines: List[bytes], text: Sequence[str]) -> bool:
+    """Return whether lines are this text and nothing else."""
+    decoded = [without_torchs_prefix(line).decode("utf-8", "replace").rstrip() for line in lines]
+    return bool(text) and decoded == [line.rstrip() for line in text]
 
 
 class TracebackDelay:
@@ -218,17 +224,18 @@ class Outputs:
             self._delays[rank].keep()
         return rest
 
-    def settle(self, shown: Container[int]) -> List[Tuple[int, bytes]]:
+    def settle(self, shown: Container[int], reported: Sequence[str] = ()) -> List[Tuple[int, bytes]]:
         """The delayed lines, without tracebacks that only name another rank as the root cause.
 
         Args:
             shown: ranks whose tracebacks are included in any case.
+            reported: the lines of a traceback that the user reads elsewhere.
         """
         delayed = [(rank, delay.release()) for rank, delay in self._delays.items()]
         return [
             (2, self._prefixed(rank, 2, lines))
             for rank, lines in delayed
-            if lines and (rank in shown or not is_consequence(lines))
+            if lines and (rank in shown or not (is_consequence(lines) or _is_text(lines, reported)))
         ]
 
     def hold(self, now_s: float) -> None:

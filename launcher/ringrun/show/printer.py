@@ -98,9 +98,9 @@ class Printer:
             self._outputs.hold(now_s)
         self._write(self._outputs.tick(now_s))
 
-    def settle(self, shown: Container[int]) -> None:
-        """Write delayed tracebacks; those that only name another rank are written for ranks in ``shown``."""
-        self._write(self._outputs.settle(shown))
+    def settle(self, shown: Container[int], reported: Sequence[str] = ()) -> None:
+        """Write delayed tracebacks; see :meth:`.Outputs.settle`."""
+        self._write(self._outputs.settle(shown, reported))
 
     def show(self, text: str) -> None:
         """Write a message of ringrun to stderr; control characters become visible."""

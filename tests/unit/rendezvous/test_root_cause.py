@@ -8,6 +8,7 @@ import random
 import pytest
 
 from ringcomm.config import Slot
+from ringcomm.errors import another_call_text
 from ringcomm.rendezvous.link_table import ranges_of
 from ringcomm.rendezvous.membership import Member
 from ringcomm.rendezvous.root_cause import (
@@ -221,6 +222,19 @@ def test_mismatch_waits_a_moment_for_the_other_side(members):
     cause = analysis.due(members, 5.0 + SETTLE_S)
     assert (cause.kind, cause.culprit) == ("mismatch", None)
     assert cause.text.index("rank 0 says") < cause.text.index("rank 1 says")
+
+
+def test_ranks_with_one_call_share_a_line_and_a_difference_is_told_once(members):
+    analysis = RootCauseAnalysis()
+    analysis.mismatch(0, another_call_text(0, "allreduce(3)", 1, "sizes (3 here, 4 there)"), 5.0)
+    analysis.mismatch(1, another_call_text(1, "allreduce(4)", 0, "sizes (4 here, 3 there)"), 5.0)
+    analysis.mismatch(2, another_call_text(2, "allreduce(3)", 1, "sizes (3 here, 4 there)"), 5.1)
+    assert analysis.due(members, 6.0).text.splitlines()[1:] == [
+        "ranks 0, 2: allreduce(3); rank 1 makes another call: sizes (3 here, 4 there).",
+        "rank 1: allreduce(4).",
+    ]
+    analysis.mismatch(1, another_call_text(1, "allreduce(4)", 0, "kinds (a here, barrier there)"), 5.0)
+    assert "barrier there" in analysis.due(members, 6.0).text, "another difference is told"
 
 
 def test_mismatch_comes_before_the_losses_it_causes(members):

@@ -7,7 +7,6 @@ import pytest
 from ringrun.diagnosis.failure_report import (
     failure_box,
     host_problem,
-    last_traceback,
     problems_box,
     ranks_text,
     signal_hint,
@@ -35,28 +34,6 @@ TRACE = [
 )
 def test_ranks(ranks: List[int], text: str) -> None:
     assert ranks_text(ranks) == text
-
-
-def test_the_last_traceback_is_found() -> None:
-    lines = [
-        *TRACE,
-        "",
-        "log line",
-        "Traceback (most recent call last):",
-        "  File",
-        "KeyError: 'y'",
-        "",
-        "bye",
-    ]
-    assert last_traceback(lines) == "Traceback (most recent call last):\n  File\nKeyError: 'y'"
-    assert last_traceback(TRACE) == "\n".join(TRACE)
-    assert last_traceback(["nothing"]) == ""
-
-
-def test_a_long_traceback_is_shortened() -> None:
-    text = last_traceback([TRACE[0], *["  File"] * 1000, "RecursionError"])
-    assert len(text.splitlines()) < 50
-    assert "left out" in text and text.endswith("RecursionError")
 
 
 def test_the_box() -> None:
@@ -135,6 +112,22 @@ def test_a_mismatch_is_told_once() -> None:
         "│ Rank 3 …",
         "╰─ exit code 1",
     ]
+
+
+def test_the_report_of_a_mismatch_does_not_repeat_the_calls() -> None:
+    failure = FirstFailure()
+    for rank in (0, 1):
+        failure.exited(Exit(rank, 1, None))
+    repeated = [
+        "Ranks 0, 1 do not make the same call: rank 0: a; rank 1: b.",
+        "They do not make the same calls.",
+        "Rank 1 makes another call than rank 0: b instead of a.",
+    ]
+    diagnosis = "\n".join([*repeated, "Their last operations: ringrun diagnose"])
+    box = failure_box(failure, HOSTS, ["pc"], {0: mismatch(0), 1: mismatch(1)}, diagnosis)
+    assert not any(line in box for line in repeated) and "│ Their last operations" in box
+    box = failure_box(failure, HOSTS, ["pc"], {0: TRACE}, diagnosis)
+    assert all(line in box for line in repeated)
 
 
 def test_what_the_box_does_not_show_stays_in_the_diagnosis() -> None:

@@ -20,5 +20,16 @@ def test_programs_for_keras_2_are_recognized(error: str) -> None:
     assert "TF_USE_LEGACY_KERAS=1" in hint_of("Traceback (most recent call last):\n" + error)
 
 
+@pytest.mark.parametrize(
+    ("function", "argument", "word"),
+    [("allreduce", "average", "op=rc.Sum"), ("grouped_allreduce_", "group", "process_set="),
+     ("Context.broadcast", "src", "root_rank"), ("allgather", "async_op", "handle.wait()")],
+)  # fmt: skip
+def test_arguments_that_others_have(function: str, argument: str, word: str) -> None:
+    assert word in hint_of(f"TypeError: {function}() got an unexpected keyword argument '{argument}'")
+    assert hint_of(f"TypeError: {function}() got an unexpected keyword argument 'colour'") == ""
+    assert hint_of(f"TypeError: train() got an unexpected keyword argument '{argument}'") == ""
+
+
 def test_other_errors_have_no_hint() -> None:
     assert hint_of("AttributeError: 'Tensor' object has no attribute 'reference'") == ""

@@ -105,6 +105,17 @@ def test_consequences_are_folded_and_causes_shown() -> None:
     assert found.tails[0].text()[-1] == "ringcomm.errors.PeerLostError: rank 1 (b) was lost"
 
 
+def test_what_the_report_shows_is_not_shown_twice() -> None:
+    text = [line.decode() for line in TRACE]
+    for shown, more, count in [((), b"", 0), ((1,), b"", 1), ((), b"ended\n", 1)]:
+        found = outputs()
+        for rank in (0, 1):
+            found.feed(rank, 2, b"\n".join([*TRACE, b""]) + (more if rank else b""), 0.0)
+            found.flush(rank, False, 0.1)
+        assert len(found.settle(shown, [*text, ""][: len(text)])) == count
+        assert found.settle((0, 1)) == []
+
+
 @pytest.mark.parametrize("first", ["says so", "prints"])
 def test_a_rank_that_ends_may_take_its_time(first: str) -> None:
     found = outputs()
