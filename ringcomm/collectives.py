@@ -23,7 +23,7 @@ from .docstrings import documented
 from .dtypes import Array, joined_shape
 from .engine.adasum import adasum, check_adasum
 from .errors import Misuse
-from .objects import Objects
+from .objects import NOTHING, Objects
 from .ops import Collective, ReduceOp, codec_number, factor_of, name_of, op_of
 from .schedule.steps import even_bounds
 
@@ -325,13 +325,14 @@ class Collectives:
         root = self._root(root_rank)
         kind = Collective.BROADCAST_OBJECT
         with self._runner.exclusive(parts=2):
-            packed = self.objects.pack(value, "broadcast_object", name_of(name)) if self.rank == root else b""
-            length = np.array([len(packed)], np.int64)
+            is_root = self.rank == root
+            packed = self.objects.pack(value, "broadcast_object", name_of(name)) if is_root else NOTHING
+            length = np.array([len(packed.data)], np.int64)
             self._runner.broadcast(length, root, name_of(name), (1,), kind)
-            empty = np.empty(0 if self.rank == root else int(length[0]), np.uint8)
-            data = np.frombuffer(packed, np.uint8) if self.rank == root else empty
+            data = np.frombuffer(packed.data, np.uint8) if is_root else np.empty(int(length[0]), np.uint8)
             self._runner.broadcast(data, root, name_of(name), data.shape, kind)
-            if self.rank == root:
+            if is_root:
+                packed.raise_error()
                 return value
             # In the order of the calls, whichever thread made them; unpickling may make calls of its own.
             pickled = self.objects.verified(data, root, "broadcast_object", name_of(name))
@@ -345,7 +346,8 @@ class Collectives:
         """
         kind = Collective.ALLGATHER_OBJECT
         with self._runner.exclusive(parts=2):
-            payload = np.frombuffer(self.objects.pack(value, "allgather_object", name_of(name)), np.uint8)
+            packed = self.objects.pack(value, "allgather_object", name_of(name))
+            payload = np.frombuffer(packed.data, np.uint8)
             lengths = self._runner.exchange([payload.size], kind, payload.dtype, name_of(name), ())
             bounds = cumulative(lengths[:, 0], 1)
             gathered = np.empty(bounds[-1], np.uint8)
@@ -358,6 +360,7 @@ class Collectives:
                 for rank in range(self.size)
                 if rank != self.rank
             }
+        packed.raise_error()
         return [
             value if rank == self.rank else self.objects.load(pickled[rank]) for rank in range(self.size)
         ]

@@ -266,7 +266,8 @@ _NO_ROWS = "Misuse: the array has no first dimension.\n"
 _NO_ROOT = "Misuse: ``root_rank`` is not a rank of the job.\n"
 _ERRORS = SHARED["collective_errors"]
 _RANK_ERRORS = SHARED["rank_errors"]
-_PICKLE = "ProtocolError: the received bytes do not have the sending rank's signature.\n"
+_PICKLE = "Misuse: (on every rank) an object cannot be pickled.\n"
+_PICKLE += "ProtocolError: the received bytes do not have the sending rank's signature.\n"
 
 SHARED.update({
     "allreduce": _method(

@@ -10,14 +10,45 @@ from __future__ import annotations
 import io
 import struct
 import threading
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import cloudpickle
 
-from .errors import ProtocolError
+from .errors import Misuse, ProtocolError, describe_error
 from .wire.signing import Signer
 
 _HEAD = struct.Struct(f"<Q{Signer.SIGNATURE_BYTES}s")
+
+
+class Unpicklable(NamedTuple):
+    """Sent in place of an object that cannot be pickled, so that all ranks raise the same error.
+
+    Attributes:
+        text: of the error.
+    """
+
+    text: str
+
+
+class Packed(NamedTuple):
+    """An object as signed bytes.
+
+    Attributes:
+        data: the bytes, to be sent in any case.
+        error: why the object cannot be pickled, if it cannot; ``data`` has the error then.
+    """
+
+    data: memoryview
+    error: Optional[Misuse] = None
+
+    def raise_error(self) -> None:
+        """Raise the error, if there is one. Send the bytes before: other ranks wait for them."""
+        if self.error is not None:
+            raise self.error
+
+
+NOTHING = Packed(memoryview(b""))
+"""What ranks send that have no object to send."""
 
 
 class Objects:
@@ -35,7 +66,7 @@ class Objects:
         self._packed = 0
         self._unpacked: Dict[Tuple[int, str, str], int] = {}
 
-    def pack(self, value: Any, call: str, name: str = "") -> memoryview:
+    def pack(self, value: Any, call: str, name: str = "") -> Packed:
         """An object as signed bytes. They are made in place, so that a large object is copied once.
 
         Args:
@@ -43,24 +74,35 @@ class Objects:
             call: the collective, for example ``broadcast_object``.
             name: the name and the process set by which the ranks match the call.
         """
-        file = io.BytesIO()
+        file, error = io.BytesIO(), None
         file.seek(_HEAD.size)
-        cloudpickle.dump(value, file)
+        try:
+            cloudpickle.dump(value, file)
+        except Exception as problem:  # noqa: BLE001  a class's own pickling code may raise any exception
+            error = Misuse(
+                f"rank {self._rank}'s object of type {type(value).__name__} cannot be pickled for {call}(): "
+                f"{describe_error(problem)}. Send what it is made from: numbers, texts, arrays."
+            )
+            error.__cause__ = problem
+            file = io.BytesIO()
+            file.seek(_HEAD.size)
+            cloudpickle.dump(Unpicklable(str(error)), file)
         packed = file.getbuffer()
         with self._lock:
             self._packed += 1
             number = self._packed
         signature = self._signer.sign(packed[_HEAD.size :], "object", self._rank, number, call, name)
         _HEAD.pack_into(packed, 0, number, signature)
-        return packed
+        return Packed(packed, error)
 
     def unpack(self, packed: Any, source: int, call: str, name: str = "") -> Any:
         """The object in what has arrived: :meth:`verified`, then unpickled.
 
         Raises:
+            Misuse: that rank could not pickle it.
             ProtocolError: as :meth:`verified`.
         """
-        return cloudpickle.loads(self.verified(packed, source, call, name))
+        return self.load(self.verified(packed, source, call, name))
 
     def verified(self, packed: Any, source: int, call: str, name: str = "") -> memoryview:
         """The pickle in what has arrived. Calls of one name must be verified in their order.
@@ -89,8 +131,15 @@ class Objects:
 
     @staticmethod
     def load(data: memoryview) -> Any:
-        """The object in a pickle that has been verified."""
-        return cloudpickle.loads(data)
+        """The object in a pickle that has been verified.
+
+        Raises:
+            Misuse: the rank that sent it could not pickle it.
+        """
+        value = cloudpickle.loads(data)
+        if type(value) is Unpicklable:
+            raise Misuse(value.text)
+        return value
 
 
 def _refusal(source: int, call: str, name: str, why: str) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from .. import api
 from ..docstrings import documented
 from ..engine.engine import Engine
+from ..objects import NOTHING
 from ..process_set import ProcessSet, number_of
 from .arguments import wire_name
 
@@ -32,6 +33,7 @@ def broadcast_object(
         on the root the object itself, on all other ranks an equal copy.
 
     Raises:
+        Misuse: (on every rank) an object cannot be pickled.
         PeerLostError: a rank was lost.
     """
     context = api.context()
@@ -40,14 +42,15 @@ def broadcast_object(
     root = engine.rank == root_rank
     label = wire_name("broadcast_object", name)
     matched = f"{label} in {number}"
-    packed = objects.pack(obj, "broadcast_object", matched) if root else b""
-    length = np.array([len(packed)], np.int64)
+    packed = objects.pack(obj, "broadcast_object", matched) if root else NOTHING
+    length = np.array([len(packed.data)], np.int64)
     first = engine.broadcast([length], root_rank, label, [(1,)], number, urgent=True)
     with engine.in_parts():
         first.wait()
-        data = np.frombuffer(packed, np.uint8) if root else np.empty(int(length[0]), np.uint8)
+        data = np.frombuffer(packed.data, np.uint8) if root else np.empty(int(length[0]), np.uint8)
         second = label and f"{label}.data"
         engine.broadcast([data], root_rank, second, [data.shape], number, urgent=True).wait()
+    packed.raise_error()
     return obj if root else objects.unpack(data, root_rank, "broadcast_object", matched)
 
 
@@ -66,6 +69,7 @@ def allgather_object(
         the objects of all ranks, in rank order, the same list on every rank.
 
     Raises:
+        Misuse: (on every rank) an object cannot be pickled.
         PeerLostError: a rank was lost.
     """
     context = api.context()
@@ -73,8 +77,10 @@ def allgather_object(
     number = number_of(process_set)
     label = wire_name("allgather_object", name)
     matched = f"{label} in {number}"
-    payload = np.frombuffer(objects.pack(obj, "allgather_object", matched), np.uint8)
+    packed = objects.pack(obj, "allgather_object", matched)
+    payload = np.frombuffer(packed.data, np.uint8)
     lengths, gathered = _gathered(engine, payload, label, number)
+    packed.raise_error()
     stops = np.cumsum(lengths)
     return [
         objects.unpack(gathered[int(stop - length) : int(stop)], rank, "allgather_object", matched)

@@ -103,7 +103,7 @@ class CallRunner:
         exchanged = tuple((self._fabric.rank_of(peer), *pair) for peer, pair in part.exchanged().items())
         purpose = self.purpose
         doing = call.describe() if purpose is None else purpose()
-        return Progress(sequence, part.moved_bytes, doing, waits_for, exchanged)
+        return Progress(sequence, part.moved_bytes, doing, waits_for, exchanged, call.needs)
 
     def totals(self) -> Totals:
         """What its calls have done so far, the present one included. For any thread."""

@@ -64,6 +64,13 @@ class Call(NamedTuple):
         return MEASUREMENT if self.is_internal else Collective(self.collective).name.lower()
 
     @property
+    def needs(self) -> int:
+        """The one rank without which no other can leave the call; -1: every rank, -2: that depends."""
+        if self.collective in (Collective.BROADCAST, Collective.BROADCAST_OBJECT, Collective.SCATTER):
+            return self.root
+        return -2 if self.collective in (Collective.GATHER, Collective.REDUCE) else -1
+
+    @property
     def is_internal(self) -> bool:
         """Whether no program has called it."""
         return self.collective == Collective.EXCHANGE

@@ -17,6 +17,8 @@ class Progress(NamedTuple):
         doing: the call, for people; empty between two calls.
         waits_for: the ranks from which it was last seen waiting to receive.
         exchanged: ``(rank, bytes sent to it, bytes received from it)`` in this call.
+        root: the one rank without which this rank cannot leave the call; -1: it needs every rank, -2: it is
+            not known. Not in heartbeats.
     """
 
     sequence: int = 0
@@ -24,6 +26,7 @@ class Progress(NamedTuple):
     doing: str = ""
     waits_for: Tuple[int, ...] = ()
     exchanged: Tuple[Tuple[int, int, int], ...] = ()
+    root: int = -2
 
     def with_peer(self, rank: int) -> Tuple[int, int]:
         """Bytes sent to and received from this rank."""

@@ -65,6 +65,7 @@ class Coordinator:
         sites: those that did not.
         warnings: texts to be logged; the caller logs them and clears the list.
         paused: ranks that have said that they would be away for long, and why.
+        deadlock: describes ranks that wait for each other, some in direct calls, which ends the job; or "".
         to_explain: ranks to be asked for their stack; the caller asks them and clears the list.
         on_announce, on_complete, on_responses: told of what happens, if set.
         needed: by name of an operation, its place in the order in which the program needs the results.
@@ -85,6 +86,7 @@ class Coordinator:
         self.tuning = tuning or Tuning()
         self.warnings: List[str] = []
         self.to_explain: List[int] = []
+        self.deadlock = ""
         self.on_announce: Optional[Callable[[Key, int, Signature], None]] = None
         self.on_complete: Optional[Callable[[Key], None]] = None
         self.on_responses: Optional[Callable[[int, float], None]] = None
@@ -145,7 +147,8 @@ class Coordinator:
             self._urgent = self._urgent or bool(message["urgent"])
             self._blocked.goes_on(rank)
         elif kind == "blocked":
-            self._blocked.blocked(rank, bool(message["for_good"]), int(message["heard"]), now_s)
+            numbers = bool(message["for_good"]), int(message["heard"]), now_s, int(message["calls"])
+            self._blocked.blocked(rank, *numbers, message["call"])
         elif kind == "unblocked":
             self._blocked.goes_on(rank)
         elif kind == "joined":
@@ -349,7 +352,8 @@ class Coordinator:
         stuck = found.ranks
         failing = [entry for entry in self._entries.values() if not entry.signatures.keys().isdisjoint(stuck)]
         calls = [(entry.signatures, entry.sites) for entry in failing]
-        text = deadlock_text(stuck, calls, self._hosts, found.busy, found.waited_s, PATIENCE)
+        text = deadlock_text(stuck, calls, self._hosts, found.busy, found.waited_s, PATIENCE, found.calls)
+        self.deadlock = text if found.calls else ""
         for entry in failing:
             self._fail(entry, text)
             self._remove(entry)

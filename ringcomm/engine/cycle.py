@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import contextmanager
-from typing import Callable, Collection, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set
+from typing import Collection, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 from ..clock import Clock
+from ..collective.progress import Progress
 from ..collective.weighted import Total
 from ..errors import MismatchError, NotInitializedError, PeerStalledError, ProtocolError, RingcommError
+from ..group.failures import FailureReporter
 from ..transport.base import Fabric, Link, Stopped
 from ..wire.messages import Message
 from .announcements import masks_of, totals_of
@@ -22,7 +24,7 @@ from .pending import Pending, Work
 from .piggyback import unpack
 from .request import Handle, Key, Request
 from .stacks import main_stack
-from .waiters import Waiters
+from .waiters import NOTHING_REPORTED, Waiters
 
 logger = logging.getLogger("ringcomm.engine")
 
@@ -58,7 +60,7 @@ class EngineState:
         bucket_runner: runs buckets.
         coordinator: on rank 0.
         watch: interrupts waits.
-        note_closed: called with a peer whose link ended without a goodbye while no operation here needs it.
+        reporter: reports to the rendezvous what ends the job, and links that end while nothing needs them.
     """
 
     def __init__(
@@ -68,10 +70,10 @@ class EngineState:
         bucket_runner: BucketRunner,
         coordinator: Optional[Coordinator],
         watch: StopWatch,
-        note_closed: Callable[[int, str], None],
+        reporter: FailureReporter,
         clock: Clock,
     ) -> None:
-        self._note_closed = note_closed
+        self._reporter = reporter
         self.rank = fabric.rank
         self.lock = threading.Lock()
         self.pending = Pending()
@@ -93,6 +95,8 @@ class EngineState:
         self._responses: List[Message] = []
         self._noted: Set[int] = set()
         self._cut_short: List[Request] = []
+        self._in_call = -1  # the direct call in which a thread was at the last look
+        self._reported = NOTHING_REPORTED
 
     def fail_all(self, error: BaseException) -> None:
         """The engine has failed: so has everything that is on its way."""
@@ -114,6 +118,9 @@ class EngineState:
         now_s = self._clock()
         moved = self._announce(now_s)
         self.peers.pulse()
+        if self.peers.looked:
+            self._report_call(self.peers.looked)
+            self.peers.looked = None
         for peer, message in self.peers.take_received():
             moved = True
             self._take(peer, message, now_s)
@@ -138,8 +145,21 @@ class EngineState:
         else:
             self.coordinator.take(peer, message, now_s)
 
+    def _report_call(self, calls: Progress) -> None:
+        """Report to rank 0 if this rank does nothing but wait in a direct call, as at the last look."""
+        is_same, self._in_call = calls.doing and calls.sequence == self._in_call, calls.sequence
+        if not is_same:
+            return
+        with self.lock:
+            report = self.waiters.report(self.executed, calls)
+            if report.for_good and report != self._reported:
+                self._reported = report
+                self.outbox.append(report.message())
+
     def _coordinate(self, coordinator: Coordinator) -> None:
         responses = coordinator.decide(self._clock())
+        if coordinator.deadlock:
+            raise self._reporter.report_mismatch(self.rank, coordinator.deadlock)
         self._look_for_late(coordinator)
         for text in coordinator.warnings:
             logger.warning("%s", text)
@@ -246,7 +266,7 @@ class EngineState:
             raise self.peers.lost(peer, reason, "lost")
         for peer in set(gone) - self.peers.said_goodbye - self._noted:
             self._noted.add(peer)
-            self._note_closed(peer, gone[peer])
+            self._reporter.note_closed(peer, gone[peer])
 
     def _is_waiting(self, gone: Collection[int]) -> bool:
         with self.lock:

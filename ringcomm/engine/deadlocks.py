@@ -6,6 +6,10 @@ only by responses of rank 0. So a report remains true until rank 0 completes or 
 rank has announced (:meth:`BlockedRanks.will_go_on`), or the rank itself reports something else. Responses
 about operations of other ranks change nothing for it, however many there are.
 
+A rank may also be blocked in a direct call, which needs ranks that have not entered it. They cannot enter it
+as long as they are blocked, so such a call is one more operation that lacks them. It may end without any
+response, and then none of the ranks that it needs is missing: the report does not count from then on.
+
 **All ranks.** If every rank is blocked and nothing is ready, no operation can end any more.
 
 **Some ranks.** If each of them is blocked for good, and each operation that one of them has announced lacks
@@ -17,7 +21,19 @@ without a change for :data:`DEADLOCK_S`.
 
 from __future__ import annotations
 
-from typing import Callable, Collection, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 from .mismatch import waiting_for_each_other
 
@@ -27,6 +43,9 @@ are told so."""
 PATIENCE = 2.0
 """How many times ``stall_warning_s`` they must have waited if other threads live, which may still submit
 what is missing."""
+
+EVERY_RANK, NO_RANK = -1, -2
+"""What a direct call needs, if not one rank; see :attr:`.Progress.root`."""
 
 Operations = Iterable[Tuple[Collection[int], Collection[int]]]
 """Of each incomplete operation, the ranks that have announced it, and those that it lacks."""
@@ -39,16 +58,23 @@ class Deadlock(NamedTuple):
         ranks: those ranks.
         busy: those of them in which other threads do not wait.
         waited_s: for how long nothing has changed.
+        calls: by rank, the direct calls in which some of them wait.
     """
 
     ranks: Collection[int]
     busy: List[int]
     waited_s: float
+    calls: Mapping[int, str] = {}
 
 
 class _Blocked(NamedTuple):
+    """See :class:`.waiters.BlockedReport`."""
+
     for_good: bool
     since_s: float
+    calls: int
+    doing: str
+    needs: int
 
 
 class BlockedRanks:
@@ -73,7 +99,9 @@ class BlockedRanks:
         """A rank has sent something after which ranks that wait may go on."""
         self._changed_s = now_s
 
-    def blocked(self, rank: int, for_good: bool, heard: int, now_s: float) -> None:
+    def blocked(
+        self, rank: int, for_good: bool, heard: int, now_s: float, calls: int = 0, call: Sequence[Any] = ()
+    ) -> None:
         """A rank reports that all its threads wait.
 
         Args:
@@ -81,11 +109,15 @@ class BlockedRanks:
             for_good: whether no thread is left that could submit anything.
             heard: number of responses that it had executed by then. If one that it had not executed contains
                 an operation of its own, that may be what it waited for.
+            calls: number of direct calls that it has entered.
+            call: ``(description, needs)`` of the last one, if it waits in that.
         """
         before = self._blocked.get(rank)
-        if heard < self._counts_from.get(rank, 0) or (before is not None and before.for_good == for_good):
+        doing, needs = call or ("", NO_RANK)
+        item = _Blocked(for_good, now_s, calls, str(doing), int(needs))
+        if heard < self._counts_from.get(rank, 0) or (before and before._replace(since_s=now_s) == item):
             return
-        self._blocked[rank] = _Blocked(for_good, now_s)
+        self._blocked[rank] = item
         if for_good and self._look_at_s is None:
             self._look_at_s = now_s + DEADLOCK_S
 
@@ -132,6 +164,25 @@ class BlockedRanks:
         """
         return self._find_all(joined, ready, paused, now_s) or self._find_some(joined, operations, now_s)
 
+    def _lacks(self, rank: int) -> List[int]:
+        """Blocked ranks that have not entered the direct call in which this rank waits."""
+        item = self._blocked[rank]
+        needed: Iterable[int] = self._blocked if item.needs == EVERY_RANK else (item.needs,)
+        return [
+            other for other in needed if other in self._blocked and self._blocked[other].calls < item.calls
+        ]
+
+    def _waits_for_ranks(self, rank: int) -> bool:
+        """Return whether a rank is blocked, and not in a direct call that goes on without blocked ranks."""
+        return rank in self._blocked and (not self._blocked[rank].doing or bool(self._lacks(rank)))
+
+    def _calls_of(self, ranks: Iterable[int]) -> Dict[int, str]:
+        return {
+            rank: self._blocked[rank].doing
+            for rank in ranks
+            if rank in self._blocked and self._blocked[rank].doing
+        }
+
     # ---- all ranks ---------------------------------------------------------------------------
 
     def _all_at_s(self, ready: bool) -> Optional[float]:
@@ -146,7 +197,7 @@ class BlockedRanks:
         at_s = self._all_at_s(ready)
         if at_s is None or now_s < at_s:
             return None
-        stuck = all(rank in self._blocked or rank in joined for rank in range(self._size))
+        stuck = all(self._waits_for_ranks(rank) or rank in joined for rank in range(self._size))
         busy = sorted(rank for rank, item in self._blocked.items() if not item.for_good)
         # Threads live that do not wait: until then it is a stall like any other.
         patience_s = PATIENCE * (0.0 if paused else self._stall_warning_s) if busy else DEADLOCK_S
@@ -154,7 +205,8 @@ class BlockedRanks:
         self._given_up_s = self._changed_s + patience_s if stuck and patience_s else None
         if self._given_up_s is None or now_s < self._given_up_s:
             return None
-        return Deadlock(range(self._size), busy, now_s - self._changed_s)
+        ranks = range(self._size)
+        return Deadlock(ranks, busy, now_s - self._changed_s, self._calls_of(ranks))
 
     # ---- some ranks --------------------------------------------------------------------------
 
@@ -166,11 +218,12 @@ class BlockedRanks:
             return None
         self._look_at_s = None
         blocked = {rank for rank, item in self._blocked.items() if item.for_good and rank not in joined}
-        stuck = waiting_for_each_other(blocked, operations())
+        direct = [((rank,), self._lacks(rank)) for rank in blocked if self._blocked[rank].doing]
+        stuck = waiting_for_each_other(blocked, [*operations(), *direct])
         if not stuck:
             return None
         since_s = max(self._blocked[rank].since_s for rank in stuck)
         if now_s < since_s + DEADLOCK_S:
             self._look_at_s = since_s + DEADLOCK_S
             return None
-        return Deadlock(stuck, [], now_s - since_s)
+        return Deadlock(stuck, [], now_s - since_s, self._calls_of(stuck))

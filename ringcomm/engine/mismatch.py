@@ -91,6 +91,7 @@ def deadlock_text(
     busy: Sequence[int],
     waited_s: float,
     patience: float,
+    direct: Mapping[int, str],
 ) -> str:
     """What ranks are told that wait for each other.
 
@@ -101,6 +102,7 @@ def deadlock_text(
         busy: those of the ranks in which other threads do not wait.
         waited_s: for how long nothing has been called.
         patience: how many times the time until a warning that must be, if there are such ranks.
+        direct: by rank, the direct calls in which some of them wait.
     """
     signatures: Dict[int, Signature] = {}
     sites: Dict[int, str] = {}
@@ -112,6 +114,12 @@ def deadlock_text(
         some = ranks_text(sorted(stuck), hosts)
         what = f"{some} wait for each other, each for something that another one of them has not called"
     text = f"Mismatched calls: {what}: {calls_text(signatures, sites, hosts)}."
+    if direct:
+        others = "; ".join(f"{ranks_text([rank], hosts)}: {call}" for rank, call in sorted(direct.items()))
+        text = (
+            f"{text[:-1]}; {others}, which returns the result itself and is matched by order, not by name. "
+            "Every rank has to make the same kind of call."
+        )
     if busy:
         text += (
             f" (Other threads of {ranks_text(busy, hosts)} could still call it, but no thread has called "

@@ -23,6 +23,9 @@ Lost = Callable[[int, str, str], BaseException]
 MOST_INTERVAL_S = 5.0
 """Heartbeats are sent at least this often, in seconds, unless no limit depends on them."""
 
+LOOK_AGAIN_S = 0.5
+"""How long after a look that has found this rank in a new direct call it looks again, in seconds."""
+
 
 class StopWatch(Watch):
     """Interrupts waits when this rank leaves, besides what interrupts all waits.
@@ -86,6 +89,9 @@ class PeerChannels:
         lost: makes the error for a rank that is lost.
         progress: how far this rank is, in direct calls and in the engine's.
         clock: seconds.
+
+    Attributes:
+        looked: how far this rank was in direct calls at the last look; the engine takes it.
     """
 
     def __init__(
@@ -114,6 +120,8 @@ class PeerChannels:
         self._received: List[Tuple[int, Message]] = []
         self._awake = False
         self._next_look_s = 0.0
+        self._in_call, self._looks_again = -1, False
+        self.looked: Optional[Progress] = None
 
     def awake(self) -> None:
         """Messages may have arrived: the next :meth:`pulse` reads from all peers."""
@@ -155,6 +163,11 @@ class PeerChannels:
         if self._detector.due(now_s):
             self.messages.send_all({"type": "beat", "calls": calls.to_json(), "engine": engine.to_json()})
         self._next_look_s = now_s + min(self._detector.alarm_s(now_s), self.interval_s / 2)
+        before, self.looked = self._in_call, calls
+        self._in_call = calls.sequence if calls.doing else -1
+        self._looks_again = self._in_call not in (-1, before)
+        if self._looks_again:  # whether it waits in that call is worth a second look
+            self._next_look_s = min(self._next_look_s, now_s + LOOK_AGAIN_S)
         silent = self._detector.silent(now_s)
         if silent is not None:
             raise self._silent(*silent)
@@ -210,6 +223,8 @@ class PeerChannels:
         now_s = self._clock()
         trace_s = self.tracing.alarm_s(now_s)
         alarm_s = self._detector.alarm_s(now_s)
+        if self._looks_again:
+            alarm_s = min(alarm_s, max(0.0, self._next_look_s - now_s))
         return alarm_s if trace_s is None else min(alarm_s, trace_s)
 
 

@@ -86,10 +86,17 @@ def _temporary() -> int:
         return os.dup(file.fileno())
 
 
-def threads_in_python() -> Tuple[Set[int], bool]:
-    """The identifiers of threads that have called Python code, and whether these are all."""
+def threads_in_python(within: str = "") -> Tuple[Set[int], bool]:
+    """The identifiers of threads that have called Python code, and whether these are all.
+
+    Args:
+        within: only those that have called a function of the file with this path; "": all.
+    """
     found = dump()
-    return {ident for ident, frames in found.frames.items() if frames}, found.whole
+    return {
+        ident for ident, frames in found.frames.items()
+        if frames and (not within or any(frame[0] == within for frame in frames))
+    }, found.whole  # fmt: skip
 
 
 def main_stack() -> str:

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 from ..clock import Clock, Deadline, Stopwatch, give_way, monotonic
 from ..collective.progress import Progress
@@ -37,7 +37,7 @@ from .operation_history import OperationHistory
 from .peer_channels import Limits, PeerChannels, StopWatch
 from .request import Handle, Request
 from .tracing import Sink
-from .waiters import Wait
+from .waiters import NOTHING_REPORTED, BlockedReport, Wait
 
 logger = logging.getLogger("ringcomm.engine")
 
@@ -47,21 +47,6 @@ LOOK_S = 0.5
 """How often a rank that waits in a transfer listens to the others."""
 _BACK_OFF_S = 0.002
 """How often the engine's thread checks whether the threads that did its work have stopped."""
-
-
-class LastReport(NamedTuple):
-    """The last report to rank 0 that all threads of this rank wait.
-
-    Attributes:
-        executed: number of responses that this rank had executed by then; -1: nothing was reported.
-        for_good: whether no thread is left that could submit anything.
-    """
-
-    executed: int
-    for_good: bool
-
-
-NOTHING_REPORTED = LastReport(-1, False)
 
 
 class EngineThread:
@@ -114,9 +99,8 @@ class EngineThread:
         watch.pulse = peers.pulse
         watch.interval_s = min(peers.interval_s, LOOK_S)
         reporter.heard_and_silent = peers.divided
-        self._reporter = reporter
-        note = reporter.note_closed
-        self._state = EngineState(control, peers, bucket_runner, coordinator, watch, note, clock)
+        self._reporter, self._calls = reporter, calls
+        self._state = EngineState(control, peers, bucket_runner, coordinator, watch, reporter, clock)
         self._driving = threading.Lock()
         self._stopped = False
         self.waited = Stopwatch()
@@ -338,7 +322,7 @@ class EngineThread:
         handle.block(None)
         return told != NOTHING_REPORTED
 
-    def _report_if_blocked(self, told: LastReport) -> LastReport:
+    def _report_if_blocked(self, told: BlockedReport) -> BlockedReport:
         """Report to rank 0 that all threads of this rank wait, once after every responses message.
 
         Rank 0 may issue responses before it receives that, and needs to see that they were not taken into
@@ -351,10 +335,10 @@ class EngineThread:
         with state.lock:
             if not state.waiters.all_wait():
                 return told
-            now = LastReport(state.executed, state.waiters.none_can_submit())
+            now = state.waiters.report(state.executed, self._calls())
             if now == told:
                 return told
-            state.outbox.append({"type": "blocked", "heard": now.executed, "for_good": now.for_good})
+            state.outbox.append(now.message())
         self._control.wake()
         return now
 

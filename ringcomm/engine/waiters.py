@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import Dict, List, NamedTuple, Optional, Set
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 from weakref import WeakKeyDictionary
 
+from ..collective import call_runner
+from ..collective.progress import Progress
+from ..wire.messages import Message
 from .request import Handle
 from .stacks import threads_in_python
 
@@ -34,6 +37,32 @@ class Wait(NamedTuple):
 
     handle: Handle
     limited: bool
+
+
+class BlockedReport(NamedTuple):
+    """The report to rank 0 of a rank whose threads all wait.
+
+    Attributes:
+        executed: number of responses that this rank had executed by then; -1: nothing was reported.
+        for_good: whether no thread is left that could submit anything.
+        calls: number of direct calls that this rank has entered.
+        call: the last one and what it needs (see :attr:`.Progress.root`), if a thread waits in it.
+    """
+
+    executed: int
+    for_good: bool
+    calls: int = 0
+    call: Tuple[Any, ...] = ()
+
+    def message(self) -> Message:
+        """As rank 0 gets it."""
+        return {
+            "type": "blocked", "heard": self.executed, "for_good": self.for_good, "calls": self.calls,
+            "call": list(self.call),
+        }  # fmt: skip
+
+
+NOTHING_REPORTED = BlockedReport(-1, False)
 
 
 class Waiters:
@@ -69,14 +98,31 @@ class Waiters:
             self._submitters &= alive
         return self._submitters <= self._waiting(limited=True)
 
-    def none_can_submit(self) -> bool:
+    def report(self, executed: int, calls: Progress) -> BlockedReport:
+        """The report to rank 0, if all threads that have submitted anything wait.
+
+        Args:
+            executed: number of responses that this rank has executed.
+            calls: how far it is in direct calls.
+        """
+        in_call = bool(calls.doing) and calls.sequence % 2 == 0 and calls.root >= -1
+        for_good = self.none_can_submit(in_call)
+        call = (calls.doing, calls.root) if in_call and for_good else ()
+        return BlockedReport(executed, for_good, calls.number, call)
+
+    def none_can_submit(self, in_call: bool = False) -> bool:
         """Whether every thread that may submit anything waits, without a limit, for what is not done.
 
         That includes the main thread, threads that have not submitted anything yet, and threads of a
         framework that are in Python now.
+
+        Args:
+            in_call: whether threads in a direct call wait, too.
         """
         waiting = self._waiting(limited=False)
         threads = {thread.ident: thread for thread in threading.enumerate()}
+        if in_call:
+            waiting |= threads_in_python(call_runner.__file__)[0]
         alive, whole = threads_in_python()
         return whole and all(
             ident in waiting or (ident in threads and self._is_foreign(threads[ident])) for ident in alive

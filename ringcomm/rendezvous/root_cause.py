@@ -339,22 +339,28 @@ def _covers(ranges: Ranges, rank: int) -> bool:
 
 
 def _grouped(texts: Mapping[int, str]) -> List[str]:
-    """Texts that start with ``rank N: ``, by rank; those that are the same after that become one line.
+    """Texts, by rank; those that start with ``rank N: `` and are the same after that become one line.
 
     Of two ranks that report each other, the second one need not repeat the difference.
     """
+    lines: List[str] = []
     ranks: Dict[str, List[int]] = {}
     differences: Set[Tuple[int, str]] = set()
     for rank in sorted(texts):
-        text = texts[rank].replace(f"rank {rank}: ", "", 1)
+        start = f"rank {rank}: "
+        if not texts[rank].startswith(start):
+            lines.append(texts[rank])
+            continue
+        text = texts[rank][len(start) :]
         found = ANOTHER_CALL.search(text)
         if found is not None:
             why = text[found.end() :]
-            if (rank, _HERE_AND_THERE.sub(r"(\2 here, \1 there)", why)) in differences:
+            if (int(found[1]), _HERE_AND_THERE.sub(r"(\2 here, \1 there)", why)) in differences:
                 text = f"{text[: found.start()]}."
-            differences.add((int(found[1]), why))
+            else:
+                differences.add((rank, why))
         ranks.setdefault(text, []).append(rank)
-    return [
+    return lines + [
         f"rank{'s' if len(group) > 1 else ''} {', '.join(map(str, group))}: {text}"
         for text, group in ranks.items()
     ]

@@ -74,7 +74,7 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
         "known": (list,), "carried": (list,), "fresh": (list,), "weights": (list,), "absent": (list,),
         "sites": (list,), "urgent": (bool,),
     },
-    "blocked": {"heard": (int,), "for_good": (bool,)},
+    "blocked": {"heard": (int,), "for_good": (bool,), "calls": (int,), "call": (list,)},
     "unblocked": {},
     "joined": {},
     "forgot": {"epoch": (int,)},

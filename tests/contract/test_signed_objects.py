@@ -11,8 +11,8 @@ import pytest
 
 from ringcomm import api
 from ringcomm._adapter import objects as by_name
-from ringcomm.errors import ProtocolError, RingcommError
-from ringcomm.objects import Objects
+from ringcomm.errors import Misuse, ProtocolError, RingcommError
+from ringcomm.objects import Objects, Packed
 from ringcomm.rendezvous import links
 from ringcomm.transport.connect import Dial
 from ringcomm.wire.signing import Signer
@@ -54,7 +54,7 @@ def test_objects_travel(contexts):
 def test_a_pickle_without_a_signature_runs_nothing(contexts, tmp_path):
     """As a process would that has taken over an unencrypted link: the bytes of one rank are not its own."""
     trap = tmp_path / "run"
-    contexts[0].objects.pack = lambda *_: cloudpickle.dumps(Trap(trap))
+    contexts[0].objects.pack = lambda *_: Packed(memoryview(cloudpickle.dumps(Trap(trap))))
 
     def call(context):
         try:
@@ -72,7 +72,7 @@ def test_a_pickle_without_a_signature_runs_nothing(contexts, tmp_path):
 def test_the_same_for_the_engine(contexts, tmp_path, monkeypatch):
     trap = tmp_path / "run"
     forged = cloudpickle.dumps(Trap(trap))
-    contexts[2].objects.pack = lambda *_: forged
+    contexts[2].objects.pack = lambda *_: Packed(memoryview(forged))
     local = {}
     monkeypatch.setattr(api, "context", lambda: local[_thread()])
 
@@ -89,6 +89,35 @@ def test_the_same_for_the_engine(contexts, tmp_path, monkeypatch):
     assert all("rank 2's object was not unpickled" in text for text in texts), texts
 
 
+def test_what_cannot_be_pickled_is_one_error_of_all_ranks(contexts, monkeypatch):
+    """The others do not wait for ever, and the next calls meet."""
+    local = {}
+    monkeypatch.setattr(api, "context", lambda: local[_thread()])
+    lock = threading.Lock()
+
+    def call(context):
+        local[_thread()] = context
+        texts = []
+        for work in (
+            lambda: context.allgather_object(lock if context.rank == 1 else 3),
+            lambda: context.broadcast_object(lock, root_rank=1, name="start"),
+            lambda: by_name.allgather_object(lock if context.rank == 1 else 3, "both"),
+            lambda: by_name.broadcast_object(lock, 1),
+        ):
+            with pytest.raises(Misuse) as caught:
+                work()
+            assert (caught.value.__cause__ is not None) == (context.rank == 1)
+            texts.append(str(caught.value))
+        return texts, context.allgather_object(context.rank)
+
+    found = together(contexts, call)
+    texts, ranks = found[0]
+    assert found == [found[0]] * 3 and ranks == [0, 1, 2]
+    for text, function in zip(texts, ("allgather_object", "broadcast_object") * 2):
+        start = f"rank 1's object of type lock cannot be pickled for {function}(): TypeError: cannot pickle"
+        assert text.startswith(start), text
+
+
 def _thread():
     return threading.get_ident()
 
@@ -102,7 +131,7 @@ ABOUT = ("broadcast_object", "name")
     ids=str,
 )
 def test_an_object_counts_in_its_own_place_only(source, about):
-    packed = Objects(SIGNER, 0).pack([1], *ABOUT)
+    packed = Objects(SIGNER, 0).pack([1], *ABOUT).data
     with pytest.raises(ProtocolError, match="does not carry that rank's signature"):
         Objects(SIGNER, 2).unpack(packed, source, *about)
     assert Objects(SIGNER, 2).unpack(packed, 0, *ABOUT) == [1]
@@ -110,7 +139,7 @@ def test_an_object_counts_in_its_own_place_only(source, about):
 
 def test_an_object_counts_once():
     sender, receiver = Objects(SIGNER, 0), Objects(SIGNER, 1)
-    first, second = sender.pack("first", *ABOUT), sender.pack("second", *ABOUT)
+    first, second = (sender.pack(value, *ABOUT).data for value in ("first", "second"))
     assert receiver.unpack(first, 0, *ABOUT) == "first"
     with pytest.raises(ProtocolError, match="object number 1 came again"):
         receiver.unpack(first, 0, *ABOUT)
@@ -122,12 +151,12 @@ def test_an_object_counts_once():
 def test_an_object_of_another_job_or_generation_does_not_count():
     for other in (Signer(b"x" * 32, "job", 0), Signer(b"k" * 32, "bob", 0), Signer(b"k" * 32, "job", 1)):
         with pytest.raises(ProtocolError, match="signature"):
-            Objects(SIGNER, 1).unpack(Objects(other, 0).pack(1, *ABOUT), 0, *ABOUT)
+            Objects(SIGNER, 1).unpack(Objects(other, 0).pack(1, *ABOUT).data, 0, *ABOUT)
 
 
 @pytest.mark.parametrize("length", range(0, 60, 7))
 def test_what_is_too_short_or_cut_is_refused(length):
-    packed = Objects(SIGNER, 0).pack("x" * 100, *ABOUT)
+    packed = Objects(SIGNER, 0).pack("x" * 100, *ABOUT).data
     with pytest.raises(ProtocolError, match="signature"):
         Objects(SIGNER, 1).unpack(packed[:length], 0, *ABOUT)
 

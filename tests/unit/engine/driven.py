@@ -18,6 +18,7 @@ from ringcomm.engine.request import Handle, Request, Signature
 from ringcomm.errors import (
     PeerLostError,
 )
+from ringcomm.group.reporter import Reporter
 from ringcomm.ops import Collective, ReduceOp
 from ringcomm.transport.memory import memory_fabrics
 from ringcomm.wire.frames import NO_ROOT
@@ -54,8 +55,11 @@ class Job:
         def calls() -> Any:
             return self.running[rank], Progress()
 
-        def closed(peer: int, why: str) -> None:
-            self.closed[rank].append(peer)
+        closed = self.closed[rank]
+
+        class Reports(Reporter):
+            def note_closed(self, peer: int, why: str) -> None:
+                closed.append(peer)
 
         coordinator = None
         if rank == 0:
@@ -63,8 +67,8 @@ class Job:
             coordinator = Coordinator(hosts, self.sets[0].members, Tuning(1 << 20, 0.0), **options)
         peers = PeerChannels(self.fabrics[rank], hosts, limits, lost, calls, lambda: self.now_s)
         buckets = BucketRunner(self.background[rank], make_runner, self.sets[rank])
-        watch = StopWatch(None)
-        return EngineState(self.fabrics[rank], peers, buckets, coordinator, watch, closed, lambda: self.now_s)
+        watch, clock = StopWatch(None), lambda: self.now_s
+        return EngineState(self.fabrics[rank], peers, buckets, coordinator, watch, Reports(), clock)
 
     def turn(self, count: int = 4) -> None:
         """Every engine does what it can."""

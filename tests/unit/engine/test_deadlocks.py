@@ -25,7 +25,7 @@ def go_on_alone(job):
 
 def blocked(job, *ranks, heard=0):
     for rank in ranks:
-        job.send(rank, {"type": "blocked", "heard": heard, "for_good": True})
+        job.send(rank, {"type": "blocked", "heard": heard, "for_good": True, "calls": 0, "call": []})
 
 
 def test_some_ranks_wait_for_each_other_while_others_make_calls():
@@ -41,6 +41,68 @@ def test_some_ranks_wait_for_each_other_while_others_make_calls():
     failures = dict(job.failures())
     assert set(failures) == {"message a", "message b"}
     assert "ranks 0 (desk) and 2 (jetson2) wait for each other" in failures["message a"]
+
+
+def in_call(job, rank, calls, needs=-1):
+    """A rank waits in its direct call of this number."""
+    call = ["allreduce(8)", needs]
+    job.send(rank, {"type": "blocked", "heard": 0, "for_good": True, "calls": calls, "call": call})
+
+
+def by_name(job, rank, calls):
+    """A rank waits for an operation of ranks 0 and 2 that only it has announced."""
+    job.ready(rank, sig(f"of rank {rank}", process_set=1))
+    job.send(rank, {"type": "blocked", "heard": 0, "for_good": True, "calls": calls, "call": []})
+
+
+def found(job):
+    """The description of the deadlock that is found now, if one is."""
+    assert job.responses() is None
+    job.now_s += DEADLOCK_S
+    job.responses()
+    return job.coordinator.deadlock
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_direct_call_against_one_by_name(first):
+    job = Job(stall_warning_s=60, stall_limit_s=0)
+    for rank in (first, 2 - first):
+        by_name(job, rank, 3) if rank == 2 else in_call(job, rank, 4)
+    text = found(job)
+    assert "ranks 0 (desk) and 2 (jetson2) wait for each other" in text
+    assert "named 'of rank 2'" in text and "rank 0 (desk): allreduce(8), which" in text
+
+
+def test_a_direct_call_that_all_have_entered_ends_by_itself():
+    job = Job(stall_warning_s=60, stall_limit_s=0)
+    in_call(job, 0, 4)
+    by_name(job, 2, 4)
+    assert found(job) == ""
+    job.send(1, {"type": "blocked", "heard": 0, "for_good": True, "calls": 4, "call": []})
+    assert found(job) == "", "rank 0 may have left its call, and compute"
+
+
+def test_a_direct_call_that_waits_for_a_rank_that_computes():
+    job = Job(stall_warning_s=60, stall_limit_s=0)
+    in_call(job, 0, 4)
+    assert found(job) == ""
+
+
+@pytest.mark.parametrize(("root", "stuck"), [(2, True), (1, False), (0, False)])
+def test_a_broadcast_needs_its_root(root, stuck):
+    job = Job(stall_warning_s=60, stall_limit_s=0)
+    in_call(job, 0, 4, root)
+    by_name(job, 2, 3)
+    assert bool(found(job)) == stuck
+
+
+def test_a_rank_goes_from_a_direct_call_to_one_by_name():
+    job = Job(stall_warning_s=60, stall_limit_s=0)
+    in_call(job, 0, 4)
+    by_name(job, 2, 4)
+    by_name(job, 0, 4)
+    job.now_s += DEADLOCK_S
+    assert len(job.failures()) == 2 and job.coordinator.deadlock == ""
 
 
 def test_the_last_of_them_must_have_waited_long_enough():
@@ -102,7 +164,7 @@ def test_one_of_some_ranks_may_still_come(change):
     elif change == "ready":
         job.ready(2, sig("more"))
     else:
-        job.send(2, {"type": "blocked", "heard": 0, "for_good": False})
+        job.send(2, {"type": "blocked", "heard": 0, "for_good": False, "calls": 0, "call": []})
     for _ in range(5):
         job.now_s += DEADLOCK_S
         go_on_alone(job)

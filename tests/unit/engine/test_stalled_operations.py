@@ -14,7 +14,7 @@ def test_all_ranks_wait_for_something_else():
     job = Job()
     for rank, name in enumerate("abb"):
         job.ready(rank, sig(name))
-        job.send(rank, {"type": "blocked", "heard": 0, "for_good": True})
+        job.send(rank, {"type": "blocked", "heard": 0, "for_good": True, "calls": 0, "call": []})
     assert job.responses() is None
     assert job.coordinator.next_alarm_s(job.now_s) == pytest.approx(DEADLOCK_S)
     job.now_s += DEADLOCK_S
@@ -32,7 +32,7 @@ def test_some_ranks_wait_for_each_other():
     job.ready(2, other)
     job.ready(1, sig("later"))
     for rank in (0, 2):
-        job.send(rank, {"type": "blocked", "heard": 0, "for_good": True})
+        job.send(rank, {"type": "blocked", "heard": 0, "for_good": True, "calls": 0, "call": []})
     assert job.responses() is None
     assert job.coordinator.next_alarm_s(job.now_s) == pytest.approx(DEADLOCK_S)
     job.now_s += DEADLOCK_S
@@ -50,11 +50,11 @@ def test_ranks_in_a_chain_wait_for_one_that_may_still_come():
     job.ready(0, sig("message", process_set=1))
     job.ready(2, sig("another message", process_set=2))
     for rank in (0, 2):
-        job.send(rank, {"type": "blocked", "heard": 0, "for_good": True})
+        job.send(rank, {"type": "blocked", "heard": 0, "for_good": True, "calls": 0, "call": []})
     job.now_s += DEADLOCK_S
     assert job.responses() is None
     assert job.coordinator.next_alarm_s(job.now_s) == pytest.approx(60 - DEADLOCK_S), "the warning"
-    job.send(1, {"type": "blocked", "heard": 0, "for_good": True})  # it waits for something unknown here
+    job.send(1, {"type": "blocked", "heard": 0, "for_good": True, "calls": 0, "call": []})
     job.now_s += DEADLOCK_S
     assert len(job.failures()) == 2
 
@@ -64,13 +64,13 @@ def test_a_rank_that_has_not_received_the_last_responses_may_come_yet():
     for rank in range(3):
         job.ready(rank, sig("a"))
     assert job.responses()["run"]
-    job.send(2, {"type": "blocked", "heard": 0, "for_good": True})  # on its way when "a" was ordered
+    job.send(2, {"type": "blocked", "heard": 0, "for_good": True, "calls": 0, "call": []})
     for rank in range(2):
         job.ready(rank, sig("b"))
-        job.send(rank, {"type": "blocked", "heard": 1, "for_good": True})
+        job.send(rank, {"type": "blocked", "heard": 1, "for_good": True, "calls": 0, "call": []})
     job.now_s += 100 * DEADLOCK_S
     assert job.responses() is None and job.coordinator.next_alarm_s(job.now_s) is None
-    job.send(2, {"type": "blocked", "heard": 1, "for_good": True})
+    job.send(2, {"type": "blocked", "heard": 1, "for_good": True, "calls": 0, "call": []})
     job.now_s += DEADLOCK_S
     assert "every rank waits" in dict(job.failures())["b"]
 
@@ -79,7 +79,7 @@ def test_where_a_thread_may_still_submit_it_is_a_stall_that_is_reported_first():
     job = Job(stall_warning_s=60, stall_limit_s=0)
     for rank, name in enumerate("abb"):
         job.ready(rank, sig(name))
-        job.send(rank, {"type": "blocked", "heard": 0, "for_good": rank != 0})
+        job.send(rank, {"type": "blocked", "heard": 0, "for_good": rank != 0, "calls": 0, "call": []})
     job.now_s += 60
     assert job.responses() is None and "'a'" in job.coordinator.warnings[0]
     job.send(2, {"type": "stack", "text": "asked because of the warning"})  # says nothing new
@@ -96,7 +96,7 @@ def test_where_a_thread_may_still_submit_it_is_not_given_up(options):
     job = Job(stall_warning_s=options["stall_warning_s"], stall_limit_s=0)
     for rank, name in enumerate("abb"):
         job.ready(rank, sig(name))
-        job.send(rank, {"type": "blocked", "heard": 0, "for_good": rank != 0})
+        job.send(rank, {"type": "blocked", "heard": 0, "for_good": rank != 0, "calls": 0, "call": []})
     if "paused" in options:
         job.send(options["paused"], {"type": "paused", "reason": "checkpoint"})
     job.now_s += 10_000
@@ -109,7 +109,8 @@ def test_some_ranks_are_given_up_only_if_none_of_their_threads_may_still_submit(
     job = Job(stall_warning_s=60, stall_limit_s=0)
     for rank, name in enumerate("ab"):
         job.ready(rank, sig(name))
-        job.send(rank, {"type": "blocked", "heard": 0, "for_good": for_good or rank == 0})
+        blocked = {"type": "blocked", "heard": 0, "calls": 0, "call": []}
+        job.send(rank, {**blocked, "for_good": for_good or rank == 0})
     job.now_s += 10_000
     responses = job.responses()
     assert (responses is not None) == for_good
@@ -129,7 +130,7 @@ def test_what_has_failed_may_be_what_a_rank_waited_for():
     job = Job(stall_warning_s=0, stall_limit_s=0)
     for rank in range(3):
         job.ready(rank, sig("a", shapes=((rank,),)), sig("abb"[rank] + "!"))
-        job.send(rank, {"type": "blocked", "heard": 0, "for_good": True})
+        job.send(rank, {"type": "blocked", "heard": 0, "for_good": True, "calls": 0, "call": []})
     assert [name for name, _ in job.failures()] == ["a"]
     job.now_s += 100 * DEADLOCK_S  # what had waited for "a" computes now
     assert job.responses() is None
@@ -141,7 +142,7 @@ def test_a_rank_may_still_come(change):
     for rank, name in enumerate("abb"):
         job.ready(rank, sig(name))
         if rank or change != "no message":
-            job.send(rank, {"type": "blocked", "heard": 0, "for_good": True})
+            job.send(rank, {"type": "blocked", "heard": 0, "for_good": True, "calls": 0, "call": []})
     if change == "unblocked":
         job.send(0, {"type": "unblocked"})
     elif change == "ready":
