@@ -1,115 +1,57 @@
-"""Files and directories that other users of the machine could prepare: keys, records, results, caches.
-
-Another user may have put a symbolic link, a FIFO or a directory of its own in the place of what is about
-to be written or read. So a file is made under a fresh name, in a directory that was opened and looked at
-before, and renamed: what stood there is replaced, never followed, opened or waited for. What is read is
-looked at through its descriptor, so nothing can take its place between the look and the use.
-"""
+"""Files that hold code, keys, records or results: the rules are those of :mod:`ringcomm.folders`."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Callable, Iterator, Optional, Union
+from typing import Callable, Optional
 
-_OTHERS = 0o077
-_OTHERS_WRITE = 0o022
-_MOST_LINKS = 8
-_SYSTEMS = ("/proc/", "/dev/fd/")
-"""Here links lead to what has no name, and only the system makes them."""
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+from ringcomm.folders import OTHERS_WRITE, Path, another_users, is_ours, walk
+
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def is_ours(facts: os.stat_result) -> bool:
-    """Whether a file belongs to this user, or to the administrator."""
-    return facts.st_uid in (os.geteuid(), 0)
+class Exposed(PermissionError):
+    """A file for secrets has a mode by which other users may read or change it; the text names the mode."""
 
 
-def why_untrusted(place: Union[str, Path]) -> str:
-    """Why a directory is not trusted with code or records; "" if it is.
-
-    As sshd's ``StrictModes``: it is this user's own, no other user may write to it, and none may replace a
-    directory above it, which belong to this user or the administrator (the owner of ``/``).
+class PartialFile:
+    """A new file that gets its name when it is complete, in place of what stands there by then.
 
     Args:
-        place: an existing path.
+        folder: descriptor of its directory, from :mod:`ringcomm.folders`; it must stay open until the end.
+        name: without a directory.
+        mode: of the file.
+
+    Attributes:
+        descriptor: to write to.
 
     Raises:
-        OSError: it does not exist, or cannot be looked at.
+        OSError: it cannot be made.
     """
-    path = Path(place).absolute()
-    facts = path.lstat()
-    if not stat.S_ISDIR(facts.st_mode):
-        return "it is not a directory"
-    if facts.st_uid != os.geteuid():
-        return "it belongs to another user"
-    if facts.st_mode & _OTHERS_WRITE:
-        return "other users may write it"
-    trusted = (os.geteuid(), 0, Path("/").stat().st_uid)
-    for above in {*path.parents, *path.resolve().parents}:
-        facts = above.lstat()
-        if facts.st_uid not in trusted:
-            return f"{above} belongs to another user"
-        if facts.st_mode & _OTHERS_WRITE and not stat.S_ISLNK(facts.st_mode) | facts.st_mode & stat.S_ISVTX:
-            return f"other users may write to {above}"
-    return ""
 
+    def __init__(self, folder: int, name: str, mode: int = 0o600) -> None:
+        self._folder, self._name = folder, name
+        self._partial = f".{name[:200]}.{os.urandom(8).hex()}"
+        self.descriptor = os.open(self._partial, _CREATE, mode, dir_fd=folder)
 
-def _another_users(path: Union[str, Path]) -> OSError:
-    return PermissionError(errno.EPERM, "it belongs to another user", str(path))
+    def publish(self) -> None:
+        """Give the file its name. The descriptor stays open."""
+        os.rename(self._partial, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
 
-
-@contextmanager
-def own_folder(path: Path, mode: int = 0o777) -> Iterator[int]:
-    """A descriptor of a directory that no other user can replace, made with this mode where there is none.
-
-    Raises:
-        OSError: it cannot be made or opened, or it, or the symbolic link to it, belongs to another user.
-    """
-    path.mkdir(mode=mode, parents=True, exist_ok=True)
-    if not is_ours(path.lstat()):
-        raise _another_users(path)
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        if not is_ours(os.fstat(descriptor)):
-            raise _another_users(path)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def inner_folder(folder: int, name: str, mode: int = 0o777) -> int:
-    """A descriptor of a directory in another one, made where there is none. No link is followed.
-
-    Args:
-        folder: descriptor of the other directory.
-        name: one component of a path.
-        mode: with which it is made.
-
-    Returns:
-        The descriptor, for the caller to close.
-
-    Raises:
-        OSError: it cannot be made or opened, is a link or a file, or belongs to another user.
-    """
-    with suppress(FileExistsError):
-        os.mkdir(name, mode, dir_fd=folder)
-    descriptor = os.open(name, _DIRECTORY, dir_fd=folder)
-    if is_ours(os.fstat(descriptor)):
-        return descriptor
-    os.close(descriptor)
-    raise _another_users(name)
+    def abandon(self) -> None:
+        """Close and remove the file."""
+        os.close(self.descriptor)
+        os.unlink(self._partial, dir_fd=self._folder)
 
 
 def new_file(folder: int, name: str, mode: int = 0o600, fill: Optional[Callable[[int], None]] = None) -> int:
     """A new file, open for writing; what stood under its name before is replaced, whatever it was.
 
     Args:
-        folder: descriptor of its directory, from :func:`own_folder`.
+        folder: descriptor of its directory, from :func:`own_folder` or another function of this module.
         name: without a directory.
         fill: writes to the descriptor before the file gets its name, so that it is complete from then on.
 
@@ -130,63 +72,72 @@ def new_file(folder: int, name: str, mode: int = 0o600, fill: Optional[Callable[
     return file.descriptor
 
 
-class PartialFile:
-    """A new file that gets its name when it is complete, in place of what stands there by then.
-
-    Args:
-        folder: descriptor of its directory, which must stay open until the end.
-        name: without a directory.
-        mode: of the file.
-
-    Attributes:
-        descriptor: to write to.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-
-    def __init__(self, folder: int, name: str, mode: int = 0o600) -> None:
-        self._folder, self._name = folder, name
-        self._partial = f".{os.urandom(8).hex()}.partial"
-        self.descriptor = os.open(self._partial, _CREATE, mode, dir_fd=folder)
-
-    def publish(self) -> None:
-        """Give the file its name. The descriptor stays open."""
-        os.rename(self._partial, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
-
-    def abandon(self) -> None:
-        """Close and remove the file."""
-        os.close(self.descriptor)
-        os.unlink(self._partial, dir_fd=self._folder)
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all bytes to a descriptor."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]
 
 
-def write_file(folder: int, name: str, data: bytes) -> None:
+def write_file(folder: int, name: str, data: bytes, mode: int = 0o600) -> None:
     """Write a file that only this user can read; it is complete as soon as it is there.
 
     Args:
-        folder, name: see :func:`new_file`.
+        folder, name, mode: see :func:`new_file`.
+        data: its content.
 
     Raises:
         OSError: it cannot be written.
     """
-
-    def fill(descriptor: int) -> None:
-        left = memoryview(data)
-        while left:
-            left = left[os.write(descriptor, left) :]
-
-    os.close(new_file(folder, name, fill=fill))
+    os.close(new_file(folder, name, mode, lambda descriptor: write_all(descriptor, data)))
 
 
-def _shared(path: Union[str, Path]) -> bool:
-    """Whether other users may make files in the directory of this one."""
-    return bool(Path(path).parent.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+def write_private(path: Path, data: bytes, replace: bool = True, make_folders: bool = False) -> None:
+    """Write a file with a secret to a path that the user has named; only this user can read it.
+
+    The folder may belong to another user: that user can remove the file then, but not read it.
+
+    Args:
+        path: the path.
+        data: its content.
+        replace: whether a file that is there already is replaced. It is complete as soon as it is there then.
+        make_folders: whether to make its folders, with mode 0700, where there are none.
+
+    Raises:
+        FileExistsError: it is there already, and not to be replaced.
+        OSError: it cannot be written, or a link on the way belongs to another user.
+    """
+    with walk(path, mode=0o700 if make_folders else None, follow_last=False) as place:
+        if replace:
+            write_file(place.folder, place.name, data)
+            return
+        descriptor = os.open(place.name, _CREATE, 0o600, dir_fd=place.folder)
+        try:
+            write_all(descriptor, data)
+        except BaseException:
+            os.unlink(place.name, dir_fd=place.folder)  # no secret, and in the way of the next attempt
+            raise
+        finally:
+            os.close(descriptor)
 
 
-def open_named(path: Union[str, Path]) -> int:
+def remove_file(path: Path) -> None:
+    """Remove a file that this process has made, if it is still there.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    try:
+        with walk(path, follow_last=False) as place:
+            os.unlink(place.name, dir_fd=place.folder)
+    except FileNotFoundError:
+        pass  # the job's other processes may remove it, too
+
+
+def open_named(path: Path) -> int:
     """Open a file that the user has named for writing, from its start; it is emptied.
 
-    The user's own symbolic links, the administrator's, and devices are followed.
+    The user's own symbolic links and devices are followed.
 
     Returns:
         The descriptor, for the caller to close.
@@ -195,101 +146,165 @@ def open_named(path: Union[str, Path]) -> int:
         OSError: it cannot be written, it is a FIFO, a link or file there belongs to another user, or another
             user may have made it as a hard link to a file of this user.
     """
-    descriptor = _open_through_own_links(str(path), _MOST_LINKS)
-    try:
-        facts = os.fstat(descriptor)
-        if stat.S_ISFIFO(facts.st_mode):
-            raise OSError(errno.ESPIPE, "it is a FIFO, not a file", str(path))
-        if stat.S_ISREG(facts.st_mode):
-            if not is_ours(facts) or (facts.st_nlink > 1 and _shared(path)):
-                raise _another_users(path)
-            os.ftruncate(descriptor, 0)
-    except OSError:
-        os.close(descriptor)
-        raise
+    # Opening a FIFO that is not read would wait for a reader.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+    with walk(path) as place:
+        descriptor = os.open(place.name, flags | place.follow, 0o666, dir_fd=place.folder)
+        try:
+            facts = os.fstat(descriptor)
+            if stat.S_ISFIFO(facts.st_mode):
+                raise OSError(errno.ESPIPE, "it is a FIFO, not a file", os.fspath(path))
+            if stat.S_ISREG(facts.st_mode):
+                shared = os.fstat(place.folder).st_mode & OTHERS_WRITE
+                if not is_ours(facts) or (facts.st_nlink > 1 and shared):
+                    raise another_users(path, facts)
+                os.ftruncate(descriptor, 0)
+        except OSError:
+            os.close(descriptor)
+            raise
     os.set_blocking(descriptor, True)
     return descriptor
 
 
-def _open_through_own_links(path: str, links: int) -> int:
-    # Opening a FIFO that is not read would wait for a reader.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
-    if path.startswith(_SYSTEMS):
-        return os.open(path, flags, 0o666)
-    try:
-        return os.open(path, flags | os.O_NOFOLLOW, 0o666)
-    except OSError as problem:
-        if problem.errno not in (errno.ELOOP, errno.EMLINK) or not links:
-            raise
-    return _open_through_own_links(str(Path(path).parent / _own_link(path)), links - 1)
-
-
-def _own_link(path: str) -> str:
-    """Where a symbolic link of this user or the administrator points to, read from the link looked at."""
-    if not hasattr(os, "O_PATH"):  # not Linux
-        before, target, after = os.lstat(path), os.readlink(path), os.lstat(path)
-        if not is_ours(before) or (before.st_dev, before.st_ino) != (after.st_dev, after.st_ino):
-            raise _another_users(path)
-        return target
-    link = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        if not is_ours(os.fstat(link)):
-            raise _another_users(path)
-        return os.readlink("", dir_fd=link)
-    finally:
-        os.close(link)
-
-
-def read_private(path: Union[str, Path], limit_bytes: int, follow: bool = True) -> bytes:
-    """What a file with a key holds, up to this length.
-
-    Args:
-        path: of the file.
-        limit_bytes: what is longer is cut.
-        follow: whether it may be a symbolic link.
+def _regular(descriptor: int, path: Path) -> os.stat_result:
+    """The facts of what was opened.
 
     Raises:
-        NotPrivateError: it belongs to another user than this one and the administrator, or others may read or
-            write it.
-        OSError: it cannot be read, or it is a FIFO, a device or a directory.
+        OSError: it is no regular file.
     """
-    flags = 0 if follow else os.O_NOFOLLOW
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
-    with open(descriptor, "rb") as file:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        if not is_ours(facts) or facts.st_mode & _OTHERS:
-            raise NotPrivateError(facts)
-        return file.read(limit_bytes)
+    facts = os.fstat(descriptor)
+    if not stat.S_ISREG(facts.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+    return facts
 
 
-class NotPrivateError(Exception):
-    """A file that other users may read or write, or that is another user's.
-
-    Attributes:
-        owner: its user's number.
-        mode: its permissions.
-        is_own: whether it belongs to this user.
-    """
-
-    def __init__(self, facts: os.stat_result) -> None:
-        self.owner, self.mode = facts.st_uid, stat.S_IMODE(facts.st_mode)
-        self.is_own = facts.st_uid == os.geteuid()
-        super().__init__(f"it belongs to user {self.owner} and has mode {self.mode:04o}")
+def _content(descriptor: int, limit_bytes: int) -> bytes:
+    pieces = []
+    while limit_bytes > 0:
+        piece = os.read(descriptor, min(limit_bytes, 1 << 24))
+        if not piece:
+            break
+        pieces.append(piece)
+        limit_bytes -= len(piece)
+    return b"".join(pieces)
 
 
-def read_file(path: Union[str, Path], limit_bytes: int) -> bytes:
-    """What a file holds, up to this length. Other things than regular files are not read.
+def read_file(path: Path, limit_bytes: int) -> bytes:
+    """What a file holds that the user has named, up to this length; its owner does not matter.
 
     Raises:
         OSError: it cannot be read, or it is a FIFO, a device or a directory.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, _READ)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read(limit_bytes)
+        _regular(descriptor, path)
+        return _content(descriptor, limit_bytes)
     finally:
         os.close(descriptor)
+
+
+def read_private(path: Path, limit_bytes: int) -> bytes:
+    """What a file with a secret holds, up to this length.
+
+    It belongs to this user, and no other user may read or write it; or to the administrator, and then a
+    group may read it (that this user is in, or it could not be read).
+
+    Raises:
+        Exposed: its mode lets other users read or write it.
+        OSError: it cannot be read, is no regular file, or belongs to another user, or a link to it does.
+    """
+    with walk(path) as place:
+        descriptor = os.open(place.name, _READ | place.follow, dir_fd=place.folder)
+    try:
+        facts = _regular(descriptor, path)
+        if not is_ours(facts):
+            raise another_users(path, facts)
+        if facts.st_mode & (0o077 if facts.st_uid == os.geteuid() else 0o037):
+            raise _exposed(path, facts)
+        return _content(descriptor, limit_bytes)
+    finally:
+        os.close(descriptor)
+
+
+def _exposed(path: Path, facts: os.stat_result) -> Exposed:
+    return Exposed(errno.EPERM, f"its mode is {stat.S_IMODE(facts.st_mode):04o}", os.fspath(path))
+
+
+def open_at(folder: int, name: str) -> int:
+    """Open a regular file in a folder for reading; no link is followed.
+
+    Args:
+        folder: descriptor of the folder.
+        name: without a directory.
+
+    Returns:
+        The descriptor, for the caller to close.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    descriptor = os.open(name, _READ | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        _regular(descriptor, name)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_at(folder: int, name: str, limit_bytes: int = 1 << 40) -> bytes:
+    """What a file of code in a folder holds, up to this length; no link is followed.
+
+    Args:
+        folder, name: see :func:`open_at`.
+        limit_bytes: the most that is read.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or another user could change it.
+    """
+    descriptor = open_at(folder, name)
+    try:
+        check_code(name, os.fstat(descriptor))
+        return _content(descriptor, limit_bytes)
+    finally:
+        os.close(descriptor)
+
+
+def check_code(name: str, facts: os.stat_result) -> None:
+    """Refuse a file of code that another user could change.
+
+    Args:
+        name: of the file, for messages.
+        facts: of its descriptor.
+
+    Raises:
+        OSError: it belongs to another user, or other users may write it.
+    """
+    if not is_ours(facts):
+        raise another_users(name, facts)
+    if facts.st_mode & OTHERS_WRITE:
+        raise _exposed(name, facts)
+
+
+def open_lock(folder: int, name: str) -> int:
+    """Open a file of this user for a lock; it is made where there is none, and no link is followed.
+
+    Args:
+        folder, name: see :func:`open_at`.
+
+    Returns:
+        The descriptor, for the caller to close.
+
+    Raises:
+        OSError: it cannot be opened, is no regular file, or belongs to another user.
+    """
+    flags = os.O_CREAT | os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(name, flags, 0o600, dir_fd=folder)
+    try:
+        facts = _regular(descriptor, name)
+        if not is_ours(facts):
+            raise another_users(name, facts)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor

@@ -33,7 +33,8 @@ from .config import Settings, flight_channel_from_environment
 from .engine.engine import Engine
 from .engine.stacks import thread_stacks
 from .errors import MismatchError, NotInitializedError, PeerLostError, RingcommError, describe_error
-from .files import own_folder, write_file
+from .files import write_file
+from .folders import own_folder
 from .lookups import LOOKUPS
 
 logger = logging.getLogger("ringcomm.flight_recorder")

@@ -13,7 +13,7 @@ import shlex
 from typing import Dict, Optional, Tuple
 
 from .errors import ConfigError
-from .files import NotPrivateError, read_private
+from .files import Exposed, read_private
 
 _MOST_KEY_BYTES = 16384
 _STDERR = 2
@@ -60,22 +60,16 @@ def read_key(descriptor: Optional[int], file: str, text: str) -> Tuple[bytes, st
 
 
 def _read_key_file(file: str) -> str:
-    """The text of a file that only its owner can read; ssh asks the same of private keys."""
+    """The text of a file of this user or of the administrator that no other user can read."""
     try:
         return read_private(file, _MOST_KEY_BYTES).decode("ascii", "replace")
+    except Exposed as problem:
+        raise ConfigError(
+            f"The key file {file} is refused: {problem.strerror}, so other users of this machine may have "
+            f"the key. Run chmod 600 {shlex.quote(file)}; if there are others, make a new key."
+        ) from None
     except OSError as problem:
         raise ConfigError(f"The key file {file} cannot be read: {problem.strerror}.") from None
-    except NotPrivateError as problem:
-        if problem.is_own:
-            raise ConfigError(
-                f"The key file {file} is refused: its mode is {problem.mode:04o}, so other users of this "
-                f"machine may have the key. Run chmod 600 {shlex.quote(file)}; if there are others, make a "
-                "new key."
-            ) from None
-        raise ConfigError(
-            f"The key file {file} is refused: {problem}. Only a file of your own, or of root, that no other "
-            "user can read holds a key: copy it, and run chmod 600 on the copy."
-        ) from None
 
 
 def _read_descriptor(descriptor: int) -> bytes:

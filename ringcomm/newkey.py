@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
-from pathlib import Path
 from typing import Sequence
 
 from .certificate import make_certificate
 from .errors import ConfigError
+from .files import write_private
 from .keys import key_text
 
 USAGE = """usage: python -m ringcomm.newkey [--encrypt] FILE
@@ -27,14 +26,8 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     try:
         text = key_text(secrets.token_bytes(32), make_certificate() if options else "")
-        # O_EXCL: an existing file is not overwritten, because its key may be in use.
-        descriptor = os.open(files[0], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with open(descriptor, "w", encoding="ascii") as file:
-                file.write(text.rstrip() + "\n")
-        except OSError:
-            Path(files[0]).unlink()  # no key for jobs, and in the way of the next attempt
-            raise
+        # An existing file is not overwritten, because its key may be in use.
+        write_private(files[0], (text.rstrip() + "\n").encode("ascii"), replace=False)
     except FileExistsError:
         print(f"{files[0]} exists already, and its key may be in use. Choose another name, or remove it "
               "first.", file=sys.stderr)  # fmt: skip

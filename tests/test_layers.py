@@ -17,8 +17,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     # Each list is one family of siblings, every one of which may import those before it.
     0: [
         [
-            "version", "errors", "ops", "dtypes", "files", "certificate", "keys", "newkey", "endpoints",
-            "parsing",
+            "version", "errors", "ops", "dtypes", "folders", "files", "certificate", "keys", "newkey",
+            "endpoints", "parsing",
             "unknown_settings", "setting_aliases", "variables", "other_launchers", "environment", "settings",
             "membership", "config", "lookups", "polling", "clock", "docstrings", "results",
         ],

@@ -51,6 +51,13 @@ class _Backend(_TorchConfig().backend_cls):  # type: ignore[misc]
         worker_group.execute(_prepare, variables)
         super().on_start(worker_group, backend_config)
 
+    def on_shutdown(self, worker_group: Any, backend_config: TorchConfig) -> None:
+        """As in Ray; then take the key from the workers, which Ray may use for something else."""
+        try:
+            super().on_shutdown(worker_group, backend_config)
+        finally:
+            worker_group.execute(assign, {})
+
 
 def _prepare(variables: Dict[str, str]) -> None:
     """On a worker: register the backend, and take the key."""

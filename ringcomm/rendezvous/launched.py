@@ -6,11 +6,10 @@ this user can read, or through the launcher's own key-value store.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
-import os
 import secrets
-import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from ..certificate import make_certificate
 from ..clock import Deadline
 from ..config import Membership, Settings
 from ..errors import ConfigError, StartTimeoutError, StartupError
-from ..files import NotPrivateError, read_private
+from ..files import read_private, remove_file, write_private
 from ..other_launchers import Launched
 from ..transport.nics import machine
 from .client import Moved, Watched, join
@@ -32,6 +31,7 @@ LOOK_AGAIN_S = 0.1
 _MOST_BYTES = 1 << 20
 PATIENCE_S = 10.0
 """How long an address from a file may not answer: the file may be left from an earlier start."""
+_LIMIT_BYTES = 1 << 20
 
 _turns = 0
 _pmi: Optional[Pmi] = None
@@ -78,11 +78,7 @@ class FileNotice:
     def publish(self, text: str, deadline: Deadline) -> None:
         """Write the file in one step."""
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor, temporary = tempfile.mkstemp(dir=self._folder, prefix="new-")
-            with os.fdopen(descriptor, "w") as file:
-                file.write(text)
-            Path(temporary).replace(self._path)
+            write_private(self._path, text.encode(), make_folders=True)
         except OSError as problem:
             raise ConfigError(f"Rank 0 cannot write in {self._folder}: {problem.strerror}. {_HINT}") from None
 
@@ -106,13 +102,13 @@ class FileNotice:
         """What the file holds; "" while it is not there."""
         try:
             list(self._folder.iterdir())  # has a network file system ask its server anew
-            return read_private(self._path, _MOST_BYTES, follow=False).decode("ascii", "replace")
-        except OSError:
-            return ""
-        except NotPrivateError as problem:
+            return read_private(self._path, _LIMIT_BYTES).decode("utf-8", "replace")
+        except OSError as problem:
+            if problem.errno not in (errno.EPERM, errno.EINVAL):
+                return ""
             raise ConfigError(
-                f"{self._path} is refused: {problem}. It holds the job's key, so only the user that runs the "
-                f"job may be able to read it. {_HINT}"
+                f"{self._path} is refused: {problem.strerror}. It holds the job's key, so only the user that "
+                f"runs the job may be able to read it. {_HINT}"
             ) from None
 
     def moved(self) -> bool:
@@ -122,7 +118,7 @@ class FileNotice:
 
     def withdraw(self) -> None:
         """Remove the file."""
-        self._path.unlink(missing_ok=True)
+        remove_file(self._path)
 
 
 class PmiNotice:

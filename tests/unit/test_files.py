@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import re
-import stat
 from pathlib import Path
 
 import pytest
 
-from ringcomm import files
 from ringcomm.errors import ConfigError
-from ringcomm.files import is_ours, new_file, open_named, own_folder, read_file, write_file
+from ringcomm.files import new_file, open_named, read_file, write_file
+from ringcomm.folders import own_folder
 from ringcomm.timeline import TraceFile
 from ringrun.diagnosis.diagnose import diagnose_folder
 from ringrun.diagnosis.records import write_records
@@ -145,41 +144,6 @@ def test_the_users_own_links_are_followed(tmp_path: Path) -> None:
     assert (tmp_path / "target").read_text() == "x"
 
 
-@as_root
-def test_a_link_that_is_swapped_after_the_look_is_not_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The target is read from the link that was looked at, not from what has its name by then."""
-    wanted, precious, link = tmp_path / "wanted", tmp_path / "precious", tmp_path / "link"
-    precious.write_text("precious")
-    link.symlink_to(wanted)
-
-    def look_and_swap(facts: os.stat_result) -> bool:
-        ours = is_ours(facts)
-        if stat.S_ISLNK(facts.st_mode):
-            link.unlink()
-            link.symlink_to(precious)
-            os.chown(link, OTHER_USER, OTHER_USER, follow_symlinks=False)
-        return ours
-
-    monkeypatch.setattr(files, "is_ours", look_and_swap)
-    os.close(files.open_named(link))
-    assert precious.read_text() == "precious" and wanted.exists()
-
-
-def test_a_named_file_may_be_a_descriptor(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    try:
-        with pytest.raises(OSError, match="FIFO"):
-            files.open_named(f"/dev/fd/{writer}")
-        descriptor = os.open(tmp_path / "file", os.O_CREAT | os.O_WRONLY)
-        os.close(files.open_named(f"/proc/self/fd/{descriptor}"))
-        os.close(descriptor)
-    finally:
-        os.close(reader)
-        os.close(writer)
-
-
 def test_a_hard_link_in_a_shared_folder_is_not_overwritten(tmp_path: Path) -> None:
     """Another user may have made it, of a file that only this user can write."""
     precious = tmp_path / "precious"
@@ -234,3 +198,16 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
     assert read_file(tmp_path / "long", 10) == bytes(10)
     text, code = diagnose_folder(tmp_path)
     assert code == 1 and text.strip().endswith("flight.0.json cannot be read: it is not a regular file.")
+
+
+def test_a_named_file_may_be_a_descriptor(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    try:
+        with pytest.raises(OSError, match="FIFO"):
+            open_named(f"/dev/fd/{writer}")
+        descriptor = os.open(tmp_path / "file", os.O_CREAT | os.O_WRONLY)
+        os.close(open_named(f"/proc/self/fd/{descriptor}"))
+        os.close(descriptor)
+    finally:
+        os.close(reader)
+        os.close(writer)

@@ -21,7 +21,7 @@ import sys
 import time
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
-from ringrun.agent import binding, framing, preparation, processes, recorders, terminal, threads
+from ringrun.agent import binding, framing, preparation, processes, recorders, shipped, terminal, threads
 from ringrun.agent.framing import CODE, FILE, NUMBERS, PACKAGE, RECORD, RESULT, STDERR, STDOUT, TO_AGENT
 from ringrun.agent.output import CHECK, RESUME_BYTES, Output
 
@@ -339,6 +339,7 @@ class Agent:
 def main() -> None:
     """Read the job, fork into guard and agent, run the agent, exit."""
     config: Dict[str, Any] = json.loads(framing.read_frame().decode())
+    shipped.keep_program(getattr(sys, "ringrun_program", b""), os.environ)
     libc = processes.load_libc()
     processes.prctl(libc, processes.PR_SET_CHILD_SUBREAPER, 1)
     guard = os.getpid()

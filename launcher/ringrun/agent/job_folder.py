@@ -1,5 +1,4 @@
-# ruff: noqa: PTH108, PTH100, PTH101, PTH102, PTH103, PTH104, PTH105, PTH107, PTH110, PTH111, PTH112, PTH113, PTH114
-# ruff: noqa: PTH116, PTH117, PTH118, PTH119, PTH120, PTH123, PTH202, PTH204, PTH207, PTH208
+# ruff: noqa: PTH113, PTH118, PTH119, PTH120, PTH207  no pathlib in the agent
 """The directory of a job whose code was sent with ``--ship``: made from a cache of files, and fetched from.
 
 Standard library only: the launcher sends this file with :mod:`ringrun.agent.agent`. Contents are kept by
@@ -15,19 +14,19 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import time
+from contextlib import ExitStack, contextmanager
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set
 
+from ringcomm import files, folders
 from ringrun.agent import shipped
-from ringrun.agent.files import why_untrusted
 
 KEPT_JOBS = 3
 CACHE_BYTES = 1 << 30
 """The contents that were not used for the longest time are removed above this."""
+_JOB = re.compile(r"[\w-]+")
+"""The directories of jobs; the lock of one has ``.lock`` behind its name."""
 PIECE_BYTES = 1 << 18
-_CONTENT = re.compile(r"[0-9a-f]{32}|\.[0-9a-f]{32}\.\d+")
-"""The names of contents. No other files are removed."""
 LOCK_S = 5.0
 """How long the agent of the attempt before may take to leave."""
 
@@ -72,7 +71,8 @@ class JobFolder:
     def lacking(self) -> List[str]:
         """The digests of the contents that are in no cache of this host."""
         wanted = {str(digest) for _, digest, _ in self.files}
-        return sorted(digest for digest in wanted if self._find(digest) is None)
+        with self._caches() as caches:
+            return sorted(digest for digest in wanted if _found(caches, digest) is None)
 
     def make(self, contents: Mapping[str, bytes]) -> str:
         """Make the directory.
@@ -90,64 +90,50 @@ class JobFolder:
         for digest, content in contents.items():
             if hashlib.sha256(content).hexdigest()[:32] != digest:
                 raise ValueError("a content is not what the launcher announced")
-        reasons = []
-        for place in shipped.places(self.environ):
-            try:
-                os.makedirs(place, mode=0o700, exist_ok=True)
-                why = why_untrusted(place)
-                if not why:
-                    self.path = self._make(place, contents)
-                    return self.path
-            except OSError as problem:
-                why = problem.strerror or str(problem)
-            reasons.append(f"{place}: {why}")
-        raise shipped.NoPlace("; ".join(reasons))
+        self.path = shipped.in_first_place(
+            self.environ, lambda place, folder: self._make(place, folder, contents)
+        )
+        return self.path
 
-    def _find(self, digest: str) -> Optional[str]:
-        for place in shipped.places(self.environ):
-            path = os.path.join(place, "files", digest)
-            try:
-                if why_untrusted(place) or not os.path.isfile(path):
-                    continue
-                with open(path, "rb") as file:
-                    if hashlib.sha256(file.read()).hexdigest()[:32] == digest:
-                        os.utime(path)
-                        return path
-                os.unlink(path)
-            except OSError:
-                continue
-        return None
+    @contextmanager
+    def _caches(self) -> Iterator[List[int]]:
+        """Descriptors of this host's folders of contents, those that can be trusted."""
+        with ExitStack() as opened:
+            found = []
+            for place in shipped.places(self.environ):
+                try:
+                    folder = opened.enter_context(folders.trusted_folder(place, make=False))
+                    found.append(opened.enter_context(folders.inner_folder(folder, "files", None)))
+                except OSError:
+                    continue  # not there, or not to be trusted
+            yield found
 
-    def _make(self, place: str, contents: Mapping[str, bytes]) -> str:
-        cache, jobs = os.path.join(place, "files"), os.path.join(place, "jobs")
-        for folder in (cache, jobs):
-            os.makedirs(folder, mode=0o700, exist_ok=True)
-        for digest, content in contents.items():
-            mine = os.path.join(cache, f".{digest}.{os.getpid()}")
-            with open(mine, "wb") as file:
-                file.write(content)
-            os.rename(mine, os.path.join(cache, digest))
-        path = os.path.join(jobs, self.job)
-        os.makedirs(path, mode=0o700, exist_ok=True)  # a restart finds what the last attempt has written
-        self._lock = _locked(path + ".lock", LOCK_S)
-        made: Set[str] = set()
+    def _make(self, place: str, folder: int, contents: Mapping[str, bytes]) -> str:
+        with folders.inner_folder(folder, "files") as cache:
+            for digest, content in contents.items():
+                files.write_file(cache, digest, content)
+            with folders.inner_folder(folder, "jobs") as jobs:
+                self._lock = _locked(jobs, f"{self.job}.lock", LOCK_S)
+                # A restart finds what the last attempt has written.
+                with folders.inner_folder(jobs, self.job) as root, self._caches() as caches:
+                    self._fill(root, caches)
+                _remove_old(jobs)
+            _trim(cache)
+        return os.path.join(place, "jobs", self.job)
+
+    def _fill(self, root: int, caches: Sequence[int]) -> None:
         for name, digest, executable in self.files:
-            _check_inside(name)
-            source, target = self._find(digest), os.path.join(path, name)
-            if source is None:
+            if name.startswith("/") or ".." in name.split("/") or "\0" in name or not name:
+                raise ValueError(f"the path {name!r} leaves the directory")
+            content = _found(caches, digest)
+            if content is None:
                 raise ValueError(f"the content of {name} did not arrive")
-            folder = os.path.dirname(target)
-            if folder not in made:
-                os.makedirs(folder, exist_ok=True)
-                made.add(folder)
-            shutil.copyfile(source, target)
-            os.chmod(target, 0o700 if executable else 0o600)
-        _trim(cache)
-        _remove_old(jobs)
-        return path
+            with folders.inner_folder(root, os.path.dirname(name)) as around:
+                mode = 0o700 if executable else 0o600
+                files.write_file(around, os.path.basename(name), content, mode)
 
     def fetched(self, patterns: Sequence[str]) -> Iterator[bytes]:
-        """The files that match, for the launcher: per piece a line of JSON (path, offset) and the bytes.
+        """The files that match, for the launcher: per piece a line of JSON (path, offset, last), then bytes.
 
         Args:
             patterns: as of :mod:`glob`, relative to the directory; ``**`` is any number of directories.
@@ -155,18 +141,28 @@ class JobFolder:
         assert self.path is not None
         seen: Set[str] = set()
         root = os.path.realpath(self.path)
-        for pattern in patterns:
-            for name in sorted(glob.glob(os.path.join(glob.escape(root), pattern), recursive=True)):
-                real, inside = os.path.realpath(name), os.path.relpath(name, root)
-                if real.startswith(root + os.sep) and os.path.isfile(real) and inside not in seen:
-                    seen.add(inside)
-                    yield from _pieces(real, inside)
+        with folders.own_folder(root, None) as opened:
+            for pattern in patterns:
+                for name in sorted(glob.glob(os.path.join(glob.escape(root), pattern), recursive=True)):
+                    real, inside = os.path.realpath(name), os.path.relpath(name, root)
+                    if real.startswith(root + os.sep) and os.path.isfile(real) and inside not in seen:
+                        seen.add(inside)
+                        yield from _pieces(opened, os.path.relpath(real, root), inside)
 
 
-def _pieces(path: str, name: str) -> Iterator[bytes]:
+def _pieces(root: int, path: str, name: str) -> Iterator[bytes]:
+    """A file in pieces.
+
+    Args:
+        root: descriptor of the job's directory.
+        path: of the file in it, without links.
+        name: by which the launcher gets it.
+    """
     offset = 0
     try:
-        with open(path, "rb") as file:
+        with folders.inner_folder(root, os.path.dirname(path), None) as around:
+            descriptor = files.open_at(around, os.path.basename(path))
+        with open(descriptor, "rb") as file:
             piece, following = file.read(PIECE_BYTES), b"more"
             while following:
                 following = file.read(PIECE_BYTES) if piece else b""
@@ -178,13 +174,29 @@ def _pieces(path: str, name: str) -> Iterator[bytes]:
         yield json.dumps({"path": name, "offset": offset, "error": problem.strerror}).encode() + b"\n"
 
 
-def _locked(path: str, limit_s: float) -> int:
-    """A descriptor of the file, locked for this process.
+def _found(caches: Sequence[int], digest: str) -> Optional[bytes]:
+    """A content in one of the folders, after a check; None if it is in none. A changed one is removed."""
+    if not shipped.DIGEST.fullmatch(digest):
+        raise ValueError(f"{digest!r} is no digest")
+    for cache in caches:
+        try:
+            content = files.read_at(cache, digest)
+            if hashlib.sha256(content).hexdigest()[:32] == digest:
+                os.utime(digest, dir_fd=cache, follow_symlinks=False)
+                return content
+            folders.remove(cache, digest)
+        except OSError:
+            continue
+    return None
+
+
+def _locked(folder: int, name: str, limit_s: float) -> int:
+    """A descriptor of a file in a folder, locked for this process.
 
     Raises:
         BlockingIOError: another process has held the lock for this long.
     """
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    descriptor = files.open_lock(folder, name)
     until = time.monotonic() + limit_s
     while True:
         try:
@@ -197,35 +209,23 @@ def _locked(path: str, limit_s: float) -> int:
             time.sleep(0.05)
 
 
-def _check_inside(name: str) -> None:
-    if name.startswith("/") or ".." in name.split("/") or "\0" in name or not name:
-        raise ValueError(f"the path {name!r} leaves the directory")
-
-
-def _trim(cache: str) -> None:
+def _trim(cache: int) -> None:
     """Remove contents that have not been used for the longest time, if there are too many bytes."""
-    rows = []
-    for name in filter(_CONTENT.fullmatch, os.listdir(cache)):
-        facts = os.lstat(os.path.join(cache, name))
-        rows.append((facts.st_mtime, facts.st_size, name))
-    total = sum(size for _, size, _ in rows)
-    for _, size, name in sorted(rows):
-        if total <= CACHE_BYTES:
-            break
-        os.unlink(os.path.join(cache, name))
-        total -= size
+    total = 0
+    for name, facts in folders.owned_names(cache, shipped.DIGEST):
+        total += facts.st_size
+        if total > CACHE_BYTES:
+            folders.remove(cache, name)
 
 
-def _remove_old(jobs: str) -> None:
+def _remove_old(jobs: int) -> None:
     """Keep the directories of the last jobs, and of those that run."""
-    names = [name for name in os.listdir(jobs) if not name.endswith(".lock")]
-    names.sort(key=lambda name: os.stat(os.path.join(jobs, name)).st_mtime, reverse=True)
-    for name in names[KEPT_JOBS:]:
-        lock = os.path.join(jobs, name + ".lock")
+    for name, _ in folders.owned_names(jobs, _JOB)[KEPT_JOBS:]:
+        lock = f"{name}.lock"
         try:
-            descriptor = _locked(lock, 0.0)
+            descriptor = _locked(jobs, lock, 0.0)
         except BlockingIOError:
             continue  # its job runs
-        shutil.rmtree(os.path.join(jobs, name), ignore_errors=True)
-        os.unlink(lock)
+        folders.remove(jobs, name)
+        folders.remove(jobs, lock)
         os.close(descriptor)

@@ -1,11 +1,11 @@
-# ruff: noqa: PTH100, PTH101, PTH102, PTH103, PTH104, PTH105, PTH107, PTH110, PTH111, PTH112, PTH113, PTH114
-# ruff: noqa: PTH116, PTH117, PTH118, PTH119, PTH120, PTH123, PTH202, PTH204, PTH208
+# ruff: noqa: PTH104, PTH111, PTH116, PTH117, PTH118, PTH119, PTH120, PTH208  no pathlib in the agent
 """Packages that the launcher sends to a host: find them in the host's cache, or unpack them into it.
 
 Standard library only: the launcher sends this file with :mod:`ringrun.agent.agent`. A package is a directory
 that is added to the ranks' module path: ringcomm itself, or a wheel. It is identified by a digest of its
-files, which is checked each time before the package is used. The cache is a directory that only this user can
-write or replace (:func:`ringcomm.files.why_untrusted`), so what was checked is what is used.
+files, which is checked each time before the package is used. Nothing in it can be exchanged between the check
+and the use, because the cache is a folder in which only this user and the administrator can change anything
+(:func:`ringcomm.folders.trusted_folder`); where it is none, another place is taken.
 """
 
 from __future__ import annotations
@@ -14,20 +14,26 @@ import hashlib
 import io
 import os
 import re
-import shutil
+import stat
 import time
 import zipfile
-from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
+from ringcomm import files, folders
 from ringrun.agent import checks
-from ringrun.agent.files import why_untrusted
 
 UNUSED_S = 30 * 24 * 3600.0
 """Packages that no job has used for so long are removed, in seconds."""
-_MADE_HERE = re.compile(r"\.?[0-9a-f]{32}(\.gone)?(\.\d+)?|wheels-cp[\d.]+-\w+-glibc[\d.]*")
-"""The names of packages and their parts. No others are removed."""
 SHARED_PLACES = ("/tmp", "/var/tmp", "/dev/shm")
-"""Used where the home directory cannot be written."""
+"""Used where the home directory cannot be written, or not be trusted."""
+PROGRAMS = "ringcomm-agent"
+"""The folder of the agent's programs, among the user's caches."""
+KEPT_PROGRAMS = 3
+"""The most programs in the cache: those used last. Every version of ringrun has another one."""
+DIGEST = re.compile(r"[0-9a-f]{32}")
+_PROGRAM = re.compile(r"[0-9a-f]{64}")
+_PACKAGE = re.compile(r"[0-9a-f]{32}|\.?[0-9a-f]{32}\.[0-9a-f]+|wheels-[\w.-]+")
+"""What this module and :mod:`ringrun.ship.wheels` make: packages, whole or not, and folders of wheels."""
 
 
 class NoPlace(OSError):
@@ -46,15 +52,59 @@ def digest(files: Iterable[Tuple[str, bytes]]) -> str:
     return whole.hexdigest()[:32]
 
 
+def _caches(environ: Mapping[str, str]) -> str:
+    caches = environ.get("XDG_CACHE_HOME", "")
+    return caches if os.path.isabs(caches) else os.path.join(os.path.expanduser("~"), ".cache")
+
+
 def places(environ: Mapping[str, str]) -> List[str]:
     """The directories that may hold packages, the preferred one first."""
-    home = os.path.expanduser("~")
-    caches = environ.get("XDG_CACHE_HOME", "")
-    chosen = [os.path.join(caches if os.path.isabs(caches) else os.path.join(home, ".cache"), "ringcomm")]
+    chosen = [os.path.join(_caches(environ), "ringcomm")]
     for folder in (environ.get("TMPDIR", ""), *SHARED_PLACES):
         if os.path.isabs(folder):
             chosen.append(os.path.join(folder, f"ringcomm-{os.getuid()}"))
     return chosen
+
+
+def in_first_place(environ: Mapping[str, str], fill: Callable[[str, int], str]) -> str:
+    """Use the first directory that can be trusted and written.
+
+    Args:
+        environ: this machine's environment.
+        fill: called with a directory and its descriptor; an OSError leads to the next directory.
+
+    Returns:
+        What ``fill`` has returned.
+
+    Raises:
+        NoPlace: there is none.
+    """
+    reasons = []
+    for place in places(environ):
+        try:
+            with folders.trusted_folder(place) as folder:
+                return fill(place, folder)
+        except OSError as problem:
+            reasons.append(f"{place}: {problem.strerror or problem}")
+    raise NoPlace("; ".join(reasons))
+
+
+def keep_program(program: bytes, environ: Mapping[str, str]) -> None:
+    """Keep the agent's program for the next start, if that is possible.
+
+    Args:
+        program: as it was received, or b"" if it came from the cache.
+        environ: this host's environment.
+    """
+    if not program:
+        return
+    try:
+        with folders.trusted_folder(os.path.join(_caches(environ), PROGRAMS)) as folder:
+            files.write_file(folder, hashlib.sha256(program).hexdigest(), program)
+            for name, _ in folders.owned_names(folder, _PROGRAM)[KEPT_PROGRAMS:]:
+                folders.remove(folder, name)
+    except OSError:
+        pass  # it is sent at every start
 
 
 def find(wanted: str, environ: Mapping[str, str]) -> Optional[str]:
@@ -67,14 +117,12 @@ def find(wanted: str, environ: Mapping[str, str]) -> Optional[str]:
         environ: this host's environment.
     """
     for place in places(environ):
-        path = os.path.join(place, wanted)
         try:
-            if not os.path.isdir(path) or why_untrusted(place):
-                continue
-            if digest(_files(path)) == wanted:
-                os.utime(path)
-                return path
-            _remove(path)
+            with folders.trusted_folder(place, make=False) as folder:
+                if _is_package(folder, wanted):
+                    os.utime(wanted, dir_fd=folder, follow_symlinks=False)
+                    return os.path.join(place, wanted)
+                _remove(folder, wanted)
         except OSError:
             continue  # not readable: the package is sent again, to another place if need be
     return None
@@ -117,20 +165,10 @@ def unpack(data: bytes, wanted: str, environ: Mapping[str, str]) -> str:
         NoPlace: no directory can hold it.
         ValueError: the data is not that package.
     """
-    files = unzipped(data)
-    if digest(files.items()) != wanted:
+    content = unzipped(data)
+    if not DIGEST.fullmatch(wanted) or digest(content.items()) != wanted:
         raise ValueError("its content is not what the launcher announced")
-    reasons = []
-    for place in places(environ):
-        try:
-            os.makedirs(place, mode=0o700, exist_ok=True)
-            why = why_untrusted(place)
-            if not why:
-                return _place(files, place, wanted)
-        except OSError as problem:
-            why = problem.strerror or str(problem)
-        reasons.append(f"{place}: {why}")
-    raise NoPlace("; ".join(reasons))
+    return in_first_place(environ, lambda place, folder: _place(content, place, folder, wanted))
 
 
 def unzipped(data: bytes) -> Dict[str, bytes]:
@@ -150,45 +188,58 @@ def unzipped(data: bytes) -> Dict[str, bytes]:
     return files
 
 
-def _place(files: Mapping[str, bytes], place: str, wanted: str) -> str:
+def _place(content: Mapping[str, bytes], place: str, folder: int, wanted: str) -> str:
     """Write the files under ``place``; the directory has its final name only when it is complete."""
-    _remove_unused(place)
-    final, mine = os.path.join(place, wanted), os.path.join(place, f".{wanted}.{os.getpid()}")
+    _remove_unused(folder)
+    mine = folders.new_folder(folder, f".{wanted}.")
     try:
-        for name, content in files.items():
-            path = os.path.join(mine, name)
-            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            with open(path, "wb") as file:
-                file.write(content)
-        os.rename(mine, final)
+        with folders.inner_folder(folder, mine) as inner:
+            for name, data in content.items():
+                with folders.inner_folder(inner, os.path.dirname(name)) as around:
+                    files.write_file(around, os.path.basename(name), data)
+        os.rename(mine, wanted, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError:
-        shutil.rmtree(mine, ignore_errors=True)
-        if not os.path.isdir(final) or digest(_files(final)) != wanted:  # else: another job was faster
+        folders.remove(folder, mine)
+        if not _is_package(folder, wanted):  # else: another job was faster
             raise
-    return final
+    return os.path.join(place, wanted)
 
 
-def _files(path: str) -> Iterator[Tuple[str, bytes]]:
-    """All files of a package but the bytecode that Python adds to it."""
-    for folder, names, files in os.walk(path):
-        if "__pycache__" in names:
-            names.remove("__pycache__")
-        for name in files:
-            whole = os.path.join(folder, name)
-            with open(whole, "rb") as file:
-                yield os.path.relpath(whole, path).replace(os.sep, "/"), file.read()
+def _is_package(folder: int, wanted: str) -> bool:
+    """Whether a directory is there and holds a package.
+
+    Raises:
+        OSError: it cannot be read, or another user could change it.
+    """
+    try:
+        with folders.inner_folder(folder, wanted, None) as inner:
+            return digest(_files(inner)) == wanted
+    except FileNotFoundError:
+        return False
 
 
-def _remove(path: str) -> None:
+def _files(folder: int, above: str = "") -> Iterator[Tuple[str, bytes]]:
+    """All files of a package but the bytecode that Python adds to it, which is looked at only."""
+    for name in os.listdir(folder):
+        facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if stat.S_ISDIR(facts.st_mode):
+            with folders.inner_folder(folder, name, None) as inner:
+                yield from _files(inner, f"{above}{name}/")
+        elif above.endswith("__pycache__/"):
+            files.check_code(name, facts)
+        else:
+            yield above + name, files.read_at(folder, name)
+
+
+def _remove(folder: int, name: str) -> None:
     """Remove a package that another process may be reading: first its name, then its content."""
-    gone = f"{path}.gone.{os.getpid()}"
-    os.rename(path, gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    gone = f"{name}.{os.urandom(8).hex()}"
+    os.rename(name, gone, src_dir_fd=folder, dst_dir_fd=folder)
+    folders.remove(folder, gone)
 
 
-def _remove_unused(place: str) -> None:
+def _remove_unused(folder: int) -> None:
     oldest = time.time() - UNUSED_S
-    for name in filter(_MADE_HERE.fullmatch, os.listdir(place)):
-        path = os.path.join(place, name)
-        if os.lstat(path).st_mtime < oldest:
-            shutil.rmtree(path, ignore_errors=True)
+    for name, facts in folders.owned_names(folder, _PACKAGE):
+        if facts.st_mtime < oldest:
+            folders.remove(folder, name)

@@ -6,14 +6,14 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import stat
 import tempfile
 from pathlib import Path
 from typing import Any, Container, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
-from ringcomm.files import own_folder, read_file, write_file
+from ringcomm.files import read_file, write_file
+from ringcomm.folders import inner_folder, new_folder, own_folder, owned_names, remove
 
 from ..plan.job import Job
 from .first_failure import Complaint, Exit
@@ -23,6 +23,7 @@ from .waiting import diagnose, different_lines
 PATTERN = "flight.*.json"
 _WRITTEN = re.compile(r"flight\.\d+\.json")
 PREFIX = "ringrun-flight-"
+_FOLDER = re.compile(rf"{PREFIX}\w+")
 KEPT_FOLDERS = 10
 """So many temporary folders of records stay, this job's included."""
 FILE_LIMIT_BYTES = 16 << 20
@@ -161,17 +162,12 @@ def keep_records(job: Job, contents: Mapping[int, Mapping[str, Any]]) -> Tuple[P
             problems.append(problem)
     for place in temporary_places():
         try:
-            folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+            with own_folder(place, None) as around:
+                folder = place / _new_folder(around, contents)
+                _remove_old(around)
         except OSError as problem:
             problems.append(problem)
             continue
-        try:
-            write_records(folder, contents)
-        except OSError as problem:
-            problems.append(problem)
-            shutil.rmtree(folder, ignore_errors=True)
-            continue
-        _remove_old(place)
         return folder, f"{wanted} cannot be written: {problems[0].strerror}" if wanted is not None else ""
     raise problems[0]
 
@@ -187,16 +183,24 @@ def temporary_places() -> List[Path]:
     return found
 
 
-def _remove_old(place: Path) -> None:
+def _new_folder(around: int, contents: Mapping[int, Mapping[str, Any]]) -> str:
+    """Make a folder with records in a temporary place; returns its name."""
+    name = new_folder(around, PREFIX)
+    try:
+        with inner_folder(around, name, None) as folder:
+            _write(folder, contents)
+    except OSError:
+        remove(around, name)
+        raise
+    return name
+
+
+def _remove_old(around: int) -> None:
     """Remove this user's temporary folders of records, except for the newest."""
-    found: List[Tuple[float, Path]] = []
-    for folder in place.glob(f"{PREFIX}*"):
+    rows = [row for row in owned_names(around, _FOLDER) if stat.S_ISDIR(row[1].st_mode)]
+    for name, _ in rows[KEPT_FOLDERS:]:
         with contextlib.suppress(OSError):  # another ringrun has just removed it
-            facts = folder.lstat()
-            if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid():
-                found.append((facts.st_mtime, folder))
-    for _, folder in sorted(found, reverse=True)[KEPT_FOLDERS:]:
-        shutil.rmtree(folder, ignore_errors=True)
+            remove(around, name)
 
 
 def write_records(folder: Path, contents: Mapping[int, Mapping[str, Any]]) -> None:
@@ -209,8 +213,12 @@ def write_records(folder: Path, contents: Mapping[int, Mapping[str, Any]]) -> No
         for name in os.listdir(opened):  # noqa: PTH208  by its descriptor
             if _WRITTEN.fullmatch(name):
                 os.unlink(name, dir_fd=opened)
-        for rank, content in contents.items():
-            write_file(opened, f"flight.{rank}.json", json.dumps(content).encode())
+        _write(opened, contents)
+
+
+def _write(folder: int, contents: Mapping[int, Mapping[str, Any]]) -> None:
+    for rank, content in contents.items():
+        write_file(folder, f"flight.{rank}.json", json.dumps(content).encode())
 
 
 def read_records(folder: Path) -> Tuple[Dict[int, Report], List[str]]:

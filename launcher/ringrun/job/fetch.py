@@ -12,12 +12,16 @@ from typing import Any, Dict, List, NamedTuple, Sequence
 from typing import Counter as Counts
 
 from ringcomm.errors import ProtocolError
-from ringcomm.files import PartialFile, inner_folder, own_folder
+from ringcomm.files import PartialFile, write_all
+from ringcomm.folders import inner_folder, own_folder
 
 from ..plan.job import Job
 
 MAX_HOST_BYTES = 100 * 10**9
 """The most bytes that are taken from one host."""
+MAX_HOST_FILES = 100_000
+MAX_PROBLEMS = 100
+"""Further ones are not reported."""
 MIN_FREE_BYTES = 1 << 30
 """So much of the file system is left free."""
 
@@ -74,7 +78,7 @@ class FetchedFiles:
             raise ProtocolError(f"a file {str(path)!r}, which this job does not fetch")
         if "error" in facts:
             self._abandon(host)
-            self._problems.append(f"{host}: {path} could not be read: {facts['error']}")
+            self._note(f"{host}: {path} could not be read: {facts['error']}")
             return
         if facts["offset"] and self._given_up.get(host) == path:
             return
@@ -84,7 +88,7 @@ class FetchedFiles:
             self._abandon(host)
             self._given_up[host] = path
             target = self._folder / _name(host) / path
-            self._problems.append(f"{target} could not be written: {problem.strerror}")
+            self._note(f"{target} could not be written: {problem.strerror}")
 
     def _write(self, host: str, path: PurePosixPath, offset: int, piece: bytes, last: bool) -> None:
         if not offset:
@@ -99,9 +103,7 @@ class FetchedFiles:
             raise OSError(0, f"{host} has sent {MAX_HOST_BYTES / 1e9:g} GB, and more is not taken")
         if facts.f_bavail * facts.f_frsize < MIN_FREE_BYTES + len(piece):
             raise OSError(0, f"less than {MIN_FREE_BYTES / 1e9:.1f} GB would be left of the file system")
-        left = memoryview(piece)
-        while left:
-            left = left[os.write(descriptor, left) :]
+        write_all(descriptor, piece)
         self._bytes[host] += len(piece)
         self._open[host] = current._replace(bytes=offset + len(piece))
         if last:
@@ -113,13 +115,17 @@ class FetchedFiles:
 
     def _begin(self, host: str, path: PurePosixPath) -> None:
         """Open a new file, in directories that no other user can replace."""
+        if self._files[host] >= MAX_HOST_FILES:
+            raise OSError(0, f"{host} has sent {MAX_HOST_FILES} files, and more are not taken")
         with ExitStack() as stack:
-            folder = stack.enter_context(own_folder(self._folder))
-            for name in (_name(host), *path.parts[:-1]):
-                folder = inner_folder(folder, name)
-                stack.callback(os.close, folder)
+            top = stack.enter_context(own_folder(self._folder))
+            folder = stack.enter_context(inner_folder(top, "/".join((_name(host), *path.parts[:-1])), 0o777))
             file = PartialFile(folder, path.name, 0o666)
             self._open[host] = _Open(path, file, 0, stack.pop_all())
+
+    def _note(self, problem: str) -> None:
+        if len(self._problems) < MAX_PROBLEMS:
+            self._problems.append(problem)
 
     def _abandon(self, host: str) -> None:
         """Remove what has come of a file that does not become complete."""
@@ -132,7 +138,7 @@ class FetchedFiles:
     def _close(self) -> None:
         """Remove incomplete files: nothing more will come."""
         for host in list(self._open):
-            self._problems.append(f"{host}: {self._open[host].path} did not arrive completely")
+            self._note(f"{host}: {self._open[host].path} did not arrive completely")
             self._abandon(host)
 
     def describe(self, job: Job) -> str:

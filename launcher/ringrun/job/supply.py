@@ -62,13 +62,10 @@ class Supply:
             facts: its agent's ``needs`` event.
         """
         version = str(facts["found"].get("version", "")).rpartition(".")[0]
-        lacks = facts["found"].get("lacks", NEEDED)
-        try:
-            target = Target.of(version, facts["machine"], facts["glibc"])
-            wanted = target, tuple(name for name in NEEDED if name in lacks)
-        except (ConfigError, TypeError) as problem:
-            self._problem(host, f"{host.name}: {problem}")
-            return
+        lacks = facts["found"].get("lacks")
+        lacks = lacks if isinstance(lacks, list) else NEEDED
+        target = Target(version, facts["machine"], facts["glibc"])
+        wanted = target, tuple(name for name in NEEDED if name in lacks)
         if wanted in self._waiting:
             self._waiting[wanted].append(host)
             return

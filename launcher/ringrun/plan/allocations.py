@@ -10,7 +10,7 @@ from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence, Tupl
 from ringcomm.errors import ConfigError
 
 from . import hostlist
-from .hosts import HostSpec, check_names, parse_hostfile
+from .hosts import HostSpec, check_host, parse_hostfile
 
 Read = Callable[[str, str], str]
 """Reads a file: what it is, for messages, and its path. Raises ConfigError."""
@@ -59,13 +59,14 @@ def find_allocation(environ: Mapping[str, str], read: Read, expand: Expand) -> O
         expand: expands a list of nodes.
 
     Raises:
-        ConfigError: a variable or a file of the scheduler cannot be understood, or a name is no host name.
+        ConfigError: a variable or a file of the scheduler cannot be understood, or names no valid host.
     """
     found = _slurm(environ, expand)
     for find in (_lsf, _sge, _oar, _pbs, _operator):
         found = find(environ, read) if found is None else found
     if found is not None:
-        check_names(found.hosts, found.title)
+        for host in found.hosts:
+            check_host(host, found.title)
     return found
 
 

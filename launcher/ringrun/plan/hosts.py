@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Dict, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, NoReturn, Optional, Tuple
 
 from ringcomm.errors import ConfigError
 
@@ -137,19 +137,20 @@ def parse_host(item: str, where: str) -> HostSpec:
     return HostSpec(name, user, None if slots is None else _slots(slots, f"{where}: {item!r}"))
 
 
-def check_names(hosts: Sequence[HostSpec], source: str) -> None:
-    """Check names that no parser of this module has made: they become words of command lines.
+def check_host(spec: HostSpec, where: str) -> None:
+    """Check the name of a host, and of the account, before either reaches a command line.
 
     Args:
-        hosts: from a scheduler.
-        source: which, for the message.
+        spec: the host, from wherever its name comes.
+        where: where it comes from, for the start of the error message.
 
     Raises:
-        ConfigError: one is neither a host name nor an address.
+        ConfigError: it is neither a host name nor an address, or the account is no user name.
     """
-    for spec in hosts:
-        if not _NAME.match(spec.name) and not _ADDRESS.match(spec.name):
-            raise ConfigError(f"{source}: {spec.name!r:.80} is not a host name. Give the hosts with -H.")
+    if not (_NAME.match(spec.name) or _ADDRESS.match(spec.name)):
+        _refuse(spec.name, where, f"{spec.name!r:.80} is neither a host name nor an address")
+    if spec.user is not None and not _USER.match(spec.user):
+        _refuse(spec.target, where, f"{spec.user!r} before the @ is not a user name")
 
 
 def _split_slots(rest: str, item: str, where: str) -> Tuple[str, Optional[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import zlib
 from functools import lru_cache
 from importlib.machinery import ModuleSpec
@@ -12,13 +13,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Tuple
 
+from ringcomm import files, folders
 from ringcomm.errors import ProtocolError
 
 from ..agent import (
     agent,
     binding,
     checks,
-    files,
     framing,
     job_folder,
     output,
@@ -62,11 +63,11 @@ def agent_source() -> bytes:
 def agent_program() -> bytes:
     """The agent's compressed program."""
     modules = (
-        processes, framing, output, checks, recorders, files, shipped, job_folder, preparation, binding,
-        terminal, threads, agent,
+        folders, files, processes, framing, output, checks, recorders, shipped, job_folder, preparation,
+        binding, terminal, threads, agent,
     )  # fmt: skip
     return compressed_program(
-        {item.__name__: Path(str(getattr(item, "SOURCE", item.__file__))) for item in modules}
+        {item.__name__: Path(str(item.__file__)) for item in modules}
     )
 
 
@@ -181,6 +182,8 @@ _FACTS: Dict[str, Dict[str, Tuple[type, ...]]] = {
     "exit": {"code": _MAYBE, "signal": _MAYBE, "sent": _NUMBER}, "started": {"pid": _NUMBER},
 }  # fmt: skip
 """The required fields of each kind of event."""
+_FORMS = {"machine": r"\w{1,32}", "glibc": r"(\d{1,2}\.\d{1,3})?", "version": r"\d{1,2}(\.\d{1,3}){1,2}"}
+"""The forms of facts that become paths and command lines: ``uname -m``, versions of C library and Python."""
 _LIMITS: Dict[str, Tuple[type, ...]] = {
     "threads": _NUMBER, "cores": (int, float), "ranks": _NUMBER, "kept": (dict,),
 }  # fmt: skip
@@ -210,6 +213,10 @@ def event_facts(data: bytes) -> Dict[str, Any]:
     _check_types(facts, {**given, **wanted})
     if "limits" in wanted:
         _check_types(facts["limits"], _LIMITS)
+    if facts["event"] == "needs":
+        for name, value in [("version", facts["found"].get("version", "3.8")), *facts.items()]:
+            if name in _FORMS and not re.fullmatch(_FORMS[name], str(value), re.ASCII):
+                raise ProtocolError(f"an event in which {name} is {value!r:.40}")
     return facts
 
 

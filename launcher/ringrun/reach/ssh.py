@@ -12,7 +12,7 @@ from typing import List, NamedTuple, Optional, Sequence
 
 from ringcomm.errors import ConfigError
 
-from ..plan.hosts import HostSpec
+from ..plan.hosts import HostSpec, check_host
 from ..plan.reaching import Failure
 from .base import CommandReach, last_lines, remote_command
 
@@ -63,7 +63,8 @@ class Ssh(CommandReach):
             words += ["-p", str(options.port)]
         if options.identity_file is not None:
             words += ["-i", options.identity_file]
-        # Other programs, such as dropbear's, do not take it; names cannot begin with a hyphen in any case.
+        check_host(spec, "ssh")
+        # Other programs, such as dropbear's, do not take it.
         end = ["--"] if words[0].rpartition("/")[2] == "ssh" else []
         return [*words, *end, spec.target, remote_command(python)]
 

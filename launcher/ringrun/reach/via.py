@@ -8,7 +8,7 @@ from typing import List, Optional, Sequence
 
 from ringcomm.errors import ConfigError
 
-from ..plan.hosts import HostSpec
+from ..plan.hosts import HostSpec, check_host
 from ..plan.reaching import Failure
 from .base import CommandReach, last_lines, remote_command
 from .protocol import BOOT
@@ -55,6 +55,7 @@ class Via(CommandReach):
 
     def argv(self, spec: HostSpec, python: str) -> List[str]:
         """The template's command line for a host; see :class:`.plan.reaching.Reach`."""
+        check_host(spec, self._words[0])  # a template may pass it to a shell
         words = [word.replace("{host}", spec.target) for word in self._words]
         if self._has_command:
             return [word.replace("{command}", remote_command(python)) for word in words]

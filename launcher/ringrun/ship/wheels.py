@@ -1,9 +1,10 @@
 """The wheels of the packages that ringcomm needs, for hosts that lack them (``--provision``).
 
 They are downloaded on this machine by pip, for the interpreter, the processor and the C library of the host,
-and kept for the next job. A wheel is a zip file whose extension modules find their own libraries by relative
-paths, so the host only has to unpack it into a directory on the module path: it needs neither pip nor a
-virtual environment.
+and kept for the next job, in a folder in which no other user can change anything
+(:func:`ringcomm.folders.trusted_folder`), with their digests, which are checked at every use. A wheel is a
+zip file whose extension modules find their own libraries by relative paths, so the host only has to unpack it
+into a directory on the module path: it needs neither pip nor a virtual environment.
 """
 
 from __future__ import annotations
@@ -15,24 +16,21 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import zipfile
-from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
-from ringcomm.files import NotPrivateError, own_folder, read_private, why_untrusted, write_file
+from ringcomm.files import open_at, read_at, write_file
+from ringcomm.folders import inner_folder, new_folder, owned_names, remove
 
-from ..agent.shipped import places
+from ..agent.shipped import NoPlace, in_first_place
 from .package import Package
 
 NEEDED = ("numpy", "psutil")
 DOWNLOAD_LIMIT_S = 120.0
-DIGESTS = "digests.json"
-"""The SHA-256 of each wheel, by name. A wheel with another content is downloaded anew."""
-MAX_WHEEL_BYTES = 1 << 30
-_VERSION, _MACHINE, _GLIBC = r"3\.\d{1,2}", r"[a-z0-9_]{1,20}", r"(\d\.\d{1,3})?"
 _OLDEST_GLIBC = 5
+_DIGESTS = "digests.json"
+_WHEEL = re.compile(r"[\w.+!-]+\.whl")
 
 
 class Target(NamedTuple):
@@ -48,19 +46,6 @@ class Target(NamedTuple):
     machine: str
     glibc: str
 
-    @classmethod
-    def of(cls, version: Any, machine: Any, glibc: Any) -> Target:
-        """The interpreter that a host reports: these become parts of paths and of command lines.
-
-        Raises:
-            ConfigError: one of them is not what it should be.
-        """
-        given = {"Python": version, "processor": machine, "C library": glibc}
-        for (what, value), pattern in zip(given.items(), (_VERSION, _MACHINE, _GLIBC)):
-            if not isinstance(value, str) or not re.fullmatch(pattern, value):
-                raise ConfigError(f"--provision: it reports an invalid version of its {what}: {value!r:.80}.")
-        return cls(version, machine, glibc)
-
 
 def platform_tags(target: Target) -> List[str]:
     """The platform tags of the wheels that a host can use, the newest first (PEP 600). Pure.
@@ -69,7 +54,7 @@ def platform_tags(target: Target) -> List[str]:
         ConfigError: the host's C library is not glibc 2.
     """
     major, _, minor = target.glibc.partition(".")
-    if major != "2" or not minor.isdigit():
+    if major != "2" or not re.fullmatch("[0-9]{1,3}", minor):
         raise ConfigError(
             f"--provision: the C library of that host is {target.glibc or 'not glibc'}; there are wheels for "
             "glibc only. Install numpy and psutil there with the system's package manager."
@@ -89,77 +74,89 @@ def download_argv(target: Target, folder: str, names: Sequence[str]) -> List[str
 
 
 def fetch_wheels(
-    target: Target, cache: Optional[Path] = None, names: Sequence[str] = NEEDED
+    target: Target, environ: Optional[Mapping[str, str]] = None, names: Sequence[str] = NEEDED
 ) -> Tuple[Package, List[str]]:
     """Download wheels, or take those of an earlier job, and make one package of them.
 
     Args:
         target: the host's interpreter.
-        cache: where wheels are kept; None for this user's cache directory.
+        environ: names the user's cache directory; None for this process's environment.
         names: the packages.
 
     Returns:
         The package, and a line for each wheel that was downloaded now, with its name and its SHA-256.
 
     Raises:
-        ConfigError: pip is not usable, or found no wheels for that host.
+        ConfigError: pip is not usable, or found no wheels for that host, or no directory can hold them.
     """
-    cache = trusted_cache(os.environ) if cache is None else cache
-    kept = cache / f"wheels-cp{target.version}-{target.machine}-glibc{target.glibc}"
-    known = _kept_wheels(kept)
-    wheels = _of(names, known)
+    wheels: Dict[str, bytes] = {}
     lines: List[str] = []
-    if not all(_of([name], wheels) for name in names):
-        kept.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".new-", dir=kept) as folder, own_folder(kept) as place:
-            _download(target, folder, names)
-            wheels = {wheel.name: wheel.read_bytes() for wheel in Path(folder).glob("*.whl")}
-            for name, data in wheels.items():
-                write_file(place, name, data)
-            known.update(wheels)
-            digests = {name: hashlib.sha256(data).hexdigest() for name, data in known.items()}
-            write_file(place, DIGESTS, json.dumps(digests).encode())
-        lines = [f"{name} (sha256 {digests[name]})" for name in sorted(wheels)]
+
+    def fill(place: str, folder: int) -> str:
+        name = f"wheels-cp{target.version}-{target.machine}-glibc{target.glibc}"
+        with inner_folder(folder, name) as kept:
+            known = _kept(kept)
+            wheels.update(_of(names, known))
+            if not all(_of([each], wheels) for each in names):
+                wheels.update(_downloaded(target, kept, os.path.join(place, name), names))  # noqa: PTH118
+                digests = _keep(kept, {**known, **wheels})
+                lines.extend(f"{wheel} (sha256 {digests[wheel]})" for wheel in sorted(wheels))
+        return name
+
+    try:
+        in_first_place(os.environ if environ is None else environ, fill)
+    except NoPlace as problem:
+        raise ConfigError(f"--provision: no directory can hold the wheels: {problem}.") from None
     return _package(wheels), lines
 
 
 def _of(names: Sequence[str], wheels: Mapping[str, bytes]) -> Dict[str, bytes]:
     """The wheels of some packages."""
-    return {
-        wheel: data for wheel, data in wheels.items() if wheel.startswith(tuple(f"{name}-" for name in names))
-    }
+    starts = tuple(f"{name}-" for name in names)
+    return {wheel: data for wheel, data in wheels.items() if wheel.startswith(starts)}
 
 
-def trusted_cache(environ: Mapping[str, str]) -> Path:
-    """The first directory for packages that no other user can write or replace; it is made.
-
-    Raises:
-        ConfigError: there is none; the text says why, for each that was tried.
-    """
-    reasons = []
-    for place in map(Path, places(environ)):
-        try:
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            why = why_untrusted(place)
-        except OSError as problem:
-            why = problem.strerror or str(problem)
-        if not why:
-            return place
-        reasons.append(f"{place}: {why}")
-    raise ConfigError(f"--provision: no directory can hold wheels safely ({'; '.join(reasons)}).")
-
-
-def _kept_wheels(kept: Path) -> Dict[str, bytes]:
-    """The contents of the wheels of earlier jobs that are as they were, by name."""
+def _kept(folder: int) -> Dict[str, bytes]:
+    """The wheels of earlier jobs by their names; none of them if one is not as it was downloaded."""
     wheels: Dict[str, bytes] = {}
     try:
-        for name, digest in json.loads(read_private(kept / DIGESTS, 1 << 16)).items():
-            data = read_private(kept / Path(name).name, MAX_WHEEL_BYTES, follow=False)
-            if hashlib.sha256(data).hexdigest() == digest:
-                wheels[name] = data
-    except (OSError, NotPrivateError, ValueError, AttributeError, TypeError):
-        return {}  # they are downloaded anew
+        for name, digest in json.loads(read_at(folder, _DIGESTS)).items():
+            wheels[name] = read_at(folder, name) if _WHEEL.fullmatch(name) else b""
+            if hashlib.sha256(wheels[name]).hexdigest() != digest:
+                return {}
+    except (OSError, ValueError, AttributeError):
+        return {}  # downloaded again
     return wheels
+
+
+def _keep(folder: int, wheels: Mapping[str, bytes]) -> Dict[str, str]:
+    """Write wheels for later jobs, with their digests, which are returned by the wheels' names."""
+    for name, data in wheels.items():
+        write_file(folder, name, data)
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in wheels.items()}
+    write_file(folder, _DIGESTS, json.dumps(digests).encode())
+    return digests
+
+
+def _downloaded(target: Target, kept: int, path: str, names: Sequence[str]) -> Dict[str, bytes]:
+    """Download wheels.
+
+    Args:
+        target, names: see :func:`fetch_wheels`.
+        kept: descriptor of the folder in which a directory is made for them.
+        path: of that folder, for pip.
+    """
+    fresh = new_folder(kept, ".new-")
+    try:
+        _download(target, os.path.join(path, fresh), names)  # noqa: PTH118
+        wheels: Dict[str, bytes] = {}
+        with inner_folder(kept, fresh, None) as folder:
+            for name in sorted(name for name, _ in owned_names(folder, _WHEEL)):
+                with open(open_at(folder, name), "rb") as file:  # pip made it with the user's umask
+                    wheels[name] = file.read()
+        return wheels
+    finally:
+        remove(kept, fresh)
 
 
 def _download(target: Target, folder: str, names: Sequence[str]) -> None:

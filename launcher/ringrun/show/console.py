@@ -15,7 +15,8 @@ from typing import Callable, Collection, Deque, Dict, Mapping, Optional, Sequenc
 
 from ringcomm.clock import Deadline
 from ringcomm.errors import ConfigError
-from ringcomm.files import new_file, open_named, own_folder
+from ringcomm.files import new_file, open_named, write_all
+from ringcomm.folders import own_folder
 
 from .output import cut_to_width, uses_colour
 
@@ -305,7 +306,7 @@ class OutputFiles:
         file = self._files.get((rank, stream))
         if file is not None:
             try:
-                os.write(file[1], data)
+                write_all(file[1], data)
             except OSError as problem:
                 self.problem = f"{file[0]}: {problem.strerror}; further output is not written to it."
                 os.close(file[1])

@@ -25,7 +25,7 @@ import dataclasses
 import itertools
 import json
 import logging
-import tempfile
+import shlex
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +39,7 @@ from ...config import Membership, Settings
 from ...data_service.service import ComputeClient
 from ...endpoints import format_endpoint
 from ...errors import ConfigError, NotOfferedError, StartTimeoutError
-from ...files import NotPrivateError, read_private
+from ...files import Exposed, read_private, write_private
 from ..movement import barrier
 from . import servers
 
@@ -49,7 +49,7 @@ logger = logging.getLogger("ringcomm.tensorflow")
 
 SIDES = ("compute", "training")
 _POLL_INTERVAL_S = 0.2
-_MOST_BYTES = 1 << 20
+_LIMIT_BYTES = 1 << 20
 _shared_jobs = itertools.count()
 
 
@@ -144,16 +144,7 @@ class TfDataServiceConfig:
         Raises:
             OSError: the file cannot be written.
         """
-        path = Path(filename)
-        # mkstemp creates the file with mode 0600, so the key is never readable for other users.
-        descriptor, partial = tempfile.mkstemp(dir=str(path.parent), prefix=path.name)
-        try:
-            with open(descriptor, "w", encoding="utf-8") as file:
-                json.dump(self.to_dict(), file)
-            Path(partial).replace(path)
-        except BaseException:
-            Path(partial).unlink()
-            raise
+        write_private(filename, json.dumps(self.to_dict()).encode())
 
     @staticmethod
     def read(
@@ -170,9 +161,9 @@ class TfDataServiceConfig:
             the configuration.
 
         Raises:
-            ConfigError: the file is not a data service configuration, or other users may read or write it.
+            ConfigError: the file is not a data service configuration, or other users can read it.
             StartTimeoutError: the file did not exist within ``timeout``.
-            OSError: the file cannot be read.
+            OSError: the file cannot be read, or belongs to another user.
         """
         path, deadline, remind = Path(filename), Deadline(timeout), Deadline(10.0)
         while wait_for_file_creation and not path.exists():
@@ -187,14 +178,14 @@ class TfDataServiceConfig:
                 remind.restart()
             time.sleep(_POLL_INTERVAL_S)
         try:
-            found = json.loads(read_private(path, _MOST_BYTES).decode("utf-8"))
+            found = json.loads(read_private(filename, _LIMIT_BYTES))
+        except Exposed as problem:
+            raise ConfigError(
+                f"{filename} is refused: {problem.strerror}, so other users may have the key in it. Run "
+                f"chmod 600 {shlex.quote(filename)}; if there are others, start the compute job again."
+            ) from None
         except (ValueError, RecursionError) as problem:
             raise ConfigError(f"{filename} is not JSON: {problem}.") from None
-        except NotPrivateError as problem:
-            raise ConfigError(
-                f"{filename} is refused: {problem}. It holds the key and the addresses of the compute job: "
-                "only a file of your own, or of root, that no other user can read is taken (chmod 600)."
-            ) from None
         if not isinstance(found, dict):
             raise ConfigError(f"{filename} is not a data service configuration: it is not a JSON object.")
         return TfDataServiceConfig.from_dict(found)

@@ -10,7 +10,6 @@ import argparse
 import hashlib
 import hmac
 import secrets
-from pathlib import Path
 from typing import Optional, Sequence
 
 from ..._adapter.common import init, rank, size
@@ -19,6 +18,7 @@ from ...api import context
 from ...config import Membership
 from ...data_service.service import ComputeService
 from ...errors import ConfigError
+from ...files import remove_file
 from .compute_service import SIDES, TfDataServiceConfig, compute_worker_fn
 
 
@@ -64,7 +64,7 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) 
         if service is not None:
             service.shutdown()
         if written:
-            Path(configfile).unlink(missing_ok=True)
+            remove_file(configfile)
 
 
 def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:

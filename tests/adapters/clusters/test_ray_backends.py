@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any, Callable, List
 
@@ -71,5 +72,19 @@ def test_every_start_of_a_process_group_has_a_key_of_its_own(
             keys.append(read_key(None, "", environment.variables(None)["RINGCOMM_KEY"]))
     finally:
         environment.assign({})
+    assert "RINGCOMM_KEY" not in os.environ
     assert started == ["ringcomm"] * 2 and keys[0][0] != keys[1][0]
     assert [("BEGIN CERTIFICATE" in certificate) for _, certificate in keys] == [encrypt] * 2
+
+
+def test_a_worker_that_ray_uses_again_has_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ringcomm.ray import TorchConfig
+
+    config = TorchConfig()
+    backend = config.backend_cls()
+    for name in ("on_start", "on_shutdown"):
+        monkeypatch.setattr(type(backend).__mro__[1], name, lambda self, group, config: None)
+    backend.on_start(Group(), config)
+    assert environment.variables(None)["RINGCOMM_KEY"]
+    backend.on_shutdown(Group(), config)
+    assert "RINGCOMM_KEY" not in environment.variables(None)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from ringcomm.other_launchers import Launched
 from ringcomm.rendezvous.launched import FileNotice
 
 NOW = Deadline(0.0)
+OTHER_USER = 12345
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
 
 def notice(folder: Path, turn: int = 0, job: str = "slurm 7.0", rank: int = 1) -> FileNotice:
@@ -28,17 +31,30 @@ def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
 def test_what_others_can_read_is_refused(tmp_path: Path) -> None:
     notice(tmp_path, rank=0).publish("text", NOW)
     next(tmp_path.iterdir()).chmod(0o640)
-    with pytest.raises(ConfigError, match="has mode 0640.*RINGCOMM_SHARED_DIR"):
+    with pytest.raises(ConfigError, match="its mode is 0640.*RINGCOMM_SHARED_DIR"):
         notice(tmp_path).read(NOW)
 
 
-def test_a_link_to_another_file_is_not_followed(tmp_path: Path) -> None:
+@as_root
+def test_what_another_user_has_put_there_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     notice(tmp_path, rank=0).publish("text", NOW)
     path = next(tmp_path.iterdir())
     path.rename(tmp_path / "other")
     path.symlink_to(tmp_path / "other")
-    with pytest.raises(StartTimeoutError):
+    os.chown(path, OTHER_USER, OTHER_USER, follow_symlinks=False)
+    with pytest.raises(ConfigError, match="belongs to another user"):
         notice(tmp_path).read(NOW)
+    path.unlink()
+    os.mkfifo(path, 0o600)
+    with pytest.raises(ConfigError, match="not a regular file"):
+        notice(tmp_path).read(NOW)
+    path.unlink()
+    (tmp_path / "other").rename(path)
+    for mode in (0o600, 0o644, 0o666):
+        path.chmod(mode)
+        os.chown(path, OTHER_USER, OTHER_USER)
+        with pytest.raises(ConfigError, match="belongs to another user"):
+            notice(tmp_path).read(NOW)
 
 
 def test_a_file_of_an_earlier_start_is_replaced(tmp_path: Path) -> None:

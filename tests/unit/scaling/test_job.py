@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
@@ -170,3 +171,13 @@ def test_a_program_that_ends_too_early_is_told_why(steps, words):
         made.close()
         assert [topic for topic, text in job.shown if words in text] == ["no prediction"] * (rank == 0)
         assert job.exchanged == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_the_figure_follows_no_link_of_another_user(tmp_path):
+    precious, figure = tmp_path / "precious", tmp_path / "figure.svg"
+    precious.write_text("keep")
+    figure.symlink_to(precious)
+    os.chown(figure, 12345, 12345, follow_symlinks=False)
+    assert "belongs to another user" in module._draw(SimpleNamespace(svg=lambda: "<svg/>"), str(figure))
+    assert precious.read_text() == "keep"

@@ -85,10 +85,63 @@ def test_a_directory_that_others_can_write_is_not_used(
     (tmp_path / "temporary").rename(tmp_path / "elsewhere")
     (tmp_path / "temporary").symlink_to(tmp_path / "elsewhere")  # a link in the given path is the user's own
     assert shipped.find(package.digest, environ) == path
-    (tmp_path / "elsewhere" / f"ringcomm-{os.getuid()}").rename(tmp_path / "real")
-    (tmp_path / "elsewhere" / f"ringcomm-{os.getuid()}").symlink_to(tmp_path / "real")
-    with pytest.raises(shipped.NoPlace, match=r"cache/ringcomm: other users may write it; .*not a directory"):
+    (tmp_path / "elsewhere").chmod(0o777)  # not sticky: other users could exchange what is in it
+    with pytest.raises(shipped.NoPlace, match=r"cache/ringcomm: other users may .*elsewhere above it: other"):
         shipped.unpack(package.archive, package.digest, environ)
+
+
+@pytest.mark.parametrize("above", ["home", "cache"])
+def test_a_package_below_a_folder_that_a_group_writes_is_not_used(
+    package: Package, environ: Dict[str, str], tmp_path: Path, above: str
+) -> None:
+    """Another user could exchange it between the check and the start of the ranks."""
+    home = tmp_path / "home"
+    environ["XDG_CACHE_HOME"] = str(home / "cache")
+    inside = shipped.unpack(package.archive, package.digest, environ)
+    assert inside.startswith(str(home))
+    (home if above == "home" else home / "cache").chmod(0o770)
+    assert shipped.find(package.digest, environ) is None
+    assert shipped.unpack(package.archive, package.digest, environ).startswith(f"{tmp_path}/temporary/")
+
+
+def test_bytecode_of_another_user_is_not_used(package: Package, environ: Dict[str, str]) -> None:
+    path = Path(shipped.unpack(package.archive, package.digest, environ))
+    (path / "a" / "__pycache__").mkdir()
+    bytecode = path / "a" / "__pycache__" / "b.cpython-311.pyc"
+    bytecode.write_bytes(b"")
+    bytecode.chmod(0o666)
+    assert shipped.find(package.digest, environ) is None
+
+
+def test_only_names_that_ringcomm_makes_are_removed(
+    package: Package, environ: Dict[str, str], tmp_path: Path
+) -> None:
+    precious = tmp_path / "cache" / "ringcomm" / "thesis"
+    precious.mkdir(parents=True)
+    (precious / "chapter").write_text("keep")
+    os.utime(precious, (0, 0))
+    shipped.unpack(package.archive, package.digest, environ)
+    assert (precious / "chapter").read_text() == "keep"
+
+
+def test_the_agents_program_is_kept_and_nothing_else_is_removed(tmp_path: Path) -> None:
+    environ = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    folder = tmp_path / "cache" / "ringcomm-agent"
+    shipped.keep_program(b"", environ)
+    assert not folder.exists()
+    for number in range(5):
+        shipped.keep_program(b"program %d" % number, environ)
+    (folder / "thesis").touch()
+    shipped.keep_program(b"last", environ)
+    assert len(list(folder.iterdir())) == shipped.KEPT_PROGRAMS + 1 and (folder / "thesis").exists()
+    documents = tmp_path / "documents"
+    documents.mkdir()
+    (documents / "a").write_text("keep")
+    folder.rename(tmp_path / "before")
+    folder.symlink_to(documents)
+    (tmp_path / "cache").chmod(0o777)  # another user has put the link there
+    shipped.keep_program(b"other", environ)
+    assert [path.name for path in documents.iterdir()] == ["a"]
 
 
 def test_packages_without_use_are_removed(package: Package, environ: Dict[str, str]) -> None:
@@ -170,32 +223,3 @@ def test_where_there_is_no_room_the_next_directory_is_taken(
     with pytest.raises(shipped.NoPlace) as caught:
         shipped.unpack(package.archive, package.digest, environ)
     assert "cache/ringcomm: Not a directory; " in str(caught.value)
-
-
-@pytest.mark.parametrize("above", [False, True])
-def test_a_place_that_others_can_replace_is_not_used(
-    above: bool, package: Package, environ: Dict[str, str], tmp_path: Path
-) -> None:
-    """The next one is; what is in a place that became open is not used any more."""
-    first = Path(shipped.unpack(package.archive, package.digest, environ))
-    (tmp_path / "cache" if above else first.parent).chmod(0o777)
-    assert shipped.find(package.digest, environ) is None
-    second = Path(shipped.unpack(package.archive, package.digest, environ))
-    assert second.parent.parent == tmp_path / "temporary"
-    (tmp_path / "cache" if above else first.parent).chmod(0o1777)
-    found = shipped.find(package.digest, environ)
-    assert found == str(first if above else second), "the sticky bit keeps others from replacing it"
-
-
-def test_only_names_of_packages_are_removed(
-    package: Package, environ: Dict[str, str], tmp_path: Path
-) -> None:
-    place = tmp_path / "cache" / "ringcomm"
-    place.mkdir(parents=True, mode=0o700)
-    kept = ["letter", "0123", "jobs", f"{package.digest}.txt"]
-    old = [f"{1:032x}", f".{2:032x}.77", f"{3:032x}.gone.5", "wheels-cp3.8-aarch64-glibc2.31"]
-    for name in (*kept, *old):
-        (place / name).mkdir()
-        os.utime(place / name, (0, 0))
-    shipped.unpack(package.archive, package.digest, environ)
-    assert sorted(path.name for path in place.iterdir()) == sorted([*kept, package.digest])

@@ -199,15 +199,16 @@ def test_where_there_is_no_room_the_next_place_is_taken(
     job = prepare(Options(np=2), ["true"])
     places.insert(0, places[0] / "none")
     assert keep_records(job, {0: {}})[0].parent == places[1]
-    write = records_module.write_records
+    write = records_module._write
 
-    def write_where_there_is_room(folder: Path, contents: Mapping[int, Mapping[str, Any]]) -> None:
-        if folder.parent == places[1]:
-            (folder / "flight.0.json").write_text("{")
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+    def write_where_there_is_room(folder: int, contents: Mapping[int, Mapping[str, Any]]) -> None:
+        path = Path(f"/proc/self/fd/{folder}").resolve()
+        if path.parent == places[1]:
+            (path / "flight.0.json").write_text("{")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         write(folder, contents)
 
-    monkeypatch.setattr(records_module, "write_records", write_where_there_is_room)
+    monkeypatch.setattr(records_module, "_write", write_where_there_is_room)
     before = set(places[1].iterdir())
     assert keep_records(job, {0: {}})[0].parent == places[2]
     assert set(places[1].iterdir()) == before

@@ -90,24 +90,6 @@ def test_what_cannot_be_understood_is_named(environ: Dict[str, str], words: List
     assert all(word in str(caught.value) for word in words)
 
 
-NAMES = ["-oProxyCommand=touch${IFS}x", "$(touch x)", "a;b", "a b", "a\x1b[2J", "a/b"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    "environ",
-    [
-        {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "{}"}, {"LSB_JOBID": "7", "LSB_DJOB_HOSTFILE": "/f"},
-        {"JOB_ID": "7", "PE_HOSTFILE": "/sge"}, {"OAR_JOB_ID": "7", "OAR_NODEFILE": "/f"},
-        {"PBS_JOBID": "7", "PBS_NODEFILE": "/f"}, {"HYDRA_HOST_FILE": "/f"},
-    ],
-)  # fmt: skip
-def test_a_name_that_would_be_an_option_or_code_is_refused(environ: Dict[str, str], name: str) -> None:
-    values = {key: value.replace("{}", name) for key, value in environ.items()}
-    with pytest.raises(ConfigError, match="is not|is no"):
-        found(values, {"/f": f"{name}\n", "/sge": f"{name} 4 all.q UNDEFINED\n"})
-
-
 @pytest.mark.parametrize(
     ("environ", "launcher"),
     [
@@ -125,3 +107,29 @@ def test_a_launcher_that_starts_ringrun_many_times(environ: Dict[str, str], laun
         return
     with pytest.raises(ConfigError, match=f"without {launcher}"):
         refuse_many_launchers(environ)
+
+
+@pytest.mark.parametrize("name", ["-oProxyCommand=x", "$(id)", "a;b", "`id`", "a b'", "../x", "a\x1b[2J", ""])
+@pytest.mark.parametrize("scheduler", ["slurm", "lsf", "lsf file", "sge", "oar", "pbs"])
+def test_a_name_that_is_no_host_name_is_refused(scheduler: str, name: str) -> None:
+    """It would reach the command line of ssh, or a shell in a template of --via."""
+    files = {"/f": f"good\n{name}\n", "/sge": f"good 1 q\n{name.replace(' ', '')} 1 q\n"}
+    environ = {
+        "slurm": {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": f"good,{name}"},
+        "lsf": {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": f"good 1 {name.replace(' ', '')} 1"},
+        "lsf file": {"LSB_JOBID": "7", "LSB_DJOB_HOSTFILE": "/f"},
+        "sge": {"JOB_ID": "7", "PE_HOSTFILE": "/sge"},
+        "oar": {"OAR_JOB_ID": "7", "OAR_NODEFILE": "/f"},
+        "pbs": {"PBS_JOBID": "7", "PBS_NODEFILE": "/f"},
+    }[scheduler]
+    if not name and scheduler in ("lsf file", "oar", "pbs"):
+        return  # an empty line
+    with pytest.raises(ConfigError) as caught:
+        found(environ, files)
+    assert str(caught.value).isprintable()
+
+
+def test_addresses_of_a_scheduler_are_valid_hosts() -> None:
+    allocation = found({"PBS_JOBID": "7", "PBS_NODEFILE": "/f"}, {"/f": "fd00::7\n10.0.0.7\nn_1.x\n"})
+    assert allocation is not None
+    assert [host.name for host in allocation.hosts] == ["fd00::7", "10.0.0.7", "n_1.x"]

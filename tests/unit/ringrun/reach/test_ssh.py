@@ -12,6 +12,7 @@ from ringrun.reach.base import RETRIES, quoted_path, remote_command, retry_delay
 from ringrun.reach.local import ThisMachine
 from ringrun.reach.protocol import BOOT
 from ringrun.reach.ssh import Ssh, SshOptions, login_line
+from ringrun.reach.via import Via
 
 SSH = Ssh(SshOptions("ssh -F 'my config'", 2222, "key file"))
 ARGV = SSH.argv(HostSpec("jetson1", "me"), "/v/bin/python")
@@ -29,6 +30,13 @@ def test_argv() -> None:
 
 def test_an_ipv6_address_goes_without_brackets() -> None:
     assert Ssh(SshOptions()).argv(HostSpec("fd00::2", "me"), "python3")[-2] == "me@fd00::2"
+
+
+@pytest.mark.parametrize("spec", [HostSpec("-oProxyCommand=id"), HostSpec("a", "-l"), HostSpec("$(id)")])
+def test_a_name_that_is_an_option_or_a_command_reaches_no_command_line(spec: HostSpec) -> None:
+    for reach in (SSH, Via("sh -c 'ssh {host}' {command}")):
+        with pytest.raises(ConfigError, match="is not a host"):
+            reach.argv(spec, "python3")
 
 
 def test_the_login_as_one_would_type_it() -> None:
