@@ -197,6 +197,7 @@ stage_tensorflow() {
     else
         tests .venv-test-tf tf -n 2 --dist loadgroup tests/adapters/tensorflow tests/adapters/keras tests/hosts/test_keras.py
         tests .venv-test-tf horovod tests/proc/test_ringrun_horovod.py -k the_adapters_of_this_version
+        tests .venv-test-tf prepared tests/contract/test_prepared_files.py -k 'data and service'
     fi
 }
 
