@@ -95,17 +95,43 @@ try:
     HostDiscoveryScript("exit 3").find_available_hosts_and_slots()
 except RuntimeError as problem:
     assert "exit code 3" in str(problem)
+class Listed(HostDiscoveryScript):
+    def _execute_discovery_script(self):
+        return "c:4\\n"
+
+
+assert Listed("no such script").find_available_hosts_and_slots() == {"c": 4}
 assert FixedHosts({"a": 1}).find_available_hosts_and_slots() == {"a": 1}
 assert hosts.parse_hosts_and_slots("a:2,b:3") == (["a", "b"], {"a": 2, "b": 3})
 places = hosts.get_host_assignments(hosts.parse_hosts("a:2,b:3"), 2, 4)
 rows = "0,4,0,2,0,2 1,4,1,2,0,2 2,4,0,2,1,2 3,4,1,2,1,2".split()
 assert [place.to_response_string() for place in places] == rows
-assert len(secret.make_secret_key()) == 32 and host_hash() == host_hash() != host_hash("x")
+assert len(secret.make_secret_key()) == 32 and host_hash("") == host_hash() != host_hash("x")
 assert "127.0.0.1" in network.get_local_host_addresses()
 assert timeout.Timeout(60, "waiting for {activity}").check_time_out_for("x") is None
 assert horovod.run(work, (10,), num_proc=3, min_num_proc=2, slots=1, hosts="localhost:2,127.0.0.1:1") == [
     (0, [3.0, 3.0], "1", "localhost"), (10, [3.0, 3.0], "1", "localhost")
 ]
+
+
+def fail():
+    import horovod.torch as hvd
+
+    hvd.init()
+    if hvd.rank() == 1:
+        raise ValueError("a bug on rank 1")
+    hvd.barrier()
+
+
+try:
+    horovod.run(fail, np=2)
+except RuntimeError as problem:
+    text = str(problem)
+    assert text.startswith("Horovod detected that one or more processes exited with non-zero status, "), text
+    assert "Process name: 1\\n" in text and "a bug on rank 1" in text, text
+    assert type(problem.__cause__).__name__ == "RemoteError"
+else:
+    raise SystemExit("it did not fail")
 print("fine")
 """
 

@@ -73,7 +73,10 @@ def run(
     Raises:
         ValueError: two arguments exclude each other.
         NotImplementedError: an argument belongs to MPI.
+        RuntimeError: a rank failed, or the job did not start; the text begins as Horovod's does, and
+            ``__cause__`` is the :class:`ringcomm.RemoteError`.
     """
+    from ringcomm.errors import RemoteError
     from ringrun.function import run_function
 
     if hosts is not None and hostfile is not None:
@@ -89,14 +92,27 @@ def run(
             warnings.warn(f"{old} is deprecated, use {name} instead", DeprecationWarning, stacklevel=2)
     fewest = min_num_proc if min_np is None else min_np
     interfaces = network_interfaces or network_interface
-    results = run_function(
-        func, args, kwargs, np=num_proc if np is None else np, hosts=hosts, hostfile=hostfile,
-        start_timeout_s=start_timeout, ssh_port=ssh_port, ssh_identity_file=ssh_identity_file,
-        output_dir=output_filename, verbose=bool(verbose), python=executable,
-        iface=",".join(interfaces) if isinstance(interfaces, (list, tuple, set)) else interfaces,
-        min_np=fewest, max_np=max_num_proc if max_np is None else max_np, slots_per_host=slots,
-        host_discovery_script=host_discovery_script, reset_limit=reset_limit,
-        blacklist_cooldown_range=cooldown_range, horovod=True,
-    )  # fmt: skip
+    try:
+        results = run_function(
+            func, args, kwargs, np=num_proc if np is None else np, hosts=hosts, hostfile=hostfile,
+            start_timeout_s=start_timeout, ssh_port=ssh_port, ssh_identity_file=ssh_identity_file,
+            output_dir=output_filename, verbose=bool(verbose), python=executable,
+            iface=",".join(interfaces) if isinstance(interfaces, (list, tuple, set)) else interfaces,
+            min_np=fewest, max_np=max_num_proc if max_np is None else max_np, slots_per_host=slots,
+            host_discovery_script=host_discovery_script, reset_limit=reset_limit,
+            blacklist_cooldown_range=cooldown_range, horovod=True,
+        )  # fmt: skip
+    except RemoteError as problem:
+        raise RuntimeError(f"{_failed(problem.rank)}{problem}") from problem
     is_elastic = fewest is not None or host_discovery_script is not None
     return results[: fewest or num_proc] if is_elastic else results
+
+
+def _failed(rank: Optional[int]) -> str:
+    """How Horovod's text on a failed rank begins: programs look for it."""
+    if rank is None:
+        return ""  # the job did not start
+    return (
+        "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be "
+        f"terminated. The first process to do so was:\nProcess name: {rank}\n"
+    )

@@ -35,10 +35,21 @@ class HostDiscoveryScript(HostDiscovery):
         Raises:
             RuntimeError: the script has failed, or its output is not valid.
         """
+        output = self._execute_discovery_script()
         try:
-            output = run_script(self._script, SCRIPT_LIMIT_S, threading.Event())
             return {spec.target: spec.slots or 1 for spec in parse_discovered(output, self._slots)}
-        except (ScriptError, ConfigError) as problem:
+        except ConfigError as problem:
+            raise RuntimeError(f"Failed to execute discovery script: {problem}") from None
+
+    def _execute_discovery_script(self) -> str:
+        """The script's output. Subclasses of Horovod's class replace it, so it has Horovod's name.
+
+        Raises:
+            RuntimeError: the script has failed.
+        """
+        try:
+            return run_script(self._script, SCRIPT_LIMIT_S, threading.Event())
+        except ScriptError as problem:
             raise RuntimeError(f"Failed to execute discovery script: {problem}") from None
 
 

@@ -18,10 +18,10 @@ def host_hash(salt: Optional[str] = None) -> str:
     Containers of one machine that have networks of their own count as different machines.
 
     Args:
-        salt: is part of what is hashed: calls with different salts have different results.
+        salt: is part of what is hashed: calls with different salts have different results. "" is none.
 
     Returns:
         the hostname up to its first dot, a hyphen and 32 hexadecimal digits.
     """
-    text = machine() if salt is None else f"{machine()}-{salt}"
+    text = f"{machine()}-{salt}" if salt else machine()
     return f"{socket.gethostname().split('.')[0]}-{hashlib.md5(text.encode()).hexdigest()}"  # noqa: S324
