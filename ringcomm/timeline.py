@@ -155,13 +155,17 @@ class Timeline:
 
     def _write(self) -> None:
         while True:
-            events = self._queue.get()
-            if events is None:
-                return
+            batches = [self._queue.get()]
+            while batches[-1] is not None and not self._queue.empty():
+                batches.append(self._queue.get())
+            events = [event for batch in batches if batch is not None for event in batch]
             try:
-                self._file.add(events)
+                if events:
+                    self._file.add(events)
             except OSError as problem:
                 self._give_up(problem)
+                return
+            if batches[-1] is None:
                 return
 
     def _give_up(self, problem: OSError) -> None:

@@ -6,21 +6,17 @@ import threading
 from collections import Counter
 from typing import Any, Optional
 
-from ..clock import Clock, monotonic
 from ..collective.weighted import Total
 from ..errors import Misuse
 from .announcements import no_weight_text
 from .bucket_runner import BucketRunner
 from .observer import Observer, label_of
 from .request import Request
-from .tracing import FLUSH_S, Sink
+from .tracing import Sink
 
 
 class OwnTrace:
-    """The timeline of a rank that is alone: what it collects goes straight to the file.
-
-    Args:
-        clock: seconds.
+    """The timeline of a rank that is alone: every event goes straight to the file's thread.
 
     Attributes:
         observer: receives the events, if there is one.
@@ -28,11 +24,9 @@ class OwnTrace:
 
     rank = 0
 
-    def __init__(self, clock: Clock = monotonic) -> None:
+    def __init__(self) -> None:
         self.observer: Optional[Observer] = None
-        self._clock = clock
         self._sink: Optional[Sink] = None
-        self._flushed_s = 0.0
 
     def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
         """Set the observer, or none (None); what the last one has collected goes to its sink.
@@ -54,11 +48,10 @@ class OwnTrace:
 
     def _added(self) -> None:
         observer = self.observer
-        if observer is not None and self._clock() - self._flushed_s >= FLUSH_S:
+        if observer is not None:
             self._flush(observer)
 
     def _flush(self, observer: Observer) -> None:
-        self._flushed_s = self._clock()
         events = observer.drain()
         if events and self._sink is not None:
             self._sink(0, events)

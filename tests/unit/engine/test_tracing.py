@@ -83,6 +83,17 @@ def test_nothing_is_sent_where_nothing_was_collected():
     assert rank.attach(None) == []
 
 
+@pytest.mark.parametrize(("rank", "limit_s"), [(0, 0.05), (1, 0.25)])
+def test_events_of_rank_0_wait_for_less_than_50_ms(rank, limit_s):
+    """Programs read the file after a collective; the events of other ranks need a message."""
+    own, observer = Tracing(Outbox(), rank), Observer(rank)
+    own.attach(observer, lambda peer, events: None)
+    observer.call_made("send")
+    own.flush(100.0)
+    observer.call_made("send")
+    assert 0.0 < own.alarm_s(100.0) <= limit_s
+
+
 def test_rank_0_drops_its_own_events_as_long_as_there_is_no_file():
     first = Tracing(Outbox(), 0)
     first.deliver({"type": "trace", "events": [[1]]})
