@@ -17,6 +17,7 @@ from .default_context import init as init
 from .default_context import is_elastic as is_elastic
 from .default_context import is_initialized as is_initialized
 from .default_context import leave as leave
+from .default_context import on_changes as on_changes
 from .default_context import restart as restart
 from .default_context import shutdown as shutdown
 from .default_context import take_changes as take_changes

@@ -17,6 +17,7 @@ from .config import Membership, Settings
 from .context import Context
 from .docstrings import documented
 from .errors import NotInitializedError, RingcommError, describe_error
+from .rendezvous.elastic_control import ElasticChannel
 
 _lock = threading.Lock()
 _default: Optional[Context] = None
@@ -147,6 +148,23 @@ def take_changes() -> int:
         this process is in no job.
     """
     return 0 if _default is None else _default.take_changes()
+
+
+def on_changes(listener: Optional[Callable[[int, bool], None]]) -> bool:
+    """Have a function called as soon as a change of the membership is reported, in this view.
+
+    Args:
+        listener: gets the change as :func:`take_changes` returns it, and whether it can take place now;
+            processes that are being started have to join first. None: no function.
+
+    Returns:
+        whether this process is in an elastic job.
+    """
+    joined = None if _default is None else _default._joined
+    if joined is None or not isinstance(joined.control, ElasticChannel):
+        return False
+    joined.control.on_changes(listener)
+    return True
 
 
 def gather_positions(position: int) -> List[int]:

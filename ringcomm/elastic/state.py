@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import queue
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+import time
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from .. import api
 from .._adapter.causes import with_causes
@@ -37,6 +38,9 @@ class State:
         self._host_messages: queue.Queue[Tuple[float, int]] = queue.Queue()
         self._last_updated_timestamp = 0.0
         self._reset_callbacks: List[Callable[[], Any]] = []
+        self._listens = False
+        self._heard_at = 0.0
+        self._announced: Set[float] = set()
         # How many commits the state contains; 0 before the first synchronization. After a loss all ranks
         # take the state of one with the highest position.
         self._position = 0
@@ -52,12 +56,17 @@ class State:
     def on_reset(self) -> None:
         """Called after the ranks have connected again: calls :meth:`reset` and the registered functions."""
         self._host_messages = queue.Queue()
+        self._announced.clear()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
         """Report that hosts were added or removed. May be called from any thread.
+
+        While a function of :func:`run` runs, the thread that receives such reports calls this at once: when
+        processes are being started on a host (which changes nothing yet), and when they are ready to join, or
+        are to leave. Programs may replace it, and look for reports in the queue ``_host_messages``.
 
         Args:
             timestamp: time of the change in seconds; older reports are ignored.
@@ -84,19 +93,32 @@ class State:
             PeerLostError: a rank was lost.
         """
         changes = api.take_changes()
-        if changes:
-            self.on_hosts_updated(self._last_updated_timestamp + 1.0, changes)
+        if changes and not self._listens:
+            self.on_hosts_updated(self._next_timestamp(), changes)
         before = newest = self._last_updated_timestamp
         changes = 0
         while not self._host_messages.empty():
             timestamp, change = self._host_messages.get()
-            if timestamp > newest:
+            if timestamp in self._announced:
+                self._announced.discard(timestamp)  # there is nothing to do before they are ready
+            elif timestamp > newest:
                 newest = timestamp
                 changes |= change
         before, newest, changes = self._bcast_object((before, newest, changes))
         self._last_updated_timestamp = newest
         if newest > before:
             raise HostsUpdatedInterrupt(changes == REMOVED)
+
+    def _take_change(self, changes: int, ready: bool) -> None:
+        timestamp = self._next_timestamp()
+        if not ready:
+            self._announced.add(timestamp)
+        self.on_hosts_updated(timestamp, changes)
+
+    def _next_timestamp(self) -> float:
+        """A time after all earlier ones, also of another rank 0 with another clock."""
+        self._heard_at = max(time.time(), self._heard_at + 1e-3, self._last_updated_timestamp + 1e-3)
+        return self._heard_at
 
     def save(self) -> None:
         """Save the state in memory."""
@@ -267,6 +289,7 @@ def run(func: Callable[..., Any], reset: Optional[Callable[[], None]] = None) ->
                 if again:
                     connect(state._position)
                     state.on_reset()  # functions of the program, which may call collectives
+                state._listens = api.on_changes(state._take_change)
                 _synchronize(state)
                 return _with_causes(func, state, *args, **kwargs)
             except Recoverable:
@@ -274,6 +297,9 @@ def run(func: Callable[..., Any], reset: Optional[Callable[[], None]] = None) ->
             except HostsUpdatedInterrupt:
                 # The present state counts, which may be newer than the last commit; see _synchronize().
                 state._position += 1
+            finally:
+                api.on_changes(None)
+                state._listens = False
             again = True
 
     def connect(position: int) -> None:

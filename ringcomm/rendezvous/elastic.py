@@ -67,9 +67,9 @@ class ElasticRendezvous:
     # ---- what the launcher reports ------------------------------------------------------------
 
     def expect(self, number: int, slot: Slot, host: str) -> List[Action]:
-        """A process is about to be started."""
+        """A process is about to be started: the members are told, and go on."""
         self._processes.expected[number] = Place(slot, host)
-        return []
+        return [Send(item.connection, {"type": "announced"}) for item in self._processes.among(Stage.IN_VIEW)]
 
     def process_exited(self, number: int, how: str, ok: bool, now_s: float) -> List[Action]:
         """The process of a member has ended."""

@@ -118,6 +118,8 @@ class ElasticJoiner(Joiner):
             self._member = int(message["member"])
         elif kind == "updated":
             self._changes |= int(message["change"])
+        elif kind == "announced":
+            pass  # the program does not run between two views
         elif kind == "abort" and "epoch" in message:
             # An older epoch's abort was on its way while this process asked for the next view.
             generation = -1 if self._assignment is None else int(self._assignment["generation"])

@@ -6,13 +6,17 @@ import logging
 import select
 import socket
 import threading
-from typing import NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import RingcommError, fresh_copy
 from ..transport.secure import SecureSocket
 from ..wire.messages import Message, MessageReader
 from ..wire.signing import Session
 from .control import ROOT_CAUSE_S, ControlChannel
+from .elastic import ADDED
+
+Listener = Callable[[int, bool], None]
+"""Takes changes of the membership (1: processes are to leave, 2: join), and whether that can be done now."""
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
@@ -67,6 +71,9 @@ class ElasticChannel(ControlChannel):
         self.epoch = epoch
         self._own_session = session
         self._changes = changes
+        self._heard: List[Tuple[int, bool]] = []
+        self._listener: Optional[Listener] = None
+        self._delivering = threading.RLock()
         self._over = threading.Event()
         self._bell = socket.socketpair()
         self._stop = socket.socketpair()
@@ -93,6 +100,28 @@ class ElasticChannel(ControlChannel):
         with self._lock:
             changes, self._changes = self._changes, 0
         return changes
+
+    def on_changes(self, listener: Optional[Listener]) -> None:
+        """Have a function called by the thread that receives reports of changes; first with earlier ones.
+
+        Args:
+            listener: the function; None: none, and no call of the last one is under way afterwards.
+        """
+        with self._delivering:
+            self._listener = listener
+            with self._lock:
+                changes = self._changes
+            if listener is not None and changes:
+                listener(changes, True)
+
+    def _deliver(self) -> None:
+        """Call the listener for what has been received. Not under the lock: it runs code of the program."""
+        with self._delivering:
+            with self._lock:
+                heard, self._heard = self._heard, []
+            for change, ready in heard:
+                if self._listener is not None:
+                    self._listener(change, ready)
 
     def detach(self, position: int) -> Resume:
         """End this object's part in the view, and keep the connection for the next one.
@@ -158,11 +187,16 @@ class ElasticChannel(ControlChannel):
                 self._receive()
             if self.abort_error is not None:
                 self._end_reads()
-            return self.open
+            is_open = self.open
+        self._deliver()
+        return is_open
 
     def _take(self, message: Message) -> None:
         if message["type"] == "updated":
             self._changes |= int(message["change"])
+            self._heard.append((int(message["change"]), True))
+        elif message["type"] == "announced":
+            self._heard.append((ADDED, False))
         elif int(message.get("epoch", self.epoch)) == self.epoch:
             super()._take(message)
 

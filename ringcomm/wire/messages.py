@@ -65,6 +65,7 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "ping": {},
     "waiting": {"member": (int,)},
     "updated": {"change": (int,)},
+    "announced": {},
     "excluded": {"reason": (str,)},
     # between any two engines
     "beat": {"calls": (list,), "engine": (list,)},

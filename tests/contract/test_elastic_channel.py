@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -69,6 +70,25 @@ def test_changes_are_reported_once(played):
     assert played.channel.take_changes() == 3 and played.channel.take_changes() == 0
     played.channel.check()
     assert not woken(played.channel)
+
+
+def test_a_listener_gets_changes_at_once(played):
+    heard, told = [], threading.Event()
+
+    def listener(change, ready):
+        heard.append((change, ready))
+        told.set()
+
+    played.channel.on_changes(listener)
+    assert heard == [(1, True)], "it was reported while the view was set up"
+    told.clear()
+    played.send({"type": "announced"}, {"type": "updated", "change": 2})
+    assert eventually(lambda: len(heard) == 3)
+    assert heard[1:] == [(2, False), (2, True)]
+    assert played.channel.take_changes() == 3, "what is only announced is no reason to stop"
+    played.channel.on_changes(None)
+    played.send({"type": "updated", "change": 1}, {"type": "ping"})
+    assert played.read()[0]["type"] == "pong" and len(heard) == 3
 
 
 def test_the_end_of_its_epoch_wakes_all_that_wait_and_the_end_of_another_does_not(played):

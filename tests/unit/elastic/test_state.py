@@ -63,6 +63,20 @@ def test_changed_hosts_interrupt_once():
     assert not caught.value.skip_sync
 
 
+def test_processes_that_are_being_started_interrupt_nothing():
+    kept = state(epoch=0)
+    kept._last_updated_timestamp = 1e12  # of a rank 0 whose clock is ahead
+    kept._take_change(2, False)
+    assert kept._host_messages.qsize() == 1, "programs of Horovod look there"
+    kept.check_host_updates()
+    kept._take_change(2, True)
+    with pytest.raises(rc.HostsUpdatedInterrupt):
+        kept.commit()
+    kept._take_change(2, False)
+    kept.on_reset()
+    kept.check_host_updates()
+
+
 def test_parts():
     counter = Counter()
     part = DictPart(counter, lambda value: setattr(value, "count", 9))

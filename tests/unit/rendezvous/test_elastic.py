@@ -53,6 +53,7 @@ def test_only_announced_processes_may_join():
 def test_a_new_process_joins_at_the_next_boundary():
     job = ElasticJob(launched=True).start(2)
     job.expect(2)
+    assert job.last(0) == {"type": "announced"} == job.last(1)
     job.join(2)
     assert job.last(0) == {"type": "updated", "change": ADDED} == job.last(1)
     assert job.state.view.epoch == 0
