@@ -239,7 +239,7 @@ class TestFailures:
         path.write_text("")
         fail_in_a_job(diagnose_dir=str(path))
         texts = [item.getMessage() for item in caplog.records]
-        assert sum("flight.0.json cannot be written: File exists" in text for text in texts) == 1
+        assert sum("flight.0.json cannot be written: Not a directory" in text for text in texts) == 1
 
     def test_only_the_first_failure_counts_and_leaving_is_none(self, tmp_path):
         def work(context):

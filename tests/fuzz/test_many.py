@@ -291,7 +291,7 @@ def group_messages(rng: random.Random) -> None:
 
 def signed_objects(rng: random.Random) -> None:
     """What is unpickled only if its signature is right: objects, functions and results."""
-    right = OBJECTS.pack(rng.randrange(9), "broadcast_object", "n")
+    right = OBJECTS.pack(rng.randrange(9), "broadcast_object", "n").data
     data = damage(rng, right)
     source, name = rng.randrange(2), rng.choice("nm")
     if data != right or (source, name) != (0, "n"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.proc.test_elastic_launcher import script
-from tests.proc.test_ringrun_support import ringrun
+from tests.proc.test_ringrun_support import Launched
 
 PROGRAM = """
 import sys, time
@@ -58,10 +58,10 @@ print("done", flush=True)
 def test_a_message_comes_from_the_thread_that_receives_it(tmp_path: Path, busy: str) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     found = script(tmp_path / "hosts", f"echo localhost:$([ -e {tmp_path}/more ] && echo 3 || echo 2)")
-    done = ringrun(
+    done = Launched(
         "--horovod", "-np", "2", "--min-np", "2", "--host-discovery-script", found,
         sys.executable, "train.py", str(tmp_path), busy, cwd=tmp_path,
     )  # fmt: skip
-    assert done.process.returncode == 0, done.err
+    assert done.finish(120.0) == 0, done.err
     assert done.out.count("found") == 2 and done.out.count("done") == 3, done.out
     assert done.out.count("heard 2") >= 2 and done.out.count("size 3") == 3, done.out
