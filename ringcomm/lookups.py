@@ -114,8 +114,9 @@ def _names_in(code: CodeType) -> Iterator[str]:
     for each in codes:
         codes += [item for item in each.co_consts if isinstance(item, CodeType)]
     if any(_READERS.intersection(each.co_names) for each in codes):
+        functions = {each.co_name for each in codes}  # constants, too, before Python 3.11
         for each in codes:
-            yield from (item for item in each.co_consts if isinstance(item, str))
+            yield from (item for item in each.co_consts if isinstance(item, str) and item not in functions)
 
 
 @lru_cache(maxsize=None)

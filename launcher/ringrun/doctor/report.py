@@ -65,7 +65,7 @@ def _links(found: Examination) -> List[str]:
             ends = [" ".join(route._replace(chosen=other).end(host)) for host in pair]
             rows.append(("", *ends, "", *_about(other), "not chosen"))
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
-    return ["  ".join(f"{text:{wide}}" for text, wide in zip(row, widths)).rstrip() for row in rows]
+    return ["  ".join(text.ljust(wide) for text, wide in zip(row, widths)).rstrip() for row in rows]
 
 
 def _rate(route: Route, way: Pair) -> str:
