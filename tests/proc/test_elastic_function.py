@@ -115,16 +115,16 @@ assert horovod.run(work, (10,), num_proc=3, min_num_proc=2, slots=1, hosts="loca
 
 
 def fail():
-    import horovod.torch as hvd
+    import ringcomm as rc
 
-    hvd.init()
-    if hvd.rank() == 1:
+    rc.init()
+    if rc.rank() == 1:
         raise ValueError("a bug on rank 1")
-    hvd.barrier()
+    rc.barrier()
 
 
 try:
-    horovod.run(fail, np=2)
+    horovod.run(fail, num_proc=2)
 except RuntimeError as problem:
     text = str(problem)
     assert text.startswith("Horovod detected that one or more processes exited with non-zero status, "), text
