@@ -206,55 +206,6 @@ class NumpyFamily:
                 self.digest = zlib.crc32(np.ascontiguousarray(array).tobytes(), self.digest)
 
 
-class OptimizerFamily:
-    """PyTorch's SGD under ``DistributedOptimizer``, against the gradients of all ranks computed here."""
-
-    def run(self, seed: int) -> int:
-        """Train a small model; a digest of its parameters."""
-        import torch
-
-        import ringcomm.torch as hvd
-
-        rng = random.Random(f"optimizer {seed}")
-        rank, size = hvd.rank(), hvd.size()
-        widths = [rng.choice((1, 3, 8, 33)) for _ in range(rng.randrange(2, 5))]
-        op, passes = rng.choice((hvd.Average, hvd.Sum)), rng.choice((1, 1, 2))
-        groups, momentum = rng.choice((None, None, 2)), rng.choice((0.0, 0.9))
-        torch.manual_seed(seed)
-        layers = [torch.nn.Linear(*pair) for pair in zip(widths, widths[1:])]
-        model = torch.nn.Sequential(*layers)
-        torch.manual_seed(seed)
-        alone = torch.nn.Sequential(*(torch.nn.Linear(*pair) for pair in zip(widths, widths[1:])))
-        if rank:
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.add_(rank)
-        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        plain = torch.optim.SGD(alone.parameters(), lr=0.01, momentum=momentum)
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum), model.named_parameters(),
-            op=op, backward_passes_per_step=passes, groups=groups,
-        )  # fmt: skip
-        generator = torch.Generator().manual_seed(seed)
-        for _ in range(3):
-            batches = torch.randn(passes, size, 4, widths[0], generator=generator)
-            optimizer.zero_grad()
-            plain.zero_grad()
-            for batch in batches:
-                delay(random.Random(f"{seed} {rank}"))
-                model(batch[rank]).square().mean().backward()
-                for part in batch:
-                    loss = alone(part).square().mean()
-                    (loss / (size if op == hvd.Average else 1)).backward()
-            optimizer.step()
-            plain.step()
-        digest = 0
-        for mine, expected in zip(model.parameters(), alone.parameters()):
-            torch.testing.assert_close(mine.detach(), expected.detach(), rtol=1e-3, atol=1e-5)
-            digest = zlib.crc32(mine.detach().numpy().tobytes(), digest)
-        return digest
-
-
 def main(first: int, count: int, names: Sequence[str]) -> None:
     """Run programs of these families one after another."""
     rc.init()
@@ -272,9 +223,13 @@ def main(first: int, count: int, names: Sequence[str]) -> None:
             print(f"{count} programs of family {name} from seed {first} on {rc.size()} ranks", flush=True)
 
 
-FAMILIES: Dict[str, Callable[[], Any]] = {
-    "numpy": NumpyFamily, "optimizer": OptimizerFamily, "group": GroupFamily,
-}  # fmt: skip
+def _models() -> Any:
+    from tests.fuzz.agreeing_models import ModelFamily  # it imports PyTorch
+
+    return ModelFamily()
+
+
+FAMILIES: Dict[str, Callable[[], Any]] = {"numpy": NumpyFamily, "model": _models, "group": GroupFamily}
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] or list(FAMILIES))
