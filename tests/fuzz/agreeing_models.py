@@ -48,6 +48,7 @@ class Case(NamedTuple):
         batch: samples of all ranks together.
         branches: number of branches; each is used by a rank whose samples have a certain remainder.
         zero: how gradients are forgotten.
+        idle: whether ranks with an empty share make a backward pass, which gives gradients of zero.
         adds: the step before which a layer is added; -1: none.
     """
 
@@ -61,6 +62,7 @@ class Case(NamedTuple):
     width: int
     branches: int
     zero: str
+    idle: bool
     hooks: bool
     adds: int
     overlap: bool
@@ -80,7 +82,8 @@ def case_of(seed: int, size: int) -> Case:
     return Case(
         seed, kind, options, pick.choice(["", *SCHEDULES]), speeds, pick.choice((size, 5, 8, 13)), passes,
         pick.choice((1, 3, 16)), pick.randrange(3), pick.choice(("none", "zeros", "model")),
-        pick.random() < 0.3, pick.choice((-1, -1, 1, 3)), overlap, pick.choice((None, None, 1, 3)),
+        pick.random() < 0.5, pick.random() < 0.3, pick.choice((-1, -1, 1, 3)), overlap,
+        pick.choice((None, None, 1, 3)),
     )  # fmt: skip
 
 
@@ -206,13 +209,16 @@ class ModelFamily:
             trainer.forget()
         for parts in shares:
             delay(random.Random(f"{case.seed} {step} {rc.rank()}"))
-            own = parts[rc.rank()]
-            if own:
-                mine.model(samples[own], own, with_extra).square().mean().backward()
             total = sum(map(len, parts))
-            for part in parts:
-                if part:
-                    loss = reference.model(samples[part], part, with_extra).square().mean()
-                    (loss * (len(part) / total)).backward()
+            for rank, part in enumerate(parts):
+                if not part and not case.idle:
+                    continue
+                # What is computed for nothing counts nothing, but it gives its parameters gradients.
+                inputs, indices = samples[part or [0]], part or [step]
+                if rank == rc.rank():
+                    outputs = mine.model(inputs, indices, with_extra)
+                    (outputs.square().mean() if part else outputs.sum() * 0.0).backward()
+                outputs = reference.model(inputs, indices, with_extra)
+                (outputs.square().mean() * (len(part) / total)).backward()
         mine.step()
         reference.step()
