@@ -95,7 +95,6 @@ class EngineState:
         self._responses: List[Message] = []
         self._noted: Set[int] = set()
         self._cut_short: List[Request] = []
-        self._in_call = -1  # the direct call in which a thread was at the last look
         self._reported = NOTHING_REPORTED
 
     def fail_all(self, error: BaseException) -> None:
@@ -118,9 +117,9 @@ class EngineState:
         now_s = self._clock()
         moved = self._announce(now_s)
         self.peers.pulse()
-        if self.peers.looked:
-            self._report_call(self.peers.looked)
-            self.peers.looked = None
+        if self.peers.waits_in:
+            self._report_call(self.peers.waits_in)
+            self.peers.waits_in = None
         for peer, message in self.peers.take_received():
             moved = True
             self._take(peer, message, now_s)
@@ -146,10 +145,7 @@ class EngineState:
             self.coordinator.take(peer, message, now_s)
 
     def _report_call(self, calls: Progress) -> None:
-        """Report to rank 0 if this rank does nothing but wait in a direct call, as at the last look."""
-        is_same, self._in_call = calls.doing and calls.sequence == self._in_call, calls.sequence
-        if not is_same:
-            return
+        """Report to rank 0 if this rank does nothing but wait in a direct call."""
         with self.lock:
             report = self.waiters.report(self.executed, calls)
             if report.for_good and report != self._reported:

@@ -91,7 +91,8 @@ class PeerChannels:
         clock: seconds.
 
     Attributes:
-        looked: how far this rank was in direct calls at the last look; the engine takes it.
+        waits_in: how far this rank is in a direct call in which the last two looks have found it; the engine
+            takes it.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class PeerChannels:
         self._awake = False
         self._next_look_s = 0.0
         self._in_call, self._looks_again = -1, False
-        self.looked: Optional[Progress] = None
+        self.waits_in: Optional[Progress] = None
 
     def awake(self) -> None:
         """Messages may have arrived: the next :meth:`pulse` reads from all peers."""
@@ -163,9 +164,9 @@ class PeerChannels:
         if self._detector.due(now_s):
             self.messages.send_all({"type": "beat", "calls": calls.to_json(), "engine": engine.to_json()})
         self._next_look_s = now_s + min(self._detector.alarm_s(now_s), self.interval_s / 2)
-        before, self.looked = self._in_call, calls
-        self._in_call = calls.sequence if calls.doing else -1
+        before, self._in_call = self._in_call, calls.sequence if calls.doing else -1
         self._looks_again = self._in_call not in (-1, before)
+        self.waits_in = calls if self._in_call == before != -1 else None
         if self._looks_again:  # whether it waits in that call is worth a second look
             self._next_look_s = min(self._next_look_s, now_s + LOOK_AGAIN_S)
         silent = self._detector.silent(now_s)

@@ -110,9 +110,9 @@ class ElasticChannel(ControlChannel):
         with self._delivering:
             self._listener = listener
             with self._lock:
-                changes = self._changes
-            if listener is not None and changes:
-                listener(changes, True)
+                changes, self._heard = self._changes, []
+            if changes:
+                self._call_listener(changes, True)
 
     def _deliver(self) -> None:
         """Call the listener for what has been received. Not under the lock: it runs code of the program."""
@@ -120,8 +120,15 @@ class ElasticChannel(ControlChannel):
             with self._lock:
                 heard, self._heard = self._heard, []
             for change, ready in heard:
-                if self._listener is not None:
-                    self._listener(change, ready)
+                self._call_listener(change, ready)
+
+    def _call_listener(self, change: int, ready: bool) -> None:
+        if self._listener is None:
+            return
+        try:
+            self._listener(change, ready)
+        except Exception:  # noqa: BLE001  code of the program; without this thread the rank would be lost
+            logger.exception("on_hosts_updated() failed on rank %d; training goes on.", self._rank)
 
     def detach(self, position: int) -> Resume:
         """End this object's part in the view, and keep the connection for the next one.

@@ -91,6 +91,18 @@ def test_a_listener_gets_changes_at_once(played):
     assert played.read()[0]["type"] == "pong" and len(heard) == 3
 
 
+def test_a_listener_that_fails_does_not_end_the_thread(played, caplog):
+    def listener(change, ready):
+        raise ValueError("a bug of the program")
+
+    played.channel.on_changes(listener)
+    played.send({"type": "updated", "change": 2}, {"type": "ping"})
+    assert played.read()[0]["type"] == "pong"
+    played.send({"type": "ping"})
+    assert played.read()[0]["type"] == "pong"
+    assert eventually(lambda: caplog.text.count("training goes on") == 2)
+
+
 def test_the_end_of_its_epoch_wakes_all_that_wait_and_the_end_of_another_does_not(played):
     played.send({**ABORT, "epoch": 2}, {"type": "ping"})
     assert played.read()[0]["type"] == "pong"
