@@ -16,8 +16,10 @@ from .default_context import gather_positions as gather_positions
 from .default_context import init as init
 from .default_context import is_elastic as is_elastic
 from .default_context import is_initialized as is_initialized
+from .default_context import join_now as join_now
 from .default_context import leave as leave
 from .default_context import on_changes as on_changes
+from .default_context import placed as placed
 from .default_context import restart as restart
 from .default_context import shutdown as shutdown
 from .default_context import take_changes as take_changes
@@ -36,7 +38,7 @@ def rank() -> int:
     Raises:
         {not_initialized}
     """
-    return context().rank
+    return placed().rank
 
 
 @documented
@@ -49,7 +51,7 @@ def size() -> int:
     Raises:
         {not_initialized}
     """
-    return context().size
+    return placed().size
 
 
 @documented
@@ -126,7 +128,7 @@ def local_rank() -> int:
     Raises:
         {not_initialized}
     """
-    return context().local_rank
+    return placed().local_rank
 
 
 @documented
@@ -139,7 +141,7 @@ def local_size() -> int:
     Raises:
         {not_initialized}
     """
-    return context().local_size
+    return placed().local_size
 
 
 @documented
@@ -152,7 +154,7 @@ def cross_rank() -> int:
     Raises:
         {not_initialized}
     """
-    return context().cross_rank
+    return placed().cross_rank
 
 
 @documented
@@ -165,7 +167,7 @@ def cross_size() -> int:
     Raises:
         {not_initialized}
     """
-    return context().cross_size
+    return placed().cross_size
 
 
 @documented
@@ -178,7 +180,7 @@ def is_homogeneous() -> bool:
     Raises:
         {not_initialized}
     """
-    return context().is_homogeneous
+    return placed().is_homogeneous
 
 
 @documented

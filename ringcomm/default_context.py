@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
-from typing import Callable, List, Optional
+from typing import Callable, List, Optional, Union
 
 import numpy as np
 
@@ -17,10 +17,12 @@ from .config import Membership, Settings
 from .context import Context
 from .docstrings import documented
 from .errors import NotInitializedError, RingcommError, describe_error
+from .newcomer import Newcomer, newcomer_of
 from .rendezvous.elastic_control import ElasticChannel
 
 _lock = threading.Lock()
-_default: Optional[Context] = None
+_joining = threading.RLock()  # restart() may call functions that make collectives
+_default: Union[Context, Newcomer, None] = None
 _registered = False
 _left = False
 _after_restart: List[Callable[[], None]] = []
@@ -51,14 +53,21 @@ def init(membership: Optional[Membership] = None, settings: Optional[Settings] =
     with _lock:
         if _default is None:
             try:
-                _default = Context.start(membership, settings)
-                _default._runner.before_call = _before_calls
+                settings = Settings.from_environment() if settings is None else settings
+                membership = Membership.from_environment() if membership is None else membership
+                _default = newcomer_of(membership, settings) or _started(membership, settings)
             except RingcommError as error:
                 # The message has all facts; a traceback through ringcomm's own code adds none.
                 raise error.with_traceback(None) from None
         if not _registered:
             atexit.register(_leave_at_exit)
             _registered = True
+
+
+def _started(membership: Membership, settings: Settings) -> Context:
+    context = Context.start(membership, settings)
+    context._runner.before_call = _before_calls
+    return context
 
 
 def shutdown() -> None:
@@ -96,8 +105,8 @@ def restart(position: int = 0) -> None:
         return
     with _lock:
         before, _default, _left = _default, None, True
-        _default = before.restart(position)
-        _default._runner.before_call = _before_calls
+        context = _default = before.restart(position)
+        context._runner.before_call = _before_calls
     for callback in _after_restart:
         callback()
 
@@ -130,12 +139,12 @@ def before_calls(callback: Callable[[], None]) -> None:
     global _before_calls
     with _lock:
         _before_calls = callback
-        if _default is not None:
+        if isinstance(_default, Context):
             _default._runner.before_call = callback
 
 
 def _finish_first() -> None:
-    if _default is not None and not _default._is_forked:
+    if isinstance(_default, Context) and not _default._is_forked:
         for callback in _before_leaving:
             callback()
 
@@ -147,7 +156,7 @@ def take_changes() -> int:
         the sum of 1 (processes are to leave) and 2 (processes are ready to join); 0 if there are none, or
         this process is in no job.
     """
-    return 0 if _default is None else _default.take_changes()
+    return _default.take_changes() if isinstance(_default, Context) else 0
 
 
 def on_changes(listener: Optional[Callable[[int, bool], None]]) -> bool:
@@ -160,7 +169,7 @@ def on_changes(listener: Optional[Callable[[int, bool], None]]) -> bool:
     Returns:
         whether this process is in an elastic job.
     """
-    joined = None if _default is None else _default._joined
+    joined = _default._joined if isinstance(_default, Context) else None
     if joined is None or not isinstance(joined.control, ElasticChannel):
         return False
     joined.control.on_changes(listener)
@@ -181,7 +190,7 @@ def gather_positions(position: int) -> List[int]:
     """
     if _default is None:
         return [position]
-    return [int(item) for item in _default.allgather(np.array([position], np.int64))]
+    return [int(item) for item in context().allgather(np.array([position], np.int64))]
 
 
 @documented
@@ -246,8 +255,42 @@ def is_elastic() -> bool:
     return _default is not None and _default.is_elastic
 
 
+def join_now() -> bool:
+    """Become a rank, if this process was started while the job ran and has not joined yet.
+
+    Returns:
+        whether its numbers differ from those that it had until then.
+
+    Raises:
+        ExcludedError: this process is not to be in the job any more.
+        StartupError: (or a subclass) the job cannot go on with this process.
+    """
+    with _joining:
+        before = _default
+        if not isinstance(before, Newcomer):
+            return False
+        restart()
+        after = placed()
+    return (before.rank, before.size) != (after.rank, after.size)
+
+
 def context() -> Context:
-    """The default context.
+    """The default context. A process that has not joined yet joins now.
+
+    Raises:
+        NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
+    """
+    found = _default
+    if isinstance(found, Context):
+        return found
+    join_now()
+    found = placed()
+    assert isinstance(found, Context)
+    return found
+
+
+def placed() -> Union[Context, Newcomer]:
+    """What has this process's numbers: the default context, or what stands for it until it joins.
 
     Raises:
         NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.

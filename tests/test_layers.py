@@ -60,7 +60,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "rendezvous.member_list", "rendezvous.listening",
             "rendezvous.link_table", "rendezvous.linking", "rendezvous.remarks", "rendezvous.pending_members",
             "rendezvous.state", "rendezvous.processes", "rendezvous.pings", "rendezvous.next_view",
-            "rendezvous.elastic_notices", "rendezvous.elastic",
+            "rendezvous.elastic_notices", "rendezvous.joining", "rendezvous.elastic",
             "rendezvous.meter",
             "rendezvous.echo", "rendezvous.race", "rendezvous.probe", "rendezvous.probing",
             "rendezvous.relay", "rendezvous.links", "rendezvous.relayed_start",
@@ -98,7 +98,7 @@ LEVELS: Dict[int, List[List[str]]] = {
     5: [
         [
             "activity", "timeline", "flight_recorder", "objects", "device_collectives", "collectives",
-            "program", "preparation", "context", "default_context", "api",
+            "program", "preparation", "context", "newcomer", "default_context", "api",
             "process_set", "async_calls", "grouped_calls", "messages", "consistency", "local_sgd",
             "balance.pace", "balance.batches", "__init__",
         ],
@@ -217,7 +217,7 @@ PURE = [
     "rendezvous.member_list", "rendezvous.listening",
     "rendezvous.link_table", "rendezvous.linking", "rendezvous.remarks", "rendezvous.pending_members",
     "rendezvous.state", "rendezvous.processes", "rendezvous.elastic_notices", "rendezvous.pings",
-    "rendezvous.next_view", "rendezvous.elastic", "group.view", "group.failures",
+    "rendezvous.next_view", "rendezvous.joining", "rendezvous.elastic", "group.view", "group.failures",
     "rendezvous.meter", "rendezvous.board", "engine.cache", "engine.piggyback", "engine.mismatch",
     "engine.deadlocks", "engine.fusion",
     "engine.coordinator",

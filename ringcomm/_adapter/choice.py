@@ -310,7 +310,7 @@ def configured(compression: Any, process_set: ProcessSet, weighted: bool = False
         ConfigError: no compressor has the name, or it cannot average with weights.
     """
     if compression is Compression.none and api.is_initialized():
-        compression = api.context().settings.compression or compression
+        compression = api.placed().settings.compression or compression
     if compression == "auto":
         return AutoCompression(process_set)
     compressor = compressor_of(compression)

@@ -289,6 +289,8 @@ def run(func: Callable[..., Any], reset: Optional[Callable[[], None]] = None) ->
                 if again:
                     connect(state._position)
                     state.on_reset()  # functions of the program, which may call collectives
+                elif api.join_now():
+                    state.on_reset()
                 state._listens = api.on_changes(state._take_change)
                 _synchronize(state)
                 return _with_causes(func, state, *args, **kwargs)

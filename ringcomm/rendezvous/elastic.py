@@ -21,15 +21,13 @@ from ..group.view import Member as ViewMember
 from ..wire.messages import Message
 from .actions import Action, Drop, Notice, Send, Timer, exclude, refuse
 from .elastic_notices import lost_notice, ready_notice, view_notice, waiting_notice
+from .joining import REMOVED, Joining
 from .membership import Member, Refusal, number_hosts
 from .next_view import Cuts, Decision, Limits, NextView, Step
 from .pings import Pings
 from .processes import Place, Process, Processes, Stage
 from .root_cause import VANISHED
 from .state import Phase, Rendezvous
-
-ADDED, REMOVED = 2, 1
-"""Changes of the membership, as bits: as in Horovod's ``HostUpdateResult``."""
 
 Handler = Callable[[Rendezvous, int, Message, float], List[Action]]
 
@@ -56,6 +54,7 @@ class ElasticRendezvous:
         self._version = version
         self._launched = launched
         self._processes = Processes(version, launched)
+        self._joining = Joining(self._processes, limits.most)
         self._next = NextView(limits, self._processes, launched)
         self._epoch: Optional[Rendezvous] = None
         self._before: View = NO_VIEW
@@ -67,16 +66,16 @@ class ElasticRendezvous:
     # ---- what the launcher reports ------------------------------------------------------------
 
     def expect(self, number: int, slot: Slot, host: str) -> List[Action]:
-        """A process is about to be started: the members are told, and go on."""
-        self._processes.expected[number] = Place(slot, host)
-        return [Send(item.connection, {"type": "announced"}) for item in self._processes.among(Stage.IN_VIEW)]
+        """A process is about to be started."""
+        return self._joining.expect(number, Place(slot, host))
 
     def process_exited(self, number: int, how: str, ok: bool, now_s: float) -> List[Action]:
         """The process of a member has ended."""
         self._processes.exits[number] = how, ok
         process = self._processes.get(number)
         if process is None:
-            return self._advance(now_s)
+            held = self._invite(now_s) if self._joining.held else []  # perhaps for this one
+            return held + self._advance(now_s)
         stage = process.stage
         if stage is Stage.WAITING and process.is_new:
             self._processes.forget(process)
@@ -101,7 +100,7 @@ class ElasticRendezvous:
         process.excluded, self._excludes = why, True
         if process.stage is Stage.WAITING and process.is_new:
             return self._dismiss(process, why)
-        return self._notify(REMOVED) if process.stage is Stage.IN_VIEW else self._advance(now_s)
+        return self._joining.ask(REMOVED) if process.stage is Stage.IN_VIEW else self._advance(now_s)
 
     # ---- what processes send ------------------------------------------------------------------
 
@@ -137,16 +136,24 @@ class ElasticRendezvous:
         if stage is not None and old != connection:
             actions.append(Drop(old))
         if process.is_new:
-            actions += self._welcome(process)
+            actions += self._welcome(process, now_s)
         return actions + self._advance(now_s)
 
-    def _welcome(self, process: Process) -> List[Action]:
+    def count(self, connection: int, message: Message, now_s: float) -> List[Action]:
+        """A process asks how many ranks there are, before it joins."""
+        return [Send(connection, {"type": "counted", "size": self.view.size})]
+
+    def _welcome(self, process: Process, now_s: float) -> List[Action]:
         actions: List[Action] = [
             Send(process.connection, {"type": "waiting", "member": process.number}),
             ready_notice(process, self._processes.count(Stage.WAITING)),
         ]
+        return actions + self._invite(now_s)
+
+    def _invite(self, now_s: float) -> List[Action]:
+        """Ask the members of a running view to take in the processes that wait, now or later."""
         running = self._epoch is not None and self._epoch.phase is Phase.RUNNING
-        return actions + (self._notify(ADDED) if running and self._has_room() else [])
+        return self._joining.invite(self.view.size, now_s) if running else []
 
     def is_waiting(self, connection: int) -> bool:
         """Whether the process of this connection waits for the next view."""
@@ -342,21 +349,12 @@ class ElasticRendezvous:
         members = self._processes.among(Stage.IN_VIEW)
         for process in members:
             process.heard_s = now_s
-        change = ADDED if self._processes.among(Stage.WAITING) and self._has_room() else 0
-        change |= REMOVED if any(item.excluded for item in members) else 0
+        change = REMOVED if any(item.excluded for item in members) else 0
         left = {item.number for item in self._processes.among(Stage.LEFT)}
         pause_s = None if since_s is None else now_s - since_s
         ordered = self._epoch.members.values()
         report = view_notice(notice, self.view, self._before, ordered, left, pause_s)
-        return [report, *(self._notify(change) if change else [])]
-
-    def _has_room(self) -> bool:
-        return self.view.size < self._limits.most
-
-    def _notify(self, change: int) -> List[Action]:
-        """Ask the members to come to the next view at the next boundary between steps."""
-        message = {"type": "updated", "change": change}
-        return [Send(item.connection, message) for item in self._processes.among(Stage.IN_VIEW)]
+        return [report, *(self._joining.ask(change) if change else []), *self._invite(now_s)]
 
     # ---- time ---------------------------------------------------------------------------------
 
@@ -396,4 +394,5 @@ class ElasticRendezvous:
         if self._epoch is not None and self._processes.among(Stage.IN_VIEW):
             actions += self._relay(self._epoch.tick(now_s), now_s)
         actions += self._look_for_silent(now_s)
+        actions += self._invite(now_s) if self._joining.held else []
         return actions + self._advance(now_s)

@@ -39,6 +39,15 @@ def join_view(membership: Membership, settings: Settings, resume: Resume = NEW) 
     return ElasticJoiner(membership, settings, resume).join()
 
 
+def running_size(membership: Membership, settings: Settings) -> int:
+    """The number of ranks of the present view; 0 if there has been none yet, so that this process is to join.
+
+    Raises:
+        StartupError: (or one of its subclasses) the rendezvous does not answer; the message says why.
+    """
+    return ElasticJoiner(membership, settings, NEW).count()
+
+
 class ElasticJoiner(Joiner):
     """As :class:`.Joiner`; it waits for the next view as long as the rendezvous answers.
 
@@ -55,6 +64,23 @@ class ElasticJoiner(Joiner):
         self._failed_view = False
         self._channel: Optional[ElasticChannel] = None
         self._attempts = 0
+        self._size: Optional[int] = None
+
+    def count(self) -> int:
+        """Ask how many ranks there are; see :func:`running_size`."""
+        try:
+            sock = self._control = self._dial_rendezvous()
+            self.reactor.watch(sock, READ, self._readable)
+            self._send({"type": "count"})
+            while self._size is None and self._failure is None:
+                self._wait()
+        finally:
+            self.abandon()
+            self.reactor.close()
+        if self._size is None:
+            assert self._failure is not None
+            raise self._failure
+        return self._size
 
     def _dial_rendezvous(self) -> socket.socket:
         if self._resume.connection is None:
@@ -114,7 +140,9 @@ class ElasticJoiner(Joiner):
         kind = message["type"]
         if kind == "excluded":
             raise ExcludedError(str(message["reason"]))
-        if kind == "waiting":
+        if kind == "counted":
+            self._size = int(message["size"])
+        elif kind == "waiting":
             self._member = int(message["member"])
         elif kind == "updated":
             self._changes |= int(message["change"])

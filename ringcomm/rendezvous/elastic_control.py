@@ -13,7 +13,7 @@ from ..transport.secure import SecureSocket
 from ..wire.messages import Message, MessageReader
 from ..wire.signing import Session
 from .control import ROOT_CAUSE_S, ControlChannel
-from .elastic import ADDED
+from .joining import ADDED
 
 Listener = Callable[[int, bool], None]
 """Takes changes of the membership (1: processes are to leave, 2: join), and whether that can be done now."""

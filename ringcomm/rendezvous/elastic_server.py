@@ -19,6 +19,7 @@ ElasticHandler = Callable[[ElasticRendezvous, int, Message, float], List[Action]
 
 _OWN: Dict[str, ElasticHandler] = {
     "join": ElasticRendezvous.joined,
+    "count": ElasticRendezvous.count,
     "pong": ElasticRendezvous.answered,
     "leaving": ElasticRendezvous.leaving,
 }

@@ -36,7 +36,8 @@ class Process:
         place: where its launcher has started it, if one did.
         message: its last request to join.
         rank: its rank in the last view that it was in; -1: none yet.
-        heard_s: when its last message arrived, on the rendezvous' monotonic clock.
+        asked_s: when it asked for a place for the first time, on the rendezvous' monotonic clock.
+        heard_s: when its last message arrived, on that clock.
         excluded: why it has to leave at the next boundary; None if it may stay.
         why_lost: how it was lost.
     """
@@ -49,7 +50,7 @@ class Process:
         self._stage = Stage.WAITING
         self._listed: Optional[Dict[Stage, Dict[int, Process]]] = None
         self.rank = -1
-        self.heard_s = 0.0
+        self.asked_s = self.heard_s = 0.0
         self.excluded: Optional[str] = None
         self.why_lost = ""
 
@@ -157,6 +158,7 @@ class Processes:
         number = message.get("member")
         known = self._by_number.get(number) if type(number) is int else None
         process = self._new(connection, message, host) if known is None else self._again(known, message)
+        process.asked_s = now_s if known is None else process.asked_s
         self._by_connection.pop(process.connection, None)
         process.connection, process.message = connection, message
         process.stage, process.heard_s = Stage.WAITING, now_s

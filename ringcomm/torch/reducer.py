@@ -12,6 +12,7 @@ from .. import api
 from .._adapter.choice import AutoCompression
 from .._adapter.feedback import Residuals
 from .._adapter.gradients import Arrivals, Gradient, Groups, Reduction, plan_buckets, plan_groups
+from ..context import Context
 from ..errors import ConfigError
 from ..process_set import included_in
 from .buckets import Bucket, SparseBucket
@@ -70,7 +71,8 @@ class GradientReducer:
         self._context: Any = None
         self._included = False
         self._hooks: List[Any] = []
-        self._read_context()
+        if isinstance(api.placed(), Context):  # otherwise this process joins its job later
+            self._read_context()
         self._register_hooks()
 
     def _make_buckets(self, passes: int) -> None:
@@ -103,8 +105,10 @@ class GradientReducer:
     def active(self) -> bool:
         """Whether there are other ranks to reduce with, in the current job, or steps to be counted."""
         if api.context() is not self._context:
+            is_first = self._context is None
             self._read_context()
-            self._take_choice()
+            if not is_first:
+                self._take_choice()
         return self._included and (self._context.size > 1 or self.reduction.weight is not None)
 
     def _take_choice(self) -> bool:

@@ -32,6 +32,7 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     # from a rank to the rendezvous
     "join": {"version": (str,), "hostname": (str,), "pid": (int,), "addresses": (list,)},
     "fetch": {"reason": (str,)},
+    "count": {},
     "probed": {"attempts": (list,)},
     "decided": {"attempts": (list,), "unreached": (list,)},
     "measured": {"speeds": (list,)},
@@ -66,6 +67,7 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "waiting": {"member": (int,)},
     "updated": {"change": (int,)},
     "announced": {},
+    "counted": {"size": (int,)},
     "excluded": {"reason": (str,)},
     # between any two engines
     "beat": {"calls": (list,), "engine": (list,)},

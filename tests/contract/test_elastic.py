@@ -17,10 +17,11 @@ import ringcomm as rc
 from ringcomm.certificate import make_certificate
 from ringcomm.config import Membership, Settings, Slot
 from ringcomm.context import Context
+from ringcomm.newcomer import newcomer_of
 from ringcomm.preparation import Preparation
 from ringcomm.rendezvous import channels, client, elastic_client
 from ringcomm.rendezvous.actions import Notice
-from ringcomm.rendezvous.elastic_client import ElasticJoiner, join_view
+from ringcomm.rendezvous.elastic_client import ElasticJoiner, join_view, running_size
 from ringcomm.rendezvous.elastic_control import Resume
 from ringcomm.rendezvous.elastic_server import ElasticServer
 from ringcomm.transport.encryption import encryption_of
@@ -71,6 +72,18 @@ def total(contexts: List[Context]) -> float:
     sums = together(lambda item: float(item.allreduce(np.ones(3), rc.Sum)[0]), contexts)
     assert len(set(sums)) == 1
     return float(sums[0])
+
+
+def test_a_process_asks_for_the_size_without_joining(job: Job) -> None:
+    first = job.member(0)
+    assert running_size(first, SETTINGS) == 0
+    contexts = job.start(2)
+    newcomer = newcomer_of(job.member(2), SETTINGS)
+    assert newcomer is not None and (newcomer.rank, newcomer.size, newcomer.local_rank) == (2, 3, 2)
+    assert total(contexts) == 2.0, "it has not joined"
+    contexts[0].take_changes()
+    for context in contexts:
+        context.close()
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ import pytest
 
 import ringcomm as rc
 from ringcomm import api, default_context
-from ringcomm.config import Membership
+from ringcomm.config import Membership, Settings
 from ringcomm.context import Context
+from ringcomm.newcomer import Newcomer
 
 
 @pytest.fixture
@@ -105,3 +106,50 @@ def test_a_program_that_has_failed_says_why_and_waits_for_nothing(alone, closed,
     api.before_leaving(lambda: seen.append(True))
     default_context._leave_at_exit()
     assert closed == [("uncaught KeyError: 'layer'", False)] and not seen
+
+
+class Waiting(Newcomer):
+    """A process that finds a job of one rank when it joins."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(Membership(elastic=True), Settings(), size)
+        self.joined = 0
+
+    def restart(self, position: int = 0) -> Context:
+        self.joined += 1
+        return Context.start(Membership(), self.settings)
+
+
+@pytest.fixture
+def newcomer(alone, monkeypatch):
+    """This process has not joined yet, in a job of two ranks."""
+    default_context.shutdown()
+    made = Waiting(2)
+    monkeypatch.setattr(default_context, "_default", made)
+    return made
+
+
+def test_a_newcomer_has_numbers_and_joins_at_its_first_call(newcomer):
+    numbers = [rc.rank(), rc.size(), rc.local_rank(), rc.local_size(), rc.cross_rank(), rc.cross_size()]
+    assert numbers == [2, 3, 0, 1, 2, 3]
+    assert rc.is_initialized() and default_context.is_elastic() and not rc.is_homogeneous()
+    assert default_context.take_changes() == 0 and not default_context.on_changes(None)
+    assert newcomer.joined == 0
+    assert float(rc.allreduce([1.0])[0]) == 1.0
+    assert (rc.rank(), rc.size(), newcomer.joined) == (0, 1, 1)
+    assert not default_context.join_now(), "it has joined"
+
+
+def test_a_newcomer_joins_when_its_state_is_ready(newcomer):
+    resets = []
+    state = rc.elastic.ObjectState(step=0)
+    state.register_reset_callbacks([lambda: resets.append((rc.rank(), rc.size()))])
+    assert rc.elastic.run(lambda state: newcomer.joined)(state) == 1
+    assert resets == [(0, 1)], "the numbers are others than those that the program has seen"
+
+
+def test_a_newcomer_may_end_without_joining(newcomer):
+    rc.shutdown()
+    assert newcomer.joined == 0
+    with pytest.raises(rc.NotInitializedError, match="has left the job"):
+        rc.size()

@@ -61,7 +61,8 @@ def take_all_tensors_for_device_tensors(seed):
 def run_on_devices(monkeypatch, size, function, settings=None, kind=None):
     """Run ``function(context)`` on ranks that are threads, with ``api`` as in a process of its own."""
     local = threading.local()
-    monkeypatch.setattr(api, "context", lambda: local.context)
+    for name in ("context", "placed"):
+        monkeypatch.setattr(api, name, lambda: local.context)
     if kind is not None:
         monkeypatch.setitem(kinds._BY_TYPE, torch.Tensor, kind)
         monkeypatch.setitem(kinds._BY_TYPE, torch.nn.Parameter, kind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringcomm.errors import ProtocolError
-from ringcomm.rendezvous.elastic import ADDED, REMOVED
+from ringcomm.rendezvous.joining import ADDED, REMOVED
 from tests.unit.rendezvous.elastic_job import ElasticJob
 from tests.unit.rendezvous.simulated import join_message
 

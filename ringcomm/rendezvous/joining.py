@@ -1,0 +1,70 @@
+"""When the members of a view are asked to take in the processes that wait. Pure."""
+
+from __future__ import annotations
+
+from typing import List, Optional
+
+from .actions import Action, Send, Timer
+from .processes import Place, Process, Processes, Stage
+
+ADDED, REMOVED = 2, 1
+"""Changes of the membership, as bits: as in Horovod's ``HostUpdateResult``."""
+TOGETHER_S = 30.0
+"""How long a process waits at most for those that were started with it on its host. The members go on."""
+_ROUNDING_S = 1e-3
+
+
+class Joining:
+    """What the members of a view are told of processes that are to join or to leave.
+
+    Args:
+        processes: of the job.
+        most: the largest view.
+
+    Attributes:
+        held: whether processes wait for others of their host, before the members are asked.
+    """
+
+    def __init__(self, processes: Processes, most: int) -> None:
+        self._processes = processes
+        self._most = most
+        self.held = False
+
+    def expect(self, number: int, place: Place) -> List[Action]:
+        """A process is about to be started: the members are told, and go on."""
+        self._processes.expected[number] = place
+        return [Send(item.connection, {"type": "announced"}) for item in self._processes.among(Stage.IN_VIEW)]
+
+    def ask(self, change: int) -> List[Action]:
+        """Ask the members to come to the next view at the next boundary between steps."""
+        message = {"type": "updated", "change": change}
+        return [Send(item.connection, message) for item in self._processes.among(Stage.IN_VIEW)]
+
+    def invite(self, size: int, now_s: float) -> List[Action]:
+        """Ask the members to take in the processes that wait, now or later.
+
+        Args:
+            size: of the view, which runs.
+            now_s: the time on the rendezvous' monotonic clock.
+        """
+        rest_s = self._rest_s(now_s) if size < self._most else None
+        self.held = bool(rest_s)
+        if rest_s is None:
+            return []
+        return [Timer(rest_s)] if rest_s else self.ask(ADDED)
+
+    def _rest_s(self, now_s: float) -> Optional[float]:
+        """In how many seconds the members are to be asked; None if nothing waits.
+
+        Processes of one host are ready at different moments, and each change of the view costs all members a
+        pause. So the first ones wait for the others of their host, unless these have ended.
+        """
+        missing = {place.host for _, place in self._processes.missing()}
+        waiting = self._processes.among(Stage.WAITING)
+        rests_s = [_rest_s(item, now_s) if item.host in missing else 0.0 for item in waiting]
+        return min(rests_s, default=None)
+
+
+def _rest_s(process: Process, now_s: float) -> float:
+    rest_s = process.asked_s + TOGETHER_S - now_s
+    return rest_s if process.is_new and rest_s > _ROUNDING_S else 0.0
