@@ -3,11 +3,12 @@
     python benchmarks/elastic_jobs.py kills  4 ranks, 100 MB of state, SIGKILL of each in turn, 20 times
     python benchmarks/elastic_jobs.py hosts  the same with one rank on each of 3 hosts, at 1 Gbit/s
     python benchmarks/elastic_jobs.py silent  on 3 hosts: a frozen rank, a pulled cable, a partition
-    python benchmarks/elastic_jobs.py join   what the others pause while a process that sleeps 20 s joins
+    python benchmarks/elastic_jobs.py join   on 3 hosts: the pause of the others while a process joins that
+                                             sleeps 20 s between init() and train()
     python benchmarks/elastic_jobs.py soak   ten minutes, a kill and a rejoin every 30 s
 
-All ranks run on this machine, those of `hosts` and `silent` in network namespaces, which needs root and sshd
-(see tests/hosts/netlab.py). `--quick` makes each a check of some seconds; its numbers mean nothing.
+All ranks run on this machine, those of `hosts`, `silent` and `join` in network namespaces, which needs root
+and sshd (see tests/hosts/netlab.py). `--quick` makes each a check of some seconds; its numbers mean nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import psutil
 
@@ -37,8 +38,6 @@ import numpy as np
 import ringcomm as rc
 from ringcomm import api
 
-if int(os.environ["RINGCOMM_MEMBER"]) >= int(os.environ["FIRST_MEMBERS"]):
-    time.sleep(float(os.environ.get("NEWCOMER_SLEEPS", "0")))
 rc.init()
 member, pause_s = int(os.environ["RINGCOMM_MEMBER"]), float(os.environ["PAUSE_S"])
 log = open(os.path.join(os.environ["LOGS"], f"{member}.jsonl"), "a", buffering=1)
@@ -78,6 +77,8 @@ def train(state):
             return
 
 
+if int(os.environ["RINGCOMM_MEMBER"]) >= int(os.environ["FIRST_MEMBERS"]):
+    time.sleep(float(os.environ.get("NEWCOMER_SLEEPS", "0")))
 train(rc.elastic.ArrayState(weights=np.zeros(int(os.environ["STATE_BYTES"]) // 4, np.float32)))
 """
 
@@ -236,16 +237,24 @@ def kills(ranks: int, state_bytes: int, count: int, *options: str, **environment
 NODES = ("node1", "node2", "node3")
 
 
+def computing(processes: int) -> ContextManager[None]:
+    """So many processes compute."""
+    sys.path.insert(0, str(ROOT))
+    from tests.support.busy import busy
+
+    return busy(processes)
+
+
 @contextmanager
-def three_hosts() -> Iterator[Any]:
-    """Three hosts in network namespaces, with links of 1 Gbit/s."""
+def three_hosts(no_wlan: bool = True) -> Iterator[Any]:
+    """Three hosts in network namespaces, with links of 1 Gbit/s, and without ``no_wlan`` of 20 Mbit/s too."""
     sys.path.insert(0, str(ROOT))
     from tests.hosts.netlab import Lab
 
     reason = Lab.unavailable()
     if reason is not None:
         raise SystemExit(f"cannot make hosts here: {reason}")
-    with Lab(*NODES, no_wlan=True, docker=False) as lab:
+    with Lab(*NODES, no_wlan=no_wlan, docker=False) as lab:
         for name in NODES:
             lab.shape(name, "eth", "1000mbit", burst="256kb")
         yield lab
@@ -295,29 +304,41 @@ def silent(state_bytes: int, count: int, dead_after_s: float) -> Dict[str, Any]:
         }  # fmt: skip
 
 
-def join(ranks: int, state_bytes: int, sleep_s: float) -> Dict[str, Any]:
-    """A process is killed, and its successor sleeps before init(): the pauses of the others.
+def join(state_bytes: int, count: int, sleep_s: float, busy: int) -> Dict[str, Any]:
+    """A rank of three hosts with two networks is killed; the new process sleeps between init() and train().
 
-    The state is compared between the ranks at the end only: computing its digest takes longer than the rest.
+    The pauses of the others are those between two steps, from 3 s after the loss until 1 s after the first
+    step with the new process. The state is compared between the ranks at the end only: computing its digest
+    takes longer than the rest. ``busy`` processes compute meanwhile.
     """
-    with ElasticJob(
-        "-np", str(ranks), "--min-np", str(ranks - 1), "--max-np", str(ranks), ranks=ranks,
-        state_bytes=state_bytes, NEWCOMER_SLEEPS=str(sleep_s), CHECKS_VIEWS="0",
+    with three_hosts(no_wlan=False) as lab, computing(busy), ElasticJob(
+        "-np", "3", "--min-np", "2", "--max-np", "3", "-H", ",".join(NODES), ranks=3, state_bytes=state_bytes,
+        NEWCOMER_SLEEPS=str(sleep_s), CHECKS_VIEWS="0", PATH=lab.environ()["PATH"],
     ) as job:  # fmt: skip
-        members = job.running(ranks)
-        at = job.kill(members[-1])
-        survivors = members[:-1]
-        job.running(ranks, members[-1:])
-        time.sleep(1.0)
+        dead: List[int] = []
+        pauses: List[float] = []
+        steps_meanwhile: List[int] = []
+        for number in range(count):
+            members = job.running(3, dead)
+            time.sleep(1.0)
+            at = job.kill(members[-1])
+            dead.append(members[-1])
+            members = job.running(3, dead)
+            joined = job.notes(members[-1])[0]["at"]
+            time.sleep(1.0)
+            steps = [
+                note["at"] for note in job.notes(members[0])
+                if note["event"] == "step" and note["at"] > at + 3.0
+            ]  # fmt: skip
+            pauses.append(max(after - before for before, after in zip(steps, steps[1:])))
+            steps_meanwhile.append(sum(step < joined for step in steps))
+            print(f"  join {number + 1}: {pauses[-1]:.2f} s", flush=True)
         code, _ = job.end()
-        steps = [
-            note["at"] for note in job.notes(survivors[0])
-            if note["event"] == "step" and note["at"] > at + 3.0
-        ]  # fmt: skip
         return {
-            "newcomer_sleeps_s": sleep_s, "state_bytes": state_bytes, "exit_code": code,
-            "longest_pause_s": max(after - before for before, after in zip(steps, steps[1:])),
-            "median_step_s": statistics.median(after - before for before, after in zip(steps, steps[1:])),
+            "joins": count, "newcomer_sleeps_s": sleep_s, "state_bytes": state_bytes, "exit_code": code,
+            "busy_processes": busy, "pauses_s": pauses, "median_pause_s": statistics.median(pauses),
+            "longest_pause_s": max(pauses),
+            "fewest_steps_while_it_sleeps": min(steps_meanwhile),
         }  # fmt: skip
 
 
@@ -381,6 +402,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--mb", type=float, default=100.0, help="size of the state in MB (10^6 bytes)")
     parser.add_argument("--count", type=int, default=20, help="number of kills")
+    parser.add_argument("--busy", type=int, default=0, help="processes that compute during `join`")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--every", type=float, default=30.0, help="seconds between losses")
     parser.add_argument("--sleep", type=float, default=20.0, help="seconds that the newcomer sleeps")
@@ -398,14 +420,15 @@ def main() -> None:
     elif given.what == "silent":
         result = silent(size, max(1, given.count // 5), 5.0)
     elif given.what == "join":
-        result = join(given.ranks, size, given.sleep)
+        result = join(size, given.count, given.sleep, given.busy)
     else:
         result = soak(given.ranks, size, given.minutes, given.every)
     result = {"cores": os.cpu_count(), "load_before": load, "load_after": os.getloadavg()[0], **result}
+    name = f"{given.what}_busy" if given.busy else given.what
     print(json.dumps(result, indent=2))
     if given.output is not None:
         kept = json.loads(given.output.read_text()) if given.output.exists() else {}
-        given.output.write_text(json.dumps({**kept, given.what: result}, indent=1) + "\n")
+        given.output.write_text(json.dumps({**kept, name: result}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ class ElasticRendezvous:
         self._next = NextView(limits, self._processes, launched)
         self._epoch: Optional[Rendezvous] = None
         self._before: View = NO_VIEW
-        self._over = self._excludes = False
+        self._over = self._excludes = self._network_changed = False
         self._paused_since_s: Optional[float] = None
         self._pings = Pings()
         self._cuts = Cuts()
@@ -244,8 +244,8 @@ class ElasticRendezvous:
             return self._fail(kind, notice.text)
         if self._paused_since_s is None:
             self._paused_since_s = now_s
-        members = self._processes.among(Stage.IN_VIEW)
-        for process in members:
+        self._network_changed = kind != "lost"  # silent hosts and cut links may have another network now
+        for process in self._processes.among(Stage.IN_VIEW):
             process.heard_s = now_s
         culprit = self._with_rank(notice.culprit)
         actions: List[Action] = [lost_notice(notice, self.view.epoch, culprit)]
@@ -338,8 +338,10 @@ class ElasticRendezvous:
         self.view = View(
             self.view.epoch + 1, tuple(ViewMember(item.number, item.host, item.pid) for item in members)
         )
+        known = {} if self._epoch is None or self._network_changed else self._epoch.known
+        self._network_changed = False
         epoch = self._epoch = Rendezvous(len(order), (), self._version, self._limits.start_timeout_s)
-        epoch.generation = self.view.epoch
+        epoch.generation, epoch.known = self.view.epoch, known
         return self._relay(epoch.begin(members, now_s), now_s) + self._keep_pinging(now_s)
 
     def _started(self, notice: Notice, now_s: float) -> List[Action]:

@@ -7,7 +7,7 @@ rank: see :mod:`.member_list`.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Set
+from typing import Any, Dict, List, Optional, Sequence, Set
 
 from ..errors import ProtocolError
 from ..transport.routes import Attempt
@@ -16,7 +16,7 @@ from .actions import Action, Send
 from .link_table import check_ranges, link_rows
 from .member_list import MOST_DIRECT, digest_of, list_of, sources_of
 from .membership import Member, as_target
-from .routing import MOST_TURNS, Pair, Routes, Routing, routes_of, with_second_round
+from .routing import MOST_TURNS, Known, Pair, Routes, Routing, routes_of, with_second_round
 
 
 class Linking:
@@ -25,14 +25,18 @@ class Linking:
     Args:
         members: in rank order; their hosts and local ranks are assigned.
         generation: its number.
+        known: what earlier generations have measured.
 
     Attributes:
         probed_all: whether all probes and measurements have ended, so that :meth:`link` can choose routes.
     """
 
-    def __init__(self, members: Sequence[Member], generation: int) -> None:
+    def __init__(
+        self, members: Sequence[Member], generation: int, known: Optional[Known] = None
+    ) -> None:
         self._members = list(members)
         self._generation = generation
+        self._known = known or {}
         self._leaders = [member for member in members if member.local_rank == 0]
         self._relayed = len(self._members) > MOST_DIRECT
         self._shared = self._relayed and len(self._leaders) > MOST_TURNS
@@ -105,7 +109,7 @@ class Linking:
             return []
         leaders = {leader.rank for leader in self._leaders}
         pairs = [pair for pair in sorted(self._unreached) if leaders.issuperset(pair) and pair[0] < pair[1]]
-        self._routing = Routing(self._leaders, self._reports, pairs if self._shared else None)
+        self._routing = Routing(self._leaders, self._reports, pairs if self._shared else None, self._known)
         return self._probe_again() or self._measure()
 
     def _probe_again(self) -> List[Action]:
@@ -129,6 +133,10 @@ class Linking:
         self._measuring = set(wanted)
         requests = ((self._members[rank], pairs) for rank, pairs in wanted.items())
         return [Send(item.connection, {"type": "measure", "pairs": pairs}) for item, pairs in requests]
+
+    def known(self) -> Known:
+        """What has been measured between hosts, for later generations."""
+        return {**self._known, **self._routing.known()}
 
     def link(self) -> List[Action]:
         """Choose the routes, and have every rank build its links.

@@ -48,6 +48,8 @@ class Probe:
 
     Attributes:
         target: the rank that is to be reached.
+        iface: the interface of that rank which has the address.
+        scope: see above.
         why: None until the probe has ended; "" if the rank was reached; otherwise what happened instead.
     """
 
@@ -64,6 +66,8 @@ class Probe:
         encryption: Optional[Encryption] = None,
     ) -> None:
         self.target = claim.target
+        self.iface = str(offer.get("iface", "?"))
+        self.scope = scope
         self.why: Optional[str] = None
         self._reactor = reactor
         self._source = claim.source
@@ -142,7 +146,7 @@ class Probe:
             port=int(self._offer["port"]),
             local=self._local,
             local_iface=local.name if local else "?",
-            remote_iface=str(self._offer.get("iface", "?")),
+            remote_iface=self.iface,
             kind=worse_kind(local.kind if local else WIRED, str(self._offer.get("kind", WIRED))),
             why=self.why or "",
             too_slow=bool(self.why) and self._dial.too_slow,

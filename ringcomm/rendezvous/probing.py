@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set
+from functools import partial
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from ..clock import Deadline
 from ..transport.kinds import LOCAL, LOOPBACK, VIRTUAL
@@ -18,17 +19,21 @@ _PATIENCE_S = 0.3
 """How much longer to wait for the rest once every host has answered on a real interface: at least so long,"""
 _PATIENCE = 3.0
 """and at least so many times as long as that has taken: on busy hosts the right address may answer late."""
+_LINK_LOCAL_PATIENCE_S = 0.03
+"""At least so long where only link-local addresses are left, of interfaces that have answered at another
+address: they are dialled by every interface of this machine, and all but one of these lead nowhere."""
 
 Finished = Callable[[List[Dict[str, Any]]], None]
 
 
-def patience_s(answered_s: float) -> float:
+def patience_s(answered_s: float, least_s: float = _PATIENCE_S) -> float:
     """How long to wait for other addresses once every host has answered on a real interface, in seconds.
 
     Args:
         answered_s: how long that has taken, in seconds.
+        least_s: the lower limit.
     """
-    return max(_PATIENCE_S, _PATIENCE * answered_s)
+    return max(least_s, _PATIENCE * answered_s)
 
 
 def scopes_of(address: str, interfaces: Sequence[Interface]) -> List[int]:
@@ -74,8 +79,9 @@ class Probing:
         self._own: List[Attempt] = []
         self._unsettled = 0
         self._unreached: Set[int] = set()
+        self._ifaces: Set[Tuple[int, str]] = set()
         self._active = False
-        self._hurrying = False
+        self._limit_s: Optional[float] = None
         self._since = Deadline(None)
 
     def begin(self, targets: Sequence[Dict[str, Any]], limit_s: float) -> None:
@@ -86,6 +92,7 @@ class Probing:
             limit_s: how long the slowest address may take to answer, in seconds.
         """
         self._active = True
+        self._limit_s = None
         self._since = Deadline(limit_s)
         probes: List[Probe] = []
         own = {item.address for item in own_addresses()}
@@ -116,24 +123,32 @@ class Probing:
         self._probes = probes
         self._unsettled = len(probes)
         self._unreached = {probe.target for probe in probes}
+        self._ifaces = set()
         if not probes:
             self._finish()
 
     def _settled(self, probe: Probe) -> None:
         """A probe has ended: report if all have; wait only a moment longer if every host has answered."""
         self._unsettled -= 1
-        if probe.why == "" and probe.attempt().kind != VIRTUAL:
-            self._unreached.discard(probe.target)
+        if probe.why == "":
+            self._ifaces.add((probe.target, probe.iface))
+            if probe.attempt().kind != VIRTUAL:
+                self._unreached.discard(probe.target)
         if not self._active:
             return
         if not self._unsettled:
             self._finish()
-        elif not self._hurrying and not self._unreached:
-            self._hurrying = True
-            self._reactor.after(patience_s(self._since.elapsed_s()), self._stop_waiting)
+        elif not self._unreached:
+            going = (item for item in self._probes if item.why is None)
+            again = all(item.scope and (item.target, item.iface) in self._ifaces for item in going)
+            least_s = _LINK_LOCAL_PATIENCE_S if again else _PATIENCE_S
+            if self._limit_s is None or least_s < self._limit_s:
+                self._limit_s = least_s
+                wait_s = patience_s(self._since.elapsed_s(), least_s)
+                self._reactor.after(wait_s, partial(self._stop_waiting, list(self._probes)))
 
-    def _stop_waiting(self) -> None:
-        for probe in list(self._probes):
+    def _stop_waiting(self, probes: Sequence[Probe]) -> None:
+        for probe in probes:
             if probe.why is None:
                 waited_s = self._since.elapsed_s()
                 probe.give_up(f"no answer within {waited_s:.1f} s, while another address had answered")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Collection, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ..errors import ProtocolError
 from ..transport.kinds import LOCAL, LOOPBACK
@@ -18,6 +18,12 @@ Routes = Dict[Tuple[int, int], Attempt]
 
 Pair = Tuple[int, int]
 """The first ranks of two hosts, the lower one first."""
+
+HostWire = FrozenSet[Tuple[str, str, str]]
+"""The name of a wire in later generations: of both ends the name of the host, its machine and the interface."""
+
+Known = Dict[FrozenSet[HostWire], List[Dict[HostWire, float]]]
+"""By all wires between two hosts, the speed of each in MB/s, for every measurement."""
 
 MOST_WIRES = 6
 """Between two hosts no more than so many are measured, the preferred ones."""
@@ -54,6 +60,8 @@ class Routing:
         reports: by rank, what it has tried.
         pairs: only these; what one end has not reported, it has not been asked to try. None: all pairs, and
             both ends of each have been asked.
+        known: what earlier generations have measured. A pair of hosts that has the same wires as then does
+            not measure again, which takes up to a second and more while all other ranks wait.
     """
 
     def __init__(
@@ -61,6 +69,7 @@ class Routing:
         leaders: Sequence[Located],
         reports: Mapping[int, Sequence[Attempt]],
         pairs: Optional[Collection[Pair]] = None,
+        known: Optional[Known] = None,
     ) -> None:
         self._leaders = {leader.rank: leader for leader in leaders}
         self._all_asked = pairs is None
@@ -74,7 +83,7 @@ class Routing:
                 if found is not None:
                     found.append(item)
         self._wires = {pair: candidates(tried)[:MOST_WIRES] for pair, tried in self._tried.items()}
-        self._measured: Dict[Pair, List[Dict[Wire, float]]] = {pair: [] for pair in self._tried}
+        self._measured = {pair: self._again(wires, known or {}) for pair, wires in self._wires.items()}
 
     def to_probe_again(self) -> Dict[int, List[Dict[str, Any]]]:
         """By rank, the hosts that it did not reach, nor they it, but only because an attempt took too long.
@@ -156,6 +165,25 @@ class Routing:
                 )  # fmt: skip
                 if same and self._measured[pair]:
                     self._measured[pair][-1][wire_of(item)] = speed
+
+    def _again(self, wires: Sequence[Attempt], known: Known) -> List[Dict[Wire, float]]:
+        """What was measured of the same wires before."""
+        names = {self._host_wire(wire): wire for wire in map(wire_of, wires)}
+        speeds = known.get(frozenset(names), ())
+        return [{names[wire]: speed for wire, speed in found.items()} for found in speeds]
+
+    def _host_wire(self, wire: Wire) -> HostWire:
+        ends = ((self._leaders[rank], iface) for rank, iface in wire)
+        return frozenset((leader.host, leader.machine, iface) for leader, iface in ends)
+
+    def known(self) -> Known:
+        """What has been measured, for later generations."""
+        return {
+            frozenset(self._host_wire(wire_of(item)) for item in self._wires[pair]): [
+                {self._host_wire(wire): speed for wire, speed in found.items()} for found in speeds
+            ]
+            for pair, speeds in self._measured.items() if speeds and self._wires.get(pair)
+        }  # fmt: skip
 
     def routes(self) -> Routes:
         """One route for each pair of hosts.

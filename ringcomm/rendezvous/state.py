@@ -24,7 +24,7 @@ from .membership import Member, RankAssignment, Refusal
 from .pending_members import PendingMembers
 from .remarks import Remarks
 from .root_cause import EVIDENCE_S, SETTLE_S, VANISHED, RootCause, RootCauseAnalysis
-from .routing import NoRoute
+from .routing import Known, NoRoute
 
 
 class Phase(Enum):
@@ -52,6 +52,7 @@ class Rendezvous:
         refused_connections: the connections that failed to authenticate, as text; empty if none did.
         unreachable: two ranks between which there is no route, or no link could be built; empty if there are
             none.
+        known: what has been measured between hosts.
     """
 
     def __init__(self, size: int, seats: Sequence[Seat], version: str, start_timeout_s: float) -> None:
@@ -70,6 +71,7 @@ class Rendezvous:
         self._by_rank: Dict[int, Member] = {}
         self._by_slot: Dict[Slot, List[Member]] = {}
         self._staying: Set[int] = set()
+        self.known: Known = {}
         self._linking = Linking((), 0)
         self._remarks = Remarks()
 
@@ -141,7 +143,7 @@ class Rendezvous:
         self._by_rank = {member.rank: member for member in ordered}
         self._by_slot = {}
         self._staying = set(self.members)
-        self._linking = Linking(ordered, self.generation)
+        self._linking = Linking(ordered, self.generation, self.known)
         self._remarks = Remarks()
         self.phase = Phase.PROBING
         for member in ordered:
@@ -194,6 +196,7 @@ class Rendezvous:
         except NoRoute as problem:
             self.unreachable = problem.ranks
             return self._abort("no_route", str(problem), None)
+        self.known = self._linking.known()
         self.phase = Phase.LINKING
         return actions
 

@@ -160,6 +160,23 @@ def test_once_every_host_has_answered_the_rest_is_not_waited_for(rounds, silent)
     assert not slow["too_slow"], "it is not dialled again: there is another way"
 
 
+@pytest.mark.parametrize("limit_s", [60.0, 1.0])
+def test_link_local_addresses_of_interfaces_that_answered_are_waited_for_less(rounds, monkeypatch, limit_s):
+    """By the wrong interface of this machine they do not answer, so each start would wait for them."""
+    monkeypatch.setattr(probing_module, "_PATIENCE_S", 60.0)
+    monkeypatch.setattr(probing_module, "_LINK_LOCAL_PATIENCE_S", 0.0)
+    scope = socket.if_nametoindex("lo")
+    monkeypatch.setattr(probing_module, "scopes_of", lambda address, _: [scope if ":" in address else 0])
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        address, port = server.getsockname()[:2]
+        iface = rounds.here["iface"] if limit_s == 60.0 else "eth9"
+        scoped = {"address": address, "port": port, "iface": iface, "kind": WIRED}
+        answered, silent = rounds(limit_s, rounds.here, scoped)
+    assert answered["why"] == ""
+    text = r"no answer within \d+\.\d s, while another address had answered"
+    assert re.fullmatch(text if limit_s == 60.0 else "no answer within 1 s", silent["why"])
+
+
 def test_an_answer_on_a_virtual_interface_does_not_end_the_wait(rounds, silent):
     """It may lead to a container of another host that has the same address."""
     virtual = {**rounds.here, "kind": VIRTUAL}

@@ -15,7 +15,8 @@ import pytest
 from tests.hosts.job import Job
 from tests.hosts.netlab import LOCALHOST, Host, Lab
 from tests.hosts.test_doctor import BUSY, THREE, doctor
-from tests.hosts.test_routes import REDUCE, STARTS, busy, roles_used
+from tests.hosts.test_routes import REDUCE, STARTS, roles_used
+from tests.support.busy import busy
 
 LOADS = (0, len(os.sched_getaffinity(0)))
 RUNS = 2

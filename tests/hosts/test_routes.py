@@ -11,7 +11,7 @@ import secrets
 import statistics
 import subprocess
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
@@ -20,6 +20,7 @@ import pytest
 
 from tests.hosts.job import ROOT, Job
 from tests.hosts.netlab import LOCALHOST, Host, Lab
+from tests.support.busy import busy
 
 PROGRAMS = Path(__file__).parent / "programs"
 STARTS, REDUCE = PROGRAMS / "starts.py", PROGRAMS / "reduce.py"
@@ -100,16 +101,6 @@ def bridged_lab(request: pytest.FixtureRequest, able: None) -> Iterator[Lab]:
     boards = [Host(name, wlan=request.param) for name in BOARDS]
     with Lab(*boards, docker=False, bridged=True) as lab:
         yield lab
-
-
-@contextmanager
-def busy(processes: int) -> Iterator[None]:
-    """So many processes compute."""
-    with ExitStack() as stack:
-        for _ in range(processes):
-            process = stack.enter_context(subprocess.Popen(["sh", "-c", "while :; do :; done"]))
-            stack.callback(process.kill)
-        yield
 
 
 def start_often(lab: Lab, starts: int) -> List[List[Dict[str, Any]]]:
