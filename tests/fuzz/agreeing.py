@@ -20,6 +20,7 @@ import ringcomm as rc
 from ringcomm.ops import ReduceOp
 from ringcomm.schedule.steps import even_bounds
 from tests.fuzz.agreeing_groups import GroupFamily, delay
+from tests.fuzz.agreeing_weights import WeightFamily
 from tests.support.reference import all_dtypes, assert_reduced, contributions, ops_for
 
 DTYPES = all_dtypes()
@@ -229,7 +230,15 @@ def _models() -> Any:
     return ModelFamily()
 
 
-FAMILIES: Dict[str, Callable[[], Any]] = {"numpy": NumpyFamily, "model": _models, "group": GroupFamily}
+def _local() -> Any:
+    from tests.fuzz.agreeing_local import LocalFamily
+
+    return LocalFamily()
+
+
+FAMILIES: Dict[str, Callable[[], Any]] = {
+    "numpy": NumpyFamily, "weight": WeightFamily, "model": _models, "local": _local, "group": GroupFamily,
+}  # fmt: skip
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] or list(FAMILIES))

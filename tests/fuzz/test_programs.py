@@ -20,7 +20,7 @@ import pytest
 from tests.fuzz import diverging
 from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched
 
-FAMILIES = ["numpy", "model", "group"]
+FAMILIES = ["numpy", "weight", "model", "local", "group"]
 EACH_S = 0.5
 """How long a program may take in the mean, on a machine that does a lot else."""
 
@@ -32,7 +32,7 @@ def programs(request: pytest.FixtureRequest) -> int:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_all_ranks_agree(size: int, programs: int) -> None:
-    families = FAMILIES if importlib.util.find_spec("torch") is not None else FAMILIES[:1]
+    families = FAMILIES if importlib.util.find_spec("torch") is not None else FAMILIES[:2]
     job = Launched(
         "-np", str(size), "-x", "OMP_NUM_THREADS=1", "--timeout", "60", sys.executable, "-W", "ignore", "-m",
         "tests.fuzz.agreeing", str(size * 1_000_000), str(programs), *families,
