@@ -20,7 +20,7 @@ Pair = Tuple[int, int]
 """The first ranks of two hosts, the lower one first."""
 
 HostWire = FrozenSet[Tuple[str, str, str]]
-"""The name of a wire in later generations: of both ends the name of the host, its machine and the interface."""
+"""The name of a wire in later generations: of both ends the host, its machine and the interface."""
 
 Known = Dict[FrozenSet[HostWire], List[Dict[HostWire, float]]]
 """By all wires between two hosts, the speed of each in MB/s, for every measurement."""

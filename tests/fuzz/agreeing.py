@@ -236,8 +236,15 @@ def _local() -> Any:
     return LocalFamily()
 
 
+def _ddp() -> Any:
+    from tests.fuzz.agreeing_ddp import DdpFamily
+
+    return DdpFamily()
+
+
 FAMILIES: Dict[str, Callable[[], Any]] = {
-    "numpy": NumpyFamily, "weight": WeightFamily, "model": _models, "local": _local, "group": GroupFamily,
+    "numpy": NumpyFamily, "weight": WeightFamily, "model": _models, "local": _local, "ddp": _ddp,
+    "group": GroupFamily,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ class GroupFamily:
 
         import ringcomm.torch.distributed  # noqa: F401 - it registers the backend
 
-        dist.init_process_group("ringcomm")
+        if not dist.is_initialized():
+            dist.init_process_group("ringcomm")
         size = dist.get_world_size()
         every = list(range(size))
         pairs = [[first, second] for first in every for second in every[first + 1 :]]

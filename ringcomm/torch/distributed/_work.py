@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from datetime import timedelta
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Deque, List, Optional
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,12 @@ Helper = Callable[["RingcommWork"], None]
 """Called by a thread that waits for a work, before it sleeps: it may run queued works."""
 Interrupted = Callable[["RingcommWork", BaseException], None]
 """Called by a thread whose wait for a work is interrupted (by Ctrl-C, say): it ends the group."""
+
+_MAX_KEPT_ITEMS = 16
+_kept: Deque[RingcommWork] = deque(maxlen=64)
+"""The newest works with small results, which keeps their Python objects alive. Within ``join()`` DDP counts
+the ranks that still train by an all-reduce, and its reducer holds only the C++ part of that work until the
+backward pass. Without the Python object that part has no methods ("Work::getFuture not implemented")."""
 
 
 @uncompiled()
@@ -69,6 +76,8 @@ class RingcommWork(dist.Work):
         self._future: Any = None
         self._done = False
         self._error: Optional[BaseException] = None
+        if len(result) == 1 and isinstance(result[0], torch.Tensor) and result[0].numel() <= _MAX_KEPT_ITEMS:
+            _kept.append(self)
 
     # ---- called by the executing thread ------------------------------------------------------
 
@@ -92,14 +101,15 @@ class RingcommWork(dist.Work):
         Args:
             error: the failure, or None.
         """
-        if error is None and self.epilogue is not None and not self._done:
-            self.epilogue()
+        epilogue = self.epilogue
+        if error is None and epilogue is not None and not self._done:
+            epilogue()
         with self._lock:
             if self._done:
                 return
             self._error = error
             self._done = True
-            self._helper = self._interrupted = None
+            self._helper = self._interrupted = self.epilogue = None
             completed, root = self._completed_event, self._root
         if completed is not None:
             completed.set()

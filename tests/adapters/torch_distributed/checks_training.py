@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from typing import Any, Callable
 
 import torch
@@ -89,10 +90,12 @@ def check_ddp_with_unused_parameters(on: Ranks) -> None:
 
 def check_ddp_with_uneven_inputs(on: Ranks) -> None:
     model = DDP(nn.Linear(2, 1))
-    with model.join():
-        for n in range(2 + on.rank):
-            model(torch.ones(1, 2) * n).sum().backward()
-    dist.barrier()
+    for initial in (True, False):
+        with model.join(divide_by_initial_world_size=initial):
+            for n in range(2 + on.rank):
+                output = model(torch.ones(1, 2) * n).sum()
+                time.sleep(0.05)  # join() has counted the ranks; only DDP's reducer refers to that work
+                output.backward()
 
 
 def check_ddp_hooks(on: Ranks) -> None:
