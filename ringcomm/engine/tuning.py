@@ -75,6 +75,7 @@ class Autotuner:
         self._best: Point = (_nearest(FUSION_BYTES, start.fusion_bytes), _nearest(CYCLE_S, start.cycle_s))
         self._point = self._best
         self._scores: Dict[Point, float] = {}
+        self._earlier: Dict[Point, float] = {}  # scores until tuning began again
         self._samples: List[float] = []
         self._amounts: List[float] = []
         self._usual_bytes = 0.0
@@ -94,21 +95,22 @@ class Autotuner:
     def result(self) -> str:
         """What has been found so far, and what is missing, as a sentence or two for the user."""
         need = self._sampling.steps * (self._sampling.samples + self._sampling.warmup)
-        if not self._scores:
+        scores = self._scores or self._earlier
+        if not scores:
             return (
                 f"Autotuning has found nothing: it needs {need} rounds of collectives for each setting that "
                 f"it tries, and there were {self._rounds}."
             )
-        best = max(self._scores, key=lambda point: self._scores[point])
+        best = max(scores, key=lambda point: scores[point])
         fusion, cycle = FUSION_BYTES[best[0]], CYCLE_S[best[1]]
         found = f"--fusion-threshold {fusion >> 20}M --cycle-time {cycle * 1e3:g}"
-        if self.converged:
-            return f"Autotuning has found {found} ({self._scores[best]:.3g} MB/s)."
+        if self.converged or not self._scores:
+            return f"Autotuning has found {found} ({scores[best]:.3g} MB/s)."
         untried = [point for point in self._neighbours(self._best) if point not in self._scores]
         missing = max(1, need * len(untried) - self._rounds % need)
         return (
             f"Autotuning has not finished: it needs at least {missing} more rounds of collectives (there "
-            f"were {self._rounds}). The best so far: {found} ({self._scores[best]:.3g} MB/s)."
+            f"were {self._rounds}). The best so far: {found} ({scores[best]:.3g} MB/s)."
         )
 
     def ran(self, nbytes: int, now_s: float) -> bool:
@@ -176,7 +178,7 @@ class Autotuner:
             return False
         self._log("# something has changed: tuning again")
         self._strange = 0
-        self._scores.clear()
+        self._scores, self._earlier = {}, self._scores
         self._rounds = 0
         self.converged = False
         return True

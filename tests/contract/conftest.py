@@ -52,6 +52,7 @@ def as_default(monkeypatch: pytest.MonkeyPatch) -> Callable[[Context], None]:
         return found
 
     monkeypatch.setattr(api, "context", context)
+    monkeypatch.setattr(api, "placed", context)
     monkeypatch.setattr(api, "is_initialized", lambda: hasattr(mine, "context"))
     return lambda context: setattr(mine, "context", context)
 

@@ -57,6 +57,17 @@ def test_tunes_again_when_the_machine_has_changed():
     assert tuner.converged and tuner.tuning == machine.best
 
 
+def test_the_result_stays_while_tuning_begins_again():
+    tuner = Autotuner(Tuning(), Sampling(steps=2, samples=3, warmup=1, patience=4))
+    machine = Machine(Tuning(64 << 20, 0.001))
+    machine.run(tuner, 2000)
+    found = tuner.result()
+    machine.best = Tuning(2 << 20, 0.0)
+    while tuner.converged:
+        machine.run(tuner, 1)
+    assert found.startswith("Autotuning has found --fusion-threshold 64M") and tuner.result() == found
+
+
 def test_tunes_again_when_the_model_has_changed():
     tuner = Autotuner(Tuning(), Sampling(steps=2, samples=3, warmup=1, patience=4))
     machine = Machine(Tuning(64 << 20, 0.001))
