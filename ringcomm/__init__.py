@@ -58,10 +58,7 @@ from .async_calls import (
     reducescatter_async,
     synchronize,
 )
-from .balance.advise import Advice, advise
-from .balance.batches import balanced
 from .config import Membership, Settings
-from .consistency import check_same
 from .context import Context
 from .engine.process_sets import UnknownProcessSetError
 from .engine.request import Handle
@@ -97,12 +94,17 @@ from .grouped_calls import (
     grouped_allreduce_async,
     grouped_allreduce_async_,
 )
-from .local_sgd import LocalSGD
-from .messages import recv, send
 from .ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from .process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
-from .scaling.prediction import Prediction, predict
 from .version import __version__
+
+if _typing.TYPE_CHECKING:
+    from .balance.advise import Advice, advise
+    from .balance.batches import balanced
+    from .consistency import check_same
+    from .local_sgd import LocalSGD
+    from .messages import recv, send
+    from .scaling.prediction import Prediction, predict
 
 __all__ = [
     "Adasum",
@@ -202,10 +204,26 @@ __all__ = [
 ]
 
 
+_LATER = {
+    "Advice": "balance.advise",
+    "advise": "balance.advise",
+    "balanced": "balance.batches",
+    "check_same": "consistency",
+    "LocalSGD": "local_sgd",
+    "predict": "scaling.prediction",
+    "Prediction": "scaling.prediction",
+    "recv": "messages",
+    "send": "messages",
+}
+"""Names that few programs use, by the module that defines each: it is imported with the first use."""
+
+
 def __getattr__(name: str) -> _typing.Any:
-    # Built on the functions above, so it cannot be imported with them.
     if name == "elastic":
         return _importlib.import_module("ringcomm.elastic")
+    if name in _LATER:
+        found = globals()[name] = getattr(_importlib.import_module(f"ringcomm.{_LATER[name]}"), name)
+        return found
     close = _difflib.get_close_matches(name, __all__, 1, 0.75)
     meant = _OTHER_NAMES.get(name) or (f"rc.{close[0]}" if close and not name.startswith("_") else "")
     hint = f": {meant} does this" if name in _OTHER_NAMES else f". Did you mean {meant}?" if meant else ""

@@ -9,36 +9,36 @@ from __future__ import annotations
 import logging
 import os
 from functools import partial
-from typing import Any, Dict, Optional, Sequence, Union
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Dict, Optional, Sequence, Union
 
 from .activity import Activity, flat
 from .arrays.mirrors import StagingPool
 from .collective.call_sites import CallSites
 from .collective.runner import Runner
 from .collectives import Collectives
-from .config import Membership, Settings
+from .config import Membership, Settings, misspelt_variables
 from .engine.engine import Engine
-from .engine.peer_channels import StopWatch
 from .errors import Recoverable, describe_error
 from .flight_recorder import Facts, FlightRecorder, forget_what_is_closed
 from .group.reporter import Reporter
+from .group.view import Peer
 from .objects import Objects
 from .polling import polling_s
-from .preparation import Preparation, carriers, point_out_misspelt
-from .rendezvous.client import join
-from .rendezvous.control import ControlChannel
-from .rendezvous.elastic_client import NEW, join_view
-from .rendezvous.elastic_control import ElasticChannel, Resume
-from .rendezvous.embedded import EmbeddedRendezvous, OwnRendezvous
-from .rendezvous.joined import Joined, Peer
-from .rendezvous.launched import join_launched
-from .scaling.job import JobPrediction
-from .schedule.cost import CostModel
 from .schedule.select import Selector
 from .timeline import Recording, timeline_path
-from .transport.base import Channels
-from .transport.tcp import SocketFabric
+from .transport.base import Channels, StoppableWatch
+from .transport.memory import memory_channels
 from .wire.signing import Signer
+
+if TYPE_CHECKING:
+    from .entry import Entry
+    from .preparation import Preparation
+    from .rendezvous.control import ControlChannel
+    from .rendezvous.elastic_control import Resume
+    from .rendezvous.embedded import EmbeddedRendezvous
+    from .rendezvous.joined import Joined
+    from .schedule.cost import CostModel
 
 logger = logging.getLogger("ringcomm")
 
@@ -47,6 +47,11 @@ _NOT_ADVISED = (
     "batches (see docs/unequal.md) and make 64 steps, and two more for each batch that a loader takes in "
     "advance; with Keras on TensorFlow or JAX four epochs of 25."
 )
+
+
+COMPANIONS = {"predict": "ringcomm.scaling.job"}
+"""Modules outside the core, by the setting that turns them on. The function ``attach`` of such a module gets
+the context, and returns an object whose ``close`` is called before a rank leaves without error."""
 
 
 class Context(Collectives):
@@ -91,8 +96,7 @@ class Context(Collectives):
         self.balance_count = 0
         self.advised = self.batch_norm = False
         self.cost_model: Optional[CostModel] = None
-        self._leaving: Optional[StopWatch] = None
-        self.membership: Optional[Membership] = None
+        self._leaving: Optional[StoppableWatch] = None
         self.joined_as: Optional[Membership] = None
         own = self.peers[rank]
         self.host, self.local_rank = own.host, own.local_rank
@@ -108,7 +112,7 @@ class Context(Collectives):
             channels.direct.watch = channels.background.watch = reporter
         if size > 1:
             # For a call that one thread is in while another one leaves the job.
-            self._leaving = channels.direct.watch = StopWatch(channels.direct.watch)
+            self._leaving = channels.direct.watch = StoppableWatch(channels.direct.watch)
             channels.direct.make_wakeable()
         hosts = [peer.host_index for peer in self.peers]
         report = self._report if settings.verbose and rank == 0 else None
@@ -128,7 +132,11 @@ class Context(Collectives):
             facts = Facts(self.rank, self.size, self.host, self.generation, range(self.size))
             self.activity = Activity(self._runner, self.engine, range(self.size))
             self._flight = FlightRecorder(facts, settings, self._runner, self.activity, self.engine)
-            self._prediction = JobPrediction(self, announce) if settings.predict else None
+            self._companions = [
+                import_module(module).attach(self)
+                for setting, module in COMPANIONS.items()
+                if getattr(settings, setting)
+            ]
         except BaseException:
             self.engine.stop()
             raise
@@ -160,9 +168,9 @@ class Context(Collectives):
         settings = Settings.from_environment() if settings is None else settings
         membership = Membership.from_environment() if membership is None else membership
         if membership.is_alone:
-            point_out_misspelt()
+            _point_out_misspelt()
             alone = cls(
-                Channels(*(SocketFabric(0, {}) for _ in Channels._fields)),
+                memory_channels(1)[0],
                 [Peer(0, membership.host or "localhost", 0, 0, os.getpid())],
                 settings,
             )
@@ -170,67 +178,55 @@ class Context(Collectives):
                 alone.start_timeline(settings.timeline, settings.timeline_mark_cycles)
             return alone
         forget_what_is_closed()
-        if membership.elastic:
-            return cls._start_in_view(membership, settings, NEW if resume is None else resume)
-        if membership.launched is not None:
-            joined, embedded, membership = join_launched(membership, settings)
-        else:
-            with OwnRendezvous(membership, settings) as own:
-                joined = join(membership, settings, listens=True)
-            embedded = own.embedded
-        context = cls._of(joined, settings, embedded)
-        context.joined_as = membership
-        try:
-            context._prepare()
-        except BaseException:
-            context.close("it could not start", ok=False)
-            raise
-        return context
+        from .entry import enter  # not needed by a process that is alone
 
-    @classmethod
-    def _start_in_view(cls, membership: Membership, settings: Settings, resume: Resume) -> Context:
-        """Join the next view of an elastic job; if that fails before the first call, the one after it."""
         while True:
-            context = cls._of(join_view(membership, settings, resume), settings, None)
-            context.membership = context.joined_as = membership
+            context = cls._of(enter(membership, settings, resume), settings)
             try:
                 context._prepare()
                 return context
-            except Recoverable as problem:
-                logger.info("epoch %d failed before the first call: %s", context.generation, problem)
-                resume = context.suspend(resume.position)
             except BaseException as problem:
-                context.close(describe_error(problem), ok=False)
-                raise
+                if not (context.is_elastic and isinstance(problem, Recoverable)):
+                    context.close(describe_error(problem), ok=False)
+                    raise
+                # A member was lost before the first call: the job goes on with the view after this one.
+                logger.info("epoch %d failed before the first call: %s", context.generation, problem)
+                resume = context.suspend(0 if resume is None else resume.position)
 
     @classmethod
-    def _of(cls, joined: Joined, settings: Settings, embedded: Optional[EmbeddedRendezvous]) -> Context:
+    def _of(cls, entry: Entry, settings: Settings) -> Context:
         """A context over links that are established."""
+        joined, embedded = entry.joined, entry.embedded
         try:
-            return cls(joined.channels, joined.peers, settings, joined, embedded)
+            context = cls(joined.channels, joined.peers, settings, joined, embedded)
         except BaseException as problem:
             joined.control.leave(describe_error(problem), ok=False)
             joined.channels.close()
             if embedded is not None:
                 embedded.stop(failed=True)
             raise
+        context.joined_as = entry.membership
+        return context
 
     def _prepare(self) -> None:
         """Choose algorithms, compare programs, and start the timeline, together with all ranks."""
         assert self._joined is not None
         if self.rank == 0:
-            point_out_misspelt()
+            _point_out_misspelt()
         if self.size > 1:
+            self._tune()
+            preparation = self._preparation()
             if self.settings.verbose and self.rank == 0:
                 logger.info("%s", self._joined.table)
-                self._report(carriers(self._joined))
-            self._tune()
-            self._preparation().compare_programs()
+                self._report(preparation.carriers())
+            preparation.compare_programs()
         if self.settings.timeline:
             path = timeline_path(self.settings.timeline, self.generation if self.is_elastic else 0)
             self.start_timeline(path, self.settings.timeline_mark_cycles)
 
     def _preparation(self) -> Preparation:
+        from .preparation import Preparation  # not needed by a process that is alone
+
         return Preparation(self._runner, self._channels, self.rank, self.peers, self.settings, self._joined)
 
     def _tune(self) -> None:
@@ -245,7 +241,7 @@ class Context(Collectives):
     @property
     def is_elastic(self) -> bool:
         """Whether ranks may be lost and may join while the job runs."""
-        return self.membership is not None
+        return self.joined_as is not None and self.joined_as.elastic
 
     def restart(self, position: int = 0) -> Context:
         """Leave this view of an elastic job, and join the next one in the same process.
@@ -263,8 +259,7 @@ class Context(Collectives):
             ExcludedError: this process is not to be in the job any more.
             StartupError: (or a subclass) the job cannot go on with this process.
         """
-        assert self.membership is not None
-        return Context.start(self.membership, self.settings, self.suspend(position))
+        return Context.start(self.joined_as, self.settings, self.suspend(position))
 
     def suspend(self, position: int) -> Resume:
         """End this process's part in the view, but keep its connection to the rendezvous.
@@ -272,6 +267,8 @@ class Context(Collectives):
         Args:
             position: as for :meth:`restart`.
         """
+        from .rendezvous.elastic_control import ElasticChannel  # others cannot be suspended
+
         assert self._joined is not None and isinstance(self._joined.control, ElasticChannel)
         self._closed = True
         self._stop_calls("the next view begins", True)
@@ -286,8 +283,7 @@ class Context(Collectives):
         Returns:
             the sum of 1 (processes are to leave) and 2 (processes are ready to join); 0 if there are none.
         """
-        control = None if self._joined is None else self._joined.control
-        return control.take_changes() if isinstance(control, ElasticChannel) else 0
+        return 0 if self._joined is None else self._joined.control.take_changes()
 
     @property
     def waited_s(self) -> float:
@@ -317,6 +313,18 @@ class Context(Collectives):
         if self._joined is not None and self._embedded is None:
             self._joined.control.note(text)
 
+    def announce(self, topic: str, text: str) -> None:
+        """Show a line to the user: at the launcher, or through logging where there is none.
+
+        Args:
+            topic: of lines with the same topic only the first is shown.
+            text: one line.
+        """
+        if self._joined is not None and self._embedded is None:
+            self._joined.control.warn(topic, text)
+        else:
+            logger.warning("%s", text)
+
     def close(self, reason: str = "it called shutdown()", ok: bool = True) -> None:
         """Leave the job. Others that still need this rank get an error that names it and ``reason``.
 
@@ -328,9 +336,9 @@ class Context(Collectives):
         self._closed = True
         if ok:
             if self.settings.advise and not self.advised and self.rank == 0:
-                announce(self, "no advice", _NOT_ADVISED)
-            if self._prediction is not None:
-                self._prediction.close()
+                self.announce("no advice", _NOT_ADVISED)
+            for companion in self._companions:
+                companion.close()
             self._recording.finish()
             self._report_usage()
         self._stop_calls(reason, ok)
@@ -383,15 +391,7 @@ class Context(Collectives):
         return len(set(counts)) == 1
 
 
-def announce(context: Context, topic: str, text: str) -> None:
-    """Show a line to the user: at the launcher, or through logging where there is none.
-
-    Args:
-        context: of this rank.
-        topic: of lines with the same topic only the first is shown.
-        text: one line.
-    """
-    if context._joined is not None and context._embedded is None:
-        context._joined.control.warn(topic, text)
-    else:
+def _point_out_misspelt() -> None:
+    """Warn of environment variables that look like settings, but are none."""
+    for text in misspelt_variables():
         logger.warning("%s", text)

@@ -18,7 +18,6 @@ from .context import Context
 from .docstrings import documented
 from .errors import NotInitializedError, RingcommError, describe_error
 from .newcomer import Newcomer, newcomer_of
-from .rendezvous.elastic_control import ElasticChannel
 
 _lock = threading.Lock()
 _joining = threading.RLock()  # restart() may call functions that make collectives
@@ -170,10 +169,7 @@ def on_changes(listener: Optional[Callable[[int, bool], None]]) -> bool:
         whether this process is in an elastic job.
     """
     joined = _default._joined if isinstance(_default, Context) else None
-    if joined is None or not isinstance(joined.control, ElasticChannel):
-        return False
-    joined.control.on_changes(listener)
-    return True
+    return joined is not None and joined.control.on_changes(listener)
 
 
 def gather_positions(position: int) -> List[int]:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import replace
 from typing import Dict, List, Optional, Sequence
 
 from .collective.measure import agreed, measure
 from .collective.runner import Runner
-from .config import Settings, misspelt_variables
+from .config import Settings
+from .group.view import Peer
 from .polling import usable_cores
 from .program import compare_programs
-from .rendezvous.joined import Joined, Peer
+from .rendezvous.joined import Joined
 from .schedule.cost import CostModel
 from .schedule.select import Selector
 from .transport.base import Channels
 from .transport.process_memory import ReadingLink
 from .transport.tcp import STREAMS
-
-logger = logging.getLogger("ringcomm")
 
 
 class Preparation:
@@ -86,27 +84,17 @@ class Preparation:
         selector.adopt(model, oversubscribed)
         return model
 
-
-def point_out_misspelt() -> None:
-    """Warn of environment variables that look like settings, but are none."""
-    for text in misspelt_variables():
-        logger.warning("%s", text)
-
-
-def carriers(joined: Joined) -> str:
-    """What rank 0 exchanges data through with each rank, in one line.
-
-    Args:
-        joined: the job, at rank 0.
-    """
-    ways: Dict[str, List[int]] = {}
-    for peer in range(1, len(joined.peers)):
-        ways.setdefault(joined.channels.direct.link(peer).carrier, []).append(peer)
-    told = (f"{way} with rank {', '.join(str(peer) for peer in peers)}" for way, peers in ways.items())
-    links = [joined.channels.direct.link(peer) for peer in range(1, len(joined.peers))]
-    sizes = [
-        f" (up to {link.ring_most_bytes // 1024} KiB through shared memory)"
-        for link in links
-        if isinstance(link, ReadingLink)
-    ]
-    return "rank 0 exchanges data through " + ", ".join(told) + "".join(sizes[:1])
+    def carriers(self) -> str:
+        """Return what this rank exchanges data through with each other rank, in one line."""
+        others = [peer for peer in range(len(self._peers)) if peer != self._rank]
+        links = {peer: self._channels.direct.link(peer) for peer in others}
+        ways: Dict[str, List[int]] = {}
+        for peer, link in links.items():
+            ways.setdefault(link.carrier, []).append(peer)
+        told = (f"{way} with rank {', '.join(str(peer) for peer in peers)}" for way, peers in ways.items())
+        sizes = [
+            f" (up to {link.ring_most_bytes // 1024} KiB through shared memory)"
+            for link in links.values()
+            if isinstance(link, ReadingLink)
+        ]
+        return f"rank {self._rank} exchanges data through " + ", ".join(told) + "".join(sizes[:1])

@@ -13,14 +13,16 @@ import queue
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Set, Union
 
 from .engine.engine import Engine
-from .engine.heartbeat import HeartbeatThread
 from .engine.observer import Observer, now_us
 from .engine.single_rank import OwnTrace
 from .errors import ConfigError, Misuse, RingcommError
 from .files import open_named
+
+if TYPE_CHECKING:
+    from .engine.heartbeat import HeartbeatThread
 
 logger = logging.getLogger("ringcomm")
 

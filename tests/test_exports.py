@@ -65,7 +65,7 @@ def test_nothing_is_imported_at_the_top_but_not_exported():
     tree = ast.parse((PACKAGE / "__init__.py").read_text())
     names = [
         alias.asname or alias.name
-        for node in tree.body
+        for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     ]

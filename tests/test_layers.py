@@ -98,7 +98,7 @@ LEVELS: Dict[int, List[List[str]]] = {
     5: [
         [
             "activity", "timeline", "flight_recorder", "objects", "device_collectives", "collectives",
-            "program", "preparation", "context", "newcomer", "default_context", "api",
+            "program", "preparation", "entry", "context", "newcomer", "default_context", "api",
             "process_set", "async_calls", "grouped_calls", "messages", "consistency", "local_sgd",
             "balance.pace", "balance.batches", "__init__",
         ],

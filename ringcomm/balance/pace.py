@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import api
 from ..collective.codec_rates import CODECS, Rates, measured_rates
-from ..context import Context, announce
+from ..context import Context
 from ..engine.request import Handle
 from ..errors import ConfigError
 from ..ops import ReduceOp
@@ -182,7 +182,7 @@ class Pace:
     def _warn_of_few_samples(self, context: Context, fewest: int) -> None:
         if fewest < LEAST_FOR_BATCH_NORM and context.size > 1:
             self._warned = True
-            announce(context, f"batch normalization {self._number}", _FEW_SAMPLES.format(fewest))
+            context.announce(f"batch normalization {self._number}", _FEW_SAMPLES.format(fewest))
 
     def _replan(self, context: Context, replanner: Union[Replanner, Probe], samples: int) -> None:
         position = self.deal.position(self.epoch, self.step)
@@ -225,7 +225,7 @@ class Pace:
         self._effective = next_epoch if self.by_epoch else position + change.lead
         self.deal.change(self._effective, change.shares)
         if context.rank == 0:
-            announce(context, f"balance {self._number} {self._total_steps}", change.text)
+            context.announce(f"balance {self._number} {self._total_steps}", change.text)
 
     def _advise(self, context: Context, probe: Probe) -> None:
         """Recommend machines, and end the program."""
@@ -238,7 +238,7 @@ class Pace:
         advice = probe.advice(hosts, model, nbytes, _codec_rates(context))
         context.advised = True
         if context.rank == 0:
-            announce(context, "advise", f"{advice.table()}\n{advice.text}")
+            context.announce("advise", f"{advice.table()}\n{advice.text}")
         self.ended = True
         if threading.current_thread() is threading.main_thread():
             raise SystemExit(0)

@@ -7,7 +7,7 @@ which autotuning may change.
 from __future__ import annotations
 
 import logging
-from typing import IO, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import IO, TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ..clock import StepClock, Stopwatch
 from ..collective.call_history import CallHistory
@@ -20,18 +20,19 @@ from ..files import open_named
 from ..group.failures import FailureReporter
 from ..group.reporter import Reporter
 from ..schedule.select import Selector
-from ..transport.base import Channels, Fabric
+from ..transport.base import Channels, Fabric, StoppableWatch
 from .bucket_runner import BucketRunner
-from .coordinator import Coordinator, Tuning
 from .observer import Observer
 from .operation_history import OperationHistory
-from .peer_channels import Limits, StopWatch
 from .process_sets import ProcessSets
 from .request import Request
 from .single_rank import SingleRank
-from .thread import EngineThread
 from .tracing import Sink
-from .tuning import Autotuner
+
+if TYPE_CHECKING:
+    from .coordinator import Coordinator
+    from .thread import EngineThread
+    from .tuning import Autotuner
 
 logger = logging.getLogger("ringcomm.engine")
 
@@ -89,7 +90,10 @@ class EngineCore:
         if self.size == 1:
             self._single = SingleRank(self._bucket_runner)
             return
-        watch = StopWatch(channels.background.watch)
+        from .peer_channels import Limits  # what follows is not needed by a rank that is alone
+        from .thread import EngineThread
+
+        watch = StoppableWatch(channels.background.watch)
         channels.background.watch = channels.control.watch = watch
         if self.rank == 0:
             self.coordinator = self._make_coordinator(settings, hosts)
@@ -111,6 +115,8 @@ class EngineCore:
             self._thread.record(self.history)
 
     def _make_coordinator(self, settings: Settings, hosts: Sequence[str]) -> Coordinator:
+        from .coordinator import Coordinator, Tuning
+
         coordinator = Coordinator(
             hosts,
             self.sets.members,
@@ -136,6 +142,8 @@ class EngineCore:
             self.coordinator.needed = {name: place for place, name in enumerate(names)}
 
     def _autotune(self, coordinator: Coordinator, log: str) -> None:
+        from .tuning import Autotuner
+
         try:
             self._log = open(open_named(log), "w") if log else None  # noqa: SIM115 - open until stop()
         except OSError as problem:

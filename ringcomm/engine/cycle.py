@@ -12,14 +12,14 @@ from ..collective.progress import Progress
 from ..collective.weighted import Total
 from ..errors import MismatchError, NotInitializedError, PeerStalledError, ProtocolError, RingcommError
 from ..group.failures import FailureReporter
-from ..transport.base import Fabric, Link, Stopped
+from ..transport.base import Fabric, Link, StoppableWatch, Stopped
 from ..wire.messages import Message
 from .announcements import masks_of, totals_of
 from .bucket_runner import BucketRunner
 from .coordinator import Coordinator
 from .observer import labels_of
 from .operation_history import OperationHistory, began, finish
-from .peer_channels import PeerChannels, StopWatch
+from .peer_channels import PeerChannels
 from .pending import Pending, Work
 from .piggyback import unpack
 from .request import Handle, Key, Request
@@ -69,7 +69,7 @@ class EngineState:
         peers: PeerChannels,
         bucket_runner: BucketRunner,
         coordinator: Optional[Coordinator],
-        watch: StopWatch,
+        watch: StoppableWatch,
         reporter: FailureReporter,
         clock: Clock,
     ) -> None:

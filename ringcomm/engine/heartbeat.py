@@ -14,11 +14,11 @@ from typing import Any, Callable, List, Optional, Sequence, Set
 from ..clock import Clock, Deadline, monotonic
 from ..collective.progress import Progress
 from ..errors import BrokenInvariantError, ProtocolError, RingcommError
-from ..transport.base import Fabric, Stopped
+from ..transport.base import Fabric, StoppableWatch, Stopped
 from ..wire.messages import Message
 from .mismatch import whereabouts
 from .observer import Observer
-from .peer_channels import Limits, PeerChannels, StopWatch
+from .peer_channels import Limits, PeerChannels
 from .stacks import main_stack
 from .tracing import Sink
 
@@ -69,7 +69,7 @@ class HeartbeatThread:
         self._outbox: List[Message] = []
         self._noted: Set[int] = set()
         self._ended = False
-        self._watch = fabric.watch = StopWatch(reporter)
+        self._watch = fabric.watch = StoppableWatch(reporter)
 
         def lost(peer: int, why: str, kind: str) -> BaseException:
             error: BaseException = reporter.report_lost(peer, self._peers.doing(), why, kind)

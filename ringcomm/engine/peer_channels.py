@@ -7,8 +7,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tu
 
 from ..clock import Clock
 from ..collective.progress import Progress
-from ..errors import RingcommError, fresh_copy
-from ..transport.base import Fabric, Stopped, Watch
+from ..transport.base import Fabric, Stopped
 from ..wire.messages import Message
 from .control_messages import ControlMessages
 from .failure_detector import BEATS, FailureDetector
@@ -25,38 +24,6 @@ MOST_INTERVAL_S = 5.0
 
 LOOK_AGAIN_S = 0.5
 """How long after a look that has found this rank in a new direct call it looks again, in seconds."""
-
-
-class StopWatch(Watch):
-    """Interrupts waits when this rank leaves, besides what interrupts all waits.
-
-    Attributes:
-        stopping: whether this rank leaves the job.
-        interrupted: the error of a rank whose program was interrupted in a wait; ends the engine's work.
-    """
-
-    def __init__(self, inner: Optional[Watch]) -> None:
-        self.stopping = False
-        self.interrupted: Optional[RingcommError] = None
-        self.pulse: Optional[Callable[[], None]] = None
-        self._inner = inner
-
-    def fileno(self) -> int:
-        return self._inner.fileno() if self._inner is not None else -1
-
-    def check_here(self) -> None:
-        """Raise if something in this process ends the engine's work."""
-        if self.stopping:
-            raise Stopped
-        if self.interrupted is not None:
-            raise fresh_copy(self.interrupted)
-
-    def check(self) -> None:
-        self.check_here()
-        if self._inner is not None:
-            self._inner.check()
-        if self.pulse is not None:
-            self.pulse()
 
 
 class Limits(NamedTuple):

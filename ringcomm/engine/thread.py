@@ -27,14 +27,14 @@ from ..errors import (
     used_in_fork,
 )
 from ..group.failures import FailureReporter
-from ..transport.base import Fabric, Stopped
+from ..transport.base import Fabric, StoppableWatch, Stopped
 from ..wire.messages import Message
 from .bucket_runner import BucketRunner
 from .coordinator import Coordinator
 from .cycle import EngineState
 from .observer import Observer
 from .operation_history import OperationHistory
-from .peer_channels import Limits, PeerChannels, StopWatch
+from .peer_channels import Limits, PeerChannels
 from .request import Handle, Request
 from .tracing import Sink
 from .waiters import NOTHING_REPORTED, BlockedReport, Wait
@@ -75,7 +75,7 @@ class EngineThread:
         engine: Fabric,
         bucket_runner: BucketRunner,
         coordinator: Optional[Coordinator],
-        watch: StopWatch,
+        watch: StoppableWatch,
         reporter: FailureReporter,
         calls: Callable[[], Progress],
         hosts: Sequence[str],

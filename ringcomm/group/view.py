@@ -24,6 +24,22 @@ class Member(NamedTuple):
     pid: int
 
 
+class Peer(NamedTuple):
+    """A rank of the job, as it is described to every other.
+
+    Attributes:
+        rank, host, host_index, local_rank, pid: its place in the job.
+        member: its member number, if the job is elastic.
+    """
+
+    rank: int
+    host: str
+    host_index: int
+    local_rank: int
+    pid: int
+    member: int = -1
+
+
 class View(NamedTuple):
     """The members of one epoch.
 

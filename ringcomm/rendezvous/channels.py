@@ -6,13 +6,13 @@ from typing import Dict, List, Optional, Sequence
 
 from ..config import Settings
 from ..errors import StartupError
+from ..group.view import Peer
 from ..transport.base import Channels
 from ..transport.local import make_links
 from ..transport.pace import Counted, Expected, Paces, counted
 from ..transport.tcp import SocketFabric, SocketLink
 from ..wire.auth import Purpose
 from .control import ControlChannel
-from .joined import Peer
 from .links import Proven
 
 

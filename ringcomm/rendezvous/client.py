@@ -19,6 +19,7 @@ from ..errors import (
     StartTimeoutError,
     StartupError,
 )
+from ..group.view import Peer
 from ..transport.encryption import encryption_of
 from ..transport.kinds import LOOPBACK
 from ..transport.nics import Interface, local_socket, machine, own_addresses
@@ -30,7 +31,7 @@ from ..wire.signing import Session, Signer
 from .channels import make_channels, paces_of
 from .connect_server import DIAL_S, Reached, reach
 from .control import ControlChannel, error_from
-from .joined import Joined, Peer
+from .joined import Joined
 from .links import LinkSetup
 from .probe import PROBE_AGAIN_S
 from .relayed_start import RelayedStart

@@ -28,6 +28,9 @@ from .link_table import ranges_of
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
+Listener = Callable[[int, bool], None]
+"""Takes changes of the membership (1: processes are to leave, 2: join), and whether that can be done now."""
+
 ROOT_CAUSE_S = 5.0
 """How long a rank that lost a peer waits for the root cause."""
 _LEAVE_S = 1.0
@@ -157,6 +160,26 @@ class ControlChannel(Watch):
         if 0 <= rank < len(self._hosts):
             return f"rank {rank} ({self._hosts[rank]})", self._hosts[rank]
         return "this rank" if rank == self._rank else f"rank {rank}", None
+
+    def take_changes(self) -> int:
+        """The changes of the membership that are to take place, since this was last called.
+
+        Returns:
+            the sum of 1 (processes are to leave) and 2 (processes are ready to join); 0 in a job that is not
+            elastic.
+        """
+        return 0
+
+    def on_changes(self, listener: Optional[Listener]) -> bool:
+        """Have a function called by the thread that receives reports of changes; first with earlier ones.
+
+        Args:
+            listener: the function; None: none, and no call of the last one is under way afterwards.
+
+        Returns:
+            whether the job is elastic: in others nothing changes.
+        """
+        return False
 
     def note_closed(self, peer: int, why: str) -> None:
         """Report to the rendezvous, without waiting for it, that a link ended while it was not in use."""

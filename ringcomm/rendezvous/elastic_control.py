@@ -6,17 +6,14 @@ import logging
 import select
 import socket
 import threading
-from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import RingcommError, fresh_copy
 from ..transport.secure import SecureSocket
 from ..wire.messages import Message, MessageReader
 from ..wire.signing import Session
-from .control import ROOT_CAUSE_S, ControlChannel
+from .control import ROOT_CAUSE_S, ControlChannel, Listener
 from .joining import ADDED
-
-Listener = Callable[[int, bool], None]
-"""Takes changes of the membership (1: processes are to leave, 2: join), and whether that can be done now."""
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
@@ -92,27 +89,20 @@ class ElasticChannel(ControlChannel):
             raise fresh_copy(self.abort_error)
 
     def take_changes(self) -> int:
-        """The changes of the membership that are to take place, since this was last called.
-
-        Returns:
-            the sum of 1 (processes are to leave) and 2 (processes are ready to join).
-        """
+        """See :meth:`.ControlChannel.take_changes`."""
         with self._lock:
             changes, self._changes = self._changes, 0
         return changes
 
-    def on_changes(self, listener: Optional[Listener]) -> None:
-        """Have a function called by the thread that receives reports of changes; first with earlier ones.
-
-        Args:
-            listener: the function; None: none, and no call of the last one is under way afterwards.
-        """
+    def on_changes(self, listener: Optional[Listener]) -> bool:
+        """See :meth:`.ControlChannel.on_changes`."""
         with self._delivering:
             self._listener = listener
             with self._lock:
                 changes, self._heard = self._changes, []
             if changes:
                 self._call_listener(changes, True)
+        return True
 
     def _deliver(self) -> None:
         """Call the listener for what has been received. Not under the lock: it runs code of the program."""

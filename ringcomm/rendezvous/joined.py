@@ -4,26 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple, Tuple
 
+from ..group.view import Peer
 from ..transport.base import Channels
 from ..transport.pace import Paces
 from ..wire.signing import Signer
 from .control import ControlChannel
-
-
-class Peer(NamedTuple):
-    """A rank of the job, as it is described to every other.
-
-    Attributes:
-        rank, host, host_index, local_rank, pid: its place in the job.
-        member: its member number, if the job is elastic.
-    """
-
-    rank: int
-    host: str
-    host_index: int
-    local_rank: int
-    pid: int
-    member: int = -1
 
 
 class Joined(NamedTuple):

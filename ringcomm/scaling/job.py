@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Callable, List, Tuple
+from typing import Any, List, Tuple
 
 import numpy as np
 
@@ -19,17 +19,20 @@ from .recorder import Measured, StepRecorder, description, doubt, missing, workl
 _TOPIC, _NO_TOPIC = "predict", "no prediction"
 
 
+def attach(context: Any) -> JobPrediction:
+    """Begin to record, at the start of a rank with ``RINGCOMM_PREDICT``."""
+    return JobPrediction(context)
+
+
 class JobPrediction:
     """Takes the reductions of a job until they can be predicted.
 
     Args:
-        context: of this rank.
-        announce: shows a text to the user, given the context, a topic and the text.
+        context: of this rank, a :class:`~ringcomm.context.Context`.
     """
 
-    def __init__(self, context: Any, announce: Callable[[Any, str, str], None]) -> None:
+    def __init__(self, context: Any) -> None:
         self._context = context
-        self._announce = announce
         self._done = False
         self._began_s, self._waited_s = monotonic(), waited_for_cores_s()
         self._recorder = StepRecorder(lambda: context.waited_s, self._finish)
@@ -70,7 +73,7 @@ class JobPrediction:
             if price and not settings.predict_batch:
                 lines.append("costs are those of a million samples: --price needs --batch")
             problem = _draw(found, settings.predict_figure)
-            self._announce(context, _TOPIC, "\n".join([*lines, problem] if problem else lines))
+            context.announce(_TOPIC, "\n".join([*lines, problem] if problem else lines))
         if threading.current_thread() is threading.main_thread():
             raise SystemExit(1 if problem else 0)
 
@@ -99,7 +102,7 @@ class JobPrediction:
     def close(self) -> None:
         """The program ends; report why there is no prediction, if there is none."""
         if not self._done and self._context.rank == 0:
-            self._announce(self._context, _NO_TOPIC, missing(self._recorder.seen))
+            self._context.announce(_NO_TOPIC, missing(self._recorder.seen))
 
 
 def _draw(found: Prediction, path: str) -> str:

@@ -14,8 +14,8 @@ from ..config import Membership, Settings, Slot
 from ..context import Context
 from ..engine.waiters import set_owner
 from ..errors import RingcommError
+from ..group.view import Peer
 from ..rendezvous.actions import Notice, Seat
-from ..rendezvous.joined import Peer
 from ..rendezvous.server import RendezvousServer
 from ..transport.base import Channels, Fabric
 from ..transport.encryption import encryption_of

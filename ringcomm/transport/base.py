@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Callable, NamedTuple, Optional, Sequence
 
-from ..errors import RingcommError
+from ..errors import RingcommError, fresh_copy
 from ..wire.signing import Session
 
 Views = Sequence[memoryview]
@@ -153,6 +153,38 @@ class Watch(ABC):
         Raises:
             RingcommError: the job is over; the same error on every rank.
         """
+
+
+class StoppableWatch(Watch):
+    """Interrupts waits when this rank leaves, besides what interrupts all waits.
+
+    Attributes:
+        stopping: whether this rank leaves the job.
+        interrupted: the error of a rank whose program was interrupted in a wait; ends the engine's work.
+    """
+
+    def __init__(self, inner: Optional[Watch]) -> None:
+        self.stopping = False
+        self.interrupted: Optional[RingcommError] = None
+        self.pulse: Optional[Callable[[], None]] = None
+        self._inner = inner
+
+    def fileno(self) -> int:
+        return self._inner.fileno() if self._inner is not None else -1
+
+    def check_here(self) -> None:
+        """Raise if something in this process ends the engine's work."""
+        if self.stopping:
+            raise Stopped
+        if self.interrupted is not None:
+            raise fresh_copy(self.interrupted)
+
+    def check(self) -> None:
+        self.check_here()
+        if self._inner is not None:
+            self._inner.check()
+        if self.pulse is not None:
+            self.pulse()
 
 
 class Fabric(ABC):

@@ -14,13 +14,14 @@ import pytest
 from ringcomm import context as context_module
 from ringcomm.arrays.mirrors import StagingPool
 from ringcomm.config import Membership, Settings
-from ringcomm.context import Context, announce
+from ringcomm.context import Context
+from ringcomm.entry import Entry
 from ringcomm.errors import PeerLostError, StartTimeoutError
+from ringcomm.group.view import Peer
 from ringcomm.ops import Sum
 from ringcomm.preparation import Preparation
 from ringcomm.rendezvous.client import join
 from ringcomm.rendezvous.embedded import EmbeddedRendezvous
-from ringcomm.rendezvous.joined import Peer
 from ringcomm.testing.cluster import RankFailed, run_ranks
 from ringcomm.transport.memory import memory_channels
 from tests.contract.service import together
@@ -63,7 +64,7 @@ class TestAlone:
 
     def test_lines_for_the_user_are_logged(self, caplog):
         with Context.start(Membership(), Settings()) as context:
-            announce(context, "topic", "a line")
+            context.announce("topic", "a line")
         assert "a line" in [record.getMessage() for record in caplog.records]
 
     def test_advice_that_was_not_given_is_pointed_out(self, caplog):
@@ -88,7 +89,7 @@ def test_the_rank_that_serves_the_rendezvous_stops_it_at_its_end(ok, monkeypatch
     def start(rank):
         membership = Membership(2, tuple(endpoints), key, "job", None, rank, "desk")
         joined = join(membership, SETTINGS, listens=True)
-        return Context._of(joined, SETTINGS, embedded if rank == 0 else None)
+        return Context._of(Entry(joined, membership, embedded if rank == 0 else None), SETTINGS)
 
     contexts = together([0, 1], start)
     together(contexts, lambda context: context.barrier())
@@ -172,7 +173,17 @@ def test_details_are_shown_at_the_launcher_if_asked_for(service, caplog):
     made.settings = Settings(**{**vars(made.settings), "verbose": True})
     with caplog.at_level(logging.INFO, "ringcomm"), ExitStack() as stack:
         contexts = made.start_all(stack)
-        announce(contexts[1], "topic", "a line for the user")
+        contexts[1].announce("topic", "a line for the user")
         together(contexts, lambda context: context.barrier())
     assert any("rank 0 exchanges data through" in text for text in made.texts("note"))
     assert made.texts("warning") == ["a line for the user"]
+
+
+def test_misspelt_settings_are_pointed_out(monkeypatch, caplog):
+    monkeypatch.setenv("RINGCOMM_TRANSPROT", "tcp")
+    monkeypatch.setenv("RINGCOMM_TRANSPORT", "tcp")
+    with caplog.at_level(logging.WARNING, "ringcomm"), Context.start(Membership(), Settings()):
+        pass
+    (line,) = [item.getMessage() for item in caplog.records if "TRANSPROT" in item.getMessage()]
+    assert "did you mean RINGCOMM_TRANSPORT?" in line
+    assert not any(item.getMessage().startswith("RINGCOMM_TRANSPORT ") for item in caplog.records)

@@ -229,7 +229,7 @@ def test_views_of_a_job_that_encrypts() -> None:
 
 def test_an_excluded_member_ends_at_the_next_boundary_and_the_others_go_on(job: Job) -> None:
     contexts = job.start(3)
-    out = next(item for item in contexts if item.membership is not None and item.membership.member == 1)
+    out = next(item for item in contexts if item.joined_as is not None and item.joined_as.member == 1)
     job.server.exclude(1, "its host was removed")
     pause = threading.Event()
     while not out.take_changes():
@@ -320,7 +320,7 @@ def test_only_the_end_of_its_own_epoch_makes_a_process_ask_again(fake: FakeRende
 def test_how_a_member_ended_is_what_the_others_raise(job: Job) -> None:
     """Then they go on without it."""
     contexts = job.start(3)
-    (gone,) = [item for item in contexts if item.membership is not None and item.membership.member == 1]
+    (gone,) = [item for item in contexts if item.joined_as is not None and item.joined_as.member == 1]
     rest = [item for item in contexts if item is not gone]
     job.server.process_exited(1, "killed by SIGKILL", False)
     for item in rest:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from types import SimpleNamespace
 
 import pytest
 
 from ringcomm import preparation as module
 from ringcomm.config import Settings
-from ringcomm.preparation import Preparation, carriers, point_out_misspelt
-from ringcomm.rendezvous.joined import Peer
+from ringcomm.group.view import Peer
+from ringcomm.preparation import Preparation
 from ringcomm.schedule.cost import CostModel
 from ringcomm.transport.process_memory import ReadingLink
 from ringcomm.transport.tcp import STREAMS
@@ -141,16 +140,6 @@ class TestPrograms:
         assert asked == [("the comparison of programs in init()", ["host0", "host1"])]
 
 
-def test_misspelt_settings_are_pointed_out(monkeypatch, caplog):
-    monkeypatch.setenv("RINGCOMM_TRANSPROT", "tcp")
-    monkeypatch.setenv("RINGCOMM_TRANSPORT", "tcp")
-    with caplog.at_level(logging.WARNING, "ringcomm"):
-        point_out_misspelt()
-    (line,) = [item.getMessage() for item in caplog.records if "TRANSPROT" in item.getMessage()]
-    assert "did you mean RINGCOMM_TRANSPORT?" in line
-    assert not any(item.getMessage().startswith("RINGCOMM_TRANSPORT ") for item in caplog.records)
-
-
 class Reading(ReadingLink):
     """A link of this type without a process at its other end."""
 
@@ -161,7 +150,8 @@ class Reading(ReadingLink):
 def test_what_carries_the_data_in_one_line():
     def text(*links):
         channels = SimpleNamespace(direct=SimpleNamespace(link=lambda peer: links[peer - 1]))
-        return carriers(SimpleNamespace(peers=(None,) * (1 + len(links)), channels=channels))
+        peers = [Peer(rank, "host", 0, rank, 1) for rank in range(1 + len(links))]
+        return Preparation(None, channels, 0, peers, Settings(), None).carriers()
 
     tcp, memory = SimpleNamespace(carrier="TCP"), Reading()
     assert text(tcp) == "rank 0 exchanges data through TCP with rank 1"

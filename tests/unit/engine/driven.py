@@ -12,7 +12,7 @@ from ringcomm.config import Settings
 from ringcomm.engine.bucket_runner import BucketRunner
 from ringcomm.engine.coordinator import Coordinator, Tuning
 from ringcomm.engine.cycle import EngineState
-from ringcomm.engine.peer_channels import Limits, PeerChannels, StopWatch
+from ringcomm.engine.peer_channels import Limits, PeerChannels
 from ringcomm.engine.process_sets import ProcessSets
 from ringcomm.engine.request import Handle, Request, Signature
 from ringcomm.errors import (
@@ -20,6 +20,7 @@ from ringcomm.errors import (
 )
 from ringcomm.group.reporter import Reporter
 from ringcomm.ops import Collective, ReduceOp
+from ringcomm.transport.base import StoppableWatch
 from ringcomm.transport.memory import memory_fabrics
 from ringcomm.wire.frames import NO_ROOT
 
@@ -67,7 +68,7 @@ class Job:
             coordinator = Coordinator(hosts, self.sets[0].members, Tuning(1 << 20, 0.0), **options)
         peers = PeerChannels(self.fabrics[rank], hosts, limits, lost, calls, lambda: self.now_s)
         buckets = BucketRunner(self.background[rank], make_runner, self.sets[rank])
-        watch, clock = StopWatch(None), lambda: self.now_s
+        watch, clock = StoppableWatch(None), lambda: self.now_s
         return EngineState(self.fabrics[rank], peers, buckets, coordinator, watch, Reports(), clock)
 
     def turn(self, count: int = 4) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ringcomm.collective.progress import Progress
-from ringcomm.engine.peer_channels import Limits, PeerChannels, StopWatch
+from ringcomm.engine.peer_channels import Limits, PeerChannels
 from ringcomm.errors import PeerLostError, PeerStalledError, ProtocolError
-from ringcomm.transport.base import Stopped, Watch
+from ringcomm.transport.base import StoppableWatch, Stopped, Watch
 from ringcomm.transport.memory import memory_fabrics
 
 HOSTS = ["desk", "jetson1", "jetson2"]
@@ -53,10 +53,10 @@ class Job:
                 self.peers[rank].pulse()
 
 
-class TestStopWatch:
+class TestStoppableWatch:
     def test_it_asks_what_interrupts_all_waits_and_gives_heartbeats(self):
         bell, pulses = Bell(), []
-        watch = StopWatch(bell)
+        watch = StoppableWatch(bell)
         watch.check()
         watch.pulse = lambda: pulses.append(bell.checks)
         watch.check()
@@ -64,7 +64,7 @@ class TestStopWatch:
 
     def test_leaving_and_interrupts_come_first(self):
         bell = Bell()
-        watch = StopWatch(bell)
+        watch = StoppableWatch(bell)
         watch.interrupted = PeerLostError("this rank was interrupted")
         for _ in range(2):
             with pytest.raises(PeerLostError, match="interrupted") as caught:
@@ -73,7 +73,7 @@ class TestStopWatch:
         watch.stopping = True
         with pytest.raises(Stopped):
             watch.check()
-        assert bell.checks == 0 and StopWatch(None).fileno() == -1
+        assert bell.checks == 0 and StoppableWatch(None).fileno() == -1
 
 
 class TestHeartbeats:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ringcomm.scaling import job as module
-from ringcomm.scaling.job import JobPrediction
+from ringcomm.scaling.job import attach
 from ringcomm.scaling.recorder import STEPS, WARM_UP, StepRecorder
 from ringcomm.schedule.cost import CostModel
 
@@ -42,8 +42,7 @@ class Job:
         other = row * [self.slower, 1.0, 1.0, 1.0]
         return SimpleNamespace(wait=lambda: [np.stack([row, other])])
 
-    def announce(self, context, topic, text):
-        assert context is self
+    def announce(self, topic, text):
         self.shown.append((topic, text))
 
     def step(self):
@@ -68,7 +67,7 @@ def clock(monkeypatch):
 
 def predicted(job):
     """Steps until the prediction ends the program; the prediction."""
-    made = JobPrediction(job, job.announce)
+    made = attach(job)
     with pytest.raises(SystemExit) as ended:
         for _ in range(10 * (WARM_UP + STEPS)):
             job.step()
@@ -141,7 +140,7 @@ def test_a_figure(tmp_path):
 
 def test_a_figure_that_cannot_be_written(tmp_path):
     job = Job(predict_figure=str(tmp_path / "nowhere" / "figure.svg"))
-    JobPrediction(job, job.announce)
+    attach(job)
     with pytest.raises(SystemExit) as ended:
         for _ in range(10 * (WARM_UP + STEPS)):
             job.step()
@@ -154,7 +153,7 @@ def test_in_another_thread_than_the_main_one_the_program_goes_on(monkeypatch):
     threads = SimpleNamespace(current_thread=lambda: "worker", main_thread=lambda: "main")
     monkeypatch.setattr(module, "threading", threads)
     job = Job()
-    made = JobPrediction(job, job.announce)
+    made = attach(job)
     for _ in range(10 * (WARM_UP + STEPS)):
         job.step()
     made.close()
@@ -165,7 +164,7 @@ def test_in_another_thread_than_the_main_one_the_program_goes_on(monkeypatch):
 def test_a_program_that_ends_too_early_is_told_why(steps, words):
     for rank in (0, 1):
         job = Job(rank=rank)
-        made = JobPrediction(job, job.announce)
+        made = attach(job)
         for _ in range(steps):
             job.step()
         made.close()
