@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringcomm.balance.plan import Limits, Speed, compute_s, equal_shares
+from ringcomm.balance.plan import Limits, Speed, compute_s, proportional_shares
 from ringcomm.balance.probe import Probe
 from ringcomm.balance.replan import Report
 from ringcomm.collective.codec_rates import Rates
@@ -20,7 +20,8 @@ RATES = [{"bf16": Rates(1e-9, 1e-9), "int8": Rates(1e-9 * factor, 1e-9)} for fac
 
 def advised(speeds, exposed_s, hidden_s=0.0):
     """The advice about ranks whose reductions take so long; before balanced shares a part of it is hidden."""
-    probe, shares, step, lines = Probe(equal_shares(3, 96), 96, Limits()), equal_shares(3, 96), 0, []
+    shares, step, lines = proportional_shares([1] * 3, 96), 0, []
+    probe = Probe(shares, 96, Limits())
     while not probe.finished:
         step += probe.window
         longest_s = compute_s(speeds, shares)
