@@ -32,6 +32,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "schedule.doubling", "schedule.tree", "schedule.hierarchy", "schedule.pipelined",
             "schedule.algorithms", "schedule.staging", "schedule.cost", "schedule.shares",
             "schedule.calibration", "schedule.servers", "schedule.choose", "schedule.select",
+            "schedule.machine", "schedule.closed_form",
         ],
     ],
     2: [
@@ -86,7 +87,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "arrays.kinds", "arrays.bridge", "arrays.rows", "arrays.mirrors", "arrays.mapped",
             "arrays.operands", "arrays.nccl", "arrays.torch_tensors", "arrays.cupy_arrays", "arrays.dlpack",
         ],
-        ["scaling.machine", "scaling.reduce", "scaling.step", "scaling.figure", "scaling.prediction",
+        ["scaling.step", "scaling.figure", "scaling.prediction",
          "scaling.recorder", "scaling.job"],
         ["balance.plan", "balance.order", "balance.deal", "balance.replan", "balance.step_weight",
          "balance.unequal", "balance.window", "balance.advise", "balance.probe"],

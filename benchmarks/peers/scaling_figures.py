@@ -8,8 +8,8 @@ from statistics import median
 from typing import Any, Dict, List, Sequence, Tuple
 
 from ringcomm.scaling.figure import COLOURS, Line, line_chart
-from ringcomm.scaling.machine import Machine, Method, link_byte_s
-from ringcomm.scaling.reduce import reduce_cost
+from ringcomm.schedule.closed_form import reduce_cost
+from ringcomm.schedule.machine import Machine, Method, link_byte_s
 
 from .models import TITLES, bytes_of
 from .scaling_plan import Task, key_of, predicted_s, reduced, task_of

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Dict, List, Sequence, Tuple
 
-from ringcomm.scaling.machine import Machine, Method, link_byte_s
-from ringcomm.scaling.reduce import Cost, reduce_cost
 from ringcomm.scaling.step import time_step, workload
+from ringcomm.schedule.closed_form import Cost, reduce_cost
+from ringcomm.schedule.machine import Machine, Method, link_byte_s
 
 from .models import COMPUTE_S, buckets_of, bytes_of
 

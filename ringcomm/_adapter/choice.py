@@ -23,11 +23,13 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from .. import api
-from ..collective.codec_rates import SHARE, Rates, code_s, measured_rates
+from ..collective.codec_rates import Rates, code_s, measured_rates
 from ..errors import ConfigError
 from ..ops import ReduceOp
 from ..process_set import ProcessSet, number_of, size_of
+from ..schedule.closed_form import best_method, reduce_cost
 from ..schedule.cost import CostModel
+from ..schedule.machine import Machine, grid
 from .compression import Compression, PowerSGD, compressor_of
 
 logger = logging.getLogger(__name__)
@@ -105,24 +107,29 @@ def links_of(model: Optional[CostModel], size: int) -> Links:
 
 def send_s(name: str, nbytes: float, links: Links) -> float:
     """Seconds that the network needs for an all-reduce of gradients of ``nbytes`` in float32."""
-    size, local = links.size, links.local_size
-    if size < 2:
-        return 0.0
-    hosts = max(1, size // local)
-    if hosts == 1:
-        crossing = 2 * (size - 1) / size
-    elif name == "int8" and size % local:
-        crossing = 2 * local * (size - local) / size  # unequal hosts: every rank exchanges with every other
-    else:
-        crossing = 2 * (hosts - 1) / hosts  # reduced within hosts first
-    return crossing * nbytes * SHARE[name] * links.byte_s + 2 * links.latency_s
+    hosts = grid(links.size, [links.local_size])
+    machine = Machine(
+        (links.byte_s,), links.latency_s, links.byte_s, links.latency_s, reduce_byte_s=0.0, message_s=0.0
+    )
+    method = best_method(nbytes, machine, hosts, "float32" if name == "none" else name)
+    return reduce_cost(method, nbytes, machine, hosts).seconds
 
 
 def exposed_s(name: str, nbytes: float, step: Step, links: Links) -> float:
     """What sending takes longer than the backward pass: reductions run one after the other, once started."""
+    return _exposed_s(step, _reductions(name, nbytes, step, links))
+
+
+def _reductions(name: str, nbytes: float, step: Step, links: Links) -> List[Tuple[float, float]]:
+    """Of each of a step's reductions, when it was started, and the seconds that the network needs for it."""
+    return [(at_s, send_s(name, part, links)) for at_s, part in step.arrivals or ((0.0, nbytes),)]
+
+
+def _exposed_s(step: Step, reductions: Sequence[Tuple[float, float]], factor: float = 1.0) -> float:
+    """The wait for these reductions if links take ``factor`` times as long."""
     end_s = 0.0
-    for started_s, part in step.arrivals or ((0.0, nbytes),):
-        end_s = max(end_s, started_s) + send_s(name, part, links)
+    for started_s, sent_s in reductions:
+        end_s = max(end_s, started_s) + factor * sent_s
     return max(0.0, end_s - step.overlap_s)
 
 
@@ -139,20 +146,17 @@ def fitted(name: str, nbytes: int, step: Step, links: Links, most: float = _MOST
         links: what they are thought to be; the same if that explains the wait to 5 % of the step.
         most: by what factor they may be slower or faster than that.
     """
-
-    def scaled(factor: float) -> Links:
-        return links._replace(byte_s=links.byte_s * factor, latency_s=links.latency_s * factor)
-
-    if abs(exposed_s(name, nbytes, step, links) - step.wait_s) <= 0.05 * step.period_s:
+    reductions = _reductions(name, nbytes, step, links)
+    if abs(_exposed_s(step, reductions) - step.wait_s) <= 0.05 * step.period_s:
         return links
     low, high = 1 / most, most
     for _ in range(40):
         middle = (low * high) ** 0.5
-        if exposed_s(name, nbytes, step, scaled(middle)) <= step.wait_s:
+        if _exposed_s(step, reductions, middle) <= step.wait_s:
             low = middle
         else:
             high = middle
-    return scaled(low)
+    return links._replace(byte_s=links.byte_s * low, latency_s=links.latency_s * low)
 
 
 def choose(nbytes: int, step: Step, links: Links, rates: Dict[str, Rates]) -> Choice:

@@ -13,8 +13,9 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ..errors import ConfigError
 from ..schedule.calibration import LOCAL_BYTE_S, LOCAL_LATENCY_S, MESSAGE_S, REDUCE_BYTE_S, WIRE_LATENCY_S
+from ..schedule.closed_form import best_method, reduce_cost
 from ..schedule.cost import CostModel
-from ..schedule.select import MODEL_MAX_RANKS, Selector
+from ..schedule.machine import machine_of
 from .plan import Limits, Shares, Speed, compute_s, plan_shares
 
 Number = Union[int, float]
@@ -247,35 +248,10 @@ def reduce_s(model: CostModel, ranks: Sequence[int], nbytes: int) -> float:
         return 0.0
     hosts = [model.hosts[rank] for rank in ranks] if model.hosts else [0] * len(ranks)
     used = sorted(set(hosts))
-    numbers = tuple(used.index(host) for host in hosts)
-    wires = tuple(model.wire_byte_s[host] for host in used) if model.hosts else ()
-    alone = len(used) == 1
-    part = model._replace(hosts=() if alone else numbers, wire_byte_s=() if alone else wires)
-    if len(ranks) > MODEL_MAX_RANKS:
-        return _many_s(part, [numbers.count(host) for host in range(len(used))], nbytes)
-    selector = Selector(0, len(ranks), None, numbers)
-    selector.adopt(part)
-    return selector.all_reduce_s(max(1, nbytes // 4), 4)
-
-
-def _many_s(model: CostModel, counts: Sequence[int], nbytes: int) -> float:
-    """The same in closed form, for so many ranks per host that replaying schedules would take too long.
-
-    Ranks of a host reduce among themselves, and a ring connects hosts. Each of its hops takes as long as its
-    chunk, or as long as a message if that is longer.
-    """
-    inside, hosts = max(counts), len(counts)
-    total_s = _ring_s(inside, nbytes, model.byte_s, model.latency_s, model)
-    if hosts > 1:
-        total_s += _ring_s(hosts, nbytes, max(model.wire_byte_s), model.wire_latency_s, model)
-    return total_s
-
-
-def _ring_s(size: int, nbytes: int, byte_s: float, latency_s: float, model: CostModel) -> float:
-    chunk = nbytes / size
-    piece = min(chunk, model.segment_bytes)
-    message_s = latency_s + 2 * model.message_s + piece * (byte_s + model.reduce_byte_s)
-    return 2 * (size - 1) * max(chunk * byte_s, message_s)
+    machine, counts = machine_of(model), [hosts.count(host) for host in used]
+    if model.hosts:
+        machine = machine._replace(wire_byte_s=tuple(model.wire_byte_s[host] for host in used))
+    return reduce_cost(best_method(nbytes, machine, counts), nbytes, machine, counts).seconds
 
 
 def _subsets(

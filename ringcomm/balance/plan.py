@@ -203,11 +203,6 @@ def spread_of(times: Sequence[float]) -> float:
     return (max(some) - min(some)) / max(some) if some else 0.0
 
 
-def equal_shares(size: int, total: int) -> Shares:
-    """As equal as possible; the first ranks get one sample more."""
-    return tuple(total // size + (rank < total % size) for rank in range(size))
-
-
 def proportional_shares(ratios: Sequence[float], total: int, limits: Limits = Limits()) -> Shares:  # noqa: B008
     """Divide in fixed proportions, such as ``[3, 1, 1]``; a rank of proportion 0 gets nothing.
 

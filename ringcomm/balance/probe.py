@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import List, Mapping, Optional, Sequence
 
-from ..collective.codec_rates import SHARE, Rates, code_s
+from ..collective.codec_rates import Rates, code_s
+from ..schedule.closed_form import CODEC_SHARE
 from ..schedule.cost import CostModel
 from .advise import Advice, compare
 from .plan import Limits, Observation, Shares, Speed, fit, plan_shares, proportional_shares
@@ -20,7 +21,6 @@ WINDOW = 20
 """So many steps are one observation."""
 BALANCED_WINDOW = 12
 """The same with balanced shares."""
-CODECS = ("float32", "bf16", "int8")
 _MARGIN = 2
 _LAST = 3
 """The measurement with balanced shares."""
@@ -106,14 +106,13 @@ class Probe:
                 return 0.0
             return max(code_s(gradient_bytes, len(ranks), rates[rank][codec]) for rank in ranks)
 
-        codecs = {name: SHARE[name] for name in CODECS}
         return compare(
             hosts,
             speeds,
             model,
             gradient_bytes,
             self._total,
-            codecs,
+            CODEC_SHARE,
             exposed_s,
             self._limits,
             coding_s=coding_s,

@@ -28,7 +28,6 @@ from .joined import Joined
 from .pmi import Pmi
 
 LOOK_AGAIN_S = 0.1
-_MOST_BYTES = 1 << 20
 PATIENCE_S = 10.0
 """How long an address from a file may not answer: the file may be left from an earlier start."""
 _LIMIT_BYTES = 1 << 20

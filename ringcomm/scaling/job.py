@@ -12,7 +12,7 @@ from ..collective.codec_rates import CODECS, measured_rates
 from ..files import open_named
 from ..polling import waited_for_cores_s
 from ..schedule.calibration import Calibration, model_of
-from .machine import Machine, link_byte_s, machine_of
+from ..schedule.machine import Machine, link_byte_s, machine_of
 from .prediction import Prediction, Row, predictions
 from .recorder import Measured, StepRecorder, description, doubt, missing, workload_of
 

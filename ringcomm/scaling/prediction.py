@@ -5,21 +5,16 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
+from ..collective.codec_rates import CODECS, CODING_BYTE_S
 from ..errors import ConfigError
 from ..parsing import MOST_RANKS
+from ..schedule.closed_form import Cost, best_method, reduce_cost
+from ..schedule.machine import Machine, Method, grid, link_byte_s
 from .figure import Line, line_chart
-from .machine import Machine, Method, grid, link_byte_s
-from .reduce import Cost, reduce_cost
 from .step import Workload, time_step, workload
 
 Number = Union[int, float]
 
-CODECS: Dict[str, Tuple[float, float]] = {"bf16": (0.5, 0.5e-9), "int8": (260 / 1024, 0.6e-9)}
-"""By name: bytes sent per byte of gradients, and processor time per byte for encoding and decoding them,
-where that was not measured."""
-OWN = ("ring", "direct", "hierarchical")
-"""What ringcomm chooses from for long vectors."""
-MOST_DIRECT = 16
 _HIDDEN = 0.05
 """Below this part of a step, what communication adds is not what bounds it."""
 _SLOW = 1.1
@@ -238,19 +233,13 @@ def _methods(
     measured_byte_s: Mapping[str, float],
 ) -> List[Method]:  # fmt: skip
     """What is compared for a number of ranks; ringcomm's choice comes first."""
-    own = [Method(kind) for kind in OWN if kind != "direct" or count <= MOST_DIRECT]
-    if len(places) < 2 or len(set(places)) > 1 or places[0] == 1:
-        own = [method for method in own if method.kind != "hierarchical"]
-    best = min(own, key=lambda method: reduce_cost(method, nbytes, machine, places).seconds)
+    best = best_method(nbytes, machine, places)
     found = [best]
     if count < 2:
         return found
-    for name, (sent, usual_byte_s) in CODECS.items():
-        coding_byte_s = measured_byte_s.get(name, usual_byte_s)
-        coded = Method(
-            best.kind if name == "bf16" else "direct", codec=name, sent=sent, coding_byte_s=coding_byte_s
-        )
-        found.append(coded)
+    for name in CODECS:
+        coding_byte_s = measured_byte_s.get(name, CODING_BYTE_S[name])
+        found.append(best_method(nbytes, machine, places, name)._replace(coding_byte_s=coding_byte_s))
     found.append(best._replace(local_steps=local_steps))
     half = max(1, count // 2)
     found += [Method("servers", number) for number in sorted({1, half})]

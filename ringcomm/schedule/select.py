@@ -20,7 +20,6 @@ from collections import Counter
 from functools import lru_cache
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
-from ..errors import BrokenInvariantError
 from . import algorithms as _algorithms  # noqa: F401  registers them
 from . import choose, direct, hierarchy
 from .calibration import coarse_model
@@ -173,21 +172,6 @@ class Selector:
         column = tuple((rank,) for rank in ranks)
         steps = hierarchy.reduce_scatter(self._rank, column, spans)
         return tuple(steps + hierarchy.all_gather(self._rank, column, spans))
-
-    def all_reduce_s(self, count: int, item_bytes: int) -> float:
-        """The predicted seconds of an all-reduce by the best algorithm, if a model was adopted.
-
-        Raises:
-            BrokenInvariantError: none was.
-        """
-        if self._model is None:
-            raise BrokenInvariantError("an all-reduce is to be predicted without a model")
-        problem = Problem(0, self._size, count, hosts=self._grid)
-        usable = [item for item in algorithms("allreduce") if item.usable(problem, item_bytes, False)]
-        return min(
-            self._predict("allreduce", item.name, count, item_bytes, self._all_reduce_problem)
-            for item in usable
-        )
 
     def reduce_scatter(self, bounds: Tuple[int, ...], item_bytes: int, needs_single_fold: bool) -> Steps:
         """This rank's schedule; chunk r of ``bounds``, in elements, becomes rank r's."""

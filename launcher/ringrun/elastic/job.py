@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, List, Protocol, Sequence, Tuple
+from typing import Any, Dict, List, Tuple
 
 from ..plan import horovod
 from ..plan.hosts import HostSpec
 from ..plan.job import HostJob, Job
 from ..plan.ranks import Place, Plan, PlannedHost
 from .limits import Limits
-
-
-class MakesHosts(Protocol):
-    """Makes the part of the job on one host from the user's options."""
-
-    def find_local(self, specs: Sequence[HostSpec]) -> List[bool]:
-        """Whether each host is this machine."""
-
-    def make(self, index: int, planned: PlannedHost, is_local: bool) -> HostJob:
-        """The part of the job on a host.
-
-        Raises:
-            ConfigError: an option for this host is not valid.
-        """
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,6 @@ def _per_host(values: Sequence[str]) -> Tuple[List[str], str]:
     return ["--slots-each", values[0]], ""
 
 
-_TAGGED = "every line of output has the host and the rank in front"
 _NO_TIME = "lines come without a time"
 
 _RULES: Dict[str, Tuple[int, Rule]] = {

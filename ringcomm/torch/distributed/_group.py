@@ -44,7 +44,6 @@ for _package in (torch, typing_extensions, contextlib, functools, warnings):
     look_through(_package)  # PyTorch's functions are wrapped by decorators of the latter
 _JOINING = frozenset((join.__file__,))
 """Here a rank without data takes part in the collectives of those that still train."""
-_FAREWELL_S = 5.0
 _NOT_PREDICTED = (
     "No prediction for process groups of torch.distributed: --predict follows calls of ringcomm and the "
     "optimizers of its adapters, such as ringcomm.torch.DistributedOptimizer."

@@ -25,7 +25,8 @@ from collections import deque
 from typing import Deque, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from ringcomm.schedule.steps import DATA, SELF, Bounds, Recv, Send
-from ringcomm.schedule.streams import Domain, Schedules, Streams, cut_buffers, fail, name_of, pair_steps
+from ringcomm.schedule.streams import Schedules, Streams, fail, name_of, pair_steps
+from tests.support.prover.cuts import Domain, cut_buffers
 
 _UNDEFINED = -1  # a piece that no step has written
 
@@ -129,7 +130,7 @@ class Replay:
 
     Args:
         schedules: one per rank.
-        marks: as for :func:`~ringcomm.schedule.streams.cut_buffers`.
+        marks: as for :func:`~tests.support.prover.cuts.cut_buffers`.
         coded: as for :func:`~tests.support.prover.verify.check_all_reduce`.
         contributors: how many ranks, from 0 on, have contributions; None: all.
 

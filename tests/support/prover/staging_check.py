@@ -12,7 +12,8 @@ from typing import Collection, Dict, Sequence
 
 from ringcomm.schedule.staging import Copies, with_devices
 from ringcomm.schedule.steps import DATA, Bounds
-from ringcomm.schedule.streams import Domain, Schedules
+from ringcomm.schedule.streams import Schedules
+from tests.support.prover.cuts import Domain
 from tests.support.prover.replay import Replay
 
 

@@ -15,7 +15,6 @@ from ringcomm.balance.plan import (
     Observation,
     Speed,
     compute_s,
-    equal_shares,
     fit,
     plan_shares,
     proportional_shares,
@@ -75,7 +74,7 @@ class TestPlanShares:
         assert proportional_shares([3, 1, 1], 96) == (58, 19, 19)
         assert proportional_shares([3, 1, 1], 96, Limits(multiple_of=8)) == (64, 16, 16)
         assert proportional_shares([1, 0], 9) == (9, 0)
-        assert equal_shares(3, 8) == (3, 3, 2)
+        assert proportional_shares([1] * 3, 8) == (3, 3, 2)
 
     @pytest.mark.parametrize("ratios", [[], [0, 0], [1, -1], [float("inf"), 1]])
     def test_what_are_no_proportions(self, ratios):

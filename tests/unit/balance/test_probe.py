@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ringcomm.balance.plan import Limits, Speed, compute_s, equal_shares
-from ringcomm.balance.probe import CODECS, Probe
+from ringcomm.balance.plan import Limits, Speed, compute_s, proportional_shares
+from ringcomm.balance.probe import Probe
 from ringcomm.balance.replan import Report
 from ringcomm.collective.codec_rates import Rates
+from ringcomm.schedule.closed_form import CODEC_SHARE
 from ringcomm.schedule.cost import CostModel
 
 HOSTS = ["desk", "jetson1", "jetson2"]
@@ -19,7 +20,8 @@ RATES = [{"bf16": Rates(1e-9, 1e-9), "int8": Rates(1e-9 * factor, 1e-9)} for fac
 
 def advised(speeds, exposed_s, hidden_s=0.0):
     """The advice about ranks whose reductions take so long; before balanced shares a part of it is hidden."""
-    probe, shares, step, lines = Probe(equal_shares(3, 96), 96, Limits()), equal_shares(3, 96), 0, []
+    shares, step, lines = proportional_shares([1] * 3, 96), 0, []
+    probe = Probe(shares, 96, Limits())
     while not probe.finished:
         step += probe.window
         longest_s = compute_s(speeds, shares)
@@ -39,7 +41,7 @@ def test_ranks_are_measured_with_two_shares_and_then_balanced():
     assert all(len({32, *(item[rank] for item in shares)}) == 3 for rank in range(3))
     times = [speed.compute_s(share) for speed, share in zip(SPEEDS, shares[-1])]
     assert max(times) - min(times) < 0.005
-    assert len(advice.rows) == 7 * len(CODECS)
+    assert len(advice.rows) == 7 * len(CODEC_SHARE)
 
 
 @pytest.mark.parametrize("hidden_s", [0.0, 0.04])
@@ -63,4 +65,4 @@ def test_codecs_take_time_too():
     pair, all_of_them = ("desk", "jetson1"), tuple(HOSTS)
     assert rows["int8", pair] < rows["bf16", pair] < rows["float32", pair]
     assert rows["bf16", all_of_them] < rows["int8", all_of_them]
-    assert len({rows[codec, ("desk",)] for codec in CODECS}) == 1
+    assert len({rows[codec, ("desk",)] for codec in CODEC_SHARE}) == 1

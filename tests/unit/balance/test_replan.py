@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringcomm.balance.plan import Limits, Speed, compute_s, equal_shares, plan_shares
+from ringcomm.balance.plan import Limits, Speed, compute_s, plan_shares, proportional_shares
 from ringcomm.balance.replan import PAUSE, Change, Replanner, Report
 from tests.unit.balance.throttled import Setup, train
 
@@ -20,7 +20,7 @@ class Ranks:
     def __init__(self, speeds: List[Speed], total: int = 96, noise: float = 0.0, ahead: int = 0) -> None:
         self.speeds = speeds
         hosts = [f"jetson{rank}" for rank in range(len(speeds))]
-        self.planner = Replanner(equal_shares(len(speeds), total), total, Limits(), hosts)
+        self.planner = Replanner(proportional_shares([1] * len(speeds), total), total, Limits(), hosts)
         self.shares = self.planner.shares
         self.noise = np.random.default_rng(0).normal
         self.scale = noise

@@ -6,7 +6,7 @@ from random import Random
 from statistics import median
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
-from ringcomm.balance.plan import Limits, Shares, equal_shares
+from ringcomm.balance.plan import Limits, Shares, proportional_shares
 from ringcomm.balance.replan import Replanner, Report
 from ringcomm.balance.window import typical_s
 
@@ -81,7 +81,8 @@ def train(setup: Setup, steps: int, seed: int, slow: Optional[Tuple[int, int, fl
     draw = Random(seed)
     machines = [Throttled(quota, setup.period_s, draw) for quota in setup.quotas]
     size, work_s = len(machines), setup.step_s * sum(setup.quotas)
-    planner = Replanner(equal_shares(size, setup.total), setup.total, Limits(), [str(n) for n in range(size)])
+    hosts = [str(n) for n in range(size)]
+    planner = Replanner(proportional_shares([1] * size, setup.total), setup.total, Limits(), hosts)
     shares, coming, effective, now_s = planner.shares, planner.shares, -1, 0.0
     job, window = Job([], [], []), []
     reports: Optional[List[Report]] = None

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import ringcomm as rc
-from ringcomm.scaling.machine import Machine
 from ringcomm.scaling.prediction import predictions
 from ringcomm.scaling.step import Workload
+from ringcomm.schedule.machine import Machine
 
 RESNET_BYTES = 4 * 25_557_032
 
@@ -61,6 +61,8 @@ def test_several_ranks_per_host_use_the_hierarchy():
     first = found.rows[0]
     assert (first.method, first.machines) == ("hierarchical", 4)
     assert first.wire_bytes == pytest.approx(1.5 * RESNET_BYTES)
+    int8 = row_of(found, 16, "hierarchical, int8")
+    assert int8.wire_bytes == pytest.approx(first.wire_bytes * 260 / 1024)
 
 
 def test_codecs_and_local_steps_send_less():

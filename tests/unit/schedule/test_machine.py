@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringcomm.scaling.machine import Machine, Method, grid, link_byte_s, machine_of
 from ringcomm.schedule.cost import CostModel
+from ringcomm.schedule.machine import Machine, Method, grid, link_byte_s, machine_of
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import ConfigError
 from ..parsing import bits_per_s
-from ..schedule.calibration import (
+from .calibration import (
     LOCAL_BYTE_S,
     LOCAL_LATENCY_S,
     MESSAGE_S,
@@ -14,7 +14,7 @@ from ..schedule.calibration import (
     WIRE_BYTE_S,
     WIRE_LATENCY_S,
 )
-from ..schedule.cost import CostModel
+from .cost import CostModel
 
 PAYLOAD = 0.957
 """Which part of a line rate is payload: headers take the rest of a frame of 1514 bytes."""

@@ -8,6 +8,9 @@ takes microseconds for thousands of ranks; tests compare both.
 Interfaces are full duplex, the switch has no limit, and streams that share an interface share it fairly. So a
 transfer in which sending follows receiving by position takes as long as the busiest interface, or as the
 busiest processor, whichever is longer.
+
+The predictor of training steps, the choice of a compression and the advice which machines to use take all
+times from here.
 """
 
 from __future__ import annotations
@@ -15,8 +18,12 @@ from __future__ import annotations
 from typing import List, NamedTuple, Sequence, Tuple
 
 from ..errors import BrokenInvariantError
-from ..schedule.shares import interface_shares
+from .direct import MAX_RANKS
 from .machine import Machine, Method
+from .shares import interface_shares
+
+CODEC_SHARE = {"float32": 1.0, "bf16": 0.5, "int8": 260 / 1024}
+"""Bytes that are sent per byte of float32."""
 
 
 class Cost(NamedTuple):
@@ -95,6 +102,23 @@ def reduce_cost(method: Method, nbytes: float, machine: Machine, ranks: Sequence
     return Cost(stream_s + latency_s, bound, load.wire_bytes, parts)
 
 
+def best_method(nbytes: float, machine: Machine, ranks: Sequence[int], codec: str = "float32") -> Method:
+    """Return the method that ringcomm chooses for a long vector, without what encoding costs.
+
+    Args:
+        nbytes: bytes of float32, before they are encoded.
+        machine: the model.
+        ranks: number of ranks on each host.
+        codec: ``float32``, ``bf16`` or ``int8``, whose blocks are never passed along a ring.
+    """
+    is_grid = len(ranks) > 1 and len(set(ranks)) == 1 and ranks[0] > 1
+    if codec == "int8":
+        return Method("hierarchical" if is_grid else "direct", codec=codec, sent=CODEC_SHARE[codec])
+    usable = {"ring": True, "direct": sum(ranks) <= MAX_RANKS, "hierarchical": is_grid}
+    methods = [Method(kind, codec=codec, sent=CODEC_SHARE[codec]) for kind, fits in usable.items() if fits]
+    return min(methods, key=lambda method: reduce_cost(method, nbytes, machine, ranks).seconds)
+
+
 def _senders(method: Method, ranks: Sequence[int]) -> int:
     """How many hosts send to one at the same time."""
     return 1 if method.kind == "ring" else len(ranks) - (not method.dedicated)
@@ -110,12 +134,13 @@ def _load(method: Method, sent: float, machine: Machine, ranks: Sequence[int]) -
         return _direct(sent, machine, ranks)
     if method.kind == "hierarchical":
         most = max(ranks)
-        across = 2 * (hosts - 1) / hosts * sent
+        shares = _shares([1] * hosts, machine)
+        across = tuple(sent * (1 + share * (hosts - 2)) for share in shares)
         inside = 2 * (most - 1) / most * sent
-        each = inside + across / most
-        added = (most - 1) / most * sent + (hosts - 1) / (hosts * most) * sent
+        each = inside + max(across) / most
+        added = (most - 1) / most * sent + (hosts - 1) * max(shares) / most * sent
         messages = 2 * (hosts * (most - 1) + hosts - 1)
-        return _Load((across,) * hosts, 2 * each, 2 * each * size, added, 4, 2 * messages)
+        return _Load(across, 2 * each, 2 * each * size, added, 4, 2 * messages)
     if method.kind == "servers":
         return _servers(method, sent, ranks)
     raise BrokenInvariantError(f"{method.kind!r} is no way to reduce gradients")
@@ -123,10 +148,7 @@ def _load(method: Method, sent: float, machine: Machine, ranks: Sequence[int]) -
 
 def _direct(sent: float, machine: Machine, ranks: Sequence[int]) -> _Load:
     size = sum(ranks)
-    wires = machine.wires(len(ranks))
-    shares = [count / size for count in ranks]
-    if len(set(wires)) > 1:
-        shares = interface_shares(list(ranks), [1.0 / byte_s for byte_s in wires])
+    shares = _shares(ranks, machine)
     # With m ranks of p and the share F, a host carries n (m + F (p - 2 m)) each way.
     loads = tuple(sent * (m + share * (size - 2 * m)) for m, share in zip(ranks, shares))
     largest = max(share / m for m, share in zip(ranks, shares))
@@ -134,6 +156,14 @@ def _direct(sent: float, machine: Machine, ranks: Sequence[int]) -> _Load:
     total = 2 * sent * 2 * (size - 1)
     loads = loads if len(ranks) > 1 else (0.0,)
     return _Load(loads, 2 * each, total, (size - 1) * largest * sent, 2, 4 * (size - 1))
+
+
+def _shares(ranks: Sequence[int], machine: Machine) -> List[float]:
+    """Which part of a vector each host adds up, by the speeds of their interfaces."""
+    wires = machine.wires(len(ranks))
+    if len(set(wires)) > 1:
+        return interface_shares(ranks, [1.0 / byte_s for byte_s in wires])
+    return [count / sum(ranks) for count in ranks]
 
 
 def _servers(method: Method, sent: float, ranks: Sequence[int]) -> _Load:

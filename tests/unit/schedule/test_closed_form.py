@@ -7,10 +7,10 @@ import time
 import pytest
 
 from ringcomm.errors import BrokenInvariantError
-from ringcomm.scaling.machine import Machine, Method, link_byte_s
-from ringcomm.scaling.reduce import reduce_cost
 from ringcomm.schedule import hierarchy, servers
+from ringcomm.schedule.closed_form import best_method, reduce_cost
 from ringcomm.schedule.cost import CostModel, predict
+from ringcomm.schedule.machine import Machine, Method, link_byte_s
 from ringcomm.schedule.registry import Problem, build
 from ringcomm.schedule.steps import even_bounds, exchange_lengths
 
@@ -186,3 +186,22 @@ def test_direct_gives_slow_links_small_shares():
     cost = reduce_cost(DIRECT, 8_000_000, Machine((slow, quick, quick, quick)), (1,) * 4)
     assert cost.wire_bytes[0] == pytest.approx(8_000_000)  # its own part out, the sums in
     assert cost.seconds == pytest.approx(8_000_000 * slow, rel=0.02)
+
+
+def test_a_hierarchy_gives_slow_links_small_shares_too():
+    slow, quick = link_byte_s("100mbit"), link_byte_s("1gbit")
+    cost = reduce_cost(Method("hierarchical"), 8_000_000, Machine((slow, quick, quick)), (2, 2, 2))
+    assert cost.wire_bytes == pytest.approx((8_000_000, 12_000_000, 12_000_000))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nbytes", "float32", "int8"),
+    [((1,) * 4, 1e8, "ring", "direct"), ((1,) * 4, 1e5, "direct", "direct"),
+     ((1,) * 32, 1e5, "ring", "direct"), ((4, 4), 1e8, "hierarchical", "hierarchical"),
+     ((4, 1), 1e8, "ring", "direct"), ((4,), 1e5, "direct", "direct")],
+)  # fmt: skip
+def test_the_best_method(ranks, nbytes, float32, int8):
+    """That of the runtime: with int8 no ring, and equal numbers of ranks add up within hosts first."""
+    assert best_method(nbytes, GIGABIT, ranks).kind == float32
+    assert best_method(nbytes, GIGABIT, ranks, "int8")[:1] == (int8,)
+    assert best_method(nbytes, GIGABIT, ranks, "int8").sent == pytest.approx(0.254, abs=1e-3)
