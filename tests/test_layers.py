@@ -46,7 +46,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     3: [
         [
-            "collective.reduce", "collective.flows", "collective.call_sites", "collective.headers",
+            "collective.reduce", "collective.rows", "collective.flows", "collective.call_sites",
+            "collective.headers",
             "collective.progress", "collective.part", "collective.execute", "collective.device_group",
             "collective.staged", "collective.short", "collective.drive", "collective.placement",
             "collective.coded_hosts", "collective.coded", "collective.calls", "collective.call_history",
@@ -83,7 +84,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "engine.cycle", "engine.thread", "engine.core", "engine.engine", "engine.heartbeat",
         ],
         [
-            "arrays.kinds", "arrays.bridge", "arrays.rows", "arrays.mirrors", "arrays.mapped",
+            "arrays.kinds", "arrays.bridge", "arrays.mirrors", "arrays.mapped",
             "arrays.operands", "arrays.nccl", "arrays.torch_tensors", "arrays.cupy_arrays", "arrays.dlpack",
         ],
         ["scaling.machine", "scaling.reduce", "scaling.step", "scaling.figure", "scaling.prediction",
@@ -97,7 +98,7 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     5: [
         [
-            "activity", "timeline", "flight_recorder", "objects", "device_collectives", "collectives",
+            "activity", "timeline", "flight_recorder", "objects", "collectives",
             "program", "preparation", "context", "newcomer", "default_context", "api",
             "process_set", "async_calls", "grouped_calls", "messages", "consistency", "local_sgd",
             "balance.pace", "balance.batches", "__init__",
