@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Any, ContextManager, Optional, Sequence
 
 from . import api
-from .arrays.operands import Rows, mirrors, submitted
-from .arrays.rows import check_splits, row_items
+from .arrays.operands import mirrors, submitted
 from .docstrings import documented
 from .dtypes import Array
 from .engine.request import Handle
@@ -115,7 +114,7 @@ def reducescatter_async(
         {start_errors}
     """
     context = api.context()
-    rows = Rows(context.staging, array)
+    rows = submitted(context.staging, array, rows=True)
     return context.engine.reducescatter(
         [rows.flat], [rows.shape], op_of(op), name, prescale_factor, postscale_factor, number_of(process_set),
         convert=lambda results: rows.deliver(results[0]), mirrors=mirrors([rows]),
@@ -140,7 +139,7 @@ def allgather_async(
         {start_errors}
     """
     context = api.context()
-    rows = Rows(context.staging, array)
+    rows = submitted(context.staging, array, rows=True)
     return context.engine.allgather(
         [rows.flat], [rows.shape or (1,)], name, number_of(process_set),
         convert=lambda results: rows.deliver(results[0]), mirrors=mirrors([rows]),
@@ -221,14 +220,9 @@ def alltoall_async(
         {start_errors}
     """
     context = api.context()
-    engine = context.engine
-    rows = Rows(context.staging, array)
-    number = number_of(process_set)
-    size = len(engine.sets.check_member(number))
-    row_items(rows.shape, "alltoall")
-    counts = check_splits(rows.shape[0], splits, size)
-    return engine.alltoall(
-        rows.flat, rows.shape, counts, name, number,
+    rows = submitted(context.staging, array, rows=True)
+    return context.engine.alltoall(
+        rows.flat, rows.shape, splits, name, number_of(process_set),
         convert=lambda result: (rows.deliver(result[0]), result[1]), mirrors=mirrors([rows]),
     )  # fmt: skip
 

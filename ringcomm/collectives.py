@@ -1,31 +1,31 @@
-"""Synchronous collectives over NumPy arrays, matched between ranks by the order of the calls.
+"""Synchronous collectives over arrays of all kinds, matched between ranks by the order of the calls.
 
-This module handles shapes, memory layouts, rows per rank and objects as bytes; :mod:`ringcomm.collective`
-moves the flat arrays.
+This module makes operands of arrays (:mod:`ringcomm.arrays.operands`) and bytes of objects;
+:mod:`ringcomm.collective` moves the flat arrays. With arrays on devices the calling thread waits until
+everything has been sent and received and the last copies to the device have been started. It does not wait
+for these: its current stream on the device does.
 """
 
 from __future__ import annotations
 
 import operator
+from math import prod
 from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
-from numpy import ndarray
 
-from .arrays.bridge import InPlace, flat_copy, flat_view
-from .arrays.kinds import device_kind
-from .arrays.rows import check_splits, cumulative, row_items
+from .arrays.mirrors import StagingPool
+from .arrays.operands import Operand, operand_of
 from .collective.call_sites import note_truncation
+from .collective.rows import check_rows, cumulative, even_layout, row_counts
 from .collective.runner import Runner
 from .collective.weighted import apply_weight
-from .device_collectives import DeviceCollectives
 from .docstrings import documented
 from .dtypes import Array, joined_shape
 from .engine.adasum import adasum, check_adasum
 from .errors import Misuse
 from .objects import NOTHING, Objects
 from .ops import Collective, ReduceOp, codec_number, factor_of, name_of, op_of
-from .schedule.steps import even_bounds
 
 
 class Collectives:
@@ -44,8 +44,8 @@ class Collectives:
         self.objects = objects
         self.rank = rank
         self.size = size
+        self._staging = StagingPool()
         self._runner = runner
-        self._devices = DeviceCollectives(runner)
 
     # ---- reductions --------------------------------------------------------------------------
 
@@ -64,16 +64,8 @@ class Collectives:
 
         {allreduce}
         """
-        kind = None if type(array) is ndarray else device_kind(array)
-        if kind is not None:
-            made: Array = self._devices.allreduce(
-                kind, array, "", op, name, prescale_factor, postscale_factor, compression, weight,
-                self._all_reduce,
-            )  # fmt: skip
-            return made
-        flat, shape = flat_copy(array)
-        self._all_reduce(flat, shape, op, name, prescale_factor, postscale_factor, compression, weight)
-        return flat.reshape(shape)
+        operand = operand_of(self._staging, array)
+        return self._all_reduce(operand, op, name, prescale_factor, postscale_factor, compression, weight)
 
     @documented
     def allreduce_(
@@ -90,44 +82,38 @@ class Collectives:
 
         {allreduce_}
         """
-        kind = None if type(array) is ndarray else device_kind(array)
-        if kind is not None:
-            made: Array = self._devices.allreduce(
-                kind, array, "allreduce_", op, name, prescale_factor, postscale_factor, compression, weight,
-                self._all_reduce,
-            )  # fmt: skip
-            return made
-        target = InPlace(array, "allreduce_")
-        self._all_reduce(
-            target.flat, target.shape, op, name, prescale_factor, postscale_factor, compression, weight
-        )
-        return target.finish()
+        operand = operand_of(self._staging, array, "allreduce_")
+        return self._all_reduce(operand, op, name, prescale_factor, postscale_factor, compression, weight)
 
     def _all_reduce(
         self,
-        flat: Array,
-        shape: Tuple[int, ...],
+        operand: Operand,
         op: ReduceOp,
         name: Optional[str],
         prescale: float,
         postscale: float,
         compression: Any,
         weight: Optional[float],
-    ) -> None:
+    ) -> Array:
         op, prescale, postscale = op_of(op), factor_of(prescale), factor_of(postscale)
-        if weight is not None:
-            with self._runner.exclusive():
-                apply_weight(self._runner, flat, weight, op, name_of(name), shape)
-                self._all_reduce(flat, shape, op, name, prescale, postscale, compression, None)
-        elif op == ReduceOp.ADASUM:
-            check_adasum(flat.dtype)
-            with self._runner.exclusive():
-                adasum(self._runner, flat, prescale, postscale)
-        else:
-            codec = codec_number(compression)
+        runner, codec, name = self._runner, codec_number(compression), name_of(name)
+        if weight is None and op != ReduceOp.ADASUM:
+            flat = operand.flat
             if self.rank == 0:
                 note_truncation(op, flat.dtype)
-            self._runner.all_reduce(flat, op, name_of(name), shape, prescale, postscale, codec=codec)
+            runner.all_reduce(
+                flat, op, name, operand.shape, prescale, postscale, codec=codec, staging=operand.staging
+            )
+            return operand.finish()
+        if weight is None:
+            check_adasum(operand.dtype)
+        with runner.loaded(operand.staging), runner.exclusive():
+            if weight is None:
+                adasum(runner, operand.flat, prescale, postscale)
+            else:
+                apply_weight(runner, operand.flat, weight, op, name, operand.shape)
+                runner.all_reduce(operand.flat, op, name, operand.shape, prescale, postscale, codec=codec)
+        return operand.finish()
 
     @documented
     def reducescatter(
@@ -142,16 +128,7 @@ class Collectives:
 
         {reducescatter}
         """
-        kind = None if type(array) is ndarray else device_kind(array)
-        if kind is not None:
-            made: Array = self._devices.reducescatter(
-                kind, array, "", op, name, prescale_factor, postscale_factor
-            )
-            return made
-        flat, shape = flat_copy(array)
-        mine = self._reduce_scatter(flat, shape, op, name, prescale_factor, postscale_factor)
-        # A copy, so that a small result does not keep the whole input's memory alive.
-        return np.array(mine)
+        return self._reduce_scatter(array, "", op, name, prescale_factor, postscale_factor)
 
     @documented
     def reducescatter_(
@@ -166,37 +143,31 @@ class Collectives:
 
         {reducescatter_}
         """
-        kind = None if type(array) is ndarray else device_kind(array)
-        if kind is not None:
-            made: Array = self._devices.reducescatter(
-                kind, array, "reducescatter_", op, name, prescale_factor, postscale_factor
-            )
-            return made
-        target = InPlace(array, "reducescatter_")
-        self._reduce_scatter(target.flat, target.shape, op, name, prescale_factor, postscale_factor)
-        rows = even_bounds(target.shape[0], self.size)
-        own: Array = target.finish()[rows[self.rank] : rows[self.rank + 1]]
-        return own
+        return self._reduce_scatter(array, "reducescatter_", op, name, prescale_factor, postscale_factor)
 
     def _reduce_scatter(
         self,
-        flat: Array,
-        shape: Tuple[int, ...],
+        array: Any,
+        in_place: str,
         op: ReduceOp,
         name: Optional[str],
         prescale: float,
         postscale: float,
     ) -> Array:
-        width = row_items(shape, "reducescatter")
-        rows = even_bounds(shape[0], self.size)
-        bounds = tuple(row * width for row in rows)
+        op = op_of(op)
+        operand = operand_of(self._staging, array, in_place)
+        shape = operand.shape
+        check_rows(in_place or "reducescatter", (shape,))
         if self.rank == 0:
-            note_truncation(op_of(op), flat.dtype)
+            note_truncation(op, operand.dtype)
+        layout = even_layout((shape,), self.size)
+        first, last = layout.edges[0][self.rank : self.rank + 2]
+        operand.narrow(first, last)
         self._runner.reduce_scatter(
-            flat, bounds, op_of(op), name_of(name), shape, factor_of(prescale), factor_of(postscale)
-        )
-        mine = flat[bounds[self.rank] : bounds[self.rank + 1]]
-        return mine.reshape((rows[self.rank + 1] - rows[self.rank], *shape[1:]))
+            operand.flat, layout.bounds, op, name_of(name), shape, factor_of(prescale), factor_of(postscale),
+            staging=operand.staging,
+        )  # fmt: skip
+        return operand.finish_rows(first, last)
 
     # ---- movement ----------------------------------------------------------------------------
 
@@ -206,21 +177,17 @@ class Collectives:
 
         {allgather}
         """
-        kind = None if type(array) is ndarray else device_kind(array)
-        if kind is not None:
-            made: Array = self._devices.allgather(kind, array, name)
-            return made
-        flat, shape = flat_view(array)
-        shape = shape or (1,)
-        width = row_items(shape, "allgather")
+        source = operand_of(self._staging, array, rows=True)
+        shape = source.shape or (1,)
+        width, inner = prod(shape[1:]), shape[1:]
         runner, label = self._runner, name_of(name)
         with runner.exclusive(parts=2):
-            rows = runner.exchange([shape[0]], Collective.ALLGATHER, flat.dtype, label, shape[1:])[:, 0]
+            table = runner.exchange([shape[0]], Collective.ALLGATHER, source.dtype, label, inner)
+            rows = table[:, 0].tolist()
             bounds = cumulative(rows, width)
-            gathered = np.empty(bounds[-1], flat.dtype)
-            gathered[bounds[self.rank] : bounds[self.rank + 1]] = flat
-            runner.all_gather(gathered, bounds, label, shape[1:])
-        return gathered.reshape(joined_shape(rows, shape[1:]))
+            output = source.output(bounds[-1], bounds[self.rank], (0, shape[0] * width))
+            runner.all_gather(output.flat, bounds, label, inner, staging=output.staging)
+        return output.finish(joined_shape(rows, inner))
 
     @documented
     def allgather_(self, array: Array, name: Optional[str] = None) -> Array:
@@ -230,15 +197,12 @@ class Collectives:
 
         {allgather_}
         """
-        kind = None if type(array) is ndarray else device_kind(array)
-        if kind is not None:
-            made: Array = self._devices.allgather_(kind, array, name)
-            return made
-        target = InPlace(array, "allgather_")
-        width = row_items(target.shape, "allgather_")
-        bounds = tuple(row * width for row in even_bounds(target.shape[0], self.size))
-        self._runner.all_gather(target.flat, bounds, name_of(name), target.shape)
-        return target.finish()
+        operand = operand_of(self._staging, array, "allgather_")
+        shape = operand.shape
+        check_rows("allgather_", (shape,))
+        bounds = even_layout((shape,), self.size).bounds
+        self._runner.all_gather(operand.flat, bounds, name_of(name), shape, staging=operand.staging)
+        return operand.finish()
 
     @documented
     def broadcast(self, array: Any, root_rank: int = 0, name: Optional[str] = None) -> Array:
@@ -246,13 +210,7 @@ class Collectives:
 
         {broadcast}
         """
-        kind = None if type(array) is ndarray else device_kind(array)
-        if kind is not None:
-            made: Array = self._devices.broadcast(kind, array, "", self._root(root_rank), name)
-            return made
-        flat, shape = flat_copy(array)
-        self._runner.broadcast(flat, self._root(root_rank), name_of(name), shape)
-        return flat.reshape(shape)
+        return self._broadcast(operand_of(self._staging, array), root_rank, name)
 
     @documented
     def broadcast_(self, array: Array, root_rank: int = 0, name: Optional[str] = None) -> Array:
@@ -260,13 +218,14 @@ class Collectives:
 
         {broadcast_}
         """
-        kind = None if type(array) is ndarray else device_kind(array)
-        if kind is not None:
-            made: Array = self._devices.broadcast(kind, array, "broadcast_", self._root(root_rank), name)
-            return made
-        target = InPlace(array, "broadcast_")
-        self._runner.broadcast(target.flat, self._root(root_rank), name_of(name), target.shape)
-        return target.finish()
+        return self._broadcast(operand_of(self._staging, array, "broadcast_"), root_rank, name)
+
+    def _broadcast(self, operand: Operand, root_rank: int, name: Optional[str]) -> Array:
+        root, staging = self._root(root_rank), operand.staging
+        if staging is not None and root == self.rank:
+            operand.send_only()
+        self._runner.broadcast(operand.flat, root, name_of(name), operand.shape, staging=staging)
+        return operand.finish()
 
     @documented
     def alltoall(self, array: Any, splits: Optional[Sequence[int]] = None, name: Optional[str] = None) -> Any:
@@ -274,23 +233,10 @@ class Collectives:
 
         {alltoall}
         """
-        kind = None if type(array) is ndarray else device_kind(array)
-        if kind is not None:
-            result, received = self._devices.alltoall(kind, array, splits, name)
-            return result if splits is None else (result, received)
-        flat, shape = flat_view(array)
-        width = row_items(shape, "alltoall")
-        counts = check_splits(shape[0], splits, self.size)
-        runner, label = self._runner, name_of(name)
-        with runner.exclusive(parts=2):
-            matrix = runner.exchange(counts, Collective.ALLTOALL, flat.dtype, label, shape[1:])
-            received = matrix[:, self.rank]
-            recv_bounds = cumulative(received, width)
-            output = np.empty(recv_bounds[-1], flat.dtype)
-            send_bounds = cumulative(np.asarray(counts, np.int64), width)
-            runner.all_to_all(flat, output, send_bounds, recv_bounds, label, shape[1:])
-        result = output.reshape(joined_shape(received, shape[1:]))
-        return result if splits is None else (result, received.astype(np.int32))
+        source = operand_of(self._staging, array, rows=True)
+        output, shape, received = self._exchange_rows(source, splits, name)
+        result = output.finish(shape)
+        return result if splits is None else (result, np.array(received, np.int32))
 
     @documented
     def alltoall_(self, array: Array, name: Optional[str] = None) -> Array:
@@ -298,13 +244,32 @@ class Collectives:
 
         {alltoall_}
         """
-        kind = None if type(array) is ndarray else device_kind(array)
-        if kind is not None:
-            made: Array = self._devices.alltoall_(kind, array, name)
-            return made
-        target = InPlace(array, "alltoall_")
-        target.flat[:] = np.asarray(self.alltoall(target.flat.reshape(target.shape), name=name)).reshape(-1)
-        return target.finish()
+        operand = operand_of(self._staging, array, "alltoall_")
+        output, _, _ = self._exchange_rows(operand_of(self._staging, array, rows=True), None, name)
+        return operand.overwrite(output)
+
+    def _exchange_rows(
+        self, source: Operand, splits: Optional[Sequence[int]], name: Optional[str]
+    ) -> Tuple[Operand, Tuple[int, ...], List[int]]:
+        """Exchange rows; return those that have come, their shape, and their number from each rank."""
+        shape, rank = source.shape, self.rank
+        check_rows("alltoall", (shape,))
+        counts = row_counts(shape[0], splits, self.size)
+        width, inner = prod(shape[1:]), shape[1:]
+        runner, label = self._runner, name_of(name)
+        with runner.exclusive(parts=2):
+            table = runner.exchange(counts, Collective.ALLTOALL, source.dtype, label, inner)
+            received = table[:, rank].tolist()
+            send, into = cumulative(counts, width), cumulative(received, width)
+            output = source.output(into[-1], into[rank], send[rank : rank + 2])
+            staging = output.staging
+            if staging is not None:
+                # The source is released with its operand, when its copies are done.
+                staging = staging._replace(source=source.mirror)
+            runner.all_to_all(
+                source.flat, output.flat, send, into, label, inner, staging=staging, has_own=True
+            )
+        return output, joined_shape(received, inner), received
 
     # ---- coordination ------------------------------------------------------------------------
 
@@ -349,7 +314,7 @@ class Collectives:
             packed = self.objects.pack(value, "allgather_object", name_of(name))
             payload = np.frombuffer(packed.data, np.uint8)
             lengths = self._runner.exchange([payload.size], kind, payload.dtype, name_of(name), ())
-            bounds = cumulative(lengths[:, 0], 1)
+            bounds = cumulative(lengths[:, 0])
             gathered = np.empty(bounds[-1], np.uint8)
             gathered[bounds[self.rank] : bounds[self.rank + 1]] = payload
             self._runner.all_gather(gathered, bounds, name_of(name), (), kind)
@@ -361,9 +326,7 @@ class Collectives:
                 if rank != self.rank
             }
         packed.raise_error()
-        return [
-            value if rank == self.rank else self.objects.load(pickled[rank]) for rank in range(self.size)
-        ]
+        return [value if rank == self.rank else self.objects.load(pickled[rank]) for rank in range(self.size)]
 
     def _root(self, root_rank: int) -> int:
         try:

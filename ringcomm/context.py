@@ -144,7 +144,7 @@ class Context(Collectives):
     @property
     def staging(self) -> StagingPool:
         """The page-locked memory through which arrays of devices are sent."""
-        return self._devices.pool
+        return self._staging
 
     @classmethod
     def start(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from . import api
-from .arrays.bridge import InPlace, flat_view
+from .arrays.bridge import flat_view
+from .arrays.operands import InPlace
 from .docstrings import documented
 from .dtypes import Array
 from .engine.request import Handle

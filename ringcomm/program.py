@@ -14,7 +14,7 @@ from typing import Dict, List, Optional, Sequence
 
 import numpy as np
 
-from .arrays.rows import cumulative
+from .collective.rows import cumulative
 from .collective.runner import Runner
 from .lookups import is_installed
 from .ops import Collective
@@ -70,7 +70,7 @@ def compare_programs(runner: Runner, hosts: Sequence[str]) -> str:
     table = runner.exchange(mine, Collective.EXCHANGE, np.dtype(np.int64), "program", ())
     if len({number for number in table[:, 0].tolist() if number}) < 2:
         return ""
-    bounds = cumulative(table[:, 1], 1)
+    bounds = cumulative(table[:, 1])
     gathered = np.empty(bounds[-1], np.uint8)
     gathered[bounds[runner.rank] : bounds[runner.rank + 1]] = payload
     runner.all_gather(gathered, bounds, "program")

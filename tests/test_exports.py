@@ -90,8 +90,14 @@ CONTRACTS = {
     # Where a base class says what a method does, an implementation need not say it again.
     method.name
     for base in (
-        "transport/base.py", "transport/tcp.py", "collective/part.py", "collective/staged.py",
-        "arrays/kinds.py", "arrays/nccl.py", "collective/device_group.py",
+        "transport/base.py",
+        "transport/tcp.py",
+        "collective/part.py",
+        "collective/staged.py",
+        "arrays/kinds.py",
+        "arrays/operands.py",
+        "arrays/nccl.py",
+        "collective/device_group.py",
     )  # fmt: skip
     for kind in ast.parse((PACKAGE / base).read_text()).body
     if isinstance(kind, ast.ClassDef)

@@ -47,7 +47,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     3: [
         [
-            "collective.reduce", "collective.flows", "collective.call_sites", "collective.headers",
+            "collective.reduce", "collective.rows", "collective.flows", "collective.call_sites",
+            "collective.headers",
             "collective.progress", "collective.part", "collective.execute", "collective.device_group",
             "collective.staged", "collective.short", "collective.drive", "collective.placement",
             "collective.coded_hosts", "collective.coded", "collective.calls", "collective.call_history",
@@ -84,7 +85,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "engine.cycle", "engine.thread", "engine.core", "engine.engine", "engine.heartbeat",
         ],
         [
-            "arrays.kinds", "arrays.bridge", "arrays.rows", "arrays.mirrors", "arrays.mapped",
+            "arrays.kinds", "arrays.bridge", "arrays.mirrors", "arrays.mapped",
             "arrays.operands", "arrays.nccl", "arrays.torch_tensors", "arrays.cupy_arrays", "arrays.dlpack",
         ],
         ["scaling.step", "scaling.figure", "scaling.prediction",
@@ -98,7 +99,7 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     5: [
         [
-            "activity", "timeline", "flight_recorder", "objects", "device_collectives", "collectives",
+            "activity", "timeline", "flight_recorder", "objects", "collectives",
             "program", "preparation", "entry", "context", "newcomer", "default_context", "api",
             "process_set", "async_calls", "grouped_calls", "messages", "consistency", "local_sgd",
             "balance.pace", "balance.batches", "__init__",

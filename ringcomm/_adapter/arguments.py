@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Optional, Tuple
 
 from ..errors import ConfigError, NotOfferedError
 from ..ops import ReduceOp, op_of
@@ -67,42 +67,6 @@ def wire_name(kind: str, name: Optional[str]) -> str:
     if isinstance(name, SequenceName):
         return str(name)
     return f"{kind}.{name}" if name else ""
-
-
-def row_counts(rows: int, splits: Optional[Sequence[Any]], members: int) -> List[int]:
-    """The number of rows of an alltoall for each member of the process set.
-
-    Args:
-        rows: number of rows of the tensor.
-        splits: the caller's numbers, or None to divide the rows evenly.
-        members: number of members of the process set.
-
-    Raises:
-        ConfigError: the numbers do not match the rows or the members.
-    """
-    if splits is None:
-        if rows % members:
-            raise ConfigError(
-                f"alltoall without splits divides rows evenly, but {rows} is not an even multiple of the "
-                f"number of workers ({members}). Pass splits=[...], one number per rank."
-            )
-        return [rows // members] * members
-    counts = [int(item) for item in splits]
-    if any(count != item for count, item in zip(counts, splits)):
-        raise ConfigError(f"alltoall expects splits to contain 32-bit integer elements, not {list(splits)}.")
-    if len(counts) != members:
-        raise ConfigError(
-            f"alltoall: the number of entries in splits ({len(counts)}) does not equal the number of workers "
-            f"({members})."
-        )
-    if min(counts, default=0) < 0 or sum(counts) > rows:
-        raise ConfigError(
-            f"alltoall: the sum of the splits {counts} is greater than the first dimension of the tensor "
-            f"({rows}), or one of them is negative."
-        )
-    if sum(counts) < rows:
-        raise ConfigError(f"alltoall: splits {counts} have sum {sum(counts)}, the tensor {rows} rows.")
-    return counts
 
 
 def predivided(op: ReduceOp, factor: float) -> Tuple[float, float]:

@@ -17,13 +17,13 @@ import numpy as np
 
 from .. import api
 from ..collective.call_sites import Site
+from ..collective.rows import row_counts
 from ..context import Context
 from ..dtypes import Array
 from ..engine.packing import FusionBuffer, groups_by_index
 from ..errors import Misuse, RingcommError, fresh_copy
 from ..ops import ReduceOp
 from ..process_set import number_of
-from .arguments import row_counts
 from .causes import record_cause
 from .graph_callbacks import Allgather, Allreduce, Alltoall, Barrier, Broadcast, Operation, Reducescatter
 

@@ -26,7 +26,7 @@ from ..engine.request import Handle, Shape
 from ..errors import RingcommError
 from ..ops import ReduceOp
 from ..process_set import ProcessSet, number_of
-from .arguments import row_counts, wire_name
+from .arguments import wire_name
 from .causes import record_cause
 from .compressed import CompressedAllreduce, CompressedReducescatter, Pending
 from .gradients import Reduction
@@ -132,14 +132,9 @@ class Alltoall(NamedTuple):
         """Submit it; the handle returns the received rows and their number by source rank (int32)."""
         flat, shape = flat_copy(arrays[0])
         splits = np.asarray(arrays[1])
-        engine = api.context().engine
-        number = number_of(self.process_set)
-        members = len(engine.sets.check_member(number))
-        rows = shape[0] if shape else 0
-        counts = row_counts(rows, splits.tolist() if splits.size else None, members)
-        return engine.alltoall(
-            flat, shape, counts, wire_name("alltoall", self.name), number, urgent,
-            lambda result: [result[0], np.asarray(result[1], np.int32)],
+        return api.context().engine.alltoall(
+            flat, shape, splits.tolist() if splits.size else None, wire_name("alltoall", self.name),
+            number_of(self.process_set), urgent, lambda result: [result[0], np.asarray(result[1], np.int32)],
         )  # fmt: skip
 
 

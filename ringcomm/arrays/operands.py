@@ -1,22 +1,175 @@
-"""Arrays on devices as arguments of collectives: the mirror to send from, and the caller's result."""
+"""Arguments of collectives: their elements as flat host memory, and the way from there to the results.
+
+:class:`HostOperand` and :class:`InPlace` are arrays of the host, :class:`DeviceOperand` is one of a device.
+Direct calls make them with :func:`operand_of`, calls by name with :func:`submitted`.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Tuple, Union
+from abc import ABC, abstractmethod
+from copy import copy
+from math import prod
+from typing import Any, Optional, Sequence, Tuple
 
 import numpy as np
+from numpy import ndarray
 
 from ..collective.placement import LEAST_BYTES
-from ..dtypes import code_of
-from .bridge import InPlace, flat_copy
-from .kinds import DeviceKind, device_kind
+from ..collective.staged import Staging
+from ..dtypes import Array, code_of
+from ..errors import Misuse
+from .bridge import flat_copy, flat_view, refuse_masked
+from .kinds import DeviceKind, device_kind, kind_of
 from .mapped import MappedMirror, uses_mapped
 from .mirrors import BlockMirror, StagingPool
 
-_Span = Tuple[int, int]
+_Shape = Tuple[int, ...]
 
 
-class Operand:
+class Operand(ABC):
+    """An argument of a collective.
+
+    Attributes:
+        flat: its elements in host memory and in C order; of reductions and broadcasts the result, too.
+        shape: of the argument.
+        mirror: of an array on a device, of which ``flat`` is the host's block; otherwise None.
+        staging: how a direct call's copies overlap with it; None: the array is in host memory.
+    """
+
+    __slots__ = ()
+
+    flat: Array
+    shape: _Shape
+    mirror: Optional[BlockMirror] = None
+    staging: Optional[Staging] = None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The element type."""
+        dtype: np.dtype[Any] = self.flat.dtype
+        return dtype
+
+    @abstractmethod
+    def finish(self, shape: Optional[_Shape] = None) -> Array:
+        """Return the caller's result: its current stream waits for it, the calling thread does not.
+
+        Args:
+            shape: of a new array; None: that of the argument.
+        """
+
+    def narrow(self, first: int, last: int) -> None:  # noqa: B027 - the host copies nothing back
+        """Declare, before the call, that :meth:`finish_rows` takes these rows and that no others change."""
+
+    def finish_rows(self, first: int, last: int) -> Array:
+        """Return the rows ``[first, last)`` of the result, which alone are defined."""
+        return self.finish()[first:last]
+
+    def send_only(self) -> None:  # noqa: B027 - what the host sends is the result already
+        """Declare that the collective only reads the argument on this rank, so that it is the result."""
+
+    def deliver(self, rows: Array) -> Array:
+        """Return a result that the engine has made, as the caller gets it: where the argument is."""
+        return rows
+
+    def output(self, items: int, at: int, part: Sequence[int]) -> Operand:
+        """Return an operand for a new array like the argument.
+
+        Args:
+            items: number of its elements.
+            at: where the elements ``part`` of the argument are in it already.
+            part: the first of these and the one behind the last.
+        """
+        flat = np.empty(items, self.flat.dtype)
+        start, stop = part
+        flat[at : at + stop - start] = self.flat[start:stop]
+        return HostOperand(flat, flat.shape)
+
+    def overwrite(self, made: Operand) -> Array:
+        """Overwrite the argument with an :meth:`output` of as many elements; return the caller's array."""
+        self.flat[:] = made.flat
+        return self.finish()
+
+
+class HostOperand(Operand):
+    """A copy of an array of the host, or an array that is only read.
+
+    Args:
+        flat, shape: as for :class:`Operand`.
+    """
+
+    __slots__ = ("flat", "shape")
+
+    def __init__(self, flat: Array, shape: _Shape) -> None:
+        self.flat = flat
+        self.shape = shape
+
+    def finish(self, shape: Optional[_Shape] = None) -> Array:
+        return self.flat.reshape(self.shape if shape is None else shape)
+
+    def finish_rows(self, first: int, last: int) -> Array:
+        # A copy, so that a small result does not keep the whole input's memory alive.
+        return np.array(self.finish()[first:last])
+
+
+class InPlace(Operand):
+    """An array of the host that is to be overwritten.
+
+    :attr:`flat` shares the array's memory where the layout allows; otherwise it is a copy that
+    :meth:`finish` writes back.
+
+    Args:
+        array: of NumPy, or one whose memory NumPy can share.
+        what: the collective's name, for error texts.
+
+    Raises:
+        Misuse: the value is no array in the host's memory, is masked, or is read-only.
+        UnsupportedDtypeError: its elements cannot be sent.
+    """
+
+    __slots__ = ("_array", "_owner", "_shared", "flat", "shape")
+
+    def __init__(self, array: Any, what: str) -> None:
+        self._owner = array
+        if type(array) is ndarray:
+            # By far the most frequent: nothing that other arrays need costs it anything.
+            self._array = array
+            self.shape = array.shape
+            flags = array.flags
+            if flags.c_contiguous and flags.writeable and array.dtype.isnative:
+                self._shared = True
+                self.flat = array.reshape(-1)
+                code_of(array.dtype)
+                return
+        elif not isinstance(array, ndarray):
+            kind = kind_of(array)
+            shared = None if kind is None else kind.host_memory(array)
+            if shared is None:
+                raise Misuse(
+                    f"{what} works in place, so it needs a numpy array, not {type(array).__name__}. "
+                    f"Without the trailing underscore it returns a new array."
+                )
+            array = shared
+        refuse_masked(array)
+        flags = array.flags
+        if not flags.writeable:
+            raise Misuse(f"{what} works in place, but this array is read-only. Pass a copy of it.")
+        self._array = array
+        self.shape = array.shape
+        plain = np.asarray(array)  # the plain array of a subclass
+        direct = flags.c_contiguous and plain.dtype.isnative
+        self.flat = plain.reshape(-1) if direct else flat_copy(plain)[0]
+        self._shared = direct
+        code_of(self.flat.dtype)
+
+    def finish(self, shape: Optional[_Shape] = None) -> Array:
+        """Write the copy back, if there is one, and return the caller's own array."""
+        if not self._shared:
+            self._array[...] = self.flat.reshape(self.shape)
+        owner: Array = self._owner
+        return owner
+
+
+class DeviceOperand(Operand):
     """An array on a device that a collective reads, and where its result goes.
 
     Args:
@@ -24,14 +177,11 @@ class Operand:
         kind: of the array.
         value: the array.
         in_place: the collective's name if the result overwrites the array; empty if it is a new array.
-        part: the elements of the flat array that are the result; None: all.
+        rows: whether the result has other rows; then :meth:`output` or :meth:`deliver` makes it.
 
     Attributes:
-        mirror: what is sent.
-        shape: of the array.
-        count: number of its elements.
         on_device: the array's elements on the device, flat.
-        output: the result's.
+        mirror: made when it is first used, as ``flat`` is; the work of the current stream comes first.
 
     Raises:
         Misuse: ``in_place``, and the array cannot be overwritten.
@@ -39,68 +189,129 @@ class Operand:
     """
 
     def __init__(
-        self,
-        pool: StagingPool,
-        kind: DeviceKind,
-        value: Any,
-        in_place: str = "",
-        part: Optional[_Span] = None,
+        self, pool: StagingPool, kind: DeviceKind, value: Any, in_place: str = "", rows: bool = False
     ) -> None:
-        self.shape, dtype = kind.describe(value)
-        code_of(dtype)
+        self.shape, self._dtype = kind.describe(value)
+        code_of(self._dtype)
         if in_place:
             kind.check_writable(value, in_place)
+        self._pool = pool
         self._kind = kind
-        self._value = value
+        self._value: Array = value
         self._in_place = bool(in_place)
         self.on_device, self._direct = kind.flat(value)
-        self.count = _items(self.shape)
-        start, stop = (0, self.count) if part is None else part
-        self.output = self.on_device if in_place else kind.empty(value, (stop - start,))
-        shared = _mapped(pool, kind, self.on_device) if in_place else None
-        self.mirror: BlockMirror = shared or pool.mirror(
-            kind, self.on_device, self.output, 0 if in_place else start
-        )
+        self._part = (0, prod(self.shape))
+        self._target = self.on_device if in_place or rows else None
+        self._mirror: Optional[BlockMirror] = None
 
     @property
-    def flat(self) -> np.ndarray[Any, Any]:
+    def dtype(self) -> np.dtype[Any]:
+        return self._dtype
+
+    @property
+    def target(self) -> Any:
+        """The elements of the result on the device, flat."""
+        if self._target is None:
+            start, stop = self._part
+            self._target = self._kind.empty(self._value, (stop - start,))
+        return self._target
+
+    @property
+    def mirror(self) -> BlockMirror:  # type: ignore[override]
+        """The array and its block of host memory."""
+        if self._mirror is None:
+            target, pool, kind = self.target, self._pool, self._kind
+            shared = _mapped(pool, kind, self.on_device) if self._in_place else None
+            start = 0 if target is self.on_device else self._part[0]
+            self._mirror = shared or pool.mirror(kind, self.on_device, target, start)
+        return self._mirror
+
+    @property
+    def flat(self) -> Array:  # type: ignore[override]
         """The block of host memory; see :class:`~ringcomm.collective.staged.Mirror`."""
         return self.mirror.host
 
-    def finish(self, shape: Optional[Tuple[int, ...]] = None) -> Any:
-        """The caller's result: its current stream waits for it, the calling thread does not.
+    @property
+    def staging(self) -> Staging:  # type: ignore[override]
+        """The mirror, and the elements that are the result."""
+        return Staging(self.mirror, (self._part,))
 
-        Args:
-            shape: of a new array; None: that of the argument.
-        """
+    def narrow(self, first: int, last: int) -> None:
+        width = prod(self.shape[1:])
+        self._part = (first * width, last * width)
+
+    def send_only(self) -> None:
+        if self.target is not self.on_device:
+            self._kind.assign(self.target, self.on_device)
+
+    def finish(self, shape: Optional[_Shape] = None) -> Array:
         self.mirror.finish()
         kind = self._kind
         if self._in_place:
             if not self._direct:
                 kind.assign(self._value, kind.reshaped(self.on_device, self.shape))
             return self._value
-        result = kind.reshaped(self.output, self.shape if shape is None else shape)
-        return kind.result(result, self._value)
+        flat = kind.reshaped(self.target, self.shape if shape is None else shape)
+        result: Array = kind.result(flat, self._value)
+        return result
+
+    def finish_rows(self, first: int, last: int) -> Array:
+        if self._in_place:
+            return self.finish()[first:last]
+        return self.finish((last - first, *self.shape[1:]))
+
+    def deliver(self, rows: Array) -> Array:
+        self.mirror.finish()
+        made = self._new(rows.size)
+        np.copyto(made.flat, rows.reshape(-1))
+        made.mirror.store_all()
+        return made.finish(rows.shape)
+
+    def output(self, items: int, at: int, part: Sequence[int]) -> DeviceOperand:
+        made = self._new(items)
+        start, stop = part
+        self._kind.assign(made.target[at : at + stop - start], self.on_device[start:stop])
+        return made
+
+    def _new(self, items: int) -> DeviceOperand:
+        """An operand for a new flat array on the same device, which is not loaded from another one."""
+        made = copy(self)
+        made.on_device = made._target = self._kind.empty(self._value, (items,))
+        made._part, made._in_place, made._mirror = (0, items), False, None
+        return made
+
+    def overwrite(self, made: Operand) -> Array:
+        self._kind.assign(self._value, made.finish(self.shape))
+        return self._value
 
 
-class HostCopy:
-    """A copy of an array of the host as an argument. The attributes are those of :class:`Operand`."""
+def operand_of(pool: StagingPool, value: Any, in_place: str = "", rows: bool = False) -> Operand:
+    """Return an array as the argument of a direct collective.
 
-    mirror = None
+    Args:
+        pool: of the context.
+        value: an array of any kind.
+        in_place: the collective's name if the result overwrites the array; empty if it is a new array.
+        rows: whether the array is only read, because the result has other rows.
 
-    def __init__(self, value: Any) -> None:
-        self.flat, self.shape = flat_copy(value)
+    Raises:
+        Misuse: ``in_place``, and the array cannot be overwritten.
+        UnsupportedDtypeError: its elements cannot be sent.
+    """
+    # By far the most frequent is an array of NumPy, which needs no look-up of its kind.
+    if type(value) is not ndarray:
+        kind = device_kind(value)
+        if kind is not None:
+            return DeviceOperand(pool, kind, value, in_place, rows)
+    if in_place:
+        return InPlace(value, in_place)
+    return HostOperand(*(flat_view(value) if rows else flat_copy(value)))
 
-    def finish(self) -> Any:
-        """The copy, in the array's shape."""
-        return self.flat.reshape(self.shape)
 
-
-Argument = Union[Operand, HostCopy, InPlace]
-
-
-def submitted(pool: StagingPool, value: Any, in_place: str = "", read: bool = True) -> Argument:
-    """An array as the argument of an asynchronous collective that overwrites it, or a copy of it.
+def submitted(
+    pool: StagingPool, value: Any, in_place: str = "", read: bool = True, rows: bool = False
+) -> Operand:
+    """Return an array as the argument of an asynchronous collective that overwrites it, or a copy of it.
 
     The caller may change the array at once, unless the operation is in place: an array on a device is being
     copied to the host, and the caller's current stream waits for that.
@@ -110,56 +321,26 @@ def submitted(pool: StagingPool, value: Any, in_place: str = "", read: bool = Tr
         value: an array of any kind.
         in_place: the collective's name if the result overwrites the array; empty if it is a new array.
         read: whether the collective reads the array on this rank.
+        rows: whether the result has other rows; then :meth:`Operand.deliver` makes it.
+
+    Raises:
+        Misuse: ``in_place``, and the array cannot be overwritten.
+        UnsupportedDtypeError: its elements cannot be sent.
     """
     kind = device_kind(value)
     if kind is None:
-        return InPlace(value, in_place) if in_place else HostCopy(value)
-    operand = Operand(pool, kind, value, in_place)
-    if read and pool.grouped and operand.flat.nbytes >= LEAST_BYTES:
+        return InPlace(value, in_place) if in_place else HostOperand(*flat_copy(value))
+    operand = DeviceOperand(pool, kind, value, in_place, rows)
+    mirror = operand.mirror
+    if read and not rows and pool.grouped and mirror.nbytes >= LEAST_BYTES:
         # A group of devices works on the result's own memory, and nothing is loaded in advance.
         if not in_place:
-            operand.mirror.capture()
+            mirror.capture()
     elif read:
-        operand.mirror.preload()
+        mirror.preload()
         if not in_place:
-            operand.mirror.keep_source()
+            mirror.keep_source()
     return operand
-
-
-class Rows:
-    """An array of which an asynchronous collective moves rows: it is copied, and the result is a new array.
-
-    Args:
-        pool: of the context.
-        value: an array of any kind.
-
-    Attributes:
-        flat: the copy, flat and in host memory.
-        shape: of the array.
-        mirror: of an array on a device; otherwise None.
-    """
-
-    def __init__(self, pool: StagingPool, value: Any) -> None:
-        self.mirror: Optional[BlockMirror] = None
-        self._pool = pool
-        self._value = value
-        self._kind = device_kind(value)
-        if self._kind is None:
-            self.flat, self.shape = flat_copy(value)
-            return
-        self.shape, dtype = self._kind.describe(value)
-        code_of(dtype)
-        self.mirror = self._pool.mirror(self._kind, self._kind.flat(value)[0])
-        self.flat = self.mirror.host
-        self.mirror.preload()
-        self.mirror.keep_source()
-
-    def deliver(self, rows: np.ndarray[Any, Any]) -> Any:
-        """The result as the caller gets it: on the device of the argument, if that was on one."""
-        if self.mirror is None or self._kind is None:
-            return rows
-        self.mirror.finish()
-        return to_device(self._pool, self._kind, rows, self._value)
 
 
 def _mapped(pool: StagingPool, kind: DeviceKind, flat: Any) -> Optional[MappedMirror]:
@@ -182,20 +363,3 @@ def mirrors(arguments: Sequence[Any]) -> Sequence[Optional[BlockMirror]]:
     """
     found = [argument.mirror for argument in arguments]
     return found if any(mirror is not None for mirror in found) else ()
-
-
-def to_device(pool: StagingPool, kind: DeviceKind, array: np.ndarray[Any, Any], like: Any) -> Any:
-    """A new array on the device of another one, with the elements of a host array of the same type."""
-    output = kind.empty(like, (array.size,))
-    mirror = pool.mirror(kind, output)
-    np.copyto(mirror.host, array.reshape(-1))
-    mirror.store_all()
-    mirror.finish()
-    return kind.result(kind.reshaped(output, array.shape), like)
-
-
-def _items(shape: Tuple[int, ...]) -> int:
-    items = 1
-    for length in shape:
-        items *= int(length)
-    return items

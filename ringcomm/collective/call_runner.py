@@ -142,6 +142,23 @@ class CallRunner:
             self._errors.outside_call(problem, doing)
             raise
 
+    @contextmanager
+    def loaded(self, staging: Optional[Staging]) -> Iterator[None]:
+        """Calls on the host's block of an array on a device, which is loaded before them and stored after.
+
+        Args:
+            staging: of the array; None: it is in host memory, and nothing is copied.
+        """
+        if staging is None:
+            yield
+            return
+        data, itemsize = staging.data, staging.data.host.itemsize
+        self.fetch([data])
+        yield
+        for start, stop in staging.results:
+            if start < stop:
+                data.store(start * itemsize, stop * itemsize)
+
     def stop(self) -> None:
         """Refuse further calls: this rank has left the job.
 

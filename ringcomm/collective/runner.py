@@ -130,12 +130,18 @@ class Runner(CallRunner):
     ) -> None:
         """Reduce ``data`` over all ranks, in place. ``residuals`` are for a codec's error feedback.
 
-        ``staging``, here and below: for arrays on devices, of which ``data`` is the host's block, if there is
-        more than one rank and no codec. ``fused``: ``data`` consists of several arrays of the program.
+        ``staging``, here and below: for arrays on devices, of which ``data`` is the host's block. ``fused``:
+        ``data`` consists of several arrays of the program.
         """
+        codec = usable_codec(codec, data.dtype, op) if codec else 0
+        if staging is not None and (codec or self.size == 1):
+            with self.loaded(staging):
+                self.all_reduce(
+                    data, op, name, shape, prescale, postscale, collective, intent, codec, residuals
+                )
+            return
         if self.on_reduction is not None and collective == Collective.ALLREDUCE:
             self.on_reduction(data.nbytes, True, name)
-        codec = usable_codec(codec, data.dtype, op) if codec else 0
         if codec and data.dtype != np.float32:
             single = data.astype(np.float32)
             self.all_reduce(
@@ -238,6 +244,10 @@ class Runner(CallRunner):
         staging: Optional[Staging] = None,
     ) -> None:
         """Reduce over all ranks; afterwards chunk ``rank`` of ``data`` is finished, the rest is not."""
+        if staging is not None and self.size == 1:
+            with self.loaded(staging):
+                self.reduce_scatter(data, bounds, op, name, shape, prescale, postscale, intent)
+            return
         call = Call(
             int(Collective.REDUCESCATTER), data.dtype, data.size, int(op), NO_ROOT, name, shape,
             (prescale, postscale), bounds=bounds,
@@ -327,12 +337,13 @@ class Runner(CallRunner):
         shape: Tuple[int, ...] = (),
         intent: Optional[Intent] = None,
         staging: Optional[Staging] = None,
+        has_own: bool = False,
     ) -> None:
         """Chunk ``i`` of ``source`` goes to rank i; chunk ``i`` of ``data`` comes from it.
 
-        With ``staging`` this rank's own chunk must be in its place already.
+        ``has_own``: this rank's own chunk is in its place already, as it must be with ``staging``.
         """
-        if staging is None:
+        if staging is None and not has_own:
             mine = source[send_bounds[self.rank] : send_bounds[self.rank + 1]]
             data[recv_bounds[self.rank] : recv_bounds[self.rank + 1]] = mine
         if self.size == 1:

@@ -5,18 +5,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ..collective.progress import Progress
 from ..collective.reduce import weigh
+from ..collective.rows import RowLayout, cumulative, even_layout
 from ..collective.runner import Runner
 from ..collective.totals import Tally, Totals
-from ..dtypes import Array, joined_shape
+from ..dtypes import Array
 from ..errors import ShapeError
 from ..ops import Collective, ReduceOp
-from ..schedule.steps import even_bounds
 from ..transport.base import Fabric
 from ..transport.pace import delivered
 from ..transport.subset import Subset
@@ -28,12 +28,10 @@ from .packing import (
     arrays_of,
     as_one,
     bucket_text,
-    cumulative,
     dealt,
     groups_by_index,
     groups_of,
     in_blocks,
-    items_of,
     nothing,
     residuals_of,
     tensors_of,
@@ -156,9 +154,7 @@ class BucketRunner:
         op = ReduceOp(first.op)
         arrays = [array for work in bucket for array in arrays_of(work)]
         mirrors = self._mirrors
-        whole = bool(mirrors) and bool(
-            first.weighted or first.codec or op == ReduceOp.ADASUM or runner.size == 1
-        )
+        whole = bool(mirrors) and bool(first.weighted or first.codec or op == ReduceOp.ADASUM)
         if whole:
             fetch_all(arrays, mirrors, runner)
         self._reduce_all(runner, bucket, arrays, {} if whole else mirrors)
@@ -253,37 +249,17 @@ class BucketRunner:
         tensors = tensors_of(bucket)
         outputs: List[Any] = [None] * len(tensors)
         for indices in groups_by_index([flat for flat, _ in tensors]):
-            rows = [even_bounds(tensors[index][1][0], runner.size) for index in indices]
-            widths = [items_of(tensors[index][1][1:]) for index in indices]
-            mine = [
-                (parts[rank + 1] - parts[rank]) * width
-                for rank in range(runner.size)
-                for parts, width in zip(rows, widths)
-            ]
-            count = len(indices)
-            bounds = [0]
-            for rank in range(runner.size):
-                bounds.append(bounds[-1] + sum(mine[rank * count : (rank + 1) * count]))
-            if count == 1:
-                packed = tensors[indices[0]][0]
-            else:
-                packed = self._buffer.items(bounds[-1], tensors[indices[0]][0].dtype)
-                pieces = [
-                    tensors[index][0][parts[rank] * width : parts[rank + 1] * width]
-                    for rank in range(runner.size)
-                    for index, parts, width in zip(indices, rows, widths)
-                ]
-                np.concatenate(pieces, out=packed)
+            flats, shapes = zip(*(tensors[index] for index in indices))
+            layout = even_layout(shapes, runner.size)
+            packed = flats[0]
+            if len(indices) > 1:
+                packed = self._buffer.items(layout.bounds[-1], packed.dtype)
+                layout.pack(flats, packed)
             runner.reduce_scatter(
-                packed, tuple(bounds), ReduceOp(first.op), prescale=first.prescale, postscale=first.postscale
+                packed, layout.bounds, ReduceOp(first.op), prescale=first.prescale, postscale=first.postscale
             )
-            start = bounds[runner.rank]
-            for index, parts in zip(indices, rows):
-                shape = tensors[index][1]
-                own = parts[runner.rank + 1] - parts[runner.rank]
-                stop = start + own * items_of(shape[1:])
-                outputs[index] = packed[start:stop].reshape((own, *shape[1:])).copy()
-                start = stop
+            for index, own in zip(indices, layout.pieces(packed, runner.rank)):
+                outputs[index] = own.copy()
         return dealt(outputs, bucket)
 
     # ---- movement ----------------------------------------------------------------------------
@@ -295,29 +271,14 @@ class BucketRunner:
         table = runner.exchange(rows, kind, byte, "", (len(rows),))
         outputs: List[Any] = [None] * len(tensors)
         for indices in groups_by_index([flat for flat, _ in tensors]):
-            widths = [items_of(tensors[index][1]) for index in indices]
-            counts = [
-                [int(table[rank, index]) * width for index, width in zip(indices, widths)]
-                for rank in range(runner.size)
-            ]
-            bounds = [0]
-            for of_rank in counts:
-                bounds.append(bounds[-1] + sum(of_rank))
-            gathered = np.empty(bounds[-1], tensors[indices[0]][0].dtype)
-            own = gathered[bounds[runner.rank] : bounds[runner.rank + 1]]
-            np.concatenate([tensors[index][0] for index in indices], out=own)
-            runner.all_gather(gathered, tuple(bounds))
-            if len(indices) == 1:
-                outputs[indices[0]] = _joined([gathered], table[:, indices[0]], tensors[indices[0]][1])
-                continue
-            pieces: List[List[Array]] = [[] for _ in indices]
-            for rank, of_rank in enumerate(counts):
-                start = bounds[rank]
-                for place, count in enumerate(of_rank):
-                    pieces[place].append(gathered[start : start + count])
-                    start += count
-            for place, index in enumerate(indices):
-                outputs[index] = _joined(pieces[place], table[:, index], tensors[index][1])
+            flats, inner = zip(*(tensors[index] for index in indices))
+            layout = RowLayout([cumulative(table[:, index].tolist()) for index in indices], inner)
+            gathered = np.empty(layout.bounds[-1], flats[0].dtype)
+            own = gathered[layout.bounds[runner.rank] : layout.bounds[runner.rank + 1]]
+            np.concatenate(flats, out=own)
+            runner.all_gather(gathered, layout.bounds)
+            for index, joined in zip(indices, layout.join(gathered)):
+                outputs[index] = joined
         return dealt(outputs, bucket)
 
     def _broadcast(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
@@ -338,12 +299,11 @@ class BucketRunner:
             flat, shape = request.arrays[0], signature.shapes[0]
             matrix = runner.exchange(request.splits, Collective.ALLTOALL, flat.dtype, "", shape)
             received = matrix[:, runner.rank]
-            width = items_of(shape)
-            output = np.empty(sum(received.tolist()) * width, flat.dtype)
-            runner.all_to_all(
-                flat, output, cumulative(request.splits, width), cumulative(received.tolist(), width)
-            )
-            rows = _joined([output], received, shape)
+            sent = RowLayout([cumulative(request.splits)], [shape])
+            layout = RowLayout([cumulative(received.tolist())], [shape])
+            output = np.empty(layout.bounds[-1], flat.dtype)
+            runner.all_to_all(flat, output, sent.bounds, layout.bounds)
+            (rows,) = layout.join(output)
             results.append(rows if isinstance(rows, ShapeError) else (rows, received.astype(np.int32)))
         return results
 
@@ -356,15 +316,6 @@ class BucketRunner:
     def _process_set(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
         runner.barrier()
         return [self._sets.apply(signature.name) for signature, _ in bucket]
-
-
-def _joined(pieces: Sequence[Array], counts: Array, inner: Sequence[int]) -> Union[Array, ShapeError]:
-    """All ranks' rows of one tensor; if there is no such array, the error of this operation alone."""
-    try:
-        shape = joined_shape(counts, inner)
-    except ShapeError as problem:
-        return problem
-    return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces)).reshape(shape)
 
 
 _DO = {

@@ -7,13 +7,14 @@ Arrays are flat, contiguous and native here; shapes travel beside them. Every me
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
-from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 from ..collective.call_sites import call_site, note_truncation
 from ..collective.reduce import kernel
+from ..collective.rows import check_rows, row_counts
 from ..collective.staged import Mirror
 from ..dtypes import Array, check_weighable, code_of
-from ..errors import ConfigError, Misuse, RingcommError, ShapeError, UnsupportedDtypeError, describe_error
+from ..errors import ConfigError, RingcommError, UnsupportedDtypeError, describe_error
 from ..ops import Collective, ReduceOp, codec_number, factor_of, name_of, weight_of
 from ..wire.frames import NO_OP, NO_ROOT
 from .adasum import check_adasum
@@ -90,7 +91,7 @@ class Engine(EngineCore):
     ) -> Handle:
         """Reduce the arrays, which become working space; the handle gives this rank's rows of each."""
         self._check_reducible(arrays, op, prescale, postscale)
-        _check_rows("reducescatter", shapes)
+        check_rows("reducescatter", shapes)
         if op == ReduceOp.ADASUM:
             raise UnsupportedDtypeError("Adasum exists for allreduce only.")
         return self._submit(
@@ -109,7 +110,7 @@ class Engine(EngineCore):
         mirrors: Mirrors = (),
     ) -> Handle:
         """Concatenate every rank's rows; the handle gives a list with the result for each array."""
-        _check_rows("allgather", shapes)
+        check_rows("allgather", shapes)
         rows = [shape[0] for shape in shapes]
         return self._submit(
             Collective.ALLGATHER, arrays, [shape[1:] for shape in shapes], name, process_set, urgent, convert,
@@ -141,21 +142,25 @@ class Engine(EngineCore):
         self,
         array: Array,
         shape: Shape,
-        splits: Sequence[int],
+        splits: Optional[Sequence[int]],
         name: Optional[str] = None,
         process_set: int = GLOBAL_SET,
         urgent: bool = False,
         convert: Convert = None,
         mirrors: Mirrors = (),
     ) -> Handle:
-        """Send ``splits[i]`` rows to the i-th member; the handle gives rows, and the count from each rank."""
-        _check_rows("alltoall", [shape])
-        members = self.sets.check_member(process_set)
-        if len(splits) != len(members) or min(splits) < 0 or sum(splits) != shape[0]:
-            raise Misuse(
-                f"alltoall: {len(members)} splits, none negative, must add up to the array's {shape[0]} "
-                f"rows; got {list(splits)}."
-            )
+        """Send ``splits[i]`` rows to the i-th member; the handle gives rows, and the count from each rank.
+
+        Args:
+            splits: None: the same number to every member.
+
+        Raises:
+            ShapeError: the array has no first dimension.
+            ConfigError: the splits do not match its rows or the members.
+            DuplicateNameError, UnknownProcessSetError: as the names say.
+        """
+        check_rows("alltoall", [shape])
+        splits = row_counts(shape[0], splits, len(self.sets.check_member(process_set)))
         return self._submit(
             Collective.ALLTOALL, [array], [shape[1:]], name, process_set, urgent, convert, splits=splits,
             mirrors=mirrors,
@@ -286,9 +291,3 @@ class Engine(EngineCore):
         handle.absent = absent
         handle.finish(result)
         return handle
-
-
-def _check_rows(what: str, shapes: Sequence[Tuple[int, ...]]) -> None:
-    for shape in shapes:
-        if not shape:
-            raise ShapeError(f"{what} divides the first dimension, and a zero-dimensional array has none.")

@@ -6,6 +6,7 @@ them must make the same calls.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -51,29 +52,13 @@ def nothing() -> None:
     """In place of a function that unpacks: the results are in place already."""
 
 
-def items_of(shape: Sequence[int]) -> int:
-    """The number of elements of an array with this shape."""
-    items = 1
-    for length in shape:
-        items *= length
-    return items
-
-
-def cumulative(rows: Sequence[int], width: int) -> Tuple[int, ...]:
-    """Boundaries in elements of parts that have so many rows, each of ``width`` elements."""
-    bounds = [0]
-    for count in rows:
-        bounds.append(bounds[-1] + int(count) * width)
-    return tuple(bounds)
-
-
 def arrays_of(work: Work) -> List[Array]:
     """The arrays of a member; neutral ones if this rank has joined."""
     signature, request = work
     if request is not None:
         return request.arrays
     return [
-        neutral(items_of(shape), dtype_named(dtype), ReduceOp(signature.op))
+        neutral(prod(shape), dtype_named(dtype), ReduceOp(signature.op))
         for shape, dtype in zip(signature.shapes, signature.dtypes)
     ]
 

@@ -10,10 +10,11 @@ import numpy as np
 
 from .. import api, async_calls
 from .._adapter import graph_callbacks
-from .._adapter.arguments import row_counts, scattered_reduction
+from .._adapter.arguments import scattered_reduction
 from .._adapter.compressed import CompressedAllreduce, divided
 from .._adapter.gradients import Reduction
 from ..collective.call_sites import look_through, this_site
+from ..collective.rows import row_counts
 from ..docstrings import documented
 from ..errors import ConfigError, NotOfferedError
 from ..ops import ReduceOp, op_of

@@ -8,7 +8,8 @@ import mxnet as mx
 import numpy as np
 
 from .. import api
-from .._adapter.arguments import row_counts, wire_name
+from .._adapter.arguments import wire_name
+from ..collective.rows import row_counts
 from ..docstrings import documented
 from ..errors import ConfigError, ShapeError
 from ..process_set import ProcessSet, global_process_set, number_of

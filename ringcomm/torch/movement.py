@@ -11,7 +11,7 @@ from typing import Any, List, Optional, Sequence
 import torch
 
 from .. import api
-from .._adapter.arguments import row_counts, wire_name
+from .._adapter.arguments import wire_name
 from ..arrays.operands import mirrors
 from ..docstrings import documented
 from ..engine.request import Handle
@@ -149,20 +149,15 @@ def alltoall_async(
         {start_errors}
     """
     moved = Moved(tensor, "alltoall", urgent)
-    engine = api.context().engine
-    number = number_of(process_set)
-    members = len(engine.sets.check_member(number))
-    shape = moved.shape
-    counts = row_counts(shape[0], _listed(splits), members) if shape else [0] * members
 
     def convert(result: Any) -> Any:
         rows, received = result
         counted = torch.from_numpy(received)
         return moved.deliver(rows), counted.to(splits.device) if _is_tensor(splits) else counted
 
-    return engine.alltoall(
-        moved.flat, shape, counts, wire_name("alltoall", name), number, urgent, convert,
-        mirrors=mirrors([moved]),
+    return api.context().engine.alltoall(
+        moved.flat, moved.shape, _listed(splits), wire_name("alltoall", name), number_of(process_set),
+        urgent, convert, mirrors=mirrors([moved]),
     )  # fmt: skip
 
 

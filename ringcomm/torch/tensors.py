@@ -13,7 +13,7 @@ import torch
 
 from .. import api
 from ..arrays.kinds import device_kind
-from ..arrays.operands import Argument, Rows, submitted
+from ..arrays.operands import Operand, submitted
 from ..arrays.torch_tensors import elements_of
 from ..dtypes import Array, dtype_named
 from ..errors import ConfigError, UnsupportedDtypeError
@@ -108,7 +108,7 @@ class InPlace:
         self.tensor = tensor
         self.shape = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else ()
         self.mirror: Optional[Any] = None
-        self._argument: Optional[Argument] = None
+        self._argument: Optional[Operand] = None
         bare = plain(tensor, what)
         if device_kind(bare) is not None:
             argument = self._argument = submitted(api.context().staging, bare, what, read)
@@ -145,7 +145,7 @@ class Copied:
         self.shape = tuple(bare.shape)
         self.mirror: Optional[Any] = None
         self._device = bare.device
-        self._argument: Optional[Argument] = None
+        self._argument: Optional[Operand] = None
         if device_kind(bare) is not None:
             argument = self._argument = submitted(api.context().staging, bare, read=read)
             self.flat, self.mirror = argument.flat, argument.mirror
@@ -156,7 +156,7 @@ class Copied:
     def finish(self) -> torch.Tensor:
         """The result, on the tensor's device."""
         if self._argument is not None:
-            result: torch.Tensor = self._argument.finish()
+            result: Any = self._argument.finish()
             return result
         return self._host if self._device.type == "cpu" else self._host.to(self._device)
 
@@ -177,9 +177,9 @@ class Moved:
         self._like = bare = plain(tensor, what)
         self.shape = tuple(bare.shape)
         self.mirror: Optional[Any] = None
-        self._rows: Optional[Rows] = None
+        self._rows: Optional[Operand] = None
         if device_kind(bare) is not None:
-            rows = self._rows = Rows(api.context().staging, bare)
+            rows = self._rows = submitted(api.context().staging, bare, rows=True)
             self.flat, self.mirror = rows.flat, rows.mirror
         else:
             self.flat = flat_array(on_host(bare) if waits else _copy(bare))
@@ -187,7 +187,7 @@ class Moved:
     def deliver(self, array: Array) -> torch.Tensor:
         """The result, of which the engine gives the elements, on the tensor's device."""
         if self._rows is not None:
-            result: torch.Tensor = self._rows.deliver(array)
+            result: Any = self._rows.deliver(array)
             return result
         return tensor_of(array, self._like)
 

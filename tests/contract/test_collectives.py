@@ -202,8 +202,8 @@ class TestAlltoall:
     @pytest.mark.parametrize(
         ("splits", "words"),
         [
-            ([1, 1], "add up to the array's 4 rows"), ([5, -1], "are negative"), ([4], "2 whole numbers"),
-            ([2, 1, 1], "2 whole numbers"), ([2.0, 2.0], "2 whole numbers"), (4, "2 whole numbers"),
+            ([1, 1], "have sum 2, the tensor 4 rows"), ([5, -1], "is negative"), ([4], "does not equal"),
+            ([2, 1, 1], "does not equal"), ([2.0, 2.0], "contain 32-bit"), (4, "contain 32-bit"),
         ],
     )  # fmt: skip
     def test_splits_that_do_not_fit(self, on_ranks, splits, words):

@@ -119,7 +119,7 @@ class TestTrouble:
                 engine.allgather([np.ones(1)], [()])
             with pytest.raises(ConfigError, match="root_rank=7: this job has the ranks 0, 1"):
                 engine.broadcast([np.ones(1)], 7)
-            with pytest.raises(Misuse, match="add up to the array's 3"):
+            with pytest.raises(Misuse, match="have sum 2, the tensor 3 rows"):
                 engine.alltoall(np.ones(3), (3,), [1, 1])
             with pytest.raises(UnknownProcessSetError, match="does not exist"):
                 engine.allreduce([np.ones(1)], Sum, process_set=4)

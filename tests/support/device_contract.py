@@ -19,7 +19,7 @@ from typing import Any, Callable, List, Sequence
 
 import numpy as np
 
-from ringcomm.arrays.operands import Argument, Rows, mirrors, submitted
+from ringcomm.arrays.operands import Operand, mirrors, submitted
 from ringcomm.context import Context
 from ringcomm.dtypes import dtype_named
 from ringcomm.engine.request import Handle
@@ -227,7 +227,7 @@ def check_asynchronous(context: Context, lab: Lab) -> None:
             same(lab.numpy(array), expected, f"asynchronous, {count} elements")
 
 
-def _start(context: Context, name: str, arguments: Sequence[Argument]) -> Handle:
+def _start(context: Context, name: str, arguments: Sequence[Operand]) -> Handle:
     return context.engine.allreduce(
         [item.flat for item in arguments], Sum, name, [item.shape for item in arguments],
         convert=lambda _: [item.finish() for item in arguments], mirrors=mirrors(arguments),
@@ -238,13 +238,13 @@ def check_asynchronous_rows(context: Context, lab: Lab) -> None:
     """Rows and broadcasts by name."""
     engine, pool, size = context.engine, context.staging, context.size
     values = numbers(context, 2 * size, 50)
-    rows = Rows(pool, lab.array(values))
+    rows = submitted(pool, lab.array(values), rows=True)
     found = engine.reducescatter(
         [rows.flat], [rows.shape], Sum, "scatter", convert=lambda made: rows.deliver(made[0]),
         mirrors=mirrors([rows]),
     ).wait()  # fmt: skip
     same(lab.numpy(found), context.reducescatter(values, op=Sum), "reducescatter")
-    more = Rows(pool, lab.array(values))
+    more = submitted(pool, lab.array(values), rows=True)
     found = engine.allgather(
         [more.flat], [more.shape], "gather", convert=lambda made: more.deliver(made[0]),
         mirrors=mirrors([more]),
@@ -256,7 +256,7 @@ def check_asynchronous_rows(context: Context, lab: Lab) -> None:
         mirrors=mirrors([target]),
     ).wait()  # fmt: skip
     same(lab.numpy(found), context.broadcast(values, size - 1), "broadcast")
-    last = Rows(pool, lab.array(values))
+    last = submitted(pool, lab.array(values), rows=True)
     splits = [2] * size
     found, _ = engine.alltoall(
         last.flat, last.shape, splits, "exchange",

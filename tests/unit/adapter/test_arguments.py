@@ -10,7 +10,6 @@ from ringcomm._adapter.arguments import (
     SequenceName,
     predivided,
     reduction,
-    row_counts,
     scattered_reduction,
     wire_name,
 )
@@ -42,22 +41,6 @@ def test_wire_name():
 def test_a_sequence_has_one_name_for_all_kinds():
     name = SequenceName("steps")
     assert wire_name("allreduce", name) == wire_name("barrier", name) == "steps"
-
-
-def test_row_counts():
-    assert row_counts(6, None, 3) == [2, 2, 2]
-    assert row_counts(3, [0, 1, 2], 3) == [0, 1, 2]
-    assert row_counts(0, None, 2) == [0, 0]
-    for rows, splits in (
-        (5, None),
-        (3, [1, 1]),
-        (3, [1, 1, 2]),
-        (3, [1, 1, 0]),
-        (1, [2, -1, 0]),
-        (3, [0.5, 1, 1.5]),
-    ):
-        with pytest.raises(ValueError):
-            row_counts(rows, splits, 3)
 
 
 def test_predivided():

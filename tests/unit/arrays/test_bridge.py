@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringcomm.arrays.bridge import InPlace, as_array, flat_copy, flat_view
+from ringcomm.arrays.bridge import as_array, flat_copy, flat_view
+from ringcomm.arrays.operands import InPlace
 from ringcomm.errors import Misuse, UnsupportedDtypeError
 from tests.support.reference import all_dtypes
 

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from ringcomm.arrays import kinds
-from ringcomm.arrays.bridge import InPlace
 from ringcomm.arrays.mapped import MappedMirror
 from ringcomm.arrays.mirrors import StagingPool
-from ringcomm.arrays.operands import HostCopy, Operand, Rows, mirrors, submitted, to_device
+from ringcomm.arrays.operands import DeviceOperand, HostOperand, InPlace, mirrors, operand_of, submitted
 from ringcomm.collective.placement import LEAST_BYTES
 from ringcomm.errors import Misuse, UnsupportedDtypeError
 from tests.unit.arrays.copying import Copying, Engine, Kind
@@ -84,69 +83,73 @@ def doubled(operand):
     return operand
 
 
-class TestOperand:
+class TestDeviceOperand:
     def test_in_place_the_array_itself_is_overwritten(self, pool):
         array = np.arange(6.0).reshape(2, 3)
-        operand = doubled(Operand(pool, Kind(), array, "allreduce_"))
-        assert (operand.shape, operand.count) == ((2, 3), 6) and operand.output is operand.on_device
+        operand = doubled(DeviceOperand(pool, Kind(), array, "allreduce_"))
+        assert (operand.shape, operand.flat.size) == ((2, 3), 6) and operand.target is operand.on_device
         assert operand.finish() is array
         assert array.tolist() == [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]]
 
     def test_an_array_that_is_not_in_c_order_gets_the_result_at_the_end(self, pool):
         array = np.arange(6.0).reshape(2, 3).T
-        operand = doubled(Operand(pool, Kind(), array, "allreduce_"))
+        operand = doubled(DeviceOperand(pool, Kind(), array, "allreduce_"))
         assert array[2, 1] == 5.0
         assert operand.finish() is array and array[2, 1] == 10.0
 
     def test_a_new_array_is_one_of_the_callers_library(self, pool):
         kind, array = Results(), np.arange(6.0).reshape(2, 3)
-        name, result, like = doubled(Operand(pool, kind, array)).finish()
+        name, result, like = doubled(DeviceOperand(pool, kind, array)).finish()
         assert name == "result" and like is array
         assert result.tolist() == [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]] and array[1, 2] == 5.0
-        operand = doubled(Operand(pool, kind, array))
+        operand = doubled(DeviceOperand(pool, kind, array))
         assert operand.finish((3, 2))[1].shape == (3, 2)
 
     def test_a_part_is_the_result_and_nothing_else_is_copied_back(self, pool):
         kind, array = Kind(), np.arange(6.0)
-        operand = Operand(pool, kind, array, part=(2, 4))
+        operand = DeviceOperand(pool, kind, array)
+        operand.narrow(2, 4)
+        assert operand.staging.results == ((2, 4),)
         operand.mirror.load(0, 48)
         operand.mirror.store(16, 32)
-        assert operand.finish((1, 2)).tolist() == [[2.0, 3.0]]
+        assert operand.finish_rows(2, 4).tolist() == [2.0, 3.0]
         assert [(name, start, stop) for name, start, stop, *_ in kind.made.copies] == [
             ("out", 0, 48), ("in", 0, 16),
         ]  # fmt: skip
 
     def test_a_number_is_an_array_of_one_element(self, pool):
         array = np.array(4.0)
-        operand = doubled(Operand(pool, Kind(), array, "allreduce_"))
-        assert (operand.shape, operand.count) == ((), 1)
+        operand = doubled(DeviceOperand(pool, Kind(), array, "allreduce_"))
+        assert (operand.shape, operand.flat.size) == ((), 1)
         assert operand.finish() is array and array == 8.0
 
     def test_what_cannot_be_overwritten_or_sent_is_refused_before_anything_is_copied(self, pool):
         with pytest.raises(Misuse, match="broadcast_: immutable"):
-            Operand(pool, Frozen(), np.zeros(3), "broadcast_")
+            DeviceOperand(pool, Frozen(), np.zeros(3), "broadcast_")
         kind = Frozen()
-        doubled(Operand(pool, kind, np.zeros(3)))  # a new array
+        doubled(DeviceOperand(pool, kind, np.zeros(3)))  # a new array
         with pytest.raises(UnsupportedDtypeError):
-            Operand(pool, kind, np.zeros(3, "M8[s]"))
+            DeviceOperand(pool, kind, np.zeros(3, "M8[s]"))
         assert len(kind.made.copies) == 2
 
     @pytest.mark.parametrize("found, direct", [(1.0, True), (20.0, False), (None, False)])
     def test_the_host_works_in_mapped_memory_where_that_is_quick(self, pool, found, direct):
         kind, array = Mapped(found), np.arange(3.0)
         for _ in range(2):
-            operand = Operand(pool, kind, array, "allreduce_")
+            operand = DeviceOperand(pool, kind, array, "allreduce_")
             assert isinstance(operand.mirror, MappedMirror) == direct
             assert np.shares_memory(operand.flat, array) == direct
         assert kind.made.measured == 1
-        assert not isinstance(Operand(pool, kind, array).mirror, MappedMirror), "the array must stay as it is"
+        assert not isinstance(DeviceOperand(pool, kind, array).mirror, MappedMirror), (
+            "the array must stay as it is"
+        )
 
 
 class TestSubmitted:
     def test_arrays_in_host_memory_are_copied_or_used_in_place(self, pool):
         array = np.arange(4.0).reshape(2, 2)
         copy = submitted(pool, array)
-        assert isinstance(copy, HostCopy) and copy.mirror is None and copy.shape == (2, 2)
+        assert isinstance(copy, HostOperand) and copy.mirror is None and copy.shape == (2, 2)
         copy.flat[:] = 7.0
         assert copy.finish().tolist() == [[7.0, 7.0], [7.0, 7.0]] and array[0, 1] == 1.0
         target = submitted(pool, array, "allreduce_")
@@ -177,7 +180,7 @@ class TestSubmitted:
         array = np.ones(LEAST_BYTES // 8).view(Array)
         submitted(pool, array, "allreduce_")
         operand = submitted(pool, array)
-        assert engine.copies == [] and (np.asarray(operand.output) == 1.0).all(), "captured on the device"
+        assert engine.copies == [] and (np.asarray(operand.target) == 1.0).all(), "captured on the device"
         submitted(pool, array[1:].copy())
         assert len(engine.copies) >= 1, "a shorter one goes through host memory"
 
@@ -185,7 +188,7 @@ class TestSubmitted:
 class TestRows:
     def test_of_an_array_in_host_memory(self, pool):
         array = np.arange(4.0).reshape(2, 2)
-        rows = Rows(pool, array)
+        rows = submitted(pool, array, rows=True)
         assert rows.mirror is None and rows.shape == (2, 2) and not np.shares_memory(rows.flat, array)
         made = np.zeros((1, 2))
         assert rows.deliver(made) is made
@@ -194,29 +197,78 @@ class TestRows:
         kind = Results()
         engine = use(kind)
         array = on_device([1.0, 2.0], [3.0, 4.0])
-        rows = Rows(pool, array)
+        rows = submitted(pool, array, rows=True)
         assert rows.shape == (2, 2) and rows.flat.tolist() == [1.0, 2.0, 3.0, 4.0]
         assert engine.followed == [engine.copies[0][-1]], "the caller may change the array"
-        name, result, like = rows.deliver(np.array([[5.0, 6.0]]))
-        assert name == "result" and result.tolist() == [[5.0, 6.0]] and like is array
+        for made in (np.array([[5.0, 6.0]]), np.zeros((0, 3))):
+            name, result, like = rows.deliver(made)
+            assert name == "result" and like is array
+            assert result.shape == made.shape and result.tolist() == made.tolist()
         assert engine.copies[-1][0] == "in"
 
     def test_elements_that_cannot_be_sent(self, pool, use):
         engine = use(Kind())
         with pytest.raises(UnsupportedDtypeError):
-            Rows(pool, np.zeros(3, "M8[s]").view(Array))
+            submitted(pool, np.zeros(3, "M8[s]").view(Array), rows=True)
         assert engine.copies == []
 
 
+@pytest.mark.parametrize("make", [np.array, lambda values: on_device(*values)])
+class TestOperandOf:
+    """Arrays of the host and of devices do the same."""
+
+    @pytest.fixture(autouse=True)
+    def kind(self, use):
+        use(Kind())
+
+    def test_rows_are_read_where_they_are(self, pool, make):
+        array = make([[1.0, 2.0], [3.0, 4.0]])
+        source = operand_of(pool, array, rows=True)
+        assert source.dtype == np.float64 and (source.staging is None) == (type(array) is np.ndarray)
+        made = source.output(6, 1, (2, 4))
+        if made.mirror is not None:
+            made.mirror.load(0, made.mirror.nbytes)
+        assert made.flat[1:3].tolist() == [3.0, 4.0]
+        made.flat[3:] = 7.0
+        if made.mirror is not None:
+            made.mirror.store_all()
+        found = made.finish((3, 2))
+        assert found[2].tolist() == [7.0, 7.0] and not np.shares_memory(found, array)
+
+    def test_an_array_is_overwritten_with_an_output(self, pool, make):
+        array = make([[1.0, 2.0], [3.0, 4.0]])
+        target, source = operand_of(pool, array, "alltoall_"), operand_of(pool, array, rows=True)
+        made = source.output(4, 2, (0, 2))
+        if made.mirror is not None:
+            made.mirror.load(0, made.mirror.nbytes)
+        made.flat[:2] = 9.0
+        if made.mirror is not None:
+            made.mirror.store_all()
+        assert target.overwrite(made) is array and array.tolist() == [[9.0, 9.0], [1.0, 2.0]]
+
+    @pytest.mark.parametrize("name", ["", "reducescatter_"])
+    def test_some_rows_are_the_result(self, pool, make, name):
+        array = make([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+        operand = operand_of(pool, array, name)
+        operand.narrow(1, 3)
+        if operand.mirror is not None:
+            operand.mirror.load(0, operand.mirror.nbytes)
+        operand.flat[2:] *= 2
+        if operand.mirror is not None:
+            operand.mirror.store(16, 48)
+        found = operand.finish_rows(1, 3)
+        assert found.tolist() == [[6.0, 8.0], [10.0, 12.0]]
+        assert np.shares_memory(found, array) == bool(name)
+
+    def test_what_is_only_sent_is_the_result(self, pool, make):
+        array = make([1.0, 2.0])
+        for name in ("", "broadcast_"):
+            operand = operand_of(pool, array, name)
+            operand.send_only()
+            assert operand.finish().tolist() == [1.0, 2.0]
+
+
 def test_mirrors_of_a_request(pool):
-    operand, copy = Operand(pool, Kind(), np.zeros(3)), HostCopy(np.zeros(3))
+    operand, copy = DeviceOperand(pool, Kind(), np.zeros(3)), submitted(pool, np.zeros(3))
     assert mirrors([copy, operand]) == [None, operand.mirror]
     assert not mirrors([copy, copy]) and not mirrors([])
-
-
-def test_an_array_of_the_host_goes_to_the_device_of_another(pool):
-    kind, like = Results(), np.zeros(1)
-    for array in (np.arange(6.0).reshape(2, 3), np.zeros((0, 3))):
-        name, result, found = to_device(pool, kind, array, like)
-        assert name == "result" and found is like
-        assert result.shape == array.shape and result.tolist() == array.tolist()

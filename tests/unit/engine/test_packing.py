@@ -12,7 +12,6 @@ from ringcomm.engine.packing import (
     arrays_of,
     as_one,
     bucket_text,
-    cumulative,
     dealt,
     groups_by_index,
     groups_of,
@@ -128,4 +127,3 @@ def test_the_parts_of_a_bucket():
     assert [shape for _, shape in tensors_of([joined])] == [(2, 3), (4,)]
     assert residuals_of(joined) == [None, None]
     assert dealt(["x", "y", "z", "u"], [joined, joined]) == [["x", "y"], ["z", "u"]]
-    assert cumulative([2, 0, 1], 3) == (0, 6, 6, 9)

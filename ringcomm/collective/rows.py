@@ -1,0 +1,153 @@
+"""Arrays as rows of their first dimension, divided over ranks: what the collectives by rows mean.
+
+A reducescatter gives each rank its part of :func:`even_layout`; an allgather and an alltoall join what the
+ranks announce. Everything here is arithmetic on shapes and views of flat arrays, so that direct calls, calls
+by name and process groups use the same.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import accumulate
+from math import prod
+from typing import Any, Iterable, List, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from ..dtypes import Array, joined_shape
+from ..errors import ConfigError, ShapeError
+from ..schedule.steps import even_bounds
+
+Shape = Tuple[int, ...]
+
+
+def check_rows(what: str, shapes: Iterable[Sequence[int]]) -> None:
+    """Check that arrays have rows.
+
+    Args:
+        what: the collective, for error texts.
+        shapes: of the arrays.
+
+    Raises:
+        ShapeError: one has no first dimension.
+    """
+    for shape in shapes:
+        if not shape:
+            raise ShapeError(f"{what} divides the first dimension, and a zero-dimensional array has none.")
+
+
+def cumulative(counts: Iterable[int], width: int = 1) -> Tuple[int, ...]:
+    """Return the boundaries in elements of parts that have so many rows, each of ``width`` elements.
+
+    >>> cumulative([2, 0, 1], 3)
+    (0, 6, 6, 9)
+    """
+    return tuple(accumulate((int(count) * width for count in counts), initial=0))
+
+
+class RowLayout:
+    """Rows of several arrays side by side in one flat buffer: for each rank in turn its rows of every array.
+
+    Args:
+        edges: by array, the boundaries between the ranks' rows.
+        inner: by array, the shape of a row.
+
+    Attributes:
+        bounds: of the ranks' parts of the buffer, in elements.
+    """
+
+    __slots__ = ("_inner", "_widths", "bounds", "edges")
+
+    def __init__(self, edges: Sequence[Sequence[int]], inner: Sequence[Shape]) -> None:
+        self.edges = edges
+        self._inner = inner
+        self._widths = [prod(shape) for shape in inner]
+        self.bounds = cumulative(
+            sum((rows[rank + 1] - rows[rank]) * width for rows, width in zip(edges, self._widths))
+            for rank in range(len(edges[0]) - 1)
+        )
+
+    def pack(self, arrays: Sequence[Array], buffer: Array) -> None:
+        """Copy whole flat arrays into the buffer, each rank's rows to its part."""
+        pieces = [
+            array[rows[rank] * width : rows[rank + 1] * width]
+            for rank in range(len(self.bounds) - 1)
+            for array, rows, width in zip(arrays, self.edges, self._widths)
+        ]
+        np.concatenate(pieces, out=buffer)
+
+    def pieces(self, buffer: Array, rank: int) -> List[Array]:
+        """Return a rank's part of the buffer: by array its rows, as views."""
+        start, found = self.bounds[rank], []
+        for rows, width, shape in zip(self.edges, self._widths, self._inner):
+            count = rows[rank + 1] - rows[rank]
+            found.append(buffer[start : start + count * width].reshape((count, *shape)))
+            start += count * width
+        return found
+
+    def join(self, buffer: Array) -> List[Union[Array, ShapeError]]:
+        """Return by array all ranks' rows in rank order; a view of the buffer if there is one array.
+
+        Where no array has so many rows, even without elements, the error is in its place.
+        """
+        if len(self.edges) == 1:
+            by_array: Iterable[Sequence[Array]] = [(buffer,)]
+        else:
+            by_array = zip(*(self.pieces(buffer, rank) for rank in range(len(self.bounds) - 1)))
+        return [_joined(*parts) for parts in zip(by_array, self.edges, self._inner)]
+
+
+def _joined(pieces: Sequence[Array], edges: Sequence[int], inner: Shape) -> Union[Array, ShapeError]:
+    try:
+        shape = joined_shape([edges[-1]], inner)
+    except ShapeError as problem:
+        return problem
+    return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces)).reshape(shape)
+
+
+@lru_cache(maxsize=1024)
+def even_layout(shapes: Tuple[Shape, ...], size: int) -> RowLayout:
+    """Return the layout in which every rank has as many rows of each array, the first ranks one more.
+
+    Args:
+        shapes: of the arrays, which have a first dimension.
+        size: the number of ranks.
+    """
+    return RowLayout([even_bounds(shape[0], size) for shape in shapes], [shape[1:] for shape in shapes])
+
+
+def row_counts(rows: int, splits: Optional[Sequence[Any]], members: int) -> List[int]:
+    """Return the number of rows of an alltoall for each rank that takes part.
+
+    Args:
+        rows: number of rows of the array.
+        splits: the caller's numbers, or None to divide the rows evenly.
+        members: number of ranks.
+
+    Raises:
+        ConfigError: the numbers do not match the rows or the ranks.
+    """
+    if splits is None:
+        if rows % members:
+            raise ConfigError(
+                f"alltoall without splits divides rows evenly, but {rows} is not an even multiple of the "
+                f"number of workers ({members}). Pass splits=[...], one number per rank."
+            )
+        return [rows // members] * members
+    numbers = np.asarray(splits)
+    if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+        raise ConfigError(f"alltoall expects splits to contain 32-bit integer elements, not {splits!r:.200}.")
+    counts: List[int] = numbers.tolist()
+    if len(counts) != members:
+        raise ConfigError(
+            f"alltoall: the number of entries in splits ({len(counts)}) does not equal the number of workers "
+            f"({members})."
+        )
+    if min(counts) < 0 or sum(counts) > rows:
+        raise ConfigError(
+            f"alltoall: the sum of the splits {counts} is greater than the first dimension of the tensor "
+            f"({rows}), or one of them is negative."
+        )
+    if sum(counts) < rows:
+        raise ConfigError(f"alltoall: splits {counts} have sum {sum(counts)}, the tensor {rows} rows.")
+    return counts

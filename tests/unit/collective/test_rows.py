@@ -1,0 +1,82 @@
+"""How rows are divided over ranks, and how several arrays of rows become one buffer and come out of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ringcomm.collective.rows import RowLayout, check_rows, cumulative, even_layout, row_counts
+from ringcomm.errors import ConfigError, ShapeError
+
+SHAPES = ((5, 2), (2,), (0, 3), (4, 0))
+
+
+def arrays():
+    return [np.arange(np.prod(shape), dtype=np.float32) + 100 * n for n, shape in enumerate(SHAPES)]
+
+
+def test_arrays_without_a_first_dimension():
+    check_rows("allgather", [(0,), (2, 3)])
+    with pytest.raises(ShapeError, match="allgather divides the first dimension"):
+        check_rows("allgather", [(2, 3), ()])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_even_parts_of_several_arrays_and_back(size):
+    layout = even_layout(SHAPES, size)
+    given = arrays()
+    buffer = np.empty(layout.bounds[-1], np.float32)
+    layout.pack(given, buffer)
+    rows = [0] * len(SHAPES)
+    for rank in range(size):
+        pieces = layout.pieces(buffer, rank)
+        assert sum(piece.size for piece in pieces) == layout.bounds[rank + 1] - layout.bounds[rank]
+        for place, (piece, shape) in enumerate(zip(pieces, SHAPES)):
+            count = shape[0] // size + (rank < shape[0] % size)
+            whole = given[place].reshape(shape)
+            assert piece.shape == (count, *shape[1:])
+            assert piece.tolist() == whole[rows[place] : rows[place] + count].tolist()
+            rows[place] += count
+    joined = layout.join(buffer)
+    for whole, shape, found in zip(given, SHAPES, joined):
+        assert found.shape == shape and found.reshape(-1).tolist() == whole.tolist()
+
+
+def test_one_array_needs_no_copy():
+    layout = RowLayout([cumulative([1, 0, 2])], [(2,)])
+    buffer = np.arange(6)
+    (joined,) = layout.join(buffer)
+    assert layout.bounds == (0, 2, 2, 6) and joined.shape == (3, 2) and joined.base is buffer
+    assert layout.pieces(buffer, 1)[0].shape == (0, 2)
+
+
+def test_too_many_rows_are_an_error_of_that_array_alone():
+    many = 2**62
+    layout = RowLayout([cumulative([many, many]), cumulative([1, 1])], [(0,), (1,)])
+    problem, joined = layout.join(np.array([1, 2], np.uint8))
+    assert isinstance(problem, ShapeError) and joined.tolist() == [[1], [2]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "splits", "counts"),
+    [
+        (6, None, [2, 2, 2]),
+        (3, [0, 1, 2], [0, 1, 2]),
+        (0, None, [0, 0, 0]),
+        (3, np.array([0, 1, 2]), [0, 1, 2]),
+    ],
+)
+def test_row_counts(rows, splits, counts):
+    assert row_counts(rows, splits, 3) == counts
+
+
+@pytest.mark.parametrize(
+    ("rows", "splits"),
+    [
+        (5, None), (3, [1, 1]), (3, [1, 1, 2]), (3, [1, 1, 0]), (1, [2, -1, 0]), (3, [0.5, 1, 1.5]),
+        (3, 3), (3, []), (3, [[1, 1, 1]]), (3, [True, True, True]),
+    ],
+)  # fmt: skip
+def test_row_counts_that_do_not_fit(rows, splits):
+    with pytest.raises(ConfigError, match="alltoall"):
+        row_counts(rows, splits, 3)
