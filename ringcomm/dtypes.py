@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Dict, Iterable, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from .errors import Misuse, ShapeError, UnsupportedDtypeError
-from .ops import ReduceOp
+from .ops import Bitwise, ReduceOp
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
@@ -52,8 +52,10 @@ def name_of_code(code: int) -> str:
     return _NAMES[code - 1]
 
 
-def check_reducible(dtype: np.dtype[Any], op: ReduceOp) -> None:
+def check_reducible(dtype: np.dtype[Any], op: Union[ReduceOp, Bitwise]) -> None:
     """Raise UnsupportedDtypeError if the reduction has no meaning for these elements."""
+    if isinstance(op, Bitwise) and dtype.kind not in "biu":
+        raise UnsupportedDtypeError(f"bitwise reductions need integers or booleans, not {dtype}.")
     if dtype.kind == "b" and op == ReduceOp.AVERAGE:
         raise UnsupportedDtypeError(
             "an average of booleans has no meaning. Use op=Sum or Max (any), op=Product or Min (all), "
@@ -83,7 +85,7 @@ def check_weighable(dtype: np.dtype[Any], op: ReduceOp) -> None:
         )
 
 
-def accumulator(dtype: np.dtype[Any], op: ReduceOp, scaled: bool) -> Optional[np.dtype[Any]]:
+def accumulator(dtype: np.dtype[Any], op: int, scaled: bool) -> Optional[np.dtype[Any]]:
     """The wider type in which contributions are combined before they are rounded once, or None.
 
     Half-precision sums and products are kept in float32. Integer averages, and any integer result

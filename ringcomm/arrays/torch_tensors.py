@@ -28,8 +28,7 @@ class _Elements:
 
     __slots__ = ("__array_interface__", "_tensor")
 
-    def __init__(self, tensor: Any) -> None:
-        typestr, itemsize = _typestr(tensor.dtype)
+    def __init__(self, tensor: Any, typestr: str, itemsize: int) -> None:
         self._tensor = tensor
         self.__array_interface__ = {
             "version": 3, "typestr": typestr, "shape": tuple(tensor.shape),
@@ -39,15 +38,18 @@ class _Elements:
 
 
 @lru_cache(maxsize=None)
-def _typestr(dtype: Any) -> Tuple[str, int]:
-    found = np.dtype(str(dtype).rpartition(".")[2])
+def _element_type(dtype: Any) -> Tuple[str, int, Optional[np.dtype[Any]]]:
+    """Return the elements' type string, their size, and the dtype to view them as, if NumPy needs a view."""
+    name = str(dtype).rpartition(".")[2]
+    view = dtype_named(name) if name == "bfloat16" else None
+    found = np.dtype("int16" if view is not None else name)
     if found.kind == "V":
         raise TypeError(f"NumPy itself has no {dtype}")  # but a package has taught it one
-    return found.str, found.itemsize
+    return found.str, found.itemsize, view
 
 
 def elements_of(tensor: Any) -> np.ndarray[Any, Any]:
-    """A tensor's elements as an array that shares its memory.
+    """Return a tensor's elements as an array that shares its memory; bfloat16 as that of ``ml_dtypes``.
 
     ``Tensor.numpy()`` does the same, but forbids for ever to resize the tensor's storage, which
     FullyShardedDataParallel does.
@@ -56,9 +58,14 @@ def elements_of(tensor: Any) -> np.ndarray[Any, Any]:
         tensor: dense, on the CPU, not requiring a gradient, neither conjugated nor negated lazily.
 
     Raises:
-        TypeError: NumPy has no such dtype.
+        UnsupportedDtypeError: NumPy has no such dtype, or the tensor has no memory.
     """
-    return np.asarray(_Elements(tensor))
+    try:
+        typestr, itemsize, view = _element_type(tensor.dtype)
+        array = np.asarray(_Elements(tensor, typestr, itemsize))
+    except (TypeError, RuntimeError) as problem:
+        raise UnsupportedDtypeError(f"a tensor of {tensor.dtype} cannot be sent: {problem}") from None
+    return array if view is None else array.view(view)
 
 
 class _Recorded(Done):
@@ -229,14 +236,7 @@ class TorchKind(DeviceKind):
         bare = value.detach()
         if bare.is_conj() or bare.is_neg():
             return None
-        if bare.dtype == _torch().bfloat16:
-            bits: np.ndarray[Any, Any] = elements_of(bare.view(_torch().int16))
-            return bits.view(dtype_named("bfloat16"))
-        try:
-            shared: np.ndarray[Any, Any] = elements_of(bare)
-        except (TypeError, RuntimeError) as problem:
-            raise UnsupportedDtypeError(f"a tensor of {bare.dtype} cannot be sent: {problem}") from None
-        return shared
+        return elements_of(bare)
 
 
 KIND = TorchKind()

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from ..dtypes import accumulator, check_reducible, check_scalable
 from ..errors import UnsupportedDtypeError
-from ..ops import ReduceOp
+from ..ops import Bitwise, ReduceOp
 
-_UFUNC: Dict[ReduceOp, Callable[..., Any]] = {
+_UFUNC: Dict[int, Callable[..., Any]] = {
     ReduceOp.AVERAGE: np.add,
     ReduceOp.SUM: np.add,
     ReduceOp.MIN: np.minimum,
     ReduceOp.MAX: np.maximum,
     ReduceOp.PRODUCT: np.multiply,
+    Bitwise.BAND: np.bitwise_and,
+    Bitwise.BOR: np.bitwise_or,
+    Bitwise.BXOR: np.bitwise_xor,
 }
 
 _BLOCK_ITEMS = 1 << 15
@@ -54,7 +57,7 @@ class Kernel:
 
     def __init__(
         self,
-        op: ReduceOp,
+        op: Union[ReduceOp, Bitwise],
         dtype: np.dtype[Any],
         size: int,
         prescale: float = 1.0,
@@ -234,7 +237,11 @@ def _limits(dtype: np.dtype[Any]) -> Tuple[float, float]:
 
 @lru_cache(maxsize=64)
 def kernel(
-    op: ReduceOp, dtype: np.dtype[Any], size: int, prescale: float = 1.0, postscale: float = 1.0
+    op: Union[ReduceOp, Bitwise],
+    dtype: np.dtype[Any],
+    size: int,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
 ) -> Kernel:
     """The :class:`Kernel` for these arguments, made once."""
     return Kernel(op, dtype, size, prescale, postscale)

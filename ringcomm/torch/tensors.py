@@ -15,8 +15,8 @@ from .. import api
 from ..arrays.kinds import device_kind
 from ..arrays.operands import Operand, submitted
 from ..arrays.torch_tensors import elements_of
-from ..dtypes import Array, dtype_named
-from ..errors import ConfigError, UnsupportedDtypeError
+from ..dtypes import Array
+from ..errors import ConfigError
 
 
 def flat_array(tensor: torch.Tensor) -> Array:
@@ -25,21 +25,12 @@ def flat_array(tensor: torch.Tensor) -> Array:
     Raises:
         UnsupportedDtypeError: NumPy has no such dtype.
     """
-    flat = tensor.detach().view(-1)
-    if flat.dtype == torch.bfloat16:
-        bits: Array = elements_of(flat.view(torch.int16))
-        return bits.view(dtype_named("bfloat16"))
-    try:
-        array: Array = elements_of(flat)
-    except (TypeError, RuntimeError) as problem:
-        raise UnsupportedDtypeError(f"a tensor of {tensor.dtype} cannot be sent: {problem}") from None
-    return array
+    return elements_of(tensor.detach().view(-1))
 
 
 def bytes_of(tensor: torch.Tensor) -> Array:
     """All bytes of a dense tensor of any device and dtype, as uint8."""
-    flat: Array = elements_of(tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8))
-    return flat
+    return elements_of(tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8))
 
 
 def tensor_of(array: Array, like: torch.Tensor) -> torch.Tensor:

@@ -16,8 +16,7 @@ import torch.distributed as _dist
 from . import _version  # noqa: F401 - first: it checks PyTorch's version
 
 # isort: split
-from ._group import ProcessGroupRingcomm, create
-from ._group_base import BACKEND
+from ._group import BACKEND, ProcessGroupRingcomm, create
 from ._hooks import compress_hook
 from ._monitored import monitored_barrier
 from ._rendezvous import register

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Dict, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
 
+from ...arrays.rows import check_splits, cumulative, row_items
 from ...arrays.torch_tensors import elements_of
-from ...dtypes import Array, dtype_named
+from ...dtypes import Array
 from ...errors import Misuse, UnsupportedDtypeError
 
 _PLAIN = frozenset(
@@ -19,8 +21,24 @@ _PLAIN = frozenset(
 )  # fmt: skip
 """The dtypes that NumPy has, too."""
 
-_DTYPE_OF_SIZE: Dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_REDUCIBLE = _PLAIN | {torch.bfloat16}
+
+_WORDS: Dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """The dtype by which other dtypes are moved, by their size in bytes: only their bytes matter."""
+
+
+def movable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, or if NumPy does not have its dtype, its memory as integers of the same size.
+
+    Raises:
+        UnsupportedDtypeError: there are no integers of that size.
+    """
+    if tensor.dtype in _PLAIN:
+        return tensor
+    word = _WORDS.get(tensor.dtype.itemsize)
+    if word is None:
+        raise UnsupportedDtypeError(f"elements of type {tensor.dtype} cannot be sent.")
+    return tensor.view(word)
 
 
 class Flat:
@@ -32,29 +50,34 @@ class Flat:
 
     Attributes:
         array: shares the tensor's memory if that is contiguous; otherwise :meth:`finish` copies it back.
+        dtype: of the tensor.
         moved_as: the tensor's dtype if the array has another dtype of the same size; otherwise empty.
 
     Raises:
         Misuse: the tensor is not on the CPU, or is sparse.
-        UnsupportedDtypeError: ``arithmetic``, and NumPy cannot compute with the elements.
+        UnsupportedDtypeError: the elements cannot be sent, or not be computed with.
     """
 
-    __slots__ = ("_copy", "_tensor", "array", "moved_as")
+    __slots__ = ("_copy", "_tensor", "array", "dtype", "moved_as")
 
     def __init__(self, tensor: torch.Tensor, arithmetic: bool = False) -> None:
         if tensor.requires_grad:
             tensor = tensor.detach()
         self._tensor = tensor
+        self.dtype = tensor.dtype
         self._copy = None
         if not tensor.is_cpu or tensor.layout is not torch.strided:
             raise Misuse(
                 f"The backend 'ringcomm' supports dense tensors in the CPU's memory; this one is on "
                 f"{tensor.device} with layout {tensor.layout}."
             )
+        if arithmetic and tensor.dtype not in _REDUCIBLE:
+            raise UnsupportedDtypeError(f"elements of type {tensor.dtype} cannot be reduced.")
         if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             tensor = self._copy = tensor.resolve_conj().resolve_neg().contiguous()
-        self.array: Array = _array_of(tensor.view(-1), arithmetic)
-        self.moved_as = "" if arithmetic or tensor.dtype in _PLAIN else str(tensor.dtype)
+        moved = tensor if arithmetic else movable(tensor)
+        self.array: Array = elements_of(moved.view(-1))
+        self.moved_as = "" if moved is tensor else str(self.dtype)
 
     def finish(self) -> None:
         """Write the copy back, if there is one."""
@@ -62,29 +85,55 @@ class Flat:
             self._tensor.copy_(self._copy)
 
 
-def _array_of(flat: torch.Tensor, arithmetic: bool) -> Array:
-    dtype = flat.dtype
-    array: Array
-    if dtype in _PLAIN:
-        array = elements_of(flat)
-    elif dtype == torch.bfloat16 and arithmetic:
-        array = elements_of(flat.view(torch.int16)).view(dtype_named("bfloat16"))
-    else:
-        moved_as = _DTYPE_OF_SIZE.get(dtype.itemsize)
-        if arithmetic or moved_as is None:
-            what = "reduced" if moved_as else "sent"
-            raise UnsupportedDtypeError(f"elements of type {dtype} cannot be {what}.")
-        array = elements_of(flat.view(moved_as))
-    return array
+class Parts:
+    """Parts of a flat array: of one tensor, which is divided, or several tensors, side by side.
+
+    Args:
+        flats: the tensors.
+        bounds: the parts' boundaries in the array.
+        space: memory for the array, and copies of the tensors; None: the memory of the only tensor.
+
+    Attributes:
+        array: see ``space``.
+        dtype: of the tensors.
+    """
+
+    __slots__ = ("_copies", "array", "bounds", "dtype", "flats")
+
+    def __init__(self, flats: List[Flat], bounds: Tuple[int, ...], space: Optional[Array] = None) -> None:
+        self.flats = flats
+        self.bounds = bounds
+        self.dtype = flats[0].dtype
+        self._copies = space is not None
+        self.array: Array = flats[0].array if space is None else space
+
+    def load(self) -> Array:
+        """Return the array, after copying the tensors to it."""
+        if self._copies:
+            np.concatenate([flat.array for flat in self.flats], out=self.array)
+        return self.array
+
+    def part(self, number: int) -> Array:
+        """Return one part of the array."""
+        return self.array[self.bounds[number] : self.bounds[number + 1]]
+
+    def finish(self) -> None:
+        """Copy the array back to the tensors."""
+        start = 0
+        for flat in self.flats:
+            if self._copies:
+                start, begin = start + flat.array.size, start
+                flat.array[...] = self.array[begin:start]
+            flat.finish()
 
 
-def flat_array(tensor: torch.Tensor, arithmetic: bool = False) -> Array:
-    """A tensor's elements as a flat array in C order, to be read only."""
-    return Flat(tensor, arithmetic).array
+def bounds_of(tensors: Sequence[torch.Tensor]) -> Tuple[int, ...]:
+    """Return the offsets of tensors in a concatenation."""
+    return cumulative(np.array([tensor.numel() for tensor in tensors]), 1)
 
 
 def even_parts(count: int, size: int) -> Tuple[int, ...]:
-    """Boundaries of ``size`` equal parts.
+    """Return the boundaries of ``size`` equal parts.
 
     Raises:
         Misuse: the elements cannot be divided equally.
@@ -92,3 +141,13 @@ def even_parts(count: int, size: int) -> Tuple[int, ...]:
     if count % size:
         raise Misuse(f"{count} elements cannot be divided equally among the {size} ranks of this group.")
     return tuple(range(0, count + 1, count // size)) if count else (0,) * (size + 1)
+
+
+def row_parts(tensor: torch.Tensor, rows: Sequence[Any], size: int) -> Tuple[int, ...]:
+    """Return the boundaries of parts that have so many rows of a tensor's first dimension each.
+
+    Raises:
+        Misuse: the numbers do not add up to the tensor's rows.
+    """
+    width = row_items(tensor.shape, "alltoall")
+    return cumulative(np.asarray(check_splits(int(tensor.shape[0]), rows, size)), width)

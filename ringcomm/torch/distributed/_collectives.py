@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
 import numpy as np
 import torch
@@ -15,10 +15,12 @@ from ...errors import Misuse
 from ...ops import Collective, ReduceOp
 from ...schedule.steps import even_bounds
 from ...wire.frames import NO_OP, NO_ROOT
-from ._bridge import Flat, even_parts, flat_array
+from ._bridge import Flat, Parts, bounds_of, even_parts, row_parts
 from ._reductions import Reduction
 
 Tensors = Sequence[torch.Tensor]
+Divided = Union[torch.Tensor, Tensors]
+"""A tensor in equal parts, or one tensor for each rank."""
 _Item = TypeVar("_Item")
 
 _KEPT_BYTES = 64 * 1024 * 1024
@@ -27,6 +29,22 @@ _FUSE_BYTES = 256 * 1024
 """Of several tensors to be reduced at once, those up to this size are fused."""
 _REDUCE_ALL_BYTES = 64 * 1024
 """Up to this size a reduce runs as an all-reduce: fewer rounds matter more than fewer bytes."""
+
+
+class Packed(NamedTuple):
+    """Spans of a tensor that are averaged side by side in an array, with one codec.
+
+    Attributes:
+        codec: its place in :data:`ringcomm.ops.CODECS`.
+        places: where each span starts and stops in the tensor, and where it starts in the array.
+        array: float32.
+        residuals: of error feedback, in the array's order; None: the codec has none.
+    """
+
+    codec: int
+    places: Sequence[Tuple[int, int, int]]
+    array: Array
+    residuals: Optional[Array]
 
 
 class Collectives:
@@ -54,50 +72,26 @@ class Collectives:
 
     # ---- reductions --------------------------------------------------------------------------
 
-    def all_reduce(self, tensor: torch.Tensor, how: Reduction) -> None:
-        """Reduce a tensor over all ranks, in place."""
+    def all_reduce(self, tensor: torch.Tensor, how: Reduction, staging: Optional[Staging] = None) -> None:
+        """Reduce a tensor over all ranks, in place.
+
+        Args:
+            tensor: of this rank.
+            how: the reduction; with ``staging`` one without a factor.
+            staging: of a tensor of a device that is copied meanwhile.
+        """
         if tensor.is_sparse:
             self._all_reduce_sparse(tensor, how)
             return
         flat = Flat(tensor, arithmetic=True)
-        self._reduce(flat.array, how)
+        self._reduce(flat.array, how, staging=staging)
         flat.finish()
 
-    def all_reduce_staged(self, tensor: torch.Tensor, how: Reduction, staging: Staging) -> bool:
-        """Reduce a tensor of a device while it is copied; whether this kind of reduction can be run so."""
-        if how.op is None or how.factor != 1.0:
-            return False
-        data = flat_array(tensor, arithmetic=True)
-        self.runner.all_reduce(data, how.op, how.name, data.shape, staging=staging)
-        return True
-
-    def broadcast_staged(self, tensor: torch.Tensor, root: int, staging: Staging) -> bool:
-        """Copy the root's tensor to all ranks while it is copied between devices and hosts."""
-        flat = Flat(tensor)
-        self.runner.broadcast(flat.array, root, flat.moved_as, flat.array.shape, staging=staging)
-        return True
-
-    def _reduce(self, data: Array, how: Reduction, intent: Optional[Intent] = None) -> None:
-        how.check(data.dtype)
+    def _reduce(
+        self, data: Array, how: Reduction, intent: Optional[Intent] = None, staging: Optional[Staging] = None
+    ) -> None:
         how.prepare(data)
-        if how.op is not None:
-            self.runner.all_reduce(data, how.op, how.name, data.shape, intent=intent)
-            return
-        intent = intent or Intent(Collective.ALLREDUCE, how.code, name=how.name, text=_count_text(data))
-        bounds = even_bounds(data.size, self.size)
-        own = data[bounds[self.rank] : bounds[self.rank + 1]]
-        own[...] = self._fold(data, bounds, how, intent)
-        self.runner.all_gather(data, bounds, intent=intent)
-
-    def _fold(self, source: Array, bounds: Tuple[int, ...], how: Reduction, intent: Intent) -> Array:
-        """This rank's chunk, reduced by a function that the runner does not have."""
-        assert how.ufunc is not None
-        count = bounds[self.rank + 1] - bounds[self.rank]
-        pieces = self._scratch(count * self.size, source.dtype, 1)
-        into = tuple(count * rank for rank in range(self.size + 1))
-        self.runner.all_to_all(source, pieces, bounds, into, intent=intent)
-        result: Array = how.ufunc.reduce(pieces.reshape(self.size, count), axis=0)  # type: ignore[attr-defined]
-        return result
+        self.runner.all_reduce(data, how.op, how.name, data.shape, intent=intent, staging=staging)
 
     def all_reduce_all(self, tensors: Tensors, how: Reduction) -> None:
         """Reduce several tensors; small ones of one dtype are fused."""
@@ -108,15 +102,24 @@ class Collectives:
             self.for_each(alone, lambda tensor, label: self.all_reduce(tensor, how.labelled(label)))
         if not together:
             return
-        flats = [Flat(tensor, arithmetic=True) for tensor in small]
-        bounds = _bounds_of(small)
-        fused = self._scratch(bounds[-1], flats[0].array.dtype)
-        np.concatenate([flat.array for flat in flats], out=fused)
-        text = sizes_text(bounds)
-        self._reduce(fused, how, Intent(Collective.ALLREDUCE, how.code, NO_ROOT, how.name, bounds, text))
-        for flat, start, stop in zip(flats, bounds, bounds[1:]):
-            flat.array[...] = fused[start:stop]
-            flat.finish()
+        parts = self._copied([Flat(tensor, arithmetic=True) for tensor in small], bounds_of(small))
+        bounds = parts.bounds
+        intent = Intent(Collective.ALLREDUCE, how.code, NO_ROOT, how.name, bounds, sizes_text(bounds))
+        self._reduce(parts.load(), how, intent)
+        parts.finish()
+
+    def all_reduce_packed(self, tensor: torch.Tensor, parts: Sequence[Packed]) -> None:
+        """Average parts of a tensor over all ranks, each with its codec, in place."""
+        flat = Flat(tensor, arithmetic=True)
+        for codec, places, array, residuals in parts:
+            for start, stop, place in places:
+                array[place : place + stop - start] = flat.array[start:stop]
+            self.runner.all_reduce(
+                array, ReduceOp.AVERAGE, "compressed gradients", codec=codec, residuals=residuals
+            )
+            for start, stop, place in places:
+                flat.array[start:stop] = array[place : place + stop - start]
+        flat.finish()
 
     def for_each(self, items: Sequence[_Item], act: Callable[[_Item, str], None]) -> None:
         """Call ``act`` with each of an operation's tensors and a label (its number, and the count).
@@ -134,30 +137,24 @@ class Collectives:
             raise Misuse("sparse tensors can be summed and averaged only.")
         mine = tensor.coalesce()
         values, indices = mine.values(), mine.indices()
-        how.prepare(flat_array(values, arithmetic=True))
+        how.prepare(Flat(values, arithmetic=True).array)
         flat = Flat(values)
         label = " ".join(filter(None, ("sparse", f"in {mine.sparse_dim()} dimensions", flat.moved_as)))
         rows = self.runner.exchange(
             [indices.shape[1]], Collective.ALLREDUCE, flat.array.dtype, label, tuple(tensor.shape), how.code
-        )[:, 0]
-        all_values = values.new_empty((int(rows.sum()), *values.shape[1:]))
+        )[:, 0].tolist()
+        all_values = values.new_empty((sum(rows), *values.shape[1:]))
         # Entry by entry, so that each rank's indices are contiguous.
-        all_indices = indices.new_empty((int(rows.sum()), indices.shape[0]))
-        self._gather_rows(all_values, values, rows)
-        self._gather_rows(all_indices, indices.t().contiguous(), rows)
+        all_indices = indices.new_empty((sum(rows), indices.shape[0]))
+        for output, own in ((all_values, values), (all_indices, indices.t().contiguous())):
+            parts = self._parts(output, rows=rows)
+            intent = Intent(Collective.ALLREDUCE, name="sparse", text=sizes_text(parts.bounds))
+            self._gather_parts(parts, Flat(own), intent)
         total = torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.shape).coalesce()
         if how.op == ReduceOp.AVERAGE:
             total = total / self.size
         with torch.no_grad():  # detaching would give the tensor separate entries
             tensor.copy_(total)
-
-    def _gather_rows(self, output: torch.Tensor, own: torch.Tensor, rows: Array) -> None:
-        data, mine = flat_array(output), flat_array(own)
-        width = data.size // output.shape[0] if output.shape[0] else 1
-        bounds = (0, *(int(bound) * width for bound in np.cumsum(rows)))
-        data[bounds[self.rank] : bounds[self.rank + 1]] = mine
-        intent = Intent(Collective.ALLREDUCE, name="sparse", text=sizes_text(bounds))
-        self.runner.all_gather(data, bounds, intent=intent)
 
     def reduce(self, tensor: torch.Tensor, root: int, how: Reduction) -> None:
         """Reduce a tensor to the root, in place; the other ranks' tensors do not change."""
@@ -167,7 +164,7 @@ class Collectives:
         if self.rank != root:
             data = self._scratch(flat.array.size, flat.array.dtype)
             np.copyto(data, flat.array)
-        if how.op is None or data.nbytes <= _REDUCE_ALL_BYTES:
+        if data.nbytes <= _REDUCE_ALL_BYTES:
             self._reduce(data, how, intent)
         else:
             how.prepare(data)
@@ -178,79 +175,54 @@ class Collectives:
         if self.rank == root:
             flat.finish()
 
-    def reduce_scatter(self, output: torch.Tensor, inputs: Tensors, how: Reduction) -> None:
-        """Rank r gets the reduction of all ranks' ``inputs[r]``; the inputs may differ in size."""
-        bounds = _bounds_of(inputs)
-        source = self._joined(inputs, bounds, arithmetic=True)
-        self._reduce_scatter(output, source, bounds, how)
-
-    def reduce_scatter_single(
-        self, output: torch.Tensor, source: torch.Tensor, how: Reduction, label: str = ""
-    ) -> None:
-        """Reduce one tensor; every rank gets an equal part of the result."""
-        flat = flat_array(source, arithmetic=True)
-        bounds = even_parts(flat.size, self.size)
-        data = self._scratch(flat.size, flat.dtype)
-        np.copyto(data, flat)
-        self._reduce_scatter(output, data, bounds, how, label)
-
-    def _reduce_scatter(
-        self, output: torch.Tensor, data: Array, bounds: Tuple[int, ...], how: Reduction, label: str = ""
-    ) -> None:
-        target = Flat(output, arithmetic=True)
-        _check_room(target.array, bounds[self.rank + 1] - bounds[self.rank], data.dtype, "output")
-        how.check(data.dtype)
+    def reduce_scatter(self, output: torch.Tensor, source: Divided, how: Reduction, label: str = "") -> None:
+        """Reduce the ranks' sources; rank r gets part r of the result."""
+        parts, target = self._parts(source, arithmetic=True, copied=True), Flat(output, arithmetic=True)
+        own = parts.part(self.rank)
+        _check_room("output", target.dtype, target.array, parts.dtype, own)
+        data, bounds = parts.load(), parts.bounds
         how.prepare(data)
-        name, text = how.labelled(label).name, sizes_text(bounds)
-        intent = Intent(Collective.REDUCESCATTER, how.code, NO_ROOT, name, bounds, text)
-        if how.op is None:
-            target.array[...] = self._fold(data, bounds, how, intent)
-        else:
-            self.runner.reduce_scatter(data, bounds, how.op, intent=intent)
-            target.array[...] = data[bounds[self.rank] : bounds[self.rank + 1]]
+        name = how.labelled(label).name
+        intent = Intent(Collective.REDUCESCATTER, how.code, NO_ROOT, name, bounds, sizes_text(bounds))
+        self.runner.reduce_scatter(data, bounds, how.op, intent=intent)
+        target.array[...] = own
         target.finish()
 
     # ---- movement ----------------------------------------------------------------------------
 
-    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        """Copy the root's tensor to all ranks."""
+    def broadcast(self, tensor: torch.Tensor, root: int, staging: Optional[Staging] = None) -> None:
+        """Copy the root's tensor to all ranks; with ``staging`` while it is copied from and to devices."""
         flat = Flat(tensor)
-        self.runner.broadcast(flat.array, root, flat.moved_as, flat.array.shape)
+        self.runner.broadcast(flat.array, root, flat.moved_as, flat.array.shape, staging=staging)
         if self.rank != root:
             flat.finish()
 
-    def all_gather(self, outputs: Tensors, source: torch.Tensor, label: str = "") -> None:
-        """Copy every rank's tensor to all ranks: rank r's to ``outputs[r]``; sizes may differ."""
-        flat = Flat(source)
-        own, bounds = flat.array, self._bounds(outputs, source)
-        _check_room(own, bounds[self.rank + 1] - bounds[self.rank], own.dtype, "input")
-        data = self._scratch(bounds[-1], own.dtype)
-        data[bounds[self.rank] : bounds[self.rank + 1]] = own
-        self.runner.all_gather(data, bounds, intent=_gathering(bounds, flat, label))
-        self._copy_out(data, outputs, bounds)
+    def all_gather(self, output: Divided, source: torch.Tensor, label: str = "") -> None:
+        """Copy every rank's tensor to all ranks: rank r's to part r of ``output``; sizes may differ."""
+        parts, own = self._parts(output), Flat(source)
+        name, bounds = f"{own.moved_as} {label}".strip(), parts.bounds
+        intent = Intent(Collective.ALLGATHER, NO_OP, NO_ROOT, name, bounds, sizes_text(bounds))
+        self._gather_parts(parts, own, intent)
 
-    def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, label: str = "") -> None:
-        """Copy every rank's tensor into one tensor, without scratch memory."""
-        own, target = flat_array(source), Flat(output)
-        _check_room(target.array, own.size * self.size, own.dtype, "output")
-        bounds = even_parts(target.array.size, self.size)
-        target.array[bounds[self.rank] : bounds[self.rank + 1]] = own
-        self.runner.all_gather(target.array, bounds, intent=_gathering(bounds, target, label))
-        target.finish()
+    def _gather_parts(self, parts: Parts, own: Flat, intent: Intent) -> None:
+        place = parts.part(self.rank)
+        _check_room("input", own.dtype, own.array, parts.dtype, place)
+        place[...] = own.array
+        self.runner.all_gather(parts.array, parts.bounds, intent=intent)
+        parts.finish()
 
     def gather(self, outputs: Tensors, source: torch.Tensor, root: int) -> None:
         """Copy rank r's tensor to ``outputs[r]`` on the root; the other ranks have no outputs."""
-        flat = Flat(source)
-        own, bounds = flat.array, self._bounds(outputs, source) if self.rank == root else ()
-        text = sizes_text(bounds) if bounds else _count_text(own)
-        intent = Intent(Collective.GATHER, NO_OP, root, flat.moved_as, text=text)
-        if not bounds:
-            self._to_root(own, None, bounds, intent)
+        own = Flat(source)
+        if self.rank != root:
+            intent = Intent(Collective.GATHER, NO_OP, root, own.moved_as, text=_count_text(own.array))
+            self._to_root(own.array, None, (), intent)
             return
-        _check_room(own, bounds[root + 1] - bounds[root], own.dtype, "input")
-        data = self._scratch(bounds[-1], own.dtype)
-        self._to_root(own, data, bounds, intent)
-        self._copy_out(data, outputs, bounds)
+        parts = self._parts(outputs)
+        _check_room("input", own.dtype, own.array, parts.dtype, parts.part(root))
+        intent = Intent(Collective.GATHER, NO_OP, root, own.moved_as, text=sizes_text(parts.bounds))
+        self._to_root(own.array, parts.array, parts.bounds, intent)
+        parts.finish()
 
     def _to_root(self, own: Array, data: Any, bounds: Tuple[int, ...], intent: Intent) -> None:
         """Send this rank's part to the root, which receives all parts in ``data``."""
@@ -262,96 +234,63 @@ class Collectives:
     def scatter(self, output: torch.Tensor, inputs: Tensors, root: int) -> None:
         """Send the root's ``inputs[r]`` to rank r; the other ranks have no inputs."""
         target = Flat(output)
-        dtype = target.array.dtype
-        source, send, text = np.empty(0, dtype), (0,) * (self.size + 1), _count_text(target.array)
+        source, send = np.empty(0, target.array.dtype), (0,) * (self.size + 1)
+        text = _count_text(target.array)
         if self.rank == root:
-            send = self._bounds(inputs, output)
-            source, text = self._joined(inputs, send), sizes_text(send)
-            _check_room(target.array, send[root + 1] - send[root], source.dtype, "output")
+            parts = self._parts(inputs)
+            _check_room("output", target.dtype, target.array, parts.dtype, parts.part(root))
+            source, send, text = parts.load(), parts.bounds, sizes_text(parts.bounds)
         into = _only(root, target.array.size, self.size)
         intent = Intent(Collective.SCATTER, NO_OP, root, target.moved_as, text=text)
         self.runner.all_to_all(source, target.array, send, into, intent=intent)
         target.finish()
 
-    def all_to_all(self, outputs: Tensors, inputs: Tensors) -> None:
-        """Send ``inputs[r]`` to rank r, and receive rank r's tensor in ``outputs[r]``; sizes may differ."""
-        self._check_number(inputs)
-        send, into = self._bounds(inputs, inputs[0]), self._bounds(outputs, inputs[0])
-        source = self._joined(inputs, send)
-        data = self._scratch(into[-1], source.dtype, 1)
-        self.runner.all_to_all(source, data, send, into, intent=_exchanging(send, into, Flat(inputs[0])))
-        self._copy_out(data, outputs, into)
-
-    def all_to_all_single(
-        self, output: torch.Tensor, source: torch.Tensor, into: Sequence[int], send: Sequence[int]
+    def all_to_all(
+        self, output: Divided, source: Divided, into: Sequence[int] = (), send: Sequence[int] = ()
     ) -> None:
-        """Exchange parts of one tensor: rows by the given counts, or equal parts."""
-        target, own = Flat(output), flat_array(source)
-        to, come = self._row_bounds(source, send), self._row_bounds(output, into)
-        own_count = to[self.rank + 1] - to[self.rank]
-        _check_room(target.array[come[self.rank] : come[self.rank + 1]], own_count, own.dtype, "output")
-        self.runner.all_to_all(own, target.array, to, come, intent=_exchanging(to, come, target))
-        target.finish()
+        """Send part r of ``source`` to rank r, and receive rank r's part in part r of ``output``.
 
-    def _row_bounds(self, tensor: torch.Tensor, rows: Sequence[int]) -> Tuple[int, ...]:
-        if not rows:
-            return even_parts(tensor.numel(), self.size)
-        if len(rows) != self.size or sum(rows) != tensor.shape[0] or min(rows) < 0:
-            raise Misuse(
-                f"all_to_all: the split sizes {list(rows)} must be {self.size} numbers that add up to the "
-                f"tensor's {tensor.shape[0]} rows."
-            )
-        width = tensor.numel() // tensor.shape[0] if tensor.shape[0] else 0
-        return (0, *(int(bound) * width for bound in np.cumsum(rows)))
+        Args:
+            output: overwritten.
+            source: of this rank.
+            into: the rows of the parts of ``output``, if that is one tensor; empty: equal parts.
+            send: the rows of the parts of ``source``.
+        """
+        sent, received = self._parts(source, rows=send), self._parts(output, rows=into, index=1)
+        to, come = sent.bounds, received.bounds
+        place, own = received.part(self.rank), sent.part(self.rank)
+        _check_room("output", received.dtype, place, sent.dtype, own)
+        text = f"sending {sizes_text(to)}, receiving {sizes_text(come)}"
+        intent = Intent(Collective.ALLTOALL, name=sent.flats[0].moved_as, text=text)
+        self.runner.all_to_all(sent.load(), received.array, to, come, intent=intent)
+        received.finish()
 
-    def _bounds(self, tensors: Tensors, like: torch.Tensor) -> Tuple[int, ...]:
-        """The offsets of the ranks' tensors in a concatenation."""
-        self._check_number(tensors)
-        _check_types(tensors, like)
-        return _bounds_of(tensors)
+    def _parts(
+        self, tensors: Divided, arithmetic: bool = False, copied: bool = False, rows: Sequence[int] = (),
+        index: int = 0,
+    ) -> Parts:  # fmt: skip
+        """Return one part for each rank: equal parts (or ``rows``) of a tensor, or one of as many tensors.
 
-    def _joined(self, tensors: Tensors, bounds: Tuple[int, ...], arithmetic: bool = False) -> Array:
-        """Several tensors concatenated in scratch memory."""
-        self._check_number(tensors)
-        _check_types(tensors, tensors[0])
-        pieces = [flat_array(tensor, arithmetic) for tensor in tensors]
-        joined = self._scratch(bounds[-1], pieces[0].dtype)
-        return np.concatenate(pieces, out=joined)
+        Args:
+            tensors: one tensor, or one for each rank.
+            arithmetic: whether the elements are computed with.
+            copied: whether one tensor is copied to scratch memory as well.
+            rows: how many rows of one tensor each part has.
+            index: which scratch memory.
+        """
+        if not isinstance(tensors, torch.Tensor):
+            if len(tensors) != self.size:
+                raise Misuse(f"one tensor per rank is needed: {self.size}, not {len(tensors)}.")
+            if any(tensor.dtype != tensors[0].dtype for tensor in tensors):
+                raise Misuse("the tensors of one collective must be of one type.")
+            flats = [Flat(tensor, arithmetic) for tensor in tensors]
+            return self._copied(flats, bounds_of(tensors), index)
+        flat = Flat(tensors, arithmetic)
+        bounds = row_parts(tensors, rows, self.size) if rows else even_parts(flat.array.size, self.size)
+        return self._copied([flat], bounds, index) if copied else Parts([flat], bounds)
 
-    def _copy_out(self, data: Array, outputs: Tensors, bounds: Tuple[int, ...]) -> None:
-        self._check_number(outputs)
-        for tensor, start, stop in zip(outputs, bounds, bounds[1:]):
-            target = Flat(tensor)
-            _check_room(target.array, stop - start, data.dtype, "output")
-            target.array[...] = data[start:stop]
-            target.finish()
-
-    def _check_number(self, tensors: Tensors) -> None:
-        if len(tensors) != self.size:
-            raise Misuse(f"one tensor per rank is needed: {self.size}, not {len(tensors)}.")
-
-
-def _bounds_of(tensors: Tensors) -> Tuple[int, ...]:
-    """The offsets of tensors in a concatenation."""
-    bounds = [0]
-    for tensor in tensors:
-        bounds.append(bounds[-1] + tensor.numel())
-    return tuple(bounds)
-
-
-def _check_types(tensors: Tensors, like: torch.Tensor) -> None:
-    if any(tensor.dtype != like.dtype for tensor in tensors):
-        raise Misuse("the tensors of one collective must be of one type.")
-
-
-def _gathering(bounds: Tuple[int, ...], flat: Flat, label: str) -> Intent:
-    name = f"{flat.moved_as} {label}".strip()
-    return Intent(Collective.ALLGATHER, NO_OP, NO_ROOT, name, bounds, sizes_text(bounds))
-
-
-def _exchanging(send: Tuple[int, ...], into: Tuple[int, ...], flat: Flat) -> Intent:
-    text = f"sending {sizes_text(send)}, receiving {sizes_text(into)}"
-    return Intent(Collective.ALLTOALL, name=flat.moved_as, text=text)
+    def _copied(self, flats: List[Flat], bounds: Tuple[int, ...], index: int = 0) -> Parts:
+        return Parts(flats, bounds, self._scratch(bounds[-1], flats[0].array.dtype, index))
 
 
 def _count_text(data: Array) -> str:
@@ -359,12 +298,12 @@ def _count_text(data: Array) -> str:
 
 
 def _only(place: int, count: int, size: int) -> Tuple[int, ...]:
-    """Boundaries of chunks of which only one is not empty."""
+    """Return the boundaries of chunks of which only one is not empty."""
     return (0,) * (place + 1) + (count,) * (size - place)
 
 
-def _check_room(array: Array, count: int, dtype: np.dtype[Any], what: str) -> None:
-    if array.size != count or array.dtype != dtype:
+def _check_room(what: str, dtype: torch.dtype, array: Array, needed: torch.dtype, part: Array) -> None:
+    if array.size != part.size or dtype != needed:
         raise Misuse(
-            f"the {what} tensor has {array.size} elements of {array.dtype}; {count} of {dtype} are needed."
+            f"the {what} tensor has {array.size} elements of {dtype}; {part.size} of {needed} are needed."
         )

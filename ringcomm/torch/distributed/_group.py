@@ -3,47 +3,32 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
-import functools
 import os
 import sys
-import warnings
 import weakref
-from contextlib import nullcontext
 from datetime import timedelta
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from functools import partial
+from typing import Any, Callable, List, Optional, Sequence
 
 import torch
-import typing_extensions
-from torch.distributed.algorithms import join
+import torch.distributed as dist
 
 from ...activity import Activity
-from ...arrays.mirrors import StagingPool
-from ...clock import Deadline, Idleness
-from ...collective.call_sites import CallSites, comparable_site, look_through, this_site
+from ...clock import Deadline
+from ...collective.call_sites import CallSites
 from ...collective.runner import Runner
-from ...errors import Misuse, NotInitializedError, RingcommError, describe_error
+from ...errors import NotInitializedError, RingcommError
 from ...flight_recorder import Facts, FlightRecorder
-from ...group.operation_queue import OperationQueue
-from ...group.point_to_point import PointToPoint
 from ._arguments import address_of, pairs_of, reduction_of, root_of, single
-from ._bridge import Flat
-from ._collectives import Collectives, Tensors
-from ._elements import type_code, type_name
-from ._group_base import GroupFace
+from ._collectives import Collectives, Divided, Packed, Tensors
 from ._group_transport import GroupTransport
 from ._monitored import MonitoredBarrier
-from ._staged import Overlapping, Staged, staged
+from ._operations import Operations
 from ._steps import optimizer_steps
 from ._store import group_settings
-from ._trace import Traced, observer
 from ._uncompiled import uncompiled
-from ._work import RingcommWork, Together
+from ._work import RingcommWork
 
-for _package in (torch, typing_extensions, contextlib, functools, warnings):
-    look_through(_package)  # PyTorch's functions are wrapped by decorators of the latter
-_JOINING = frozenset((join.__file__,))
-"""Here a rank without data takes part in the collectives of those that still train."""
 _NOT_PREDICTED = (
     "No prediction for process groups of torch.distributed: --predict follows calls of ringcomm and the "
     "optimizers of its adapters, such as ringcomm.torch.DistributedOptimizer."
@@ -52,7 +37,7 @@ _open_groups: weakref.WeakSet[ProcessGroupRingcomm] = weakref.WeakSet()
 
 
 @uncompiled("_reduce_scatter_base", "_allgather_base", "_start_coalescing", "_end_coalescing")
-class ProcessGroupRingcomm(GroupFace):
+class ProcessGroupRingcomm(dist.ProcessGroup):
     """A group of ranks with links of its own. ``init_process_group`` and ``new_group`` make them.
 
     Collectives run one after another, in the order in which they are called, which must be the same on
@@ -70,119 +55,131 @@ class ProcessGroupRingcomm(GroupFace):
     def __init__(
         self, store: Any, rank: int, ranks: Sequence[int], timeout: timedelta, name: str, default: bool
     ) -> None:
-        super().__init__(rank, len(ranks), name, store)
+        # Without the store: with it, C++ would not call the methods that Python overrides.
+        super().__init__(rank, len(ranks))
+        self._name, self._desc = name, "undefined"
+        self._store = store
         self._ranks = tuple(ranks)
         settings = group_settings(timeout)
-        self._timeout_s = settings.timeout_s
         transport = self._transport = GroupTransport(store, rank, ranks, name, settings, default)
-        self._watch, channels, spin_s = transport.watch, transport.channels, transport.spin_s
-        self._idleness = Idleness()
-        runner = Runner(channels.direct, settings, transport.generation, spin_s, self._watch)
-        runner.sites = CallSites(functools.partial(self._watch.warn, "lines"), settings.check_calls)
+        self._watch, direct = transport.watch, transport.channels.direct
+        runner = Runner(direct, settings, transport.generation, transport.spin_s, self._watch)
+        runner.sites = CallSites(partial(self._watch.warn, "lines"), settings.check_calls)
         if settings.predict and default and rank == 0:
             self._watch.warn("no prediction", _NOT_PREDICTED)
-        self._ops = Collectives(runner)
-        self._staging = StagingPool()
         facts = Facts(ranks[rank], len(ranks), transport.host, transport.generation, ranks, f"group {name}")
         activity = Activity(runner, None, ranks, optimizer_steps())
         self._flight = FlightRecorder(facts, settings, runner, activity)
-        self._queue = OperationQueue(f"ringcomm-{name}")
-        thread = f"ringcomm-{name}-messages"
-        self._messages = PointToPoint(channels.background, self._watch, spin_s, thread, type_name)
+        self._ops = Collectives(runner)
+        self._operations = Operations(name, self._ranks, runner, transport, settings.timeout_s)
         transport.watch_over(runner.progress)
-        self._coalesced: Optional[List[RingcommWork]] = None
-        self._started = 0
         self._left = False
         self._pid = os.getpid()
         _open_groups.add(self)
 
-    # ---- starting an operation ---------------------------------------------------------------
+    # ---- names and abilities -----------------------------------------------------------------
 
-    def _begin(
-        self, what: str, result: Any, opts: Any, do: Callable[..., None], *arguments: Any,
-        reads: bool = False, overlapping: Optional[Overlapping] = None,
-    ) -> RingcommWork:  # fmt: skip
-        """Start ``do(*arguments)``, which writes the tensors of ``result`` and perhaps reads them.
+    def getBackendName(self) -> str:  # noqa: N802 - PyTorch's name
+        """Return the backend's name."""
+        return BACKEND
 
-        ``overlapping`` may do the same for a tensor of a device, see :meth:`._staged.Staged.run`.
-        """
-        limit_s, runner = self._limit_s(opts), self._ops.runner
-        site, comparable = comparable_site(_JOINING)
-        watching = observer()
-        traced = None if watching is None else Traced(watching, self.group_name, what, result)
-        on_device = staged(self._staging, arguments, result, reads)
+    name = _get_backend_name = getBackendName
 
-        def run(work: RingcommWork) -> None:
-            runner.timeout_s = limit_s
-            runner.called_at, runner.compares_sites = site, comparable
-            runner.may_poll = lambda: work.waiters > 0 or self._idleness()
-            with nullcontext() if traced is None else traced, runner.exclusive(but=Exception):
-                if on_device is None:
-                    do(*arguments)
-                else:
-                    on_device.run(do, runner, overlapping)
+    def getGroupName(self) -> str:  # noqa: N802
+        """Return the group's name, for C++."""
+        return self._name
 
-        self._started += 1
-        work = RingcommWork(what, result, run, self._queue.help, self._interrupted, on_device)
-        coalesced = self._coalesced
-        if coalesced is not None:
-            coalesced.append(work)
-        return self._queue.submit(work, inline=not getattr(opts, "asyncOp", True))
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Set the group's name, from C++."""
+        self._name = name
 
-    def _interrupted(self, work: RingcommWork, problem: BaseException) -> None:
-        """The program leaves an operation, and may overwrite its tensors: end the group, on all ranks."""
-        self._transport.end(self._watch.note_interrupted(work.what, describe_error(problem)))
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """Return the group's description, for C++."""
+        return self._desc
 
-    def _limit_s(self, opts: Any) -> float:
-        timeout_s: float = opts.timeout.total_seconds() if opts is not None else -1.0
-        return timeout_s if timeout_s > 0 else self._timeout_s
+    def setGroupDesc(self, desc: str) -> None:  # noqa: N802
+        """Set the group's description, from C++."""
+        self._desc = desc
+
+    group_name = property(getGroupName, doc="The group's name.")
+    group_desc = property(getGroupDesc, doc="The group's description.")
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+
+    @property
+    def _device_types(self) -> List[torch.device]:
+        return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
+
+    def _get_backend(self, device: Any) -> ProcessGroupRingcomm:
+        return self
+
+    supports_splitting = supports_coalescing = supports_time_estimate = False
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        """Return False: the backend allocates no tensors."""
+        return False
+
+    def get_group_store(self) -> Any:
+        """Return the group's part of PyTorch's store."""
+        return self._store
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(name={self._name!r}, rank={self.rank()}, size={self.size()})"
 
     # ---- reductions --------------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None) -> RingcommWork:
         """Reduce a tensor over all ranks, in place."""
         tensor, how = single(tensors), reduction_of(opts)
-        return self._begin(
+        return self._operations.start(
             "allreduce", [tensor], opts, self._ops.all_reduce, tensor, how, reads=True,
-            overlapping=self._ops.all_reduce_staged,
+            overlaps=how.factor == 1.0,
         )  # fmt: skip
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> RingcommWork:
         """Reduce several tensors, in place."""
         tensors, how = list(tensors), reduction_of(opts)
-        return self._begin(
+        return self._operations.start(
             "allreduce_coalesced", tensors, opts, self._ops.all_reduce_all, tensors, how, reads=True
         )
 
     def reduce(self, tensors: Any, opts: Any = None) -> RingcommWork:
         """Reduce a tensor; the root gets the result, in place."""
         tensor, how, root = single(tensors), reduction_of(opts), root_of(opts)
-        return self._begin("reduce", [tensor], opts, self._ops.reduce, tensor, root, how, reads=True)
+        return self._operations.start(
+            "reduce", [tensor], opts, self._ops.reduce, tensor, root, how, reads=True
+        )
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
         """Every rank gets the reduction of one of the tensors in a list."""
-        output, pieces, how = single(outputs), list(inputs[0]), reduction_of(opts)
-        return self._begin("reduce_scatter", [output], opts, self._ops.reduce_scatter, output, pieces, how)
+        return self.reduce_scatter_single(single(outputs), list(inputs[0]), opts)
 
-    def reduce_scatter_single(
-        self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
-    ) -> RingcommWork:
+    def reduce_scatter_single(self, output: torch.Tensor, source: Divided, opts: Any = None) -> RingcommWork:
         """Every rank gets the reduction of an equal part of one tensor."""
         how = reduction_of(opts)
-        return self._begin(
-            "reduce_scatter", [output], opts, self._ops.reduce_scatter_single, output, source, how
+        return self._operations.start(
+            "reduce_scatter", [output], opts, self._ops.reduce_scatter, output, source, how
         )
 
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> RingcommWork:
         """The same for several tensors."""
-        pairs, how, ops = pairs_of(outputs, inputs), reduction_of(opts), self._ops
+        how, ops = reduction_of(opts), self._ops
 
-        def run(pairs: Sequence[Tuple[Any, torch.Tensor]]) -> None:
-            ops.for_each(pairs, lambda pair, label: ops.reduce_scatter_single(*pair, how, label))
+        def run(output: torch.Tensor, source: torch.Tensor, label: str) -> None:
+            ops.reduce_scatter(output, source, how, label)
 
-        return self._begin("reduce_scatter", list(outputs), opts, run, pairs)
+        return self._of_each("reduce_scatter", outputs, pairs_of(outputs, inputs), run, opts)
+
+    def _of_each(
+        self, what: str, result: Any, pairs: Sequence[Any], do: Callable[..., None], opts: Any
+    ) -> RingcommWork:
+        """Start ``do(output, source, label)`` for each pair of tensors, as one collective."""
+
+        def run(pairs: Sequence[Any]) -> None:
+            self._ops.for_each(pairs, lambda pair, label: do(*pair, label))
+
+        return self._operations.start(what, list(result), opts, run, pairs)
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -192,40 +189,31 @@ class ProcessGroupRingcomm(GroupFace):
     def broadcast(self, tensors: Any, opts: Any = None) -> RingcommWork:
         """Every rank gets the root's tensor."""
         tensor, root = single(tensors), root_of(opts)
-        return self._begin(
+        return self._operations.start(
             "broadcast", [tensor], opts, self._ops.broadcast, tensor, root, reads=self.rank() == root,
-            overlapping=self._ops.broadcast_staged,
+            overlaps=True,
         )  # fmt: skip
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
         """Every rank gets the tensors of all ranks; they may differ in size."""
         places, tensor = list(outputs[0]), single(inputs)
-        return self._begin("allgather", [places], opts, self._ops.all_gather, places, tensor)
+        return self._operations.start("allgather", [places], opts, self._ops.all_gather, places, tensor)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> RingcommWork:
         """The same into one tensor."""
-        return self._begin("allgather", [output], opts, self._ops.all_gather_single, output, source)
+        return self._operations.start("allgather", [output], opts, self._ops.all_gather, output, source)
 
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> RingcommWork:
         """The same for several tensors."""
-        pairs, ops = pairs_of(outputs, inputs), self._ops
-
-        def run(pairs: Sequence[Tuple[Any, torch.Tensor]]) -> None:
-            ops.for_each(pairs, lambda pair, label: ops.all_gather_single(*pair, label))
-
-        return self._begin("allgather", list(outputs), opts, run, pairs)
+        return self._of_each("allgather", outputs, pairs_of(outputs, inputs), self._ops.all_gather, opts)
 
     def allgather_coalesced(self, outputs: Any, inputs: Tensors, opts: Any = None) -> RingcommWork:
         """Every rank gets the tensors of all ranks: ``outputs[r][i]`` becomes rank r's ``inputs[i]``."""
-        places, ops = [list(item) for item in outputs], self._ops
+        places = [list(item) for item in outputs]
         pairs = pairs_of(list(zip(*places)), inputs)
-
-        def run(pairs: Sequence[Tuple[Any, torch.Tensor]]) -> None:
-            ops.for_each(pairs, lambda pair, label: ops.all_gather(*pair, label))
-
-        return self._begin("allgather", places, opts, run, pairs)
+        return self._of_each("allgather", places, pairs, self._ops.all_gather, opts)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -233,25 +221,25 @@ class ProcessGroupRingcomm(GroupFace):
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
         """The root gets the tensors of all ranks."""
         places, tensor, root = list(outputs[0]) if outputs else [], single(inputs), root_of(opts)
-        return self._begin("gather", [places], opts, self._ops.gather, places, tensor, root)
+        return self._operations.start("gather", [places], opts, self._ops.gather, places, tensor, root)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
         """Every rank gets one of the root's tensors."""
         output, pieces, root = single(outputs), list(inputs[0]) if inputs else [], root_of(opts)
-        return self._begin("scatter", [output], opts, self._ops.scatter, output, pieces, root)
+        return self._operations.start("scatter", [output], opts, self._ops.scatter, output, pieces, root)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> RingcommWork:
         """Every rank gets one tensor from every rank."""
         places, tensors = list(outputs), list(inputs)
-        return self._begin("alltoall", places, opts, self._ops.all_to_all, places, tensors)
+        return self._operations.start("alltoall", places, opts, self._ops.all_to_all, places, tensors)
 
     def all_to_all_single(
         self, output: torch.Tensor, source: torch.Tensor, into: Any, send: Any, opts: Any = None
     ) -> RingcommWork:
         """The same with one tensor each, in equal parts or in parts of so many rows."""
         into, send = list(into or ()), list(send or ())
-        return self._begin(
-            "alltoall", [output], opts, self._ops.all_to_all_single, output, source, into, send
+        return self._operations.start(
+            "alltoall", [output], opts, self._ops.all_to_all, output, source, into, send
         )
 
     alltoall_base = all_to_all_single
@@ -260,7 +248,7 @@ class ProcessGroupRingcomm(GroupFace):
 
     def barrier(self, opts: Any = None) -> RingcommWork:
         """Wait for all ranks."""
-        return self._begin("barrier", [], opts, self._ops.runner.barrier)
+        return self._operations.start("barrier", [], opts, self._ops.runner.barrier)
 
     def monitored_barrier(self, timeout: Optional[timedelta] = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks, and name those that do not come; see :class:`._monitored.MonitoredBarrier`.
@@ -268,8 +256,8 @@ class ProcessGroupRingcomm(GroupFace):
         Raises:
             PeerStalledError: a rank has not come in time.
         """
-        limit_s = self._timeout_s if timeout is None else timeout.total_seconds()
-        barrier = MonitoredBarrier(self._messages, self._watch, self._ranks)
+        limit_s = self._operations.timeout_s if timeout is None else timeout.total_seconds()
+        barrier = MonitoredBarrier(self._operations.messages, self._watch, self._ranks)
         if self.rank() == 0:
             barrier.judge(limit_s, wait_all_ranks)
         else:
@@ -277,68 +265,30 @@ class ProcessGroupRingcomm(GroupFace):
 
     # ---- messages ----------------------------------------------------------------------------
 
-    def _message_work(
-        self, what: str, tensor: torch.Tensor, on_device: Optional[Staged] = None
-    ) -> RingcommWork:
-        return RingcommWork(what, [tensor], interrupted=self._interrupted, on_device=on_device)
-
     def send(self, tensors: Any, peer: int, tag: int = 0) -> RingcommWork:
         """Send a tensor to one rank."""
-        tensor, address = single(tensors), address_of(tag)
-        on_device = staged(self._staging, [tensor], [], False)
-        flat = Flat(tensor if on_device is None else on_device.fetched(self._watch))
-        work = self._message_work(f"send to rank {self._name_of(peer)} with tag {tag}", tensor)
-        work.epilogue = lambda: setattr(work, "kept", None)
-        # A copy, if the tensor is not contiguous or is on a device, must live until it has been sent.
-        work.kept = (flat, on_device)
-        view, elements = flat.array.view("u1").data, type_code(tensor.dtype)
-        self._messages.send(peer, address, view, work, self._timeout_s, elements)
-        return self._noted(work)
+        return self._operations.send(single(tensors), peer, address_of(tag))
 
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> RingcommWork:
         """Receive a tensor from one rank."""
-        return self._receive(tensors, peer, tag, f"recv from rank {self._name_of(peer)} with tag {tag}")
+        return self._operations.receive(single(tensors), peer, address_of(tag))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> RingcommWork:
         """Receive a tensor from any rank; the work's ``source_rank()`` is the sender."""
-        if self.size() == 1:
-            raise Misuse("recv from any rank: this group has no other ranks.")
-        return self._receive(tensors, None, tag, f"recv from any rank with tag {tag}")
-
-    def _receive(self, tensors: Any, peer: Optional[int], tag: int, what: str) -> RingcommWork:
-        tensor, address = single(tensors), address_of(tag)
-        on_device = staged(self._staging, [tensor], [tensor], False)
-        flat = Flat(tensor if on_device is None else on_device.arguments[0])
-        work = self._message_work(what, tensor, on_device)
-        work.epilogue = flat.finish if on_device is None else on_device.deliver
-        work.site = this_site()
-        view, elements = flat.array.view("u1").data, type_code(tensor.dtype)
-        self._messages.receive(peer, address, view, work, self._timeout_s, elements)
-        return self._noted(work)
-
-    def _name_of(self, peer: int) -> int:
-        if not 0 <= peer < self.size() or peer == self.rank():
-            raise Misuse(f"rank {peer}: messages go to and come from the group's other ranks.")
-        return self._ranks[peer]
-
-    def _noted(self, work: RingcommWork) -> RingcommWork:
-        if self._coalesced is not None:
-            self._coalesced.append(work)
-        return work
+        return self._operations.receive(single(tensors), None, address_of(tag))
 
     def _start_coalescing(self, device: Any = None) -> None:
-        self._coalesced = []
+        self._operations.start_coalescing()
 
     def _end_coalescing(self, device: Any = None) -> RingcommWork:
-        works, self._coalesced = self._coalesced or [], None
-        return Together(works)
+        return self._operations.end_coalescing()
 
     # ---- the end -----------------------------------------------------------------------------
 
     def shutdown(self) -> None:
         """Leave the group, after what has been started. Others that still need this rank are told."""
         if not self._left:
-            self._queue.drain(Deadline(self._timeout_s))
+            self._operations.queue.drain(Deadline(self._operations.timeout_s))
             self._leave("it called destroy_process_group()", ok=True)
 
     def abort(self) -> None:
@@ -357,8 +307,8 @@ class ProcessGroupRingcomm(GroupFace):
             self._watch.abort(error)
         self._ops.runner.stop()  # first of all: another thread may be about to call
         self._transport.say_goodbye(reason, ok)
-        self._queue.close(why, error)
-        self._messages.close(error)
+        self._operations.queue.close(why, error)
+        self._operations.messages.close(error)
         self._transport.close(wait)
 
     @property
@@ -368,15 +318,33 @@ class ProcessGroupRingcomm(GroupFace):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """How long nothing may move in operations that have no limit of their own."""
-        self._timeout_s = timeout.total_seconds()
+        self._operations.timeout_s = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
 
     def _set_sequence_number_for_group(self) -> None:
-        self._started = 0
+        self._operations.started = 0
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._started
+        return self._operations.started
+
+
+def allreduce_packed(
+    group: ProcessGroupRingcomm, buffer: torch.Tensor, packed: Sequence[Packed]
+) -> RingcommWork:
+    """Start averaging parts of a tensor over a group's ranks, each with its codec, in place."""
+    do = group._ops.all_reduce_packed
+    return group._operations.start("allreduce", [buffer], None, do, buffer, packed, reads=True)
+
+
+def backend_of(group: Any) -> Optional[ProcessGroupRingcomm]:
+    """Return a group of PyTorch, or its part for CPU tensors, if that is of this backend; otherwise None."""
+    if not isinstance(group, ProcessGroupRingcomm) and hasattr(group, "_get_backend"):
+        try:
+            group = group._get_backend(torch.device("cpu"))
+        except RuntimeError:  # it has no backend for CPU tensors
+            return None
+    return group if isinstance(group, ProcessGroupRingcomm) else None
 
 
 def create(options: Any, _: Any = None) -> ProcessGroupRingcomm:

@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 from ..._adapter.compression import codec_for, compressor_of
 from ..._adapter.feedback import Residuals
+from ...arrays.rows import cumulative
 from ...codec.base import BLOCK_ITEMS
-from ...dtypes import Array
 from ...errors import ConfigError, Misuse
-from ...ops import ReduceOp, codec_number
-from ._bridge import Flat
-from ._group import ProcessGroupRingcomm
+from ...ops import codec_number
+from ._collectives import Packed
+from ._group import ProcessGroupRingcomm, allreduce_packed, backend_of
 
 Hook = Callable[[Any, Any], Any]
 
@@ -58,14 +58,13 @@ def compress_hook(compression: Any = "int8") -> Hook:
 
 def _backend(state: Any) -> ProcessGroupRingcomm:
     group = dist.group.WORLD if state is None else state
-    if not isinstance(group, ProcessGroupRingcomm) and hasattr(group, "_get_backend"):
-        group = group._get_backend(torch.device("cpu"))
-    if not isinstance(group, ProcessGroupRingcomm):
+    found = backend_of(group)
+    if found is None:
         raise Misuse(
             f"compress_hook works over the backend 'ringcomm', and this is a {type(group).__name__}. The "
             "first argument of register_comm_hook is the process group, or None."
         )
-    return group
+    return found
 
 
 class _CompressedAverage:
@@ -75,23 +74,15 @@ class _CompressedAverage:
         self._kind = kind
         self._compressor = compressor_of(kind)
         self._residuals = Residuals()
-        self._plans: Dict[Tuple[int, ...], List[_Part]] = {}
+        self._plans: Dict[Tuple[int, ...], List[Packed]] = {}
 
     def start(self, group: ProcessGroupRingcomm, bucket: Any) -> Any:
-        """Start averaging a bucket; a future of its buffer."""
+        """Start averaging a bucket; return a future of its buffer."""
         buffer = bucket.buffer()
-        parts = self._parts(bucket)
-
-        def run() -> None:
-            flat = Flat(buffer, arithmetic=True)
-            for part in parts:
-                part.average(group, flat.array)
-            flat.finish()
-
-        work = group._begin("allreduce", [buffer], None, run)
+        work = allreduce_packed(group, buffer, self._parts(bucket))
         return work.get_future().then(lambda future: future.value()[0])
 
-    def _parts(self, bucket: Any) -> List[_Part]:
+    def _parts(self, bucket: Any) -> List[Packed]:
         parameters = bucket.parameters()
         key = tuple(id(parameter) for parameter in parameters)
         if key not in self._plans:
@@ -104,40 +95,21 @@ class _CompressedAverage:
                 stop = start + parameter.numel()
                 found.setdefault(codec, []).append((start, stop, str(id(parameter))))
                 start = stop
-            self._plans[key] = [_Part(codec, found[codec], self._residuals) for codec in sorted(found)]
+            self._plans[key] = [self._packed(codec, found[codec]) for codec in sorted(found)]
         return self._plans[key]
 
+    def _packed(self, codec: str, spans: Sequence[Tuple[int, int, str]]) -> Packed:
+        """Return a bucket's gradients that have one codec; each begins with a block of its own.
 
-class _Part:
-    """The gradients of a bucket that have one codec, as one array; each begins with a block of its own.
-
-    Args:
-        codec: its name.
-        spans: where each gradient starts and stops in the bucket, and its parameter's key.
-        residuals: of all parameters.
-    """
-
-    def __init__(self, codec: str, spans: Sequence[Tuple[int, int, str]], residuals: Residuals) -> None:
-        self._codec = codec_number(codec)
-        self._spans = [(start, stop) for start, stop, _ in spans]
-        self._starts = [0]
-        for start, stop in self._spans:
-            blocks = -(-(stop - start) // BLOCK_ITEMS)
-            self._starts.append(self._starts[-1] + blocks * BLOCK_ITEMS)
-        self._packed = np.zeros(self._starts[-1], np.float32)
-        self._lost = None
+        Args:
+            codec: its name.
+            spans: where each gradient starts and stops in the bucket, and its parameter's key.
+        """
+        sizes = [stop - start for start, stop, _ in spans]
+        blocks = np.array([-(-size // BLOCK_ITEMS) for size in sizes])
+        *starts, count = cumulative(blocks, BLOCK_ITEMS)
+        residuals = None
         if codec in ("int8", "int4"):
-            names = [key for _, _, key in spans]
-            sizes = [stop - start for start, stop, _ in spans]
-            self._lost = residuals.side_by_side(names, sizes, self._starts, self._starts[-1])
-
-    def average(self, group: ProcessGroupRingcomm, bucket: Array) -> None:
-        """Average these gradients of the bucket over all ranks, in place."""
-        packed = self._packed
-        for (start, stop), place in zip(self._spans, self._starts):
-            packed[place : place + stop - start] = bucket[start:stop]
-        group._ops.runner.all_reduce(
-            packed, ReduceOp.AVERAGE, "compressed gradients", codec=self._codec, residuals=self._lost
-        )
-        for (start, stop), place in zip(self._spans, self._starts):
-            bucket[start:stop] = packed[place : place + stop - start]
+            residuals = self._residuals.side_by_side([key for _, _, key in spans], sizes, starts, count)
+        places = [(start, stop, place) for (start, stop, _), place in zip(spans, starts)]
+        return Packed(codec_number(codec), places, np.zeros(count, np.float32), residuals)

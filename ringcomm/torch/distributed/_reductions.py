@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, NamedTuple, Union
 
-import numpy as np
 import torch.distributed as dist
 
 from ...collective.reduce import kernel
 from ...dtypes import Array
-from ...errors import Misuse, UnsupportedDtypeError
+from ...errors import Misuse
 from ...ops import Bitwise, ReduceOp
 
 _KIND = dist.ReduceOp.RedOpType
 
-_PLAIN: Dict[Any, ReduceOp] = {
+_OPS: Dict[Any, Union[ReduceOp, Bitwise]] = {
     _KIND.SUM: ReduceOp.SUM,
     _KIND.AVG: ReduceOp.AVERAGE,
     _KIND.MIN: ReduceOp.MIN,
     _KIND.MAX: ReduceOp.MAX,
     _KIND.PRODUCT: ReduceOp.PRODUCT,
-}
-_BITWISE: Dict[Any, Tuple[Bitwise, Callable[..., Any]]] = {
-    _KIND.BAND: (Bitwise.BAND, np.bitwise_and),
-    _KIND.BOR: (Bitwise.BOR, np.bitwise_or),
-    _KIND.BXOR: (Bitwise.BXOR, np.bitwise_xor),
+    _KIND.BAND: Bitwise.BAND,
+    _KIND.BOR: Bitwise.BOR,
+    _KIND.BXOR: Bitwise.BXOR,
 }
 
 
@@ -32,22 +29,18 @@ class Reduction(NamedTuple):
     """A reduction operation.
 
     Attributes:
-        op: ringcomm's operation, or None if it has none.
-        code: its number in message headers.
-        ufunc: combines two contributions, if ``op`` is None.
+        op: ringcomm's operation: a :class:`~ringcomm.ops.ReduceOp` or a :class:`~ringcomm.ops.Bitwise`.
         factor: this rank's contribution is multiplied by it.
-        name: appended to the code in message headers.
+        name: of the operation in message headers.
     """
 
-    op: Optional[ReduceOp]
-    code: int
-    ufunc: Optional[Callable[..., Any]] = None
+    op: Any
     factor: float = 1.0
     name: str = ""
 
     @classmethod
     def of(cls, op: Any) -> Reduction:
-        """The reduction for a ``ReduceOp`` of PyTorch.
+        """Return the reduction for a ``ReduceOp`` of PyTorch.
 
         Raises:
             Misuse: the backend has none.
@@ -58,11 +51,16 @@ class Reduction(NamedTuple):
             return found
         if kind == _KIND.PREMUL_SUM:
             # All ranks must multiply; the factors may differ.
-            return cls(ReduceOp.SUM, int(ReduceOp.SUM), None, _number(op.factor), "PREMUL_SUM")
+            return cls(ReduceOp.SUM, _number(op.factor), "PREMUL_SUM")
         raise Misuse(f"{op!r} is not a reduction that the backend 'ringcomm' supports.")
 
+    @property
+    def code(self) -> int:
+        """Its number in message headers."""
+        return int(self.op)
+
     def labelled(self, label: str) -> Reduction:
-        """The same reduction with a label appended to its name."""
+        """Return the same reduction with a label appended to its name."""
         return self._replace(name=f"{self.name} {label}".strip())
 
     def prepare(self, contribution: Array) -> None:
@@ -70,16 +68,8 @@ class Reduction(NamedTuple):
         if self.factor != 1.0:
             kernel(ReduceOp.SUM, contribution.dtype, 1, self.factor).prepare(contribution)
 
-    def check(self, dtype: np.dtype[Any]) -> None:
-        """Raise UnsupportedDtypeError if it is not defined for this dtype."""
-        if self.ufunc is not None and dtype.kind not in "biu":
-            raise UnsupportedDtypeError(f"bitwise reductions need integers or booleans, not {dtype}.")
 
-
-_KNOWN: Dict[Any, Reduction] = {
-    **{kind: Reduction(op, int(op)) for kind, op in _PLAIN.items()},
-    **{kind: Reduction(None, int(op), ufunc) for kind, (op, ufunc) in _BITWISE.items()},
-}
+_KNOWN: Dict[Any, Reduction] = {kind: Reduction(op) for kind, op in _OPS.items()}
 
 
 def _number(factor: Any) -> float:

@@ -13,12 +13,7 @@ from ...collective.runner import Runner
 from ...collective.staged import Staging
 from ...errors import Misuse
 from ...transport.base import Watch
-
-Overlapping = Callable[..., bool]
-"""Called with an operation's arguments and the staging of its tensor: whether it has run the operation."""
-
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By size, the dtype by which elements are copied that NumPy lacks."""
+from ._bridge import movable
 
 
 class _Shadow:
@@ -35,8 +30,7 @@ class _Shadow:
         if tensor.layout is not torch.strided:
             raise Misuse(f"The backend 'ringcomm' supports dense tensors on devices, not {tensor.layout}.")
         self._tensor = tensor.detach()
-        words = self._tensor if tensor.dtype in _NATIVE else self._tensor.contiguous().view(_word(tensor))
-        self._flat, _ = kind.flat(words)
+        self._flat, _ = kind.flat(movable(self._tensor))
         self.mirror: BlockMirror = pool.mirror(kind, self._flat)
         elements = torch.from_numpy(self.mirror.host)
         self.host = elements.view(tensor.dtype).view(tensor.shape)
@@ -53,21 +47,6 @@ class _Shadow:
             if self._tensor.is_cuda:  # pragma: no cover - needs a CUDA device
                 for used in (self._tensor, self._flat):
                     used.record_stream(torch.cuda.current_stream(self._tensor.device))
-
-
-def _word(tensor: torch.Tensor) -> torch.dtype:
-    try:
-        return _WORDS[tensor.element_size()]
-    except KeyError:
-        raise Misuse(f"elements of type {tensor.dtype} cannot be sent from a device.") from None
-
-
-_NATIVE = frozenset(
-    (
-        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-        torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128,
-    )
-)  # fmt: skip
 
 
 class Staged:
@@ -112,18 +91,19 @@ class Staged:
             self._device = item.device
         return shadow.host
 
-    def run(self, do: Callable[..., None], runner: Runner, overlapping: Optional[Overlapping]) -> None:
+    def run(self, do: Callable[..., None], runner: Runner, overlaps: bool) -> None:
         """Run the operation between the loads and the stores. In the thread that runs operations.
 
         Args:
             do: the operation, on tensors in host memory.
             runner: of the group.
-            overlapping: runs it while its only tensor is copied, if that is possible; None: it cannot.
+            overlaps: whether it can run while its only tensor is copied; then it accepts a ``staging``.
         """
         shadows = list(self._shadows.values())
-        if overlapping is not None and len(shadows) == 1 and runner.size > 1:
-            self._stored = overlapping(*self.arguments, Staging(shadows[0].mirror, ((0, shadows[0].count),)))
-        if not self._stored:
+        if overlaps and len(shadows) == 1 and runner.size > 1:
+            do(*self.arguments, staging=Staging(shadows[0].mirror, ((0, shadows[0].count),)))
+            self._stored = True
+        else:
             runner.fetch(self._read())
             do(*self.arguments)
         self.deliver()

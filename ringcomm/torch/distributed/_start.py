@@ -6,14 +6,12 @@ import sys
 from datetime import timedelta
 from typing import Optional
 
-import torch
 import torch.distributed as dist
 
 from ... import api
 from ...config import Membership, env_rendezvous_from_environment
 from ...errors import Misuse, StartupError
-from ._group import ProcessGroupRingcomm
-from ._group_base import BACKEND
+from ._group import BACKEND, ProcessGroupRingcomm, backend_of
 from ._rendezvous import SCHEME
 from ._unsynchronized import watch_optimizers
 
@@ -81,11 +79,8 @@ def local_rank() -> int:
 
 def _default_group() -> ProcessGroupRingcomm:
     """The default group, or its part for CPU tensors; raises unless they go through ringcomm."""
-    try:
-        found = dist.group.WORLD._get_backend(torch.device("cpu"))
-    except RuntimeError:  # it has no backend for CPU tensors
-        found = None
-    if not isinstance(found, ProcessGroupRingcomm):
+    found = backend_of(dist.group.WORLD)
+    if found is None:
         raise Misuse(
             f"There is a default process group already, and its backend is {dist.get_backend()!r}. Call "
             "ringcomm.torch.distributed.init() before anything makes a group (init_process_group, "

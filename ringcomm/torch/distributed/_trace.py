@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, Dict, List, Optional, Set, Union
-
-import torch
+from typing import Any, Dict, Optional, Set, Union
 
 from ... import api
 from ...engine.heartbeat import HeartbeatThread
 from ...engine.observer import Observer
 from ...engine.single_rank import OwnTrace
+from ._staged import tensors_in
 
 _default_source: Optional[weakref.ref[Union[HeartbeatThread, OwnTrace]]] = None
 _lock = threading.Lock()
@@ -47,7 +46,7 @@ class Traced:
     """
 
     def __init__(self, observer: Observer, group: str, what: str, result: Any) -> None:
-        tensors = list(_tensors_in(result))
+        tensors = tensors_in(result)
         types = "/".join(sorted({str(tensor.dtype).replace("torch.", "") for tensor in tensors}))
         elements = sum(tensor.numel() for tensor in tensors)
         self._observer = observer
@@ -69,9 +68,3 @@ class Traced:
         self._observer.call_ended(self._label)
         with _lock:
             _open[self._row].discard(self._place)
-
-
-def _tensors_in(result: Any) -> List[torch.Tensor]:
-    if isinstance(result, torch.Tensor):
-        return [result]
-    return [tensor for item in result for tensor in _tensors_in(item)]

@@ -20,11 +20,9 @@ from ringcomm.errors import (
     NotInitializedError,
     PeerLostError,
     PeerStalledError,
-    UnsupportedDtypeError,
 )
 from ringcomm.torch.distributed import _group, monitored_barrier
 from ringcomm.torch.distributed._arguments import address_of, pairs_of, reduction_of, root_of, single
-from ringcomm.torch.distributed._bridge import Flat, even_parts, flat_array
 from ringcomm.torch.distributed._elements import type_code, type_name
 from ringcomm.torch.distributed._reductions import Reduction
 from tests.adapters.torch_distributed.in_threads import on_ranks
@@ -76,52 +74,14 @@ class TestReductions:
         with pytest.raises(Misuse, match="'nonsense' is not a reduction that the backend"):
             Reduction.of("nonsense")
 
-    def test_bitwise_operations_need_integers(self):
-        how = Reduction.of(dist.ReduceOp.BXOR)
-        how.check(torch.ones(1, dtype=torch.int32).numpy().dtype)
-        with pytest.raises(UnsupportedDtypeError, match="need integers or booleans, not float32"):
-            how.check(torch.ones(1).numpy().dtype)
-
     def test_labels_are_appended(self):
         how = Reduction.of(dist.ReduceOp.SUM)
         assert how.labelled("tensor 1 of 2").labelled("again").name == "tensor 1 of 2 again"
 
 
-class TestFlatArrays:
-    def test_contiguous_memory_is_shared_and_other_is_written_back(self):
-        tensor = torch.zeros(2, 3, requires_grad=True)
-        flat_array(tensor)[5] = 1.0
-        assert tensor[1, 2].item() == 1.0
-        turned = torch.zeros(3, 2).t()
-        flat = Flat(turned)
-        flat.array[1] = 1.0
-        assert turned[0, 1].item() == 0.0
-        flat.finish()
-        assert turned.tolist() == [[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
-        assert flat_array(torch.tensor([1 + 2j]).conj()).tolist() == [1 - 2j]
-
-    def test_types_that_numpy_lacks_are_moved_by_their_size(self):
-        flat = Flat(torch.ones(3, dtype=torch.bfloat16))
-        assert (flat.array.dtype.name, flat.moved_as) == ("int16", "torch.bfloat16")
-        flat = Flat(torch.ones(3, dtype=torch.bfloat16), arithmetic=True)
-        assert (flat.array.dtype.name, flat.moved_as) == ("bfloat16", "")
-        assert flat_array(torch.ones(3, dtype=torch.float8_e5m2)).dtype.name == "uint8"
-        with pytest.raises(UnsupportedDtypeError, match="torch.float8_e5m2 cannot be reduced"):
-            flat_array(torch.ones(3, dtype=torch.float8_e5m2), arithmetic=True)
-
-    def test_only_dense_tensors_of_the_cpu(self):
-        for tensor in (torch.ones(2).to_sparse(), torch.ones(2, device="meta")):
-            with pytest.raises(Misuse, match="supports dense tensors in the CPU's memory; this one is on"):
-                Flat(tensor)
-
-    def test_equal_parts(self):
-        assert even_parts(6, 3) == (0, 2, 4, 6) and even_parts(0, 2) == (0, 0, 0)
-        with pytest.raises(Misuse, match="7 elements cannot be divided equally among the 3 ranks"):
-            even_parts(7, 3)
-
-    def test_an_unknown_type_has_a_name_too(self):
-        assert type_name(type_code(torch.int16)) == "int16"
-        assert type_name(3) == "a type that this PyTorch does not have"
+def test_an_unknown_type_has_a_name_too():
+    assert type_name(type_code(torch.int16)) == "int16"
+    assert type_name(3) == "a type that this PyTorch does not have"
 
 
 def default_group():
@@ -261,7 +221,7 @@ def test_every_operation_on_two_ranks():
         note("message", work, place)
         assert sent.wait() and work.source_rank() == 1 - rank
         group.set_timeout(timedelta(seconds=7))
-        assert group._limit_s(None) == 7.0
+        assert group._operations.limit_s(None) == 7.0
         return found
 
     zero, one = on_ranks(run, 2)
@@ -314,7 +274,7 @@ class TestEnd:
                 return caught.value.rank
             work = group.recv([torch.ones(2)], 1)
             for _ in range(2):
-                group._interrupted(work, KeyboardInterrupt())
+                group._operations.interrupted(work, KeyboardInterrupt())
             return group.failure.rank
 
         assert on_ranks(run, 2, ranks=(1, 2)) == [1, 1]
@@ -379,8 +339,8 @@ class TestMonitoredBarrier:
 
         def run(group):
             if group.rank() == 0:
-                send = group._messages.send
-                group._messages.send = lambda *args: threading.Timer(0.2, send, args).start()
+                send = group._operations.messages.send
+                group._operations.messages.send = lambda *args: threading.Timer(0.2, send, args).start()
             monitored_barrier(group, LIMIT_S)
 
         assert on_ranks(run, 3) == [None] * 3

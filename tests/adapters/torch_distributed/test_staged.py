@@ -11,8 +11,8 @@ import torch.distributed as dist
 from ringcomm.arrays import kinds
 from ringcomm.arrays.mirrors import BlockMirror, StagingPool
 from ringcomm.config import Settings
-from ringcomm.errors import Misuse
-from ringcomm.torch.distributed import _staged
+from ringcomm.errors import Misuse, UnsupportedDtypeError
+from ringcomm.torch.distributed import _bridge, _staged
 from ringcomm.torch.distributed._collectives import Collectives
 from ringcomm.torch.distributed._reductions import Reduction
 from ringcomm.torch.distributed._staged import Staged
@@ -40,9 +40,9 @@ def run(monkeypatch, size, operate):
     def work(context):
         ops, pool = Collectives(context._runner), StagingPool()
 
-        def on_device(do, overlapping, tensor, *more, reads=True):
+        def on_device(do, tensor, *more, reads=True, overlaps=True):
             staged = Staged(pool, [tensor, *more], [tensor], reads)
-            staged.run(do, context._runner, overlapping)
+            staged.run(do, context._runner, overlaps)
             staged.follow()
             return tensor
 
@@ -61,9 +61,7 @@ def test_all_reduce_overlaps_with_the_copies(dtype, fetched, monkeypatch):
     how = Reduction.of(dist.ReduceOp.SUM)
 
     def operate(rank, ops, on_device):
-        return [
-            on_device(ops.all_reduce, ops.all_reduce_staged, whole(rank, dtype), how) for _ in range(3)
-        ]
+        return [on_device(ops.all_reduce, whole(rank, dtype), how) for _ in range(3)]
 
     expected = sum(whole(rank, torch.int64) for rank in range(2)).to(dtype)
     for found in run(monkeypatch, 2, operate):
@@ -74,7 +72,7 @@ def test_all_reduce_overlaps_with_the_copies(dtype, fetched, monkeypatch):
 def test_a_reduction_that_the_host_prepares_is_copied_as_a_whole(fetched, monkeypatch):
     def operate(rank, ops, on_device):
         how = Reduction.of(dist._make_nccl_premul_sum(float(rank + 1)))
-        return on_device(ops.all_reduce, ops.all_reduce_staged, whole(rank, torch.float32), how)
+        return on_device(ops.all_reduce, whole(rank, torch.float32), how, overlaps=False)
 
     expected = whole(0, torch.float32) + 2 * whole(1, torch.float32)
     for found in run(monkeypatch, 2, operate):
@@ -88,10 +86,7 @@ def test_broadcast_overlaps_and_other_ranks_load_nothing(root, fetched, monkeypa
 
     def operate(rank, ops, on_device):
         return [
-            on_device(
-                ops.broadcast, ops.broadcast_staged, whole(rank, torch.float32), root, reads=rank == root
-            )
-            for _ in range(3)
+            on_device(ops.broadcast, whole(rank, torch.float32), root, reads=rank == root) for _ in range(3)
         ]
 
     engine = Kind.engine
@@ -127,8 +122,8 @@ class TestTensorsThatCannotBeStaged:
             self.stage(torch.ones(2), torch.ones(1))
 
     def test_types_of_a_size_without_a_word(self, device, monkeypatch):
-        monkeypatch.setattr(_staged, "_WORDS", {})
-        with pytest.raises(Misuse, match="elements of type torch.bfloat16 cannot be sent from a device"):
+        monkeypatch.setattr(_bridge, "_WORDS", {})
+        with pytest.raises(UnsupportedDtypeError, match="elements of type torch.bfloat16 cannot be sent"):
             self.stage(torch.ones(2, dtype=torch.bfloat16))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from ringcomm.collective.reduce import Kernel
 from ringcomm.errors import UnsupportedDtypeError
-from ringcomm.ops import Average, Max, Min, Product, ReduceOp, Sum
+from ringcomm.ops import Average, Bitwise, Max, Min, Product, ReduceOp, Sum
 from tests.support.reference import all_dtypes, assert_reduced, contributions, hard_bits, ops_for
 
 DTYPES = all_dtypes()
@@ -190,6 +190,22 @@ class TestBooleans:
             Kernel(Average, np.dtype(bool), 2)
         with pytest.raises(UnsupportedDtypeError, match="scale_factor"):
             Kernel(Sum, np.dtype(bool), 2, prescale=2.0)
+
+
+class TestBitwise:
+    @pytest.mark.parametrize(
+        ("op", "whole", "flag"),
+        [(Bitwise.BAND, 0b1000, False), (Bitwise.BOR, 0b1111, True), (Bitwise.BXOR, 0b0011, False)],
+    )
+    @pytest.mark.parametrize("dtype", [np.uint8, np.int64])
+    def test_integers_and_booleans(self, op, whole, flag, dtype):
+        assert total([0b1100, 0b1010, 0b1101, 0b1000], op, dtype) == whole
+        assert total([True, True, False, False], op, np.bool_) == flag
+
+    @pytest.mark.parametrize("dtype", [np.float32, np.complex64])
+    def test_other_elements_are_refused(self, dtype):
+        with pytest.raises(UnsupportedDtypeError, match="bitwise reductions need integers or booleans, not"):
+            Kernel(Bitwise.BXOR, np.dtype(dtype), 2)
 
 
 @pytest.mark.parametrize("op", [Min, Max, Product], ids=name_of)

@@ -1,0 +1,168 @@
+"""The operations of a process group: what runs them, and the works that PyTorch gets."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from contextlib import nullcontext
+from typing import Any, Callable, List, Optional, Sequence
+
+import torch
+import typing_extensions
+from torch.distributed.algorithms import join
+
+from ...arrays.mirrors import StagingPool
+from ...clock import Idleness
+from ...collective.call_sites import comparable_site, look_through, this_site
+from ...collective.runner import Runner
+from ...errors import Misuse, describe_error
+from ...group.message_matching import Address
+from ...group.operation_queue import OperationQueue
+from ...group.point_to_point import PointToPoint
+from ._bridge import Flat
+from ._elements import type_code, type_name
+from ._group_transport import GroupTransport
+from ._staged import staged
+from ._trace import Traced, observer
+from ._work import RingcommWork, Together
+
+for _package in (torch, typing_extensions, contextlib, functools, warnings):
+    look_through(_package)  # PyTorch's functions are wrapped by decorators of the latter
+_JOINING = frozenset((join.__file__,))
+"""Here a rank without data takes part in the collectives of those that still train."""
+
+
+class Operations:
+    """Starts a group's operations: collectives, which run in the order of the calls, and messages.
+
+    Args:
+        name: the group's.
+        ranks: the ranks of the whole job that the group consists of.
+        runner: runs the collectives.
+        transport: of the group.
+        timeout_s: how long nothing may move in operations that have no limit of their own, in seconds.
+
+    Attributes:
+        queue: the collectives that have been started.
+        messages: the point-to-point engine.
+        started: the number of collectives that have been started.
+    """
+
+    def __init__(
+        self, name: str, ranks: Sequence[int], runner: Runner, transport: GroupTransport, timeout_s: float
+    ) -> None:
+        self.timeout_s = timeout_s
+        self.started = 0
+        self.queue = OperationQueue(f"ringcomm-{name}")
+        thread, fabric = f"ringcomm-{name}-messages", transport.channels.background
+        self.messages = PointToPoint(fabric, transport.watch, transport.spin_s, thread, type_name)
+        self._name = name
+        self._ranks = ranks
+        self._runner = runner
+        self._transport = transport
+        self._staging = StagingPool()
+        self._idleness = Idleness()
+        self._coalesced: Optional[List[RingcommWork]] = None
+
+    def start(
+        self, what: str, result: Any, opts: Any, do: Callable[..., None], *arguments: Any,
+        reads: bool = False, overlaps: bool = False,
+    ) -> RingcommWork:  # fmt: skip
+        """Start a collective.
+
+        Args:
+            what: its name, for example ``allreduce``.
+            result: the tensors that it writes, in a list or nested lists.
+            opts: of PyTorch: its time limit, and whether the caller waits.
+            do: is called with ``arguments``, on hosts' copies of a device's tensors, to run it.
+            reads: whether it reads the tensors of ``result`` as well.
+            overlaps: see :meth:`._staged.Staged.run`.
+        """
+        limit_s, runner = self.limit_s(opts), self._runner
+        site, comparable = comparable_site(_JOINING)
+        watching = observer()
+        traced = None if watching is None else Traced(watching, self._name, what, result)
+        on_device = staged(self._staging, arguments, result, reads)
+
+        def run(work: RingcommWork) -> None:
+            runner.timeout_s = limit_s
+            runner.called_at, runner.compares_sites = site, comparable
+            runner.may_poll = lambda: work.waiters > 0 or self._idleness()
+            with nullcontext() if traced is None else traced, runner.exclusive(but=Exception):
+                if on_device is None:
+                    do(*arguments)
+                else:
+                    on_device.run(do, runner, overlaps)
+
+        self.started += 1
+        work = RingcommWork(what, result, run, self.queue.help, self.interrupted, on_device)
+        self._note(work)
+        return self.queue.submit(work, inline=not getattr(opts, "asyncOp", True))
+
+    def limit_s(self, opts: Any) -> float:
+        """Return the time limit in PyTorch's options, or the group's."""
+        timeout_s: float = opts.timeout.total_seconds() if opts is not None else -1.0
+        return timeout_s if timeout_s > 0 else self.timeout_s
+
+    def interrupted(self, work: RingcommWork, problem: BaseException) -> None:
+        """End the group on all ranks: the program leaves an operation, and may overwrite its tensors."""
+        watch = self._transport.watch
+        self._transport.end(watch.note_interrupted(work.what, describe_error(problem)))
+
+    def send(self, tensor: torch.Tensor, peer: int, address: Address) -> RingcommWork:
+        """Start sending a tensor to one rank.
+
+        Raises:
+            Misuse: there is no such rank, or it is this one.
+        """
+        what = f"send to rank {self._number_of(peer)} with tag {address[1]}"
+        on_device = staged(self._staging, [tensor], [], False)
+        flat = Flat(tensor if on_device is None else on_device.fetched(self._transport.watch))
+        work = RingcommWork(what, [tensor], interrupted=self.interrupted)
+        work.epilogue = lambda: setattr(work, "kept", None)
+        # A copy, if the tensor is not contiguous or is on a device, must live until it has been sent.
+        work.kept = (flat, on_device)
+        return self._started(self.messages.send, peer, address, flat, work)
+
+    def receive(self, tensor: torch.Tensor, peer: Optional[int], address: Address) -> RingcommWork:
+        """Start receiving a tensor from one rank, or (None) from any rank.
+
+        Raises:
+            Misuse: there is no such rank, or it is this one.
+        """
+        if peer is None and len(self._ranks) == 1:
+            raise Misuse("recv from any rank: this group has no other ranks.")
+        source = "any rank" if peer is None else f"rank {self._number_of(peer)}"
+        on_device = staged(self._staging, [tensor], [tensor], False)
+        flat = Flat(tensor if on_device is None else on_device.arguments[0])
+        what = f"recv from {source} with tag {address[1]}"
+        work = RingcommWork(what, [tensor], interrupted=self.interrupted, on_device=on_device)
+        work.epilogue = flat.finish if on_device is None else on_device.deliver
+        work.site = this_site()
+        return self._started(self.messages.receive, peer, address, flat, work)
+
+    def _started(
+        self, act: Callable[..., None], peer: Optional[int], address: Address, flat: Flat, work: RingcommWork
+    ) -> RingcommWork:
+        act(peer, address, flat.array.view("u1").data, work, self.timeout_s, type_code(flat.dtype))
+        self._note(work)
+        return work
+
+    def _number_of(self, peer: int) -> int:
+        if not 0 <= peer < len(self._ranks) or peer == self._runner.rank:
+            raise Misuse(f"rank {peer}: messages go to and come from the group's other ranks.")
+        return self._ranks[peer]
+
+    def _note(self, work: RingcommWork) -> None:
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+
+    def start_coalescing(self) -> None:
+        """Collect the works that are started from now on."""
+        self._coalesced = []
+
+    def end_coalescing(self) -> Together:
+        """Return the works that have been collected, as one."""
+        works, self._coalesced = self._coalesced or [], None
+        return Together(works)
