@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
-from ...arrays.rows import check_splits, cumulative, row_items
 from ...arrays.torch_tensors import elements_of
+from ...collective.rows import check_rows, cumulative, row_counts
 from ...dtypes import Array
 from ...errors import Misuse, UnsupportedDtypeError
 
@@ -129,7 +130,7 @@ class Parts:
 
 def bounds_of(tensors: Sequence[torch.Tensor]) -> Tuple[int, ...]:
     """Return the offsets of tensors in a concatenation."""
-    return cumulative(np.array([tensor.numel() for tensor in tensors]), 1)
+    return cumulative(tensor.numel() for tensor in tensors)
 
 
 def even_parts(count: int, size: int) -> Tuple[int, ...]:
@@ -149,5 +150,5 @@ def row_parts(tensor: torch.Tensor, rows: Sequence[Any], size: int) -> Tuple[int
     Raises:
         Misuse: the numbers do not add up to the tensor's rows.
     """
-    width = row_items(tensor.shape, "alltoall")
-    return cumulative(np.asarray(check_splits(int(tensor.shape[0]), rows, size)), width)
+    check_rows("alltoall", [tensor.shape])
+    return cumulative(row_counts(int(tensor.shape[0]), rows, size), prod(tensor.shape[1:]))

@@ -29,6 +29,7 @@ from ._store import group_settings
 from ._uncompiled import uncompiled
 from ._work import RingcommWork
 
+BACKEND = "ringcomm"
 _NOT_PREDICTED = (
     "No prediction for process groups of torch.distributed: --predict follows calls of ringcomm and the "
     "optimizers of its adapters, such as ringcomm.torch.DistributedOptimizer."

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from ..._adapter.compression import codec_for, compressor_of
 from ..._adapter.feedback import Residuals
-from ...arrays.rows import cumulative
 from ...codec.base import BLOCK_ITEMS
+from ...collective.rows import cumulative
 from ...errors import ConfigError, Misuse
 from ...ops import codec_number
 from ._collectives import Packed
