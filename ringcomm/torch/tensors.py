@@ -14,9 +14,9 @@ import torch
 from .. import api
 from ..arrays.kinds import device_kind
 from ..arrays.operands import Operand, submitted
-from ..arrays.torch_tensors import elements_of
-from ..dtypes import Array, dtype_named
-from ..errors import ConfigError, UnsupportedDtypeError
+from ..arrays.torch_tensors import KIND, elements_of
+from ..dtypes import Array
+from ..errors import ConfigError
 
 
 def flat_array(tensor: torch.Tensor) -> Array:
@@ -25,15 +25,9 @@ def flat_array(tensor: torch.Tensor) -> Array:
     Raises:
         UnsupportedDtypeError: NumPy has no such dtype.
     """
-    flat = tensor.detach().view(-1)
-    if flat.dtype == torch.bfloat16:
-        bits: Array = elements_of(flat.view(torch.int16))
-        return bits.view(dtype_named("bfloat16"))
-    try:
-        array: Array = elements_of(flat)
-    except (TypeError, RuntimeError) as problem:
-        raise UnsupportedDtypeError(f"a tensor of {tensor.dtype} cannot be sent: {problem}") from None
-    return array
+    shared = KIND.host_memory(tensor)
+    assert shared is not None
+    return shared.reshape(-1)
 
 
 def bytes_of(tensor: torch.Tensor) -> Array:
