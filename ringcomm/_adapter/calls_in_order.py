@@ -20,7 +20,7 @@ from ..collective.call_sites import Site
 from ..collective.rows import row_counts
 from ..context import Context
 from ..dtypes import Array
-from ..engine.packing import FusionBuffer, groups_by_index
+from ..engine.packing import FusionBuffer, groups_by_index, side_by_side
 from ..errors import Misuse, RingcommError, fresh_copy
 from ..ops import ReduceOp
 from ..process_set import number_of
@@ -75,14 +75,9 @@ def overwrite(operation: Operation, arrays: Sequence[Array], site: Site) -> None
                 for array in group:
                     _overwrite(context, operation, array, label)
                 continue
-            flats = [array.reshape(-1) for array in group]
-            packed = _packed.items(sum(flat.size for flat in flats), flats[0].dtype)
-            np.concatenate(flats, out=packed)
+            packed, unpack = side_by_side([array.reshape(-1) for array in group], _packed)
             _overwrite(context, operation, packed, label)
-            start = 0
-            for flat in flats:
-                flat[:] = packed[start : start + flat.size]
-                start += flat.size
+            unpack()
 
 
 def run(operation: Operation, arrays: Sequence[Array], site: Site) -> List[Array]:

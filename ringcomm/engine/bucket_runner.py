@@ -26,7 +26,6 @@ from .packing import (
     FusionBuffer,
     Work,
     arrays_of,
-    as_one,
     bucket_text,
     dealt,
     groups_by_index,
@@ -34,6 +33,7 @@ from .packing import (
     in_blocks,
     nothing,
     residuals_of,
+    side_by_side,
     tensors_of,
 )
 from .process_sets import ProcessSets
@@ -183,7 +183,7 @@ class BucketRunner:
             staging = staging_of(group[0], mirrors) if mirrors and len(group) == 1 else None
             if mirrors and staging is None:
                 fetch_all(group, mirrors, runner)
-            packed, unpack = self._pack(group)
+            packed, unpack = side_by_side(group, self._buffer, self._note)
             self._note("RINGCOMM_ALLREDUCE")
             runner.all_reduce(
                 packed, op, prescale=first.prescale, postscale=first.postscale, staging=staging,
@@ -216,29 +216,6 @@ class BucketRunner:
             self._note("")
             unpack()
             unpack_feedback()
-
-    def _pack(self, group: Sequence[Array]) -> Tuple[Array, Callable[[], None]]:
-        """The arrays as one, and what brings the results back. Neighbours in memory stay in place."""
-        if len(group) == 1:
-            return group[0], nothing
-        joined = as_one(group)
-        if joined is not None:
-            return joined, nothing
-        packed = self._buffer.items(sum(array.size for array in group), group[0].dtype)
-        self._note("MEMCPY_IN_FUSION_BUFFER")
-        np.concatenate(group, out=packed)
-        self._note("")
-
-        def unpack() -> None:
-            self._note("MEMCPY_OUT_FUSION_BUFFER")
-            start = 0
-            for array in group:
-                stop = start + array.size
-                array[:] = packed[start:stop]
-                start = stop
-            self._note("")
-
-        return packed, unpack
 
     def _note(self, activity: str) -> None:
         if self.on_activity is not None:

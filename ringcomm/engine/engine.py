@@ -65,16 +65,17 @@ class Engine(EngineCore):
         self._check_reducible(arrays, op, prescale, postscale)
         if self.on_reduction is not None:
             self.on_reduction(sum(array.nbytes for array in arrays), urgent, name or "")
+        own = 1.0 if weight is None else weight_of(weight)
         if weight is not None:
-            weight = weight_of(weight)
             for array in arrays:
                 check_weighable(array.dtype, op)
-        return self._submit(
-            Collective.ALLREDUCE, arrays, shapes, name, process_set, urgent, convert,
-            op=int(op), prescale=factor_of(prescale), postscale=factor_of(postscale),
-            codec=codec_number(compression), residuals=residuals, weight=weight, absent=absent,
-            mirrors=mirrors,
+        request = self._request(
+            Collective.ALLREDUCE, arrays, shapes, name, process_set, convert, mirrors, int(op),
+            prescale=factor_of(prescale), postscale=factor_of(postscale), codec=codec_number(compression),
+            weighted=weight is not None,
         )  # fmt: skip
+        request.residuals, request.weight, request.absent = residuals, own, absent
+        return self._submit(request, urgent)
 
     def reducescatter(
         self,
@@ -94,10 +95,11 @@ class Engine(EngineCore):
         check_rows("reducescatter", shapes)
         if op == ReduceOp.ADASUM:
             raise UnsupportedDtypeError("Adasum exists for allreduce only.")
-        return self._submit(
-            Collective.REDUCESCATTER, arrays, shapes, name, process_set, urgent, convert,
-            op=int(op), prescale=factor_of(prescale), postscale=factor_of(postscale), mirrors=mirrors,
+        request = self._request(
+            Collective.REDUCESCATTER, arrays, shapes, name, process_set, convert, mirrors, int(op),
+            prescale=factor_of(prescale), postscale=factor_of(postscale),
         )  # fmt: skip
+        return self._submit(request, urgent)
 
     def allgather(
         self,
@@ -111,11 +113,10 @@ class Engine(EngineCore):
     ) -> Handle:
         """Concatenate every rank's rows; the handle gives a list with the result for each array."""
         check_rows("allgather", shapes)
-        rows = [shape[0] for shape in shapes]
-        return self._submit(
-            Collective.ALLGATHER, arrays, [shape[1:] for shape in shapes], name, process_set, urgent, convert,
-            rows=rows, mirrors=mirrors,
-        )  # fmt: skip
+        inner = [shape[1:] for shape in shapes]
+        request = self._request(Collective.ALLGATHER, arrays, inner, name, process_set, convert, mirrors)
+        request.rows = [shape[0] for shape in shapes]
+        return self._submit(request, urgent)
 
     def broadcast(
         self,
@@ -133,10 +134,10 @@ class Engine(EngineCore):
         if root not in members:
             owner = "this job" if process_set == GLOBAL_SET else f"process set {process_set}"
             raise ConfigError(f"root_rank={root}: {owner} has the ranks {', '.join(map(str, members))}.")
-        return self._submit(
-            Collective.BROADCAST, arrays, shapes, name, process_set, urgent, convert, root=int(root),
-            mirrors=mirrors,
-        )  # fmt: skip
+        request = self._request(
+            Collective.BROADCAST, arrays, shapes, name, process_set, convert, mirrors, root=int(root)
+        )
+        return self._submit(request, urgent)
 
     def alltoall(
         self,
@@ -160,17 +161,18 @@ class Engine(EngineCore):
             DuplicateNameError, UnknownProcessSetError: as the names say.
         """
         check_rows("alltoall", [shape])
-        splits = row_counts(shape[0], splits, len(self.sets.check_member(process_set)))
-        return self._submit(
-            Collective.ALLTOALL, [array], [shape[1:]], name, process_set, urgent, convert, splits=splits,
-            mirrors=mirrors,
-        )  # fmt: skip
+        counts = row_counts(shape[0], splits, len(self.sets.check_member(process_set)))
+        request = self._request(
+            Collective.ALLTOALL, [array], [shape[1:]], name, process_set, convert, mirrors
+        )
+        request.splits = counts
+        return self._submit(request, urgent)
 
     def barrier(
         self, name: Optional[str] = None, process_set: int = GLOBAL_SET, urgent: bool = True
     ) -> Handle:
         """Done once every member has called it."""
-        return self._submit(Collective.BARRIER, [], None, name, process_set, urgent, None)
+        return self._submit(self._request(Collective.BARRIER, [], None, name, process_set), urgent)
 
     def join(self) -> Handle:
         """Say that this rank has no more data; done when all ranks have, giving the last one's number."""
@@ -214,8 +216,8 @@ class Engine(EngineCore):
         return True
 
     def _change_sets(self, change: str) -> int:
-        handle = self._submit(Collective.PROCESS_SET, [], None, change, GLOBAL_SET, True, None)
-        number: int = handle.wait()
+        request = self._request(Collective.PROCESS_SET, [], None, change, GLOBAL_SET)
+        number: int = self._submit(request, urgent=True).wait()
         return number
 
     @contextmanager
@@ -244,27 +246,20 @@ class Engine(EngineCore):
             else:
                 kernel(op, array.dtype, self.size, factor_of(prescale), factor_of(postscale))
 
-    def _submit(
+    def _request(
         self,
         kind: Collective,
         arrays: Sequence[Array],
         shapes: Optional[Sequence[Shape]],
         name: Optional[str],
         process_set: int,
-        urgent: bool,
-        convert: Convert,
+        convert: Convert = None,
+        mirrors: Mirrors = (),
         op: int = NO_OP,
         root: int = NO_ROOT,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        rows: Sequence[int] = (),
-        splits: Sequence[int] = (),
-        codec: int = 0,
-        residuals: Sequence[Array] = (),
-        weight: Optional[float] = None,
-        absent: int = 0,
-        mirrors: Mirrors = (),
-    ) -> Handle:
+        **agreed: Any,
+    ) -> Request:
+        """Describe an operation that is called now; ``agreed`` are further fields of its signature."""
         if process_set != GLOBAL_SET:
             self.sets.check_member(process_set)
         for array in arrays:
@@ -276,18 +271,18 @@ class Engine(EngineCore):
             name, process_set, int(kind), op, root,
             tuple(array.dtype.name for array in arrays),
             tuple(array.shape for array in arrays) if shapes is None else tuple(map(tuple, shapes)),
-            prescale, postscale, codec, weight is not None,
+            **agreed,
         )  # fmt: skip
         thread = self._thread
-        label = name or kind.name.lower()
-        handle = Handle(label, None if thread is None else thread.wait, convert)
-        own = 1.0 if weight is None else weight
-        request = Request(signature, arrays, handle, rows, splits, call_site(), own, absent)
-        request.residuals = residuals
+        handle = Handle(name or kind.name.lower(), None if thread is None else thread.wait, convert)
+        request = Request(signature, arrays, handle, site=call_site())
         request.mirrors = mirrors
-        if thread is not None:
-            return thread.submit(request, urgent)
+        return request
+
+    def _submit(self, request: Request, urgent: bool) -> Handle:
+        if self._thread is not None:
+            return self._thread.submit(request, urgent)
         result = self._single.run(request)
-        handle.absent = absent
-        handle.finish(result)
-        return handle
+        request.handle.absent = request.absent
+        request.handle.finish(result)
+        return request.handle

@@ -84,6 +84,38 @@ def residuals_of(work: Work) -> Sequence[Optional[Array]]:
     return given or [None] * len(signature.shapes)
 
 
+def side_by_side(
+    group: Sequence[Array], buffer: FusionBuffer, note: Callable[[str], None] = lambda activity: None
+) -> Tuple[Array, Callable[[], None]]:
+    """The arrays as one, and what brings the results back. Neighbours in memory stay in place.
+
+    Args:
+        group: flat arrays of one type.
+        buffer: where the others are copied to.
+        note: called with the name of each copy as it begins, and with "" at its end.
+    """
+    if len(group) == 1:
+        return group[0], nothing
+    joined = as_one(group)
+    if joined is not None:
+        return joined, nothing
+    packed = buffer.items(sum(array.size for array in group), group[0].dtype)
+    note("MEMCPY_IN_FUSION_BUFFER")
+    np.concatenate(group, out=packed)
+    note("")
+
+    def unpack() -> None:
+        note("MEMCPY_OUT_FUSION_BUFFER")
+        start = 0
+        for array in group:
+            stop = start + array.size
+            array[:] = packed[start:stop]
+            start = stop
+        note("")
+
+    return packed, unpack
+
+
 def in_blocks(group: Sequence[Array], buffer: FusionBuffer) -> Tuple[Array, Callable[[], None]]:
     """The arrays as one, each from the start of a codec's block on, and what brings the results back."""
     if len(group) == 1:

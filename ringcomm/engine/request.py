@@ -240,6 +240,7 @@ class Request:
         signature, key: what it is, and by what it is matched.
         arrays: flat, contiguous; of reductions and broadcasts they are overwritten with the result. None when
             it is done.
+        rows: for allgather, how many rows each array has.
         splits: for alltoall, how many rows go to each member of the process set.
         weight: of this rank's contribution, if the signature has weights.
         total: sum of all ranks' weights, once rank 0 has sent it.
@@ -263,8 +264,6 @@ class Request:
         signature: Signature,
         arrays: Sequence[np.ndarray[Any, Any]],
         handle: Handle,
-        rows: Sequence[int] = (),
-        splits: Sequence[int] = (),
         site: str = "",
         weight: float = 1.0,
         absent: int = 0,
@@ -276,8 +275,8 @@ class Request:
         self.key = signature.key()
         self.arrays = list(arrays)
         self.handle = handle
-        self.rows = list(rows)
-        self.splits = list(splits)
+        self.rows: Sequence[int] = ()
+        self.splits: Sequence[int] = ()
         self.site = site
         self.urgent = False
         self.operation: Any = None

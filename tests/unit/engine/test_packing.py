@@ -18,6 +18,7 @@ from ringcomm.engine.packing import (
     in_blocks,
     neutral,
     residuals_of,
+    side_by_side,
     tensors_of,
 )
 from ringcomm.engine.request import Handle, Key, Request, Signature
@@ -127,3 +128,21 @@ def test_the_parts_of_a_bucket():
     assert [shape for _, shape in tensors_of([joined])] == [(2, 3), (4,)]
     assert residuals_of(joined) == [None, None]
     assert dealt(["x", "y", "z", "u"], [joined, joined]) == [["x", "y"], ["z", "u"]]
+
+
+def test_small_arrays_travel_side_by_side_and_get_their_results_back():
+    group, noted = [np.arange(3.0), np.arange(2.0), np.zeros(0)], []
+    packed, unpack = side_by_side(group, FusionBuffer(), noted.append)
+    assert packed.tolist() == [0.0, 1.0, 2.0, 0.0, 1.0]
+    packed *= 2
+    unpack()
+    assert [array.tolist() for array in group] == [[0.0, 2.0, 4.0], [0.0, 2.0], []]
+    assert noted == ["MEMCPY_IN_FUSION_BUFFER", "", "MEMCPY_OUT_FUSION_BUFFER", ""]
+
+
+def test_neighbours_in_memory_and_single_arrays_stay_in_place():
+    whole = np.arange(5.0)
+    for group in ([whole], [whole[:2], whole[2:]]):
+        packed, unpack = side_by_side(group, FusionBuffer())
+        unpack()
+        assert packed.tolist() == whole.tolist() and np.shares_memory(packed, whole)
