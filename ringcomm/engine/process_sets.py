@@ -27,7 +27,7 @@ class ProcessSets:
         self._sets: Dict[int, Tuple[int, ...]] = {GLOBAL_SET: tuple(range(size))}
 
     def members(self, number: int) -> Tuple[int, ...]:
-        """The ranks of a set, in ascending order.
+        """Return the ranks of a set, in ascending order.
 
         Raises:
             UnknownProcessSetError: there is none with this number.
@@ -43,7 +43,7 @@ class ProcessSets:
             ) from None
 
     def pair(self, peer: int) -> int:
-        """The number of the set of this rank and one other, for a message between the two.
+        """Return the number of the set of this rank and one other, for a message between the two.
 
         Pairs need not be registered: they have negative numbers, from which every rank computes the members.
 
@@ -64,7 +64,7 @@ class ProcessSets:
         return low, high
 
     def check_member(self, number: int) -> Tuple[int, ...]:
-        """The ranks of a set that this rank belongs to.
+        """Return the ranks of a set that this rank belongs to.
 
         Raises:
             UnknownProcessSetError: it does not, or there is no such set.
@@ -78,16 +78,16 @@ class ProcessSets:
         return members
 
     def find(self, ranks: Sequence[int]) -> Optional[int]:
-        """The number of the set with exactly these ranks, if there is one."""
+        """Return the number of the set with exactly these ranks, if there is one."""
         wanted = tuple(sorted(ranks))
         return next((number for number, members in self._sets.items() if members == wanted), None)
 
     def numbers(self) -> List[int]:
-        """All sets."""
+        """Return all sets."""
         return sorted(self._sets)
 
     def check_new(self, ranks: Sequence[int]) -> Tuple[int, ...]:
-        """The ranks of a set that may be added, sorted.
+        """Return the ranks of a set that may be added, sorted.
 
         Raises:
             ConfigError: it may not.
@@ -107,12 +107,12 @@ class ProcessSets:
 
     @staticmethod
     def change(action: str, ranks: Sequence[int]) -> str:
-        """A change as the name of an operation, so that ranks notice if they do not mean the same."""
+        """Return a change as the name of an operation: ranks that mean different changes get an error."""
         return f"{action} ranks {', '.join(map(str, ranks))}"
 
     @staticmethod
     def removed_by(change: str) -> Tuple[int, ...]:
-        """The ranks of the set that a change removes; empty if it adds one."""
+        """Return the ranks of the set that a change removes; empty if it adds one."""
         action, ranks = _parsed(change)
         return tuple(ranks) if action == "remove" else ()
 

@@ -1,4 +1,4 @@
-"""What can end the waits of a group: the rendezvous' abort, or ``abort()``."""
+"""Ends the waits of a group: after an abort of the rendezvous, or ``abort()``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class GroupWatch(Watch):
         self._aborted = error
 
     def fileno(self) -> int:
-        """The control connection's."""
+        """Return the control connection's file descriptor; -1 if there is none."""
         return -1 if self._control is None else int(self._control.fileno())
 
     def check(self) -> None:
@@ -48,47 +48,47 @@ class GroupWatch(Watch):
                 raise self._noted(error) from None
 
     def end(self, error: RingcommError) -> None:
-        """Something that the rendezvous does not know of has ended the group on this rank."""
+        """End the group on this rank, for a reason that the rendezvous does not know."""
         self.failure = self.failure or error
         if self._reporter.abort_error is None:
             self.abort(error)
 
     @property
     def heard_and_silent(self) -> Optional[HeardAndSilent]:
-        """Says whom this rank has heard lately and whom not, when the rendezvous asks."""
+        """The function that returns the ranks heard from and not heard from, for the rendezvous."""
         return None if self._control is None else self._control.heard_and_silent
 
     @heard_and_silent.setter
     def heard_and_silent(self, ask: Optional[HeardAndSilent]) -> None:
-        """Ask somebody else, or (None) nobody."""
+        """Replace the function; None removes it."""
         if self._control is not None:
             self._control.heard_and_silent = ask
 
     @property
     def abort_error(self) -> Optional[RingcommError]:
-        """How the rendezvous says that the group has ended, once it has."""
+        """The root cause from the rendezvous, once the group has ended."""
         error: Optional[RingcommError] = self._reporter.abort_error
         return None if error is None else self._noted(error)
 
     def report_lost(self, peer: int, doing: str, why: str, kind: str = "lost") -> RingcommError:
-        """A peer is lost: the error that all ranks raise."""
+        """Report that a peer is lost; return the error that all ranks raise."""
         return self._aborted or self._noted(self._reporter.report_lost(peer, doing, why, kind))
 
     def note_closed(self, peer: int, why: str) -> None:
-        """The link to a peer ended without a goodbye, while nobody here waited for that peer."""
+        """Report, without waiting, that a peer's link ended while no call needed that peer."""
         self._reporter.note_closed(peer, why)
 
     def note_interrupted(self, doing: str, why: str) -> RingcommError:
-        """This rank has left a collective half-way: what to raise later if nothing better is known."""
+        """Report that this rank left a collective half-way; return an error for lack of a root cause."""
         return self._noted(self._reporter.note_interrupted(doing, why))
 
     def root_cause(self, otherwise: RingcommError) -> RingcommError:
-        """What has ended the group, for a rank that has reported something without waiting."""
+        """Return the root cause, after a failure was reported without waiting."""
         in_group = {rank: place for place, rank in enumerate(self._ranks)}
         return self._aborted or self._noted(self._reporter.root_cause(_renumbered(otherwise, in_group)))
 
     def report_mismatch(self, peer: int, text: str) -> RingcommError:
-        """A peer is in another call: the error that all ranks raise."""
+        """Report that a peer is in another call; return the error that all ranks raise."""
         return self._noted(self._reporter.report_mismatch(peer, text))
 
     def warn(self, topic: str, text: str) -> None:
@@ -96,14 +96,14 @@ class GroupWatch(Watch):
         self._reporter.warn(topic, text)
 
     def _noted(self, error: RingcommError) -> RingcommError:
-        """A copy with the ranks' numbers in the whole job; its text names the culprit's itself."""
+        """Return a copy with the ranks' numbers in the whole job; its text names the culprit's itself."""
         copy = _renumbered(error, dict(enumerate(self._ranks)))
         self.failure = self.failure or copy
         return copy
 
 
 def _renumbered(error: RingcommError, numbers: Mapping[int, int]) -> RingcommError:
-    """A copy of an error, which the reporter may give to other callers too, with other numbers of ranks."""
+    """Return a copy of an error, which may have other users, with other numbers of ranks."""
     copy = fresh_copy(error)
     facts = vars(copy)
     for name in ("rank", "peer"):

@@ -264,18 +264,18 @@ class Channel:
                 self.serve(late, arrival)
 
     def writing(self) -> bool:
-        """Whether there are frames to send."""
+        """Return whether there are frames to send."""
         return bool(self._outgoing)
 
     def in_transit(self, work: Any) -> bool:
-        """Whether this work's send and receive are matched, and its bytes are being moved."""
+        """Return whether this work's send and receive are matched, and its bytes are being moved."""
         if self._receive is not None and self._receive.work is work:
             return True
         coming = any(receive.work is work for receive in self._expected.values())
         return coming or any(frame.work is work for frame in self._outgoing)
 
     def unfinished(self) -> List[Any]:
-        """The works that are not finished and need this peer."""
+        """Return the works that are not finished and need this peer."""
         works = [frame.work for frame in self._outgoing if frame.work is not None]
         works += [work for _, work in self._announced.values()]
         works += [receive.work for receive in self._expected.values()]

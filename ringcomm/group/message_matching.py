@@ -103,7 +103,7 @@ class Matcher:
         _remove(self._receives, receive.address, receive)
 
     def receives(self) -> List[Receive]:
-        """The receives without a message."""
+        """Return the receives without a message."""
         return [receive for queue in self._receives.values() for receive in queue]
 
 

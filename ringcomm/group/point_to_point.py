@@ -200,7 +200,7 @@ class PointToPoint:
         return first_s
 
     def _still_moves(self, work: Work, deadline: Deadline) -> bool:
-        """Whether its bytes, or bytes before them, have moved within its limit; then the limit restarts."""
+        """Return whether its bytes, or bytes before them, moved within its limit, which then restarts."""
         for channel in self._channels.values():
             if monotonic() - channel.moved_s < (deadline.timeout_s or 0.0) and channel.in_transit(work):
                 deadline.restart()
@@ -234,11 +234,11 @@ class PointToPoint:
             raise LinkClosed(*next(iter(self._gone.items())))
 
     def _channel_or_closed(self, peer: int) -> Channel:
-        """The peer's channel; for a closed link, one that only delivers messages received before."""
+        """Return the peer's channel; for a closed link, one that only delivers messages received before."""
         return self._channels.get(peer) or Channel(self._fabric.link(peer), self._matcher, self._type_name)
 
     def _lose(self, peer: int, reason: str) -> None:
-        """A peer has closed its link: fail if an operation still needs the peer."""
+        """Handle the end of a peer's link: fail if an operation still needs the peer."""
         needed = bool(self._channels.pop(peer).unfinished())
         self._gone[peer] = reason
         for receive in self._matcher.receives():

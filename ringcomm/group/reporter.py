@@ -37,7 +37,7 @@ class Reporter(Watch):
             raise fresh_copy(self.abort_error)
 
     def report_lost(self, peer: int, doing: str, why: str, kind: str = "lost") -> RingcommError:
-        """A peer is lost, or else silent, stalled or late: the error to raise."""
+        """Report that a peer is lost, or else silent, stalled or late; return the error to raise."""
         if self.abort_error is None:
             error = PeerLostError if kind == "lost" else PeerStalledError
             during = f" while this rank was in {doing}" if doing else ""
@@ -46,21 +46,21 @@ class Reporter(Watch):
         return fresh_copy(self.abort_error)
 
     def report_mismatch(self, peer: int, text: str) -> RingcommError:
-        """A peer is in a different call: the error to raise."""
+        """Report that a peer is in a different call; return the error to raise."""
         return MismatchError(text, peer=peer)
 
     def note_interrupted(self, doing: str, why: str) -> RingcommError:
-        """This rank has left a collective half-way: what to raise later, if nothing better is known then."""
+        """Report that this rank left a collective half-way; return an error for lack of a root cause."""
         self._interruption = self._interruption or PeerLostError(interruption_text("this rank", why, doing))
         return self._interruption
 
     def root_cause(self, otherwise: RingcommError) -> RingcommError:
-        """What has ended the job, for a rank that has reported something without waiting for the answer."""
+        """Return the root cause, after a failure was reported without waiting."""
         self.abort_error = self.abort_error or otherwise
         return fresh_copy(self.abort_error)
 
     def note_closed(self, peer: int, why: str) -> None:
-        """The link to a peer ended without a goodbye, while no call needed that peer."""
+        """Report, without waiting, that a peer's link ended while no call needed that peer."""
 
     def warn(self, topic: str, text: str) -> None:
         """Warn the user; of one topic a job warns once."""

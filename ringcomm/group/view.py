@@ -62,7 +62,7 @@ class View(NamedTuple):
         return tuple(member.number for member in self.members)
 
     def joined(self, before: View) -> Tuple[Member, ...]:
-        """The members that the view before did not have.
+        """Return the members that the view before did not have.
 
         Args:
             before: an earlier view of the same job.
@@ -70,7 +70,7 @@ class View(NamedTuple):
         return tuple(member for member in self.members if member.number not in before.numbers)
 
     def lost(self, before: View) -> Tuple[Member, ...]:
-        """The members of the view before that this one does not have.
+        """Return the members of the view before that this one does not have.
 
         Args:
             before: an earlier view of the same job.
@@ -99,7 +99,7 @@ class Candidate(NamedTuple):
 
 
 def rank_order(candidates: Sequence[Candidate], most: int) -> Tuple[int, ...]:
-    """The order of ranks in the next view.
+    """Return the order of ranks in the next view.
 
     Survivors come before new processes and keep their order, except that rank 0 is a survivor with the
     newest state: state is broadcast from rank 0.

@@ -25,7 +25,7 @@ class Work(Protocol):
         """Mark it as done, or as failed with ``error``; only the first call has an effect."""
 
     def is_completed(self) -> bool:
-        """Whether it is done or has failed."""
+        """Return whether it is done or has failed."""
 
     def where(self) -> str:
-        """The place of the call, for error texts; empty if unknown."""
+        """Return the place of the call, for error texts; empty if unknown."""

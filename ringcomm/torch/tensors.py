@@ -20,7 +20,7 @@ from ..errors import ConfigError
 
 
 def flat_array(tensor: torch.Tensor) -> Array:
-    """The elements of a contiguous CPU tensor, sharing its memory.
+    """Return the elements of a contiguous CPU tensor, sharing its memory.
 
     Raises:
         UnsupportedDtypeError: NumPy has no such dtype.
@@ -29,12 +29,12 @@ def flat_array(tensor: torch.Tensor) -> Array:
 
 
 def bytes_of(tensor: torch.Tensor) -> Array:
-    """All bytes of a dense tensor of any device and dtype, as uint8."""
+    """Return all bytes of a dense tensor of any device and dtype, as uint8."""
     return elements_of(tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8))
 
 
 def tensor_of(array: Array, like: torch.Tensor) -> torch.Tensor:
-    """A tensor of an array's elements, on the device of another tensor."""
+    """Return a tensor of an array's elements, on the device of another tensor."""
     shape = array.shape
     flat = array.reshape(-1)
     if array.dtype.name == "bfloat16":
@@ -45,7 +45,7 @@ def tensor_of(array: Array, like: torch.Tensor) -> torch.Tensor:
 
 
 def plain(tensor: Any, what: str) -> torch.Tensor:
-    """The tensor, detached from autograd.
+    """Return the tensor, detached from autograd.
 
     Args:
         tensor: what the caller has passed.
@@ -68,14 +68,14 @@ def plain(tensor: Any, what: str) -> torch.Tensor:
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense tensor in host memory and in C order, without a copy if possible."""
+    """Return a dense tensor in host memory and in C order, without a copy if possible."""
     if tensor.device.type == "cpu":
         return tensor.contiguous()
     return _staged(tensor)
 
 
 def _staged(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in host memory, which the calling thread waits for."""
+    """Return a copy in host memory, which the calling thread waits for."""
     host = torch.empty(tensor.shape, dtype=tensor.dtype)
     host.copy_(tensor)
     return host
@@ -145,7 +145,7 @@ class Copied:
             self.flat = flat_array(self._host)
 
     def finish(self) -> torch.Tensor:
-        """The result, on the tensor's device."""
+        """Return the result, on the tensor's device."""
         if self._argument is not None:
             result: Any = self._argument.finish()
             return result
@@ -176,7 +176,7 @@ class Moved:
             self.flat = flat_array(on_host(bare) if waits else _copy(bare))
 
     def deliver(self, array: Array) -> torch.Tensor:
-        """The result, of which the engine gives the elements, on the tensor's device."""
+        """Return the result, of which the engine gives the elements, on the tensor's device."""
         if self._rows is not None:
             result: Any = self._rows.deliver(array)
             return result
@@ -184,7 +184,7 @@ class Moved:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a dense tensor in host memory and in C order."""
+    """Return a copy of a dense tensor in host memory and in C order."""
     if tensor.device.type == "cpu":
         return tensor.clone(memory_format=torch.contiguous_format)
     return _staged(tensor)

@@ -17,7 +17,7 @@ _USERS = 0
 
 
 def single(tensors: Any) -> torch.Tensor:
-    """The tensor of a list of one.
+    """Return the tensor of a list of one.
 
     Raises:
         Misuse: the list has another length.
@@ -30,7 +30,7 @@ def single(tensors: Any) -> torch.Tensor:
 
 
 def address_of(tag: int) -> Address:
-    """Where messages with a tag of the user's are matched.
+    """Return where messages with a tag of the user's are matched.
 
     Raises:
         Misuse: the tag is none.
@@ -52,10 +52,10 @@ def pairs_of(outputs: Sequence[Any], inputs: Tensors) -> List[Tuple[Any, torch.T
 
 
 def reduction_of(opts: Any) -> Reduction:
-    """The reduction that PyTorch's options name; a sum without options."""
+    """Return the reduction that PyTorch's options name; a sum without options."""
     return Reduction.of(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
 
 
 def root_of(opts: Any) -> int:
-    """The root's rank in the group, from PyTorch's options."""
+    """Return the root's rank in the group, from PyTorch's options."""
     return int(opts.rootRank) if opts is not None else 0

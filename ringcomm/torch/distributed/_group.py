@@ -314,11 +314,11 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
 
     @property
     def failure(self) -> Optional[RingcommError]:
-        """What ended the group's communication, once something has: a typed error that names the culprit."""
+        """The error that ended the group's communication, once something has; it names the culprit."""
         return self._watch.failure
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long nothing may move in operations that have no limit of their own."""
+        """Set how long nothing may move in operations that have no limit of their own."""
         self._operations.timeout_s = timeout.total_seconds()
 
     _set_default_timeout = set_timeout

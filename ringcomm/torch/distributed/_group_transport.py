@@ -104,7 +104,7 @@ class GroupTransport:
         self._write_timeline(self._detector, hosts)
 
     def waits_for(self) -> str:
-        """The call in which this rank waits for the group's other ranks; empty if it does not wait."""
+        """Return the call in which this rank waits for the group's other ranks; empty if it does not wait."""
         progress = self._progress()
         if not progress.doing:
             return ""
@@ -148,7 +148,7 @@ class GroupTransport:
 
 
 def _waits_for() -> str:
-    """The calls in which this process waits, in all groups: reported to a group that waits for this rank."""
+    """Return the calls in which this process waits, in all groups, for a group that waits for this rank."""
     with _transports_lock:  # another group's thread may read it while this group is made
         transports = list(_transports)
     return "; ".join(filter(None, (transport.waits_for() for transport in transports)))

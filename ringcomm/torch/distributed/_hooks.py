@@ -21,7 +21,7 @@ Hook = Callable[[Any, Any], Any]
 
 
 def compress_hook(compression: Any = "int8") -> Hook:
-    """A hook that averages gradients with a codec: gradients of matrices with it, all others as bfloat16.
+    """Return a hook that averages gradients of matrices with a codec, and all others as bfloat16.
 
     Example::
 

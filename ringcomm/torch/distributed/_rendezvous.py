@@ -34,7 +34,7 @@ Found = Tuple[Any, int, int]
 
 
 def ringcomm_rendezvous(url: str, timeout: timedelta = _TIMEOUT, **_: Any) -> Iterator[Found]:
-    """The handler of ``ringcomm://``.
+    """Connect for ``ringcomm://``.
 
     Args:
         url: the ``init_method``; not used.
@@ -59,7 +59,7 @@ def ringcomm_rendezvous(url: str, timeout: timedelta = _TIMEOUT, **_: Any) -> It
 
 
 def _view() -> Context:
-    """The job that the default group is made from. In an elastic job a second group begins a new view.
+    """Return the job that the default group is made from. In an elastic job a second group begins a new view.
 
     A program that has destroyed its process group and makes another one has lost a rank, or is to go on with
     other ranks; all ranks of the job do that together.
@@ -73,7 +73,7 @@ def _view() -> Context:
 
 
 def _launchers_rendezvous(membership: Membership, rank: int, timeout: timedelta) -> Found:
-    """A store for the ranks of a job of ``ringrun``, found at the job's rendezvous."""
+    """Return a store for the ranks of a job of ``ringrun``, found at the job's rendezvous."""
     global _stores_made
     one_host, master = torchrun_from_environment(membership.size)
     entry = f"store of torch.distributed, turn {_stores_made}"
@@ -90,7 +90,7 @@ def _launchers_rendezvous(membership: Membership, rank: int, timeout: timedelta)
 
 
 def _serve_store(address: str, size: int, timeout: timedelta) -> Tuple[Any, Tuple[str, int]]:
-    """A store that listens on one address, and its endpoint; on all addresses, and "", if that fails."""
+    """Return a store that listens on one address, and its endpoint; on all, and "", if that fails."""
     try:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, 0), family=family) if address else None
@@ -108,7 +108,7 @@ def _serve_store(address: str, size: int, timeout: timedelta) -> Tuple[Any, Tupl
 
 
 def _is_numeric(host: str) -> bool:
-    """Whether this is an address; a name may resolve to the loopback on the host of that name."""
+    """Return whether this is an address; a name may resolve to the loopback on the host of that name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -131,7 +131,7 @@ def _own_address(context: Context) -> str:
 
 
 def _address_of_rank_0(context: Context) -> str:
-    """The address of rank 0 in this rank's own link."""
+    """Return the address of rank 0 in this rank's own link."""
     sock: Any = getattr(context._channels.direct.link(0), "sock", None)
     if sock is None or sock.family == socket.AF_UNIX:
         return "localhost"

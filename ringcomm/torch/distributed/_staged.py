@@ -135,7 +135,7 @@ class Staged:
         self._shadows = {}
 
     def stream(self) -> ContextManager[Any]:
-        """A stream of the group's own: the program's streams do not wait before they ask for the result."""
+        """Return a stream for the stores: the program's own do not wait until they ask for the result."""
         if self._device is None or self._device.type != "cuda":
             return nullcontext()
         own: ContextManager[Any] = torch.cuda.stream(_stream_of(self._device))
@@ -147,7 +147,7 @@ class Staged:
             torch.cuda.current_stream(self._device).wait_event(self._arrived)
 
     def future(self) -> Any:
-        """A future whose waiting threads' streams wait for the result."""
+        """Return a future whose waiting threads' streams wait for the result."""
         if self._device is None or self._device.type != "cuda":
             return torch.futures.Future()
         return torch.futures.Future(devices=[self._device])  # pragma: no cover - needs a CUDA device
@@ -163,7 +163,7 @@ def _stream_of(device: torch.device) -> Any:
 
 
 def tensors_in(value: Any) -> List[torch.Tensor]:
-    """All tensors in (nested) lists."""
+    """Return all tensors in (nested) lists."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, (list, tuple)):
@@ -172,7 +172,7 @@ def tensors_in(value: Any) -> List[torch.Tensor]:
 
 
 def staged(pool: StagingPool, arguments: Sequence[Any], result: Any, in_place: bool) -> Optional[Staged]:
-    """The tensors of an operation on a device; None if they are on the CPU."""
+    """Return the tensors of an operation on a device; None if they are on the CPU."""
     first = arguments[0] if arguments else None
     if not isinstance(first, torch.Tensor):
         tensors = tensors_in(arguments)

@@ -66,7 +66,7 @@ def make_default() -> None:
 
 
 def local_rank() -> int:
-    """This process's number among those of the default group on its host.
+    """Return this process's number among those of the default group on its host.
 
     Returns:
         0 for the first rank on each host, in the order of ranks.
@@ -78,7 +78,7 @@ def local_rank() -> int:
 
 
 def _default_group() -> ProcessGroupRingcomm:
-    """The default group, or its part for CPU tensors; raises unless they go through ringcomm."""
+    """Return the default group, or its part for CPU tensors; raises unless they go through ringcomm."""
     found = backend_of(dist.group.WORLD)
     if found is None:
         raise Misuse(

@@ -13,7 +13,7 @@ _registered = False
 
 
 def optimizer_steps() -> StepClock:
-    """The counter of this process's optimizer steps. They are counted from the first call on."""
+    """Return the counter of this process's optimizer steps. They are counted from the first call on."""
     global _registered
     if not _registered:
         _registered = True

@@ -81,7 +81,7 @@ class GroupRendezvous(NamedTuple):
 
 
 def group_settings(timeout: timedelta) -> Settings:
-    """The settings of a group with this timeout."""
+    """Return the settings of a group with this timeout."""
     settings = Settings.from_environment()
     timeout_s = timeout.total_seconds()
     # PyTorch's default is half an hour; then RINGCOMM_TIMEOUT applies.
@@ -101,7 +101,7 @@ def adopt(store: Any, membership: Membership, epoch: int = 0) -> None:
 
 
 def _job_of(store: Any) -> Optional[Tuple[Membership, int]]:
-    """The job that has made this store for its ranks, and its epoch; None for any other store."""
+    """Return the job that has made this store for its ranks, and its epoch; None for any other store."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return next(((membership, epoch) for own, membership, epoch in _job_stores if own is store), None)
@@ -135,7 +135,7 @@ class JobEntry:
         return await_entry(self._membership, self._entry, settings.start_timeout_s)
 
     def moved(self) -> bool:
-        """Whether rank 0 has replaced the entry since: never, every connection has its own entry."""
+        """Return whether rank 0 has replaced the entry since: never, every connection has its own entry."""
         return False
 
 
@@ -193,12 +193,12 @@ class StoreEntry:
             pause.wait(_LOOK_AGAIN_S)
 
     def moved(self) -> bool:
-        """Whether rank 0 has replaced the entry since it was read: then it was of an earlier group."""
+        """Return whether rank 0 has replaced the entry since it was read: then it was of an earlier group."""
         latest = bytes(self._store.get(_ENTRY))
         return latest != self._current and self._text_of(latest) is not None
 
     def _text_of(self, data: bytes) -> Optional[str]:
-        """The text that rank 0 has signed; None if the signature is not valid."""
+        """Return the text that rank 0 has signed; None if the signature is not valid."""
         try:
             found = json.loads(data)
             text, signature = str(found["text"]), bytes.fromhex(found["signature"])
@@ -325,7 +325,7 @@ def _serve(
 
 
 def _numeric(host: str) -> List[str]:
-    """A host's addresses except the loopback; none if the name does not resolve."""
+    """Return a host's addresses except the loopback; none if the name does not resolve."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
     except (OSError, UnicodeError):

@@ -28,7 +28,7 @@ def write_here(source: Union[HeartbeatThread, OwnTrace]) -> None:
 
 
 def observer() -> Optional[Observer]:
-    """The observer of this process's collectives, if there is one."""
+    """Return the observer of this process's collectives, if there is one."""
     if api.is_initialized():
         return api.context().engine.observer
     source = _default_source() if _default_source is not None else None

@@ -19,7 +19,7 @@ _prepare: List[Callable[[], None]] = []
 
 
 def uncompiled(*others: str) -> Callable[[Class], Class]:
-    """A decorator for classes: their public methods, and others by name, run as if nothing were compiled.
+    """Return a decorator for classes whose public methods, and others by name, run outside of compiled code.
 
     Dynamo takes seconds to import, so it is not imported for this: without it nothing is compiled.
 

@@ -69,7 +69,7 @@ class _Observer:
             self._warn()
 
     def end(self) -> None:
-        """The program makes another group: warn as at its end, and remove the hook."""
+        """Warn as at the program's end, and remove the hook: the program makes another group."""
         self._at_exit()
         self._stop()
         self._hook.remove()

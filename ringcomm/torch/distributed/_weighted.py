@@ -40,7 +40,7 @@ class WeightedAverage:
             self._cursor = weight.pace.cursor()
 
     def now(self) -> float:
-        """The weight of this rank's gradients in the current step.
+        """Return the weight of this rank's gradients in the current step.
 
         Raises:
             Misuse: it is negative, not finite or no number.

@@ -125,7 +125,7 @@ class RingcommWork(dist.Work):
                 root.set_result(None)
 
     def where(self) -> str:
-        """The place of the call, for error texts; empty if unknown."""
+        """Return the place of the call, for error texts; empty if unknown."""
         return "" if self.site is None else f" at {site_text(self.site)}"
 
     # ---- called by waiting threads -----------------------------------------------------------
@@ -189,11 +189,11 @@ class RingcommWork(dist.Work):
         completed.wait()
 
     def is_completed(self) -> bool:
-        """Whether it is done or has failed."""
+        """Return whether it is done or has failed."""
         return self._done
 
     def is_success(self) -> bool:
-        """Whether it is done without an error."""
+        """Return whether it is done without an error."""
         return self._done and self._error is None
 
     def exception(self) -> Optional[BaseException]:
@@ -205,17 +205,17 @@ class RingcommWork(dist.Work):
         self.wait()
 
     def result(self) -> List[torch.Tensor]:
-        """The tensors that hold the result."""
+        """Return the tensors that hold the result."""
         return self._result  # type: ignore[no-any-return]
 
     def source_rank(self) -> int:
-        """The sender's rank in the group, of a received message; -1 otherwise."""
+        """Return the sender's rank in the group, of a received message; -1 otherwise."""
         return self.source
 
     _source_rank = source_rank
 
     def get_future(self) -> Any:
-        """A ``torch.futures.Future`` of the result.
+        """Return a ``torch.futures.Future`` of the result.
 
         Its callbacks run in the thread that executes the operation, before the next operation, so collectives
         that they start have the same position in the order on every rank.
@@ -251,17 +251,17 @@ class Together(RingcommWork):
         return True
 
     def is_completed(self) -> bool:
-        """Whether all are done."""
+        """Return whether all are done."""
         return all(work.is_completed() for work in self._works)
 
     def is_success(self) -> bool:
-        """Whether all are done without an error."""
+        """Return whether all are done without an error."""
         return all(work.is_success() for work in self._works)
 
     def exception(self) -> Optional[BaseException]:
-        """The first failure."""
+        """Return the first failure."""
         return next((work.exception() for work in self._works if work.exception() is not None), None)
 
     def get_future(self) -> Any:
-        """A future that is complete when all works are."""
+        """Return a future that is complete when all works are."""
         return torch.futures.collect_all([work.get_future() for work in self._works])

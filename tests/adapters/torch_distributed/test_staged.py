@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,8 +13,9 @@ from ringcomm.arrays import kinds
 from ringcomm.arrays.mirrors import BlockMirror, StagingPool
 from ringcomm.config import Settings
 from ringcomm.errors import Misuse, UnsupportedDtypeError
+from ringcomm.ops import codec_number
 from ringcomm.torch.distributed import _bridge, _staged
-from ringcomm.torch.distributed._collectives import Collectives
+from ringcomm.torch.distributed._collectives import Collectives, Packed
 from ringcomm.torch.distributed._reductions import Reduction
 from ringcomm.torch.distributed._staged import Staged
 from ringcomm.torch.distributed._work import RingcommWork
@@ -78,6 +80,21 @@ def test_a_reduction_that_the_host_prepares_is_copied_as_a_whole(fetched, monkey
     for found in run(monkeypatch, 2, operate):
         assert torch.equal(found, expected)
     assert fetched
+
+
+def test_compressed_parts_are_copied_as_a_whole(monkeypatch):
+    """Two spans of the tensor, in another order; the rest does not change."""
+
+    def operate(rank, ops, on_device):
+        places = [(0, 256, 512), (512, 700, 0)]
+        packed = [Packed(codec_number("bf16"), places, np.zeros(768, np.float32), None)]
+        return on_device(ops.all_reduce_packed, whole(rank, torch.float32), packed, overlaps=False)
+
+    for rank, found in enumerate(run(monkeypatch, 2, operate)):
+        expected = whole(rank, torch.float32)
+        for span in (slice(0, 256), slice(512, 700)):
+            expected[span] = (whole(0, torch.float32)[span] + whole(1, torch.float32)[span]) / 2
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("root", [0, 2])
