@@ -111,7 +111,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "_adapter.compression", "_adapter.choice", "_adapter.feedback", "_adapter.powersgd",
             "_adapter.gradients", "_adapter.optimizer_classes", "_adapter.names", "_adapter.causes",
             "_adapter.waiting",
-            "_adapter.compressed",
+            "_adapter.reduction", "_adapter.compressed",
             "_adapter.graph_callbacks", "_adapter.calls_in_order",
             "_adapter.callbacks",
             "_adapter.objects", "_adapter.trees", "_adapter.checking", "_adapter.late_broadcast",
@@ -141,7 +141,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "jax.cluster", "jax.__init__",
         ],
         [
-            "keras.reduction_options", "keras.on_tensorflow", "keras.on_torch", "keras.on_jax",
+            "keras.on_tensorflow", "keras.on_torch", "keras.on_jax",
             "keras.backends", "keras.balanced", "keras.collectives", "keras.optimizer", "keras.models",
             "keras.callbacks", "keras.local_sgd", "keras.elastic", "keras.__init__",
         ],
