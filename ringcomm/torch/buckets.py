@@ -25,7 +25,7 @@ from ..process_set import number_of
 from . import handles
 from .compression import wire_torch_dtype
 from .submit import start_allreduce
-from .tensors import InPlace
+from .tensors import InPlace, like_parameter
 
 Parameters = Sequence[torch.Tensor]
 
@@ -140,7 +140,7 @@ class EachBucket(Bucket):
         handle, self.handle = self.handle, None
         for parameter, whole in zip(self.parameters, self._restore(handles.synchronize(handle))):
             if parameter.grad is None:
-                parameter.grad = whole.reshape(parameter.shape)
+                parameter.grad = like_parameter(whole.reshape(parameter.shape), parameter)
             elif _gradient(parameter).is_sparse:
                 parameter.grad = whole.to_sparse()
             else:
@@ -232,7 +232,9 @@ class FlatBucket(Bucket):
             return
         else:
             slot.copy_(gradient)
-        if gradient is None or (parameter.is_contiguous() and gradient.dtype == slot.dtype):
+        if gradient is None:
+            parameter.grad = like_parameter(slot, parameter)
+        elif parameter.is_contiguous() and gradient.dtype == slot.dtype:
             parameter.grad = slot
 
     def submit(self) -> None:
@@ -279,7 +281,7 @@ class FlatBucket(Bucket):
             if parameter in self._sparse:
                 parameter.grad = place.of(flat).to_sparse()
             elif parameter.grad is None:
-                parameter.grad = place.of(flat)
+                parameter.grad = like_parameter(place.of(flat), parameter)
             elif not place.holds(parameter.grad, flat):
                 parameter.grad.copy_(place.of(flat))
         self._sparse.clear()

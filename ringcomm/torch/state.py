@@ -14,7 +14,7 @@ from ..docstrings import documented
 from ..errors import ConfigError
 from ..process_set import ProcessSet, global_process_set, number_of
 from . import handles
-from .tensors import InPlace
+from .tensors import InPlace, like_parameter
 
 Named = Union[Mapping[str, Any], Iterable[Tuple[str, Any]]]
 
@@ -136,7 +136,8 @@ def _install(optimizer: torch.optim.Optimizer, state: Any, stays: Mapping[int, b
         group.update({key: value for key, value in loaded.items() if key != "params"})
     optimizer.state.clear()
     for number, own in state["state"].items():
-        device = parameters[number].device
+        parameter = parameters[number]
         tree, tensors = take_apart(own, torch.is_tensor)
-        placed = [tensor if stays[id(tensor)] else tensor.to(device) for tensor in tensors]
-        optimizer.state[parameters[number]] = put_together(tree, placed)
+        placed = [item if stays[id(item)] else item.to(parameter.device) for item in tensors]
+        laid_out = [like_parameter(item, parameter) for item in placed]
+        optimizer.state[parameter] = put_together(tree, laid_out)

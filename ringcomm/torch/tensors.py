@@ -44,6 +44,18 @@ def tensor_of(array: Array, like: torch.Tensor) -> torch.Tensor:
     return tensor.view(shape).to(like.device)
 
 
+def like_parameter(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return a gradient or a state with the strides of its parameter, which fused optimizers rely on.
+
+    Args:
+        values: contiguous; as they are if the parameter is contiguous too, or of another shape.
+        parameter: for example with channels last.
+    """
+    if parameter.is_contiguous() or values.shape != parameter.shape:
+        return values
+    return torch.empty_like(parameter.detach(), dtype=values.dtype, device=values.device).copy_(values)
+
+
 def plain(tensor: Any, what: str) -> torch.Tensor:
     """Return the tensor, detached from autograd.
 
