@@ -20,7 +20,6 @@ from ..transport.connect import Dial, is_local, listen
 from ..transport.kinds import LOCAL
 from ..transport.nics import Interface, interface_of
 from ..transport.pace import Expected
-from ..transport.rate_limit import TokenBucket
 from ..transport.reactor import READ, Reactor
 from ..transport.refusals import Refusals
 from ..transport.secure import Encryption
@@ -37,9 +36,10 @@ from .relay import Relay
 logger = logging.getLogger("ringcomm.rendezvous")
 
 _LINK_S = 10.0
-_UNAUTHENTICATED_PER_S = 4000
-"""Ten times as many as at the rendezvous: all listeners close before the computation that unauthenticated
-peers could slow down begins, and a rank that is not accepted has only 5 s to try again."""
+_PLACE_S = 0.03
+"""A tenth of that at the rendezvous, so ten times as many connections may fail in a second: all listeners
+close before the computation begins that unauthenticated peers could slow down, and a rank that is not
+accepted has only 5 s to try again."""
 _CHANNELS = (Purpose.DIRECT, Purpose.BACKGROUND, Purpose.ENGINE_CONTROL)
 
 Channel = Tuple[int, int]
@@ -103,7 +103,7 @@ class LinkSetup:
             self._arrived,
             self.refusals.add,
             encryption,
-            TokenBucket(_UNAUTHENTICATED_PER_S, _UNAUTHENTICATED_PER_S),
+            _PLACE_S,
             forwarded,
         )
         self.relay: Optional[Relay] = None

@@ -4,26 +4,26 @@ Each connection has its limits: until the handshake is done, at most 200 bytes a
 encrypted), for :data:`HANDSHAKE_S` seconds. There are limits for all connections together as well, because a
 peer without the key may connect again and again while the ranks compute:
 
-* At most :data:`MOST_HALF_OPEN` connections may be unauthenticated at a time, and at most a quarter of the
-  descriptors that this process may have, so that it can still start others; the next one waits. While many
-  are refused, one is closed for it: the oldest, preferably one that has not named this job, and of an address
-  that holds more than :data:`SHARE` if there is one, but none that is younger than :data:`GRACE_S`. A rank
-  needs less than that for its handshake, on a slow network too.
-* At most :data:`REFUSALS_PER_S` connections may fail in a second, after :data:`REFUSALS_AT_ONCE` at first.
-  Then none is accepted until there are tokens again: the system keeps a few in its backlog and lets the rest
-  try again, which costs next to nothing. A refusal took 40 to 60 us on a server's core, so this is 2 % of
-  it; one after an answer by TLS took :data:`ENCRYPTED_COSTS` times as long, and costs as many tokens. TLS
-  answers only after an :class:`~ringcomm.wire.auth.Admission`, which no process without the key can make.
+* There are :data:`MAX_HALF_OPEN` places for connections that are not authenticated, and no more than a
+  quarter of the descriptors that this process may have, so that it can still start others. A connection that
+  fails keeps its place for :data:`PLACE_S` seconds more, which limits how many fail in a second; the next
+  ones wait. The system keeps some in its backlog and lets the rest try again, which costs next to nothing. A
+  refusal took 40 to 60 us on a server's core, so this is 2 % of it. TLS answers only after an
+  :class:`~ringcomm.wire.auth.Admission`, which no process without the key can make.
+* Where all places are taken, the oldest connection that has not named this job is closed for the next one,
+  but none that is younger than :data:`GRACE_S`: a rank names the job with its first bytes. A copy of what a
+  rank has sent names it too, so where many fail that does not count if all have named it.
 * When many have failed lately, unauthenticated connections are served every :data:`LOOK_EVERY_S` seconds
   instead of at once. Wake-ups are the larger part of the cost for ranks that compute, so a peer that
   sends a byte at a time causes one for several bytes.
 * A connection of another user of this machine to a Unix socket is closed unread.
 * A rank dials several addresses, or one several times, and keeps the first connection that is authenticated.
   So a connection whose other end closes it after it has sent nothing, or has named this job, is not reported
-  as refused unless many fail. It costs tokens like any other.
+  as refused unless many fail. It keeps its place like any other.
 
-An authenticated connection costs no tokens. So ranks that connect at the same time, however many, do not
-wait; only while many connections are refused they may have to try again, which :class:`~.connect.Dial` does.
+An authenticated connection gives up its place at once. So ranks that connect at the same time, however many,
+do not wait; only while many connections are refused they may have to try again, which :class:`~.connect.Dial`
+does.
 """
 
 from __future__ import annotations
@@ -31,42 +31,29 @@ from __future__ import annotations
 import resource
 import selectors
 import socket
-from collections import Counter
+from collections import deque
 from functools import partial
-from typing import Callable, Dict, Optional, Sequence, Set
+from typing import Callable, Deque, Dict, Optional, Sequence, Set
 
 from ..clock import monotonic
 from ..errors import AuthenticationError, ProtocolError
 from ..wire.auth import Admission, Claim, Responder, parting_answer
 from ..wire.signing import Session
-from .connect import (
-    BACKLOG,
-    NO_DESCRIPTORS_S,
-    check_user,
-    is_short_of_descriptors,
-    place_here,
-    trust,
-)  # fmt: skip
-from .rate_limit import TokenBucket
+from .connect import BACKLOG, check_user, is_short_of_descriptors, place_here, trust
 from .reactor import READ, Reactor
 from .secure import ClosedEarly, Encryption, SecureSocket
 
 HANDSHAKE_S = 2.0
-MOST_HALF_OPEN = 128
-SHARE = 32
-"""Where places are short, an address that holds more than so many gives one up first."""
+MAX_HALF_OPEN = 128
+PLACE_S = 0.3
+"""How long a connection that has failed keeps its place: 427 can fail in a second."""
 GRACE_S = 0.5
-REFUSALS_PER_S = 400
-REFUSALS_AT_ONCE = 400
-ENCRYPTED_COSTS = 8
-CLOSED_COSTS = 0.2
-"""What is closed unread costs a fifth of what reading its first bytes does."""
 LOOK_EVERY_S = 0.1
-_TOLERATED_PER_S = 50
-"""This many failures in a second may be accidents, and change nothing."""
+_TOLERATED = 15
+"""This many failures within :data:`PLACE_S` may be accidents, and change nothing."""
 _ACCEPTS_AT_ONCE = 256
 _CROWDED_BACKLOG = 64
-"""The listeners' backlog while none is accepted: connections before a rank's are served before it."""
+"""The listeners' backlog while many fail: connections before a rank's are served before it."""
 _SOON_S = 0.005
 _DRAIN_BYTES = 4096
 _CLOSED = "it closed the connection before it had proven anything"
@@ -75,7 +62,7 @@ _CLOSED = "it closed the connection before it had proven anything"
 def _places() -> int:
     """How many connections may be unauthenticated at a time in this process."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_HALF_OPEN if descriptors < 0 else min(MOST_HALF_OPEN, max(1, descriptors // 4))
+    return MAX_HALF_OPEN if descriptors < 0 else min(MAX_HALF_OPEN, max(1, descriptors // 4))
 
 
 class _HalfOpen:
@@ -99,11 +86,6 @@ class _HalfOpen:
     def named_job(self) -> bool:
         """Whether it has named this job, though perhaps by a copy of what a rank has sent."""
         return self.responder.challenged or isinstance(self.sock, SecureSocket)
-
-    @property
-    def costs(self) -> int:
-        """How many tokens it costs if it fails."""
-        return ENCRYPTED_COSTS if isinstance(self.sock, SecureSocket) and self.sock.answered else 1
 
     def readable(self) -> None:
         try:
@@ -171,7 +153,7 @@ class Acceptor:
             messages on it.
         refused: called with the address and the reason for each that failed.
         encryption: for all connections but those over Unix sockets; None: for none.
-        allowance: limits the rate of refusals; None: :data:`REFUSALS_PER_S`.
+        place_s: how long a connection that has failed keeps its place, in seconds.
         forwarded: whether connections may have been dialled at another address or port than they arrive at.
 
     Attributes:
@@ -188,7 +170,7 @@ class Acceptor:
         arrived: Callable[[socket.socket, Claim, Session], None],
         refused: Callable[[str, str], None],
         encryption: Optional[Encryption] = None,
-        allowance: Optional[TokenBucket] = None,
+        place_s: float = PLACE_S,
         forwarded: bool = False,
     ) -> None:
         self.key = key
@@ -202,12 +184,10 @@ class Acceptor:
         self._half_open: Dict[_HalfOpen, None] = {}
         self._places = _places()
         self.admitted: Set[bytes] = set()
-        self._allowance = allowance or TokenBucket(REFUSALS_PER_S, REFUSALS_AT_ONCE)
-        self._tolerated = TokenBucket(_TOLERATED_PER_S, _TOLERATED_PER_S)
-        self._no_descriptors_until_s = 0.0
+        self._place_s = place_s
+        self._failed_until_s: Deque[float] = deque()
         self.kept_waiting = False
-        self._resting = self._was_exhausted = False
-        self._sweeping = False
+        self._resting = self._sweeping = self._was_crowded = False
         # All that is unproven has a selector of its own, so that all of it can be left alone for a while.
         self._selector = selectors.DefaultSelector()
         for listener in self._listeners:
@@ -216,18 +196,24 @@ class Acceptor:
 
     @property
     def shut(self) -> bool:
-        """Whether no connection is accepted now."""
-        return self._exhausted or not self._room()
+        """Whether no connection is accepted now: all places are taken, and none is to be given up."""
+        if len(self._half_open) + self._failed < self._places:
+            return False
+        oldest = self._oldest()
+        return oldest is None or monotonic() < oldest.since_s + GRACE_S
 
     @property
-    def _exhausted(self) -> bool:
-        """Whether the tokens for refusals are used up, or file descriptors are."""
-        return self._allowance.left <= 0 or monotonic() < self._no_descriptors_until_s
+    def _failed(self) -> int:
+        """How many connections that have failed keep their places."""
+        now_s = monotonic()
+        while self._failed_until_s and self._failed_until_s[0] <= now_s:
+            self._failed_until_s.popleft()
+        return len(self._failed_until_s)
 
     @property
-    def _many_refusals(self) -> bool:
-        """Whether more than a few have failed lately."""
-        return self._tolerated.left <= 0
+    def _crowded(self) -> bool:
+        """Return whether more than a few have failed lately."""
+        return self._failed > _TOLERATED
 
     def _look(self) -> None:
         """Go on with all that is unproven, and decide when to look again."""
@@ -239,18 +225,18 @@ class Acceptor:
                 key.data()
         if not self._listeners:
             return
-        exhausted, many_refusals, full = self._exhausted, self._many_refusals, not self._room()
-        self.kept_waiting |= exhausted or (many_refusals and full)
-        if exhausted != self._was_exhausted:
-            self._was_exhausted = exhausted
+        crowded, shut = self._crowded, self.shut
+        self.kept_waiting |= crowded and shut
+        if crowded != self._was_crowded:
+            self._was_crowded = crowded
             for listener in self._listeners:
-                listener.listen(_CROWDED_BACKLOG if exhausted else BACKLOG)
-        if exhausted or many_refusals or full:
+                listener.listen(_CROWDED_BACKLOG if crowded else BACKLOG)
+        if crowded or shut:
             # Connections in the backlog would wake this thread all the time. The pause is short unless many
             # connections are refused.
             self._resting = True
             self._reactor.forget(self._selector)
-            self._reactor.after(LOOK_EVERY_S if exhausted or many_refusals else _SOON_S, self._look)
+            self._reactor.after(LOOK_EVERY_S if crowded else _SOON_S, self._look)
         elif self._resting:
             self._resting = False
             self._reactor.watch(self._selector, READ, self._look)
@@ -267,19 +253,20 @@ class Acceptor:
                 if not is_short_of_descriptors(problem):
                     raise
                 # Out of descriptors: close the oldest unauthenticated connection and try again next time. If
-                # there is none, pause for a moment: the listener stays readable, and would cause a busy loop.
+                # there is none, all places count as taken for a moment: the listener stays readable, and
+                # would cause a busy loop.
                 if not self._evict():
-                    self._no_descriptors_until_s = monotonic() + NO_DESCRIPTORS_S
+                    self._keep(self._places)
                 return
             sock.setblocking(False)
             try:
                 check_user(sock)
             except OSError as problem:
                 sock.close()
-                self._allowance.spend(CLOSED_COSTS)
+                self._keep(1)
                 self._refused("this host", str(problem.strerror))
                 continue
-            if len(self._half_open) >= self._places:
+            if len(self._half_open) + self._failed >= self._places:
                 self._evict()
             half_open = _HalfOpen(self, sock, str(origin[0]) if origin else "this host")
             self._half_open[half_open] = None
@@ -297,27 +284,13 @@ class Acceptor:
             self._reactor.after(HANDSHAKE_S, self._sweep)
 
     def _oldest(self) -> Optional[_HalfOpen]:
-        """The oldest connection, one that has not named this job if possible.
-
-        If an address holds more than its share, the oldest of that address.
-        """
-        without_job = [item for item in self._half_open if not item.named_job]
-        held = Counter(item.origin for item in without_job)
-        ((most, count),) = held.most_common(1) or [("", 0)]
-        if count > SHARE:
-            return next(item for item in without_job if item.origin == most)
-        return next(iter(without_job), None) or next(iter(self._half_open), None)
-
-    def _room(self) -> bool:
-        """Whether one more may be accepted, if need be in the place of one older than :data:`GRACE_S`."""
-        if len(self._half_open) < self._places:
-            return True
-        oldest = self._oldest() if self._many_refusals else None
-        return oldest is not None and oldest.since_s + GRACE_S <= monotonic()
+        """The oldest connection that has not named this job; where many fail and there is none, of all."""
+        without_job = next((item for item in self._half_open if not item.named_job), None)
+        return without_job or (next(iter(self._half_open), None) if self._crowded else None)
 
     def _evict(self) -> bool:
-        """Close the oldest connection; whether there was any."""
-        victim = self._oldest()
+        """Close the oldest connection, one that has not named this job if possible; whether there was any."""
+        victim = self._oldest() or next(iter(self._half_open), None)
         if victim is not None:
             victim.refuse("too many unproven connections at once")
         return victim is not None
@@ -332,7 +305,7 @@ class Acceptor:
             self._reactor.after(HANDSHAKE_S / 4, self._sweep)
 
     def failed(self, half_open: _HalfOpen, reason: str, given_up: bool) -> None:
-        """A connection has been refused: take tokens for it.
+        """A connection has been refused.
 
         Args:
             half_open: the connection.
@@ -340,10 +313,12 @@ class Acceptor:
             given_up: whether the other end has closed it as a rank does that another connection has made it
                 superfluous to: that is reported only where many come.
         """
-        self._allowance.spend(half_open.costs)
-        self._tolerated.spend(1)
-        if not given_up or self._many_refusals:
+        self._keep(1)
+        if not given_up or self._crowded:
             self._refused(half_open.origin, reason)
+
+    def _keep(self, places: int) -> None:
+        self._failed_until_s.extend([monotonic() + self._place_s] * places)
 
     def release(self, half_open: _HalfOpen) -> None:
         """Stop watching a connection: it is authenticated, or refused."""

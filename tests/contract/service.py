@@ -21,10 +21,9 @@ from ringcomm.config import Membership, Settings, Slot
 from ringcomm.context import Context
 from ringcomm.rendezvous.actions import Notice, Seat
 from ringcomm.rendezvous.server import RendezvousServer
-from ringcomm.transport.accept import Acceptor
+from ringcomm.transport.accept import PLACE_S, Acceptor
 from ringcomm.transport.connect import listen
 from ringcomm.transport.encryption import encryption_of
-from ringcomm.transport.rate_limit import TokenBucket
 from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Claim, Purpose, job_digest
 
@@ -105,7 +104,7 @@ class Door:
         self,
         reactor: Reactor,
         listener: Optional[socket.socket] = None,
-        allowance: Optional[TokenBucket] = None,
+        place_s: float = PLACE_S,
         certificate: str = "",
     ):
         self.reactor = reactor
@@ -121,7 +120,7 @@ class Door:
             lambda sock, claim, session: self.arrived.append((sock, claim)),
             lambda origin, reason: self.refused.append(reason),
             encryption_of(certificate),
-            allowance,
+            place_s,
         )
 
     def turn_for(self, seconds: float) -> None:

@@ -7,26 +7,20 @@ import socket
 from ringcomm.certificate import make_certificate
 from ringcomm.transport.connect import Dial
 from ringcomm.transport.encryption import encryption_of
-from ringcomm.transport.rate_limit import TokenBucket
 from tests.contract.service import CLAIM, KEY, Door
 
 
-class Clock:
-    now_s = 0.0
-
-    def __call__(self):
-        return self.now_s
-
-
 class Street:
-    """An acceptor with unauthenticated peers and ranks, and an allowance whose clock the test moves."""
+    """An acceptor with unauthenticated peers and ranks.
 
-    def __init__(self, reactor, stack, most=10, encrypt=False):
-        self.clock = Clock()
-        self.allowance = TokenBucket(10.0, most, self.clock)
+    Args:
+        place_s: how long a connection that has failed keeps its place; by default it keeps none.
+    """
+
+    def __init__(self, reactor, stack, place_s=0.0, encrypt=False):
         certificate = make_certificate() if encrypt else ""
         self.encryption = encryption_of(certificate)
-        self.door = Door(reactor, allowance=self.allowance, certificate=certificate)
+        self.door = Door(reactor, place_s=place_s, certificate=certificate)
         self.stack = stack
         self.ends = []
         stack.callback(self.door.close)
@@ -41,6 +35,10 @@ class Street:
             except BlockingIOError:
                 pass  # No peer keeps it waiting.
         return sock
+
+    def time_passes(self):
+        """Give all places back that failed connections have kept."""
+        self.door.acceptor._failed_until_s.clear()
 
     def rank(self):
         door, encryption = self.door, self.encryption

@@ -15,7 +15,7 @@ from typing import Iterator, List, Tuple
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringrun.job.metrics_server import ACCEPTS_AT_ONCE, MAX_CONNECTIONS, MAX_REQUEST_BYTES, MetricsServer
+from ringrun.job.metrics_server import MAX_CONNECTIONS, MAX_REQUEST_BYTES, MetricsServer
 from ringrun.watch.history import History
 from tests.contract.another_user import another_user
 from tests.unit.ringrun.watch.samples import HOSTS, report
@@ -139,7 +139,7 @@ def test_silent_connections_take_few_descriptors_and_no_threads(server: MetricsS
     address = server.start()
     fetch(address)
     threads, descriptors = threading.active_count(), len([*Path("/proc/self/fd").iterdir()])
-    with another_user(FLOODS, place_of(address)[1], 4 * ACCEPTS_AT_ONCE):
+    with another_user(FLOODS, place_of(address)[1], 200):
         most: List[int] = []
         for _ in range(3):
             fetch(address)  # past them: they give up their places

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ringcomm.rendezvous.state import Phase
-from ringcomm.transport.accept import MOST_HALF_OPEN, REFUSALS_AT_ONCE, REFUSALS_PER_S
+from ringcomm.transport.accept import MAX_HALF_OPEN, PLACE_S
 from tests.contract.service import eventually, opened, sum_of_ranks, together
 
 GARBAGE = Path(__file__).with_name("garbage.py")
@@ -106,9 +106,9 @@ def test_work_for_unauthenticated_peers_per_second_has_a_limit(service):
     assert thrown(throw_garbage(5, [job.endpoints[0][1]], count=5_000)) < 5_000
     assert eventually(lambda: not job.server._acceptor._half_open)
     assert eventually(lambda: not job.server._refused)
-    limit = REFUSALS_AT_ONCE + REFUSALS_PER_S * (time.monotonic() - began_s)
+    limit = MAX_HALF_OPEN * (1 + (time.monotonic() - began_s) / PLACE_S)
     counts = [int(text.split()[1]) for text in job.texts("log")]
-    assert REFUSALS_AT_ONCE < sum(counts) < limit + MOST_HALF_OPEN, counts
+    assert MAX_HALF_OPEN < sum(counts) < limit + MAX_HALF_OPEN, counts
 
 
 def assert_only_log_lines(job, since_s):

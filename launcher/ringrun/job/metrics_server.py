@@ -16,7 +16,6 @@ from typing import Callable, List, Mapping, Optional
 from ringcomm.clock import monotonic
 from ringcomm.errors import ConfigError
 from ringcomm.transport.connect import NO_DESCRIPTORS_S, is_short_of_descriptors
-from ringcomm.transport.rate_limit import TokenBucket
 
 from ..watch.history import History
 from ..watch.prometheus import exposition
@@ -29,7 +28,8 @@ TOTAL_S = 5.0
 """Time limit of a connection, in seconds."""
 GRACE_S = 0.5
 """Where all places are taken, a connection that is older gives up its own, in seconds."""
-ACCEPTS_PER_S, ACCEPTS_AT_ONCE = 50, 50
+ACCEPT_EVERY_S = 0.02
+"""Time between two connections, in seconds."""
 MAX_REQUEST_BYTES = 8192
 _LOOK_S, _LOOK_WHILE_BUSY_S = 0.5, 0.05
 _HTTP_PORT = 80
@@ -172,7 +172,6 @@ class _Places:
         self._answer = lambda head: answer(head, port)
         self._selector = selectors.DefaultSelector()
         self._open: List[_Connection] = []
-        self._allowance = TokenBucket(ACCEPTS_PER_S, ACCEPTS_AT_ONCE)
         self._not_before_s = 0.0
         self._accepting = False
 
@@ -182,7 +181,7 @@ class _Places:
         for connection in [item for item in self._open if item.since_s + TOTAL_S <= now_s]:
             self._close(connection)
         room = len(self._open) < MAX_CONNECTIONS or self._open[0].since_s + GRACE_S <= now_s
-        accepting = room and self._allowance.left > 0 and self._not_before_s <= now_s
+        accepting = room and self._not_before_s <= now_s
         if accepting is not self._accepting:
             self._accepting = accepting
             if accepting:
@@ -196,13 +195,13 @@ class _Places:
                 self._advance(key.data)
 
     def _accept(self) -> None:
+        self._not_before_s = monotonic() + ACCEPT_EVERY_S
         try:
             sock, _ = self._listener.accept()
         except OSError as problem:
             if is_short_of_descriptors(problem):
                 self._not_before_s = monotonic() + NO_DESCRIPTORS_S
             return
-        self._allowance.spend(1)
         sock.setblocking(False)
         if len(self._open) >= MAX_CONNECTIONS:
             self._close(self._open[0])
