@@ -131,13 +131,13 @@ LEVELS: Dict[int, List[List[str]]] = {
             "torch.__init__",
         ],
         [
-            "_tensorflow.bridge", "_tensorflow.compression", "_tensorflow.gradients",
+            "_tensorflow.bridge", "_tensorflow.gradients",
             "_tensorflow.accumulation", "_tensorflow.legacy",
         ],
         [
             "jax.requirement", "jax.host_call", "jax.io_callbacks", "jax.buffers", "jax.mechanism",
             "jax.eager", "jax.started", "jax.primitive", "jax.programs",
-            "jax.compression", "jax.collectives", "jax.gradients", "jax.optimizer", "jax.state", "jax.ending",
+            "jax.collectives", "jax.gradients", "jax.optimizer", "jax.state", "jax.ending",
             "jax.cluster", "jax.__init__",
         ],
         [

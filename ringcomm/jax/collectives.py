@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import api, async_calls
 from .._adapter.arguments import scattered_reduction
+from .._adapter.compression import Compression
 from .._adapter.graph_callbacks import Operation
 from .._adapter.reduction import Reduction
 from ..collective.call_sites import look_through, this_site
@@ -19,7 +20,6 @@ from ..errors import ConfigError, NotOfferedError
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set, size_of
 from . import started
-from .compression import Compression
 from .eager import from_host, to_host
 from .host_call import HostCall, rows_of
 from .primitive import bind, run_outside, weights_of

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from .._adapter.arguments import predivided
 from .._adapter.choice import configured
 from .._adapter.compressed import CompressionState
+from .._adapter.compression import Compression
 from .._adapter.gradients import Gradient, plan_buckets
 from .._adapter.graph_callbacks import Operation
 from .._adapter.reduction import Reduction, is_coded
 from ..docstrings import documented
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set
-from .compression import Compression
 from .primitive import bind, weights_of
 
 

@@ -7,9 +7,9 @@ from typing import Any, List, Optional, Sequence, Union
 import tensorflow as tf
 
 from .._adapter.arguments import reduction
+from .._adapter.compression import Compression
 from .._adapter.reduction import Reduction
 from .._tensorflow import bridge
-from .._tensorflow.compression import Compression
 from ..collective.call_sites import look_through
 from ..docstrings import documented
 from ..ops import ReduceOp, op_of

@@ -6,8 +6,8 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import tensorflow as tf
 
+from .._adapter.compression import Compression
 from .._adapter.reduction import Groups, of_gradients
-from .._tensorflow.compression import Compression
 from .._tensorflow.gradients import GradientReducer
 from ..balance.pace import weight_of_steps
 from ..docstrings import documented
