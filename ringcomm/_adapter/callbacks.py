@@ -7,9 +7,9 @@ from typing import Any, Callable, Dict, Optional, Union
 import numpy as np
 
 from ..errors import ConfigError
-from ..ops import ReduceOp
 from ..process_set import ProcessSet, global_process_set, size_of
-from . import graph_callbacks
+from .graph_callbacks import Batch, Operation
+from .reduction import Reduction
 
 Multiplier = Union[float, Callable[[float], float]]
 
@@ -95,7 +95,7 @@ def averaged(
     names = sorted(name for name, value in logs.items() if np.ndim(value) == 0 and _is_number(value))
     if not names or size_of(process_set) == 1:
         return {name: float(logs[name]) for name in names}
-    how = graph_callbacks.average(process_set, ReduceOp.AVERAGE)
+    how = Reduction(process_set=process_set)
     weighted = [name for name in names if samples is not None and not name.startswith("val_")]
     operations, inputs, order = [], [], []
     for part in (weighted, [name for name in names if name not in weighted]):
@@ -104,12 +104,12 @@ def averaged(
         # The operation's name contains the metrics' names: ranks with different metrics get an error.
         label = f"metrics: {', '.join(part)}"
         has_weight = part is weighted
-        operations.append(graph_callbacks.Allreduce(how, label, 1 + has_weight, has_weight))
+        operations.append(Operation("allreduce", how, label, 1 + has_weight, has_weight=has_weight))
         inputs.append(np.array([float(logs[name]) for name in part], np.float64))
         if has_weight:
             inputs.append(np.float64(samples))
         order += part
-    means = np.concatenate(graph_callbacks.Batch(operations).run(inputs))
+    means = np.concatenate(Batch(operations).run(inputs))
     return {name: float(mean) for name, mean in zip(order, means)}
 
 

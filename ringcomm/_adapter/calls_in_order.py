@@ -25,7 +25,7 @@ from ..ops import ReduceOp
 from ..process_set import number_of
 from .arguments import row_counts
 from .causes import record_cause
-from .graph_callbacks import Allgather, Allreduce, Alltoall, Barrier, Broadcast, Operation, Reducescatter
+from .graph_callbacks import Operation
 
 _SHAPES_SHOWN = 16
 
@@ -36,16 +36,10 @@ _here = threading.local()
 
 def can_be_in_order(operation: Operation) -> bool:
     """Whether an operation can be a call in order: one of all ranks, without a name, weights or codes."""
-    if operation.name is not None:
+    how = operation.how
+    if operation.name is not None or operation.has_weight or how.weight is not None or operation.is_coded:
         return False
-    if isinstance(operation, Allreduce):
-        plain = operation.how.weight is None and not operation.has_weight
-        return plain and not number_of(operation.how.process_set)
-    if isinstance(operation, Reducescatter):
-        return not number_of(operation.how.process_set)
-    return isinstance(operation, (Allgather, Broadcast, Alltoall, Barrier)) and not number_of(
-        operation.process_set
-    )
+    return not number_of(how.process_set)
 
 
 def is_inside() -> bool:
@@ -96,24 +90,23 @@ def run(operation: Operation, arrays: Sequence[Array], site: Site) -> List[Array
     Raises:
         RingcommError: it failed.
     """
-    if isinstance(operation, (Allreduce, Broadcast)):
+    if operation.keeps_shapes:
         copies = [np.array(array, order="C") for array in arrays]
         overwrite(operation, copies, site)
         return copies
     with _recorded(site) as context:
-        if isinstance(operation, Barrier):
+        if operation.kind == "barrier":
             context.barrier()
             return []
-        if isinstance(operation, Alltoall):
+        if operation.kind == "alltoall":
             rows, splits = arrays
             counts = row_counts(len(rows), splits.tolist() if splits.size else None, context.size)
             received, numbers = context.alltoall(rows, counts)
             return [received, np.asarray(numbers, np.int32)]
-        if isinstance(operation, Allgather):
+        if operation.kind == "allgather":
             # Each rank can have another number of rows.
             label = _label([array.shape[1:] for array in arrays]) if len(arrays) > 1 else None
             return [context.allgather(array, label) for array in arrays]
-        assert isinstance(operation, Reducescatter)
         label = _shapes(arrays) if len(arrays) > 1 else None
         how = operation.how
         return [context.reducescatter(array, how.op, label, how.prescale, how.postscale) for array in arrays]
@@ -144,16 +137,15 @@ def _recorded(site: Site) -> Iterator[Context]:
 
 
 def _overwrite(context: Context, operation: Operation, array: Array, label: str = "") -> None:
-    if isinstance(operation, Broadcast):
+    if operation.kind == "broadcast":
         context.broadcast_(array, operation.root_rank, label or None)
     else:
-        assert isinstance(operation, Allreduce)
         how = operation.how
         context.allreduce_(array, how.op, label or None, how.prescale, how.postscale)
 
 
 def _is_adasum(operation: Operation) -> bool:
-    return isinstance(operation, Allreduce) and operation.how.op == ReduceOp.ADASUM
+    return operation.kind == "allreduce" and operation.how.op == ReduceOp.ADASUM
 
 
 def _shapes(arrays: Sequence[Array]) -> str:

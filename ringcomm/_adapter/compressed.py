@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -23,37 +23,13 @@ from ..process_set import number_of, rank_in, size_of
 from ..schedule.steps import even_bounds
 from .arguments import wire_name
 from .choice import AutoCompression
-from .compression import NoneCompressor, PowerSGD, codec_for, compressor_of
+from .compression import PowerSGD, codec_for
 from .feedback import Residuals, reset_all
-from .gradients import Reduction
 from .powersgd import Matrix, PowerIteration
+from .reduction import Reduction
 from .waiting import run_all
 
 Shape = Tuple[int, ...]
-
-
-def is_coded(compression: Any) -> bool:
-    """Whether the reduction executes the compression itself."""
-    return getattr(compression, "kind", "") in ("int8", "int4", "powersgd", "auto")
-
-
-def divided(compression: Any, op: ReduceOp) -> Tuple[Any, Any]:
-    """Divide the compression of a single reduction in what the reduction executes and what converts tensors.
-
-    Args:
-        compression: a compressor, its name, or None.
-        op: the reduction; those that do not add are executed without codes.
-
-    Returns:
-        a compressor for which :func:`is_coded` holds, or None; and one with ``compress`` and ``decompress``.
-
-    Raises:
-        ConfigError: no compressor has the name.
-    """
-    compressor = compressor_of(compression)
-    if not is_coded(compressor):
-        return None, compressor
-    return compressor if op in (ReduceOp.AVERAGE, ReduceOp.SUM) else None, NoneCompressor
 
 
 def sent_as(compression: Any, dtype: str, shape: Sequence[int]) -> str:
@@ -152,141 +128,153 @@ def drop_residuals(variables: Sequence[Any], why: str) -> None:
     reset_all([state_of(variable).residuals for variable in known], why)
 
 
-class CompressedAllreduce(NamedTuple):
-    """Reduces ``inputs`` arrays as one operation, to callers; each codec's are one of the engine's.
+def start_coded(
+    how: Reduction, name: Optional[str], arrays: Sequence[Array], urgent: bool = False,
+    weight: Optional[float] = None, state: Optional[CompressionState] = None, in_place: bool = False,
+) -> Pending:  # fmt: skip
+    """Start an allreduce to its callers one operation; the arrays of each codec are one of the engine's.
+
+    Args:
+        how: the reduction, with one of ringcomm's compressors.
+        name: of the operation; None: it is matched by its order.
+        arrays: those to reduce.
+        urgent: whether the caller waits for it next.
+        weight: of this rank's arrays in a weighted average; None: there are none.
+        state: what is kept of gradients from step to step; None: the arrays are no gradients of a model.
+        in_place: overwrite the arrays, which are contiguous; otherwise the results are new arrays.
+
+    Returns:
+        the reductions in progress; they have the results as a list.
+
+    Raises:
+        ConfigError: PowerSGD with a weight.
+    """
+    if weight is not None and isinstance(how.compression, PowerSGD):
+        raise ConfigError("PowerSGD averages without weights: use Compression.int8 or Compression.bf16.")
+    pairs = [(array.reshape(-1), array.shape) if in_place else flat_copy(array) for array in arrays]
+    auto = None if state is None else state.auto(how.compression)
+    compression = how.compression if auto is None else auto.current()
+    groups: Dict[str, List[int]] = {}
+    for index, (flat, shape) in enumerate(pairs):
+        codec = _codec(how, compression, state is not None, flat.dtype.name, shape)
+        groups.setdefault(codec, []).append(index)
+    pending = Pending([flat.reshape(shape) for flat, shape in pairs], auto)
+    if auto is not None:
+        auto.submitting(sum(4 * flat.size for flat, _ in pairs))
+    for codec in sorted(groups):
+        flats = [pairs[index][0] for index in groups[codec]]
+        shapes = [pairs[index][1] for index in groups[codec]]
+        keys = [f"{name}/{index}" for index in groups[codec]]
+        label = f"{name}.{codec}" if name else None
+        if codec == "powersgd":
+            matrices = [
+                Matrix(key, shape[0], flat.size // shape[0]) for key, flat, shape in zip(keys, flats, shapes)
+            ]
+            kept = CompressionState() if state is None else state
+            pending.power = PowerReduction(kept.iteration(matrices, compression.rank), how, label)
+            pending.power.start(flats)
+            continue
+        residuals: List[Array] = []
+        if state is not None and codec in ("int8", "int4"):
+            residuals = [state.residuals.of(key, flat.size) for key, flat in zip(keys, flats)]
+        handle = api.context().engine.allreduce(
+            flats, how.op, wire_name("allreduce", label), shapes, how.prescale, how.postscale,
+            number_of(how.process_set), urgent, compression=codec, residuals=residuals, weight=weight,
+        )  # fmt: skip
+        pending.handles.append(handle)
+    return pending
+
+
+def start_coded_rows(
+    how: Reduction, name: Optional[str], arrays: Sequence[Array], urgent: bool = False
+) -> Pending:
+    """Start a reducescatter with codes: an allreduce of which every rank keeps its rows.
+
+    With int8 that sends half of what a reducescatter of float32 sends. The arguments are those of
+    :func:`start_coded`.
+
+    Raises:
+        ShapeError: an array has no first dimension.
+    """
+    if not all(array.ndim for array in arrays):
+        raise ShapeError("reducescatter divides the first dimension, and a zero-dimensional array has none.")
+    pending = start_coded(how, name, arrays, urgent)
+    rank, size = rank_in(how.process_set), size_of(how.process_set)
+    edges = [even_bounds(len(array), size)[rank : rank + 2] for array in arrays]
+    pending.rows = [slice(*edge) for edge in edges]
+    return pending
+
+
+def _codec(how: Reduction, compression: Any, is_gradient: bool, dtype: str, shape: Shape) -> str:
+    if not how.adds:
+        return "none"
+    kind = str(getattr(compression, "kind", "none"))
+    # The caller of a single reduction has chosen the codec for these arrays, whatever their shapes.
+    return kind if not is_gradient and kind in CODECS else sent_as(compression, dtype, shape)
+
+
+class PowerReduction:
+    """The two reductions of PowerSGD for some matrices.
+
+    Args:
+        iteration: the thin matrices, and the residuals.
+        how: the reduction.
+        name: of the operation; None: its parts are matched by their order.
 
     Attributes:
-        how: the reduction.
-        name: of the operation; None: it is matched by its order.
-        inputs: how many.
-        compression: a compressor for which :func:`is_coded` holds.
-        state: what is kept of gradients from step to step; None: the arrays are no gradients of a model.
-        has_weight: whether the last input is the weight of the others.
+        iteration: as passed.
+        first: the handle of the first reduction, once it is submitted.
+        running: whether the engine may be writing to the thin matrices.
     """
 
-    how: Reduction
-    name: Optional[str]
-    inputs: int
-    compression: Any
-    state: Optional[CompressionState] = None
-    has_weight: bool = False
+    def __init__(self, iteration: PowerIteration, how: Reduction, name: Optional[str]) -> None:
+        self.iteration, self._how, self._name = iteration, how, name
+        self._gradients: List[Array] = []
+        self.first: Optional[Handle] = None
+        self._second: Optional[Handle] = None
+        self.running = False
 
-    def start(self, arrays: Sequence[Array], urgent: bool = False) -> Pending:
-        """Submit it; the result is a list of new arrays.
+    def start(self, gradients: List[Array], absent: int = 0) -> None:
+        """Submit the first reduction.
 
-        Raises:
-            ConfigError: PowerSGD with a weight.
+        Args:
+            gradients: one float32 array per matrix, flat; they receive the results.
+            absent: as for ``Engine.allreduce``.
         """
-        weight = self.how.weight_now()
-        if self.has_weight:
-            arrays, weight = arrays[:-1], float(arrays[-1])
-        if weight is not None and isinstance(self.compression, PowerSGD):
-            raise ConfigError("PowerSGD averages without weights: use Compression.int8 or Compression.bf16.")
-        pairs = [flat_copy(array) for array in arrays]
-        auto = None if self.state is None else self.state.auto(self.compression)
-        compression = self.compression if auto is None else auto.current()
-        groups: Dict[str, List[int]] = {}
-        for index, (flat, shape) in enumerate(pairs):
-            groups.setdefault(self._codec(compression, flat.dtype.name, shape), []).append(index)
-        pending = Pending([flat.reshape(shape) for flat, shape in pairs], auto)
-        if auto is not None:
-            auto.submitting(sum(4 * flat.size for flat, _ in pairs))
-        for codec in sorted(groups):
-            flats = [pairs[index][0] for index in groups[codec]]
-            shapes = [pairs[index][1] for index in groups[codec]]
-            keys = [f"{self.name}/{index}" for index in groups[codec]]
-            if codec == "powersgd":
-                pending.power = _Power(self, keys, flats, shapes)
-            else:
-                pending.handles.append(self._submit(codec, keys, flats, shapes, urgent, weight))
-        return pending
-
-    def _codec(self, compression: Any, dtype: str, shape: Shape) -> str:
-        if self.how.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-            return "none"
-        kind = str(getattr(compression, "kind", "none"))
-        # The caller of a single reduction has chosen the codec for these arrays, whatever their shapes.
-        return kind if self.state is None and kind in CODECS else sent_as(compression, dtype, shape)
-
-    def part_name(self, part: str) -> str:
-        """The name by which ranks match a part of the operation; empty: by its order."""
-        return wire_name("allreduce", f"{self.name}.{part}" if self.name else None)
-
-    def _submit(
-        self, codec: str, keys: Sequence[str], flats: Sequence[Array], shapes: Sequence[Shape], urgent: bool,
-        weight: Optional[float],
-    ) -> Handle:  # fmt: skip
-        kept: List[Array] = []
-        if self.state is not None and codec in ("int8", "int4"):
-            kept = [self.state.residuals.of(key, flat.size) for key, flat in zip(keys, flats)]
-        return api.context().engine.allreduce(
-            flats, self.how.op, self.part_name(codec), shapes, self.how.prescale,
-            self.how.postscale, number_of(self.how.process_set), urgent, compression=codec, residuals=kept,
-            weight=weight,
-        )  # fmt: skip
-
-
-class CompressedReducescatter(NamedTuple):
-    """Reduces ``inputs`` arrays with codes; every rank gets its part of the rows.
-
-    It is a :class:`CompressedAllreduce` without state of which every rank keeps its rows: with int8 that
-    sends half of what a reduce-scatter of float32 sends.
-    """
-
-    how: Reduction
-    name: Optional[str]
-    inputs: int
-    compression: Any
-
-    def start(self, arrays: Sequence[Array], urgent: bool = False) -> Pending:
-        """Submit it; the result is a list of new arrays.
-
-        Raises:
-            ShapeError: an array has no first dimension.
-        """
-        if not all(array.ndim for array in arrays):
-            raise ShapeError(
-                "reducescatter divides the first dimension, and a zero-dimensional array has none."
-            )
-        whole = CompressedAllreduce(self.how, self.name, self.inputs, self.compression)
-        pending = whole.start(arrays, urgent)
-        rank, size = rank_in(self.how.process_set), size_of(self.how.process_set)
-        edges = [even_bounds(len(array), size)[rank : rank + 2] for array in arrays]
-        pending.rows = [slice(*edge) for edge in edges]
-        return pending
-
-
-class _Power:
-    """The two reductions of PowerSGD: :meth:`start` has submitted the first."""
-
-    def __init__(
-        self, operation: CompressedAllreduce, keys: Sequence[str], flats: List[Array], shapes: Sequence[Shape]
-    ) -> None:
-        self._how, self._part_name, self._flats = operation.how, operation.part_name, flats
-        compression: PowerSGD = operation.compression
-        matrices = [
-            Matrix(key, shape[0], flat.size // shape[0]) for key, flat, shape in zip(keys, flats, shapes)
-        ]
-        state = CompressionState() if operation.state is None else operation.state
-        self._iteration = state.iteration(matrices, compression.rank)
+        self._gradients, self.running = gradients, True
         if self._how.prescale != 1.0:
-            for flat in flats:
-                np.multiply(flat, np.float32(self._how.prescale), out=flat)
-        self._iteration.add_residuals(flats)
-        self._iteration.make_left(flats)
-        self.first = self._average(self._iteration.left, "left")
+            for gradient in gradients:
+                np.multiply(gradient, np.float32(self._how.prescale), out=gradient)
+        self.iteration.add_residuals(gradients)
+        self.iteration.make_left(gradients)
+        self.first = self._average(self.iteration.left, "left", absent)
 
-    def _average(self, array: Array, side: str) -> Handle:
-        name, process_set = self._part_name(f"powersgd.{side}"), number_of(self._how.process_set)
-        return api.context().engine.allreduce([array], ReduceOp.AVERAGE, name, process_set=process_set)
+    def advance(self) -> int:
+        """Wait for the first reduction, and submit the second; returns the gradients that no rank has."""
+        assert self.first is not None
+        self.first.wait()
+        self.iteration.make_right(self._gradients)
+        self._second = self._average(self.iteration.right, "right")
+        return self.first.absent
+
+    def finish(self) -> None:
+        """Wait for the second reduction, and write the results over the gradients."""
+        assert self._second is not None
+        self._second.wait()
+        size = size_of(self._how.process_set) if self._how.op == ReduceOp.SUM else 1
+        self.iteration.finish(self._gradients, self._how.postscale * size)
+        self._gradients, self.running = [], False
 
     def complete(self) -> None:
-        """Wait for the first reduction, make the second, and write the result over the gradients."""
-        self.first.wait()
-        self._iteration.make_right(self._flats)
-        self._average(self._iteration.right, "right").wait()
-        size = size_of(self._how.process_set) if self._how.op == ReduceOp.SUM else 1
-        self._iteration.finish(self._flats, self._how.postscale * size)
+        """Wait for both reductions, and write the results over the gradients."""
+        self.advance()
+        self.finish()
+
+    def _average(self, array: Array, side: str, absent: int = 0) -> Handle:
+        name = wire_name("allreduce", f"{self._name}.{side}" if self._name else None)
+        return api.context().engine.allreduce(
+            [array], ReduceOp.AVERAGE, name, process_set=number_of(self._how.process_set), absent=absent
+        )
 
 
 class Pending:
@@ -306,12 +294,13 @@ class Pending:
         self._results = results
         self._auto = auto
         self.handles: List[Handle] = []
-        self.power: Optional[_Power] = None
+        self.power: Optional[PowerReduction] = None
         self.rows: Optional[List[slice]] = None
 
     def block(self, timeout_s: Optional[float]) -> bool:
         """Sleep until what was submitted has ended, or for so long each; whether it has."""
-        handles = self.handles if self.power is None else [*self.handles, self.power.first]
+        first = None if self.power is None else self.power.first
+        handles = self.handles if first is None else [*self.handles, first]
         ended = [handle.block(timeout_s) for handle in handles]
         return all(ended)
 

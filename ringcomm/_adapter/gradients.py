@@ -6,35 +6,14 @@ Parameters are identified by their indices, in the order of the optimizer.
 from __future__ import annotations
 
 import zlib
-from typing import Any, Dict, Hashable, Iterable, List, NamedTuple, Optional, Sequence, Set, Union
+from typing import Any, Dict, Hashable, Iterable, List, NamedTuple, Optional, Sequence, Union
 
-from ..balance.step_weight import StepWeight
 from ..errors import ConfigError
-from ..ops import ReduceOp
-from ..process_set import ProcessSet
 
 FIRST_BYTES = 1 << 20
 """Size of the bucket that is complete first: its reduction should start early in the backward pass."""
 BUCKET_BYTES = 8 << 20
 """Size of the other buckets: large enough to use the network well, small enough that several overlap."""
-
-
-class Reduction(NamedTuple):
-    """The parameters of a reduction: op, factors and process set.
-
-    Attributes:
-        weight: the weights of a weighted average; None: there are none.
-    """
-
-    op: ReduceOp
-    prescale: float
-    postscale: float
-    process_set: ProcessSet
-    weight: Optional[StepWeight] = None
-
-    def weight_now(self) -> Optional[float]:
-        """The weight of a contribution that is submitted now; None: there are no weights."""
-        return None if self.weight is None else self.weight.now()
 
 
 class Gradient(NamedTuple):
@@ -69,36 +48,6 @@ def plan_buckets(
         open_buckets[kind].append(index)
         filled[kind] += nbytes
     return buckets
-
-
-Groups = Union[int, Sequence[Sequence[Any]], None]
-
-
-def chosen_groups(groups: Groups, num_groups: int, parameter_type: type) -> Groups:
-    """Check the caller's ``groups`` or ``num_groups``.
-
-    Raises:
-        ConfigError: ``groups`` is neither a positive number nor lists of distinct parameters.
-    """
-    if groups is None:
-        groups = num_groups or None
-    if groups is None:
-        return None
-    if isinstance(groups, int):
-        if groups <= 0:
-            raise ConfigError("groups should be a positive integer or a list of lists of parameters.")
-        return groups
-    if not isinstance(groups, (list, tuple)):
-        raise ConfigError("groups should be a positive integer or a list of lists of parameters.")
-    seen: Set[int] = set()
-    for group in groups:
-        for parameter in group:
-            if not isinstance(parameter, parameter_type):
-                raise ConfigError(f"groups must consist of parameters, not {type(parameter).__name__}.")
-            if id(parameter) in seen:
-                raise ConfigError("A parameter can only appear once in groups.")
-            seen.add(id(parameter))
-    return groups
 
 
 def plan_groups(parameters: Sequence[Any], groups: Union[int, Sequence[Sequence[Any]]]) -> List[List[int]]:

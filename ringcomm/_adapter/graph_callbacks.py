@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -24,150 +24,133 @@ from ..arrays.bridge import flat_copy, flat_view
 from ..dtypes import Array
 from ..engine.request import Handle, Shape
 from ..errors import RingcommError
-from ..ops import ReduceOp
-from ..process_set import ProcessSet, number_of
+from ..process_set import number_of
 from .arguments import row_counts, wire_name
 from .causes import record_cause
-from .compressed import CompressedAllreduce, CompressedReducescatter, Pending
-from .gradients import Reduction
+from .compressed import CompressionState, Pending, start_coded, start_coded_rows
+from .reduction import Reduction
 from .waiting import run_all
 
+AnyHandle = Union[Handle, Pending]
 
-class Allreduce(NamedTuple):
-    """Reduces ``inputs`` arrays in one operation.
+
+class Operation(NamedTuple):
+    """One collective.
 
     Attributes:
-        has_weight: whether the last input is the weight of the others.
+        kind: ``"allreduce"``, ``"reducescatter"``, ``"allgather"``, ``"broadcast"``, ``"barrier"`` (of no
+            inputs) or ``"alltoall"`` (of two: the second is the number of rows by rank; empty: all the same).
+        how: the reduction; of other collectives, the ranks that take part. Its compression is one that the
+            reduction executes, or none.
+        name: by which ranks match it; None: by its order.
+        inputs: number of arrays.
+        root_rank: of a broadcast.
+        has_weight: whether the last input of an allreduce is the weight of the others.
+        state: what an allreduce with codes keeps from step to step.
     """
 
-    how: Reduction
+    kind: str
+    how: Reduction = Reduction()
     name: Optional[str] = None
     inputs: int = 1
+    root_rank: int = 0
     has_weight: bool = False
+    state: Optional[CompressionState] = None
 
-    def start(self, arrays: Sequence[Array], urgent: bool = False) -> Handle:
-        """Submit it; the handle returns new arrays."""
-        weight = self.how.weight_now()
-        if self.has_weight:
-            arrays, weight = arrays[:-1], float(arrays[-1])
-        return self._submit(*_side_by_side(arrays), urgent, weight)
+    @property
+    def is_coded(self) -> bool:
+        """Whether the reduction executes a compression."""
+        return getattr(self.how.compression, "kind", "none") != "none"
 
-    def overwrite(self, arrays: Sequence[Array], urgent: bool = False) -> Handle:
-        """Submit it; the arrays, which are contiguous, receive the results, and the handle returns them."""
-        return self._submit(*_flat(arrays), urgent, self.how.weight_now())
+    @property
+    def keeps_shapes(self) -> bool:
+        """Whether results have the shapes of the arrays, so that they can overwrite them."""
+        return self.kind in ("allreduce", "broadcast")
 
-    def _submit(
-        self, flats: List[Array], shapes: List[Shape], urgent: bool, weight: Optional[float]
-    ) -> Handle:
-        return api.context().engine.allreduce(
-            flats, self.how.op, wire_name("allreduce", self.name), shapes, self.how.prescale,
-            self.how.postscale, number_of(self.how.process_set), urgent,
-            lambda _: [flat.reshape(shape) for flat, shape in zip(flats, shapes)], weight=weight,
-        )  # fmt: skip
+    def start(self, arrays: Sequence[Array], urgent: bool = False, in_place: bool = False) -> AnyHandle:
+        """Submit it.
 
+        Args:
+            arrays: its inputs.
+            urgent: whether the caller waits for it next.
+            in_place: overwrite the arrays, which are contiguous, if it :attr:`keeps_shapes`.
 
-class Reducescatter(NamedTuple):
-    """Reduces arrays; every rank gets its part of the rows."""
+        Returns:
+            the handle; it returns a list of arrays (of an alltoall the received rows and their number by
+            source rank, int32; of a barrier None).
 
-    how: Reduction
-    name: Optional[str] = None
-    inputs: int = 1
-
-    def start(self, arrays: Sequence[Array], urgent: bool = False) -> Handle:
-        """Submit it; the handle returns new arrays."""
-        flats, shapes = _side_by_side(arrays)
-        return api.context().engine.reducescatter(
-            flats, shapes, self.how.op, wire_name("reducescatter", self.name), self.how.prescale,
-            self.how.postscale, number_of(self.how.process_set), urgent, list,
-        )  # fmt: skip
+        Raises:
+            ConfigError: PowerSGD with a weight, or row counts that do not fit.
+            ShapeError: an array has no rows to divide.
+        """
+        return _STARTS[self.kind](self, arrays, urgent, in_place)
 
 
-class Allgather(NamedTuple):
-    """Concatenates the rows of all ranks, for each array."""
-
-    process_set: ProcessSet
-    name: Optional[str] = None
-    inputs: int = 1
-
-    def start(self, arrays: Sequence[Array], urgent: bool = False) -> Handle:
-        """Submit it; the handle returns new arrays."""
-        pairs = [flat_copy(array) for array in arrays]
-        return api.context().engine.allgather(
-            [flat for flat, _ in pairs], [shape for _, shape in pairs], wire_name("allgather", self.name),
-            number_of(self.process_set), urgent, list,
-        )  # fmt: skip
+def _allreduce(operation: Operation, arrays: Sequence[Array], urgent: bool, in_place: bool) -> AnyHandle:
+    how, weight = operation.how, operation.how.weight_now()
+    if operation.has_weight:
+        arrays, weight = arrays[:-1], float(arrays[-1])
+    if operation.is_coded:
+        return start_coded(how, operation.name, arrays, urgent, weight, operation.state, in_place)
+    flats, shapes = _flat(arrays) if in_place else _side_by_side(arrays)
+    return api.context().engine.allreduce(
+        flats, how.op, wire_name("allreduce", operation.name), shapes, how.prescale, how.postscale,
+        number_of(how.process_set), urgent,
+        lambda _: [flat.reshape(shape) for flat, shape in zip(flats, shapes)], weight=weight,
+    )  # fmt: skip
 
 
-class Broadcast(NamedTuple):
-    """Sends the root's arrays to all ranks."""
-
-    root_rank: int
-    process_set: ProcessSet
-    name: Optional[str] = None
-    inputs: int = 1
-
-    def start(self, arrays: Sequence[Array], urgent: bool = False) -> Handle:
-        """Submit it; the handle returns new arrays."""
-        return self._submit(*_side_by_side(arrays), urgent)
-
-    def overwrite(self, arrays: Sequence[Array], urgent: bool = False) -> Handle:
-        """Submit it; the arrays, which are contiguous, receive the results, and the handle returns them."""
-        return self._submit(*_flat(arrays), urgent)
-
-    def _submit(self, flats: List[Array], shapes: List[Shape], urgent: bool) -> Handle:
-        return api.context().engine.broadcast(
-            flats, self.root_rank, wire_name("broadcast", self.name), shapes, number_of(self.process_set),
-            urgent, lambda _: [flat.reshape(shape) for flat, shape in zip(flats, shapes)],
-        )  # fmt: skip
+def _reducescatter(operation: Operation, arrays: Sequence[Array], urgent: bool, _: bool) -> AnyHandle:
+    how = operation.how
+    if operation.is_coded:
+        return start_coded_rows(how, operation.name, arrays, urgent)
+    flats, shapes = _side_by_side(arrays)
+    return api.context().engine.reducescatter(
+        flats, shapes, how.op, wire_name("reducescatter", operation.name), how.prescale, how.postscale,
+        number_of(how.process_set), urgent, list,
+    )  # fmt: skip
 
 
-class Alltoall(NamedTuple):
-    """Sends rows to every rank. The second input is their number by rank; empty: the same number for each."""
-
-    process_set: ProcessSet
-    name: Optional[str] = None
-    inputs: int = 2
-
-    def start(self, arrays: Sequence[Array], urgent: bool = False) -> Handle:
-        """Submit it; the handle returns the received rows and their number by source rank (int32)."""
-        flat, shape = flat_copy(arrays[0])
-        splits = np.asarray(arrays[1])
-        engine = api.context().engine
-        number = number_of(self.process_set)
-        members = len(engine.sets.check_member(number))
-        rows = shape[0] if shape else 0
-        counts = row_counts(rows, splits.tolist() if splits.size else None, members)
-        return engine.alltoall(
-            flat, shape, counts, wire_name("alltoall", self.name), number, urgent,
-            lambda result: [result[0], np.asarray(result[1], np.int32)],
-        )  # fmt: skip
+def _allgather(operation: Operation, arrays: Sequence[Array], urgent: bool, _: bool) -> AnyHandle:
+    pairs = [flat_copy(array) for array in arrays]
+    return api.context().engine.allgather(
+        [flat for flat, _ in pairs], [shape for _, shape in pairs], wire_name("allgather", operation.name),
+        number_of(operation.how.process_set), urgent, list,
+    )  # fmt: skip
 
 
-class Barrier(NamedTuple):
-    """Completes once all ranks have submitted it."""
-
-    process_set: ProcessSet
-    name: Optional[str] = None
-    inputs: int = 0
-
-    def start(self, arrays: Sequence[Array], urgent: bool = False) -> Handle:
-        """Submit it; the handle returns None."""
-        engine = api.context().engine
-        return engine.barrier(wire_name("barrier", self.name), number_of(self.process_set), urgent)
+def _broadcast(operation: Operation, arrays: Sequence[Array], urgent: bool, in_place: bool) -> AnyHandle:
+    flats, shapes = _flat(arrays) if in_place else _side_by_side(arrays)
+    return api.context().engine.broadcast(
+        flats, operation.root_rank, wire_name("broadcast", operation.name), shapes,
+        number_of(operation.how.process_set), urgent,
+        lambda _: [flat.reshape(shape) for flat, shape in zip(flats, shapes)],
+    )  # fmt: skip
 
 
-Overwriting = (Allreduce, Broadcast)
-"""Operations that can overwrite their arrays instead of returning new ones."""
+def _alltoall(operation: Operation, arrays: Sequence[Array], urgent: bool, _: bool) -> AnyHandle:
+    flat, shape = flat_copy(arrays[0])
+    splits = np.asarray(arrays[1])
+    engine = api.context().engine
+    number = number_of(operation.how.process_set)
+    members = len(engine.sets.check_member(number))
+    rows = shape[0] if shape else 0
+    counts = row_counts(rows, splits.tolist() if splits.size else None, members)
+    return engine.alltoall(
+        flat, shape, counts, wire_name("alltoall", operation.name), number, urgent,
+        lambda result: [result[0], np.asarray(result[1], np.int32)],
+    )  # fmt: skip
 
-REDUCTIONS = (Allreduce, CompressedAllreduce, Reducescatter, CompressedReducescatter)
-"""Operations with a :class:`~.gradients.Reduction`."""
 
-Operation = Union[
-    Allreduce, CompressedAllreduce, Reducescatter, CompressedReducescatter, Allgather, Broadcast, Alltoall,
-    Barrier,
-]  # fmt: skip
+def _barrier(operation: Operation, _: Sequence[Array], urgent: bool, in_place: bool) -> AnyHandle:
+    engine = api.context().engine
+    return engine.barrier(wire_name("barrier", operation.name), number_of(operation.how.process_set), urgent)
 
-AnyHandle = Union[Handle, Pending]
+
+_STARTS: Dict[str, Callable[[Operation, Sequence[Array], bool, bool], AnyHandle]] = {
+    "allreduce": _allreduce, "reducescatter": _reducescatter, "allgather": _allgather,
+    "broadcast": _broadcast, "alltoall": _alltoall, "barrier": _barrier,
+}  # fmt: skip
 
 
 def check_sets(operations: Sequence[Operation]) -> None:
@@ -177,11 +160,7 @@ def check_sets(operations: Sequence[Operation]) -> None:
         UnknownProcessSetError: a process set is not registered.
     """
     for operation in operations:
-        if isinstance(operation, REDUCTIONS):
-            chosen = operation.how.process_set
-        else:
-            chosen = operation.process_set
-        api.context().engine.sets.members(number_of(chosen))
+        api.context().engine.sets.members(number_of(operation.how.process_set))
 
 
 class Batch:
@@ -193,8 +172,8 @@ class Batch:
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self.operations = list(operations)
-        weights = [item.how.weight for item in self.operations if isinstance(item, Allreduce)]
-        self._weight = next((weight for weight in weights if weight is not None), None)
+        weights = [item.how.weight for item in self.operations if item.how.weight is not None]
+        self._weight = weights[0] if weights else None
         self._started: Dict[int, List[AnyHandle]] = {}
         self._latest: List[AnyHandle] = []
         self._numbers = itertools.count(1)
@@ -208,11 +187,12 @@ class Batch:
         """
         return self._wait(self._submit(arrays, urgent=True))
 
-    def overwrite(self, arrays: Sequence[Array]) -> None:
+    def overwrite(self, arrays: Iterable[Array]) -> None:
         """As :meth:`run`, but the arrays themselves receive the results.
 
         Args:
-            arrays: writable and contiguous, for operations that are all :data:`Overwriting`.
+            arrays: writable and contiguous, for operations whose results have the shapes of their inputs.
+                They are read one operation after the other.
         """
         self._wait(self._submit(arrays, urgent=True, in_place=True))
 
@@ -234,24 +214,17 @@ class Batch:
             handle.block(None)
         return self._wait(handles)
 
-    def _submit(self, arrays: Sequence[Any], urgent: bool, in_place: bool = False) -> List[AnyHandle]:
+    def _submit(self, arrays: Iterable[Any], urgent: bool, in_place: bool = False) -> List[AnyHandle]:
         # A framework may run this batch again before its last run has ended, and a name can be in use only
         # once. The last run was submitted, so it ends.
         for handle in self._latest:
             handle.block(None)
         handles: List[AnyHandle] = []
-        start = 0
-        last = self.operations[-1]
+        last, left = self.operations[-1], iter(arrays)
         try:
             for operation in self.operations:
-                stop = start + operation.inputs
-                given = [np.asarray(array) for array in arrays[start:stop]]
-                now = urgent and operation is last
-                if in_place and isinstance(operation, Overwriting):
-                    handles.append(operation.overwrite(given, now))
-                else:
-                    handles.append(operation.start(given, now))
-                start = stop
+                given = [np.asarray(array) for array in itertools.islice(left, operation.inputs)]
+                handles.append(operation.start(given, urgent and operation is last, in_place))
         except RingcommError as error:
             record_cause(error)
             raise
@@ -299,8 +272,3 @@ def _side_by_side(arrays: Sequence[Array]) -> Tuple[List[Array], List[Shape]]:
 def _flat(arrays: Sequence[Array]) -> Tuple[List[Array], List[Shape]]:
     """The memory of contiguous arrays as flat ones, and the shapes."""
     return [array.reshape(-1) for array in arrays], [array.shape for array in arrays]
-
-
-def average(process_set: ProcessSet, op: ReduceOp = ReduceOp.AVERAGE) -> Reduction:
-    """A reduction without factors, by default an average."""
-    return Reduction(op, 1.0, 1.0, process_set)

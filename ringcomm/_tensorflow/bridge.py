@@ -24,6 +24,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type
 import numpy as np
 import tensorflow as tf
 
+from .._adapter.compression import register_cast
 from .._adapter.graph_callbacks import Batch, Operation, check_sets
 from ..engine.process_sets import UnknownProcessSetError
 from ..errors import ConfigError, HorovodInternalError, Misuse, RingcommError
@@ -35,6 +36,8 @@ except ImportError:  # pragma: no cover - the name is not part of TensorFlow's p
     def _is_recorded() -> bool:
         return True
 
+
+register_cast(tf.Tensor, tf.cast)
 
 Shape = Sequence[Optional[int]]
 

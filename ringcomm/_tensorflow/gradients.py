@@ -7,17 +7,14 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import tensorflow as tf
 
-from .._adapter import graph_callbacks
-from .._adapter.arguments import predivided
-from .._adapter.choice import configured
-from .._adapter.compressed import CompressedAllreduce, is_coded, state_of
-from .._adapter.gradients import Groups, Reduction, bucket_name, chosen_groups, plan_groups
+from .._adapter.compressed import state_of
+from .._adapter.gradients import bucket_name, plan_groups
+from .._adapter.graph_callbacks import Operation
 from .._adapter.names import variable_name
-from ..balance.step_weight import StepWeight
-from ..ops import ReduceOp, op_of
-from ..process_set import ProcessSet, global_process_set, included_in, size_of
+from .._adapter.reduction import Reduction, is_coded
+from ..ops import ReduceOp
+from ..process_set import size_of
 from . import bridge
-from .compression import Compression, NoneCompressor
 
 Name = Callable[[Any], str]
 
@@ -26,35 +23,12 @@ class GradientReducer:
     """Reduces the gradients of a model over all ranks.
 
     Args:
-        compression: a compressor class.
-        sparse_as_dense: convert ``tf.IndexedSlices`` to dense tensors first.
-        op: Average, Sum or Adasum.
-        gradient_predivide_factor: with Average, the factor to divide by before the sum.
-        num_groups: number of groups, each reduced as one operation; 0: one group.
-        groups: the number of groups, or lists of variables.
-        process_set: the ranks that take part.
+        how: the reduction; without groups, all gradients are one group.
         scale_local_gradients: divide gradients of local variables by the number of ranks.
-        weight: the weights of gradients; None: there are none.
     """
 
-    def __init__(
-        self,
-        compression: Any = Compression.none,
-        sparse_as_dense: bool = False,
-        op: ReduceOp = ReduceOp.AVERAGE,
-        gradient_predivide_factor: float = 1.0,
-        num_groups: int = 0,
-        groups: Groups = None,
-        process_set: ProcessSet = global_process_set,
-        scale_local_gradients: bool = True,
-        weight: Optional[StepWeight] = None,
-    ) -> None:
-        chosen = op_of(op)
-        prescale, postscale = predivided(chosen, gradient_predivide_factor)
-        self.how = Reduction(chosen, prescale, postscale, process_set, weight)
-        self.compression = configured(compression, process_set, weight is not None)
-        self.sparse_as_dense = sparse_as_dense
-        self.groups = chosen_groups(groups, num_groups, object)
+    def __init__(self, how: Reduction = Reduction(), scale_local_gradients: bool = True) -> None:  # noqa: B008
+        self.how = how
         self.scale_local_gradients = scale_local_gradients
         self._local: Dict[int, Any] = {}
 
@@ -71,12 +45,6 @@ class GradientReducer:
     def is_local(self, variable: Any) -> bool:
         """Whether the variable was passed to :meth:`register_local`."""
         return id(variable) in self._local
-
-    def active(self) -> bool:
-        """Whether this rank is in the process set, and has other ranks to reduce with or steps to count."""
-        if not included_in(self.how.process_set):
-            return False
-        return size_of(self.how.process_set) > 1 or self.how.weight is not None
 
     def reduce(
         self,
@@ -99,8 +67,8 @@ class GradientReducer:
         Returns:
             the reduced gradients in the same order; None where the gradient is None.
         """
-        if not self.active():
-            factor = self.how.prescale * self.how.postscale
+        if not self.how.active():
+            factor = self.how.factor
             return [_times(item, factor) for item in gradients] if factor != 1.0 else list(gradients)
         named = name or variable_name
         reduced: List[Any] = list(gradients)
@@ -141,9 +109,7 @@ class GradientReducer:
         dense: List[int] = []
         bundles: List[Bundle] = []
         for index in chosen:
-            # Slices are gathered, not added, so they have no weights.
-            gathered = not self.sparse_as_dense and self.how.weight is None
-            if isinstance(gradients[index], tf.IndexedSlices) and gathered:
+            if isinstance(gradients[index], tf.IndexedSlices) and not self.how.all_dense:
                 label = bridge.unique_name(f"{scope}/{name(variables[index])}")
                 bundles.append(self._sparse(index, gradients[index], label))
             else:
@@ -153,56 +119,43 @@ class GradientReducer:
             names = [name(variables[index]) for index in group]
             label = bucket_name(names, [_known(tensor.shape) for tensor in tensors])
             label = bridge.unique_name(f"{scope}/{label}")
-            if is_coded(self.compression):
-                bundles.append(self._coded(group, tensors, label, variables[group[0]]))
-            else:
-                bundles.append(self._dense(group, tensors, label))
+            bundles.append(self._dense(group, tensors, label, variables[group[0]]))
         return bundles
 
-    def _coded(self, indices: List[int], tensors: List[Any], label: str, owner: Any) -> Bundle:
-        def finish(results: Sequence[Any], into: List[Any]) -> None:
-            for index, result in zip(indices, results):
-                into[index] = result
-
-        operation = CompressedAllreduce(self.how, label, len(tensors), self.compression, state_of(owner))
-        return Bundle(operation, tensors, [tensor.shape for tensor in tensors], finish)
-
     def _grouped(self, variables: Sequence[Any], dense: List[int]) -> List[List[int]]:
-        if self.groups is None:
+        if self.how.groups is None:
             return [dense] if dense else []
-        plan = plan_groups([variables[index] for index in dense], self.groups)
+        plan = plan_groups([variables[index] for index in dense], self.how.groups)
         return [sorted(dense[place] for place in bucket) for bucket in plan]
 
-    def _dense(self, indices: List[int], tensors: List[Any], label: str) -> Bundle:
-        pairs = [self.compression.compress(tensor) for tensor in tensors]
-        compressed = [tensor for tensor, _ in pairs]
+    def _dense(self, indices: List[int], tensors: List[Any], label: str, owner: Any) -> Bundle:
+        how, sent, restore = self.how._replace(groups=None).prepared(tensors)
 
         def finish(results: Sequence[Any], into: List[Any]) -> None:
-            for index, result, (_, context) in zip(indices, results, pairs):
-                into[index] = self.compression.decompress(result, context)
+            for index, result in zip(indices, restore(results)):
+                into[index] = result
 
-        operation = graph_callbacks.Allreduce(self.how, label, len(compressed))
-        return Bundle(operation, compressed, [tensor.shape for tensor in compressed], finish)
+        state = state_of(owner) if is_coded(how.compression) else None
+        operation = Operation("allreduce", how, label, len(sent), state=state)
+        return Bundle(operation, sent, [tensor.shape for tensor in sent], finish)
 
     def _sparse(self, index: int, slices: Any, label: str) -> Bundle:
-        if self.how.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        if not self.how.adds:
             raise NotImplementedError(
                 "sparse gradients can be averaged and summed, not reduced by "
                 f"{self.how.op.name.capitalize()}: use sparse_as_dense=True."
             )
-        compression = NoneCompressor if is_coded(self.compression) else self.compression
-        values, context = compression.compress(slices.values)
+        _, (values,), restore = self.how.prepared([slices.values])
         average = self.how.op == ReduceOp.AVERAGE
-        factor = self.how.prescale * self.how.postscale
-        factor = factor / size_of(self.how.process_set) if average else factor
+        factor = self.how.factor / (size_of(self.how.process_set) if average else 1)
 
         def finish(results: Sequence[Any], into: List[Any]) -> None:
-            whole = compression.decompress(results[0], context)
+            (whole,) = restore(results[:1])
             scaled = whole * tf.cast(factor, whole.dtype)
             into[index] = tf.IndexedSlices(scaled, results[1], slices.dense_shape)
 
         shapes = [tf.TensorShape([None]).concatenate(values.shape[1:]), tf.TensorShape([None])]
-        operation = graph_callbacks.Allgather(self.how.process_set, label, 2)
+        operation = Operation("allgather", Reduction(process_set=self.how.process_set), label, 2)
         return Bundle(operation, [values, slices.indices], shapes, finish)
 
 
@@ -235,7 +188,7 @@ class Bundle(NamedTuple):
         finish: stores the results in a list of all gradients.
     """
 
-    operation: graph_callbacks.Operation
+    operation: Operation
     tensors: List[Any]
     shapes: List[Any]
     finish: Callable[[Sequence[Any], List[Any]], None]

@@ -17,11 +17,11 @@ Collectives in compiled programs run in the order of the program, which must be 
 
 from .._adapter import common
 from .._adapter.common import *  # noqa: F403
+from .._adapter.compression import Compression, PowerSGD
 from .._adapter.objects import allgather_object, broadcast_object
 from . import cluster as cluster
 from . import requirement as requirement
 from .collectives import allgather, allreduce, alltoall, barrier, broadcast, join, pmean, psum, reducescatter
-from .compression import Compression, PowerSGD
 from .ending import typed_errors
 from .gradients import grad, value_and_grad
 from .optimizer import AccumulationState, DistributedOptimizer, distributed

@@ -9,17 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import api, async_calls
-from .._adapter import graph_callbacks
 from .._adapter.arguments import row_counts, scattered_reduction
-from .._adapter.compressed import CompressedAllreduce, divided
-from .._adapter.gradients import Reduction
+from .._adapter.compression import Compression
+from .._adapter.graph_callbacks import Operation
+from .._adapter.reduction import Reduction
 from ..collective.call_sites import look_through, this_site
 from ..docstrings import documented
 from ..errors import ConfigError, NotOfferedError
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set, size_of
 from . import started
-from .compression import Compression
 from .eager import from_host, to_host
 from .host_call import HostCall, rows_of
 from .primitive import bind, run_outside, weights_of
@@ -60,20 +59,16 @@ def allreduce(
         UnsupportedDtypeError: the op does not support the dtype.
         {jax_errors}
     """
-    how = Reduction(_op(op), float(prescale_factor), float(postscale_factor), process_set)
+    how = Reduction(
+        _op(op), float(prescale_factor), float(postscale_factor), process_set, compression=compression
+    )
     leaves, structure = _arrays(tree)
     if not leaves:
         return tree
-    codes, compressor = divided(compression, how.op)
-    pairs = [compressor.compress(leaf) for leaf in leaves]
+    how, sent, restore = how.prepared(leaves)
     weights = weights_of(weight)
-    inputs, weighted = len(leaves) + len(weights), bool(weights)
-    operation: graph_callbacks.Operation = graph_callbacks.Allreduce(how, name, inputs, weighted)
-    if codes is not None:
-        operation = CompressedAllreduce(how, name, inputs, codes, has_weight=weighted)
-    reduced = bind(operation, [*(item for item, _ in pairs), *weights])
-    results = [compressor.decompress(item, context) for item, (_, context) in zip(reduced, pairs)]
-    return jax.tree_util.tree_unflatten(structure, results)
+    operation = Operation("allreduce", how, name, len(sent) + len(weights), has_weight=bool(weights))
+    return jax.tree_util.tree_unflatten(structure, restore(bind(operation, [*sent, *weights])))
 
 
 @documented
@@ -128,7 +123,8 @@ def allgather(tree: Any, name: Optional[str] = None, process_set: ProcessSet = g
         ShapeError: an array has no dimensions.
         {jax_errors}
     """
-    return _on_leaves(tree, lambda count: graph_callbacks.Allgather(process_set, name, count))
+    how = Reduction(process_set=process_set)
+    return _on_leaves(tree, lambda count: Operation("allgather", how, name, count))
 
 
 @documented
@@ -150,7 +146,8 @@ def broadcast(
     Raises:
         {jax_errors}
     """
-    return _on_leaves(tree, lambda count: graph_callbacks.Broadcast(root_rank, process_set, name, count))
+    how = Reduction(process_set=process_set)
+    return _on_leaves(tree, lambda count: Operation("broadcast", how, name, count, root_rank))
 
 
 @documented
@@ -185,7 +182,7 @@ def reducescatter(
     """
     chosen = scattered_reduction(_op(op))
     how = Reduction(chosen, float(prescale_factor), float(postscale_factor), process_set)
-    return _on_leaves(tree, lambda count: graph_callbacks.Reducescatter(how, name, count))
+    return _on_leaves(tree, lambda count: Operation("reducescatter", how, name, count))
 
 
 @documented
@@ -216,7 +213,7 @@ def alltoall(
     """
     array = jnp.asarray(x)
     rows = rows_of("alltoall", array.shape)
-    operation = graph_callbacks.Alltoall(process_set, name)
+    operation = Operation("alltoall", Reduction(process_set=process_set), name, 2)
     if splits is None:
         row_counts(rows, None, size_of(process_set))
         (result,) = bind(operation, [array])
@@ -242,7 +239,7 @@ def barrier(name: Optional[str] = None, process_set: ProcessSet = global_process
     Raises:
         {jax_errors}
     """
-    bind(graph_callbacks.Barrier(process_set, name), [])
+    bind(Operation("barrier", Reduction(process_set=process_set), name, 0), [])
 
 
 def join() -> int:

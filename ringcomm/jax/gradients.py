@@ -9,13 +9,14 @@ import jax.numpy as jnp
 
 from .._adapter.arguments import predivided
 from .._adapter.choice import configured
-from .._adapter.compressed import CompressedAllreduce, CompressionState, is_coded
-from .._adapter.gradients import Gradient, Reduction, plan_buckets
-from .._adapter.graph_callbacks import Allreduce
+from .._adapter.compressed import CompressionState
+from .._adapter.compression import Compression
+from .._adapter.gradients import Gradient, plan_buckets
+from .._adapter.graph_callbacks import Operation
+from .._adapter.reduction import Reduction, is_coded
 from ..docstrings import documented
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set
-from .compression import Compression
 from .primitive import bind, weights_of
 
 
@@ -23,14 +24,12 @@ class GradientReducer(NamedTuple):
     """Reduces a tree of gradients.
 
     Attributes:
-        how: op, factors and process set.
-        compression: a compressor, its name, or what the settings say for ``Compression.none``.
+        how: the reduction; for ``Compression.none`` the settings say the compression.
         state: what a compression by codes keeps from step to step.
         name: of the operations, or None.
     """
 
     how: Reduction
-    compression: Any
     state: CompressionState
     name: Optional[str] = None
 
@@ -46,21 +45,18 @@ class GradientReducer(NamedTuple):
         arrays = [jnp.asarray(leaf) for leaf in leaves]
         if not arrays:
             return gradients
-        compression = configured(self.compression, self.how.process_set)
-        if is_coded(compression):
-            coded = CompressedAllreduce(
-                self.how, self.name or "jax.gradients", len(arrays) + len(weights), compression, self.state,
-                bool(weights),
-            )  # fmt: skip
-            return jax.tree_util.tree_unflatten(structure, bind(coded, [*arrays, *weights]))
-        pairs = [compression.compress(array) for array in arrays]
+        compression = configured(self.how.compression, self.how.process_set)
+        how, sent, restore = self.how._replace(compression=compression, groups=None).prepared(arrays)
+        buckets, name, state = self._buckets(sent), self.name, None
+        if is_coded(how.compression):
+            buckets, name, state = [list(range(len(sent)))], self.name or "jax.gradients", self.state
         results: List[Any] = [None] * len(arrays)
-        for bucket in self._buckets([item for item, _ in pairs]):
-            operation = Allreduce(self.how, self.name, len(bucket) + len(weights), bool(weights))
-            given = [*(pairs[index][0] for index in bucket), *weights]
-            for index, reduced in zip(bucket, bind(operation, given)):
-                results[index] = compression.decompress(reduced, pairs[index][1])
-        return jax.tree_util.tree_unflatten(structure, results)
+        for bucket in buckets:
+            inputs = [*(sent[index] for index in bucket), *weights]
+            operation = Operation("allreduce", how, name, len(inputs), has_weight=bool(weights), state=state)
+            for index, reduced in zip(bucket, bind(operation, inputs)):
+                results[index] = reduced
+        return jax.tree_util.tree_unflatten(structure, restore(results))
 
     def _buckets(self, arrays: List[Any]) -> List[List[int]]:
         if self.how.weight is not None:
@@ -89,8 +85,8 @@ def gradient_reducer(
     """
     chosen = op_of(op)
     prescale, postscale = predivided(chosen, gradient_predivide_factor)
-    how = Reduction(chosen, prescale, postscale * share, process_set)
-    return GradientReducer(how, compression, CompressionState())
+    how = Reduction(chosen, prescale, postscale * share, process_set, compression=compression)
+    return GradientReducer(how, CompressionState())
 
 
 @documented

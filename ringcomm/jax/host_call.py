@@ -13,21 +13,11 @@ from .. import api
 from .._adapter import calls_in_order
 from .._adapter.arguments import SequenceName
 from .._adapter.causes import record_cause
-from .._adapter.compressed import CompressedAllreduce
-from .._adapter.graph_callbacks import (
-    REDUCTIONS,
-    Allgather,
-    Allreduce,
-    Alltoall,
-    Batch,
-    Operation,
-    Overwriting,
-    Reducescatter,
-)
+from .._adapter.graph_callbacks import Batch, Operation
 from ..collective.call_sites import Site
 from ..dtypes import Array
 from ..errors import MismatchError, ShapeError
-from ..process_set import ProcessSet, number_of, rank_in, size_of
+from ..process_set import number_of, rank_in, size_of
 
 SEQUENCE = SequenceName("jax.jit")
 """The name of operations in compiled programs that are matched by name, if the caller gives none.
@@ -46,18 +36,6 @@ class Place(NamedTuple):
     size: int
 
 
-def process_set_of(operation: Operation) -> ProcessSet:
-    """The ranks that take part in an operation."""
-    if isinstance(operation, REDUCTIONS):
-        return operation.how.process_set
-    return operation.process_set
-
-
-def has_weight(operation: Operation) -> bool:
-    """Whether the last input is a weight, which is no array to reduce."""
-    return isinstance(operation, (Allreduce, CompressedAllreduce)) and operation.has_weight
-
-
 def place_for(operation: Operation) -> Optional[Place]:
     """The place that a program with this operation is compiled for; None: it fits every number of ranks.
 
@@ -65,9 +43,9 @@ def place_for(operation: Operation) -> Optional[Place]:
         NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
         UnknownProcessSetError: the process set is not registered, or this rank is not a member.
     """
-    process_set = process_set_of(operation)
+    process_set = operation.how.process_set
     api.context().engine.sets.check_member(number_of(process_set))
-    if isinstance(operation, (Reducescatter, Allgather, Alltoall)):
+    if operation.kind in ("reducescatter", "allgather", "alltoall"):
         return Place(rank_in(process_set), size_of(process_set))
     return None
 
@@ -88,7 +66,8 @@ class HostCall(NamedTuple):
     @property
     def overwrites(self) -> bool:
         """Whether :meth:`overwrite` can be used in place of :meth:`run`."""
-        return isinstance(self.operation, Overwriting) and not has_weight(self.operation)
+        operation = self.operation
+        return operation.keeps_shapes and not operation.has_weight and not operation.is_coded
 
     def overwrite(self, arrays: Sequence[Array]) -> None:
         """Execute it on writable, contiguous arrays, which receive the results."""
@@ -113,11 +92,11 @@ class HostCall(NamedTuple):
             )
             record_cause(error)
             raise error
-        if isinstance(operation, Allgather):
+        if operation.kind == "allgather":
             # As one row of equal shape each, so that ranks with other numbers of rows get an error.
             gathered = self._execute([array[np.newaxis] for array in arrays])
             return [part.reshape(-1, *array.shape[1:]) for part, array in zip(gathered, arrays)]
-        if isinstance(operation, Alltoall):
+        if operation.kind == "alltoall":
             blocks = arrays[0].reshape(place.size, -1, *arrays[0].shape[1:])
             return [self._execute([blocks, NO_SPLITS])[0].reshape(arrays[0].shape)]
         return self._execute(arrays)
@@ -142,7 +121,7 @@ def run_now(call: HostCall, arrays: Sequence[Array]) -> List[Array]:
 
     Args:
         call: the collective.
-        arrays: its inputs; of an :class:`Overwriting` one they are overwritten.
+        arrays: its inputs; of a call that :attr:`~HostCall.overwrites` they receive the results.
 
     Returns:
         the results.
@@ -154,7 +133,7 @@ def run_now(call: HostCall, arrays: Sequence[Array]) -> List[Array]:
         else:
             Batch([operation]).overwrite(arrays)
         return list(arrays)
-    given = [*arrays, NO_SPLITS] if isinstance(operation, Alltoall) and len(arrays) == 1 else arrays
+    given = [*arrays, NO_SPLITS] if operation.kind == "alltoall" and len(arrays) == 1 else arrays
     if in_order:
         return calls_in_order.run(operation, given, call.site)
     return Batch([operation]).run(given)
@@ -179,14 +158,14 @@ def results_of(call: HostCall, shapes: Sequence[Sequence[int]]) -> List[List[int
         shapes: of its arrays.
     """
     operation, place = call.operation, call.place
-    results = [list(shape) for shape in (shapes[:-1] if has_weight(operation) else shapes)]
+    results = [list(shape) for shape in (shapes[:-1] if operation.has_weight else shapes)]
     if place is None:
         return results
     for shape in results:
-        rows = rows_of(type(operation).__name__.lower(), shape)
-        if isinstance(operation, Allgather):
+        rows = rows_of(operation.kind, shape)
+        if operation.kind == "allgather":
             shape[0] = rows * place.size
-        elif isinstance(operation, Reducescatter):
+        elif operation.kind == "reducescatter":
             shape[0] = part_of(rows, place)
     return results
 

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .._adapter.compression import Compression
 from ..docstrings import documented
 from ..errors import ConfigError
 from ..ops import ReduceOp
 from ..process_set import ProcessSet, global_process_set
-from .compression import Compression
 from .gradients import gradient_reducer
 
 

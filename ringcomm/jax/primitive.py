@@ -16,23 +16,14 @@ from jax.interpreters import ad, batching, mlir
 
 from .. import api
 from .._adapter.causes import with_causes
-from .._adapter.compressed import CompressedAllreduce
-from .._adapter.graph_callbacks import (
-    Allgather,
-    Allreduce,
-    Alltoall,
-    Broadcast,
-    Operation,
-    Overwriting,
-    Reducescatter,
-    average,
-)
+from .._adapter.graph_callbacks import Operation
+from .._adapter.reduction import Reduction
 from ..collective.call_sites import this_site
 from ..errors import NotOfferedError
 from ..ops import ReduceOp, weight_of
 from . import mechanism, started
 from .eager import from_host, to_host
-from .host_call import HostCall, Place, has_weight, part_of, place_for, process_set_of, results_of, run_now
+from .host_call import HostCall, Place, part_of, place_for, results_of, run_now
 
 collective_p = Primitive("ringcomm_collective")
 collective_p.multiple_results = True
@@ -113,12 +104,8 @@ def weights_of(weight: Any) -> List[Any]:
 
 
 def _linear(operation: Operation) -> bool:
-    if has_weight(operation):
-        return False
-    if isinstance(operation, (Allreduce, Reducescatter)):
-        return operation.how.op in (ReduceOp.SUM, ReduceOp.AVERAGE)
     # What a single reduction loses by its codes is taken for noise: the gradient is that of the reduction.
-    return not isinstance(operation, CompressedAllreduce) or operation.state is None
+    return operation.how.adds and not operation.has_weight and operation.state is None
 
 
 def _differentiate(primals: Sequence[Any], tangents: Sequence[Any], *, call: HostCall) -> Any:
@@ -129,7 +116,7 @@ def _differentiate(primals: Sequence[Any], tangents: Sequence[Any], *, call: Hos
     if given:
         if not _linear(call.operation):
             raise NotOfferedError(
-                f"{type(call.operation).__name__.lower()} has a gradient for Sum and Average only, without "
+                f"{call.operation.kind} has a gradient for Sum and Average only, without "
                 "weights and error feedback."
             )
         used = _for_inputs(call, len(given))
@@ -140,7 +127,7 @@ def _differentiate(primals: Sequence[Any], tangents: Sequence[Any], *, call: Hos
 
 def _for_inputs(call: HostCall, inputs: int) -> HostCall:
     """The same call for another number of arrays. (Of an alltoall's two inputs one is the splits.)"""
-    if isinstance(call.operation, Alltoall):
+    if call.operation.kind == "alltoall":
         return call
     return call._replace(operation=call.operation._replace(inputs=inputs))
 
@@ -165,36 +152,37 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, call: HostCall) -> Lis
 
 def _gradients(call: HostCall, cotangents: List[Any], shapes: Sequence[Sequence[int]]) -> List[Any]:
     operation, place, count = call.operation, call.place, len(cotangents)
-    if isinstance(operation, (Allreduce, CompressedAllreduce, Alltoall)):
+    if operation.kind in ("allreduce", "alltoall"):
         return list(collective_p.bind(*cotangents, call=_for_inputs(call, count)))
-    averaged = Allreduce(average(process_set_of(operation)), operation.name, count)
-    if isinstance(operation, Broadcast):
+    mean = Reduction(process_set=operation.how.process_set)
+    averaged = Operation("allreduce", mean, operation.name, count)
+    if operation.kind == "broadcast":
         means = bind(averaged, cotangents)
         own = api.rank() == operation.root_rank
         return means if own else [jnp.zeros_like(mean) for mean in means]
     assert place is not None
-    if isinstance(operation, Allgather):
+    if operation.kind == "allgather":
         means = bind(averaged, cotangents)
         rows = [shape[0] for shape in shapes]
         return [
             jax.lax.slice_in_dim(mean, place.position * length, (place.position + 1) * length)
             for mean, length in zip(means, rows)
         ]
-    assert isinstance(operation, Reducescatter)
     return _gather_parts(operation, place, cotangents, [shape[0] for shape in shapes])
 
 
-def _gather_parts(operation: Reducescatter, place: Place, parts: List[Any], rows: List[int]) -> List[Any]:
+def _gather_parts(operation: Operation, place: Place, parts: List[Any], rows: List[int]) -> List[Any]:
     """All ranks' gradients of a reducescatter, by rows; times the number of ranks for a sum."""
-    factor = operation.how.prescale * operation.how.postscale
+    factor = operation.how.factor
     if operation.how.op == ReduceOp.SUM:
         factor *= place.size
+    every_rank = Reduction(process_set=operation.how.process_set)
     padded = []
     for part, length in zip(parts, rows):
         missing = -(-length // place.size) - part.shape[0]
         scaled = part * jnp.asarray(factor, part.dtype)
         padded.append(jnp.pad(scaled, [(0, missing)] + [(0, 0)] * (part.ndim - 1)))
-    gathered = bind(Allgather(operation.how.process_set, operation.name, len(parts)), padded)
+    gathered = bind(Operation("allgather", every_rank, operation.name, len(parts)), padded)
     whole = []
     for item, length in zip(gathered, rows):
         most = -(-length // place.size)
@@ -207,17 +195,15 @@ def _gather_parts(operation: Reducescatter, place: Place, parts: List[Any], rows
 def _vectorize(operands: Sequence[Any], dims: Sequence[Optional[int]], *, call: HostCall) -> Any:
     """The operation on arrays with one more dimension, which is not that of the rows."""
     operation = call.operation
-    if isinstance(operation, CompressedAllreduce) or (
-        isinstance(operation, Allreduce) and operation.how.op == ReduceOp.ADASUM
-    ):
+    if operation.is_coded or operation.how.op == ReduceOp.ADASUM:
         raise NotOfferedError("vmap of an allreduce by Adasum or with codes: it is not element-wise.")
-    if not isinstance(operation, Overwriting):
+    if not operation.keeps_shapes:
         # Rows stay in front.
         operands = [
             operand if dim is None else jnp.moveaxis(operand, dim, 1) for operand, dim in zip(operands, dims)
         ]
         dims = [None if dim is None else 1 for dim in dims]
-    weighted = has_weight(operation)
+    weighted = operation.has_weight
     if weighted and dims[-1] is not None:
         raise NotOfferedError("vmap over the weight of an allreduce: one call has one weight.")
     return collective_p.bind(*operands, call=call), list(dims[:-1] if weighted else dims)

@@ -6,14 +6,14 @@ from typing import Any, List, Sequence
 
 import keras
 
-from .reduction_options import How
+from .._adapter.reduction import Reduction
 
 
-def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:
+def reduce(how: Reduction, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:
     """Reduce gradients over all ranks; all are submitted before any is waited for.
 
     Args:
-        how: the reduction, compression and groups.
+        the reduction.
         gradients: tensors of the backend; none may be None.
         variables: the Keras variables, in the same order; their names match gradients between ranks.
 

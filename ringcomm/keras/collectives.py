@@ -8,11 +8,10 @@ import keras
 import numpy as np
 
 from .. import api
-from .._adapter import graph_callbacks
 from .._adapter.arguments import reduction
-from .._adapter.compressed import CompressedAllreduce
 from .._adapter.compression import NoneCompressor, compressor_of, is_elementwise
-from .._adapter.gradients import Reduction
+from .._adapter.graph_callbacks import Batch, Operation
+from .._adapter.reduction import Reduction
 from ..docstrings import documented
 from ..ops import ReduceOp, op_of, weight_of
 from ..process_set import ProcessSet, global_process_set, size_of
@@ -52,15 +51,17 @@ def allreduce(
         MismatchError: shapes, dtypes, ops or factors differ between ranks.
         PeerLostError: a rank was lost.
     """
-    how = Reduction(reduction(op, average), prescale_factor, postscale_factor, process_set)
     compressor = compressor_of(compression)
+    # The reduction executes all of ringcomm's own, also those that are conversions elsewhere.
+    executed = is_elementwise(compressor)
+    how = Reduction(
+        reduction(op, average), prescale_factor, postscale_factor, process_set,
+        compression=compressor if executed else NoneCompressor,
+    )  # fmt: skip
     weights = [] if weight is None else [np.float64(weight_of(weight))]
     inputs, weighted = 1 + len(weights), bool(weights)
-    operation: graph_callbacks.Operation = graph_callbacks.Allreduce(how, name, inputs, weighted)
-    if is_elementwise(compressor):
-        # The reduction executes all of ringcomm's own, also those that are conversions elsewhere.
-        if compressor is not NoneCompressor:
-            operation = CompressedAllreduce(how, name, inputs, compressor, has_weight=weighted)
+    operation = Operation("allreduce", how, name, inputs, has_weight=weighted)
+    if executed:
         return _run(operation, value, *weights)
     compressed, context = compressor.compress(as_array(value))
     result: np.ndarray[Any, Any] = compressor.decompress(_run(operation, compressed, *weights), context)
@@ -93,7 +94,7 @@ def reducescatter(
         MismatchError: shapes, dtypes or ops differ between ranks.
         PeerLostError: a rank was lost.
     """
-    return _run(graph_callbacks.Reducescatter(Reduction(op_of(op), 1.0, 1.0, process_set), name), value)
+    return _run(Operation("reducescatter", Reduction(op_of(op), process_set=process_set), name), value)
 
 
 @documented
@@ -116,7 +117,7 @@ def allgather(
         MismatchError: dtypes or other dimensions than the first differ between ranks.
         PeerLostError: a rank was lost.
     """
-    return _run(graph_callbacks.Allgather(process_set, name), value)
+    return _run(Operation("allgather", Reduction(process_set=process_set), name), value)
 
 
 @documented
@@ -139,11 +140,12 @@ def broadcast(
         MismatchError: shapes, dtypes or roots differ between ranks.
         PeerLostError: a rank was lost.
     """
-    return _run(graph_callbacks.Broadcast(root_rank, process_set, name), value)
+    how = Reduction(process_set=process_set)
+    return _run(Operation("broadcast", how, name, root_rank=root_rank), value)
 
 
-def _run(operation: graph_callbacks.Operation, *values: Any) -> np.ndarray[Any, Any]:
-    (result,) = graph_callbacks.Batch([operation]).run([as_array(value) for value in values])
+def _run(operation: Operation, *values: Any) -> np.ndarray[Any, Any]:
+    (result,) = Batch([operation]).run([as_array(value) for value in values])
     return result
 
 
@@ -173,8 +175,9 @@ def broadcast_variables(
     listed = list(variables)
     if not listed or size_of(process_set) == 1:
         return
-    operation = graph_callbacks.Broadcast(root_rank, process_set, None, len(listed))
-    results = graph_callbacks.Batch([operation]).run([as_array(variable) for variable in listed])
+    how = Reduction(process_set=process_set)
+    operation = Operation("broadcast", how, None, len(listed), root_rank)
+    results = Batch([operation]).run([as_array(variable) for variable in listed])
     if api.rank() != root_rank:
         for variable, result in zip(listed, results):
             variable.assign(result)

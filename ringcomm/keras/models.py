@@ -6,14 +6,12 @@ from typing import Any, Callable, Dict, Optional, Sequence
 
 import keras
 
-from .._adapter.choice import configured
 from .._adapter.compression import Compression
-from .._adapter.gradients import Reduction
+from .._adapter.reduction import of_gradients
 from ..docstrings import documented
 from ..ops import ReduceOp
 from ..process_set import global_process_set
 from .optimizer import make_distributed
-from .reduction_options import How
 
 
 @documented
@@ -38,8 +36,7 @@ def load_model(
     """
     model = load_by(keras.models.load_model, filepath, custom_optimizers, custom_objects)
     if getattr(model, "optimizer", None) is not None:
-        reduction = Reduction(ReduceOp.AVERAGE, 1.0, 1.0, global_process_set)
-        how = How(reduction, configured(compression, global_process_set), False, None)
+        how = of_gradients(ReduceOp.AVERAGE, 1.0, global_process_set, compression)
         make_distributed(model.optimizer, how, in_place=True)
     return model
 

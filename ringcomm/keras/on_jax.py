@@ -8,14 +8,14 @@ import jax
 
 from .._adapter.compressed import state_of
 from .._adapter.names import group_name
+from .._adapter.reduction import Reduction
 from ..jax.gradients import GradientReducer
-from .reduction_options import How
 
 
-def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:
+def reduce(how: Reduction, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:
     """Reduce gradients (JAX arrays) over all ranks; JAX runs collectives in program order."""
     name = group_name(variables, "keras")
-    reducer = GradientReducer(how.reduction, how.compression, state_of(variables[0]), name)
+    reducer = GradientReducer(how, state_of(variables[0]), name)
     results: List[Any] = reducer(list(gradients))
     return results
 

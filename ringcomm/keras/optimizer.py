@@ -6,20 +6,17 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import keras
 
-from .._adapter.arguments import predivided
-from .._adapter.choice import configured
 from .._adapter.compressed import drop_residuals
 from .._adapter.compression import Compression
-from .._adapter.gradients import Groups, Reduction, chosen_groups
 from .._adapter.optimizer_classes import OptionsInClass, convert, derive, set_untracked
+from .._adapter.reduction import Groups, Reduction, of_gradients
 from ..balance.pace import StepCursor, weight_of_steps
 from ..collective.call_sites import look_through
 from ..docstrings import documented
 from ..errors import BrokenInvariantError, ConfigError
 from ..ops import ReduceOp, op_of
-from ..process_set import ProcessSet, global_process_set, included_in, size_of
+from ..process_set import ProcessSet, global_process_set, size_of
 from .backends import reduce
-from .reduction_options import How
 
 look_through(keras)
 
@@ -33,7 +30,7 @@ class _Distributed(OptionsInClass):
     JAX: a reduction there would silently be skipped.
     """
 
-    _ringcomm_how: How
+    _ringcomm_how: Reduction
     _ringcomm_scale_local: bool
     _ringcomm_local: Dict[int, Any]
     _ringcomm_variables: List[Any]
@@ -58,7 +55,7 @@ class _Distributed(OptionsInClass):
             grads = self._reduced(grads, self.inner_optimizer._trainable_variables)
         return super().stateless_apply(optimizer_variables, grads, trainable_variables)  # type: ignore[misc]
 
-    def _take_options(self, how: How, scale_local: bool) -> None:
+    def _take_options(self, how: Reduction, scale_local: bool) -> None:
         set_untracked(self, "_ringcomm_how", how)
         set_untracked(self, "_ringcomm_scale_local", scale_local)
         set_untracked(self, "_ringcomm_local", {})
@@ -77,9 +74,9 @@ class _Distributed(OptionsInClass):
     def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:
         set_untracked(self, "_ringcomm_reached", True)
         results = list(gradients)
-        how = self._ringcomm_how.reduction
-        if not included_in(how.process_set) or (size_of(how.process_set) == 1 and how.weight is None):
-            factor = how.prescale * how.postscale
+        how = self._ringcomm_how
+        if not how.active():
+            factor = how.factor
             return results if factor == 1.0 else [item if item is None else item * factor for item in results]
         shared = []
         for index, variable in enumerate(variables):
@@ -91,9 +88,7 @@ class _Distributed(OptionsInClass):
                 results[index] = results[index] / size_of(how.process_set)
         if shared:
             reduced = reduce(
-                self._ringcomm_how,
-                [results[index] for index in shared],
-                [variables[index] for index in shared],
+                how, [results[index] for index in shared], [variables[index] for index in shared]
             )
             for index, gradient in zip(shared, reduced):
                 results[index] = gradient
@@ -154,12 +149,12 @@ def samples_of(model: Any) -> Optional[int]:
     optimizer = getattr(model, "optimizer", None)
     if not isinstance(optimizer, _Distributed):
         return None
-    weight = optimizer._ringcomm_how.reduction.weight
+    weight = optimizer._ringcomm_how.weight
     return weight.samples if isinstance(weight, StepCursor) else None
 
 
 def make_distributed(
-    optimizer: Any, how: How, passes: int = 1, scale_local: bool = True, in_place: bool = False
+    optimizer: Any, how: Reduction, passes: int = 1, scale_local: bool = True, in_place: bool = False
 ) -> Any:
     """Create a distributed optimizer with the configuration of another one.
 
@@ -231,32 +226,28 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     """
     if backward_passes_per_step < 1:
         raise ConfigError("backward_passes_per_step must be at least 1")
-    if is_keras_2(optimizer):
-        return _for_keras_2(
-            optimizer, backward_passes_per_step, average_aggregated_gradients, compression, sparse_as_dense,
-            op, gradient_predivide_factor, num_groups, groups, process_set, scale_local_gradients,
-            weight_of_steps(batches, op_of(op), backward_passes_per_step),
-        )  # fmt: skip
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
+    keras_2 = is_keras_2(optimizer)
+    if not keras_2 and not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(f"DistributedOptimizer requires a Keras optimizer, not {type(optimizer)}.")
-    if _losses_are_scaled() and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+    if (
+        not keras_2
+        and _losses_are_scaled()
+        and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    ):
         # What compile() would do otherwise, the other way round: then each rank would decide by its own
         # gradients whether to make a step, and only some of them would come to the reduction.
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-    chosen = op_of(op)
-    prescale, postscale = predivided(chosen, gradient_predivide_factor)
+    how = of_gradients(
+        op, gradient_predivide_factor, process_set, compression,
+        weight_of_steps(batches, op_of(op), backward_passes_per_step), sparse_as_dense, groups, num_groups,
+    )  # fmt: skip
+    if keras_2:
+        return _for_keras_2(
+            optimizer, how, backward_passes_per_step, average_aggregated_gradients, scale_local_gradients
+        )
     if backward_passes_per_step > 1 and not average_aggregated_gradients:
         # Keras averages what it has accumulated.
-        postscale *= backward_passes_per_step
-    how = How(
-        Reduction(
-            chosen, prescale, postscale, process_set,
-            weight_of_steps(batches, chosen, backward_passes_per_step),
-        ),
-        configured(compression, process_set, batches is not None),
-        sparse_as_dense,
-        chosen_groups(groups, num_groups, object),
-    )
+        how = how._replace(postscale=how.postscale * backward_passes_per_step)
     return make_distributed(optimizer, how, backward_passes_per_step, scale_local_gradients)
 
 
@@ -265,15 +256,13 @@ def is_keras_2(thing: Any) -> bool:
     return any(kind.__module__.partition(".")[0] == "tf_keras" for kind in type(thing).__mro__)
 
 
-def _for_keras_2(
-    optimizer: Any, passes: int, average: bool, compression: Any, sparse_as_dense: bool, *how: Any
-) -> Any:
+def _for_keras_2(optimizer: Any, how: Reduction, passes: int, average: bool, scale_local: bool) -> Any:
     from .._tensorflow.accumulation import Accumulator
     from .._tensorflow.gradients import GradientReducer
     from .._tensorflow.legacy import make_distributed as make
 
-    accumulator = Accumulator(passes, average, sparse_as_dense) if passes > 1 else None
-    return make(optimizer, GradientReducer(compression, sparse_as_dense, *how), accumulator=accumulator)
+    accumulator = Accumulator(passes, average, how.sparse_as_dense) if passes > 1 else None
+    return make(optimizer, GradientReducer(how, scale_local), accumulator=accumulator)
 
 
 def _losses_are_scaled() -> bool:

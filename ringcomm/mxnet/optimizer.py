@@ -8,8 +8,10 @@ import mxnet as mx
 
 from .. import api
 from .._adapter.checking import StepCheck
+from .._adapter.reduction import of_gradients
 from ..docstrings import documented
 from ..errors import ConfigError
+from ..ops import ReduceOp
 from ..process_set import ProcessSet, global_process_set
 from .arrays import flat_array
 from .compression import Compression
@@ -54,7 +56,10 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
             )
         self._optimizer = optimizer
         self._options = (gradient_predivide_factor, num_groups, process_set)
-        self._reducer = GradientReducer(process_set, gradient_predivide_factor, num_groups, Compression.none)
+        how = of_gradients(
+            ReduceOp.AVERAGE, gradient_predivide_factor, process_set, Compression.none, num_groups=num_groups
+        )
+        self._reducer = GradientReducer(how)
         self._check = StepCheck(process_set)
 
     def __getattr__(self, name: str) -> Any:

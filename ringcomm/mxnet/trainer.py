@@ -11,6 +11,7 @@ import numpy as np
 from .. import api
 from .._adapter.arguments import wire_name
 from .._adapter.checking import StepCheck
+from .._adapter.reduction import of_gradients
 from ..docstrings import documented
 from ..errors import ConfigError
 from ..ops import ReduceOp
@@ -75,7 +76,10 @@ class DistributedTrainer(mx.gluon.Trainer):
                 "context: start one rank for each."
             )
         self._prefix = prefix or ""
-        self._reducer = GradientReducer(process_set, gradient_predivide_factor, num_groups, compression)
+        how = of_gradients(
+            ReduceOp.AVERAGE, gradient_predivide_factor, process_set, compression, num_groups=num_groups
+        )
+        self._reducer = GradientReducer(how)
         self._check = StepCheck(process_set)
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
@@ -91,7 +95,7 @@ class DistributedTrainer(mx.gluon.Trainer):
             PeerLostError: a rank was lost.
             DesyncError: the weights of ranks differ; see ``RINGCOMM_CHECK_EVERY``.
         """
-        if ignore_stale_grad and self._reducer.active():
+        if ignore_stale_grad and self._reducer.how.active():
             self._agree_on_new_gradients()
         super().step(batch_size, ignore_stale_grad)
 

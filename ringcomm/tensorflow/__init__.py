@@ -19,7 +19,7 @@ compiled with ``jit_compile=True``: XLA cannot call Python.
 from .._adapter import common
 from .._adapter.common import *  # noqa: F403
 from .._adapter.compressed import load_residual_state_dict, residual_state_dict
-from .._tensorflow.compression import Compression, PowerSGD
+from .._adapter.compression import Compression, PowerSGD
 from ..async_calls import join
 from ..balance.batches import BalancedBatches
 from . import elastic, mpi_ops

@@ -7,10 +7,9 @@ from typing import Any, List, Optional, Sequence, Union
 import tensorflow as tf
 
 from .._adapter.arguments import reduction
-from .._adapter.compressed import divided
-from .._adapter.gradients import Reduction
+from .._adapter.compression import Compression
+from .._adapter.reduction import Reduction
 from .._tensorflow import bridge
-from .._tensorflow.compression import Compression
 from ..collective.call_sites import look_through
 from ..docstrings import documented
 from ..ops import ReduceOp, op_of
@@ -69,10 +68,13 @@ def allreduce(
         MismatchError: shapes, dtypes, ops or factors differ between ranks.
         PeerLostError: a rank was lost.
     """
-    how = Reduction(reduction(op, average), float(prescale_factor), float(postscale_factor), process_set)
+    how = Reduction(
+        reduction(op, average), float(prescale_factor), float(postscale_factor), process_set,
+        compression=compression,
+    )  # fmt: skip
     if isinstance(tensor, tf.IndexedSlices):
-        return _reduce_slices(tensor, how, compression, name, weight)
-    (result,) = _reduce([tensor], how, compression, name, weight)
+        return _reduce_slices(tensor, how, name, weight)
+    (result,) = _reduce([tensor], how, name, weight)
     return result
 
 
@@ -120,37 +122,36 @@ def grouped_allreduce(
         MismatchError: shapes, dtypes, ops or factors differ between ranks.
         PeerLostError: a rank was lost.
     """
-    how = Reduction(reduction(op, average), float(prescale_factor), float(postscale_factor), process_set)
+    how = Reduction(
+        reduction(op, average), float(prescale_factor), float(postscale_factor), process_set,
+        compression=compression,
+    )  # fmt: skip
     results: List[Any] = list(tensors)
     dense = [index for index, item in enumerate(results) if not isinstance(item, tf.IndexedSlices)]
     for index, item in enumerate(results):
         if isinstance(item, tf.IndexedSlices):
             label = None if name is None else f"{name}.{index}"
-            results[index] = _reduce_slices(item, how, compression, label, weight)
-    reduced = _reduce([results[index] for index in dense], how, compression, name, weight)
+            results[index] = _reduce_slices(item, how, label, weight)
+    reduced = _reduce([results[index] for index in dense], how, name, weight)
     for index, item in zip(dense, reduced):
         results[index] = item
     return results
 
 
-def _reduce(
-    tensors: Sequence[Any], how: Reduction, compression: Any, name: Optional[str], weight: Any
-) -> List[tf.Tensor]:
+def _reduce(tensors: Sequence[Any], how: Reduction, name: Optional[str], weight: Any) -> List[tf.Tensor]:
     if not tensors:
         return []
     given = [tf.convert_to_tensor(item) for item in tensors]
-    codes, compressor = divided(compression, how.op)
-    pairs = [compressor.compress(item) for item in given]
+    how, sent, restore = how.prepared(given)
     label = bridge.name_of(name, "allreduce", given)
     given_weight = None if weight is None else tf.cast(weight, tf.float64)
-    reduced = flow.reduce(how, label, [compressed for compressed, _ in pairs], given_weight, codes)
-    return [compressor.decompress(item, context) for item, (_, context) in zip(reduced, pairs)]
+    return restore(flow.reduce(how, label, sent, given_weight))
 
 
 def _reduce_slices(
-    slices: tf.IndexedSlices, how: Reduction, compression: Any, name: Optional[str], weight: Any
+    slices: tf.IndexedSlices, how: Reduction, name: Optional[str], weight: Any
 ) -> tf.IndexedSlices:
-    if how.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+    if not how.adds:
         raise NotImplementedError(
             f"tf.IndexedSlices can be averaged and summed, not reduced by {how.op.name.capitalize()}: use "
             "sparse_as_dense=True or tf.convert_to_tensor()."
@@ -159,11 +160,10 @@ def _reduce_slices(
         raise NotImplementedError("tf.IndexedSlices have no weights: use tf.convert_to_tensor() first.")
     if (how.prescale, how.postscale) != (1.0, 1.0):
         raise NotImplementedError("tf.IndexedSlices are not scaled: use tf.convert_to_tensor() first.")
-    _, compressor = divided(compression, how.op)
-    values, context = compressor.compress(slices.values)
+    _, (values,), restore = how.prepared([slices.values])
     label = bridge.name_of(name, "allreduce", [values])
     values, indices = flow.gather(how.process_set, label, [values, slices.indices])
-    values = compressor.decompress(values, context)
+    (values,) = restore([values])
     if how.op == ReduceOp.AVERAGE:
         values = values / tf.cast(size_of(how.process_set), values.dtype)
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
@@ -249,10 +249,9 @@ def grouped_reducescatter(
         MismatchError: shapes, dtypes, ops or factors differ between ranks.
         PeerLostError: a rank was lost.
     """
-    how = Reduction(op_of(op), float(prescale_factor), float(postscale_factor), process_set)
+    how = Reduction(
+        op_of(op), float(prescale_factor), float(postscale_factor), process_set, compression=compression
+    )
     given = flow.dense(tensors, "reducescatter")
-    codes, compressor = divided(compression, how.op)
-    pairs = [compressor.compress(item) for item in given]
-    label = bridge.name_of(name, "reducescatter", given)
-    reduced = flow.scatter(how, label, [compressed for compressed, _ in pairs], codes)
-    return [compressor.decompress(item, context) for item, (_, context) in zip(reduced, pairs)]
+    how, sent, restore = how.prepared(given)
+    return restore(flow.scatter(how, bridge.name_of(name, "reducescatter", given), sent))

@@ -8,9 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from .. import api
-from .._adapter import graph_callbacks
-from .._adapter.compressed import CompressedAllreduce, CompressedReducescatter
-from .._adapter.gradients import Reduction
+from .._adapter.graph_callbacks import Operation
+from .._adapter.reduction import Reduction
 from .._tensorflow import bridge
 from ..ops import ReduceOp
 from ..process_set import ProcessSet, rank_in, size_of
@@ -31,42 +30,35 @@ def dense(tensors: Sequence[Any], what: str) -> List[tf.Tensor]:
 
 
 def reduce(
-    how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor], weight: Optional[tf.Tensor] = None,
-    codes: Any = None,
-) -> Tensors:  # fmt: skip
+    how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor], weight: Optional[tf.Tensor] = None
+) -> Tensors:
     """Reduce tensors in one operation. Its gradient is the same reduction of the gradients.
 
     With a weight (float64) it is a weighted average. Its gradient is the sum of the gradients, times this
-    rank's share of all weights. ``codes`` is a compressor that the reduction executes; None: none.
+    rank's share of all weights.
     """
     if weight is not None:
-        return _reduce_weighted(how, name, tensors, weight, codes)
+        return _reduce_weighted(how, name, tensors, weight)
 
     def forward(*inputs: tf.Tensor) -> Any:
-        operation = _allreduce(how, name, len(inputs), codes)
+        operation = Operation("allreduce", how, name, len(inputs))
         outputs = bridge.run([operation], inputs, _dtypes(inputs), _shapes(inputs))
-        return outputs, lambda *gradients: reduce(how, _of(name), gradients, codes=codes)
+        return outputs, lambda *gradients: reduce(how, _of(name), gradients)
 
     return _list(bridge.differentiable(forward, tensors))
 
 
-def _allreduce(how: Reduction, name: Optional[str], inputs: int, codes: Any, has_weight: bool = False) -> Any:
-    if codes is None:
-        return graph_callbacks.Allreduce(how, name, inputs, has_weight)
-    return CompressedAllreduce(how, name, inputs, codes, has_weight=has_weight)
-
-
 def _reduce_weighted(
-    how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor], weight: tf.Tensor, codes: Any
+    how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor], weight: tf.Tensor
 ) -> Tensors:
     def forward(*inputs: tf.Tensor) -> Any:
-        operation = _allreduce(how, name, len(inputs) + 1, codes, has_weight=True)
+        operation = Operation("allreduce", how, name, len(inputs) + 1, has_weight=True)
         outputs = bridge.run([operation], [*inputs, weight], _dtypes(inputs), _shapes(inputs))
 
         def backward(*gradients: tf.Tensor) -> Any:
-            plain = graph_callbacks.average(how.process_set, ReduceOp.SUM)
+            plain = Reduction(ReduceOp.SUM, process_set=how.process_set)
             *sums, total = reduce(plain, _of(name), [*gradients, weight])
-            share = how.prescale * how.postscale * weight / total
+            share = how.factor * weight / total
             return [item * tf.cast(share, item.dtype) for item in sums]
 
         return outputs, backward
@@ -74,23 +66,19 @@ def _reduce_weighted(
     return _list(bridge.differentiable(forward, tensors))
 
 
-def scatter(
-    how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor], codes: Any = None
-) -> Tensors:
-    """Reduce tensors and keep this rank's rows (reducescatter); ``codes`` as for :func:`reduce`.
+def scatter(how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor]) -> Tensors:
+    """Reduce tensors and keep this rank's rows (reducescatter).
 
     The gradient is an allgather of the ranks' gradients. For Sum it is multiplied by the number of ranks,
     because losses are averaged over ranks.
     """
 
     def forward(*inputs: tf.Tensor) -> Any:
-        operation: graph_callbacks.Operation = graph_callbacks.Reducescatter(how, name, len(inputs))
-        if codes is not None:
-            operation = CompressedReducescatter(how, name, len(inputs), codes)
+        operation = Operation("reducescatter", how, name, len(inputs))
         outputs = bridge.run([operation], inputs, _dtypes(inputs), _rows_unknown(inputs))
 
         def backward(*gradients: tf.Tensor) -> Any:
-            factor = how.prescale * how.postscale
+            factor = how.factor
             if how.op == ReduceOp.SUM:
                 factor *= size_of(how.process_set)
             scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
@@ -105,11 +93,11 @@ def gather(process_set: ProcessSet, name: Optional[str], tensors: Sequence[tf.Te
     """Concatenate all ranks' rows (allgather). The gradient is this rank's rows of the averaged gradients."""
 
     def forward(*inputs: tf.Tensor) -> Any:
-        operation = graph_callbacks.Allgather(process_set, name, len(inputs))
+        operation = Operation("allgather", Reduction(process_set=process_set), name, len(inputs))
         outputs = bridge.run([operation], inputs, _dtypes(inputs), _rows_unknown(inputs))
 
         def backward(*gradients: tf.Tensor) -> Any:
-            averaged = reduce(graph_callbacks.average(process_set), _of(name), gradients)
+            averaged = reduce(Reduction(process_set=process_set), _of(name), gradients)
             rows = tf.stack([tf.shape(item, tf.int64)[0] for item in inputs])
             label = None if name is None else bridge.unique_name(f"{name}.rows")
             (all_rows,) = gather(process_set, label, [rows[tf.newaxis]])
@@ -127,11 +115,12 @@ def spread(
     """Send the root's tensors to all ranks (broadcast). Its gradient is the average on the root, else 0."""
 
     def forward(*inputs: tf.Tensor) -> Any:
-        operation = graph_callbacks.Broadcast(root_rank, process_set, name, len(inputs))
+        how = Reduction(process_set=process_set)
+        operation = Operation("broadcast", how, name, len(inputs), root_rank)
         outputs = bridge.run([operation], inputs, _dtypes(inputs), _shapes(inputs))
 
         def backward(*gradients: tf.Tensor) -> Any:
-            averaged = reduce(graph_callbacks.average(process_set), _of(name), gradients)
+            averaged = reduce(Reduction(process_set=process_set), _of(name), gradients)
             return averaged if api.rank() == root_rank else [item * 0 for item in averaged]
 
         return outputs, backward
@@ -149,8 +138,8 @@ def exchange(
 
     def forward(rows: tf.Tensor, counts: tf.Tensor) -> Any:
         outputs = bridge.run(
-            [graph_callbacks.Alltoall(process_set, name)], [rows, counts], [rows.dtype, tf.int32],
-            [*_rows_unknown([rows]), [None]],
+            [Operation("alltoall", Reduction(process_set=process_set), name, 2)], [rows, counts],
+            [rows.dtype, tf.int32], [*_rows_unknown([rows]), [None]],
         )  # fmt: skip
         received = outputs[1]
 

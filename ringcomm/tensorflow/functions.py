@@ -8,7 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from .. import api
-from .._adapter import graph_callbacks, objects
+from .._adapter import objects
+from .._adapter.graph_callbacks import Operation
+from .._adapter.reduction import Reduction
 from .._tensorflow import bridge
 from ..docstrings import documented
 from ..errors import Misuse
@@ -44,8 +46,9 @@ def broadcast_variables(
     if not listed:
         return tf.no_op() if not tf.executing_eagerly() else None
     values = [tf.convert_to_tensor(variable) for variable in listed]
+    how, name = Reduction(process_set=process_set), bridge.unique_name("variables")
     results = bridge.run(
-        [graph_callbacks.Broadcast(root_rank, process_set, bridge.unique_name("variables"), len(values))],
+        [Operation("broadcast", how, name, len(values), root_rank)],
         values,
         [value.dtype for value in values],
         [value.shape for value in values],

@@ -6,7 +6,8 @@ from typing import Any, List, Optional, Sequence
 
 import tensorflow as tf
 
-from .._adapter import graph_callbacks
+from .._adapter.graph_callbacks import Batch, Operation
+from .._adapter.reduction import Reduction
 from .._tensorflow import bridge
 from ..docstrings import documented
 from ..process_set import ProcessSet, global_process_set
@@ -150,4 +151,4 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     Raises:
         PeerLostError: a rank was lost.
     """
-    graph_callbacks.Batch([graph_callbacks.Barrier(process_set)]).run([])
+    Batch([Operation("barrier", Reduction(process_set=process_set), inputs=0)]).run([])

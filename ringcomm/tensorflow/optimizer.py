@@ -6,8 +6,8 @@ from typing import Any, Dict, List, Optional
 
 import tensorflow as tf
 
-from .._adapter.gradients import Groups
-from .._tensorflow.compression import Compression
+from .._adapter.compression import Compression
+from .._adapter.reduction import Groups, of_gradients
 from .._tensorflow.gradients import GradientReducer, ReducingOptimizer
 from ..balance.pace import weight_of_steps
 from ..docstrings import documented
@@ -174,10 +174,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         _classes[kind] = type(kind.__name__, (_Distributed, kind), {"__doc__": kind.__doc__})
     distributed: Any = _classes[kind].__new__(_classes[kind])
     distributed.__dict__.update(optimizer.__dict__)
-    distributed._reducer = GradientReducer(
-        compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups, process_set,
-        scale_local_gradients, weight_of_steps(batches, op_of(op), backward_passes_per_step),
+    how = of_gradients(
+        op, gradient_predivide_factor, process_set, compression,
+        weight_of_steps(batches, op_of(op), backward_passes_per_step), sparse_as_dense, groups, num_groups,
     )  # fmt: skip
+    distributed._reducer = GradientReducer(how, scale_local_gradients)
     distributed._passes = backward_passes_per_step
     distributed._factor = 1.0 / backward_passes_per_step if average_aggregated_gradients else 1.0
     distributed._optimizer = optimizer  # Horovod keeps the wrapped optimizer in this attribute

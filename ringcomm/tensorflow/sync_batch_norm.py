@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from .._adapter.gradients import Reduction
+from .._adapter.reduction import Reduction
 from .._tensorflow import bridge
 from ..docstrings import documented
 from ..ops import ReduceOp
@@ -60,7 +60,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         return [tf.reshape(moment, _lengths(inputs, axes)) for moment in moments] if keep_dims else moments
 
     def _common_moments(self, inputs: Any, axes: Any, mask: Any) -> Any:
-        how = Reduction(ReduceOp.SUM, 1.0, 1.0, self._process_set)
+        how = Reduction(ReduceOp.SUM, process_set=self._process_set)
         weights = tf.ones_like(inputs[..., :1]) if mask is None else tf.cast(mask, inputs.dtype)[..., None]
         weights = tf.broadcast_to(weights, tf.shape(inputs))
         count, total = flow.reduce(

@@ -6,8 +6,8 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import tensorflow as tf
 
-from .._adapter.gradients import Groups
-from .._tensorflow.compression import Compression
+from .._adapter.compression import Compression
+from .._adapter.reduction import Groups, of_gradients
 from .._tensorflow.gradients import GradientReducer
 from ..balance.pace import weight_of_steps
 from ..docstrings import documented
@@ -139,10 +139,11 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     tape: Any = _classes[kind].__new__(_classes[kind])
     # The same tape, so that what it has recorded is not lost.
     tape.__dict__.update(gradtape.__dict__)
-    tape._reducer = GradientReducer(
-        compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups, process_set,
-        scale_local_gradients, weight_of_steps(batches, op_of(op), shared=True),
+    how = of_gradients(
+        op, gradient_predivide_factor, process_set, compression,
+        weight_of_steps(batches, op_of(op), shared=True), sparse_as_dense, groups, num_groups,
     )  # fmt: skip
+    tape._reducer = GradientReducer(how, scale_local_gradients)
     return tape
 
 

@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional, Sequence
+from typing import Any, Optional, Sequence
 
 import numpy as np
 import torch
 
 from .. import api
-from .._adapter.compressed import CompressedAllreduce, CompressedReducescatter
-from .._adapter.gradients import Reduction
+from .._adapter.graph_callbacks import Operation
+from .._adapter.reduction import Reduction, is_coded
 from ..ops import ReduceOp, weight_of
 from ..process_set import ProcessSet, rank_in, size_of
 from . import handles
 from .tensors import flat_array, on_host, plain, tensor_of
 
 
-class ReductionOptions(NamedTuple):
-    """The arguments of a reduction and of its gradient.
-
-    Attributes:
-        codes: the compressor that the reduction executes; None: none.
-    """
-
-    op: ReduceOp
-    name: Optional[str]
-    prescale_factor: float
-    postscale_factor: float
-    process_set: ProcessSet
-    weight: Optional[float] = None
-    codes: Any = None
-
-
-def _reduce_codes(kind: Any, options: ReductionOptions, tensors: Sequence[torch.Tensor]) -> Any:
+def _reduce_codes(
+    kind: str, how: Reduction, name: Optional[str], tensors: Sequence[torch.Tensor],
+    weight: Optional[float] = None,
+) -> Any:  # fmt: skip
     """Run a reduction whose compressor it executes itself, on copies in host memory."""
     hosts = [on_host(plain(tensor, "a reduction")) for tensor in tensors]
     arrays = [flat_array(host).reshape(tuple(host.shape)) for host in hosts]
-    how = Reduction(options.op, options.prescale_factor, options.postscale_factor, options.process_set)
-    operation = kind(how, options.name, len(arrays), options.codes)
-    if options.weight is not None:
-        operation = operation._replace(inputs=len(arrays) + 1, has_weight=True)
-        arrays.append(np.float64(weight_of(options.weight)))
+    if weight is not None:
+        arrays.append(np.float64(weight_of(weight)))
+    operation = Operation(kind, how, name, len(arrays), has_weight=weight is not None)
     results = operation.start(arrays, urgent=True).wait()
     return tuple(tensor_of(result, tensor) for result, tensor in zip(results, tensors))
 
@@ -49,67 +34,54 @@ class Allreduce(torch.autograd.Function):
     """Reduces tensors; the gradient is the same reduction of the gradients."""
 
     @staticmethod
-    def forward(ctx: Any, options: ReductionOptions, *tensors: torch.Tensor) -> Any:
+    def forward(
+        ctx: Any, how: Reduction, name: Optional[str], weight: Optional[float], *tensors: torch.Tensor
+    ) -> Any:
         """Reduce over all ranks."""
-        ctx.options = options
-        if options.codes is not None:
-            return _reduce_codes(CompressedAllreduce, options, tensors)
+        ctx.how, ctx.weight = how, weight
+        if is_coded(how.compression):
+            return _reduce_codes("allreduce", how, name, tensors, weight)
         handle = handles.grouped_allreduce_async(
-            tensors,
-            None,
-            options.name,
-            options.op,
-            options.prescale_factor,
-            options.postscale_factor,
-            options.process_set,
-            True,
-            options.weight,
+            tensors, None, name, how.op, how.prescale, how.postscale, how.process_set, True, weight
         )
         return tuple(handles.synchronize(handle))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Reduce the gradients over all ranks."""
-        options = ctx.options._replace(name=None)
-        if options.weight is not None:
+        how, weight = ctx.how, ctx.weight
+        if weight is not None:
             # The derivative of a weighted average: the sum of the gradients, times this rank's share.
-            own = torch.tensor([options.weight], dtype=torch.float64)
-            plain = ReductionOptions(ReduceOp.SUM, None, 1.0, 1.0, options.process_set)
-            *sums, total = Allreduce.apply(plain, *gradients, own)
-            share = options.weight * options.prescale_factor * options.postscale_factor / float(total)
-            return (None, *(item * share for item in sums))
-        return (None, *Allreduce.apply(options, *gradients))
+            own = torch.tensor([weight], dtype=torch.float64)
+            plain = Reduction(ReduceOp.SUM, process_set=how.process_set)
+            *sums, total = Allreduce.apply(plain, None, None, *gradients, own)
+            share = weight * how.factor / float(total)
+            return (None, None, None, *(item * share for item in sums))
+        return (None, None, None, *Allreduce.apply(how, None, None, *gradients))
 
 
 class Reducescatter(torch.autograd.Function):
     """Reduces tensors and keeps this rank's rows; the gradient gathers all rows, times the size for a sum."""
 
     @staticmethod
-    def forward(ctx: Any, options: ReductionOptions, *tensors: torch.Tensor) -> Any:
+    def forward(ctx: Any, how: Reduction, name: Optional[str], *tensors: torch.Tensor) -> Any:
         """Reduce over all ranks, and keep this rank's rows."""
-        ctx.options = options
-        if options.codes is not None:
-            return _reduce_codes(CompressedReducescatter, options, tensors)
+        ctx.how = how
+        if is_coded(how.compression):
+            return _reduce_codes("reducescatter", how, name, tensors)
         handle = handles.grouped_reducescatter_async(
-            tensors,
-            options.name,
-            options.op,
-            options.process_set,
-            options.prescale_factor,
-            options.postscale_factor,
-            True,
+            tensors, name, how.op, how.process_set, how.prescale, how.postscale, True
         )
         return tuple(handles.synchronize(handle))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Gather the gradients of all rows."""
-        options = ctx.options
-        factor = options.prescale_factor * options.postscale_factor
-        if options.op == ReduceOp.SUM:
-            factor *= size_of(options.process_set)
+        how, factor = ctx.how, ctx.how.factor
+        if how.op == ReduceOp.SUM:
+            factor *= size_of(how.process_set)
         scaled = [gradient * factor for gradient in gradients]
-        return (None, *Allgather.apply(None, options.process_set, *scaled))
+        return (None, None, *Allgather.apply(None, how.process_set, *scaled))
 
 
 class Allgather(torch.autograd.Function):
@@ -126,8 +98,7 @@ class Allgather(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Average the gradients, and keep this rank's rows."""
         process_set = ctx.process_set
-        options = ReductionOptions(ReduceOp.AVERAGE, None, 1.0, 1.0, process_set)
-        averaged = Allreduce.apply(options, *gradients)
+        averaged = Allreduce.apply(Reduction(process_set=process_set), None, None, *gradients)
         counts = torch.tensor([ctx.rows], dtype=torch.int64)
         (gathered,) = Allgather.apply(None, process_set, counts)
         before = gathered[: rank_in(process_set)].sum(0).tolist()
@@ -150,8 +121,7 @@ class Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Average the gradients for the root; zeros for the other ranks."""
-        options = ReductionOptions(ReduceOp.AVERAGE, None, 1.0, 1.0, ctx.process_set)
-        (averaged,) = Allreduce.apply(options, gradients[0])
+        (averaged,) = Allreduce.apply(Reduction(process_set=ctx.process_set), None, None, gradients[0])
         own = averaged if api.rank() == ctx.root_rank else torch.zeros_like(averaged)
         return own, None, None, None
 

@@ -16,7 +16,8 @@ import torch
 from .. import api
 from .._adapter.arguments import wire_name
 from .._adapter.feedback import Residuals
-from .._adapter.gradients import Reduction, bucket_name
+from .._adapter.gradients import bucket_name
+from .._adapter.reduction import Reduction
 from ..arrays.operands import mirrors
 from ..codec.base import BLOCK_ITEMS
 from ..dtypes import Array
@@ -121,19 +122,13 @@ class Bucket:
 class EachBucket(Bucket):
     """Gradients that are compressed separately: for custom compressions, mixed dtypes and devices."""
 
-    def __init__(
-        self, parameters: Parameters, names: Sequence[str], reduction: Reduction, compression: Any
-    ) -> None:
-        super().__init__(parameters, names, reduction)
-        self._compression = compression
-        self._contexts: List[Any] = []
+    _restore: Callable[[Sequence[Any]], List[Any]]
 
     def submit(self) -> None:
         """Start the reduction, after all members have been taken."""
         gradients = [_dense(_gradient(parameter)) for parameter in self.parameters]
-        pairs = [self._compression.compress(gradient) for gradient in gradients]
-        self._contexts = [context for _, context in pairs]
-        targets = [InPlace(compressed, "allreduce") for compressed, _ in pairs]
+        _, sent, self._restore = self.reduction.prepared(gradients)
+        targets = [InPlace(tensor, "allreduce") for tensor in sent]
         self.handle = start_allreduce(
             targets, self.reduction.op, self.name, self.reduction.prescale, self.reduction.postscale,
             self.reduction.process_set, lambda: [target.finish() for target in targets], False,
@@ -143,9 +138,7 @@ class EachBucket(Bucket):
     def finish(self) -> None:
         """Wait for the reduction, and set every member's gradient to its result."""
         handle, self.handle = self.handle, None
-        reduced = handles.synchronize(handle)
-        for parameter, tensor, context in zip(self.parameters, reduced, self._contexts):
-            whole = self._compression.decompress(tensor, context)
+        for parameter, whole in zip(self.parameters, self._restore(handles.synchronize(handle))):
             if parameter.grad is None:
                 parameter.grad = whole.reshape(parameter.shape)
             elif _gradient(parameter).is_sparse:
@@ -155,7 +148,7 @@ class EachBucket(Bucket):
         self._leave_out(handle.absent)
 
     def _like(self, parameters: Parameters, names: Sequence[str]) -> Bucket:
-        return EachBucket(parameters, names, self.reduction, self._compression)
+        return EachBucket(parameters, names, self.reduction)
 
 
 class _Place:
@@ -186,11 +179,10 @@ class FlatBucket(Bucket):
     """
 
     def __init__(
-        self, parameters: Parameters, names: Sequence[str], reduction: Reduction, compression: Any,
-        codec: str = "none", residuals: Optional[Residuals] = None,
+        self, parameters: Parameters, names: Sequence[str], reduction: Reduction, codec: str = "none",
+        residuals: Optional[Residuals] = None,
     ) -> None:  # fmt: skip
         super().__init__(parameters, names, reduction)
-        self._compression = compression
         self._codec = codec
         self._residuals = residuals if codec in BLOCKWISE else None
         self._feedback: Optional[Array] = None
@@ -247,7 +239,7 @@ class FlatBucket(Bucket):
         """Start the reduction, after all members have been taken."""
         flat = self._flat_tensor()
         self._version = flat._version
-        smaller = wire_torch_dtype(self._compression, flat.dtype)
+        smaller = wire_torch_dtype(self.reduction.compression, flat.dtype)
         if smaller is not None:
             if self._wire is None:
                 self._wire = torch.empty_like(flat, dtype=smaller)
@@ -305,9 +297,7 @@ class FlatBucket(Bucket):
         self._sparse.clear()
 
     def _like(self, parameters: Parameters, names: Sequence[str]) -> Bucket:
-        return FlatBucket(
-            parameters, names, self.reduction, self._compression, self._codec, self._residuals
-        )
+        return FlatBucket(parameters, names, self.reduction, self._codec, self._residuals)
 
     def _flat_tensor(self) -> torch.Tensor:
         """The flat tensor; a new one per step if the program holds the last step's gradients."""

@@ -8,12 +8,12 @@ import torch
 
 from .. import api
 from .._adapter.arguments import reduction
-from .._adapter.compressed import divided
+from .._adapter.reduction import Reduction
 from ..docstrings import documented
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set, number_of
 from . import handles
-from .autograd import Allgather, Allreduce, Alltoall, Broadcast, Reducescatter, ReductionOptions
+from .autograd import Allgather, Allreduce, Alltoall, Broadcast, Reducescatter
 from .compression import Compression
 
 
@@ -121,11 +121,9 @@ def grouped_allreduce(
         {call_errors}
     """
     chosen = reduction(op, average)
-    codes, compressor = divided(compression, chosen)
-    options = ReductionOptions(chosen, name, prescale_factor, postscale_factor, process_set, weight, codes)
-    pairs = [compressor.compress(tensor) for tensor in tensors]
-    reduced = Allreduce.apply(options, *(compressed for compressed, _ in pairs))
-    return [compressor.decompress(item, context) for item, (_, context) in zip(reduced, pairs)]
+    how = Reduction(chosen, prescale_factor, postscale_factor, process_set, compression=compression)
+    how, sent, restore = how.prepared(tensors)
+    return restore(Allreduce.apply(how, name, weight, *sent))
 
 
 @documented
@@ -223,12 +221,9 @@ def grouped_reducescatter(
         ShapeError: a tensor has no first dimension.
         {call_errors}
     """
-    chosen = op_of(op)
-    codes, compressor = divided(compression, chosen)
-    options = ReductionOptions(chosen, name, prescale_factor, postscale_factor, process_set, codes=codes)
-    pairs = [compressor.compress(tensor) for tensor in tensors]
-    parts = Reducescatter.apply(options, *(compressed for compressed, _ in pairs))
-    return [compressor.decompress(part, context) for part, (_, context) in zip(parts, pairs)]
+    how = Reduction(op_of(op), prescale_factor, postscale_factor, process_set, compression=compression)
+    how, sent, restore = how.prepared(tensors)
+    return restore(Reducescatter.apply(how, name, *sent))
 
 
 @documented

@@ -5,17 +5,15 @@ from __future__ import annotations
 import warnings
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 
 from .. import api
-from .._adapter.arguments import predivided
 from .._adapter.checking import StepCheck
-from .._adapter.choice import configured
-from .._adapter.compressed import is_coded
 from .._adapter.feedback import Residuals
-from .._adapter.gradients import Groups, Reduction, chosen_groups, names_of
+from .._adapter.gradients import names_of
+from .._adapter.reduction import Groups, Reduction, is_coded, of_gradients
 from ..balance.batches import Balanced
 from ..balance.pace import weight_of_steps
 from ..docstrings import documented
@@ -39,20 +37,11 @@ _ZEROED_TOO_EARLY = (
 Named = List[Tuple[str, torch.Tensor]]
 
 
-class _Options(NamedTuple):
-    """The arguments of :func:`DistributedOptimizer` that the reducer needs."""
-
-    reduction: Reduction
-    compression: Any
-    groups: Groups
-    sparse_as_dense: bool
-
-
 class _Distributed:
     """Mixin before the user's optimizer class: reduces gradients before each step."""
 
     _reducer: GradientReducer
-    _options: _Options
+    _reduction: Reduction
     _named: Optional[Named]
     _check: StepCheck
     _should_synchronize: bool
@@ -61,18 +50,15 @@ class _Distributed:
     param_groups: List[Dict[str, Any]]
 
     def _distribute(
-        self, options: _Options, named: Optional[Named], passes: int, residuals: Optional[Residuals] = None
+        self, reduction: Reduction, named: Optional[Named], passes: int, residuals: Optional[Residuals] = None
     ) -> None:
-        self._options, self._named = options, named
+        self._reduction, self._named = reduction, named
         names = names_of(parameters_of(self), named, everything_named=residuals is None)
         self._parameter_names = {item: names[id(item)] for item in all_parameters(self)}
-        self._check = StepCheck(options.reduction.process_set)
+        self._check = StepCheck(reduction.process_set)
         self._should_synchronize = True
         self._synchronized = False
-        self._reducer = GradientReducer(
-            all_parameters(self), names, options.reduction, options.compression, passes,
-            options.groups, options.sparse_as_dense, residuals,
-        )  # fmt: skip
+        self._reducer = GradientReducer(all_parameters(self), names, reduction, passes, residuals)
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -251,7 +237,7 @@ class _Distributed:
         self._finish_updates()
         super().add_param_group(param_group)  # type: ignore[misc]
         self._reducer.remove_hooks()
-        self._distribute(self._options, self._named, self._reducer.passes, self._reducer.residuals)
+        self._distribute(self._reduction, self._named, self._reducer.passes, self._reducer.residuals)
 
 
 class _AdasumDistributed:
@@ -376,24 +362,23 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
             f"this is a {type(optimizer).__name__}."
         )
     chosen = op_of(op)
-    prescale, postscale = predivided(chosen, gradient_predivide_factor)
     passes = _checked_passes(backward_passes_per_step)
     if num_groups:
         warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
-    groups = chosen_groups(groups, num_groups, torch.Tensor)
+    reduction = of_gradients(
+        chosen, gradient_predivide_factor, process_set, compression, weight_of_steps(batches, chosen, passes),
+        sparse_as_dense, groups, num_groups, torch.Tensor,
+    )  # fmt: skip
     named = None if named_parameters is None else list(named_parameters)
     names = names_of(parameters_of(optimizer), named)
-    compression = configured(compression, process_set, batches is not None)
-    weight = weight_of_steps(batches, chosen, passes)
     if chosen == ReduceOp.ADASUM and api.size() > 1:
         if process_set is not global_process_set:
             raise NotOfferedError("Adasum does not support non-global process sets yet.")
         delta: Any = of_kind(_AdasumDistributed, optimizer)
-        delta._compression = Compression.none if is_coded(compression) else compression
+        delta._compression = Compression.none if is_coded(reduction.compression) else reduction.compression
         delta._passes, delta._check = passes, StepCheck(process_set)
         delta._names = [names[id(item)] for item in all_parameters(optimizer) if item.requires_grad]
         return delta
     wrapped = of_kind(_Distributed, optimizer)
-    reduction = Reduction(chosen, prescale, postscale, process_set, weight)
-    wrapped._distribute(_Options(reduction, compression, groups, sparse_as_dense), named, passes)
+    wrapped._distribute(reduction, named, passes)
     return wrapped

@@ -11,7 +11,8 @@ import torch
 from .. import api
 from .._adapter.choice import AutoCompression
 from .._adapter.feedback import Residuals
-from .._adapter.gradients import Arrivals, Gradient, Groups, Reduction, plan_buckets, plan_groups
+from .._adapter.gradients import Arrivals, Gradient, plan_buckets, plan_groups
+from .._adapter.reduction import Reduction
 from ..context import Context
 from ..errors import ConfigError
 from ..process_set import included_in
@@ -27,11 +28,8 @@ class GradientReducer:
     Args:
         parameters: in the same order on all ranks.
         names: of the parameters, by ``id()``; the same on all ranks.
-        reduction: operation, factors and process set.
-        compression: converts gradients before and after the reduction.
+        reduction: how; without groups, buckets are of up to 8 MiB.
         passes: number of backward passes per step.
-        groups: the parameters of each bucket; None: buckets of up to 8 MiB.
-        sparse_as_dense: reduce sparse gradients as dense ones.
         residuals: those that this one goes on with, of a reducer that it replaces.
 
     Attributes:
@@ -46,26 +44,22 @@ class GradientReducer:
         parameters: Sequence[torch.Tensor],
         names: Dict[int, str],
         reduction: Reduction,
-        compression: Any,
         passes: int = 1,
-        groups: Groups = None,
-        sparse_as_dense: bool = False,
         residuals: Optional[Residuals] = None,
     ) -> None:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._frozen = [parameter for parameter in parameters if not parameter.requires_grad]
         self._names_by_id = names
-        self.reduction = reduction
         self.fresh = False
         self.waiting: Container[torch.Tensor] = ()
         self._names = [names[id(parameter)] for parameter in self.parameters]
         self._numbers = {id(parameter): index for index, parameter in enumerate(self.parameters)}
-        self._auto = compression if isinstance(compression, AutoCompression) else None
-        self._compression = compression if self._auto is None else self._auto.chosen
-        self._groups = groups
+        given = reduction.compression
+        self._auto = given if isinstance(given, AutoCompression) else None
+        self.reduction = (
+            reduction if self._auto is None else reduction._replace(compression=self._auto.chosen)
+        )
         self.residuals = Residuals() if residuals is None else residuals
-        # Entries of sparse gradients are concatenated, not added, so they have no weights.
-        self._sparse_as_dense = sparse_as_dense or reduction.weight is not None
         self._make_buckets(passes)
         self._submitted: Dict[int, Bucket] = {}
         self._context: Any = None
@@ -76,7 +70,7 @@ class GradientReducer:
         self._register_hooks()
 
     def _make_buckets(self, passes: int) -> None:
-        groups = self._groups
+        groups = self.reduction.groups
         plan = plan_buckets(self._gradients(0)) if groups is None else plan_groups(self.parameters, groups)
         self._buckets: List[Optional[Bucket]] = [self._made_of(bucket) for bucket in plan]
         self._arrivals = Arrivals(plan, passes)
@@ -85,7 +79,7 @@ class GradientReducer:
         return [
             Gradient(
                 item.numel() * item.element_size(),
-                (item.dtype, item.device, codec_of(item, self._compression)),
+                (item.dtype, item.device, codec_of(item, self.reduction.compression)),
             )
             for item in self.parameters[first:]
         ]
@@ -93,7 +87,7 @@ class GradientReducer:
     def _made_of(self, indices: Sequence[int]) -> Bucket:
         parameters = [self.parameters[index] for index in indices]
         names = [self._names[index] for index in indices]
-        return make_bucket(parameters, names, self.reduction, self._compression, self.residuals)
+        return make_bucket(parameters, names, self.reduction, self.residuals)
 
     # ---- hooks -------------------------------------------------------------------------------
 
@@ -113,9 +107,9 @@ class GradientReducer:
 
     def _take_choice(self) -> bool:
         """Whether what chooses the compression has chosen another one: then buckets are made anew."""
-        if self._auto is None or self._auto.current() is self._compression:
+        if self._auto is None or self._auto.current() is self.reduction.compression:
             return False
-        self._compression = self._auto.chosen
+        self.reduction = self.reduction._replace(compression=self._auto.chosen)
         self._make_buckets(self._arrivals.passes)
         return True
 
@@ -203,7 +197,7 @@ class GradientReducer:
 
     def _is_newly_sparse(self, index: int) -> bool:
         gradient = self.parameters[index].grad
-        if gradient is None or not gradient.is_sparse or self._sparse_as_dense:
+        if gradient is None or not gradient.is_sparse or self.reduction.all_dense:
             return False
         return not isinstance(self._bucket(self._arrivals.bucket_of(index)), SparseBucket)
 

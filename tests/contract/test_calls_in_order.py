@@ -11,18 +11,9 @@ import ringcomm as rc
 from ringcomm._adapter import calls_in_order
 from ringcomm._adapter.calls_in_order import can_be_in_order, is_inside, overwrite, run
 from ringcomm._adapter.causes import cause_of
-from ringcomm._adapter.compressed import CompressedAllreduce
 from ringcomm._adapter.compression import Compression
-from ringcomm._adapter.gradients import Reduction
-from ringcomm._adapter.graph_callbacks import (
-    Allgather,
-    Allreduce,
-    Alltoall,
-    Barrier,
-    Broadcast,
-    Reducescatter,
-    average,
-)
+from ringcomm._adapter.graph_callbacks import Operation
+from ringcomm._adapter.reduction import Reduction
 from ringcomm.balance.step_weight import StepWeight
 from ringcomm.collective.call_sites import this_site
 from ringcomm.engine.packing import FusionBuffer
@@ -31,7 +22,8 @@ from ringcomm.process_set import global_process_set
 from ringcomm.testing.cluster import run_ranks
 
 EVERY = global_process_set
-SUM = average(EVERY, ReduceOp.SUM)
+ALL = Reduction(process_set=EVERY)
+SUM = Reduction(ReduceOp.SUM, process_set=EVERY)
 
 
 class BufferPerThread(threading.local):
@@ -65,16 +57,14 @@ def test_only_operations_of_all_ranks_without_names_and_weights_are_calls_in_ord
         some = rc.add_process_set([0])
         found = []
         for members in (EVERY, some):
-            operations = [
-                Allreduce(average(members)), Reducescatter(average(members)), Allgather(members),
-                Broadcast(0, members), Alltoall(members), Barrier(members),
-            ]  # fmt: skip
+            kinds = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall", "barrier")
+            operations = [Operation(kind, Reduction(process_set=members)) for kind in kinds]
             found.append({can_be_in_order(item) for item in operations})
             found.append({can_be_in_order(item._replace(name="a")) for item in operations})
-        weighted = average(EVERY)._replace(weight=StepWeight())
+        weighted = ALL._replace(weight=StepWeight())
         others = [
-            Allreduce(weighted), Allreduce(SUM, inputs=2, has_weight=True),
-            CompressedAllreduce(SUM, None, 1, Compression.int8),
+            Operation("allreduce", weighted), Operation("allreduce", SUM, inputs=2, has_weight=True),
+            Operation("allreduce", SUM._replace(compression=Compression.int8)),
         ]  # fmt: skip
         return [*found, {can_be_in_order(item) for item in others}]
 
@@ -87,14 +77,22 @@ def test_all_kinds_of_operations(ranks):
         given = [np.array([rank, 1.0]), np.array([3 + rank]), np.array([[2.0 * rank]])]
         scaled = Reduction(ReduceOp.SUM, 0.5, 4.0, EVERY)
         found = {
-            "reduced": run(Allreduce(scaled, inputs=3), given, site),
-            "copied": run(Broadcast(1, EVERY, inputs=2), given[:2], site),
-            "scattered": run(Reducescatter(SUM), [np.arange(4.0)], site),
-            "gathered": run(Allgather(EVERY), [np.full(rank + 1, rank)], site),
-            "both gathered": run(Allgather(EVERY, inputs=2), [given[0], given[2]], site),
-            "exchanged": run(Alltoall(EVERY), [np.array([rank, rank + 10]), np.zeros(0, np.int32)], site),
-            "split": run(Alltoall(EVERY), [np.arange(3) + 10 * rank, np.array([rank + 1, 2 - rank])], site),
-            "barrier": run(Barrier(EVERY), [], site),
+            "reduced": run(Operation("allreduce", scaled, inputs=3), given, site),
+            "copied": run(Operation("broadcast", ALL, inputs=2, root_rank=1), given[:2], site),
+            "scattered": run(Operation("reducescatter", SUM), [np.arange(4.0)], site),
+            "gathered": run(Operation("allgather", ALL), [np.full(rank + 1, rank)], site),
+            "both gathered": run(Operation("allgather", ALL, inputs=2), [given[0], given[2]], site),
+            "exchanged": run(
+                Operation("alltoall", ALL, inputs=2),
+                [np.array([rank, rank + 10]), np.zeros(0, np.int32)],
+                site,
+            ),
+            "split": run(
+                Operation("alltoall", ALL, inputs=2),
+                [np.arange(3) + 10 * rank, np.array([rank + 1, 2 - rank])],
+                site,
+            ),
+            "barrier": run(Operation("barrier", ALL, inputs=0), [], site),
         }
         assert lists(given) == [[rank, 1.0], [3 + rank], [[2.0 * rank]]], "inputs are not changed"
         assert found["split"][1].dtype == np.int32
@@ -116,7 +114,7 @@ def test_all_kinds_of_operations(ranks):
 def test_several_reducescatters_are_one_group(ranks):
     def work(context):
         arrays = [np.arange(2.0), np.array([[1.0, 2.0], [3.0, 4.0]])]
-        return lists(run(Reducescatter(SUM, inputs=2), arrays, this_site()))
+        return lists(run(Operation("reducescatter", SUM, inputs=2), arrays, this_site()))
 
     assert ranks(work) == [[[0.0], [[2.0, 4.0]]], [[2.0], [[6.0, 8.0]]]]
 
@@ -126,8 +124,8 @@ def test_arrays_are_overwritten_and_the_thread_is_inside_meanwhile(ranks):
         inside = []
         context._runner.before_call = lambda: inside.append(is_inside())
         arrays = [np.array([[1.0, context.rank]]), np.array([5.0])]
-        overwrite(Allreduce(SUM, inputs=2), arrays, this_site())
-        overwrite(Broadcast(1, EVERY), arrays[1:], this_site())
+        overwrite(Operation("allreduce", SUM, inputs=2), arrays, this_site())
+        overwrite(Operation("broadcast", ALL, root_rank=1), arrays[1:], this_site())
         assert inside and all(inside) and not is_inside()
         return lists(arrays)
 
@@ -139,7 +137,11 @@ def test_adasum_is_of_each_array_by_itself(ranks):
 
     def work(context):
         arrays = [np.array([3.0, 4.0]), np.array([2.0, 0.0] if context.rank else [0.0, 2.0])]
-        overwrite(Allreduce(average(EVERY, ReduceOp.ADASUM), inputs=2), arrays, this_site())
+        overwrite(
+            Operation("allreduce", Reduction(ReduceOp.ADASUM, process_set=EVERY), inputs=2),
+            arrays,
+            this_site(),
+        )
         return lists(arrays)
 
     for equal, orthogonal in ranks(work):
@@ -152,11 +154,11 @@ def test_groups_that_differ_are_errors_of_all_ranks_and_of_every_later_call(rank
         sizes = [6, 4] if context.rank else [5, 5]
         arrays = [np.ones(size) for size in sizes]
         with pytest.raises(rc.MismatchError, match=r"2 arrays: \(\d,\), \(\d,\)") as caught:
-            overwrite(Allreduce(SUM, inputs=2), arrays, this_site())
+            overwrite(Operation("allreduce", SUM, inputs=2), arrays, this_site())
         quoted = RuntimeError(f"the program has failed: {caught.value}")
         assert cause_of(quoted) is caught.value
         with pytest.raises(rc.MismatchError) as later:
-            run(Barrier(EVERY), [], this_site())
+            run(Operation("barrier", ALL, inputs=0), [], this_site())
         assert later.value is not caught.value and not is_inside()
         return str(later.value) == str(caught.value)
 
@@ -168,7 +170,7 @@ def test_large_groups_that_differ_in_a_shape_that_is_not_shown_are_errors(ranks)
         last = [(2, 3), (3, 2)] if context.rank else [(3, 2), (2, 3)]
         arrays = [np.ones(shape) for shape in [(1,)] * 16 + last]
         with pytest.raises(rc.MismatchError, match=r"18 arrays: \(1,\), .*, \.\.\. \([0-9a-f]+\)"):
-            overwrite(Allreduce(SUM, inputs=18), arrays, this_site())
+            overwrite(Operation("allreduce", SUM, inputs=18), arrays, this_site())
 
     ranks(work)
 
@@ -176,8 +178,12 @@ def test_large_groups_that_differ_in_a_shape_that_is_not_shown_are_errors(ranks)
 def test_arguments_that_cannot_work_are_reported_and_do_not_end_the_job(ranks):
     def work(context):
         with pytest.raises(ValueError, match="splits") as caught:
-            run(Alltoall(EVERY), [np.ones(3), np.array([1, 1])], this_site())
+            run(
+                Operation("alltoall", ALL, inputs=2),
+                [np.ones(3), np.array([1, 1])],
+                this_site(),
+            )
         assert cause_of(RuntimeError(f"the program has failed: {caught.value}")) is caught.value
-        return lists(run(Allreduce(SUM), [np.ones(1)], this_site()))
+        return lists(run(Operation("allreduce", SUM), [np.ones(1)], this_site()))
 
     assert ranks(work) == [[[2.0]]] * 2

@@ -11,19 +11,16 @@ import ringcomm as rc
 from ringcomm._adapter import compressed
 from ringcomm._adapter.choice import AutoCompression
 from ringcomm._adapter.compressed import (
-    CompressedAllreduce,
-    CompressedReducescatter,
     CompressionState,
-    divided,
     drop_residuals,
-    is_coded,
     load_residual_state_dict,
     residual_state_dict,
     sent_as,
     state_of,
 )
 from ringcomm._adapter.compression import Compression, NoneCompressor, PowerSGD
-from ringcomm._adapter.gradients import Reduction
+from ringcomm._adapter.graph_callbacks import Operation
+from ringcomm._adapter.reduction import Reduction, is_coded
 from ringcomm.balance.step_weight import StepWeight
 from ringcomm.errors import ConfigError, ShapeError
 from ringcomm.ops import ReduceOp
@@ -42,8 +39,13 @@ def mean(shape, seed=0):
     return np.mean([numbers(rank, shape, seed) for rank in range(SIZE)], axis=0, dtype=np.float64)
 
 
-def how(op=ReduceOp.AVERAGE, prescale=1.0, postscale=1.0, weight=None):
-    return Reduction(op, prescale, postscale, global_process_set, weight)
+def how(op=ReduceOp.AVERAGE, prescale=1.0, postscale=1.0, weight=None, compression=NoneCompressor):
+    return Reduction(op, prescale, postscale, global_process_set, weight, compression)
+
+
+def allreduce(compression, inputs=1, state=None, reduction=None, name="g", **options):
+    chosen = (reduction or how())._replace(compression=compression)
+    return Operation("allreduce", chosen, name, inputs, state=state, **options)
 
 
 @pytest.fixture
@@ -68,7 +70,7 @@ class Variable:
 
 
 def reduce(context, compression, shapes=(MATRIX, VECTOR), state=None, reduction=None, **options):
-    operation = CompressedAllreduce(reduction or how(), "g", len(shapes), compression, state, **options)
+    operation = allreduce(compression, len(shapes), state, reduction, **options)
     return operation.start([numbers(context.rank, shape) for shape in shapes]).wait()
 
 
@@ -79,12 +81,18 @@ class TestWhatIsSentHow:
         assert not any(map(is_coded, [Compression.none, Compression.fp16, Compression.bf16, None]))
 
     def test_a_single_reduction_is_divided(self):
-        assert divided("int8", ReduceOp.SUM) == (Compression.int8, NoneCompressor)
-        assert divided(Compression.int8, ReduceOp.MIN) == (None, NoneCompressor)
-        assert divided("bf16", ReduceOp.SUM) == (None, Compression.bf16)
-        assert divided(None, ReduceOp.SUM) == (None, NoneCompressor)
+        def executed(compression, op):
+            return how(op, compression=compression).prepared([])[0].compression
+
+        assert executed("int8", ReduceOp.SUM) is Compression.int8
+        assert executed(Compression.int8, ReduceOp.MIN) is NoneCompressor
+        assert executed("bf16", ReduceOp.SUM) is executed(None, ReduceOp.SUM) is NoneCompressor
         with pytest.raises(ConfigError, match="'int7'"):
-            divided("int7", ReduceOp.SUM)
+            executed("int7", ReduceOp.SUM)
+        given = np.array([1.0, -2.5], np.float32)
+        _, (sent,), restore = how(compression="fp16").prepared([given])
+        (received,) = restore([sent])
+        assert (sent.dtype, received.dtype) == (np.float16, np.float32) and (received == given).all()
 
     def test_gradients_of_other_types(self):
         assert sent_as(Compression.bf16, "float64", MATRIX) == "bf16"
@@ -123,8 +131,7 @@ class TestAllreduce:
 
     def test_without_a_name_operations_are_matched_by_their_order(self, alike):
         def run(context):
-            operation = CompressedAllreduce(how(), None, 1, Compression.int8)
-            assert operation.part_name("int8") == ""
+            operation = allreduce(Compression.int8, name=None)
             return [*operation.start([numbers(context.rank, VECTOR)], urgent=True).wait()]
 
         (found,) = alike(run)
@@ -132,7 +139,7 @@ class TestAllreduce:
 
     def test_the_last_array_may_be_the_weight(self, alike):
         def run(context):
-            operation = CompressedAllreduce(how(), "g", 2, Compression.int8, None, has_weight=True)
+            operation = allreduce(Compression.int8, 2, has_weight=True)
             return operation.start([numbers(context.rank, VECTOR), np.float64(context.rank)]).wait()
 
         (found,) = alike(run)
@@ -156,7 +163,7 @@ class TestAllreduce:
 
     def test_powersgd_has_no_weights(self, alike):
         def run(context):
-            operation = CompressedAllreduce(how(), "g", 2, PowerSGD(2), None, has_weight=True)
+            operation = allreduce(PowerSGD(2), 2, has_weight=True)
             with pytest.raises(ConfigError, match="PowerSGD averages without weights"):
                 operation.start([numbers(context.rank, MATRIX), np.float64(1.0)])
             return []
@@ -169,7 +176,7 @@ class TestAllreduce:
 
         def run(context):
             state = CompressionState()
-            operation = CompressedAllreduce(how(), "g", 2, PowerSGD(2), state)
+            operation = allreduce(PowerSGD(2), 2, state)
             for _ in range(2):
                 found = operation.start([low * (context.rank + 1), numbers(context.rank, VECTOR)]).wait()
             assert len(state._iterations) == 1
@@ -183,7 +190,7 @@ class TestAllreduce:
         def run(context):
             found = []
             for compression in (Compression.int8, PowerSGD(2)):
-                operation = CompressedAllreduce(how(), "g", 1, compression)
+                operation = allreduce(compression, 1)
                 if context.rank:
                     context.barrier()
                 pending = operation.start([numbers(context.rank, MATRIX)])
@@ -204,7 +211,7 @@ class TestErrorFeedback:
         def run(context):
             state = CompressionState()
             kept.append(state.residuals)
-            operation = CompressedAllreduce(how(), "g", 1, Compression.int4, state)
+            operation = allreduce(Compression.int4, 1, state)
             return [
                 operation.start([numbers(context.rank, MATRIX, step)]).wait()[0].copy() for step in range(4)
             ]
@@ -276,7 +283,7 @@ class TestReducescatter:
     def test_every_rank_gets_its_rows(self, as_default):
         def run(context):
             as_default(context)
-            operation = CompressedReducescatter(how(), "g", 2, Compression.int8)
+            operation = Operation("reducescatter", how(compression=Compression.int8), "g", 2)
             return operation.start([numbers(context.rank, MATRIX), numbers(context.rank, VECTOR)]).wait()
 
         results = run_ranks(SIZE, run)
@@ -287,7 +294,7 @@ class TestReducescatter:
             assert np.abs(np.concatenate(parts) - mean(shape)).max() < 0.1
 
     def test_a_number_has_no_rows(self):
-        operation = CompressedReducescatter(how(), "g", 1, Compression.int8)
+        operation = Operation("reducescatter", how(compression=Compression.int8), "g", 1)
         with pytest.raises(ShapeError, match="a zero-dimensional array has none"):
             operation.start([np.float32(1.0)])
 
@@ -296,7 +303,7 @@ def test_an_operation_that_fails_is_raised_when_all_have_ended(as_default):
     def run(context):
         as_default(context)
         shape = MATRIX if context.rank else (81, 70)
-        pending = CompressedAllreduce(how(), "g", 2, Compression.int8, CompressionState()).start(
+        pending = allreduce(Compression.int8, 2, CompressionState()).start(
             [numbers(context.rank, shape), numbers(context.rank, VECTOR)]
         )
         with pytest.raises(rc.MismatchError):

@@ -6,19 +6,9 @@ import numpy as np
 import pytest
 
 import ringcomm as rc
-from ringcomm._adapter.compressed import CompressedAllreduce
 from ringcomm._adapter.compression import Compression
-from ringcomm._adapter.graph_callbacks import (
-    Allgather,
-    Allreduce,
-    Alltoall,
-    Barrier,
-    Batch,
-    Broadcast,
-    Reducescatter,
-    average,
-    check_sets,
-)
+from ringcomm._adapter.graph_callbacks import Batch, Operation, check_sets
+from ringcomm._adapter.reduction import Reduction
 from ringcomm.balance.step_weight import StepWeight
 from ringcomm.engine.process_sets import UnknownProcessSetError
 from ringcomm.ops import ReduceOp
@@ -26,7 +16,8 @@ from ringcomm.process_set import ProcessSet, global_process_set
 from ringcomm.testing.cluster import run_ranks
 
 EVERY = global_process_set
-SUM = average(EVERY, ReduceOp.SUM)
+ALL = Reduction(process_set=EVERY)
+SUM = Reduction(ReduceOp.SUM, process_set=EVERY)
 
 
 @pytest.fixture
@@ -50,9 +41,11 @@ def lists(arrays):
 def test_all_kinds_of_operations_in_one_batch(ranks):
     def work(rank):
         operations = [
-            Allreduce(SUM, "a"), Allreduce(SUM, "b", inputs=3), Reducescatter(SUM, "c", inputs=2),
-            Allgather(EVERY, "d", inputs=2), Broadcast(1, EVERY, "e", inputs=2), Alltoall(EVERY, "f"),
-            Alltoall(EVERY, "g"), Barrier(EVERY, "h"), Broadcast(0, EVERY, "i"),
+            Operation("allreduce", SUM, "a"), Operation("allreduce", SUM, "b", inputs=3),
+            Operation("reducescatter", SUM, "c", inputs=2), Operation("allgather", ALL, "d", inputs=2),
+            Operation("broadcast", ALL, "e", 2, root_rank=1), Operation("alltoall", ALL, "f", inputs=2),
+            Operation("alltoall", ALL, "g", inputs=2), Operation("barrier", ALL, "h", inputs=0),
+            Operation("broadcast", ALL, "i", root_rank=0),
         ]  # fmt: skip
         arrays = [
             np.array([rank, 1.0]),
@@ -80,7 +73,12 @@ def test_all_kinds_of_operations_in_one_batch(ranks):
 def test_arrays_are_overwritten(ranks):
     def work(rank):
         arrays = [np.array([[1.0, rank]]), np.array([3, 4]), np.array([rank])]
-        batch = Batch([Allreduce(SUM, "a", inputs=2), Broadcast(1, EVERY, "b")])
+        batch = Batch(
+            [
+                Operation("allreduce", SUM, "a", inputs=2),
+                Operation("broadcast", ALL, "b", root_rank=1),
+            ]
+        )
         for _ in range(2):
             batch.overwrite(arrays)
         return lists(arrays)
@@ -91,7 +89,7 @@ def test_arrays_are_overwritten(ranks):
 def test_what_cannot_be_overwritten_is_left_as_it_is(ranks):
     def work(rank):
         array = np.array([1.0, rank])
-        Batch([Allgather(EVERY, "a")]).overwrite([array])
+        Batch([Operation("allgather", ALL, "a")]).overwrite([array])
         return array.tolist()
 
     assert ranks(work) == [[1.0, 0.0], [1.0, 1.0]]
@@ -101,7 +99,7 @@ def test_two_parts_of_a_batch_in_the_order_of_each_rank(ranks):
     """Rank 1 starts and finishes the batches in another order than rank 0."""
 
     def work(rank):
-        batches = {name: Batch([Allreduce(SUM, name)]) for name in "ab"}
+        batches = {name: Batch([Operation("allreduce", SUM, name)]) for name in "ab"}
         order = "ab" if rank == 0 else "ba"
         started = {name: batches[name].start([np.array([ord(name)])]) for name in order}
         return {name: lists(batches[name].finish(started[name])) for name in reversed(order)}
@@ -111,7 +109,7 @@ def test_two_parts_of_a_batch_in_the_order_of_each_rank(ranks):
 
 def test_a_batch_may_run_again_before_its_last_run_has_been_waited_for(ranks):
     def work(rank):
-        batch = Batch([Allreduce(SUM, "a")])
+        batch = Batch([Operation("allreduce", SUM, "a")])
         numbers = [batch.start([np.array([step + rank])]) for step in range(3)]
         assert len(set(numbers)) == 3
         return [lists(batch.finish(number)) for number in reversed(numbers)]
@@ -135,19 +133,22 @@ class Weight(StepWeight):
         self.log.append("reduced")
 
 
-def test_the_weight_of_a_step(ranks):
+@pytest.mark.parametrize("compression", [Compression.none, Compression.bf16])
+def test_the_weight_of_a_step(ranks, compression):
+    """Its steps are counted, also where the reduction executes a compression."""
+
     def work(rank):
         weight = Weight(3.0 if rank else 1.0)
-        how = average(EVERY)._replace(weight=weight)
-        found = Batch([Barrier(EVERY, "a"), Allreduce(how, "b")]).run([np.array([1.0 + 4.0 * rank])])
-        return lists(found), weight.log
+        how = ALL._replace(weight=weight, compression=compression)
+        batch = Batch([Operation("barrier", ALL, "a", inputs=0), Operation("allreduce", how, "b")])
+        return lists(batch.run([np.array([1.0 + 4.0 * rank])])), weight.log
 
     assert ranks(work) == [([[4.0]], ["submitted", "reduced"])] * 2
 
 
 def test_the_weight_may_be_the_last_input(ranks):
     def work(rank):
-        batch = Batch([Allreduce(average(EVERY), "a", inputs=2, has_weight=True)])
+        batch = Batch([Operation("allreduce", ALL, "a", inputs=2, has_weight=True)])
         return lists(batch.run([np.array([1.0 + 4.0 * rank]), np.array(3.0 if rank else 1.0)]))
 
     assert ranks(work) == [[[4.0]]] * 2
@@ -155,7 +156,12 @@ def test_the_weight_may_be_the_last_input(ranks):
 
 def test_compressed_operations_are_part_of_a_batch(ranks):
     def work(rank):
-        batch = Batch([CompressedAllreduce(SUM, "a", 1, Compression.int8), Allreduce(SUM, "b")])
+        batch = Batch(
+            [
+                Operation("allreduce", SUM._replace(compression=Compression.int8), "a"),
+                Operation("allreduce", SUM, "b"),
+            ]
+        )
         return batch.finish(batch.start([np.linspace(0, 1, 100).astype(np.float32), np.array([rank])]))
 
     for coarse, exact in ranks(work):
@@ -164,11 +170,13 @@ def test_compressed_operations_are_part_of_a_batch(ranks):
 
 def test_a_failed_operation_is_raised_when_the_others_have_ended(ranks):
     def work(rank):
-        batch = Batch([Allreduce(SUM, "a"), Allreduce(SUM, "b")])
+        batch = Batch([Operation("allreduce", SUM, "a"), Operation("allreduce", SUM, "b")])
         with pytest.raises(rc.MismatchError) as caught:
             batch.run([np.zeros(2 + rank), np.ones(2)])
         assert all(handle.block(0.0) for handle in batch._latest)
-        assert lists(Batch([Allreduce(SUM, "c")]).run([np.ones(1)])) == [[2.0]], "the job goes on"
+        assert lists(Batch([Operation("allreduce", SUM, "c")]).run([np.ones(1)])) == [[2.0]], (
+            "the job goes on"
+        )
         return "a" in str(caught.value)
 
     assert ranks(work) == [True, True]
@@ -177,7 +185,7 @@ def test_a_failed_operation_is_raised_when_the_others_have_ended(ranks):
 def test_an_operation_that_cannot_be_submitted(ranks):
     def work(rank):
         with pytest.raises(ValueError, match="splits"):
-            Batch([Alltoall(EVERY, "a")]).run([np.ones(3), np.array([1, 1])])
+            Batch([Operation("alltoall", ALL, "a", inputs=2)]).run([np.ones(3), np.array([1, 1])])
 
     ranks(work)
 
@@ -185,8 +193,17 @@ def test_an_operation_that_cannot_be_submitted(ranks):
 def test_sets_must_exist_before_operations_are_added_to_a_graph(ranks):
     def work(rank):
         missing = ProcessSet([0])
-        check_sets([Allreduce(SUM), Barrier(EVERY), CompressedAllreduce(SUM, None, 1, Compression.int8)])
-        for operation in (Allreduce(average(missing)), Broadcast(0, missing)):
+        check_sets(
+            [
+                Operation("allreduce", SUM),
+                Operation("barrier", ALL, inputs=0),
+                Operation("allreduce", SUM._replace(compression=Compression.int8)),
+            ]
+        )
+        for operation in (
+            Operation("allreduce", Reduction(process_set=missing)),
+            Operation("broadcast", Reduction(process_set=missing), root_rank=0),
+        ):
             with pytest.raises(UnknownProcessSetError):
                 check_sets([operation])
 
@@ -196,6 +213,6 @@ def test_sets_must_exist_before_operations_are_added_to_a_graph(ranks):
 def test_a_scalar_has_no_rows_to_send(ranks):
     def work(rank):
         with pytest.raises(rc.RingcommError):
-            Batch([Alltoall(EVERY, "a")]).run([np.float64(1.0), np.array([1, 0])])
+            Batch([Operation("alltoall", ALL, "a", inputs=2)]).run([np.float64(1.0), np.array([1, 0])])
 
     ranks(work)

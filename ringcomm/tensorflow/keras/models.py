@@ -7,11 +7,14 @@ from typing import Any, Dict, Optional, Sequence
 import tensorflow as tf
 
 from ..._adapter.compression import Compression
+from ..._adapter.reduction import of_gradients
 from ..._tensorflow.gradients import GradientReducer
 from ..._tensorflow.legacy import make_distributed
 from ...docstrings import documented
 from ...keras import models
 from ...keras.optimizer import is_keras_2
+from ...ops import ReduceOp
+from ...process_set import global_process_set
 
 
 @documented
@@ -36,5 +39,6 @@ def load_model(
         return models.load_model(filepath, custom_optimizers, custom_objects, compression)
     model = models.load_by(tf.keras.models.load_model, filepath, custom_optimizers, custom_objects)
     if model.optimizer is not None:
-        make_distributed(model.optimizer, GradientReducer(compression), in_place=True)
+        how = of_gradients(ReduceOp.AVERAGE, 1.0, global_process_set, compression)
+        make_distributed(model.optimizer, GradientReducer(how), in_place=True)
     return model

@@ -15,7 +15,7 @@ import jax.numpy as jnp  # noqa: E402 - these need jax
 
 from ringcomm._adapter.causes import record_cause  # noqa: E402
 from ringcomm._adapter.compressed import CompressionState  # noqa: E402
-from ringcomm._adapter.gradients import Reduction  # noqa: E402
+from ringcomm._adapter.reduction import Reduction  # noqa: E402
 from ringcomm.errors import ConfigError, NotOfferedError, PeerLostError  # noqa: E402
 from ringcomm.ops import ReduceOp  # noqa: E402
 from ringcomm.process_set import global_process_set as every_rank  # noqa: E402
@@ -176,7 +176,7 @@ def test_trees_without_arrays_and_gradients_of_balanced_data(alone: Any) -> None
 
     data = Balanced(8, global_batch=4)
     how = Reduction(ReduceOp.AVERAGE, 1.0, 1.0, every_rank, data.pace.cursor())
-    reducer = GradientReducer(how, "none", CompressionState())
+    reducer = GradientReducer(how._replace(compression="none"), CompressionState())
     assert reducer({"a": None, "b": []}) == {"a": None, "b": []}
     assert data.pace.step == 0
     large = [jnp.ones(3_000_000), jnp.full(2, 2.0), jnp.arange(3.0)]

@@ -10,16 +10,8 @@ import pytest
 pytest.importorskip("jax")
 
 from ringcomm._adapter.causes import cause_of  # noqa: E402 - these need jax
-from ringcomm._adapter.gradients import Reduction  # noqa: E402
-from ringcomm._adapter.graph_callbacks import (  # noqa: E402
-    Allgather,
-    Allreduce,
-    Alltoall,
-    Barrier,
-    Broadcast,
-    Reducescatter,
-    average,
-)
+from ringcomm._adapter.graph_callbacks import Operation
+from ringcomm._adapter.reduction import Reduction
 from ringcomm.collective.call_sites import this_site  # noqa: E402
 from ringcomm.errors import MismatchError, NotInitializedError, ShapeError  # noqa: E402
 from ringcomm.jax import host_call  # noqa: E402
@@ -27,6 +19,7 @@ from ringcomm.jax.host_call import HostCall, Place  # noqa: E402
 from ringcomm.ops import ReduceOp  # noqa: E402
 from ringcomm.process_set import global_process_set as every_rank  # noqa: E402
 
+ALL = Reduction(process_set=every_rank)
 TRIPLED = Reduction(ReduceOp.SUM, 3.0, 1.0, every_rank)
 
 
@@ -37,8 +30,9 @@ def call_of(operation: Any) -> HostCall:
 def check_results_on_one_rank(by_order: bool) -> None:
     rows = np.arange(6.0).reshape(3, 2)
     for operation, expected in (
-        (Allreduce(TRIPLED), 3 * rows), (Reducescatter(TRIPLED), 3 * rows), (Allgather(every_rank), rows),
-        (Broadcast(0, every_rank), rows), (Alltoall(every_rank), rows),
+        (Operation("allreduce", TRIPLED), 3 * rows), (Operation("reducescatter", TRIPLED), 3 * rows),
+        (Operation("allgather", ALL), rows), (Operation("broadcast", ALL, root_rank=0), rows),
+        (Operation("alltoall", ALL, inputs=2), rows),
     ):  # fmt: skip
         call, given = call_of(operation), rows.copy()
         assert call.is_in_order == by_order
@@ -51,8 +45,8 @@ def check_results_on_one_rank(by_order: bool) -> None:
             given = rows.copy()
             call.overwrite([given])
             np.testing.assert_array_equal(given, expected)
-    assert call_of(Barrier(every_rank)).run([]) == []
-    first, second = call_of(Allgather(every_rank, None, 2)).run([rows, rows[:1]])
+    assert call_of(Operation("barrier", ALL, inputs=0)).run([]) == []
+    first, second = call_of(Operation("allgather", ALL, None, 2)).run([rows, rows[:1]])
     assert (first.shape, second.shape) == ((3, 2), (1, 2))
 
 
@@ -72,8 +66,8 @@ def test_programs_matched_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_weight_is_no_array_to_reduce(alone: Any) -> None:
-    call = call_of(Allreduce(average(every_rank), None, 2, True))
-    assert host_call.has_weight(call.operation) and not call.overwrites and not call.is_in_order
+    call = call_of(Operation("allreduce", ALL, None, 2, has_weight=True))
+    assert call.operation.has_weight and not call.overwrites and not call.is_in_order
     assert host_call.results_of(call, [(3, 2), ()]) == [[3, 2]]
     values, weight = np.arange(6.0).reshape(3, 2), np.float32(5)
     (found,) = call.run([values, weight])
@@ -84,18 +78,21 @@ def test_shapes_of_results_depend_on_the_place() -> None:
     def shapes(operation: Any, position: int, *given: Any) -> List[Any]:
         return host_call.results_of(HostCall(operation, Place(position, 3), this_site()), given)
 
-    assert shapes(Allgather(every_rank, None, 2), 1, (2, 5), (0,)) == [[6, 5], [0]]
-    parts = [shapes(Reducescatter(TRIPLED), rank, (5, 2)) for rank in range(3)]
+    assert shapes(Operation("allgather", ALL, None, 2), 1, (2, 5), (0,)) == [
+        [6, 5],
+        [0],
+    ]
+    parts = [shapes(Operation("reducescatter", TRIPLED), rank, (5, 2)) for rank in range(3)]
     assert parts == [[[2, 2]], [[2, 2]], [[1, 2]]]
-    assert shapes(Alltoall(every_rank), 0, (6, 2)) == [[6, 2]]
+    assert shapes(Operation("alltoall", ALL, inputs=2), 0, (6, 2)) == [[6, 2]]
     with pytest.raises(ShapeError, match="reducescatter needs an array with at least one dimension"):
-        shapes(Reducescatter(TRIPLED), 0, ())
-    free = HostCall(Allreduce(TRIPLED, None, 2), None, this_site())
+        shapes(Operation("reducescatter", TRIPLED), 0, ())
+    free = HostCall(Operation("allreduce", TRIPLED, None, 2), None, this_site())
     assert host_call.results_of(free, [(), (4,)]) == [[], [4]]
 
 
 def test_a_program_for_other_ranks_is_refused(alone: Any) -> None:
-    call = HostCall(Allgather(every_rank), Place(1, 2), this_site())
+    call = HostCall(Operation("allgather", ALL), Place(1, 2), this_site())
     with pytest.raises(MismatchError, match=r"rank 1 of 2, .* Call jax.clear_caches\(\)") as raised:
         call.run([np.ones(2)])
     assert cause_of(RuntimeError(f"XLA: {raised.value}")) is raised.value
@@ -103,7 +100,7 @@ def test_a_program_for_other_ranks_is_refused(alone: Any) -> None:
 
 def test_a_call_needs_a_job() -> None:
     with pytest.raises(NotInitializedError):
-        call_of(Allreduce(TRIPLED))
+        call_of(Operation("allreduce", TRIPLED))
 
 
 # ---- the memory of XLA -----------------------------------------------------------------------

@@ -57,13 +57,14 @@ def test_factors_apply_to_every_kind_of_gradient_of_one_rank(alone: Any) -> None
 def test_a_fresh_reducer_has_no_local_variables(alone: Any) -> None:
     import tensorflow as tf
 
+    from ringcomm._adapter.reduction import Reduction
     from ringcomm._tensorflow.gradients import GradientReducer
 
-    variable, reducer = tf.Variable(1.0), GradientReducer(sparse_as_dense=True)
+    variable, reducer = tf.Variable(1.0), GradientReducer(Reduction(sparse_as_dense=True))
     reducer.register_local(variable)
     other = reducer.fresh()
     assert reducer.is_local(variable) and not other.is_local(variable)
-    assert other.sparse_as_dense and other.how == reducer.how
+    assert other.how is reducer.how
 
 
 def test_weighted_gradients_of_one_rank_are_its_own(alone: Any) -> None:

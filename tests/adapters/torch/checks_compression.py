@@ -286,7 +286,7 @@ def check_the_choice_is_made_again_when_the_links_are_others() -> None:
     assert len(given[2].arrivals) > 1 and given[2].arrivals[0][0] >= 0.0
     auto = optimizer._reducer._auto
     assert auto.chosen is hvd.Compression.bf16 and auto._links.byte_s == 1e-5
-    assert optimizer._reducer._compression is hvd.Compression.bf16
+    assert optimizer._reducer.reduction.compression is hvd.Compression.bf16
 
 
 def check_a_dropped_reduction_leaves_nothing_behind() -> None:

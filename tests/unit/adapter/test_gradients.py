@@ -8,7 +8,6 @@ from ringcomm._adapter.gradients import (
     Arrivals,
     Gradient,
     bucket_name,
-    chosen_groups,
     names_of,
     plan_buckets,
     plan_groups,
@@ -55,16 +54,6 @@ def test_groups_by_hand_leave_the_others_alone():
     items = [object() for _ in range(5)]
     foreign = object()
     assert plan_groups(items, [[items[1], items[3], foreign], [], [foreign]]) == [[1, 3], [4], [2], [0]]
-
-
-def test_what_groups_may_be():
-    assert chosen_groups(None, 0, int) is None
-    assert chosen_groups(None, 3, int) == 3
-    assert chosen_groups(2, 3, int) == 2
-    assert chosen_groups([[1], [2]], 0, int) == [[1], [2]]
-    for bad in (0, -1, "all", [["a"]], [[1], [1]]):
-        with pytest.raises(ConfigError):
-            chosen_groups(bad, 0, int)
 
 
 def test_names():

@@ -1,0 +1,154 @@
+"""The options of a reduction, which the public functions of all adapters take."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+
+from ..balance.step_weight import StepWeight
+from ..errors import ConfigError
+from ..ops import ReduceOp, op_of
+from ..process_set import ProcessSet, global_process_set, included_in, size_of
+from .arguments import predivided
+from .choice import configured
+from .compression import NoneCompressor, compressor_of
+
+Groups = Union[int, Sequence[Sequence[Any]], None]
+
+
+class Reduction(NamedTuple):
+    """How arrays or a model's gradients are reduced.
+
+    Attributes:
+        op: the reduction.
+        prescale: factor before it.
+        postscale: factor after it.
+        process_set: the ranks that take part.
+        weight: the weights of a weighted average; None: there are none.
+        compression: a compressor, or its name.
+        sparse_as_dense: reduce sparse gradients as dense ones.
+        groups: the number of groups of gradients, each reduced as one operation, or lists of parameters;
+            None: as the adapter divides them.
+    """
+
+    op: ReduceOp = ReduceOp.AVERAGE
+    prescale: float = 1.0
+    postscale: float = 1.0
+    process_set: ProcessSet = global_process_set
+    weight: Optional[StepWeight] = None
+    compression: Any = NoneCompressor
+    sparse_as_dense: bool = False
+    groups: Groups = None
+
+    def weight_now(self) -> Optional[float]:
+        """The weight of a contribution that is submitted now; None: there are no weights."""
+        return None if self.weight is None else self.weight.now()
+
+    @property
+    def factor(self) -> float:
+        """The product of both factors."""
+        return self.prescale * self.postscale
+
+    @property
+    def adds(self) -> bool:
+        """Whether it is a sum or an average."""
+        return self.op in (ReduceOp.AVERAGE, ReduceOp.SUM)
+
+    @property
+    def all_dense(self) -> bool:
+        """Whether sparse gradients are made dense: entries are concatenated, so they cannot have weights."""
+        return self.sparse_as_dense or self.weight is not None
+
+    def active(self) -> bool:
+        """Return whether this rank is in the process set, and has ranks to reduce with or steps to count."""
+        return included_in(self.process_set) and (size_of(self.process_set) > 1 or self.weight is not None)
+
+    def prepared(
+        self, tensors: Sequence[Any]
+    ) -> Tuple[Reduction, List[Any], Callable[[Sequence[Any]], List[Any]]]:
+        """Divide the compression in what the reduction executes and what converts tensors around it.
+
+        Args:
+            tensors: those to reduce.
+
+        Returns:
+            the reduction, with a compressor for which :func:`is_coded` holds or with none (reductions that do
+            not add are executed without codes); the tensors to send; and a function that makes the results of
+            what was received.
+
+        Raises:
+            ConfigError: no compressor has the name.
+        """
+        compressor, how = compressor_of(self.compression), self
+        if is_coded(compressor):
+            how = self._replace(compression=compressor if self.adds else NoneCompressor)
+            compressor = NoneCompressor
+        elif self.compression is not NoneCompressor:
+            how = self._replace(compression=NoneCompressor)
+        pairs = [compressor.compress(tensor) for tensor in tensors]
+
+        def restore(received: Sequence[Any]) -> List[Any]:
+            return [compressor.decompress(item, context) for item, (_, context) in zip(received, pairs)]
+
+        return how, [tensor for tensor, _ in pairs], restore
+
+
+def is_coded(compression: Any) -> bool:
+    """Whether the reduction executes the compression itself."""
+    return getattr(compression, "kind", "") in ("int8", "int4", "powersgd", "auto")
+
+
+def of_gradients(
+    op: Any, gradient_predivide_factor: float, process_set: ProcessSet, compression: Any,
+    weight: Optional[StepWeight] = None, sparse_as_dense: bool = False, groups: Groups = None,
+    num_groups: int = 0, parameter_type: type = object,
+) -> Reduction:  # fmt: skip
+    """Return the reduction for the arguments of a ``DistributedOptimizer``.
+
+    Args:
+        op: the reduction.
+        gradient_predivide_factor: with Average, the factor to divide by before the sum.
+        process_set: the ranks that take part.
+        compression: a compressor, its name, or what the settings say for ``Compression.none``.
+        weight: the weights of gradients; None: there are none.
+        sparse_as_dense: reduce sparse gradients as dense ones.
+        groups: the number of groups, or lists of parameters.
+        num_groups: the number of groups, if there are no ``groups``; 0: none.
+        parameter_type: the class of parameters.
+
+    Raises:
+        ConfigError: an argument has an invalid value.
+    """
+    chosen = op_of(op)
+    prescale, postscale = predivided(chosen, gradient_predivide_factor)
+    return Reduction(
+        chosen, prescale, postscale, process_set, weight,
+        configured(compression, process_set, weight is not None), sparse_as_dense,
+        chosen_groups(groups, num_groups, parameter_type),
+    )  # fmt: skip
+
+
+def chosen_groups(groups: Groups, num_groups: int, parameter_type: type) -> Groups:
+    """Check the caller's ``groups`` or ``num_groups``.
+
+    Raises:
+        ConfigError: ``groups`` is neither a positive number nor lists of distinct parameters.
+    """
+    if groups is None:
+        groups = num_groups or None
+    if groups is None:
+        return None
+    if isinstance(groups, int):
+        if groups <= 0:
+            raise ConfigError("groups should be a positive integer or a list of lists of parameters.")
+        return groups
+    if not isinstance(groups, (list, tuple)):
+        raise ConfigError("groups should be a positive integer or a list of lists of parameters.")
+    seen: Set[int] = set()
+    for group in groups:
+        for parameter in group:
+            if not isinstance(parameter, parameter_type):
+                raise ConfigError(f"groups must consist of parameters, not {type(parameter).__name__}.")
+            if id(parameter) in seen:
+                raise ConfigError("A parameter can only appear once in groups.")
+            seen.add(id(parameter))
+    return groups

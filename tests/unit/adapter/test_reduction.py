@@ -1,0 +1,64 @@
+"""The options of a reduction: what the arguments of optimizers become."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringcomm._adapter.compression import Compression, NoneCompressor, PowerSGD
+from ringcomm._adapter.reduction import Reduction, chosen_groups, is_coded, of_gradients
+from ringcomm.balance.step_weight import StepWeight
+from ringcomm.errors import ConfigError
+from ringcomm.ops import ReduceOp
+from ringcomm.process_set import global_process_set
+
+
+def test_what_groups_may_be():
+    assert chosen_groups(None, 0, int) is None
+    assert chosen_groups(None, 3, int) == 3
+    assert chosen_groups(2, 3, int) == 2
+    assert chosen_groups([[1], [2]], 0, int) == [[1], [2]]
+    for bad in (0, -1, "all", [["a"]], [[1], [1]]):
+        with pytest.raises(ConfigError):
+            chosen_groups(bad, 0, int)
+
+
+def test_the_arguments_of_an_optimizer():
+    how = of_gradients(ReduceOp.AVERAGE, 4.0, global_process_set, "bf16", None, True, None, 3)
+    expected = (ReduceOp.AVERAGE, 0.25, 4.0, global_process_set, None, Compression.bf16, True, 3)
+    assert how == expected
+    assert how.factor == 1.0 and how.weight_now() is None
+    for bad in ((ReduceOp.SUM, 2.0, "none"), (ReduceOp.SUM, 1.0, "int7")):
+        with pytest.raises(ConfigError):
+            of_gradients(*bad[:2], global_process_set, bad[2])
+    with pytest.raises(ConfigError, match="without weights"):
+        of_gradients(ReduceOp.AVERAGE, 1.0, global_process_set, PowerSGD(), StepWeight())
+
+
+def test_what_adds_and_what_is_made_dense():
+    assert [Reduction(op).adds for op in (ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.MIN)] == [
+        True,
+        True,
+        False,
+    ]
+    assert [how.all_dense for how in (Reduction(), Reduction(weight=StepWeight()))] == [False, True]
+    assert Reduction(sparse_as_dense=True).all_dense
+
+
+def test_a_compression_of_the_programs_own_converts_every_tensor():
+    class Halved:
+        @staticmethod
+        def compress(tensor):
+            return tensor / 2, tensor
+
+        @staticmethod
+        def decompress(tensor, context):
+            return tensor, context
+
+    how, sent, restore = Reduction(compression=Halved).prepared([2.0, 6.0])
+    assert how.compression is NoneCompressor and not is_coded(Halved)
+    assert sent == [1.0, 3.0] and restore([5.0, 7.0]) == [(5.0, 2.0), (7.0, 6.0)]
+
+
+def test_nothing_is_made_anew_without_a_compression():
+    how = Reduction()
+    assert how.prepared([])[0] is how
