@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ringcomm.rendezvous.state import Phase
+from ringcomm.rendezvous.epoch import Phase
 from ringcomm.transport.accept import MOST_HALF_OPEN, REFUSALS_AT_ONCE, REFUSALS_PER_S
 from tests.contract.service import eventually, opened, sum_of_ranks, together
 
