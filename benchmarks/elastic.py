@@ -24,7 +24,8 @@ from typing import Any, Dict, List, NamedTuple
 from ringcomm.config import Slot
 from ringcomm.endpoints import format_endpoint
 from ringcomm.rendezvous.actions import Notice
-from ringcomm.rendezvous.elastic_server import ElasticServer
+from ringcomm.rendezvous.next_view import Limits
+from ringcomm.rendezvous.server import RendezvousServer
 
 RANKS = 4
 LIMIT_S = 60.0
@@ -76,9 +77,9 @@ class Job:
         self.ranks: Dict[int, int] = {}
         self._started = 0
         self._state_bytes = state_bytes
-        self.server = ElasticServer(
+        self.server = RendezvousServer(
             key=self.key, job="benchmark", addresses=["127.0.0.1"], start_timeout_s=LIMIT_S,
-            notify=self.notices.append, min_size=2, launched=True,
+            notify=self.notices.append, limits=Limits(2, None, 2), launched=True,
         )  # fmt: skip
         self._endpoint = format_endpoint(*self.server.start()[0])
 

@@ -175,7 +175,7 @@ class PlacedJob:
             how: the error as text.
         """
         if self._embedded is not None:
-            self._embedded.process_ended(self._slots[rank], how, False)
+            self._embedded.process_ended(rank, how, False)
 
     def collect(self, poll: Callable[[float], Iterable[Tuple[int, Outcome]]]) -> List[Any]:
         """Wait until every rank's function has returned, or the job has failed.

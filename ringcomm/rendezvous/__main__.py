@@ -20,8 +20,8 @@ from ..endpoints import format_endpoint
 from ..errors import RingcommError
 from ..transport.encryption import encryption_of
 from .actions import Notice
-from .elastic_server import ElasticServer
-from .server import JobServer, RendezvousServer
+from .next_view import Limits
+from .server import RendezvousServer
 
 
 def main() -> int:
@@ -76,7 +76,7 @@ def _positive(text: str) -> int:
 
 def _server(
     membership: Membership, arguments: argparse.Namespace, notices: queue.SimpleQueue[Notice]
-) -> JobServer:
+) -> RendezvousServer:
     settings = Settings.from_environment()
     ports = {port for _, port in membership.rendezvous}
     common: Dict[str, Any] = {
@@ -88,10 +88,11 @@ def _server(
     }  # fmt: skip
     if arguments.min_np is None:
         return RendezvousServer(size=membership.size, **common)
-    return ElasticServer(
-        min_size=arguments.min_np, max_size=arguments.max_np, start_size=arguments.np,
-        elastic_timeout_s=arguments.elastic_timeout, reset_limit=arguments.reset_limit, **common,
+    limits = Limits(
+        min_size=arguments.min_np, max_size=arguments.max_np, start_size=arguments.np or arguments.min_np,
+        elastic_timeout_s=arguments.elastic_timeout, reset_limit=arguments.reset_limit,
     )  # fmt: skip
+    return RendezvousServer(limits=limits, **common)
 
 
 if __name__ == "__main__":

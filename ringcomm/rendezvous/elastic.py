@@ -1,6 +1,6 @@
 """The rendezvous of an elastic job, without I/O: publishes views, one after another.
 
-Each view is one epoch, and each epoch is one :class:`~ringcomm.rendezvous.state.Rendezvous`: it connects the
+Each view is one epoch, and each epoch is one :class:`~ringcomm.rendezvous.epoch.Epoch`: it connects the
 members, collects their failure reports and finds the root cause. This module decides which processes are
 members. When an epoch fails, or when processes are to join or to leave, its members ask for the next view on
 the connections that they have. Once every member has asked or is lost, the next view is published, with the
@@ -12,7 +12,7 @@ go on (a defect of the program, too few processes for too long, too many views).
 
 from __future__ import annotations
 
-from typing import Callable, List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 from ..config import Slot
 from ..errors import ProtocolError
@@ -21,15 +21,16 @@ from ..group.view import Member as ViewMember
 from ..wire.messages import Message
 from .actions import Action, Drop, Notice, Send, Timer, exclude, refuse
 from .elastic_notices import lost_notice, ready_notice, view_notice, waiting_notice
+from .epoch import Epoch, Phase
 from .joining import REMOVED, Joining
 from .membership import Member, Refusal, number_hosts
 from .next_view import Cuts, Decision, Limits, NextView, Step
 from .pings import Pings
 from .processes import Place, Process, Processes, Stage
 from .root_cause import VANISHED
-from .state import Phase, Rendezvous
 
-Handler = Callable[[Rendezvous, int, Message, float], List[Action]]
+_NO_MEMBER = -1
+"""In place of the connection of a process that is not in the view: what it reports has no effect."""
 
 
 class ElasticRendezvous:
@@ -51,17 +52,21 @@ class ElasticRendezvous:
         self.abort_message: Optional[Message] = None
         self.refused_connections = ""
         self._limits = limits
-        self._version = version
         self._launched = launched
         self._processes = Processes(version, launched)
         self._joining = Joining(self._processes, limits.most)
         self._next = NextView(limits, self._processes, launched)
-        self._epoch: Optional[Rendezvous] = None
+        self._epoch = Epoch()
         self._before: View = NO_VIEW
         self._over = self._excludes = self._network_changed = False
         self._paused_since_s: Optional[float] = None
         self._pings = Pings()
         self._cuts = Cuts()
+
+    @property
+    def phase(self) -> Phase:
+        """How far the last view has come."""
+        return self._epoch.phase
 
     # ---- what the launcher reports ------------------------------------------------------------
 
@@ -86,7 +91,7 @@ class ElasticRendezvous:
         actions: List[Action] = []
         # Its connection may have ended first; how the process ended is the better root cause.
         member = number in self.view.numbers and stage is not Stage.WAITING
-        if member and process.place is not None and self._epoch is not None:
+        if member and process.place is not None:
             slot = process.place.slot
             actions = self._relay(self._epoch.process_exited(slot, how, ok, now_s), now_s)
         return actions + self._advance(now_s)
@@ -104,7 +109,25 @@ class ElasticRendezvous:
 
     # ---- what processes send ------------------------------------------------------------------
 
-    def joined(self, connection: int, message: Message, now_s: float) -> List[Action]:
+    def handle(self, connection: int, message: Message, now_s: float) -> List[Action]:
+        """A process sends a message.
+
+        Raises:
+            ProtocolError: it may not send it.
+        """
+        kind, process = message["type"], self._processes.at(connection)
+        if kind == "join":
+            return self._joined(connection, message, now_s)
+        if kind == "count":  # before it joins
+            return [Send(connection, {"type": "counted", "size": self.view.size})]
+        if kind == "leaving":
+            return self._leaving(connection, message, now_s)
+        if kind == "pong" and process is not None:
+            process.heard_s = now_s
+        in_view = process is not None and process.stage is Stage.IN_VIEW
+        return self._relay(self._epoch.handle(connection if in_view else _NO_MEMBER, message, now_s), now_s)
+
+    def _joined(self, connection: int, message: Message, now_s: float) -> List[Action]:
         """A process asks for a place in the next view.
 
         Raises:
@@ -121,15 +144,15 @@ class ElasticRendezvous:
         elif known is not None:
             message = {**message, "member": known.number}
         stage, old = (None, -1) if known is None else (known.stage, known.connection)
-        linking = self._epoch is not None and self._epoch.phase in (Phase.PROBING, Phase.LINKING)
-        if old == connection and (stage is Stage.WAITING or (stage is Stage.IN_VIEW and linking)):
+        too_early = stage is Stage.WAITING or (stage is Stage.IN_VIEW and self._epoch.is_linking)
+        if old == connection and too_early:
             raise ProtocolError("a process may ask for the next view only after the last one has ended")
         try:
             process = self._processes.enter(connection, message, now_s)
         except Refusal as refusal:
             return refuse(connection, str(refusal))
         actions: List[Action] = []
-        if stage is Stage.IN_VIEW and self._epoch is not None:
+        if stage is Stage.IN_VIEW:
             if self._paused_since_s is None:
                 self._paused_since_s = now_s
             actions += self._relay(self._epoch.left_for_next_view(old, now_s), now_s)
@@ -138,10 +161,6 @@ class ElasticRendezvous:
         if process.is_new:
             actions += self._welcome(process, now_s)
         return actions + self._advance(now_s)
-
-    def count(self, connection: int, message: Message, now_s: float) -> List[Action]:
-        """A process asks how many ranks there are, before it joins."""
-        return [Send(connection, {"type": "counted", "size": self.view.size})]
 
     def _welcome(self, process: Process, now_s: float) -> List[Action]:
         actions: List[Action] = [
@@ -152,30 +171,14 @@ class ElasticRendezvous:
 
     def _invite(self, now_s: float) -> List[Action]:
         """Ask the members of a running view to take in the processes that wait, now or later."""
-        running = self._epoch is not None and self._epoch.phase is Phase.RUNNING
-        return self._joining.invite(self.view.size, now_s) if running else []
+        return self._joining.invite(self.view.size, now_s) if self._epoch.phase is Phase.RUNNING else []
 
     def is_waiting(self, connection: int) -> bool:
         """Whether the process of this connection waits for the next view."""
         process = self._processes.at(connection)
         return process is not None and process.stage is Stage.WAITING
 
-    def answered(self, connection: int, message: Message, now_s: float) -> List[Action]:
-        """A process answers a ping."""
-        process = self._processes.at(connection)
-        if process is None:
-            return []
-        process.heard_s = now_s
-        return self.relay(Rendezvous.answered, connection, message, now_s)
-
-    def relay(self, handler: Handler, connection: int, message: Message, now_s: float) -> List[Action]:
-        """A message about the present epoch; of a process that is not in it any more it is ignored."""
-        process = self._processes.at(connection)
-        if self._epoch is None or process is None or process.stage is not Stage.IN_VIEW:
-            return []
-        return self._relay(handler(self._epoch, connection, message, now_s), now_s)
-
-    def leaving(self, connection: int, message: Message, now_s: float) -> List[Action]:
+    def _leaving(self, connection: int, message: Message, now_s: float) -> List[Action]:
         """A process leaves: it has finished, or its program has ended."""
         process = self._processes.at(connection)
         if process is None:
@@ -188,8 +191,8 @@ class ElasticRendezvous:
             return []
         self._end(process, str(message["reason"]), bool(message["ok"]))
         actions: List[Action] = []
-        if stage is Stage.IN_VIEW and self._epoch is not None:
-            actions = self._relay(self._epoch.leaving(connection, message, now_s), now_s)
+        if stage is Stage.IN_VIEW:
+            actions = self._relay(self._epoch.handle(connection, message, now_s), now_s)
         return actions + self._advance(now_s)
 
     def disconnected(self, connection: int, now_s: float) -> List[Action]:
@@ -206,13 +209,13 @@ class ElasticRendezvous:
         if stage in (Stage.WAITING, Stage.IN_VIEW):
             how, _ = self._processes.exits.get(process.number, (VANISHED, False))
             process.stage, process.why_lost = Stage.LOST, how
-        if stage is Stage.IN_VIEW and self._epoch is not None:
+        if stage is Stage.IN_VIEW:
             actions = self._relay(self._epoch.disconnected(connection, now_s), now_s)
         return actions + self._advance(now_s)
 
     def _end(self, process: Process, how: str, ok: bool) -> None:
         """A process that has been in a view ends; it has finished if nothing was wrong then."""
-        running = self._epoch is not None and self._epoch.phase is Phase.RUNNING
+        running = self._epoch.phase is Phase.RUNNING
         finished = ok and running and process.stage is Stage.IN_VIEW
         process.stage = Stage.LEFT if finished else Stage.LOST
         process.why_lost = how
@@ -260,7 +263,7 @@ class ElasticRendezvous:
 
     def _to_drop(self, kind: str, culprit: Optional[Process]) -> List[Process]:
         """The connected processes without which the job goes on after its epoch has failed."""
-        assert self._epoch is not None and self._epoch.abort_message is not None
+        assert self._epoch.abort_message is not None
         if kind == "stalled" and culprit is not None:
             return [culprit] if culprit.stage is Stage.IN_VIEW else []
         if kind not in ("cut", "no_route"):
@@ -338,15 +341,12 @@ class ElasticRendezvous:
         self.view = View(
             self.view.epoch + 1, tuple(ViewMember(item.number, item.host, item.pid) for item in members)
         )
-        known = {} if self._epoch is None or self._network_changed else self._epoch.known
+        self._epoch = Epoch(members, self.view.epoch, {} if self._network_changed else self._epoch.known)
         self._network_changed = False
-        epoch = self._epoch = Rendezvous(len(order), (), self._version, self._limits.start_timeout_s)
-        epoch.generation, epoch.known = self.view.epoch, known
-        return self._relay(epoch.begin(members, now_s), now_s) + self._keep_pinging(now_s)
+        return self._relay(self._epoch.begin(now_s), now_s) + self._keep_pinging(now_s)
 
     def _started(self, notice: Notice, now_s: float) -> List[Action]:
         """The members of a view are connected."""
-        assert self._epoch is not None
         since_s, self._paused_since_s = self._paused_since_s, None
         members = self._processes.among(Stage.IN_VIEW)
         for process in members:
@@ -362,8 +362,7 @@ class ElasticRendezvous:
 
     def _pinged(self) -> List[Process]:
         """The processes that are pinged: all that wait, and the members of the view unless it is set up."""
-        linking = self._epoch is not None and self._epoch.phase in (Phase.PROBING, Phase.LINKING)
-        return self._processes.among(Stage.WAITING, *([] if linking else [Stage.IN_VIEW]))
+        return self._processes.among(Stage.WAITING, *([] if self._epoch.is_linking else [Stage.IN_VIEW]))
 
     def _keep_pinging(self, now_s: float) -> List[Action]:
         idle = self.abort_message is not None or self._pings.recent
@@ -377,8 +376,7 @@ class ElasticRendezvous:
         """
         silent = self._pings.silent(self._pinged(), now_s)
         members = self._processes.among(Stage.IN_VIEW)
-        running = self._epoch is not None and self._epoch.phase is Phase.RUNNING
-        if running and not set(members) <= set(silent):
+        if self._epoch.phase is Phase.RUNNING and not set(members) <= set(silent):
             silent = [item for item in silent if item not in members]
         actions: List[Action] = []
         for process in silent:
@@ -393,7 +391,7 @@ class ElasticRendezvous:
         if self.abort_message is not None or self._over:
             return []
         actions: List[Action] = []
-        if self._epoch is not None and self._processes.among(Stage.IN_VIEW):
+        if self._processes.count(Stage.IN_VIEW):
             actions += self._relay(self._epoch.tick(now_s), now_s)
         actions += self._look_for_silent(now_s)
         actions += self._invite(now_s) if self._joining.held else []

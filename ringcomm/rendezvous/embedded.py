@@ -8,7 +8,7 @@ import threading
 from typing import Callable, List, Optional, Sequence, Set, Tuple, Type
 
 from ..clock import Deadline
-from ..config import Membership, Settings, Slot
+from ..config import Membership, Settings
 from ..errors import RingcommError, StartupError
 from ..transport.encryption import encryption_of
 from ..transport.kinds import LOOPBACK, VIRTUAL
@@ -79,9 +79,9 @@ class EmbeddedRendezvous:
         )
         return cls(server), server.start()
 
-    def process_ended(self, slot: Slot, how: str, ok: bool) -> None:
-        """Report how the process in a place ended; see :meth:`.RendezvousServer.process_exited`."""
-        self._server.process_exited(slot, how, ok)
+    def process_ended(self, rank: int, how: str, ok: bool) -> None:
+        """Report how the process of a rank ended; see :meth:`.RendezvousServer.process_exited`."""
+        self._server.process_exited(rank, how, ok)
 
     @property
     def failure(self) -> Optional[RingcommError]:

@@ -75,8 +75,7 @@ class Member:
         self.linked = False
         self.left: Optional[str] = None
         self.gone: Optional[str] = None
-        dead_after_s = message.get("dead_after", 0.0)
-        self.dead_after_s = float(dead_after_s) if isinstance(dead_after_s, (int, float)) else 0.0
+        self.dead_after_s = dead_after_s(message)
         self.listens = message.get("listens") is True
         self.heard_s = 0.0
         self.asked = False
@@ -103,6 +102,31 @@ class Member:
         if self.number >= 0:
             description["member"] = self.number
         return description
+
+
+def dead_after_s(message: Message) -> float:
+    """Return for how long a process that asks to join may leave pings unanswered, in seconds; 0: for ever."""
+    limit_s = message.get("dead_after", 0.0)
+    return float(limit_s) if isinstance(limit_s, (int, float)) else 0.0
+
+
+def checked_host(message: Message, version: str) -> str:
+    """Return the name of the host of a process that asks to join.
+
+    Args:
+        message: its request.
+        version: the job's version of ringcomm.
+
+    Raises:
+        Refusal: it has another version.
+    """
+    host = str(message.get("host") or message["hostname"])
+    if message["version"] != version:
+        raise Refusal(
+            f"{host} has ringcomm {message['version']}, but this job runs {version}. "
+            "Install the same on every host, from the same folder or wheel."
+        )
+    return host
 
 
 def as_target(member: Located, addresses: Optional[Collection[str]] = None) -> Dict[str, Any]:
@@ -137,12 +161,7 @@ class RankAssignment:
         Raises:
             Refusal: it has another version, or a place that does not exist.
         """
-        host = str(message.get("host") or message["hostname"])
-        if message["version"] != self.version:
-            raise Refusal(
-                f"{host} has ringcomm {message['version']}, but this job runs {self.version}. "
-                "Install the same on every host, from the same folder or wheel."
-            )
+        host = checked_host(message, self.version)
         rank = message.get("rank")
         if rank is not None and (type(rank) is not int or not 0 <= rank < self.size):
             raise Refusal(f"{host} asks for rank {rank!r}; this job has ranks 0 to {self.size - 1}")

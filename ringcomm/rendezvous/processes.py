@@ -8,7 +8,7 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
 from ..config import Slot
 from ..group.view import Candidate
 from ..wire.messages import Message
-from .membership import Refusal
+from .membership import Refusal, checked_host, dead_after_s
 
 
 class Place(NamedTuple):
@@ -88,8 +88,7 @@ class Process:
     @property
     def dead_after_s(self) -> float:
         """For how long it may leave pings unanswered; 0: for ever."""
-        limit_s = self.message.get("dead_after", 0.0)
-        return float(limit_s) if isinstance(limit_s, (int, float)) else 0.0
+        return dead_after_s(self.message)
 
     def candidate(self) -> Candidate:
         """This process as a candidate for the next view."""
@@ -149,12 +148,7 @@ class Processes:
         Raises:
             Refusal: it may not join.
         """
-        host = str(message.get("host") or message["hostname"])
-        if message["version"] != self._version:
-            raise Refusal(
-                f"{host} has ringcomm {message['version']}, but this job runs {self._version}. "
-                "Install the same on every host, from the same folder or wheel."
-            )
+        host = checked_host(message, self._version)
         number = message.get("member")
         known = self._by_number.get(number) if type(number) is int else None
         process = self._new(connection, message, host) if known is None else self._again(known, message)

@@ -1,13 +1,13 @@
-"""The rendezvous server: sockets and a thread around :class:`~ringcomm.rendezvous.state.Rendezvous`."""
+"""The rendezvous server: sockets and a thread around a job's state machine, which has no I/O."""
 
 from __future__ import annotations
 
 import threading
-from typing import Callable, Dict, List, Optional, Protocol, Sequence
+from typing import Callable, Optional, Sequence, Union
 
 from ..clock import monotonic
 from ..config import Slot
-from ..errors import ProtocolError, RingcommError
+from ..errors import RingcommError
 from ..transport.secure import Encryption
 from ..version import __version__
 from ..wire.auth import Purpose
@@ -15,59 +15,26 @@ from ..wire.messages import Message
 from .actions import Action, Drop, Notice, Seat, Send, Timer
 from .board import Board
 from .control import error_from
+from .elastic import ElasticRendezvous
+from .epoch import Phase
 from .message_server import MessageServer
-from .state import Phase, Rendezvous
-
-Handler = Callable[[Rendezvous, int, Message, float], List[Action]]
-
-HANDLERS: Dict[str, Handler] = {
-    "join": Rendezvous.joined,
-    "probed": lambda state, connection, message, now_s: state.probed(connection, message),
-    "decided": lambda state, connection, message, now_s: state.probed(connection, message),
-    "fetch": lambda state, connection, message, now_s: state.fetched(connection, message),
-    "measured": lambda state, connection, message, now_s: state.measured(connection, message),
-    "linked": lambda state, connection, message, now_s: state.linked(connection, message),
-    "unlinked": Rendezvous.unlinked,
-    "lost": Rendezvous.lost,
-    "mismatch": Rendezvous.mismatched,
-    "note": lambda state, connection, message, now_s: state.told(connection, message),
-    "warning": lambda state, connection, message, now_s: state.told(connection, message),
-    "usage": lambda state, connection, message, now_s: state.told(connection, message),
-    "closed": Rendezvous.closed,
-    "interrupted": Rendezvous.interrupted,
-    "pong": Rendezvous.answered,
-    "leaving": Rendezvous.leaving,
-}
-"""The messages that ranks may send, and what handles them."""
+from .next_view import Limits
+from .state import Rendezvous
 
 
-class JobState(Protocol):
-    """The state machine of a job: :class:`.Rendezvous`, or :class:`~.elastic.ElasticRendezvous`.
-
-    Attributes:
-        refused_connections: the connections that failed to authenticate, as text; empty if none did.
-    """
-
-    refused_connections: str
-
-    def is_waiting(self, connection: int) -> bool:
-        """Whether the process of this connection waits for the next generation."""
-
-    def disconnected(self, connection: int, now_s: float) -> List[Action]:
-        """A control connection ended."""
-
-    def tick(self, now_s: float) -> List[Action]:
-        """Time has passed: act on what is due."""
-
-
-class JobServer(MessageServer):
-    """The server of one job. Subclasses define which messages its state machine takes.
+class RendezvousServer(MessageServer):
+    """Connects the ranks of one job; in one of fixed size it aborts all of them when one is lost.
 
     Args:
-        state: the state machine.
         key: the job's secret.
-        job: the job's name; ranks of others are refused.
+        job: the job's name; processes of others are refused.
+        seats: of a job of fixed size: one per rank, in rank order, if a launcher planned it.
+        size: of a job of fixed size: the number of ranks, if they come on their own.
+        limits: of an elastic job: a view is published after every change; None: the size is fixed.
+        launched: of an elastic job: True: only processes that :meth:`expect` has announced may join; False:
+            any with the key.
         addresses: where to listen. Each is bound by itself; never all interfaces.
+        start_timeout_s: how long the first rank waits for the last, in seconds.
         notify: called in the server's thread with every :class:`~ringcomm.rendezvous.actions.Notice`.
         port: fixed port for every address; 0 lets the system choose.
         encryption: how connections are encrypted; None: not at all.
@@ -76,11 +43,15 @@ class JobServer(MessageServer):
 
     def __init__(
         self,
-        state: JobState,
         *,
         key: bytes,
         job: str,
+        seats: Sequence[Seat] = (),
+        size: Optional[int] = None,
+        limits: Optional[Limits] = None,
+        launched: bool = False,
         addresses: Sequence[str],
+        start_timeout_s: float,
         notify: Callable[[Notice], None],
         port: int = 0,
         encryption: Optional[Encryption] = None,
@@ -96,21 +67,19 @@ class JobServer(MessageServer):
             encryption=encryption,
             forwarded=forwarded,
         )
-        self._state = state
+        self._elastic: Optional[ElasticRendezvous] = None
+        self._state: Union[Rendezvous, ElasticRendezvous]
+        if limits is None:
+            self._state = Rendezvous(size or len(seats), seats, __version__, start_timeout_s)
+        else:
+            limits = limits._replace(start_timeout_s=start_timeout_s)
+            self._state = self._elastic = ElasticRendezvous(limits, __version__, launched)
         self._board = Board()
         self._notify = notify
         self._awaited = False
         self._busy = -1
         self._idle = threading.Event()
         self._idle.set()
-
-    def handle(self, number: int, message: Message) -> List[Action]:
-        """Give one message to the state machine; the actions that it returns.
-
-        Raises:
-            ProtocolError: ranks may not send it.
-        """
-        raise NotImplementedError
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until only processes that wait for the next generation are connected (any thread).
@@ -132,7 +101,7 @@ class JobServer(MessageServer):
             take = self._board.posted if message["type"] == "post" else self._board.awaited
             self._act(take(number, message))
             return
-        self._act(self.handle(number, message))
+        self._act(self._state.handle(number, message, monotonic()))
         self.changed()
 
     def lost(self, number: int) -> None:
@@ -173,79 +142,54 @@ class JobServer(MessageServer):
         self._state.refused_connections = str(self.refusals)
         self._act(self._state.tick(monotonic()))
 
+    # ---- for the launcher ----------------------------------------------------------------------
 
-class RendezvousServer(JobServer):
-    """Connects the ranks of one job, and aborts all of them when one is lost.
-
-    Args:
-        key: the job's secret.
-        job: the job's name; ranks of others are refused.
-        seats: one per rank, in rank order, if a launcher planned the job; or just the number of
-            ranks, if they come on their own.
-        addresses: where to listen. Each is bound by itself; never all interfaces.
-        start_timeout_s: how long the first rank waits for the last.
-        notify: called in the server's thread with every :class:`~ringcomm.rendezvous.state.Notice`.
-        port: fixed port for every address; 0 lets the system choose.
-        encryption: how connections are encrypted; None: not at all.
-        forwarded: see :class:`~ringcomm.transport.accept.Acceptor`.
-    """
-
-    def __init__(
-        self,
-        *,
-        key: bytes,
-        job: str,
-        seats: Sequence[Seat] = (),
-        size: Optional[int] = None,
-        addresses: Sequence[str],
-        start_timeout_s: float,
-        notify: Callable[[Notice], None],
-        port: int = 0,
-        encryption: Optional[Encryption] = None,
-        forwarded: bool = False,
-    ) -> None:
-        self._rendezvous = Rendezvous(size or len(seats), seats, __version__, start_timeout_s)
-        super().__init__(
-            self._rendezvous,
-            key=key,
-            job=job,
-            addresses=addresses,
-            notify=notify,
-            port=port,
-            encryption=encryption,
-            forwarded=forwarded,
-        )
-
-    def process_exited(self, slot: Slot, how: str, ok: bool) -> None:
-        """Report to the rendezvous that a rank's process ended (any thread).
+    def process_exited(self, number: int, how: str, ok: bool) -> None:
+        """Report to the rendezvous that a process ended (any thread).
 
         Args:
-            slot: the place of the process.
+            number: its planned rank, or its member number in an elastic job.
             how: how it ended, such as ``exit code 3`` or ``killed by SIGKILL``.
             ok: whether that is a normal end.
         """
-        self.order(lambda: self._act(self._rendezvous.process_exited(slot, how, ok, monotonic())))
+        self.order(lambda: self._act(self._state.process_exited(number, how, ok, monotonic())))
+
+    def expect(self, member: int, slot: Slot, host: str) -> None:
+        """Announce a process of an elastic job that is about to be started (any thread).
+
+        Args:
+            member: its member number, which no other process of this job has had.
+            slot: its place.
+            host: the name of its host.
+        """
+        elastic = self._elastic
+        assert elastic is not None
+        self.order(lambda: self._act(elastic.expect(member, slot, host)))
+
+    def exclude(self, member: int, why: str) -> None:
+        """Have a member of an elastic job leave at the next step, without an error (any thread).
+
+        Args:
+            member: its member number.
+            why: the reason, as text.
+        """
+        elastic = self._elastic
+        assert elastic is not None
+        self.order(lambda: self._act(elastic.exclude(member, why, monotonic())))
 
     @property
     def phase(self) -> Phase:
-        """How far the job has come."""
-        return self._rendezvous.phase
+        """How far the present generation has come."""
+        return self._state.phase
 
     @property
     def failure(self) -> Optional[RingcommError]:
         """The error that all ranks were aborted with; None as long as the job has not failed."""
-        message = self._rendezvous.abort_message
+        message = self._state.abort_message
         return None if message is None else error_from(message)
 
     @property
     def culprit(self) -> int:
         """The rank that this error names; -1 if there is none."""
-        rank = (self._rendezvous.abort_message or {}).get("rank")
+        rank = (self._state.abort_message or {}).get("rank")
         return -1 if rank is None else int(rank)
-
-    def handle(self, number: int, message: Message) -> List[Action]:
-        """Give one message to the state machine; the actions that it returns."""
-        handler = HANDLERS.get(message["type"])
-        if handler is None:
-            raise ProtocolError(f"a rank may not send {message['type']!r}")
-        return handler(self._rendezvous, number, message, monotonic())

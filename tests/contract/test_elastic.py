@@ -23,7 +23,8 @@ from ringcomm.rendezvous import channels, client, elastic_client
 from ringcomm.rendezvous.actions import Notice
 from ringcomm.rendezvous.elastic_client import ElasticJoiner, join_view, running_size
 from ringcomm.rendezvous.elastic_control import Resume
-from ringcomm.rendezvous.elastic_server import ElasticServer
+from ringcomm.rendezvous.next_view import Limits
+from ringcomm.rendezvous.server import RendezvousServer
 from ringcomm.transport.encryption import encryption_of
 from tests.contract.fake_rendezvous import ABORT, PROBE, FakeRendezvous
 from tests.contract.peer import Peer
@@ -38,9 +39,9 @@ class Job:
     def __init__(self, certificate: str = "") -> None:
         self.notices: List[Notice] = []
         key = secrets.token_bytes(32)
-        self.server = ElasticServer(
+        self.server = RendezvousServer(
             key=key, job="threads", addresses=["127.0.0.1"], start_timeout_s=20.0, notify=self.notices.append,
-            min_size=1, launched=True, encryption=encryption_of(certificate),
+            limits=Limits(), launched=True, encryption=encryption_of(certificate),
         )  # fmt: skip
         self.membership = Membership(
             rendezvous=tuple(self.server.start()), key=key, job="threads", elastic=True,

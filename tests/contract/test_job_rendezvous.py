@@ -20,12 +20,11 @@ LIMIT_S = 60.0
 def test_the_rendezvous_of_a_job_is_open_on_the_loopback(no_leaks: None) -> None:
     notices: List[Any] = []
     server = rendezvous_for(prepare(Options(np=2), ["true"]))(notices.append)
-    assert server is not None
     try:
         ((address, port),) = server.start()
         assert address == "127.0.0.1"
         socket.create_connection((address, port), LIMIT_S).close()
-        server.process_exited(Slot(0, 1), "exit code 3", False)
+        server.process_exited(1, "exit code 3", False)
     finally:
         server.stop()
     with pytest.raises(OSError):

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from ringcomm.config import Slot
 from ringcomm.errors import NoRouteError, RingcommError
 from ringcomm.rendezvous import client, linking, links, member_list, probing, relay, relayed_start
 from ringcomm.transport.kinds import WIRED
@@ -162,7 +161,7 @@ def test_a_rank_that_dies_before_it_has_passed_the_list_on_is_named(service, mon
         if self._rank != 0:
             pass_on(self, message, mates)
             return
-        job.server.process_exited(Slot(0, 0), "killed by SIGKILL", False)
+        job.server.process_exited(0, "killed by SIGKILL", False)
         raise SystemExit("the process ends here")
 
     monkeypatch.setattr(relay.Relay, "pass_on_list", die)

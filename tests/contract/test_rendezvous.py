@@ -60,7 +60,7 @@ def test_groups_without_an_engine_are_not_pinged_while_they_run(service):
         with_engine = pool.submit(client.join, job.membership(0), job.settings, listens=True)
         without = pool.submit(client.join, job.membership(1), job.settings)
         both = [with_engine.result(30.0), without.result(30.0)]
-    members = job.server._state.members.values()
+    members = job.server._state.epoch.members.values()
     assert {member.rank: member.listens for member in members} == {0: True, 1: False}
     for joined in both:
         joined.control.leave("it is done", True)
@@ -141,7 +141,7 @@ def test_a_rank_that_ended_too_early_is_named(service):
     with ThreadPoolExecutor(1) as pool:
         start = pool.submit(job.start, 0)
         assert eventually(lambda: len(job.texts("joined")) == 1)
-        job.server.process_exited(Slot(0, 1), "exit code 3", False)
+        job.server.process_exited(1, "exit code 3", False)
         with pytest.raises(StartupError, match=r"rank 1 \(here\) ended \(exit code 3\) before it called"):
             start.result()
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringcomm.config import Slot
-from ringcomm.rendezvous.state import Phase
+from ringcomm.rendezvous.epoch import Phase
 from ringcomm.version import __version__
 from tests.contract.peer import Peer
 from tests.contract.service import eventually
@@ -47,7 +46,7 @@ def test_a_rank_that_fails_is_the_culprit(peer):
     join(one, 0)
     join(other, 1)
     assert (one.until("probe")["rank"], other.until("probe")["rank"]) == (0, 1)
-    peer.job.server.process_exited(Slot(0, 1), "killed by SIGKILL", False)
+    peer.job.server.process_exited(1, "killed by SIGKILL", False)
     abort = one.until("abort")
     assert abort["rank"] == 1 and "killed by SIGKILL" in abort["text"]
     assert peer.job.server.phase is Phase.ABORTED

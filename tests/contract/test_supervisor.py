@@ -11,7 +11,6 @@ from typing import Any, Callable, List, Tuple
 
 import pytest
 
-from ringcomm.config import Slot
 from ringrun.job import grace
 from ringrun.job.outcome import BROKEN_PIPE
 from ringrun.plan.job import Job
@@ -48,7 +47,7 @@ class Rendezvous:
 
     def __init__(self) -> None:
         self.notify: Callable[[Any], None] = lambda notice: None
-        self.exits: List[Tuple[Slot, str, bool]] = []
+        self.exits: List[Tuple[int, str, bool]] = []
         self.events: List[str] = []
 
     def open(self, notify: Callable[[Any], None]) -> Any:
@@ -59,8 +58,8 @@ class Rendezvous:
         self.events.append("start")
         return [("127.0.0.1", 7)]
 
-    def process_exited(self, slot: Slot, how: str, ok: bool) -> None:
-        self.exits.append((slot, how, ok))
+    def process_exited(self, number: int, how: str, ok: bool) -> None:
+        self.exits.append((number, how, ok))
 
     def stop(self) -> None:
         self.events.append("stop")
@@ -88,7 +87,7 @@ def test_the_ranks_get_the_address_of_the_rendezvous(job: Callable[..., Job]) ->
     assert running.run().exit_code == 0
     assert running.console.lines == [f"[localhost:{rank}] 127.0.0.1:7" for rank in range(2)]
     assert rendezvous.events == ["start", "stop"]
-    assert sorted(rendezvous.exits) == [(Slot(0, local), "exit code 0", True) for local in range(2)]
+    assert sorted(rendezvous.exits) == [(rank, "exit code 0", True) for rank in range(2)]
 
 
 def test_one_rank_needs_no_rendezvous(job: Callable[..., Job]) -> None:
@@ -198,7 +197,7 @@ def test_a_host_that_is_lost_has_failed(job: Callable[..., Job], monkeypatch: py
     outcome = running.run()
     assert (outcome.exit_code, outcome.reason) == (255, "failure")
     assert outcome.cause is not None and outcome.cause.host_index == 1 and "localhost" in outcome.report
-    assert (Slot(1, 0), "lost with its host", False) in rendezvous.exits
+    assert (1, "lost with its host", False) in rendezvous.exits
 
 
 def test_data_that_makes_no_sense_ends_the_link_of_a_host(

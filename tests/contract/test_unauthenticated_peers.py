@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ringcomm.rendezvous.state import Phase
+from ringcomm.rendezvous.epoch import Phase
 from ringcomm.transport.accept import MAX_HALF_OPEN, PLACE_S
 from tests.contract.service import eventually, opened, sum_of_ranks, together
 

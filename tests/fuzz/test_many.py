@@ -19,7 +19,6 @@ from ringcomm.group.message_matching import Matcher, Receive
 from ringcomm.objects import Objects
 from ringcomm.rendezvous.actions import Seat
 from ringcomm.rendezvous.board import Board
-from ringcomm.rendezvous.server import HANDLERS
 from ringcomm.rendezvous.state import Rendezvous
 from ringcomm.transport.memory import memory_fabrics
 from ringcomm.wire import frames, messages
@@ -160,7 +159,7 @@ def rendezvous(rng: random.Random) -> None:
             message[rng.choice(list(message))] = rng.choice(ODD)
         connection = rng.randrange(2)
         try:
-            HANDLERS[validate(message)["type"]](state, connection, message, float(now))
+            state.handle(connection, validate(message), float(now))
             state.tick(float(now))
         except ProtocolError:
             state.disconnected(connection, float(now))

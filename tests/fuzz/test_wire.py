@@ -21,7 +21,6 @@ from ringcomm.errors import AuthenticationError, ProtocolError, RingcommError
 from ringcomm.rendezvous.actions import Seat, Timer
 from ringcomm.rendezvous.control import error_from
 from ringcomm.rendezvous.echo import Echo
-from ringcomm.rendezvous.server import HANDLERS
 from ringcomm.rendezvous.state import Rendezvous
 from ringcomm.transport.encryption import encryption_of
 from ringcomm.transport.memory import memory_fabrics
@@ -224,18 +223,14 @@ def test_the_rendezvous(right_first, steps, planned):
     for connection, message in prefix[:right_first] + steps:
         now += 0.4
         try:
-            message = validate(message)
-            handler = HANDLERS.get(message["type"])
-            if handler is None:
-                state.disconnected(connection, now)
-                continue
-            for action in handler(state, connection, message, now):
+            for action in state.handle(connection, validate(message), now):
                 if hasattr(action, "message"):
                     assert len(encode(action.message)) < messages.MAX_MESSAGE_BYTES
         except ProtocolError:
             state.disconnected(connection, now)
         state.tick(now)
-    state.process_exited(Slot(0, 0), "exit code 1", False, now)
+    if planned:
+        state.process_exited(0, "exit code 1", False, now)
     state.tick(now + 20.0)
 
 

@@ -61,9 +61,9 @@ BUGS = {
         "bytes_on_the_wire_never_change",
     ),
     "one abort not sent": Bug(
-        "rendezvous/state.py",
-        "[Send(connection, self.abort_message) for connection in connections]",
-        "[Send(connection, self.abort_message) for connection in connections[1:]]",
+        "rendezvous/epoch.py",
+        "[Send(connection, self.abort_message) for connection in self.members]",
+        "[Send(connection, self.abort_message) for connection in list(self.members)[1:]]",
         "tests/unit/rendezvous/test_state.py",
         "aborted_exactly_once",
     ),

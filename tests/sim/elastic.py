@@ -15,7 +15,6 @@ from ringcomm.errors import ProtocolError, RingcommError
 from ringcomm.rendezvous.actions import Drop, Notice, Send, Timer
 from ringcomm.rendezvous.elastic import ElasticRendezvous
 from ringcomm.rendezvous.next_view import Limits
-from ringcomm.rendezvous.server import HANDLERS
 from ringcomm.testing.faulty import Faults, Turns
 from ringcomm.wire.messages import encode, validate
 from tests.sim.elastic_process import VERSION, Epoch, Process
@@ -153,13 +152,8 @@ class ElasticSim:
         if message is None:
             self.act(state.disconnected(connection, now_s))
             return
-        kind = message["type"]
-        own = {"join": state.joined, "pong": state.answered, "leaving": state.leaving}.get(kind)
         try:
-            if own is not None:
-                self.act(own(connection, message, now_s))
-            else:
-                self.act(state.relay(HANDLERS[kind], connection, message, now_s))
+            self.act(state.handle(connection, message, now_s))
         except ProtocolError as problem:
             raise AssertionError(f"{problem}: {self.describe()}") from problem
 

@@ -135,9 +135,7 @@ class Simulated:
         for item in arrived:
             self.outbox.remove(item)
             _, rank, message = item
-            kind = message["type"]
-            calls = {"lost": "lost", "closed": "closed", "pong": "answered"}
-            state.take(getattr(state.state, calls[kind])(rank, message, state.now_s))
+            state.say(rank, message)
         for rank in self.ranks:
             told, state.told[rank.rank] = state.told[rank.rank], []
             if not self._isolated(rank.rank):

@@ -170,7 +170,7 @@ class Supervisor:
         endpoints: List[Tuple[str, int]] = []
         if self._open_rendezvous is not None and self.job.plan.size > 1:
             self._rendezvous = self._open_rendezvous(lambda said: self._loop.call(lambda: self._notice(said)))
-            endpoints = [] if self._rendezvous is None else self._rendezvous.start()
+            endpoints = self._rendezvous.start()
         for host in self.job.hosts:
             env = master_variables(self.job, host, self._ready)
             env.update(rendezvous_variables(endpoints, host))
@@ -264,7 +264,7 @@ class Supervisor:
     def _report_exit(self, end: Exit) -> None:
         """Report the end of a rank to the rendezvous."""
         if self._rendezvous is not None:
-            self._rendezvous.process_exited(self.job.slot_of(end.rank), end.describe(), end.ok)
+            self._rendezvous.process_exited(end.rank, end.describe(), end.ok)
 
     def _failed_notice(self, notice: NoticeLike) -> None:
         """The rendezvous has aborted the job."""
@@ -330,7 +330,7 @@ class Supervisor:
         for rank in unfinished:
             self._printer.ended(rank, False)
             if self._rendezvous is not None:
-                self._rendezvous.process_exited(self.job.slot_of(rank), "lost with its host", False)
+                self._rendezvous.process_exited(rank, "lost with its host", False)
 
     # -- ending --------------------------------------------------------------------------------
 

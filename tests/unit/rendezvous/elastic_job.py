@@ -5,7 +5,6 @@ from __future__ import annotations
 from ringcomm.config import Slot
 from ringcomm.rendezvous.elastic import ElasticRendezvous
 from ringcomm.rendezvous.next_view import Limits
-from ringcomm.rendezvous.server import HANDLERS
 from ringcomm.wire.messages import validate
 from tests.unit.rendezvous.simulated import VERSION, Fed, join_message
 
@@ -27,7 +26,7 @@ class ElasticJob(Fed):
         if self.launched or more.pop("named", False):
             more["member"] = number
         message = join_message(pid=100 + number, position=position, dead_after=6.0, **more)
-        self.take(self.state.joined(connection, message, self.now_s))
+        self.take(self.state.handle(connection, message, self.now_s))
 
     def again(self, *connections, position=1):
         """These members ask for the next view."""
@@ -40,8 +39,7 @@ class ElasticJob(Fed):
             self.relay(connection, {"type": "linked", "links": []})
 
     def relay(self, connection, message):
-        handler = HANDLERS[message["type"]]
-        self.take(self.state.relay(handler, connection, validate(message), self.now_s))
+        self.take(self.state.handle(connection, validate(message), self.now_s))
 
     def start(self, size):
         """The first view, of so many processes."""
@@ -54,7 +52,7 @@ class ElasticJob(Fed):
 
     def leave(self, connection, ok=True):
         message = {"type": "leaving", "reason": "its program ended", "ok": ok}
-        self.take(self.state.leaving(connection, message, self.now_s))
+        self.take(self.state.handle(connection, message, self.now_s))
 
     def exit(self, number, how="killed by SIGKILL", ok=False):
         self.take(self.state.process_exited(number, how, ok, self.now_s))
@@ -70,7 +68,7 @@ class ElasticJob(Fed):
             if any(item["type"] == "ping" for item in self.told[connection]):
                 self.told[connection] = [x for x in self.told[connection] if x["type"] != "ping"]
                 pong = {"type": "pong", "heard": [], "silent": []}
-                self.take(self.state.answered(connection, pong, self.now_s))
+                self.take(self.state.handle(connection, pong, self.now_s))
 
     def kinds(self, connection):
         return [item["type"] for item in self.told[connection] if item["type"] not in ("ping", "waiting")]

@@ -12,10 +12,11 @@ from typing import Any, Deque, Dict, List, Sequence, Tuple
 
 from ringcomm.rendezvous import member_list
 from ringcomm.rendezvous.actions import Notice, Send
+from ringcomm.rendezvous.epoch import Phase
 from ringcomm.rendezvous.link_table import ranges_of
 from ringcomm.rendezvous.membership import as_target
 from ringcomm.rendezvous.routing import routes_of
-from ringcomm.rendezvous.state import Phase, Rendezvous
+from ringcomm.rendezvous.state import Rendezvous
 from ringcomm.wire.messages import encode, validate
 from tests.unit.rendezvous.simulated import VERSION, attempt, join_message, offer, seats_of
 
@@ -73,7 +74,7 @@ class LargeStart:
         for rank, seat in enumerate(self.seats):
             offers = [offer(address_of(seat.slot.host_index)), offer(f"@{rank}", "unix", "local", 0)]
             message = join_message(slot=seat.slot, hostname=seat.host, pid=100 + rank, addresses=offers)
-            self._report("joined", rank, message)
+            self._report(rank, message)
         while self._waiting:
             rank, message = self._waiting.popleft()
             began_s = time.process_time() - self.rendezvous_s
@@ -85,15 +86,14 @@ class LargeStart:
         """All that the rendezvous has received and sent."""
         return sum(self.received.values()) + sum(self.sent.values())
 
-    def _report(self, handler: str, rank: int, message: Message) -> None:
+    def _report(self, rank: int, message: Message) -> None:
         self.received[message["type"]] += len(encode(validate(message)))
         self.messages += 1
-        arguments = (0.0,) if handler in ("joined", "unlinked") else ()
         previous = sys.getprofile()
         sys.setprofile(self._count if self.counts_calls else previous)
         began_s = time.process_time()
         try:
-            actions = getattr(self.state, handler)(rank, message, *arguments)
+            actions = self.state.handle(rank, message, 0.0)
         finally:
             sys.setprofile(previous)
         for action in actions:
@@ -114,7 +114,7 @@ class LargeStart:
         kind = message["type"]
         if kind in ("probe", "probe_again") and message["targets"]:
             targets = [item["rank"] for item in message["targets"]]
-            self._report("probed", rank, {"type": "probed", "attempts": self._attempts(rank, targets)})
+            self._report(rank, {"type": "probed", "attempts": self._attempts(rank, targets)})
         elif kind == "assign":
             self._assigned[rank] = message
             for target in message["sources"]:
@@ -152,9 +152,9 @@ class LargeStart:
         attempts = self._attempts(rank, [as_target(item)["rank"] for item in targets])
         if shared:
             self._shares[rank] = member_list.Share(own, targets, attempts)
-            self._report("probed", rank, self._shares[rank].report())
+            self._report(rank, self._shares[rank].report())
         else:
-            self._report("probed", rank, {"type": "probed", "attempts": attempts})
+            self._report(rank, {"type": "probed", "attempts": attempts})
 
     def _take_ways(self, rank: int, message: Message) -> None:
         members, share = self._members[rank], self._shares.get(rank)
@@ -177,7 +177,7 @@ class LargeStart:
         self.routes[rank] = routes
         mates = [item["peer"] for item in routes if self._hosts[item["peer"]] == self._hosts[rank]]
         others = [item["peer"] for item in routes if self._hosts[item["peer"]] != self._hosts[rank]]
-        self._report("linked", rank, {"type": "linked", "links": self._links(rank, mates, others)})
+        self._report(rank, {"type": "linked", "links": self._links(rank, mates, others)})
 
     def _links(self, rank: int, mates: List[int], others: List[int]) -> List[Message]:
         return [

@@ -6,7 +6,8 @@ from collections import defaultdict
 
 from ringcomm.config import Slot
 from ringcomm.rendezvous.actions import Drop, Notice, Seat, Send, Timer
-from ringcomm.rendezvous.state import Phase, Rendezvous
+from ringcomm.rendezvous.epoch import Phase
+from ringcomm.rendezvous.state import Rendezvous
 from ringcomm.wire.messages import encode, validate
 
 VERSION = "1.2.3"
@@ -104,8 +105,11 @@ class Job(Fed):
 
     # ---- events ------------------------------------------------------------------------------
 
+    def say(self, connection, message):
+        return self.take(self.state.handle(connection, message, self.now_s))
+
     def join(self, connection, **message):
-        return self.take(self.state.joined(connection, join_message(**message), self.now_s))
+        return self.take(self.state.handle(connection, join_message(**message), self.now_s))
 
     def join_seat(self, connection, rank, **message):
         """The process that was started for this rank joins."""
@@ -116,31 +120,31 @@ class Job(Fed):
 
     def lost(self, connection, peer, kind="lost", doing="allreduce(8 x float32)", why="connection reset"):
         message = {"type": "lost", "peer": peer, "doing": doing, "why": why, "kind": kind}
-        return self.take(self.state.lost(connection, message, self.now_s))
+        return self.take(self.state.handle(connection, message, self.now_s))
 
     def mismatch(self, connection, peer, text):
         message = {"type": "mismatch", "peer": peer, "text": text}
-        return self.take(self.state.mismatched(connection, message, self.now_s))
+        return self.take(self.state.handle(connection, message, self.now_s))
 
     def leave(self, connection, reason="it called shutdown()", ok=True):
         message = {"type": "leaving", "reason": reason, "ok": ok}
-        return self.take(self.state.leaving(connection, message, self.now_s))
+        return self.take(self.state.handle(connection, message, self.now_s))
 
     def exit(self, rank, how="exit code 3", ok=False):
-        return self.take(self.state.process_exited(self.seats[rank].slot, how, ok, self.now_s))
+        return self.take(self.state.process_exited(rank, how, ok, self.now_s))
 
     def probed(self, connection, *attempts):
-        return self.take(self.state.probed(connection, {"type": "probed", "attempts": list(attempts)}))
+        return self.say(connection, {"type": "probed", "attempts": list(attempts)})
 
     def measured(self, connection, *speeds):
-        return self.take(self.state.measured(connection, {"type": "measured", "speeds": list(speeds)}))
+        return self.say(connection, {"type": "measured", "speeds": list(speeds)})
 
     def linked(self, connection, *links):
-        return self.take(self.state.linked(connection, {"type": "linked", "links": list(links)}))
+        return self.say(connection, {"type": "linked", "links": list(links)})
 
     def unlinked(self, connection, reason="rank 1 did not answer", peer=1):
         message = {"type": "unlinked", "reason": reason, "peer": peer}
-        return self.take(self.state.unlinked(connection, message, self.now_s))
+        return self.take(self.state.handle(connection, message, self.now_s))
 
     # ---- whole stretches ---------------------------------------------------------------------
 

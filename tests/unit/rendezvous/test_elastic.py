@@ -85,7 +85,7 @@ def test_an_excluded_member_ends_quietly_at_the_next_boundary():
 def test_another_process_cannot_take_a_members_number():
     job = ElasticJob(launched=True).start(2)
     message = join_message(pid=999, member=1)
-    job.take(job.state.joined(8, message, job.now_s))
+    job.take(job.state.handle(8, message, job.now_s))
     assert job.last(8)["type"] == "refused" and "is process 101" in job.last(8)["reason"]
     assert job.members() == (0, 1) and not job.all("lost")
 
@@ -163,7 +163,7 @@ def test_reports_about_connections_and_members_that_are_not_there_change_nothing
     job.hang_up(99)
     job.leave(99)
     job.relay(99, {"type": "linked", "links": []})
-    job.take(job.state.answered(99, {"type": "pong", "heard": [], "silent": []}, job.now_s))
+    job.take(job.state.handle(99, {"type": "pong", "heard": [], "silent": []}, job.now_s))
     job.take(job.state.exclude(99, "its host was removed", job.now_s))
     assert job.members() == (0, 1) and len(job.notices) == before
 
@@ -233,7 +233,7 @@ def test_a_first_view_that_never_has_enough_says_what_is_missing():
 def test_without_a_limit_a_process_may_leave_pings_unanswered_for_ever():
     job = ElasticJob(min_size=2, start_size=2, elastic_timeout_s=1000.0)
     message = join_message(dead_after=0.0, position="none")
-    job.take(job.state.joined(0, message, job.now_s))
+    job.take(job.state.handle(0, message, job.now_s))
     job.pass_time(50.0)
     assert [item["type"] for item in job.told[0]].count("ping") >= 9
     assert not job.dropped and not job.all("failed")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ringcomm.rendezvous.link_table import ranges_of
-from ringcomm.rendezvous.state import Rendezvous
 from tests.unit.rendezvous.elastic_job import ElasticJob
 
 
@@ -171,7 +170,7 @@ def cut(job, first, second):
         other = second if connection == first else first
         heard = [rank for rank in range(ranks) if rank not in (first, second)]
         pong = {"type": "pong", "heard": ranges_of(heard), "silent": ranges_of([other])}
-        job.take(job.state.answered(connection, pong, job.now_s))
+        job.take(job.state.handle(connection, pong, job.now_s))
     job.pass_time(1.2, answering=())
 
 
@@ -194,7 +193,7 @@ def test_a_new_process_without_a_link_is_left_out():
     job.join(2)
     job.again(0, 1)
     assert job.members() == (0, 1, 2)
-    job.take(job.state.relay(Rendezvous.unlinked, 0, {"peer": 2, "reason": "no answer"}, job.now_s))
+    job.take(job.state.handle(0, {"type": "unlinked", "peer": 2, "reason": "no answer"}, job.now_s))
     job.pass_time(1.5)
     assert job.dropped == [2], job.notices
     job.again(0, 1)
@@ -213,7 +212,7 @@ def test_the_launchers_report_after_the_end_of_the_connection_names_the_cause_at
 def test_a_loss_while_two_others_are_still_connecting_costs_neither_of_them():
     job = ElasticJob(launched=True, min_size=1).start(3)
     job.again(0, 1, 2)
-    job.take(job.state.relay(Rendezvous.unlinked, 0, {"peer": 1, "reason": "no answer yet"}, job.now_s))
+    job.take(job.state.handle(0, {"type": "unlinked", "peer": 1, "reason": "no answer yet"}, job.now_s))
     job.exit(2)
     assert not job.dropped
     job.again(0, 1)

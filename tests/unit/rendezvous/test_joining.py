@@ -62,5 +62,5 @@ def test_a_view_that_begins_meanwhile_takes_what_is_ready():
 
 def test_a_process_asks_for_the_size_before_it_joins():
     for job, size in ((started(), 2), (ElasticJob(launched=True), 0)):
-        job.take(job.state.count(9, {"type": "count"}, job.now_s))
+        job.take(job.state.handle(9, {"type": "count"}, job.now_s))
         assert job.last(9) == {"type": "counted", "size": size}

@@ -9,6 +9,7 @@ import pytest
 from ringcomm.errors import ProtocolError
 from ringcomm.rendezvous import linking
 from ringcomm.rendezvous.actions import Send
+from ringcomm.rendezvous.epoch import Phase
 from ringcomm.rendezvous.member_list import (
     FAN_OUT,
     MOST_DIRECT,
@@ -20,7 +21,6 @@ from ringcomm.rendezvous.member_list import (
     members_of,
     sources_of,
 )
-from ringcomm.rendezvous.state import Phase
 from tests.unit.calls import calls_in
 from tests.unit.rendezvous.elastic_job import ElasticJob
 from tests.unit.rendezvous.large import LargeStart, address_of, started
@@ -88,7 +88,7 @@ def planned(*hosts):
     for rank, seat in enumerate(job.seats):
         address = offer(address_of(seat.slot.host_index), port=5000 + rank)
         job.join_seat(rank, rank, addresses=[address])
-    return list(job.state.members.values())
+    return list(job.state.epoch.members.values())
 
 
 def test_a_list_that_was_changed_on_the_way_is_noticed():
@@ -114,12 +114,12 @@ def test_a_rank_that_does_not_get_the_list_may_ask_once():
         job.join_seat(rank, rank, addresses=[offer(f"10.0.0.{rank // 2}")])
     assert job.kinds(6) == ["assign"]
     fetch = {"type": "fetch", "reason": "rank 0 does not answer"}
-    job.take(job.state.fetched(6, fetch))
+    job.take(job.state.handle(6, fetch, job.now_s))
     assert job.told[6][-1] == job.told[0][1]
     assert job.notice("note").text == "rank 6 (host3): rank 0 does not answer"
     with pytest.raises(ProtocolError, match=r"rank 6 \(host3\) asks for the list of ranks again"):
-        job.state.fetched(6, fetch)
-    assert job.state.fetched(99, fetch) == []
+        job.state.handle(6, fetch, job.now_s)
+    assert job.state.handle(99, fetch, job.now_s) == []
 
 
 def test_few_ranks_may_not_ask_for_a_list():
@@ -127,7 +127,7 @@ def test_few_ranks_may_not_ask_for_a_list():
     for rank in range(2):
         job.join_seat(rank, rank)
     with pytest.raises(ProtocolError, match="again"):
-        job.state.fetched(1, {"type": "fetch", "reason": ""})
+        job.state.handle(1, {"type": "fetch", "reason": ""}, job.now_s)
 
 
 # ---- routes ----------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_hosts_that_cannot_reach_each_other_are_named():
     assert "host3 and host8 cannot reach each other" in text
     assert "host3 -> host8 at 10.0.0.8 (eth0): connection refused" in text
     assert "host8 -> host3 at 10.0.0.3 (eth0): connection refused" in text
-    assert job.state.unreachable == (3, 8)
+    assert job.state.epoch.unreachable == (3, 8)
 
 
 def test_a_share_measures_where_there_is_a_choice():
@@ -224,7 +224,7 @@ def test_reports_about_ranks_that_are_no_first_ones_do_not_count():
         job.join_seat(rank, rank, addresses=[offer(f"10.0.0.{rank}")])
     for rank in range(20):
         report = {"type": "decided", "attempts": [], "unreached": [rank, 99, -5]}
-        job.take(job.state.probed(rank, report))
+        job.take(job.state.handle(rank, report, job.now_s))
     assert job.state.phase is Phase.LINKING
     assert all(job.kinds(rank)[-1] == "ways" for rank in range(20))
 
@@ -266,7 +266,7 @@ def test_reports_of_all_ranks_have_each_rank_asked_once():
         pings += sum(isinstance(item, Send) for item in job.lost(rank, 0))
     assert pings == size
     pong = {"type": "pong", "heard": [], "silent": []}
-    job.state.answered(5, pong, job.now_s)
+    job.state.handle(5, pong, job.now_s)
     assert [item.connection for item in job.lost(1, 0) if isinstance(item, Send)] == [5]
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from ringcomm.errors import ProtocolError
 from ringcomm.rendezvous.actions import Notice, Send, Timer
+from ringcomm.rendezvous.epoch import Phase
 from ringcomm.rendezvous.link_table import MOST_ROWS, ranges_of
-from ringcomm.rendezvous.state import Phase
 from ringcomm.wire.messages import MAX_MESSAGE_BYTES, encode
 from tests.unit.rendezvous.simulated import VERSION, Job, attempt, join_message, offer, seats_of, speed
 
@@ -227,7 +227,7 @@ class Storm:
         if event == "exit":
             if job.seats:
                 slot = job.seats[rank].slot
-                self.ended |= {each for each, member in job.state.members.items() if member.slot == slot}
+                self.ended |= {item.connection for item in job.state.epoch.at(slot)}
                 job.exit(rank, rng.choice(["exit code 0", "killed by SIGKILL"]), rng.random() < 0.5)
         elif event == "join":
             self.join(rank)
@@ -312,10 +312,10 @@ def test_a_note_is_shown_if_a_member_wrote_it():
     job = Job(2)
     job.run_on_one_host()
     note = {"type": "note", "text": "allreduce of 0 to 127 bytes: one_shot"}
-    job.take(job.state.told(1, note))
+    job.take(job.state.handle(1, note, job.now_s))
     assert job.notices[-1] == Notice("note", note["text"])
     before = list(job.notices)
-    job.take(job.state.told(99, note))
+    job.take(job.state.handle(99, note, job.now_s))
     assert job.notices == before
 
 
@@ -323,7 +323,7 @@ def test_the_time_that_a_member_has_waited_is_passed_on():
     job = Job(2)
     job.run_on_one_host()
     facts = {"elapsed_s": 10.0, "waited_s": 2.5, "balanced": False}
-    job.take(job.state.told(1, {"type": "usage", **facts}))
+    job.take(job.state.handle(1, {"type": "usage", **facts}, job.now_s))
     assert job.notices[-1] == Notice("usage", "", 1, detail=facts)
 
 
@@ -332,14 +332,14 @@ def test_of_each_topic_the_first_warning_is_shown():
     job.run_on_one_host()
     before = len(job.notices)
     for rank, topic, text in ((1, "lines", "first"), (0, "lines", "second"), (0, "program", "third")):
-        job.take(job.state.told(rank, {"type": "warning", "topic": topic, "text": text}))
-    job.take(job.state.told(99, {"type": "warning", "topic": "other", "text": "from elsewhere"}))
+        job.take(job.state.handle(rank, {"type": "warning", "topic": topic, "text": text}, job.now_s))
+    job.take(job.state.handle(99, {"type": "warning", "topic": "other", "text": "from elsewhere"}, job.now_s))
     assert job.notices[before:] == [
         Notice("warning", text, detail={"topic": topic})
         for topic, text in (("lines", "first"), ("program", "third"))
     ]
     for number in range(100):
-        job.take(job.state.told(0, {"type": "warning", "topic": str(number), "text": "flood"}))
+        job.take(job.state.handle(0, {"type": "warning", "topic": str(number), "text": "flood"}, job.now_s))
     assert len(job.notices) < before + 20
 
 
@@ -348,11 +348,11 @@ def test_what_ranks_are_told_of_links_grows_with_the_ranks_only():
     size = 400
     job = Job(size)
     for rank in range(size):
-        job.state.joined(rank, join_message(rank=rank, pid=100 + rank), job.now_s)
+        job.state.handle(rank, join_message(rank=rank, pid=100 + rank), job.now_s)
     for rank in range(size):
         peers = ranges_of(peer for peer in range(size) if peer != rank)
         links = [{"iface": "eth0", "local": "10.0.0.1", "peers": peers}]
-        actions = job.state.linked(rank, {"type": "linked", "links": links})
+        actions = job.state.handle(rank, {"type": "linked", "links": links}, job.now_s)
     sent = {action.connection: len(encode(action.message)) for action in actions if isinstance(action, Send)}
     assert len(sent) == size
     assert max(sent.values()) < MAX_MESSAGE_BYTES / 16

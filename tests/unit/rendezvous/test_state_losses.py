@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from ringcomm.rendezvous.actions import Drop
+from ringcomm.rendezvous.epoch import Phase
 from ringcomm.rendezvous.root_cause import EVIDENCE_S, SETTLE_S, VANISHED
-from ringcomm.rendezvous.state import Phase
 from tests.unit.rendezvous.simulated import Job, attempt, seats_of, three_hosts
 
 # ---- losing a rank ---------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class TestInterrupted:
         job = Job(3)
         job.run_on_one_host()
         message = {"type": "interrupted", "doing": self.DOING, "why": "KeyboardInterrupt"}
-        job.take(job.state.interrupted(1, message, job.now_s))
+        job.take(job.state.handle(1, message, job.now_s))
         assert not job.aborts()
         return job
 
@@ -119,7 +119,7 @@ class TestInterrupted:
         job = self.interrupted()
         job.lost(0, peer=2, kind="still")
         for connection in range(3):
-            job.state.answered(connection, {"heard": [], "silent": []}, job.now_s)
+            job.state.handle(connection, {"type": "pong", "heard": [], "silent": []}, job.now_s)
         job.pass_time(SETTLE_S)
         root_cause = job.root_cause()
         assert (root_cause["kind"], root_cause["rank"]) == ("lost", 1)
@@ -146,7 +146,7 @@ class TestInterrupted:
         job.run_on_one_host()
         job.lost(1, peer=2)
         message = {"type": "interrupted", "doing": self.DOING, "why": "KeyboardInterrupt"}
-        job.take(job.state.interrupted(1, message, job.now_s))
+        job.take(job.state.handle(1, message, job.now_s))
         job.hang_up(2)
         job.pass_time(EVIDENCE_S)
         assert job.root_cause()["rank"] == 2
@@ -345,7 +345,7 @@ class TestSilence:
 
     def answer(self, job, *connections):
         for connection in connections:
-            job.take(job.state.answered(connection, {"heard": [], "silent": []}, job.now_s))
+            job.take(job.state.handle(connection, {"type": "pong", "heard": [], "silent": []}, job.now_s))
 
     def test_members_that_answer_are_not_given_up(self):
         job = self.joined()

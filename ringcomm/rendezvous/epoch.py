@@ -1,0 +1,374 @@
+"""One generation of a job as a state machine without I/O: its members connect, run, and end or fail together.
+
+Which processes are its members is decided before: by :class:`~.state.Rendezvous` in a job of fixed size, and
+by :class:`~.elastic.ElasticRendezvous` in an elastic job, in which a generation is a view. Events go in (a
+member left, disconnected, reported a failure), actions come out::
+
+    PROBING  ->  LINKING  ->  RUNNING  ->  (all left) JOINING: there are no members
+        \\____________\\____________\\__  ABORTED
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
+
+from ..config import Slot
+from ..errors import ProtocolError
+from ..wire.messages import Message
+from .actions import Action, Notice, Send, Timer
+from .link_table import link_table
+from .linking import Linking
+from .listening import census, listen
+from .membership import Member
+from .remarks import Remarks
+from .root_cause import SETTLE_S, VANISHED, RootCause, RootCauseAnalysis
+from .routing import Known, NoRoute
+
+
+class Phase(Enum):
+    """How far a generation has come."""
+
+    JOINING = "joining"
+    PROBING = "probing"
+    LINKING = "linking"
+    RUNNING = "running"
+    ABORTED = "aborted"
+
+
+class Epoch:
+    """One generation of a job.
+
+    Args:
+        ordered: the members in rank order; their ranks, hosts and local ranks are assigned.
+        generation: its number.
+        known: what has been measured between hosts before.
+        analysis: finds root causes, and holds how processes have ended; None: a new one.
+        evidence_s: how long after the end of a control connection the launcher may report how the process has
+            ended, in seconds.
+
+    Attributes:
+        phase: how far it has come.
+        members: by the number of their control connection.
+        abort_message: what was sent to every member when it failed; None as long as it has not.
+        had_started: whether it was running when it failed.
+        unreachable: two ranks between which there is no route, or no link could be built; empty if there are
+            none.
+        known: what has been measured between hosts.
+    """
+
+    def __init__(
+        self,
+        ordered: Sequence[Member] = (),
+        generation: int = 0,
+        known: Optional[Known] = None,
+        analysis: Optional[RootCauseAnalysis] = None,
+        evidence_s: float = SETTLE_S,
+    ) -> None:
+        self.generation = generation
+        self.phase = Phase.JOINING
+        self.members: Dict[int, Member] = {member.connection: member for member in ordered}
+        self.abort_message: Optional[Message] = None
+        self.had_started = False
+        self.unreachable: Tuple[int, ...] = ()
+        self.known: Known = {} if known is None else known
+        self._analysis = RootCauseAnalysis() if analysis is None else analysis
+        self._evidence_s = evidence_s
+        self._by_rank = {member.rank: member for member in ordered}
+        self._by_slot: Dict[Slot, List[Member]] = {}
+        for member in ordered:
+            if member.slot is not None:
+                self._by_slot.setdefault(member.slot, []).append(member)
+        self._staying: Set[int] = set(self.members)
+        self._linking = Linking(ordered, generation, self.known)
+        self._remarks = Remarks()
+
+    @property
+    def is_linking(self) -> bool:
+        """Whether its members are connecting."""
+        return self.phase in (Phase.PROBING, Phase.LINKING)
+
+    def begin(self, now_s: float) -> List[Action]:
+        """Have the members connect.
+
+        Args:
+            now_s: the time on the rendezvous' monotonic clock.
+        """
+        self.phase = Phase.PROBING
+        for member in self.members.values():
+            member.heard_s = now_s
+        return self._linking.begin() + self._listen(now_s) + self._link_if_probed()
+
+    def handle(self, connection: int, message: Message, now_s: float) -> List[Action]:
+        """A message has arrived; one that does not come from a member has no effect.
+
+        Raises:
+            ProtocolError: ranks may not send it.
+        """
+        handler = _HANDLERS.get(message["type"])
+        if handler is None:
+            raise ProtocolError(f"a rank may not send {message['type']!r}")
+        return handler(self, connection, message, now_s)
+
+    def _listen(self, now_s: float) -> List[Action]:
+        """Ping the members, and abort if one has not answered for too long."""
+        pings, silent = listen(self._by_rank.values(), self.phase is Phase.RUNNING, now_s)
+        return self._abort_for(silent[0]) if silent else pings
+
+    def answered(self, connection: int, message: Message, now_s: float) -> List[Action]:
+        """A member answers a ping: from which peers it has received heartbeats, and from which not."""
+        member = self.members.get(connection)
+        if member is not None:
+            member.heard_s, member.asked = now_s, False
+            self._analysis.answered(member.rank, message["heard"], message["silent"])
+        return []
+
+    # ---- probing and linking -----------------------------------------------------------------
+
+    def probed(self, connection: int, message: Message) -> List[Action]:
+        """The first rank of a host reports what it could reach."""
+        member = self.members.get(connection)
+        if member is None or self.phase is not Phase.PROBING:
+            return []
+        return self._linking.probed(member, message) + self._link_if_probed()
+
+    def fetched(self, connection: int, message: Message) -> List[Action]:
+        """A rank cannot get the list of ranks from another rank: it gets it from here."""
+        member = self.members.get(connection)
+        if member is None or self.phase not in (Phase.PROBING, Phase.LINKING):
+            return []
+        return [Notice("note", f"{member.name()}: {message['reason']}"), *self._linking.fetch(member)]
+
+    def measured(self, connection: int, message: Message) -> List[Action]:
+        """The first rank of a host has measured what it was asked to."""
+        member = self.members.get(connection)
+        if member is None or self.phase is not Phase.PROBING:
+            return []
+        return self._linking.measured(member, message) + self._link_if_probed()
+
+    def _link_if_probed(self) -> List[Action]:
+        if not self._linking.probed_all:
+            return []
+        try:
+            actions = self._linking.link()
+        except NoRoute as problem:
+            self.unreachable = problem.ranks
+            return self.abort("no_route", str(problem), None)
+        self.known = self._linking.known()
+        self.phase = Phase.LINKING
+        return actions
+
+    def linked(self, connection: int, message: Message) -> List[Action]:
+        """A rank has an authenticated link to every other."""
+        member = self.members.get(connection)
+        if member is None or self.phase is not Phase.LINKING:
+            return []
+        if not self._linking.linked(member, message["links"]):
+            return []
+        self.phase = Phase.RUNNING
+        rows = self._linking.rows()
+        table = link_table(rows, len(self.members))  # Only rank 0 logs it.
+        told = ((item.connection, "" if item.rank else table) for item in self.members.values())
+        actions: List[Action] = [Send(to, {"type": "go", "table": text}) for to, text in told]
+        actions.append(Notice("started", table, detail={"links": rows, "generation": self.generation}))
+        return actions
+
+    def unlinked(self, connection: int, message: Message, now_s: float) -> List[Action]:
+        """A rank could not build a link. If the other rank has ended, that will be reported soon."""
+        report = {**message, "doing": "", "why": message["reason"], "kind": "unlinked"}
+        member = self.members.get(connection)
+        if member is not None:
+            self.unreachable = member.rank, int(message["peer"])
+        return self.lost(connection, report, now_s)
+
+    # ---- failures ----------------------------------------------------------------------------
+
+    def lost(self, connection: int, message: Message, now_s: float) -> List[Action]:
+        """A rank reports that it lost another."""
+        member = self.members.get(connection)
+        peer = self._by_rank.get(int(message["peer"]))
+        if member is None or peer is None or self.phase is Phase.ABORTED:
+            return []
+        wait_s = self._analysis.lost(member.rank, peer, message, now_s)
+        return [*census(self.members.values()), Timer(wait_s)]
+
+    def closed(self, connection: int, message: Message, now_s: float) -> List[Action]:
+        """The link between two ranks ended without a goodbye, while neither needed it."""
+        return self.lost(connection, {**message, "doing": "", "kind": "closed"}, now_s)
+
+    def interrupted(self, connection: int, message: Message, now_s: float) -> List[Action]:
+        """A rank has left a collective half-way. Its program may go on, or end in a moment and say more."""
+        member = self.members.get(connection)
+        if member is None or self.phase is Phase.ABORTED:
+            return []
+        self._analysis.interrupted(member.rank, message, now_s)
+        return [Timer(SETTLE_S)]
+
+    def mismatched(self, connection: int, message: Message, now_s: float) -> List[Action]:
+        """A rank reports that another one is in a different call."""
+        member = self.members.get(connection)
+        if member is None or self.phase is Phase.ABORTED:
+            return []
+        self._analysis.mismatch(member.rank, str(message["text"]), now_s)
+        return [Timer(SETTLE_S)]
+
+    def told(self, connection: int, message: Message) -> List[Action]:
+        """A rank has something to say to the user; see :class:`.Remarks`."""
+        member = self.members.get(connection)
+        return [] if member is None else self._remarks.told(member.rank, message)
+
+    def leaving(self, connection: int, message: Message, now_s: float) -> List[Action]:
+        """A rank leaves: it shut down, or its program ended."""
+        member = self.members.get(connection)
+        if member is None:
+            return []
+        self._mark_left(member, str(message["reason"]))
+        if self.phase is Phase.ABORTED:
+            return []
+        if not message["ok"]:
+            member.gone = member.left
+            return self._abort_for(self._analysis.root_cause_of(self._by_rank, member))
+        if self.phase in (Phase.PROBING, Phase.LINKING):
+            return self._abort_for(self._analysis.root_cause_of(self._by_rank, member))
+        return self._end_if_all_left(now_s)
+
+    def left_for_next_view(self, connection: int, now_s: float) -> List[Action]:
+        """A rank has ended its part in this generation, to take part in the next one.
+
+        The ranks that have not are pinged from now on: the last of them has no peer that would notice if it
+        was stopped.
+        """
+        member = self.members.get(connection)
+        if member is None or member.left is not None or self.phase is not Phase.RUNNING:
+            return []
+        first = not self._some_have_left()
+        self._mark_left(member, "it has asked for the next view")
+        if not first:
+            return []
+        for other in self.members.values():
+            other.heard_s = now_s
+        return self._listen(now_s)
+
+    def _mark_left(self, member: Member, why: str) -> None:
+        member.left = why
+        self._staying.discard(member.connection)
+
+    def _some_have_left(self) -> bool:
+        return self.phase is Phase.RUNNING and len(self._staying) < len(self.members)
+
+    def at(self, slot: Optional[Slot]) -> List[Member]:
+        """The members in a place, also those that have left."""
+        return self._by_slot.get(slot, []) if slot is not None else []
+
+    @property
+    def left(self) -> int:
+        """How many members have left."""
+        return len(self.members) - len(self._staying)
+
+    def disconnected(self, connection: int, now_s: float) -> List[Action]:
+        """A control connection ended."""
+        member = self.members.get(connection)
+        if member is None or not member.is_here:
+            return []
+        member.gone = self._analysis.exit_of(member.slot) or VANISHED
+        if self.phase is Phase.ABORTED:
+            return []
+        if member.gone != VANISHED:
+            return self._abort_for(self._analysis.root_cause_of(self._by_rank, member))
+        # The launcher usually reports within moments how the process ended, which is more informative.
+        self._analysis.vanished(member.rank, self._evidence_s, now_s)
+        return [Timer(self._evidence_s)]
+
+    def process_exited(self, slot: Slot, how: str, ok: bool, now_s: float) -> List[Action]:
+        """The launcher reports that a process has ended."""
+        self._analysis.exited(slot, how, ok)
+        if self.phase is Phase.ABORTED:
+            return []
+        for member in self.at(slot):
+            if ok and member.left is None and self.phase is Phase.RUNNING:
+                # Its goodbye may still be on its way, over a slower wire than the launcher's report.
+                self._mark_left(member, how)
+                return self._end_if_all_left(now_s)
+            if member.left is None or not ok:
+                # A rank that has left may still have failed after that; the error of waiting ranks says how.
+                member.gone = how
+                if member.left is None:
+                    return self._abort_for(self._analysis.root_cause_of(self._by_rank, member))
+        return []
+
+    def tick(self, now_s: float) -> List[Action]:
+        """Time has passed: act on what is due."""
+        if self.phase is Phase.ABORTED:
+            return []
+        root_cause = self._analysis.due(self._by_rank, now_s)
+        if root_cause is not None:
+            return self._abort_for(root_cause)
+        return self._listen(now_s) if self.is_linking or self._some_have_left() else []
+
+    def _abort_for(self, cause: RootCause) -> List[Action]:
+        culprit = cause.culprit
+        rank, host = (None, None) if culprit is None else (culprit.rank, culprit.host)
+        return self.abort(cause.kind, cause.text, rank, host, cause.separated)
+
+    def abort(
+        self,
+        kind: str,
+        text: str,
+        culprit: Optional[int],
+        host: Optional[str] = None,
+        separated: Sequence[Member] = (),
+    ) -> List[Action]:
+        """End the generation with an error, which every member is sent.
+
+        Args:
+            kind: of the error, see :func:`~.control.error_from`.
+            text: of the error.
+            culprit: the rank at fault, if there is one.
+            host: the name of its host.
+            separated: the members whose link was cut, if that is the error.
+        """
+        self.had_started = self.phase is Phase.RUNNING
+        self.phase = Phase.ABORTED
+        self.abort_message = {"type": "abort", "kind": kind, "text": text, "rank": culprit, "host": host}
+        if separated:
+            self.abort_message["ranks"] = [member.rank for member in separated]
+            self.abort_message["hosts"] = [member.host for member in separated]
+        actions: List[Action] = [Send(connection, self.abort_message) for connection in self.members]
+        member = self._by_rank.get(-1 if culprit is None else culprit)
+        leaving = member is not None and member.left is not None
+        actions.append(Notice("failed", text, culprit=culprit, detail={"kind": kind, "leaving": leaving}))
+        return actions
+
+    def _end_if_all_left(self, now_s: float) -> List[Action]:
+        """Once every member has left without an error, there are none."""
+        if not self._staying:
+            self.members, self._by_rank, self._by_slot = {}, {}, {}
+            self.phase = Phase.JOINING
+            return [Notice("ended", "every rank has left")]
+        if len(self._staying) + 1 < len(self.members):
+            return []
+        for connection in self._staying:
+            self.members[connection].heard_s = now_s
+        return self._listen(now_s)
+
+
+Handler = Callable[[Epoch, int, Message, float], List[Action]]
+
+_HANDLERS: Dict[str, Handler] = {
+    "probed": lambda epoch, connection, message, now_s: epoch.probed(connection, message),
+    "decided": lambda epoch, connection, message, now_s: epoch.probed(connection, message),
+    "fetch": lambda epoch, connection, message, now_s: epoch.fetched(connection, message),
+    "measured": lambda epoch, connection, message, now_s: epoch.measured(connection, message),
+    "linked": lambda epoch, connection, message, now_s: epoch.linked(connection, message),
+    "unlinked": Epoch.unlinked,
+    "lost": Epoch.lost,
+    "mismatch": Epoch.mismatched,
+    "note": lambda epoch, connection, message, now_s: epoch.told(connection, message),
+    "warning": lambda epoch, connection, message, now_s: epoch.told(connection, message),
+    "usage": lambda epoch, connection, message, now_s: epoch.told(connection, message),
+    "closed": Epoch.closed,
+    "interrupted": Epoch.interrupted,
+    "pong": Epoch.answered,
+    "leaving": Epoch.leaving,
+}
+"""The messages that members may send, and what handles them."""
