@@ -6,18 +6,37 @@ neither is Markdown, so both are replaced.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import griffe
 
-_PATH = Path(__file__).resolve().parents[1] / "ringcomm" / "docstrings.py"
-_SPEC = importlib.util.spec_from_file_location("ringcomm_docstrings", _PATH)
-assert _SPEC is not None and _SPEC.loader is not None
-_MODULE = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(_MODULE)
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def _load(path: str) -> Any:
+    """A module of the checkout that imports the standard library only."""
+    spec = importlib.util.spec_from_file_location(f"docs_{Path(path).stem}", _ROOT / path)
+    assert spec is not None and spec.loader is not None
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)  # as dataclasses need it
+    spec.loader.exec_module(module)
+    return module
+
+
+_MODULE, _OPTIONS = _load("ringcomm/docstrings.py"), _load("launcher/ringrun/plan/options.py")
+
+
+def text_of_run() -> str:
+    """The docstring of ``ringcomm.run``, a function of ringrun's."""
+    tree = ast.parse((_ROOT / "launcher/ringrun/function.py").read_text())
+    (run,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run"]
+    text: str = _OPTIONS.with_options(ast.get_docstring(run) or "")
+    return text
+
 
 _ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod|obj):`(~?)([^`]+)`")
 _EXAMPLE = re.compile(r"::(?=\n\s*\n)")
@@ -45,5 +64,8 @@ class ComposedDocstrings(griffe.Extension):
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Called for every object that was found."""
+        if obj.path == "ringcomm.run":
+            quiet = {"warnings": False}  # an attribute has no types of parameters
+            obj.docstring = griffe.Docstring(text_of_run(), parent=obj, parser="google", parser_options=quiet)
         if obj.docstring is not None:
             obj.docstring.value = as_markdown(_MODULE.compose(obj.docstring.value))

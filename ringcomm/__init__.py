@@ -38,7 +38,6 @@ from .api import (
     rank,
     reducescatter,
     reducescatter_,
-    run,
     shutdown,
     size,
     start_timeline,
@@ -217,6 +216,8 @@ _LATER = {
 }
 """Names that few programs use, by the module that defines each: it is imported with the first use."""
 
+run: _typing.Callable[..., _typing.List[_typing.Any]]
+
 
 def __getattr__(name: str) -> _typing.Any:
     if name == "elastic":
@@ -224,6 +225,8 @@ def __getattr__(name: str) -> _typing.Any:
     if name in _LATER:
         found = globals()[name] = getattr(_importlib.import_module(f"ringcomm.{_LATER[name]}"), name)
         return found
+    if name == "run":  # of the launcher, which is imported when it is used
+        return _importlib.import_module("ringrun.function").run
     close = _difflib.get_close_matches(name, __all__, 1, 0.75)
     meant = _OTHER_NAMES.get(name) or (f"rc.{close[0]}" if close and not name.startswith("_") else "")
     hint = f": {meant} does this" if name in _OTHER_NAMES else f". Did you mean {meant}?" if meant else ""

@@ -356,39 +356,3 @@ def allgather_object(value: Any, name: Optional[str] = None) -> List[Any]:
         {not_initialized}
     """
     return context().allgather_object(value, name)
-
-
-def run(
-    fn: Any, args: Sequence[Any] = (), kwargs: Optional[dict[str, Any]] = None, **options: Any
-) -> List[Any]:
-    """Run a function on several ranks and return their results, in rank order.
-
-    Works from scripts and notebooks. The function is sent with cloudpickle; in it, call
-    ``ringcomm.init()`` and use the collectives.
-
-    Example: ``rc.run(train, args=(0.1,), np=3, hosts="localhost,jetson1,jetson2")``.
-
-    Args:
-        fn: the function that every rank calls.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        **options: the options of ``ringrun --help``: ``np`` (number of ranks), ``hosts``, ``hostfile``,
-            ``env`` (a dictionary), ``python``, ``cwd`` and ``iface`` (one for all hosts, or a dictionary by
-            host), ``start_timeout_s`` and ``timeout_s`` (seconds), ``ssh``, ``ssh_port``,
-            ``ssh_identity_file``, ``via`` (a command instead of ssh), ``output_dir``, ``verbose``,
-            ``restarts``, ``config_file``, ``settings`` (a dictionary of settings by field name), and
-            ``console`` (takes the ranks' output instead of ``sys.stdout`` and ``sys.stderr``); for elastic
-            jobs ``min_np``, ``max_np``, ``host_discovery_script``, ``slots_per_host``, ``reset_limit``,
-            ``elastic_timeout_s``, ``blacklist_cooldown_range`` and ``drop``.
-
-    Returns:
-        the functions' results, in rank order.
-
-    Raises:
-        RemoteError: a rank failed, or the job did not start.
-        ConfigError: an option has an invalid value.
-    """
-    from ringrun.function import run_function
-
-    results: List[Any] = run_function(fn, args, kwargs or {}, **options)
-    return results

@@ -13,9 +13,13 @@ from .environment import PREFIX
 from .errors import ConfigError
 
 
-def _setting(default: Any, variable: str, parse: Callable[[str], Any], doc: str, flag: str = "") -> Any:
+def _setting(
+    default: Any, variable: str, parse: Callable[[str], Any], doc: str, flag: str = "", metavar: str = "",
+    brief: str = "",
+) -> Any:  # fmt: skip
     flag = flag or "--" + variable.lower().replace("_", "-")
     metadata = {"variable": PREFIX + variable, "flag": flag, "parse": parse, "doc": doc}
+    metadata.update(metavar=metavar, brief=brief)  # for the option: its value's name, what --help shows
     return field(default=default, metadata=metadata)
 
 
@@ -30,23 +34,25 @@ class Settings:
     )  # fmt: skip
     start_timeout_s: float = _setting(
         60.0, "START_TIMEOUT", parsing.positive_seconds,
-        "Seconds that ranks wait for each other in `init`.",
+        "Seconds that ranks wait for each other in `init`.", metavar="S",
     )  # fmt: skip
     timeout_s: float = _setting(
         0.0, "TIMEOUT", parsing.limit,
         "Seconds without a single byte from a peer after which a collective fails and names that peer, "
         "even if the peer sends heartbeats or has called `pause`. 0: as long as `LATE_AFTER` and "
         "`DEAD_AFTER` allow; where they do not apply (groups of `torch.distributed`), 600.",
+        metavar="S",
+        brief="Seconds without data from a peer until a call fails.",
     )  # fmt: skip
     segment_bytes: int = _setting(
         0, "SEGMENT_BYTES", parsing.size_or_zero,
         "Bytes that are received before they are reduced; they should fit into the processor's cache. 0: by "
-        "link, 1 MiB where ranks read each other's memory and 256 KiB elsewhere.",
+        "link, 1 MiB where ranks read each other's memory and 256 KiB elsewhere.", metavar="BYTES",
     )  # fmt: skip
     spin_us: float = _setting(
         200.0, "SPIN_US", parsing.microseconds,
         "Microseconds for which a waiting call polls before it sleeps, yielding the processor between two "
-        "polls; five times as long where the ranks on a host outnumber its cores.",
+        "polls; five times as long where the ranks on a host outnumber its cores.", metavar="US",
     )  # fmt: skip
     algorithm: str = _setting(
         "", "ALGORITHM", parsing.algorithm,
@@ -59,6 +65,7 @@ class Settings:
         "How gradients are sent by optimizers and tapes that name no compression: `bf16`, `fp16`, `int8`, "
         "`int4`, `auto` (float32, bf16 or int8, as measured steps, links and codecs suggest) or `none`.",
         "--compress",
+        brief="How gradients are sent: bf16, int8, int4, auto, …",
     )  # fmt: skip
     measure: bool = _setting(
         True, "MEASURE", parsing.flag,
@@ -80,35 +87,39 @@ class Settings:
     fusion_bytes: int = _setting(
         64 * 1024 * 1024, "FUSION_THRESHOLD", parsing.size_or_zero,
         "Largest total size in bytes of small tensors that the engine fuses into one message. 0: no fusion.",
+        metavar="BYTES",
     )  # fmt: skip
     cycle_ms: float = _setting(
         1.0, "CYCLE_TIME", parsing.milliseconds,
         "Milliseconds that a tensor may wait for others to be fused with, unless a caller waits for it.",
+        metavar="MS",
     )  # fmt: skip
     dead_after_s: float = _setting(
         30.0, "DEAD_AFTER", parsing.seconds,
         "Seconds without a heartbeat after which a rank counts as failed: its process is stopped or cut off, "
         "or a C call holds the interpreter lock. Also the limit for a transfer without progress. 0: never.",
+        metavar="S",
     )  # fmt: skip
     cache_capacity: int = _setting(
         4096, "CACHE_CAPACITY", parsing.count,
-        "Number of tensors whose metadata the engine caches, so that a few bytes announce them.",
+        "Number of tensors whose metadata the engine caches, so that a few bytes announce them.", metavar="N",
     )  # fmt: skip
     stall_warning_s: float = _setting(
         60.0, "STALL_WARNING", parsing.seconds,
         "Seconds after which rank 0 warns that some ranks have not entered the collective in which others "
-        "wait, with their Python stacks. 0: never.",
+        "wait, with their Python stacks. 0: never.", metavar="S",
     )  # fmt: skip
     late_after_s: float = _setting(
         600.0, "LATE_AFTER", parsing.seconds,
         "Seconds after which a collective fails that some ranks have not entered, although they send "
-        "heartbeats. 0: never. `with ringcomm.pause(...)` stops this clock.",
+        "heartbeats. 0: never. `with ringcomm.pause(...)` stops this clock.", metavar="S",
     )  # fmt: skip
     timeline: str = _setting(
         "", "TIMELINE", str,
         "Write what the engines of all ranks do (collectives by name, and so everything in the adapters; not "
         "direct calls), and what process groups of torch.distributed do, from start to end, to this file of "
-        "rank 0: a Chrome trace. Empty: nothing.",
+        "rank 0: a Chrome trace. Empty: nothing.", metavar="FILE",
+        brief="Write a Chrome trace of all ranks to this file.",
     )  # fmt: skip
     timeline_mark_cycles: bool = _setting(
         False, "TIMELINE_MARK_CYCLES", parsing.flag,
@@ -120,18 +131,18 @@ class Settings:
     )  # fmt: skip
     autotune_log: str = _setting(
         "", "AUTOTUNE_LOG", str,
-        "File of rank 0 for what autotuning has measured, as CSV. Empty: none.",
+        "File of rank 0 for what autotuning has measured, as CSV. Empty: none.", metavar="FILE",
     )  # fmt: skip
     flight_recorder: int = _setting(
         1000, "FLIGHT_RECORDER", parsing.whole,
         "Number of last operations that each rank records, for the diagnosis when a job fails or makes no "
-        "progress. 0: none, and no diagnosis.",
+        "progress. 0: none, and no diagnosis.", metavar="N",
     )  # fmt: skip
     diagnose_dir: str = _setting(
         "", "DIAGNOSE_DIR", str,
         "Where ranks' last operations and Python stacks are written when a job fails; `ringrun` brings them "
         "there from all hosts. Empty: ringrun's `--output-dir`, or else a new temporary folder (ten stay); "
-        "without `ringrun`, nothing is written.",
+        "without `ringrun`, nothing is written.", metavar="FOLDER",
     )  # fmt: skip
     advise: bool = _setting(
         False, "ADVISE", parsing.flag,
@@ -146,24 +157,26 @@ class Settings:
     )  # fmt: skip
     predict_ranks: str = _setting(
         "2,4,8,16", "PREDICT_RANKS", parsing.counts,
-        "For `--predict`: numbers of ranks, separated by commas.", "--ranks",
+        "For `--predict`: numbers of ranks, separated by commas.", "--ranks", metavar="N,…",
     )  # fmt: skip
     predict_link: str = _setting(
         "", "PREDICT_LINK", parsing.link_rate,
         "For `--predict`: line rate of the hosts' interfaces, like `1gbit`. Empty: as measured.", "--link",
+        metavar="RATE",
     )  # fmt: skip
     predict_batch: int = _setting(
         0, "PREDICT_BATCH", parsing.whole,
         "For `--predict`: samples of one rank per step, for rates in samples. 0: rates are in steps.",
-        "--batch",
+        "--batch", metavar="N",
     )  # fmt: skip
     predict_price: float = _setting(
         0.0, "PREDICT_PRICE", parsing.price,
         "For `--predict`: price of one machine per hour, for costs per million samples. 0: none.", "--price",
+        metavar="MONEY",
     )  # fmt: skip
     predict_figure: str = _setting(
         "", "PREDICT_FIGURE", parsing.figure,
-        "For `--predict`: file of rank 0 for a figure in SVG. Empty: none.", "--figure",
+        "For `--predict`: file of rank 0 for a figure in SVG. Empty: none.", "--figure", metavar="FILE.svg",
     )  # fmt: skip
     check_calls: bool = _setting(
         False, "CHECK_CALLS", parsing.flag,
@@ -174,18 +187,19 @@ class Settings:
     check_every: int = _setting(
         0, "CHECK_EVERY", parsing.whole,
         "Number of optimizer steps between two checks that all ranks have the same parameters, bit by "
-        "bit. 0: never.",
+        "bit. 0: never.", metavar="N",
     )  # fmt: skip
     jax_callbacks: str = _setting(
         "auto", "JAX_CALLBACKS", parsing.jax_callbacks,
         "How programs that JAX has compiled call `ringcomm.jax`: `buffers` (on XLA's own memory, without "
         "copies; uses private names of JAX), `io_callback` (as that does, by copies of arrays), or `auto`: "
-        "`buffers` if a trial with the installed JAX succeeds.",
+        "`buffers` if a trial with the installed JAX succeeds.", metavar="WAY",
     )  # fmt: skip
     jax_matching: str = _setting(
         "order", "JAX_MATCHING", parsing.jax_matching,
         "How ranks match collectives without a name in programs that JAX has compiled: by `order`, without "
         "announcing them first, or by `name`, which takes longer; `join` and the timeline need that.",
+        metavar="order|name",
     )  # fmt: skip
     encrypt: bool = _setting(
         False, "ENCRYPT", parsing.flag,
@@ -197,7 +211,7 @@ class Settings:
         "auto", "THREADS", parsing.threads,
         "For `ringrun`: threads per rank, set as `OMP_NUM_THREADS` and similar variables of NumPy, "
         "TensorFlow and JAX unless they are set. `auto`: cores // ranks where several share a host; "
-        "`none`: not set.",
+        "`none`: not set.", metavar="N|none",
     )  # fmt: skip
     allow_forwarding: bool = _setting(
         False, "ALLOW_FORWARDING", parsing.flag,

@@ -79,7 +79,7 @@ def members(module: str) -> Iterator[str]:
         thing = getattr(loaded, name)
         if isinstance(thing, Enum) or not callable(thing) or not hasattr(thing, "__module__"):
             continue
-        if not str(thing.__module__).startswith("ringcomm"):
+        if not str(thing.__module__).startswith(("ringcomm", "ringrun")):
             continue
         yield from parameters(f"{module}.{name}", thing)
         if isinstance(thing, type):

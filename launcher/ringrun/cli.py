@@ -1,6 +1,6 @@
 """The command line. The modules that run a job are imported only when a job is run.
 
-:mod:`ringrun.flags` generates the flags of the settings and horovodrun's flags.
+:mod:`ringrun.flags` makes the options from their tables; here are those that do something instead of a run.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, List, NoReturn, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, NoReturn, Optional, Tuple
 
 import click
 from click.shell_completion import CompletionItem
 
 from .commands import commands
-from .flags import refuse_unknown, split_setting_values, with_generated, write_options
+from .flags import Flag, options_of, refuse_unknown, with_job_options, write_options
 from .plan import mpirun
 from .plan.command import Command, misplaced_options
+from .plan.options import INSTEAD, Options
 from .show.visible import visible
 
 if TYPE_CHECKING:
-    from .job.launch import Options
     from .job.outcome import Outcome
     from .job.restarts import Attempts
 
@@ -56,7 +56,7 @@ class _RankCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         commands.format_commands(ctx, formatter)
-        write_options(self, ctx, formatter)
+        write_options(self, ctx, formatter, everything=_EVERYTHING in ctx.meta)
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> List[CompletionItem]:
@@ -67,12 +67,6 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> Li
     return [*found, CompletionItem(incomplete, type="file")]
 
 
-class _Whole(click.IntRange):
-    """A whole number; click's own type reports "not a valid integer range" for other text."""
-
-    name = "whole number"
-
-
 def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
         from .job.launch import own_version
@@ -81,103 +75,47 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         ctx.exit()
 
 
+def _show_all(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta[_EVERYTHING] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
+_EVERYTHING = "ringrun.everything"
+"""The key in click's context that is present if the help lists all options."""
+_EXIT: Dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
+
+
 @click.command(
     cls=_RankCommand,
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
-    epilog="Examples: ringrun -np 2 train.py; ringrun -np 3 -H localhost,jetson1,jetson2 train.py; "
-    "ringrun --hostfile hosts -m pkg.train --epochs 3",
-)  # fmt: skip
-@click.option("-np", "--num-proc", "np", type=_Whole(min=1), metavar="N",
-              help="Number of ranks. Default: one per slot.")  # fmt: skip
-@click.option("-H", "--hosts", metavar="HOST[:SLOTS],…", help="The hosts, with their slots (default 1).")
-@click.option("--hostfile", "-hostfile", metavar="FILE",
-              help="Hosts from a file: 'HOST slots=2' per line; also python=, cwd=, iface=.")  # fmt: skip
-@click.option("-x", "forward", multiple=True, metavar="NAME[=VALUE]",
-              help="Pass an environment variable to all ranks; 'PREFIX_*' passes several.")  # fmt: skip
-@click.option("--python", "pythons", multiple=True, metavar="[HOST=]PATH",
-              help="The ranks' Python interpreter. Default: the one that runs ringrun.")  # fmt: skip
-@click.option(
-    "--cwd", "cwds", multiple=True, metavar="[HOST=]PATH",
-    help="The ranks' working directory. Default: the current one.",
-)  # fmt: skip
-@click.option("--iface", "ifaces", multiple=True, metavar="[HOST=]SPEC",
-              help="Network interfaces to use: names, globs, CIDRs, '!name' to exclude.")  # fmt: skip
-@click.option("--network-interfaces", "--network-interface", "nics", multiple=True, hidden=True)
-@click.option("--output-dir", "--output-filename", metavar="DIR",
-              help="Also write the output of rank N to DIR/rank.N/stdout and stderr.")  # fmt: skip
-@click.option("--restarts", type=_Whole(min=0), default=0, metavar="N",
-              help="Restart the whole job up to N times when it fails.")  # fmt: skip
-@click.option("--min-np", "--min-num-proc", "min_np", type=_Whole(min=1), metavar="N",
-              help="Elastic: continue after losses while N ranks are left. Default: -np.")  # fmt: skip
-@click.option("--max-np", "--max-num-proc", "max_np", type=_Whole(min=1), metavar="N",
-              help="Elastic: at most N ranks. Default: one per slot.")  # fmt: skip
-@click.option("--host-discovery-script", "script", metavar="COMMAND",
-              help="Elastic: a command that prints the available hosts, HOST[:SLOTS] per line.")  # fmt: skip
-@click.option("--slots-per-host", "--slots", "slots", type=_Whole(min=1), metavar="N",
-              help="Elastic: slots of hosts without a number. Default: 1.")  # fmt: skip
-@click.option("--reset-limit", type=_Whole(min=0), metavar="N",
-              help="Elastic: end the job when its ranks change more than N times.")  # fmt: skip
-@click.option("--elastic-timeout", type=click.FloatRange(min=0, min_open=True), metavar="S",
-              help="Elastic: how long to wait for enough slots or ranks. Default: 600.")  # fmt: skip
-@click.option("--blacklist-cooldown-range", "cooldown", type=int, nargs=2, metavar="MIN MAX",
-              help="Elastic: how long what failed is excluded, in seconds.")  # fmt: skip
-@click.option("--drop", metavar="slot|host",
-              help="Elastic: what a failure excludes. Default: slot, with --horovod host.")  # fmt: skip
-@click.option("--via", metavar="TEMPLATE",
-              help="Reach hosts by a command, like 'docker exec -i {host}'.")  # fmt: skip
-@click.option("--ssh", default="ssh", metavar="COMMAND", help="The ssh command, with options if needed.")
-@click.option("-p", "--ssh-port", type=_Whole(1, 65535), metavar="PORT", help="The ssh port on all hosts.")
-@click.option("-i", "--ssh-identity-file", metavar="FILE", help="The private key for ssh.")
-@click.option("--horovod", is_flag=True,
-              help="'import horovod.torch' imports ringcomm on all ranks; HOROVOD_* apply.")  # fmt: skip
-@click.option("--ship-self/--no-ship-self", default=True,
-              help="Send this machine's ringcomm to the other hosts, unless they have it [yes].")  # fmt: skip
-@click.option("--provision", is_flag=True,
-              help="Send the wheels of numpy and psutil to hosts that lack them.")  # fmt: skip
-@click.option("--ship", is_flag=True,
-              help="Send the current directory to the other hosts, where ranks run in a copy.")  # fmt: skip
-@click.option("--ship-from", metavar="DIR", help="Like --ship, with a directory above the current one.")
-@click.option("--fetch", multiple=True, metavar="PATTERN",
-              help="Bring files of these copies back at the end, to fetched/HOST; like 'out/*'.")  # fmt: skip
-@click.option("--bind", type=click.Choice(["none", "core", "socket"]), default="none",
-              help="Bind each rank to cores of its own, or to a socket [none].")  # fmt: skip
-@click.option("--watch", is_flag=True,
-              help="Show a table of all ranks while they run: steps, rates, waiting.")  # fmt: skip
-@click.option("--report", metavar="FILE.html",
-              help="Write a page about the run at the end: curves, waiting, links, operations.")  # fmt: skip
-@click.option("--metrics-port", type=_Whole(0, 65535), metavar="PORT",
-              help="Serve numbers of all ranks for Prometheus on 127.0.0.1:PORT; 0: a free one.")  # fmt: skip
-@click.option("--oversubscribe", is_flag=True, help="Allow more ranks than slots.")
-@click.option("--slots-each", type=_Whole(min=1), hidden=True)
-@click.option("--config-file", metavar="FILE", help="Settings, as lines like 'timeout: 300'.")
-@click.option("--tee", metavar="FILE", help="Also write all that is shown to a file.")
-@click.option("--debug", type=_Whole(min=0), metavar="RANK",
-              help="Give the terminal to a rank, for pdb; time limits are off.")  # fmt: skip
-@click.option("-q", "--quiet", is_flag=True, help="Show the output of ranks, warnings and failures only.")
-@click.option("--verbose", is_flag=True, help="Log the job's progress, and show the table of links.")
-@click.option("--dry-run", is_flag=True, help="Show the plan and the command lines; start nothing.")
-@click.option("--print-config", is_flag=True, help="Show every setting and its source; start nothing.")
-@click.option("-cb", "--check-build", is_flag=True,
-              help="Show which frameworks can be used here, or on the given hosts, and exit.")  # fmt: skip
-@click.option("-v", "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
-              help="Show the version and exit.")  # fmt: skip
-@with_generated
+    epilog="Example: ringrun -np 3 -H localhost,jetson1,jetson2 train.py --epochs 3",
+)
+@with_job_options
+@click.option("--dry-run", cls=Flag, purpose=INSTEAD, is_flag=True,
+              help="Show the plan and the command lines; start nothing.")  # fmt: skip
+@click.option("--print-config", cls=Flag, purpose=INSTEAD, common=False, is_flag=True,
+              help="Show every setting and its source; start nothing.")  # fmt: skip
+@click.option("-cb", "--check-build", cls=Flag, purpose=INSTEAD, is_flag=True,
+              help="Show which frameworks can be used. With -H or --hostfile: on each host.")  # fmt: skip
+@click.option("-v", "--version", cls=Flag, purpose=INSTEAD, callback=_show_version, **_EXIT,
+              help="Show the version.")  # fmt: skip
+@click.option("--help-all", cls=Flag, purpose=INSTEAD, callback=_show_all, **_EXIT,
+              help="Show all options.")  # fmt: skip
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARGS]…",
                 shell_complete=_complete)  # fmt: skip
 def ringrun(
     command: Tuple[str, ...], dry_run: bool, print_config: bool, check_build: bool, **given: Any
 ) -> None:
-    """Run COMMAND as one job of several ranks, on this machine and on other hosts through ssh.
+    """Run COMMAND as one job of several ranks, on this machine and on other hosts.
 
-    In a job of Slurm, LSF, Grid Engine, OAR or PBS the hosts are those of that job.
-
-    COMMAND is a script (train.py), "-m pkg.module", "python …", or any other program. One that is named
-    like a command below is started by its path: ./stop.
+    COMMAND is a script (train.py), "-m pkg.module", "python …", or a program.
     """
     from ringcomm.errors import RingcommError
 
     try:
-        options = _options(given)
+        options = options_of(given)
         if print_config:
             _print_config(options)
         elif check_build:
@@ -189,32 +127,6 @@ def ringrun(
 
         click.echo(visible(f"ringrun: {problem}"), err=True)
         raise SystemExit(2 if isinstance(problem, Misuse) else 1) from None
-
-
-def _options(given: Any) -> Options:
-    from .elastic.options import ElasticOptions
-    from .job.launch import Options
-    from .reach.ssh import SshOptions
-
-    setting_values, given = split_setting_values(given)
-    ifaces = (*given["ifaces"], *([",".join(given["nics"])] if given["nics"] else []))
-    return Options(
-        np=given["np"], hosts=given["hosts"], hostfile=given["hostfile"], forward=given["forward"],
-        pythons=given["pythons"], cwds=given["cwds"], ifaces=ifaces, output_dir=given["output_dir"],
-        restarts=given["restarts"], bind=given["bind"], slots_each=given["slots_each"],
-        oversubscribe=given["oversubscribe"],
-        setting_values=setting_values, config_file=given["config_file"],
-        horovod=given["horovod"], verbose=given["verbose"],
-        ship_self=given["ship_self"], provision=given["provision"], fetch=given["fetch"],
-        ship=given["ship_from"] or ("." if given["ship"] else None),
-        watch=given["watch"], report=given["report"], metrics_port=given["metrics_port"],
-        quiet=given["quiet"], tee=given["tee"], debug=given["debug"],
-        ssh=SshOptions(given["ssh"], given["ssh_port"], given["ssh_identity_file"]), via=given["via"],
-        elastic=ElasticOptions(
-            given["min_np"], given["max_np"], given["script"], given["slots"], given["reset_limit"],
-            given["elastic_timeout"], given["cooldown"] or None, given["drop"],
-        ),
-    )  # fmt: skip
 
 
 def _print_config(options: Options) -> None:

@@ -6,11 +6,13 @@ The modules behind them are imported only when they are run. A job is named by `
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Callable, NoReturn, Tuple
+from typing import Any, Callable, NoReturn, Tuple
 
 import click
 
+from .flags import options_of, with_doctor_options
 from .show.visible import visible
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
@@ -29,11 +31,11 @@ def _say(text: str, problem: bool = False) -> None:
 
 def _answer(ask: Callable[[], Tuple[str, int]], failed: int = 1) -> NoReturn:
     """Print an answer, or why there is none, and exit: with the answer's code, or with this one."""
-    from ringcomm.errors import ConfigError
+    from ringcomm.errors import RingcommError
 
     try:
         text, code = ask()
-    except ConfigError as problem:
+    except RingcommError as problem:
         _say(str(problem), problem=True)
         raise SystemExit(failed) from None
     _say(text)
@@ -107,15 +109,19 @@ def diagnose(directory: str) -> None:
     _answer(lambda: diagnose_folder(Path(directory)), failed=2)
 
 
-@commands.command(
-    add_help_option=False, context_settings={"ignore_unknown_options": True, "help_option_names": []}
-)
-@click.argument("words", nargs=-1, type=click.UNPROCESSED)
-def doctor(words: Tuple[str, ...]) -> None:
-    """Examine hosts and the network between them."""
+@commands.command(epilog="A program of this name is started by its path: ringrun ./doctor.")
+@with_doctor_options
+@click.option("--json", "as_data", is_flag=True, help="Print everything as JSON.")
+def doctor(as_data: bool, **given: Any) -> NoReturn:
+    """Find what keeps hosts from training together.
+
+    Logs in to all hosts, asks each for its interfaces, processors, memory, limits and packages, has them dial
+    each other as the ranks of a job do, and measures every pair on the route that a job takes. Each problem
+    comes with what to do. Exit code 0 if no problem was found (notes are none), otherwise 1.
+    """
     from .doctor.command import run_doctor
 
-    run_doctor(list(words))
+    _answer(lambda: run_doctor(replace(options_of(given), ship_self=False), as_data), failed=2)
 
 
 @commands.command()

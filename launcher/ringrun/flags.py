@@ -1,9 +1,8 @@
-"""Generated command line flags: one for every setting, and horovodrun's flags."""
+"""The flags of the command line and their help, made from the tables of options and of settings."""
 
 from __future__ import annotations
 
 import difflib
-import re
 from dataclasses import fields
 from typing import (
     TYPE_CHECKING,
@@ -15,7 +14,7 @@ from typing import (
     List,
     Mapping,
     Optional,
-    Tuple,
+    Sequence,
     TypeVar,
 )  # fmt: skip
 
@@ -24,12 +23,12 @@ import click
 from ringcomm.config import Settings, parse_setting
 from ringcomm.errors import ConfigError
 
-from .plan import horovod, mpirun
+from .plan import horovod, mpirun, options
 from .plan.horovod import SettingValue
 from .plan.setting_sources import shown_value
 
-BY_HAND = ("iface", "verbose")
-"""Settings whose flags are declared in :mod:`ringrun.cli`: ``--iface HOST=SPEC`` is given per host."""
+JOB_OPTIONS = ("iface", "verbose")
+"""Settings whose flags are options of the job: ``--iface HOST=SPEC`` is given per host."""
 
 if TYPE_CHECKING:  # a class with parameters for type checkers only, and only in new versions
     _ParamType = click.ParamType[Any]
@@ -64,35 +63,91 @@ def _same(text: str) -> str:
     return text
 
 
-def _metavar(setting: str) -> str:
-    units = {"bytes": "BYTES", "s": "S", "ms": "MS", "us": "US", "log": "FILE"}
-    units.update(dict.fromkeys(("capacity", "recorder", "every"), "N"), threads="N|none")
-    return units.get(setting.rpartition("_")[2], "FILE" if setting == "timeline" else "NAME")
+class Flag(click.Option):
+    """A flag that the help lists under its purpose.
+
+    Args:
+        names: the flags, and the name of the value.
+        purpose: one of :data:`ringrun.plan.options.PURPOSES`.
+        common: whether ``--help`` lists it; ``--help-all`` lists all.
+        short: its description in ``--help``; "" for the first sentence of ``help``.
+        more: click's arguments.
+    """
+
+    def __init__(
+        self, names: Sequence[str], purpose: str, common: bool = True, short: str = "", **more: Any
+    ) -> None:
+        super().__init__(names, **more)
+        self.purpose, self.common = purpose, common
+        self.short = short or options.summary(self.help or "")
+
+    def names(self, everything: bool) -> List[str]:
+        """Return its names, the last one with its value: all names, or those up to the first long one."""
+        names = [*self.opts, *self.secondary_opts]
+        if not everything:
+            long = [index for index, name in enumerate(names) if name.startswith("--")]
+            names = names[: long[0] + 1] if long else names
+        value = "" if self.is_flag else f" {self.metavar or '|'.join(getattr(self.type, 'choices', ()))}"
+        return [*names[:-1], names[-1] + value]
 
 
-def summary(doc: str) -> str:
-    """The first sentence of a setting's description, for ``--help``."""
-    first = re.split(r"(?<=\.) (?=[A-Z])|(?<=[a-z]): ", doc, maxsplit=1)[0]
-    return first.replace("`", "").rstrip(".:") + "."
+class _Whole(click.IntRange):
+    """A whole number; click's own type reports "not a valid integer range" for other text."""
+
+    name = "whole number"
+
+
+def _type(option: options.Option) -> Any:
+    """The type of click's for an option's value."""
+    if option.choices:
+        return click.Choice(option.choices)
+    if option.kind == options.WHOLE:
+        return _Whole(*option.within)
+    if option.kind == options.NUMBER:
+        return click.FloatRange(min=0, min_open=True)
+    return int if option.kind == options.RANGE else None
+
+
+def _job_options(only: Callable[[options.Option], bool]) -> Iterator[click.Option]:
+    for item, option in options.table():
+        if only(option):
+            many = option.kind in (options.TEXTS, options.PER_HOST, options.VARIABLES)
+            yield Flag(
+                [*option.flags, item.name], option.purpose, option.common, help=option.doc.replace("`", ""),
+                metavar=option.metavar or None, type=_type(option), multiple=many,
+                default=None if many or option.kind == options.RANGE else item.default,
+                is_flag=option.kind == options.FLAG, nargs=2 if option.kind == options.RANGE else 1,
+            )  # fmt: skip
+
+
+def options_of(given: Mapping[str, Any]) -> options.Options:
+    """Return the options of a job from the values of flags.
+
+    Args:
+        given: the values by the names of click's parameters.
+    """
+    job = {item.name: given[item.name] for item, _ in options.table() if item.name in given}
+    job["blacklist_cooldown_range"] = job.get("blacklist_cooldown_range") or None  # () before click 8.2
+    values = [value for name, value in given.items() if name.startswith("tunable_") and value is not None]
+    return options.Options(setting_values=tuple(values), **job)
 
 
 def _native() -> Iterator[click.Option]:
     for item in fields(Settings):
         flag, default = item.metadata["flag"], item.default
-        if item.name in BY_HAND:
+        if item.name in JOB_OPTIONS:
             continue
         shown = "" if default == "" or default is False else f" [{shown_value(item.name, default)}]"
-        text = summary(item.metadata["doc"]) + shown
+        brief: str = item.metadata["brief"]
+        more: Dict[str, Any] = {"purpose": options.SETTINGS, "common": bool(brief), "short": brief}
+        more["help"] = options.summary(item.metadata["doc"]) + shown
         if isinstance(default, bool):
             names = [f"{flag}/--no-{flag[2:]}", f"tunable_{item.name}"]
-            yield _Tunable(names, default=None, help=text, callback=_switch(item.name, flag))
+            yield Flag(names, default=None, callback=_switch(item.name, flag), **more)
         else:
             kind = _Text(item.name, flag, _same)
-            yield _Tunable([flag, f"tunable_{item.name}"], type=kind, metavar=_metavar(item.name), help=text)
-
-
-class _Tunable(click.Option):
-    """A flag of a setting; ``--help`` lists these in a section of their own."""
+            metavar = item.metadata["metavar"] or "NAME"
+            yield Flag([flag, f"tunable_{item.name}"], type=kind, metavar=metavar, **more)
 
 
 def _switch(setting: str, flag: str) -> Callable[..., Any]:
@@ -152,19 +207,20 @@ def _note(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         click.echo(f"ringrun: {param.opts[0]} has no effect: {reason}.", err=True)
 
 
-def with_generated(command: _Command) -> _Command:
-    """Add the generated flags to a click command; their values are passed as ``tunable_*`` arguments."""
-    made: List[click.Option] = [*_native(), *_aliases(), *_without_setting()]
+def with_job_options(command: _Command) -> _Command:
+    """Decorator: add all options of a job, the settings' flags and horovodrun's to a click command."""
+    return _with(command, [*_job_options(lambda option: True), *_native(), *_aliases(), *_without_setting()])
+
+
+def with_doctor_options(command: _Command) -> _Command:
+    """Decorator: add the options of a job that the doctor has to a click command."""
+    return _with(command, _job_options(lambda option: option.doctor))
+
+
+def _with(command: _Command, made: Iterable[click.Option]) -> _Command:
     holder: Any = command
-    holder.__click_params__ = [*getattr(holder, "__click_params__", []), *reversed(made)]
+    holder.__click_params__ = [*getattr(holder, "__click_params__", []), *reversed(list(made))]
     return command
-
-
-def split_setting_values(given: Mapping[str, Any]) -> Tuple[Tuple[SettingValue, ...], Dict[str, Any]]:
-    """Split a command's arguments into the values of the generated flags and the other arguments."""
-    values = [value for name, value in given.items() if name.startswith("tunable_") and value is not None]
-    rest = {name: value for name, value in given.items() if not name.startswith("tunable_")}
-    return tuple(values), rest
 
 
 def refuse_unknown(ctx: click.Context, word: str, known: Mapping[str, int]) -> None:
@@ -201,17 +257,49 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return bare[best[0]]
 
 
-def write_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    """Write the options for ``--help``: options of the job first, then the settings."""
-    own: List[Tuple[str, str]] = []
-    settings: List[Tuple[str, str]] = []
+def write_options(
+    command: click.Command, ctx: click.Context, formatter: click.HelpFormatter, everything: bool
+) -> None:
+    """Write the options by their purposes.
+
+    Args:
+        command: the command.
+        ctx: of the command.
+        formatter: receives the text.
+        everything: whether all options are written; otherwise the common ones with their first sentences.
+    """
+    for purpose, flags in by_purpose(command, ctx).items():
+        rows = [
+            (", ".join(flag.names(everything)), (flag.help or "") if everything else flag.short)
+            for flag in flags if everything or flag.common
+        ]  # fmt: skip
+        if rows:
+            with formatter.section(purpose):
+                formatter.write_dl(rows, col_max=34)
+
+
+def by_purpose(command: click.Command, ctx: click.Context) -> Dict[str, List[Flag]]:
+    """Return the flags of a command that are not hidden, by their purposes."""
+    found: Dict[str, List[Flag]] = {purpose: [] for purpose in options.PURPOSES}
     for param in command.get_params(ctx):
-        record = param.get_help_record(ctx)
-        if record is not None and isinstance(param, click.Option):
-            (settings if isinstance(param, _Tunable) else own).append(record)
-    with formatter.section("Options"):
-        formatter.write_dl(own)
-    with formatter.section(
-        "Settings (also RINGCOMM_* variables and --config-file; horovodrun's names work too)"
-    ):
-        formatter.write_dl(settings)
+        if isinstance(param, Flag) and not param.hidden:
+            found[param.purpose].append(param)
+    return found
+
+
+def document(command: click.Command) -> str:
+    """Return the tables of options in ``docs/ringrun.md``: the purposes, except the settings' own flags.
+
+    Args:
+        command: ``ringrun``.
+    """
+    lines: List[str] = []
+    for purpose, flags in by_purpose(command, click.Context(command)).items():
+        lines += [f"**{purpose}**", "", "| option | meaning |", "| --- | --- |"]
+        for flag in flags:
+            if not (flag.name or "").startswith("tunable_"):
+                names = ", ".join(f"`{name}`" for name in flag.names(everything=True))
+                cells = [text.replace("|", "\\|") for text in (names, flag.help or "")]
+                lines.append(f"| {cells[0]} | {cells[1]} |")
+        lines.append("")
+    return "\n".join(lines)

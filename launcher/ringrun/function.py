@@ -9,7 +9,7 @@ import sys
 import sysconfig
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import cloudpickle
 
@@ -17,72 +17,40 @@ from ringcomm.errors import ConfigError, RemoteError
 from ringcomm.results import remote_error, unpack
 
 from .agent.worker import Call, carries_bytecode, pack_call
-from .elastic.options import ElasticOptions
-from .job.launch import Options, prepare
+from .job.launch import prepare
 from .job.outcome import Outcome
 from .job.restarts import Attempts
+from .plan.horovod import SettingValue
 from .plan.job import Job
+from .plan.options import PATH, PER_HOST, TEXT, VARIABLES, WHOLE, Option, Options, table, takes_options
 from .plan.setting_sources import from_values
-from .reach.ssh import SshOptions
 from .show.console import Console
 from .show.notebook import own_console
 
-PerHost = Union[None, str, "os.PathLike[str]", Mapping[Optional[str], Union[str, "os.PathLike[str]"]]]
-"""One value for all hosts, or values by host."""
 
-
-def run_function(
+@takes_options
+def run(
     fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Mapping[str, Any]] = None, *,
-    np: Optional[int] = None, hosts: Optional[str] = None, hostfile: Optional[str] = None,
-    env: Optional[Mapping[str, str]] = None, python: PerHost = None, cwd: PerHost = None,
-    iface: PerHost = None, start_timeout_s: Optional[float] = None, timeout_s: Optional[float] = None,
-    ssh: str = "ssh", ssh_port: Optional[int] = None, ssh_identity_file: Optional[str] = None,
-    output_dir: Optional[str] = None, verbose: bool = False, console: Optional[Console] = None,
-    config_file: Optional[str] = None, settings: Optional[Mapping[str, Any]] = None, restarts: int = 0,
-    min_np: Optional[int] = None, max_np: Optional[int] = None, host_discovery_script: Optional[str] = None,
-    slots_per_host: Optional[int] = None, reset_limit: Optional[int] = None,
-    elastic_timeout_s: Optional[float] = None,
-    blacklist_cooldown_range: Optional[Tuple[float, float]] = None, drop: Optional[str] = None,
-    horovod: bool = False, via: Optional[str] = None,
+    start_timeout_s: Optional[float] = None, timeout_s: Optional[float] = None,
+    settings: Optional[Mapping[str, Any]] = None, console: Optional[Console] = None, **options: Any,
 ) -> List[Any]:  # fmt: skip
-    """Call ``fn(*args, **kwargs)`` once on every rank.
+    """Call ``fn(*args, **kwargs)`` once on every rank, and return the results in rank order.
 
-    Works from scripts, threads and notebooks; functions defined there are pickled by value. The output of
-    ranks appears on ``sys.stdout`` and ``sys.stderr``. The options are those of ``ringrun``.
+    Works from scripts, threads and notebooks; the function is sent with cloudpickle, and functions defined
+    there are pickled by value. In it, call ``ringcomm.init()`` and use the collectives. The output of ranks
+    appears on ``sys.stdout`` and ``sys.stderr``. The options are those of ``ringrun``.
+
+    Example: ``rc.run(train, args=(0.1,), np=3, hosts="localhost,jetson1,jetson2")``.
 
     Args:
         fn: the function that every rank calls.
         args: its positional arguments, the same on all ranks.
         kwargs: its keyword arguments.
-        np: number of ranks; None for one per slot.
-        hosts: the hosts with their slots, like ``"localhost,jetson1:2"``; None for this machine.
-        hostfile: a file with the hosts, instead of ``hosts``.
-        env: variables for the ranks, as with ``-x NAME=VALUE``.
-        python: the interpreter, for all hosts or, as a dictionary, by host: ``{"jetson1": "/path"}``; the key
-            None stands for all others. ``cwd`` and ``iface`` take dictionaries, too.
-        cwd: the ranks' working directory; None for the current one.
-        iface: the network interfaces to use: names, globs, CIDRs, ``!name`` to exclude.
         start_timeout_s: seconds until all hosts must be ready; also the time limit of ``init`` on the ranks.
         timeout_s: seconds without data from a peer after which a collective fails and names that peer.
-        ssh: the ssh command, with options if needed.
-        ssh_port: the ssh port on all hosts.
-        ssh_identity_file: the private key for ssh.
-        output_dir: directory to which the output of ranks is written, too.
-        verbose: log the job's progress, and show the table of links.
-        console: receives the output of ranks, instead of ``sys.stdout`` and ``sys.stderr``.
-        config_file: a file with settings.
         settings: more settings by the names of their fields, like ``{"transport": "tcp"}``.
-        restarts: how often the job is restarted if it fails.
-        min_np: fewest ranks of an elastic job: it continues after losses while so many are left.
-        max_np: most ranks of an elastic job.
-        host_discovery_script: a command that prints the available hosts; it makes the job elastic.
-        slots_per_host: for an elastic job: slots of hosts without a number.
-        reset_limit: for an elastic job: how often the ranks may change.
-        elastic_timeout_s: for an elastic job: seconds to wait for enough slots or ranks.
-        blacklist_cooldown_range: for an elastic job: shortest and longest exclusion after a failure, seconds.
-        drop: for an elastic job: what a failure excludes, ``"slot"`` or ``"host"``.
-        horovod: whether ranks find ringcomm under the name ``horovod``.
-        via: a command that reaches a host, instead of ssh, like ``"docker exec -i {host}"``.
+        console: receives the output of ranks, instead of ``sys.stdout`` and ``sys.stderr``.
+        {options}
 
     Returns:
         What the function returned on each rank, in rank order; for an elastic job on each rank of the end.
@@ -91,35 +59,69 @@ def run_function(
         RemoteError: a rank failed, or the job did not start.
         ConfigError: an option is not valid.
     """
-    _check_types(
-        fn, args, {"kwargs": kwargs, "env": env, "settings": settings},
-        {"np": np, "ssh_port": ssh_port, "restarts": restarts, "min_np": min_np, "max_np": max_np,
-         "slots_per_host": slots_per_host, "reset_limit": reset_limit},
-        {"hosts": hosts, "hostfile": hostfile, "host_discovery_script": host_discovery_script, "drop": drop,
-         "ssh": ssh, "via": via, "ssh_identity_file": ssh_identity_file,
-         "output_dir": output_dir, "config_file": config_file,
-         **_texts("python", python), **_texts("cwd", cwd), **_texts("iface", iface)},
-    )  # fmt: skip
+    if not callable(fn):
+        raise ConfigError(f"The first argument must be the function that every rank calls, not {fn!r}.")
+    if not isinstance(args, (list, tuple)):
+        raise ConfigError(f"args={args!r}: the arguments must be a list or a tuple, like args=(1,).")
+    _check_table("kwargs", kwargs)
+    _check_table("settings", settings)
     timeouts = {"start_timeout_s": start_timeout_s, "timeout_s": timeout_s}
     more = {**{name: value for name, value in timeouts.items() if value is not None}, **(settings or {})}
-    options = Options(
-        np=np, hosts=hosts, hostfile=hostfile, output_dir=output_dir, verbose=verbose, restarts=restarts,
-        forward=tuple(f"{name}={value}" for name, value in (env or {}).items()),
-        pythons=_per_host(python), cwds=_per_host(cwd), ifaces=_per_host(iface),
-        setting_values=from_values(more), config_file=config_file,
-        ssh=SshOptions(ssh, ssh_port, ssh_identity_file), horovod=horovod, via=via,
-        elastic=ElasticOptions(
-            min_np, max_np, host_discovery_script, slots_per_host, reset_limit, elastic_timeout_s,
-            blacklist_cooldown_range, drop,
-        ),
-    )  # fmt: skip
-    command = ["-m", "ringrun.agent.worker"]
-    job = prepare(options, command, payload=b"", local_env=_import_path())
+    chosen = options_of(options, from_values(more))
+    job = prepare(chosen, ["-m", "ringrun.agent.worker"], payload=b"", local_env=_import_path())
     payload = _pack(Call(fn, tuple(args), dict(kwargs or {})), by_value=not job.all_local)
-    job = with_payload(job, payload)
-    attempts = Attempts(job, options.restarts, console or own_console())
+    attempts = Attempts(with_payload(job, payload), chosen.restarts, console or own_console())
     outcome = attempts.run()
     return unpack_results(attempts.job, outcome)
+
+
+def options_of(given: Mapping[str, Any], setting_values: Tuple[SettingValue, ...] = ()) -> Options:
+    """Return the options of a job from the arguments of :func:`run`.
+
+    Args:
+        given: the arguments that are options.
+        setting_values: the settings.
+
+    Raises:
+        ConfigError: an argument has the wrong type; the message names it.
+        TypeError: there is no such argument.
+    """
+    known = {option.argument: (item.name, option) for item, option in table() if option.argument}
+    found: Dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in known:
+            raise TypeError(f"run() got an unexpected keyword argument {name!r}")
+        field, option = known[name]
+        found[field] = _converted(name, option, value)
+    return Options(setting_values=setting_values, **found)
+
+
+def _converted(name: str, option: Option, value: Any) -> Any:
+    """An argument of :func:`run` in the form of :class:`Options`, after a check of its type."""
+    if option.kind == VARIABLES:
+        _check_table(name, value)
+        return tuple(f"{variable}={text}" for variable, text in (value or {}).items())
+    if option.kind == PER_HOST:
+        for label, item in _texts(name, value).items():
+            _check_text(label, item, name != "iface")
+        return _per_host(value)
+    if option.kind in (TEXT, PATH):
+        _check_text(name, value, option.kind == PATH)
+    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if option.kind == WHOLE and not (value is None or is_whole):
+        raise ConfigError(f"{name}={value!r} is not a whole number.")
+    return value
+
+
+def _check_table(name: str, value: object) -> None:
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"{name}={value!r} is not a dictionary.")
+
+
+def _check_text(name: str, value: object, may_be_path: bool) -> None:
+    if not (value is None or isinstance(value, str) or (may_be_path and isinstance(value, os.PathLike))):
+        like = ', like "localhost,jetson1:2"' if name == "hosts" else ""
+        raise ConfigError(f"{name}={value!r} is not a string{like}.")
 
 
 def _texts(name: str, value: object) -> Dict[str, object]:
@@ -139,29 +141,6 @@ def _per_host(value: Any) -> Tuple[str, ...]:
         rows = [(host, os.fspath(item)) for host, item in value.items() if item is not None]
         return tuple(item if host is None else f"{host}={item}" for host, item in rows)
     return () if value is None else (os.fspath(value),)
-
-
-def _check_types(
-    fn: object, args: object, tables: Mapping[str, object], counts: Mapping[str, object],
-    texts: Mapping[str, object],
-) -> None:  # fmt: skip
-    """Check the types of arguments, so that the error names the argument."""
-    if not callable(fn):
-        raise ConfigError(f"The first argument must be the function that every rank calls, not {fn!r}.")
-    if not isinstance(args, (list, tuple)):
-        raise ConfigError(f"args={args!r}: the arguments must be a list or a tuple, like args=(1,).")
-    for name, value in tables.items():
-        if value is not None and not isinstance(value, Mapping):
-            raise ConfigError(f"{name}={value!r} is not a dictionary.")
-    for name, value in counts.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
-            raise ConfigError(f"{name}={value!r} is not a whole number.")
-    for name, value in texts.items():
-        may_be_path = name.partition("[")[0] in ("python", "cwd", "hostfile", "output_dir", "config_file")
-        is_path = may_be_path and isinstance(value, os.PathLike)
-        if not (value is None or is_path or isinstance(value, str)):
-            like = ', like "localhost,jetson1:2"' if name == "hosts" else ""
-            raise ConfigError(f"{name}={value!r} is not a string{like}.")
 
 
 def with_payload(job: Job, payload: bytes) -> Job:

@@ -26,7 +26,8 @@ from ringrun.agent import shipped
 from ringrun.agent.job_folder import JobFolder
 from ringrun.diagnosis import records
 from ringrun.job.fetch import FetchedFiles
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
+from ringrun.plan.options import Options
 from ringrun.reach.loader import loader, program_frame
 from ringrun.reach.protocol import BOOT
 from ringrun.ship import wheels

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
 
 from ringcomm.config import Slot
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
 from ringrun.job.outcome import Outcome
 from ringrun.job.supervise import Supervisor
 from ringrun.plan.job import Job
+from ringrun.plan.options import Options
 from ringrun.plan.setting_sources import from_values
 from ringrun.show.console import Console
 from tests.contract.service import eventually

@@ -20,7 +20,8 @@ import pytest
 from ringcomm.clock import Deadline
 from ringrun.agent import framing
 from ringrun.agent.framing import CODE, EVENT, FILE, JSON, NUMBERS, RECORD, RESULT, STDERR, STDOUT, TO_AGENT
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
+from ringrun.plan.options import Options
 from ringrun.reach.agent_process import Link
 from ringrun.reach.protocol import BOOT, Frame, event_facts
 from ringrun.ship.package import Package

@@ -10,8 +10,9 @@ import pytest
 from ringcomm.clock import Deadline
 from ringrun.job.agents import END, EXIT_S, FORCE_S, LINGER_S, PING_S, Agents
 from ringrun.job.event_loop import Loop
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
 from ringrun.plan.job import HostJob, Job
+from ringrun.plan.options import Options
 from ringrun.reach import doors
 from ringrun.reach.agent_process import Link
 from ringrun.reach.base import AT_ONCE, LONGEST_DELAY_S

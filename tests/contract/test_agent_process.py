@@ -12,7 +12,8 @@ from typing import Callable, Iterator
 import pytest
 
 from ringrun.agent.framing import PACKAGE, TO_AGENT
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
+from ringrun.plan.options import Options
 from ringrun.reach.agent_process import STDERR_LIMIT_BYTES, Link
 from ringrun.reach.protocol import BOOT, event_facts
 

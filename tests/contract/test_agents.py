@@ -11,8 +11,9 @@ from ringcomm.clock import Deadline, monotonic
 from ringrun.agent.framing import EVENT
 from ringrun.job.agents import END, Agents
 from ringrun.job.event_loop import Loop
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
 from ringrun.plan.job import HostJob
+from ringrun.plan.options import Options
 from ringrun.reach.agent_process import Link
 from ringrun.reach.protocol import Frame, event_facts
 

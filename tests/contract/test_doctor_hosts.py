@@ -10,8 +10,9 @@ import pytest
 from ringrun.doctor import hosts as module
 from ringrun.doctor import probe
 from ringrun.doctor.hosts import HostProbe
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
 from ringrun.plan.job import HostJob
+from ringrun.plan.options import Options
 from ringrun.reach import doors
 
 LIMIT_S = 60.0

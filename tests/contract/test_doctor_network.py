@@ -11,8 +11,9 @@ import pytest
 from ringcomm.transport.routes import Attempt
 from ringrun.doctor import network as module
 from ringrun.doctor.network import MEASUREMENTS, Examination, examine
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
 from ringrun.plan.job import Job
+from ringrun.plan.options import Options
 from ringrun.reach import doors
 
 

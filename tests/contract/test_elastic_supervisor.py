@@ -12,13 +12,13 @@ import pytest
 from ringcomm.config import Slot
 from ringcomm.errors import ConfigError
 from ringrun.elastic.job import ElasticJob
-from ringrun.elastic.options import ElasticOptions
 from ringrun.job import elastic_supervisor as module
 from ringrun.job import grace
 from ringrun.job.control_socket import send_command
 from ringrun.job.elastic_supervisor import ElasticSupervisor
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
 from ringrun.job.outcome import Outcome
+from ringrun.plan.options import Options
 from ringrun.plan.setting_sources import from_values
 from tests.contract.supervised import LIMIT_S, Server, Supervised, notice
 
@@ -55,12 +55,10 @@ def job(folder: Path) -> Callable[..., Running]:
 
     def make(program: str, hosts: Any = "local:2", size: int = 2, **more: Any) -> Running:
         values = from_values({"diagnose_dir": str(folder / "records"), **more.pop("settings", {})})
-        options = {name: more.pop(name) for name in ("pythons", "cwds") if name in more}
-        elastic = ElasticOptions(**{"min_np": 1, **more})
         made = prepare(
             Options(
-                hosts=hosts, via="env TEST_HOST={host}", ship_self=False, elastic=elastic,
-                setting_values=values, **options,
+                hosts=hosts, via="env TEST_HOST={host}", ship_self=False, setting_values=values,
+                **{"min_np": 1, **more},
             ),
             ["sh", "-c", program],
         )  # fmt: skip
@@ -124,7 +122,7 @@ def test_all_processes_fail(job: Callable[..., Running]) -> None:
 
 
 def test_hosts_are_added_and_dropped(job: Callable[..., Running], folder: Path) -> None:
-    running = job(STAYS, hosts="local:1", size=1, slots=1)
+    running = job(STAYS, hosts="local:1", size=1, slots_per_host=1)
     runtime = Path(running.supervisor._control._path).parent
     answers: List[str] = []
 
@@ -199,14 +197,14 @@ def test_a_job_that_cannot_be_told_an_unknown_command(job: Callable[..., Running
 
 
 def test_the_hosts_of_a_script(job: Callable[..., Running], folder: Path) -> None:
-    running = job(STAYS, hosts=None, script="echo local:2")
+    running = job(STAYS, hosts=None, host_discovery_script="echo local:2")
     running.server.react = enough(folder, 1)
     assert running.run().exit_code == 0
     assert [host.name for host in running.job.hosts] == ["local"]
 
 
 def test_a_script_that_fails_at_its_first_run(job: Callable[..., Running]) -> None:
-    outcome = job(STAYS, hosts=None, script="echo it is broken >&2; exit 5").run()
+    outcome = job(STAYS, hosts=None, host_discovery_script="echo it is broken >&2; exit 5").run()
     assert (outcome.exit_code, outcome.reason) == (1, "failure")
     assert "it is broken" in outcome.report and "the job cannot continue" in outcome.report
 
@@ -214,7 +212,7 @@ def test_a_script_that_fails_at_its_first_run(job: Callable[..., Running]) -> No
 @pytest.mark.full
 def test_later_failures_of_a_script_are_shown(job: Callable[..., Running], folder: Path) -> None:
     (folder / "hosts").write_text("local:2\n")
-    running = job(STAYS, hosts=None, script=f"cat {folder}/hosts")
+    running = job(STAYS, hosts=None, host_discovery_script=f"cat {folder}/hosts")
     running.server.react = lambda members: (folder / "hosts").unlink(missing_ok=True)
     show = running.console.write
 
@@ -241,7 +239,7 @@ def test_an_option_for_a_host_that_is_not_valid(
 
 
 def test_no_host_starts(job: Callable[..., Running]) -> None:
-    outcome = job(STAYS, hosts="local:1,other:1", size=2, min_np=2, pythons=("/no/such/python",)).run()
+    outcome = job(STAYS, hosts="local:1,other:1", size=2, min_np=2, python=("/no/such/python",)).run()
     assert (outcome.exit_code, outcome.reason) == (1, "start")
     assert "/no/such/python" in outcome.report
 
@@ -260,7 +258,7 @@ def test_a_host_that(
     python = folder / "python"
     python.write_text(f"#!/bin/sh\nprintf '{prints}'\nexec sleep 1000\n")
     python.chmod(0o755)
-    outcome = job(STAYS, min_np=2, pythons=(str(python),), settings=settings).run()
+    outcome = job(STAYS, min_np=2, python=(str(python),), settings=settings).run()
     assert outcome.reason == "start" and problem in " ".join(outcome.report.replace("│", " ").split())
 
 
@@ -328,7 +326,7 @@ def test_a_member_that_is_declared_lost_is_ended(
 def test_while_ranks_are_missing_it_is_shown_where_they_may_come_from(
     job: Callable[..., Running], folder: Path
 ) -> None:
-    running = job(STAYS, hosts=None, script="echo local:2")
+    running = job(STAYS, hosts=None, host_discovery_script="echo local:2")
 
     def react(members: Sequence[int]) -> None:
         running.server.notify(notice("waiting", "1 of 2 ranks"))

@@ -12,7 +12,8 @@ import pytest
 from ringrun.diagnosis.first_failure import Complaint, Exit, FirstFailure
 from ringrun.job.event_loop import Loop
 from ringrun.job.inquiry import ANSWER_S, Inquiry
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
+from ringrun.plan.options import Options
 from ringrun.plan.setting_sources import from_values
 
 LOST = "rank 1 was lost"

@@ -26,7 +26,8 @@ from ringrun.job.control_socket import (
     send_command,
 )
 from ringrun.job.job_commands import change_hosts, jobs_of, show_jobs, stop_job
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
+from ringrun.plan.options import Options
 
 ABC, ABD, XYZ, FIXED, LEFT, GOING = (name.ljust(16, "0") for name in ("abc", "abd", "7", "f", "1ef", "90"))
 

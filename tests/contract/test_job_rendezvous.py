@@ -9,10 +9,10 @@ import pytest
 
 from ringcomm.config import Slot
 from ringrun.elastic.job import ElasticJob
-from ringrun.elastic.options import ElasticOptions
 from ringrun.job.elastic_supervisor import elastic_rendezvous_for
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
 from ringrun.job.rendezvous import rendezvous_for
+from ringrun.plan.options import Options
 
 LIMIT_S = 60.0
 
@@ -32,7 +32,7 @@ def test_the_rendezvous_of_a_job_is_open_on_the_loopback(no_leaks: None) -> None
 
 
 def test_the_rendezvous_of_an_elastic_job_has_the_limits_of_the_job(no_leaks: None) -> None:
-    options = Options(hosts="localhost:2", elastic=ElasticOptions(min_np=2))
+    options = Options(hosts="localhost:2", min_np=2)
     job = prepare(options, ["true"])
     assert isinstance(job, ElasticJob)
     notices: List[Any] = []

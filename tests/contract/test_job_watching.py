@@ -13,9 +13,10 @@ import pytest
 
 from ringrun.job import watching as module
 from ringrun.job.event_loop import Loop
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
 from ringrun.job.watching import ASK_S, LINE_S, Watching
 from ringrun.plan.observe import Observation
+from ringrun.plan.options import Options
 from ringrun.show.console import Console
 from ringrun.show.printer import Printer
 from tests.unit.ringrun.watch.samples import report

@@ -15,9 +15,10 @@ import pytest
 
 from ringrun.job import keyboard
 from ringrun.job.keyboard import RemoteTerminal
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
 from ringrun.plan.debug import Debugged
 from ringrun.plan.job import Job
+from ringrun.plan.options import Options
 from ringrun.reach import doors
 from ringrun.show.console import Console
 

@@ -19,7 +19,8 @@ from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Claim, Initiator, Purpose, job_digest
 from ringcomm.wire.place import place_of
 from ringrun.doctor.hosts import HostProbe
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
+from ringrun.plan.options import Options
 from tests.contract.another_user import OTHER_USER, another_user
 from tests.contract.service import CLAIM, KEY, Door, Service
 

@@ -156,7 +156,7 @@ def test_each_host_has_a_short_time_to_report_what_it_lacks(
 ) -> None:
     """One of them does not answer at all; the job does not wait for it until the start timeout."""
     monkeypatch.setattr("ringrun.job.supervise.GATHER_S", 0.2)
-    outcome = Running(job("true", hosts="a,b", argv=["sleep", "1000"], cwds=(f"b={tmp_path}/gone",))).run()
+    outcome = Running(job("true", hosts="a,b", argv=["sleep", "1000"], cwd=(f"b={tmp_path}/gone",))).run()
     assert outcome.reason == "start" and f"{tmp_path}/gone" in outcome.report
 
 

@@ -16,9 +16,10 @@ from ringcomm.errors import ConfigError
 from ringrun.agent import framing
 from ringrun.job import supply
 from ringrun.job.event_loop import Loop
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
 from ringrun.job.supply import Supply
 from ringrun.plan.job import Job
+from ringrun.plan.options import Options
 from ringrun.reach import doors
 from ringrun.ship.package import Package, own_package
 from ringrun.ship.wheels import Target

@@ -29,9 +29,10 @@ from ringrun.agent import framing
 from ringrun.diagnosis.records import Records, explain, has_operations
 from ringrun.diagnosis.reports import parse_record, read_report
 from ringrun.diagnosis.waiting import diagnose
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
 from ringrun.plan import setting_sources
 from ringrun.plan.hosts import parse_hostfile, parse_hosts
+from ringrun.plan.options import Options
 from ringrun.plan.signed import about_call, about_result, signed, verified
 from ringrun.reach.protocol import FrameReader, event_facts
 from ringrun.show.visible import visible

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from ringrun.doctor.network import examine
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
 from ringrun.plan.job import Job
+from ringrun.plan.options import Options
 from tests.proc.test_ringrun_support import LIMIT_S
 
 VIA = "env NAME={host}"

@@ -72,8 +72,8 @@ def blocks_in(*languages: str) -> List[object]:
 
 @lru_cache(maxsize=None)
 def help_of_ringrun() -> str:
-    """What ``ringrun --help`` prints."""
-    job = Launched("--help")
+    """What ``ringrun --help-all`` prints."""
+    job = Launched("--help-all")
     assert job.finish(30.0) == 0, job.err
     return job.out
 

@@ -9,7 +9,8 @@ from typing import List
 import pytest
 
 import ringcomm as rc
-from ringrun.function import RemoteError, run_function
+from ringrun.function import RemoteError
+from ringrun.function import run as run_function
 from ringrun.show.console import Console
 from tests.proc.test_ringrun_support import ringrun
 

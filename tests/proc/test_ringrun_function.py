@@ -17,7 +17,8 @@ import cloudpickle
 import pytest
 
 from ringcomm.errors import ConfigError, RingcommError
-from ringrun.function import RemoteError, run_function
+from ringrun.function import RemoteError
+from ringrun.function import run as run_function
 from ringrun.show.console import Console
 
 

@@ -1,4 +1,4 @@
-"""The program of a rank for :func:`ringrun.function.run_function`: read a function, call it, send the result.
+"""The program of a rank for :func:`ringrun.function.run`: read a function, call it, send the result.
 
 ``python -m ringrun.agent.worker PAYLOAD_DESCRIPTOR RESULT_DESCRIPTOR``: both are inherited from the agent.
 The data in them is signed with the job's key.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Dict, List, Tuple
 
 from ..plan import horovod
@@ -35,13 +35,22 @@ class ElasticJob(Job):
         """False: hosts of other machines may be added at any time."""
         return False
 
-    def fresh(self, **changes: Any) -> ElasticJob:
-        """The same job before its start.
+    @classmethod
+    def of(cls, job: Job, limits: Limits, specs: Tuple[HostSpec, ...], maker: Any) -> ElasticJob:
+        """Return an elastic job with what a job has.
 
         Args:
-            changes: fields with other values.
+            job: the job; it has no hosts yet.
+            limits: how many ranks it may have, and how long it waits for them.
+            specs: the hosts that the user has listed.
+            maker: makes the part of the job on a host.
         """
-        return replace(self, plan=Plan([], []), hosts=[], **changes)
+        common = {item.name: getattr(job, item.name) for item in fields(job)}
+        return cls(**common, limits=limits, specs=specs, maker=maker)
+
+    def fresh(self) -> ElasticJob:
+        """Return the same job before its start."""
+        return replace(self, plan=Plan([], []), hosts=[])
 
     def open_host(self, agent: int, spec: HostSpec, slots: int, is_local: bool) -> HostJob:
         """Add a host.

@@ -1,4 +1,4 @@
-"""From options to a finished job, for the command line and for :func:`ringrun.function.run_function`.
+"""From options to a job that is ready to run, for the command line and for :func:`ringrun.function.run`.
 
 This module does not handle signals, print or exit, so that it works in threads and notebooks.
 """
@@ -9,9 +9,9 @@ import os
 import resource
 import secrets
 import shlex
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import List, Mapping, Optional, Sequence, Tuple
 
 from ringcomm.certificate import make_certificate
 from ringcomm.errors import ConfigError
@@ -19,7 +19,7 @@ from ringcomm.transport.nics import InterfaceFilter
 
 from ..diagnosis.failure_report import ranks_text
 from ..elastic.job import ElasticJob
-from ..elastic.options import ElasticOptions, fixed_hosts, limits_of, refuse_without_effect
+from ..elastic.options import fixed_hosts, limits_of, refuse_without_effect
 from ..plan import horovod, setting_sources
 from ..plan.allocations import Allocation, refuse_many_launchers
 from ..plan.command import Command, parse_command
@@ -29,74 +29,17 @@ from ..plan.horovod import SettingValue
 from ..plan.hosts import HostSpec, parse_hostfile, parse_hosts
 from ..plan.job import Job
 from ..plan.observe import observation_of
+from ..plan.options import Options
 from ..plan.ranks import Plan, make_plan
 from ..plan.setting_sources import Effective
 from ..reach.doors import Doors, allocation_of
 from ..reach.ssh import SshOptions
 from ..ship.source_tree import SourceTree, position
-from ..show.console import Console
-from .elastic_supervisor import ElasticSupervisor, elastic_rendezvous_for
 from .host_jobs import HostMaker, per_host, working_directory
-from .outcome import Outcome
-from .rendezvous import rendezvous_for
 from .requeue import restarts_before
-from .supervise import Supervisor
 
 SPARE_FILES = 64
 """Number of open files that a process needs in addition to its connections to ranks."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """The options of a job, as ``ringrun --help`` lists them.
-
-    Attributes:
-        pythons: ``[HOST=]PATH`` each; so are ``cwds``; ``ifaces`` are ``[HOST=]SPEC``.
-        slots_each: the number of slots of every host, in place of those that are given.
-        oversubscribe: allow more ranks than slots.
-        bind: the processors of each rank; see :func:`ringrun.agent.binding.shares`.
-        setting_values: the settings given by flags.
-        via: a template of the command that reaches hosts (:class:`ringrun.reach.via.Via`), or None.
-        ship_self: whether hosts get this machine's ringcomm; else they need the same version installed.
-        provision: whether hosts that lack numpy or psutil are sent their wheels.
-        ship: the directory whose files are sent to other hosts, or None.
-        fetch: patterns of files to bring back from them.
-        elastic: the options of elastic jobs.
-        watch, report, metrics_port: see :class:`ringrun.plan.observe.Observation`.
-        quiet: show only warnings and failures beside the output of ranks.
-        tee: a file that gets all that is shown.
-        debug: the rank that gets the terminal.
-    """
-
-    np: Optional[int] = None
-    hosts: Optional[str] = None
-    hostfile: Optional[str] = None
-    forward: Tuple[str, ...] = ()
-    pythons: Tuple[str, ...] = ()
-    cwds: Tuple[str, ...] = ()
-    ifaces: Tuple[str, ...] = ()
-    output_dir: Optional[str] = None
-    restarts: int = 0
-    slots_each: Optional[int] = None
-    oversubscribe: bool = False
-    bind: str = "none"
-    setting_values: Tuple[SettingValue, ...] = ()
-    config_file: Optional[str] = None
-    horovod: bool = False
-    ssh: SshOptions = SshOptions()
-    via: Optional[str] = None
-    verbose: bool = False
-    ship_self: bool = True
-    provision: bool = False
-    ship: Optional[str] = None
-    fetch: Tuple[str, ...] = ()
-    elastic: ElasticOptions = ElasticOptions()
-    watch: bool = False
-    report: Optional[str] = None
-    metrics_port: Optional[int] = None
-    quiet: bool = False
-    tee: Optional[str] = None
-    debug: Optional[int] = None
 
 
 def prepare(
@@ -116,15 +59,15 @@ def prepare(
         ConfigError: an option is not valid; the message names it and the valid values.
     """
     environ = os.environ if environ is None else environ
-    refuse_without_effect(options.elastic)
+    refuse_without_effect(options)
     refuse_many_launchers(environ)
     parsed = parse_command(command)
     allocation = allocation_of(environ, needed=needs_hosts(options))
     plan = _plan(options, allocation)
     names = host_names(plan)
-    pythons = per_host("--python", options.pythons, names)
-    cwds = per_host("--cwd", options.cwds, names)
-    ifaces = per_host("--iface", options.ifaces, names)
+    pythons = per_host("--python", options.python, names)
+    cwds = per_host("--cwd", options.cwd, names)
+    ifaces = per_host("--iface", options.iface, names)
     effective = effective_settings(options, environ, ifaces)
     settings = effective.settings
     observation = observation_of(
@@ -133,46 +76,47 @@ def prepare(
     common = {**own_variables(settings, environ), **forwarded(options.forward, environ)}
     if options.horovod:
         common = {**horovods_variables(environ), **common, **horovod.counted(environ)}
-    doors = Doors(options.via, options.ssh, allocation)
+    ssh = SshOptions(options.ssh, options.ssh_port, options.ssh_identity_file)
+    doors = Doors(options.via, ssh, allocation)
     maker = HostMaker(
         parsed, environ, doors, common, local_env or {}, pythons, cwds, ifaces, options.ship_self,
-        None if options.ship is None else Path(options.ship),
+        None if options.shipped is None else Path(options.shipped),
     )
     tree, code_at = _tree(options, environ)
-    facts: Dict[str, Any] = {
-        "id": secrets.token_hex(8), "key": secrets.token_bytes(32), "settings": settings, "command": parsed,
-        "version": own_version(), "payload": payload, "horovod": options.horovod,
-        "output_dir": None if options.output_dir is None else Path(options.output_dir),
-        "certificate": make_certificate() if settings.encrypt else "",
-        "notes": (
+    job = Job(
+        id=secrets.token_hex(8), key=secrets.token_bytes(32), plan=Plan([], []), hosts=[],
+        settings=settings, command=parsed, version=own_version(),
+        output_dir=None if options.output_dir is None else Path(options.output_dir),
+        payload=payload, horovod=options.horovod,
+        notes=(
             *_where_from(options, allocation), *not_forwarded(options.forward, environ),
             *_left_out(tree, code_at, parsed), *(doors.in_clear() if settings.encrypt else []),
         ),
-        "provision": options.provision, "bind": options.bind,
-        "quiet": options.quiet, "observation": observation,
-        "setting_rows": tuple(setting_sources.rows_of(effective)),
-        "restarts_before": restarts_before(environ),
-        "tree": tree, "code_at": code_at, "fetch": options.fetch, "folder": secrets.token_hex(8),
-    }  # fmt: skip
-    if options.elastic.is_elastic:
+        restarts_before=restarts_before(environ),
+        certificate=make_certificate() if settings.encrypt else "",
+        provision=options.provision, tree=tree, code_at=code_at, folder=secrets.token_hex(8),
+        fetch=options.fetch, bind=options.bind, quiet=options.quiet, observation=observation,
+        setting_rows=tuple(setting_sources.rows_of(effective)),
+    )  # fmt: skip
+    if options.is_elastic:
         if options.debug is not None:
             raise ConfigError("--debug needs a job whose ranks do not change: leave out the elastic options.")
-        limits = limits_of(options.elastic, options.np, options.horovod, environ)
         specs = () if plan is None else tuple(host.spec for host in plan.hosts)
-        return ElasticJob(plan=Plan([], []), hosts=[], limits=limits, specs=specs, maker=maker, **facts)
+        return ElasticJob.of(job, limits_of(options, environ), specs, maker)
     assert plan is not None
     are_local = doors.find_local([host.spec for host in plan.hosts])
     _refuse_aliases(plan, are_local)
     _check_open_files(plan.size)
     setting_sources.check_measurable(settings, plan.size)
-    hosts = [maker.make(index, *row) for index, row in enumerate(zip(plan.hosts, are_local))]
-    facts["debug"] = terminal_for(options.debug, plan, are_local, options.watch, environ)
-    return Job(plan=plan, hosts=tuple(hosts), **facts)
+    hosts = tuple(maker.make(index, *row) for index, row in enumerate(zip(plan.hosts, are_local)))
+    debug = terminal_for(options.debug, plan, are_local, options.watch, environ)
+    return replace(job, plan=plan, hosts=hosts, debug=debug)
 
 
 def needs_hosts(options: Options) -> bool:
     """Whether no option names the hosts, so that those of a surrounding job of a scheduler are used."""
-    return options.hosts is None and options.hostfile is None and options.elastic.script is None
+    named = (options.hosts, options.hostfile, options.host_discovery_script)
+    return all(source is None for source in named)
 
 
 def _where_from(options: Options, allocation: Optional[Allocation]) -> List[str]:
@@ -183,11 +127,11 @@ def _where_from(options: Options, allocation: Optional[Allocation]) -> List[str]
 def _plan(options: Options, allocation: Optional[Allocation]) -> Optional[Plan]:
     """The hosts and ranks, for elastic jobs the hosts only; None if a discovery script names them."""
     specs = read_hosts(options, allocation)
-    if not options.elastic.is_elastic:
+    if not options.is_elastic:
         is_open = allocation is not None and needs_hosts(options) and not allocation.is_stated
         return make_plan(options.np, specs, options.oversubscribe or is_open)
-    if options.elastic.script is None:
-        return make_plan(None, fixed_hosts(options.elastic, options.np, specs))
+    if options.host_discovery_script is None:
+        return make_plan(None, fixed_hosts(options, specs))
     if specs:
         raise ConfigError("--host-discovery-script and a list of hosts are both given. Use one of them.")
     return None
@@ -200,13 +144,13 @@ def host_names(plan: Optional[Plan]) -> Optional[List[str]]:
 
 def _tree(options: Options, environ: Mapping[str, str]) -> Tuple[Optional[SourceTree], str]:
     """The files to send, and the working directory relative to them."""
-    if options.ship is None:
+    if options.shipped is None:
         if options.fetch:
             raise ConfigError(
                 "--fetch brings files back from the directories that --ship makes. Add --ship."
             )
         return None, "."
-    root = Path(options.ship)
+    root = Path(options.shipped)
     return SourceTree(root), position(root, Path(working_directory(environ)))
 
 
@@ -291,7 +235,7 @@ def effective_settings(
     """
     if ifaces is None:
         allocation = allocation_of(environ, needed=needs_hosts(options))
-        ifaces = per_host("--iface", options.ifaces, host_names(_plan(options, allocation)))
+        ifaces = per_host("--iface", options.iface, host_names(_plan(options, allocation)))
     flags = list(options.setting_values)
     if options.debug is not None:
         flags = [*without_limits({item.name for item in flags}), *flags]
@@ -314,32 +258,6 @@ def own_version() -> str:
     from ringcomm.version import __version__
 
     return __version__
-
-
-def launch(
-    job: Job, console: Optional[Console] = None, environ: Optional[Mapping[str, str]] = None,
-    started: Optional[Callable[[Supervisor], None]] = None,
-) -> Outcome:  # fmt: skip
-    """Run a job to its end, in the calling thread.
-
-    Args:
-        job: the job to run.
-        console: receives the output; None for ``sys.stdout`` and ``sys.stderr``.
-        environ: the launcher's environment, for the choice of colours; None for ``os.environ``.
-        started: called with the supervisor, whose ``interrupt`` may be called from other threads.
-
-    Returns:
-        The exit code, the report and the results of the ranks.
-    """
-    console = Console() if console is None else console
-    coloured = console.coloured(os.environ if environ is None else environ)
-    if isinstance(job, ElasticJob):
-        supervisor: Supervisor = ElasticSupervisor(job, console, elastic_rendezvous_for(job), coloured)
-    else:
-        supervisor = Supervisor(job, console, rendezvous_for(job), coloured)
-    if started is not None:
-        started(supervisor)
-    return supervisor.run()
 
 
 def describe(job: Job) -> str:

@@ -1,17 +1,19 @@
-"""``--restarts``: restarts a whole job after a failure. The program resumes from its own checkpoint."""
+"""Runs a job, with ``--restarts`` again after a failure. The program resumes from its own checkpoint."""
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 from dataclasses import replace
-from typing import Any, Callable, Dict, Optional
+from typing import Callable, Optional
 
 from ..elastic.job import ElasticJob
 from ..plan.job import Job
 from ..show.console import Console
-from .launch import launch
+from .elastic_supervisor import ElasticSupervisor, elastic_rendezvous_for
 from .outcome import Outcome
+from .rendezvous import rendezvous_for
 from .supervise import Supervisor
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
@@ -50,9 +52,31 @@ def attempt_of(job: Job, attempt: int, restarts: int) -> Job:
     folder = job.output_dir
     if restarts and folder is not None:
         folder = folder / f"attempt.{attempt}"
-    changes: Dict[str, Any] = {"output_dir": folder, "attempt": attempt, "restarts": restarts}
-    changes.update(id=secrets.token_hex(8), key=secrets.token_bytes(32))
-    return job.fresh(**changes) if isinstance(job, ElasticJob) else replace(job, **changes)
+    job = job.fresh() if isinstance(job, ElasticJob) else job
+    return replace(
+        job, output_dir=folder, attempt=attempt, restarts=restarts,
+        id=secrets.token_hex(8), key=secrets.token_bytes(32),
+    )  # fmt: skip
+
+
+def launch(job: Job, console: Console, started: Callable[[Supervisor], None]) -> Outcome:
+    """Run a job to its end, in the calling thread.
+
+    Args:
+        job: the job to run.
+        console: receives the output.
+        started: called with the supervisor, whose ``interrupt`` may be called from other threads.
+
+    Returns:
+        The exit code, the report and the results of the ranks.
+    """
+    coloured = console.coloured(os.environ)
+    if isinstance(job, ElasticJob):
+        supervisor: Supervisor = ElasticSupervisor(job, console, elastic_rendezvous_for(job), coloured)
+    else:
+        supervisor = Supervisor(job, console, rendezvous_for(job), coloured)
+    started(supervisor)
+    return supervisor.run()
 
 
 class Attempts:
@@ -79,7 +103,7 @@ class Attempts:
         wait: Optional[Callable[[float], object]] = None,
     ) -> None:
         self.job, self._restarts, self._console = job, restarts, console
-        self._run = run or (lambda job, started: launch(job, console, started=started))
+        self._run = run or (lambda job, started: launch(job, console, started))
         self._interrupted = threading.Event()
         self._wait = wait or self._interrupted.wait
         self._supervisor: Optional[Supervisor] = None

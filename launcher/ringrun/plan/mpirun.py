@@ -133,6 +133,10 @@ _RULES: Dict[str, Tuple[int, Rule]] = {
 """By name without dashes: how many values an option has, and what becomes of it."""
 
 
+_INTERFACES = ("--network-interface", "--network-interfaces")
+"""Horovod's names of ``--iface``."""
+
+
 def translate(words: Sequence[str], own: Callable[[str], Optional[int]]) -> Translated:
     """Replace the options of mpirun and torchrun in a command line by ringrun's.
 
@@ -154,6 +158,8 @@ def translate(words: Sequence[str], own: Callable[[str], Optional[int]]) -> Tran
         word = _with_hyphens(words[position])
         name, equals, value = word.partition("=")
         count = own(name)
+        if name in _INTERFACES:
+            name, word = "--iface", "--iface" + equals + value
         if not word.startswith("-") or word == "--":
             break
         if count is not None:

@@ -13,9 +13,10 @@ from click.testing import CliRunner
 
 from ringcomm.config import Settings
 from ringrun import cli
-from ringrun.job.launch import Options, effective_settings, read_hosts
+from ringrun.flags import document
+from ringrun.job.launch import effective_settings, read_hosts
 from ringrun.plan.horovod import IGNORED, NAMES, REFUSED, VALUES
-from ringrun.reach.ssh import SshOptions
+from ringrun.plan.options import Options
 from ringrun.show import build
 
 
@@ -40,17 +41,17 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> List[Tuple[Options, Tuple[str, ...]
         ("--num-proc=2 -H a,b --verbose -m m", {"np": 2, "hosts": "a,b", "verbose": True}, ("-m", "m")),
         ("-hostfile f x.py", {"hostfile": "f"}, ("x.py",)),
         ("--hostfile f -- x.py", {"hostfile": "f"}, ("x.py",)),
-        ("-p 22 -i key --ssh s x", {"ssh": SshOptions("s", 22, "key")}, ("x",)),
+        ("-p 22 -i key --ssh s x", {"ssh": "s", "ssh_port": 22, "ssh_identity_file": "key"}, ("x",)),
         (
             "--output-filename d --horovod --config-file f x",
             {"output_dir": "d", "horovod": True, "config_file": "f"},
             ("x",),
         ),
-        ("--network-interface e0 --network-interface e1 x", {"ifaces": ("e0,e1",)}, ("x",)),
+        ("--network-interface e0 --network-interface e1 x", {"iface": ("e0,e1",)}, ("x",)),
         ("--gloo --disable-cache --no-hierarchical-allreduce x", {}, ("x",)),
         (
             "--python a=/p --cwd /c --iface e x",
-            {"pythons": ("a=/p",), "cwds": ("/c",), "ifaces": ("e",)},
+            {"python": ("a=/p",), "cwd": ("/c",), "iface": ("e",)},
             ("x",),
         ),
     ],
@@ -102,9 +103,27 @@ def test_horovodruns_other_flags(seen: List[Any], flag: str, count: int) -> None
 def test_every_setting_has_a_flag() -> None:
     known = {name for param in cli.ringrun.params for name in param.opts}
     assert {item.metadata["flag"] for item in fields(Settings)} <= known
-    page = CliRunner().invoke(cli.ringrun, ["--help"]).output
+    page = CliRunner().invoke(cli.ringrun, ["--help-all"]).output
     assert [item.name for item in fields(Settings) if item.metadata["flag"] not in page] == []
     assert "--fusion-threshold-mb" not in page
+
+
+def test_the_help_is_one_screen_with_the_commands_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = CliRunner().invoke(cli.ringrun, ["--help"], terminal_width=80).output.splitlines()
+    assert len(lines) <= 50 and max(map(len, lines)) <= 80
+    assert lines.index("Commands:") < lines.index("The job:") < lines.index("Instead of a run:")
+    listed = [line for line in lines[lines.index("The job:") :] if line.startswith("  -")]
+    assert 20 <= len(listed) <= 25
+    (everything,) = [line for line in listed if "--help-all" in line]
+    assert everything.endswith("Show all options.")
+
+
+@pytest.mark.parametrize(
+    "flag", ["--link RATE", "--price MONEY", "--diagnose-dir FOLDER", "--figure FILE.svg", "--batch N"]
+)
+def test_the_names_of_values_say_what_they_are(flag: str) -> None:
+    assert f"  {flag} " in CliRunner().invoke(cli.ringrun, ["--help-all"]).output
 
 
 def test_print_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -175,6 +194,8 @@ def test_the_page_names_every_option() -> None:
     settings = {item.metadata["flag"] for item in fields(Settings)}
     wanted = {name for param in cli.ringrun.params if isinstance(param, click.Option) for name in param.opts}
     assert sorted(name for name in wanted - settings if f"`{name}" not in page) == []
+    command = "from ringrun import cli, flags; print(flags.document(cli.ringrun))"
+    assert document(cli.ringrun) in page, f"put this into the page: python -c '{command}'"
     assert [name.variable for name in NAMES if f"`{name.variable}`" not in page and name.variable] == []
 
 

@@ -19,10 +19,12 @@ from ringcomm.results import pack_error, pack_value
 from ringrun import function as module
 from ringrun.agent.worker import Call, unpack_call
 from ringrun.diagnosis.first_failure import Cause
-from ringrun.function import _import_path, _pack, _per_host, run_function, unpack_results, with_payload
-from ringrun.job.launch import Options, prepare
+from ringrun.function import _import_path, _pack, _per_host, unpack_results, with_payload
+from ringrun.function import run as run_function
+from ringrun.job.launch import prepare
 from ringrun.job.outcome import Outcome
 from ringrun.plan.job import Job
+from ringrun.plan.options import Options
 from ringrun.show.console import Console
 
 

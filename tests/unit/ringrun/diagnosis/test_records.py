@@ -25,7 +25,8 @@ from ringrun.diagnosis.records import (
     read_records,
     temporary_places,
 )
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
+from ringrun.plan.options import Options
 
 LOST = "rank 1 was lost"
 

@@ -6,17 +6,16 @@ from typing import Any
 import pytest
 
 from ringrun.elastic.job import ElasticJob
-from ringrun.elastic.options import ElasticOptions
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
 from ringrun.plan.hosts import HostSpec
+from ringrun.plan.options import Options
 from ringrun.plan.ranks import Place
 
 HERE, FAR = HostSpec("localhost", slots=2), HostSpec("far")
 
 
 def elastic_job(**options: Any) -> ElasticJob:
-    elastic = ElasticOptions(min_np=1, max_np=4)
-    job = prepare(Options(np=2, hosts="localhost:2,far", elastic=elastic, **options), ["train.py"], {})
+    job = prepare(Options(np=2, hosts="localhost:2,far", min_np=1, max_np=4, **options), ["train.py"], {})
     assert isinstance(job, ElasticJob)
     return job
 
@@ -72,7 +71,7 @@ def test_an_agent_starts_no_process_by_itself() -> None:
 
 def test_the_first_host_must_be_able_to_write_the_files_of_the_job() -> None:
     job = elastic_job()
-    job = job.fresh(settings=replace(job.settings, timeline="t.json"))
+    job = replace(job.fresh(), settings=replace(job.settings, timeline="t.json"))
     job.open_host(0, HERE, 2, True)
     job.open_host(1, FAR, 1, False)
     assert [path for _, path in job.agent_config(job.hosts[0])["writes"]] == ["t.json"]

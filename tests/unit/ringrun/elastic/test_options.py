@@ -6,34 +6,39 @@ import pytest
 
 from ringcomm.errors import ConfigError
 from ringrun.elastic.limits import TIMEOUT_S, Limits
-from ringrun.elastic.options import ElasticOptions, fixed_hosts, limits_of, refuse_without_effect
+from ringrun.elastic.options import fixed_hosts, limits_of, refuse_without_effect
 from ringrun.plan.hosts import HostSpec
+from ringrun.plan.options import Options
 
 
 @pytest.mark.parametrize(
     ("options", "is_elastic"),
-    [({}, False), ({"max_np": 3}, False), ({"min_np": 1}, True), ({"script": "./hosts.sh"}, True)],
+    [({}, False), ({"max_np": 3}, False), ({"min_np": 1}, True), ({"host_discovery_script": "./h"}, True)],
 )
 def test_what_makes_a_job_elastic(options: Dict[str, Any], is_elastic: bool) -> None:
-    assert ElasticOptions(**options).is_elastic is is_elastic
+    assert Options(**options).is_elastic is is_elastic
 
 
 @pytest.mark.parametrize(
-    ("options", "np", "limits"),
+    ("options", "limits"),
     [
-        (ElasticOptions(min_np=2), None, Limits(2, 2)),
-        (ElasticOptions(min_np=2, max_np=4), 3, Limits(3, 2, 4)),
-        (ElasticOptions(script="./hosts.sh"), None, Limits(1, 1, script="./hosts.sh")),
-        (ElasticOptions(script="./hosts.sh", slots=2), 4, Limits(4, 4, script="./hosts.sh", slots=2)),
+        (Options(min_np=2), Limits(2, 2)),
+        (Options(np=3, min_np=2, max_np=4), Limits(3, 2, 4)),
+        (Options(host_discovery_script="./hosts.sh"), Limits(1, 1, script="./hosts.sh")),
         (
-            ElasticOptions(min_np=1, reset_limit=0, timeout_s=5.0, cooldown_s=(2, 9), drop="host"),
-            None,
+            Options(np=4, host_discovery_script="./hosts.sh", slots_per_host=2),
+            Limits(4, 4, script="./hosts.sh", slots=2),
+        ),
+        (
+            Options(
+                min_np=1, reset_limit=0, elastic_timeout_s=5.0, blacklist_cooldown_range=(2, 9), drop="host"
+            ),
             Limits(1, 1, None, 0, 5.0, (2, 9), "host"),
         ),
     ],
 )
-def test_limits(options: ElasticOptions, np: Any, limits: Limits) -> None:
-    assert limits_of(options, np, False, {"HOROVOD_ELASTIC_TIMEOUT": "7"}) == limits
+def test_limits(options: Options, limits: Limits) -> None:
+    assert limits_of(options, {"HOROVOD_ELASTIC_TIMEOUT": "7"}) == limits
 
 
 @pytest.mark.parametrize(
@@ -41,59 +46,55 @@ def test_limits(options: ElasticOptions, np: Any, limits: Limits) -> None:
 )
 def test_horovods_defaults_apply_with_its_option(given: Any, variable: str, expected: float) -> None:
     environ = {"HOROVOD_ELASTIC_TIMEOUT": variable}
-    limits = limits_of(ElasticOptions(min_np=1, timeout_s=given), None, True, environ)
+    limits = limits_of(Options(min_np=1, elastic_timeout_s=given, horovod=True), environ)
     assert (limits.timeout_s, limits.drop, limits.horovod) == (expected, "host", True)
-    assert limits_of(ElasticOptions(min_np=1, drop="slot"), None, True, {}).drop == "slot"
+    assert limits_of(Options(min_np=1, drop="slot", horovod=True), {}).drop == "slot"
 
 
 @pytest.mark.parametrize("text", ["soon", "1.5", "-3", "0"])
 def test_a_timeout_that_is_no_number_of_seconds(text: str) -> None:
     with pytest.raises(ConfigError, match="HOROVOD_ELASTIC_TIMEOUT="):
-        limits_of(ElasticOptions(min_np=1), None, True, {"HOROVOD_ELASTIC_TIMEOUT": text})
+        limits_of(Options(min_np=1, horovod=True), {"HOROVOD_ELASTIC_TIMEOUT": text})
 
 
 def test_limits_are_checked() -> None:
     with pytest.raises(ConfigError, match="--max-np 1 is less than --min-np 2"):
-        limits_of(ElasticOptions(min_np=2, max_np=1), None, False, {})
+        limits_of(Options(min_np=2, max_np=1), {})
 
 
 @pytest.mark.parametrize(
     ("options", "flag"),
     [
         ({"max_np": 3}, "--max-np"),
-        ({"slots": 2}, "--slots-per-host"),
+        ({"slots_per_host": 2}, "--slots-per-host"),
         ({"reset_limit": 0}, "--reset-limit"),
-        ({"timeout_s": 9.0}, "--elastic-timeout"),
-        ({"cooldown_s": (1, 2)}, "--blacklist-cooldown-range"),
+        ({"elastic_timeout_s": 9.0}, "--elastic-timeout"),
+        ({"blacklist_cooldown_range": (1, 2)}, "--blacklist-cooldown-range"),
         ({"drop": "host"}, "--drop"),
     ],
 )
 def test_an_option_that_would_have_no_effect(options: Dict[str, Any], flag: str) -> None:
     with pytest.raises(ConfigError, match=f"^{flag} needs --min-np or --host-discovery-script"):
-        refuse_without_effect(ElasticOptions(**options))
-    refuse_without_effect(ElasticOptions(min_np=1, **options))
+        refuse_without_effect(Options(**options))
+    refuse_without_effect(Options(min_np=1, **options))
 
 
 def test_no_option_is_refused_where_none_is_given() -> None:
-    refuse_without_effect(ElasticOptions())
+    refuse_without_effect(Options())
 
 
 @pytest.mark.parametrize(
-    ("options", "np", "slots"),
-    [
-        (ElasticOptions(min_np=1), 3, 3),
-        (ElasticOptions(min_np=1, max_np=4), None, 4),
-        (ElasticOptions(min_np=2), None, 2),
-    ],
+    ("options", "slots"),
+    [(Options(np=3, min_np=1), 3), (Options(min_np=1, max_np=4), 4), (Options(min_np=2), 2)],
 )
-def test_without_a_list_the_host_is_this_machine(options: ElasticOptions, np: Any, slots: int) -> None:
-    assert fixed_hosts(options, np, []) == [HostSpec("localhost", slots=slots)]
+def test_without_a_list_the_host_is_this_machine(options: Options, slots: int) -> None:
+    assert fixed_hosts(options, []) == [HostSpec("localhost", slots=slots)]
 
 
 def test_hosts_without_a_number_have_the_slots_of_the_option() -> None:
     specs = [HostSpec("a"), HostSpec("b", slots=3)]
-    assert fixed_hosts(ElasticOptions(min_np=1), None, specs) == [HostSpec("a", slots=1), specs[1]]
-    assert fixed_hosts(ElasticOptions(min_np=1, slots=2), 5, specs) == [HostSpec("a", slots=2), specs[1]]
+    assert fixed_hosts(Options(min_np=1), specs) == [HostSpec("a", slots=1), specs[1]]
+    assert fixed_hosts(Options(np=5, min_np=1, slots_per_host=2), specs)[0].slots == 2
 
 
 @pytest.mark.parametrize(
@@ -105,5 +106,5 @@ def test_hosts_without_a_number_have_the_slots_of_the_option() -> None:
 )
 def test_too_few_slots(specs: Any, np: Any, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        fixed_hosts(ElasticOptions(min_np=3), np, specs)
+        fixed_hosts(Options(np=np, min_np=3), specs)
     assert text in str(caught.value)

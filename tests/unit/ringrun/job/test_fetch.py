@@ -10,7 +10,8 @@ import pytest
 from ringcomm.errors import ProtocolError
 from ringrun.job import fetch
 from ringrun.job.fetch import FetchedFiles
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
+from ringrun.plan.options import Options
 from ringrun.reach import doors
 
 
@@ -42,7 +43,7 @@ def test_pieces_are_put_together_by_host(tmp_path: Path) -> None:
 def test_what_was_fetched_and_what_was_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    options = Options(hosts="a,b,localhost", ship=".", fetch=("out/*", "*.pt"))
+    options = Options(hosts="a,b,localhost", ship=True, fetch=("out/*", "*.pt"))
     job = prepare(options, ["train.py"], {"PWD": str(tmp_path)})
     assert [host.gets_code for host in job.hosts] == [True, True, False]
     files = FetchedFiles(tmp_path / "fetched")

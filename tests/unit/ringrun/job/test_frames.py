@@ -9,8 +9,9 @@ import pytest
 
 from ringcomm.errors import ProtocolError
 from ringrun.agent import framing
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
 from ringrun.job.supervise import Supervisor
+from ringrun.plan.options import Options
 from ringrun.reach import doors
 from ringrun.reach.protocol import Frame
 from ringrun.show.console import Console

@@ -4,7 +4,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Tuple, Type
+from typing import Any, Dict, List, Tuple
 
 import pytest
 
@@ -12,15 +12,12 @@ from ringcomm.config import Slot
 from ringcomm.errors import ConfigError
 from ringcomm.transport import kinds, nics
 from ringrun.elastic.job import ElasticJob
-from ringrun.elastic.options import ElasticOptions
 from ringrun.job import launch, rendezvous
-from ringrun.job.elastic_supervisor import ElasticSupervisor
-from ringrun.job.launch import Options, describe, effective_settings, per_host, prepare, read_hosts
-from ringrun.job.outcome import Outcome
+from ringrun.job.launch import describe, effective_settings, per_host, prepare, read_hosts
 from ringrun.job.rendezvous import master_variables, rendezvous_addresses, rendezvous_variables
-from ringrun.job.supervise import Supervisor
 from ringrun.plan.horovod import SettingValue
 from ringrun.plan.hosts import HostSpec
+from ringrun.plan.options import Options
 from ringrun.plan.setting_sources import from_values
 from ringrun.reach import doors
 
@@ -39,9 +36,9 @@ def test_a_job() -> None:
         np=3,
         hosts="localhost,me@far:2",
         forward=("TOKEN",),
-        pythons=("far=/p",),
-        cwds=("far=/c",),
-        ifaces=("en*", "far=eth0"),
+        python=("far=/p",),
+        cwd=("far=/c",),
+        iface=("en*", "far=eth0"),
     )
     job = prepare(options, ["python", "train.py"], ENVIRON)
     here, far = job.hosts
@@ -72,7 +69,7 @@ def test_where_the_rendezvous_listens(
         "own_addresses",
         lambda spec: asked.append(spec) or [nics.Interface("x", "192.0.2.1", "wired", 24)],
     )
-    job = prepare(Options(hosts=hosts, ifaces=ifaces), ["x.py"], ENVIRON)
+    job = prepare(Options(hosts=hosts, iface=ifaces), ["x.py"], ENVIRON)
     assert rendezvous_addresses(job) == ["192.0.2.1"]
     assert asked == [spec]
 
@@ -93,8 +90,8 @@ def test_one_machine_under_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
             "timeout_s=nan cannot be used",
         ),
         (Options(setting_values=from_values({"timeout_s": -1})), {}, "timeout_s=-1 cannot be used"),
-        (Options(ifaces=("10.0.0.0/99",)), {}, "--iface '10.0.0.0/99' is not a network"),
-        (Options(hosts="a,b", ifaces=("b=10.0.0/8",)), {}, "'10.0.0/8' is not a network"),
+        (Options(iface=("10.0.0.0/99",)), {}, "--iface '10.0.0.0/99' is not a network"),
+        (Options(hosts="a,b", iface=("b=10.0.0/8",)), {}, "'10.0.0/8' is not a network"),
         (Options(), {"RINGCOMM_IFACE": "eth0,!1.2.3.4/-1"}, "is not a network"),
         (Options(), {"RINGCOMM_ALGORITHM": "fast"}, "RINGCOMM_ALGORITHM='fast' .*one_shot"),
         (Options(), {"RINGCOMM_TIMEOUT": "nan"}, "RINGCOMM_TIMEOUT='nan'"),
@@ -262,7 +259,7 @@ def test_settings_come_from_options_before_the_environment() -> None:
         prepare(Options(), ["x.py"], {"RINGCOMM_TIMEOUT": "soon"})
 
 
-ELASTIC = Options(np=2, hosts="localhost:1,me@far", elastic=ElasticOptions(min_np=1, slots=3))
+ELASTIC = Options(np=2, hosts="localhost:1,me@far", min_np=1, slots_per_host=3)
 
 
 def test_an_elastic_job_and_its_description() -> None:
@@ -276,8 +273,8 @@ def test_an_elastic_job_and_its_description() -> None:
 
 
 def test_an_elastic_job_whose_hosts_a_script_prints() -> None:
-    elastic = ElasticOptions(min_np=1, max_np=4, script="./find-hosts", slots=1)
-    job = prepare(Options(elastic=elastic), ["train.py"], ENVIRON)
+    options = Options(min_np=1, max_np=4, host_discovery_script="./find-hosts", slots_per_host=1)
+    job = prepare(options, ["train.py"], ENVIRON)
     assert isinstance(job, ElasticJob) and list(job.specs) == []
     assert "at most 4" in describe(job) and "  hosts: as ./find-hosts prints them\n" in describe(job)
 
@@ -287,7 +284,7 @@ def test_an_elastic_job_whose_hosts_a_script_prints() -> None:
     [
         (replace(ELASTIC, debug=0), "--debug needs a job whose ranks do not change"),
         (
-            Options(hosts="a", elastic=ElasticOptions(min_np=1, script="./find-hosts", slots=1)),
+            Options(hosts="a", min_np=1, host_discovery_script="./find-hosts", slots_per_host=1),
             "--host-discovery-script and a list of hosts are both given",
         ),
         (Options(fetch=("out/*",)), "Add --ship"),
@@ -321,7 +318,8 @@ def test_files_that_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "other.py").write_text("")
     (tmp_path / ".ringignore").write_text("helper.py\n")
     monkeypatch.chdir(tmp_path)
-    job = prepare(Options(hosts="far", ship=str(tmp_path)), ["train.py"], {**ENVIRON, "PWD": str(tmp_path)})
+    options = Options(hosts="far", ship_from=str(tmp_path))
+    job = prepare(options, ["train.py"], {**ENVIRON, "PWD": str(tmp_path)})
     assert job.tree is not None and job.code_at == "."
     (note,) = [note for note in job.notes if "--ship" in note]
     assert "does not send helper.py, which the program imports" in note
@@ -330,7 +328,7 @@ def test_files_that_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_settings_from_a_file_and_verbose(tmp_path: Path) -> None:
     file = tmp_path / "conf.yaml"
     file.write_text("timeout: 9\n")
-    found = effective_settings(Options(config_file=str(file), verbose=True, ifaces=("en*",)), ENVIRON)
+    found = effective_settings(Options(config_file=str(file), verbose=True, iface=("en*",)), ENVIRON)
     assert (found.settings.timeout_s, found.settings.verbose, found.settings.iface) == (9.0, True, "en*")
 
 
@@ -374,21 +372,3 @@ def test_the_program_on_other_hosts() -> None:
     text = describe(prepare(Options(hosts="far:2", forward=("TOKEN",)), ["train.py"], ENVIRON))
     assert text.startswith("2 ranks on 1 host:\n  far (ssh): ranks 0, 1, 2 slots\n")
     assert "    with TOKEN in its environment\n" in text and "    started by: ssh " in text
-
-
-@pytest.mark.parametrize(("options", "kind"), [(Options(), Supervisor), (ELASTIC, ElasticSupervisor)])
-def test_a_supervisor_runs_the_job(
-    monkeypatch: pytest.MonkeyPatch, options: Options, kind: Type[Supervisor]
-) -> None:
-    started: List[Supervisor] = []
-    outcome = Outcome(7, "", "done")
-
-    def run(supervisor: Supervisor) -> Outcome:
-        assert started == [supervisor]  # which may be interrupted from now on
-        supervisor._loop.close()
-        return outcome
-
-    monkeypatch.setattr(Supervisor, "run", run)
-    monkeypatch.setattr(launch, "elastic_rendezvous_for", lambda job: lambda notify: None)  # opens sockets
-    assert launch.launch(prepare(options, ["x.py"], ENVIRON), started=started.append) is outcome
-    assert type(started[0]) is kind

@@ -7,9 +7,10 @@ import pytest
 from ringcomm.config import Settings
 from ringcomm.rendezvous.actions import Notice
 from ringrun.agent.recorders import value_digests
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
 from ringrun.job.notices import REFUSALS_SHOWN, Notices
 from ringrun.job.outcome import Outcome
+from ringrun.plan.options import Options
 from ringrun.plan.setting_sources import from_values
 from ringrun.reach import doors
 

@@ -8,9 +8,10 @@ from typing import Optional
 import pytest
 
 from ringrun.diagnosis.first_failure import Complaint, Exit, FirstFailure
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
 from ringrun.job.outcome import BROKEN_PIPE, Outcome, ended, not_started, verified_results, with_changes
 from ringrun.plan.job import Job
+from ringrun.plan.options import Options
 from ringrun.plan.signed import about_result, signed
 from ringrun.reach import doors
 

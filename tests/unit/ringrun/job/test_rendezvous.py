@@ -9,8 +9,9 @@ import pytest
 from ringcomm.config import Settings
 from ringcomm.errors import ConfigError
 from ringcomm.transport import kinds, nics
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
 from ringrun.job.rendezvous import elastic_addresses, rendezvous_addresses
+from ringrun.plan.options import Options
 from ringrun.reach import doors
 
 WIRED = nics.Interface("eth0", "192.0.2.1", kinds.WIRED, 24)
@@ -49,6 +50,6 @@ def test_a_machine_that_other_hosts_cannot_reach(
     interfaces: List[nics.Interface], ifaces: tuple, text: str
 ) -> None:
     interfaces += [LINK_LOCAL, LOOPBACK]
-    job = prepare(Options(hosts="localhost,far", ifaces=ifaces), ["true"], {"PATH": "/"})
+    job = prepare(Options(hosts="localhost,far", iface=ifaces), ["true"], {"PATH": "/"})
     with pytest.raises(ConfigError, match=text):
         rendezvous_addresses(job)

@@ -6,8 +6,9 @@ from typing import Dict, List
 
 import pytest
 
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
 from ringrun.job.requeue import requeue, restarts_before
+from ringrun.plan.options import Options
 
 BATCH = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, List, Optional, Type
 
 import pytest
 
 from ringrun.diagnosis.first_failure import Cause, Exit
 from ringrun.elastic.job import ElasticJob
-from ringrun.elastic.options import ElasticOptions
-from ringrun.job.launch import Options, prepare
+from ringrun.job import restarts
+from ringrun.job.elastic_supervisor import ElasticSupervisor
+from ringrun.job.launch import prepare
 from ringrun.job.outcome import Outcome
 from ringrun.job.restarts import Attempts, attempt_of, is_worthwhile, wait_s
+from ringrun.job.supervise import Supervisor
 from ringrun.plan.hosts import HostSpec
+from ringrun.plan.options import Options
+from ringrun.show.console import Console
 
 
 def failure(code: Optional[int] = 1, reason: str = "failure") -> Outcome:
@@ -174,10 +178,31 @@ def test_a_signal_from_before_the_start_ends_the_attempt() -> None:
 
 
 def test_an_attempt_of_an_elastic_job_starts_with_its_first_ranks() -> None:
-    job = prepare(Options(hosts="localhost:2", elastic=ElasticOptions(min_np=1)), ["true"])
+    job = prepare(Options(hosts="localhost:2", min_np=1), ["true"])
     assert isinstance(job, ElasticJob)
     job.open_host(0, HostSpec("localhost"), 2, True)
     again = attempt_of(job, 1, 1)
     assert isinstance(again, ElasticJob) and again.limits == job.limits
     assert (again.hosts, again.plan.hosts) == ([], [])
     assert again.attempt == 1 and again.id != job.id and again.key != job.key
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"), [(Options(), Supervisor), (Options(min_np=1), ElasticSupervisor)]
+)
+def test_a_supervisor_runs_the_job(
+    monkeypatch: pytest.MonkeyPatch, options: Options, kind: Type[Supervisor]
+) -> None:
+    started: List[Supervisor] = []
+    outcome = Outcome(7, "", "done")
+
+    def run(supervisor: Supervisor) -> Outcome:
+        assert started == [supervisor]  # which may be interrupted from now on
+        supervisor._loop.close()
+        return outcome
+
+    monkeypatch.setattr(Supervisor, "run", run)
+    monkeypatch.setattr(restarts, "elastic_rendezvous_for", lambda job: lambda notify: None)  # opens sockets
+    job = prepare(options, ["x.py"], {"PATH": "/nowhere"})
+    assert restarts.launch(job, Console(), started.append) is outcome
+    assert type(started[0]) is kind

@@ -6,10 +6,11 @@ from typing import Any, List
 
 import pytest
 
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
 from ringrun.job.starting import failed_start, not_ready_text
 from ringrun.plan.command import parse_command
 from ringrun.plan.job import HostJob
+from ringrun.plan.options import Options
 from ringrun.reach import doors
 from ringrun.reach.base import RETRIES
 
@@ -26,7 +27,7 @@ def no_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def host() -> HostJob:
-    return prepare(Options(hosts="far", pythons=("/p/python",)), ["train.py"], {}).hosts[0]
+    return prepare(Options(hosts="far", python=("/p/python",)), ["train.py"], {}).hosts[0]
 
 
 def link(host: HostJob, **facts: Any) -> Any:

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 import ringcomm
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
 from ringrun.plan.hosts import HostSpec
+from ringrun.plan.options import Options
 from ringrun.reach import origin
 from ringrun.reach.origin import _recorded_path, find_source, how_to_install, install_for
 from ringrun.reach.ssh import Ssh, SshOptions

@@ -8,7 +8,8 @@ from typing import Any, Collection, Dict, List, Sequence, Tuple
 
 import pytest
 
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
+from ringrun.plan.options import Options
 from ringrun.show.console import Console
 from ringrun.show.printer import STATE_INTERVAL_S, Printer
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
 from ringrun.plan.job import Job
+from ringrun.plan.options import Options
 from ringrun.plan.setting_sources import from_values
 from ringrun.reach import doors
 from ringrun.show.timeline_file import missing_timeline
@@ -26,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def job(folder: Path, hosts: str = "localhost,far", timeline: str = "trace.json") -> Job:
     values = from_values({"timeline": timeline})
-    options = Options(hosts=hosts, cwds=(str(folder),), setting_values=values)
+    options = Options(hosts=hosts, cwd=(str(folder),), setting_values=values)
     return prepare(options, ["true"], {"PATH": "/"})
 
 

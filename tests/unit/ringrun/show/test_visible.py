@@ -6,8 +6,9 @@ from typing import List, Tuple
 
 import pytest
 
-from ringrun.job.launch import Options, prepare
+from ringrun.job.launch import prepare
 from ringrun.job.outcome import not_started
+from ringrun.plan.options import Options
 from ringrun.show.console import Console
 from ringrun.show.printer import Printer
 from ringrun.show.visible import columns, cut, visible, visible_line

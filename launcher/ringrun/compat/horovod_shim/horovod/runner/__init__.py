@@ -2,69 +2,76 @@
 
 from __future__ import annotations
 
+import inspect
+import textwrap
 import warnings
-from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, Optional, Sequence
+
+from ringrun.plan.options import argument, described, table
+
+_OPTIONS = {option.horovod: (item, option) for item, option in table() if option.horovod}
+_OTHERS = {
+    "start_timeout": "seconds until all hosts must be ready; also the time limit of ``init`` on the ranks.",
+    "disable_cache": "has no effect.",
+    "use_gloo": "has no effect.",
+    "use_mpi": "must not be set.",
+    "mpi_args": "must not be set.",
+    "network_interface": "deprecated name of ``network_interfaces``.",
+    "np": "deprecated name of ``num_proc``.",
+    "min_np": "deprecated name of ``min_num_proc``.",
+    "max_np": "deprecated name of ``max_num_proc``.",
+}
+"""Horovod's arguments that are not in ringrun's table of options, with their descriptions."""
+_ORDER = (
+    "num_proc", "min_num_proc", "max_num_proc", "slots", "reset_limit", "cooldown_range", "hosts", "hostfile",
+    "host_discovery_script", "start_timeout", "ssh_port", "ssh_identity_file", "disable_cache",
+    "output_filename", "verbose", "use_gloo", "use_mpi", "mpi_args", "network_interface",
+    "network_interfaces", "executable", "np", "min_np", "max_np",
+)  # fmt: skip
+"""Horovod's order of its arguments, because programs may give them by position."""
 
 
+def _parameter(name: str) -> inspect.Parameter:
+    """One of Horovod's arguments; the default of each is None, but that of ``num_proc`` is 1."""
+    if name in _OPTIONS:
+        made = argument(_OPTIONS[name][0], name)
+    else:
+        made = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation="Any")
+    made = made.replace(default=1, annotation="int") if name == "num_proc" else made
+    return made.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _horovods_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: give a function Horovod's arguments, in its order, and their descriptions."""
+    names = [*_ORDER, *(name for name in _OPTIONS if name not in _ORDER)]
+    own = list(inspect.signature(function).parameters.values())[:3]
+    signature = inspect.Signature([*own, *map(_parameter, names)], return_annotation="List[Any]")
+    rows = [described(name, _OPTIONS[name][1]) if name in _OPTIONS else f"{name}: {_OTHERS[name]}"
+            for name in names]  # fmt: skip
+
+    def run(*given: Any, **named: Any) -> Any:
+        found = signature.bind(*given, **named)
+        found.apply_defaults()
+        return function(**found.arguments)
+
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    lines = textwrap.indent("\n".join(rows), " " * 8)
+    run.__doc__ = (function.__doc__ or "").replace("        {arguments}", lines)
+    return run
+
+
+@_horovods_arguments
 def run(
-    func: Callable[..., Any],
-    args: Sequence[Any] = (),
-    kwargs: Optional[Mapping[str, Any]] = None,
-    num_proc: int = 1,
-    min_num_proc: Optional[int] = None,
-    max_num_proc: Optional[int] = None,
-    slots: Optional[int] = None,
-    reset_limit: Optional[int] = None,
-    cooldown_range: Optional[Tuple[float, float]] = None,
-    hosts: Optional[str] = None,
-    hostfile: Optional[str] = None,
-    host_discovery_script: Optional[str] = None,
-    start_timeout: Optional[float] = None,
-    ssh_port: Optional[int] = None,
-    ssh_identity_file: Optional[str] = None,
-    disable_cache: Optional[bool] = None,
-    output_filename: Optional[str] = None,
-    verbose: Optional[bool] = None,
-    use_gloo: Optional[bool] = None,
-    use_mpi: Optional[bool] = None,
-    mpi_args: Optional[str] = None,
-    network_interface: Optional[str] = None,
-    network_interfaces: Any = None,
-    executable: Optional[str] = None,
-    np: Optional[int] = None,
-    min_np: Optional[int] = None,
-    max_np: Optional[int] = None,
-) -> List[Any]:
+    func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Mapping[str, Any]] = None,
+    **given: Any,
+) -> List[Any]:  # fmt: skip
     """Call a function on every rank, as ``ringcomm.run`` does.
 
     Args:
         func: the function.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        num_proc: number of ranks; of an elastic job the number of slots that it needs to start.
-        min_num_proc: fewest ranks of an elastic job; it makes the job elastic.
-        max_num_proc: most ranks of an elastic job.
-        slots: of an elastic job: slots of hosts without a number.
-        reset_limit: of an elastic job: how often the ranks may change.
-        cooldown_range: of an elastic job: shortest and longest exclusion of a host that failed, in seconds.
-        hosts: the hosts with their slots, like ``"localhost,jetson1:2"``.
-        hostfile: a file with the hosts.
-        host_discovery_script: a command that prints the available hosts; it makes the job elastic.
-        start_timeout: seconds until all hosts must be ready; also the time limit of ``init`` on the ranks.
-        ssh_port: the ssh port on all hosts.
-        ssh_identity_file: the private key for ssh.
-        disable_cache: has no effect.
-        output_filename: directory to which the output of ranks is written, too.
-        verbose: log the job's progress.
-        use_gloo: has no effect.
-        use_mpi: must not be set.
-        mpi_args: must not be set.
-        network_interface: deprecated name of ``network_interfaces``.
-        network_interfaces: the interfaces to use: a list, or text with commas.
-        executable: the Python interpreter of the ranks.
-        np: deprecated name of ``num_proc``.
-        min_np: deprecated name of ``min_num_proc``.
-        max_np: deprecated name of ``max_num_proc``.
+        {arguments}
 
     Returns:
         What the function returned on each rank, in rank order; of an elastic job with ``min_num_proc`` on so
@@ -77,35 +84,32 @@ def run(
             ``__cause__`` is the :class:`ringcomm.RemoteError`.
     """
     from ringcomm.errors import RemoteError
-    from ringrun.function import run_function
+    from ringrun.function import run as run_function
 
-    if hosts is not None and hostfile is not None:
+    if given["hosts"] is not None and given["hostfile"] is not None:
         raise ValueError("Argument hosts and hostfile only allow one provided.")
-    if use_gloo and use_mpi:
+    if given["use_gloo"] and given["use_mpi"]:
         raise ValueError("Argument use_gloo and use_mpi only allow one set True.")
-    if use_mpi or mpi_args:
+    if given["use_mpi"] or given["mpi_args"]:
         raise NotImplementedError("horovod.run has no MPI with ringcomm: leave out use_mpi and mpi_args.")
-    for name, old, value in (
-        ("num_proc", "np", np), ("min_num_proc", "min_np", min_np), ("max_num_proc", "max_np", max_np),
-    ):  # fmt: skip
-        if value is not None:
-            warnings.warn(f"{old} is deprecated, use {name} instead", DeprecationWarning, stacklevel=2)
-    fewest = min_num_proc if min_np is None else min_np
-    interfaces = network_interfaces or network_interface
+    for name, old in (("num_proc", "np"), ("min_num_proc", "min_np"), ("max_num_proc", "max_np")):
+        if given[old] is not None:
+            warnings.warn(f"{old} is deprecated, use {name} instead", DeprecationWarning, stacklevel=3)
+            given[name] = given[old]
+    interfaces = given["network_interfaces"] or given["network_interface"]
+    listed = isinstance(interfaces, (list, tuple, set))
+    given["network_interfaces"] = ",".join(interfaces) if listed else interfaces
+    given["verbose"] = bool(given["verbose"])
+    options = {option.argument: given[name] for name, (_, option) in _OPTIONS.items()}
     try:
         results = run_function(
-            func, args, kwargs, np=num_proc if np is None else np, hosts=hosts, hostfile=hostfile,
-            start_timeout_s=start_timeout, ssh_port=ssh_port, ssh_identity_file=ssh_identity_file,
-            output_dir=output_filename, verbose=bool(verbose), python=executable,
-            iface=",".join(interfaces) if isinstance(interfaces, (list, tuple, set)) else interfaces,
-            min_np=fewest, max_np=max_num_proc if max_np is None else max_np, slots_per_host=slots,
-            host_discovery_script=host_discovery_script, reset_limit=reset_limit,
-            blacklist_cooldown_range=cooldown_range, horovod=True,
-        )  # fmt: skip
+            func, args, kwargs, start_timeout_s=given["start_timeout"], horovod=True, **options
+        )
     except RemoteError as problem:
         raise RuntimeError(f"{_failed(problem.rank)}{problem}") from problem
-    is_elastic = fewest is not None or host_discovery_script is not None
-    return results[: fewest or num_proc] if is_elastic else results
+    fewest = given["min_num_proc"]
+    is_elastic = fewest is not None or given["host_discovery_script"] is not None
+    return results[: fewest or given["num_proc"]] if is_elastic else results
 
 
 def _failed(rank: Optional[int]) -> str:

@@ -1,0 +1,338 @@
+"""The options of a job, :class:`Options`: each is defined once, with flags, type, default and text. Pure.
+
+The command line and its help, the options of ``ringrun doctor``, the arguments of ``ringcomm.run`` and of
+``horovod.run``, and the tables in ``docs/ringrun.md`` are made from this table. It imports only the standard
+library, so that the documentation can be built without ringcomm's packages.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from dataclasses import Field, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Tuple, TypeVar
+
+if TYPE_CHECKING:
+    from .horovod import SettingValue
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+JOB = "The job"
+REMOTE = "Other hosts"
+ELASTIC = "Elastic jobs"
+OUTPUT = "Output"
+SETTINGS = "Settings"
+INSTEAD = "Instead of a run"
+PURPOSES = (JOB, REMOTE, ELASTIC, OUTPUT, SETTINGS, INSTEAD)
+"""The sections of the help and of the tables in ``docs/ringrun.md``."""
+
+FLAG, TEXT, PATH, WHOLE, NUMBER, RANGE = "flag", "text", "path", "whole", "number", "range"
+TEXTS, PER_HOST, VARIABLES = "texts", "per host", "variables"
+"""The kinds of values. ``texts`` and the kinds after it may be given several times on the command line;
+``per host`` is ``[HOST=]VALUE`` there, and one value or a dictionary in Python."""
+
+_TYPES = {
+    TEXT: "Optional[str]", PATH: "Union[None, str, os.PathLike[str]]", WHOLE: "Optional[int]",
+    NUMBER: "Optional[float]", RANGE: "Optional[Tuple[float, float]]", TEXTS: "Optional[Sequence[str]]",
+    PER_HOST: "PerHost", VARIABLES: "Optional[Mapping[str, str]]",
+}  # fmt: skip
+"""The types of arguments whose default is None."""
+
+
+class Option(NamedTuple):
+    """What is known of an option beside its name, type and default.
+
+    Attributes:
+        flags: its flags; the help shows the names up to the first long one, ``--help-all`` shows all.
+        purpose: one of :data:`PURPOSES`.
+        doc: its meaning. The first sentence is what ``--help`` shows.
+        kind: of its values.
+        metavar: the name of the value.
+        within: the smallest and the largest number, or None each.
+        choices: the permitted texts; empty for any.
+        common: whether ``--help`` lists it; ``--help-all`` lists all.
+        argument: its name in ``ringcomm.run``, "" if it is not an argument there.
+        argument_doc: its meaning there, where that is not :attr:`doc`.
+        horovod: its name in ``horovod.run``, "" if it is not an argument there.
+        doctor: whether ``ringrun doctor`` has it.
+    """
+
+    flags: Tuple[str, ...]
+    purpose: str
+    doc: str
+    kind: str = TEXT
+    metavar: str = ""
+    within: Tuple[Optional[int], Optional[int]] = (None, None)
+    choices: Tuple[str, ...] = ()
+    common: bool = False
+    argument: str = ""
+    argument_doc: str = ""
+    horovod: str = ""
+    doctor: bool = False
+
+
+def _option(default: Any, flags: str, purpose: str, doc: str, **more: Any) -> Any:
+    return field(default=default, metadata={"option": Option(tuple(flags.split()), purpose, doc, **more)})
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a job.
+
+    Attributes:
+        setting_values: the settings given by flags; :class:`ringcomm.config.Settings` is their table.
+    """
+
+    np: Optional[int] = _option(
+        None, "-np --num-proc", JOB, "Number of ranks. Default: one per slot.", kind=WHOLE, metavar="N",
+        within=(1, None), common=True, argument="np", horovod="num_proc", doctor=True,
+    )  # fmt: skip
+    hosts: Optional[str] = _option(
+        None, "-H --hosts", JOB,
+        "Hosts, with their slots (default 1). A slot is a place for one rank. Default: this machine.",
+        metavar="HOST[:SLOTS],…", common=True, argument="hosts", horovod="hosts", doctor=True,
+        argument_doc='Hosts with their slots, like ``"localhost,jetson1:2"``; None for this machine.',
+    )  # fmt: skip
+    hostfile: Optional[str] = _option(
+        None, "--hostfile -hostfile", JOB,
+        "Hosts from a file: 'HOST slots=2' per line. Also max_slots= (the limit of --oversubscribe), "
+        "python=, cwd=, iface=.",
+        kind=PATH, metavar="FILE", common=True, argument="hostfile", horovod="hostfile", doctor=True,
+    )  # fmt: skip
+    forward: Tuple[str, ...] = _option(
+        (), "-x", JOB,
+        "Pass an environment variable to all ranks. 'PREFIX_*' passes several. There is a message if one is "
+        "not set.",
+        kind=VARIABLES, metavar="NAME[=VALUE]", common=True, argument="env",
+        argument_doc="Variables for the ranks, as with ``-x NAME=VALUE``.",
+    )  # fmt: skip
+    python: Tuple[str, ...] = _option(
+        (), "--python", JOB, "The ranks' Python interpreter. Default: the one that runs ringrun.",
+        kind=PER_HOST, metavar="[HOST=]PATH", argument="python", horovod="executable", common=True,
+        doctor=True,
+    )  # fmt: skip
+    cwd: Tuple[str, ...] = _option(
+        (), "--cwd", JOB, "The ranks' working directory. Default: the current one.", kind=PER_HOST,
+        metavar="[HOST=]FOLDER", argument="cwd", doctor=True,
+    )  # fmt: skip
+    iface: Tuple[str, ...] = _option(
+        (), "--iface --network-interfaces --network-interface", JOB,
+        "Network interfaces to use, like 'eth0,!wlan*'. Names, globs and CIDRs; '!' excludes.",
+        kind=PER_HOST, metavar="[HOST=]SPEC", argument="iface", horovod="network_interfaces", common=True,
+        doctor=True,
+    )  # fmt: skip
+    restarts: int = _option(
+        0, "--restarts", JOB, "Restart the job up to N times when it fails.", kind=WHOLE,
+        metavar="N", within=(0, None), common=True, argument="restarts",
+        argument_doc="How often the job is restarted if it fails.",
+    )  # fmt: skip
+    bind: str = _option(
+        "none", "--bind", JOB, "Bind each rank to cores of its own, or to a socket [none].",
+        choices=("none", "core", "socket"),
+    )  # fmt: skip
+    oversubscribe: bool = _option(
+        False, "--oversubscribe", JOB, "Allow more ranks than slots.", kind=FLAG
+    )
+    slots_each: Optional[int] = _option(
+        None, "--slots-each", JOB, "Number of slots of every host, in place of those that are given.",
+        kind=WHOLE, metavar="N", within=(1, None),
+    )  # fmt: skip
+    debug: Optional[int] = _option(
+        None, "--debug", JOB,
+        "Give the terminal to a rank, for breakpoint(). It may be on another host; time limits are off.",
+        kind=WHOLE, metavar="RANK", within=(0, None),
+    )  # fmt: skip
+
+    via: Optional[str] = _option(
+        None, "--via", REMOTE,
+        "Reach hosts by a command, like 'docker exec -i {host}'. --via ssh: by ssh, also inside a job of a "
+        "scheduler.",
+        metavar="TEMPLATE", argument="via", doctor=True,
+    )  # fmt: skip
+    ssh: str = _option(
+        "ssh", "--ssh", REMOTE, "The ssh command, with options if needed.", metavar="COMMAND", argument="ssh",
+        doctor=True,
+    )  # fmt: skip
+    ssh_port: Optional[int] = _option(
+        None, "-p --ssh-port", REMOTE, "The ssh port on all hosts.", kind=WHOLE, metavar="PORT",
+        within=(1, 65535), argument="ssh_port", horovod="ssh_port", doctor=True,
+    )  # fmt: skip
+    ssh_identity_file: Optional[str] = _option(
+        None, "-i --ssh-identity-file", REMOTE, "The private key for ssh.", metavar="FILE",
+        argument="ssh_identity_file", horovod="ssh_identity_file", doctor=True,
+    )  # fmt: skip
+
+    ship: bool = _option(
+        False, "--ship", REMOTE,
+        "Send the current directory to the other hosts. Ranks run in a copy there.", kind=FLAG, common=True,
+    )  # fmt: skip
+    ship_from: Optional[str] = _option(
+        None, "--ship-from", REMOTE, "Like --ship, with a directory above the current one.", metavar="FOLDER"
+    )
+    fetch: Tuple[str, ...] = _option(
+        (), "--fetch", REMOTE,
+        "Bring files of these copies back at the end, to fetched/HOST; like 'out/*'.", kind=TEXTS,
+        metavar="PATTERN",
+    )  # fmt: skip
+    provision: bool = _option(
+        False, "--provision", REMOTE, "Send NumPy and psutil to hosts that lack them.", kind=FLAG, common=True
+    )
+    ship_self: bool = _option(
+        True, "--ship-self/--no-ship-self", REMOTE,
+        "Send this machine's ringcomm to the other hosts, unless they have it [yes].", kind=FLAG,
+    )  # fmt: skip
+
+    min_np: Optional[int] = _option(
+        None, "--min-np --min-num-proc", ELASTIC,
+        "Fewest ranks of an elastic job. It continues after losses while so many are left. Default: -np.",
+        kind=WHOLE, metavar="N", within=(1, None), common=True, argument="min_np", horovod="min_num_proc",
+    )  # fmt: skip
+    max_np: Optional[int] = _option(
+        None, "--max-np --max-num-proc", ELASTIC, "Most ranks of an elastic job. Default: one per slot.",
+        kind=WHOLE, metavar="N", within=(1, None), common=True, argument="max_np", horovod="max_num_proc",
+    )  # fmt: skip
+    host_discovery_script: Optional[str] = _option(
+        None, "--host-discovery-script", ELASTIC,
+        "A command that prints the available hosts, HOST[:SLOTS] per line. It makes the job elastic.",
+        metavar="COMMAND", argument="host_discovery_script", horovod="host_discovery_script",
+    )  # fmt: skip
+    slots_per_host: Optional[int] = _option(
+        None, "--slots-per-host --slots", ELASTIC,
+        "For an elastic job: slots of hosts without a number. Default: 1.", kind=WHOLE, metavar="N",
+        within=(1, None), argument="slots_per_host", horovod="slots",
+    )  # fmt: skip
+    reset_limit: Optional[int] = _option(
+        None, "--reset-limit", ELASTIC,
+        "For an elastic job: end it when its ranks change more than N times.", kind=WHOLE, metavar="N",
+        within=(0, None), argument="reset_limit", horovod="reset_limit",
+        argument_doc="For an elastic job: how often the ranks may change.",
+    )  # fmt: skip
+    elastic_timeout_s: Optional[float] = _option(
+        None, "--elastic-timeout", ELASTIC,
+        "For an elastic job: seconds to wait for enough slots or ranks. Default: 600.", kind=NUMBER,
+        metavar="S", argument="elastic_timeout_s",
+    )  # fmt: skip
+    blacklist_cooldown_range: Optional[Tuple[float, float]] = _option(
+        None, "--blacklist-cooldown-range", ELASTIC,
+        "For an elastic job: shortest and longest exclusion after a failure, in seconds.", kind=RANGE,
+        metavar="MIN MAX", argument="blacklist_cooldown_range", horovod="cooldown_range",
+    )  # fmt: skip
+    drop: Optional[str] = _option(
+        None, "--drop", ELASTIC,
+        "For an elastic job: what a failure excludes, the slot or the host. Default: slot, with --horovod "
+        "host.",
+        metavar="slot|host", argument="drop",
+    )  # fmt: skip
+
+    output_dir: Optional[str] = _option(
+        None, "--output-dir --output-filename", OUTPUT,
+        "Folder for copies of the ranks' output. That of rank N is in rank.N/stdout and rank.N/stderr.",
+        kind=PATH, metavar="FOLDER", common=True, argument="output_dir", horovod="output_filename",
+    )  # fmt: skip
+    tee: Optional[str] = _option(
+        None, "--tee", OUTPUT, "Also write all that is shown to a file. It contains no colours.",
+        metavar="FILE",
+    )  # fmt: skip
+    watch: bool = _option(
+        False, "--watch", OUTPUT,
+        "Show a table of all ranks while they run. It has steps, rates and waiting times.", kind=FLAG,
+        common=True,
+    )  # fmt: skip
+    report: Optional[str] = _option(
+        None, "--report", OUTPUT,
+        "Write a page about the run at the end. It has curves, waiting times, links and operations.",
+        metavar="FILE.html",
+    )  # fmt: skip
+    metrics_port: Optional[int] = _option(
+        None, "--metrics-port", OUTPUT,
+        "Serve numbers of all ranks for Prometheus on 127.0.0.1:PORT; 0: a free one.", kind=WHOLE,
+        metavar="PORT", within=(0, 65535),
+    )  # fmt: skip
+    quiet: bool = _option(
+        False, "-q --quiet", OUTPUT, "Show the output of ranks, warnings and failures only.", kind=FLAG
+    )
+    verbose: bool = _option(
+        False, "--verbose", OUTPUT, "Log the job's progress, and show the table of links.", kind=FLAG,
+        argument="verbose", horovod="verbose",
+    )  # fmt: skip
+
+    horovod: bool = _option(
+        False, "--horovod", SETTINGS,
+        "For scripts that import horovod. They import ringcomm under that name on all ranks, and HOROVOD_* "
+        "variables apply.",
+        kind=FLAG, common=True, argument="horovod",
+    )  # fmt: skip
+    config_file: Optional[str] = _option(
+        None, "--config-file", SETTINGS, "Settings from a file. Its lines are like 'timeout: 300'.",
+        kind=PATH, metavar="FILE", common=True, argument="config_file",
+    )  # fmt: skip
+    setting_values: Tuple[SettingValue, ...] = ()
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether they make a job elastic: a script or the fewest ranks are given."""
+        return self.host_discovery_script is not None or self.min_np is not None
+
+    @property
+    def shipped(self) -> Optional[str]:
+        """The directory whose files are sent to other hosts, or None."""
+        return self.ship_from or ("." if self.ship else None)
+
+
+def table() -> List[Tuple[Field[Any], Option]]:
+    """Return the fields of :class:`Options` that are options, in their order."""
+    return [(item, item.metadata["option"]) for item in fields(Options) if "option" in item.metadata]
+
+
+def summary(doc: str) -> str:
+    """Return the first sentence of a description, for ``--help``."""
+    first = re.split(r"(?<=\.) (?=[A-Z`'-])|(?<=[a-z]): ", doc, maxsplit=1)[0]
+    return first.replace("`", "").rstrip(".:") + "."
+
+
+def argument(item: Field[Any], name: str) -> inspect.Parameter:
+    """Return an option as a parameter of a Python function.
+
+    Args:
+        item: the field.
+        name: the parameter's name.
+    """
+    option: Option = item.metadata["option"]
+    default = None if item.default == () else item.default
+    annotation = _TYPES[option.kind] if default is None else type(default).__name__
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def described(name: str, option: Option) -> str:
+    """Return the line of a docstring about an option.
+
+    Args:
+        name: its name in that function.
+        option: the option.
+    """
+    doc = option.argument_doc or option.doc
+    doc = doc[0].lower() + doc[1:]
+    by_host = " One value, or a dictionary by host; its key None stands for all others."
+    text = f"{name}: {doc}{by_host if option.kind == PER_HOST else ''}"
+    return textwrap.fill(text, 106, subsequent_indent="    ", break_long_words=False)
+
+
+def with_options(doc: str) -> str:
+    """Return a docstring in which a line ``{options}`` is replaced by the arguments of ``ringcomm.run``."""
+    lines = "\n".join(described(option.argument, option) for _, option in table() if option.argument)
+    return re.sub(r"(?m)^( *)\{options\}$", lambda found: textwrap.indent(lines, found[1]), doc)
+
+
+def takes_options(function: _Function) -> _Function:
+    """Decorator: give ``**options`` the names, types, defaults and descriptions of :class:`Options`.
+
+    Args:
+        function: the function; its docstring has a line ``{options}``.
+    """
+    own = list(inspect.signature(function).parameters.values())[:-1]
+    made = [argument(item, option.argument) for item, option in table() if option.argument]
+    signature = inspect.signature(function).replace(parameters=[*own, *made])
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    function.__doc__ = with_options(function.__doc__ or "")
+    return function

@@ -1,0 +1,91 @@
+"""The table of options: what is made of one entry."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringcomm.errors import ConfigError
+from ringrun.function import options_of, run
+from ringrun.plan.options import PURPOSES, Options, summary, table
+
+SHIM = Path(__file__).parents[4] / "launcher" / "ringrun" / "compat" / "horovod_shim"
+
+TRIAL = """
+import dataclasses, inspect, sys
+from ringrun.plan import options
+
+entry = options._option(
+    None, "--trial", options.OUTPUT, "A trial. It is new.", metavar="WORD", common=True, argument="trial",
+    horovod="trial_of_horovod", doctor=True,
+)
+options.Options = dataclasses.make_dataclass(
+    "Options", [("trial", "str", entry)], bases=(options.Options,), frozen=True
+)
+
+from click.testing import CliRunner
+from horovod.runner import run as horovods_run
+from ringrun import cli, commands, flags, function
+from ringrun.job import launch
+
+shown = CliRunner().invoke(cli.ringrun, ["--help"]).output
+assert "  --trial WORD " in shown and "A trial." in shown and "It is new." not in shown
+assert "A trial. It is new." in " ".join(CliRunner().invoke(cli.ringrun, ["--help-all"]).output.split())
+assert "--trial WORD" in CliRunner().invoke(commands.doctor, ["--help"]).output
+assert "| `--trial WORD` | A trial. It is new. |" in flags.document(cli.ringrun)
+assert "trial" in inspect.signature(function.run).parameters
+assert "        trial: a trial. It is new.\\n" in function.run.__doc__
+assert list(inspect.signature(horovods_run).parameters)[-1] == "trial_of_horovod"
+assert "        trial_of_horovod: a trial. It is new.\\n" in horovods_run.__doc__
+
+given = []
+cli._run = lambda chosen, command, dry_run: given.append(chosen.trial)
+cli.ringrun(["--trial", "flag", "x"], standalone_mode=False)
+def prepare(chosen, *_, **__):
+    given.append(chosen.trial)
+    raise KeyboardInterrupt
+function.prepare = prepare
+for call, name in ((function.run, "trial"), (horovods_run, "trial_of_horovod")):
+    try:
+        call(print, **{name: name})
+    except KeyboardInterrupt:
+        pass
+assert given == ["flag", "trial", "trial_of_horovod"], given
+"""
+
+
+def test_an_entry_of_the_table_appears_everywhere() -> None:
+    program = f"import sys; sys.path.insert(0, {str(SHIM)!r})\n{TRIAL}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_option_is_described() -> None:
+    for item, option in table():
+        assert option.purpose in PURPOSES and option.doc.endswith("."), item.name
+        assert option.flags and all(flag.startswith("-") for flag in option.flags)
+
+
+@pytest.mark.parametrize(
+    ("doc", "first"),
+    [("One thing. Another.", "One thing."), ("A list: of things.", "A list."), ("`a` and 1.5", "a and 1.5.")],
+)
+def test_the_first_sentence(doc: str, first: str) -> None:
+    assert summary(doc) == first
+
+
+def test_arguments_become_options() -> None:
+    found = options_of({"env": {"A": "1"}, "python": {"far": "/p", None: "/q"}, "np": 2, "iface": None})
+    assert found == Options(forward=("A=1",), python=("far=/p", "/q"), np=2)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nope'"):
+        options_of({"nope": 1})
+    with pytest.raises(ConfigError, match="iface=3 is not a string"):
+        run(print, iface=3)
+
+
+def test_the_directory_that_is_sent() -> None:
+    chosen = (Options(), Options(ship=True), Options(ship=True, ship_from="/a"), Options(ship_from="/a"))
+    assert [options.shipped for options in chosen] == [None, ".", "/a", "/a"]
