@@ -242,9 +242,15 @@ def _ddp() -> Any:
     return DdpFamily()
 
 
+def _recipes() -> Any:
+    from tests.fuzz.agreeing_recipes import RecipeFamily
+
+    return RecipeFamily()
+
+
 FAMILIES: Dict[str, Callable[[], Any]] = {
     "numpy": NumpyFamily, "weight": WeightFamily, "model": _models, "local": _local, "ddp": _ddp,
-    "group": GroupFamily,
+    "recipe": _recipes, "group": GroupFamily,
 }  # fmt: skip
 
 if __name__ == "__main__":
