@@ -22,7 +22,7 @@ import time
 from typing import Any, Dict, List, NamedTuple
 
 from ringcomm.config import Slot
-from ringcomm.endpoints import format_endpoint
+from ringcomm.configuration.endpoints import format_endpoint
 from ringcomm.rendezvous.actions import Notice
 from ringcomm.rendezvous.next_view import Limits
 from ringcomm.rendezvous.server import RendezvousServer

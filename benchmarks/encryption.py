@@ -21,10 +21,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import ringcomm as rc
-from ringcomm.certificate import make_certificate
 from ringcomm.config import Membership, Settings
-from ringcomm.context import Context
+from ringcomm.job.context import Context
 from ringcomm.rendezvous.server import RendezvousServer
+from ringcomm.storage.certificate import make_certificate
 from ringcomm.transport.encryption import encryption_of
 
 SIZES = ((8, 2000), (64 * 1024, 400), (1 << 20, 100), (64 << 20, 3))

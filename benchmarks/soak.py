@@ -29,7 +29,7 @@ import psutil
 
 import ringcomm as rc
 from ringcomm.config import Membership, Settings, Slot
-from ringcomm.context import Context
+from ringcomm.job.context import Context
 from ringcomm.rendezvous.actions import Seat
 from ringcomm.rendezvous.server import RendezvousServer
 

@@ -45,8 +45,8 @@ from ringcomm.collective.part import Part
 from ringcomm.collective.reduce import kernel
 from ringcomm.collective.short import make_execution
 from ringcomm.config import Membership, Settings, Slot
-from ringcomm.context import Context
-from ringcomm.parsing import size as parse_bytes
+from ringcomm.configuration.parsing import size as parse_bytes
+from ringcomm.job.context import Context
 from ringcomm.rendezvous.actions import Seat
 from ringcomm.rendezvous.server import RendezvousServer
 from ringcomm.schedule.select import Selector

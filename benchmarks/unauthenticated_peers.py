@@ -35,10 +35,10 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import ringcomm as rc
-from ringcomm.certificate import make_certificate
 from ringcomm.config import Membership, Settings
-from ringcomm.context import Context
+from ringcomm.job.context import Context
 from ringcomm.rendezvous.server import RendezvousServer
+from ringcomm.storage.certificate import make_certificate
 from ringcomm.transport.encryption import encryption_of
 
 ROUND_S, SETTLE_S = 0.5, 0.15

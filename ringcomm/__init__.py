@@ -44,7 +44,7 @@ from .api import (
     stats,
     stop_timeline,
 )
-from .async_calls import (
+from .calls.async_calls import (
     allgather_async,
     allreduce_async,
     allreduce_async_,
@@ -57,8 +57,14 @@ from .async_calls import (
     reducescatter_async,
     synchronize,
 )
+from .calls.grouped_calls import (
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+)
+from .calls.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from .config import Membership, Settings
-from .context import Context
 from .engine.process_sets import UnknownProcessSetError
 from .engine.request import Handle
 from .errors import (
@@ -87,22 +93,16 @@ from .errors import (
     StartupError,
     UnsupportedDtypeError,
 )
-from .grouped_calls import (
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-)
+from .job.context import Context
 from .ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
-from .process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from .version import __version__
 
 if _typing.TYPE_CHECKING:
+    from ._adapter.local_sgd import LocalSGD
     from .balance.advise import Advice, advise
     from .balance.batches import balanced
-    from .consistency import check_same
-    from .local_sgd import LocalSGD
-    from .messages import recv, send
+    from .calls.consistency import check_same
+    from .calls.messages import recv, send
     from .scaling.prediction import Prediction, predict
 
 __all__ = [
@@ -207,12 +207,12 @@ _LATER = {
     "Advice": "balance.advise",
     "advise": "balance.advise",
     "balanced": "balance.batches",
-    "check_same": "consistency",
-    "LocalSGD": "local_sgd",
+    "check_same": "calls.consistency",
+    "LocalSGD": "_adapter.local_sgd",
     "predict": "scaling.prediction",
     "Prediction": "scaling.prediction",
-    "recv": "messages",
-    "send": "messages",
+    "recv": "calls.messages",
+    "send": "calls.messages",
 }
 """Names that few programs use, by the module that defines each: it is imported with the first use."""
 

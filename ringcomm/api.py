@@ -1,30 +1,30 @@
-"""The module-level functions: they call the methods of one default :class:`~ringcomm.context.Context`.
+"""The module-level functions: they call the methods of one default :class:`~ringcomm.job.context.Context`.
 
-:mod:`ringcomm.default_context` makes this context and ends it; its functions belong to this module, too.
+:mod:`ringcomm.job.default_context` makes this context and ends it; its functions belong to this module, too.
 """
 
 from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Sequence
 
-from .default_context import after_restart as after_restart
-from .default_context import before_calls as before_calls
-from .default_context import before_leaving as before_leaving
-from .default_context import context as context
-from .default_context import epoch as epoch
-from .default_context import gather_positions as gather_positions
-from .default_context import init as init
-from .default_context import is_elastic as is_elastic
-from .default_context import is_initialized as is_initialized
-from .default_context import join_now as join_now
-from .default_context import leave as leave
-from .default_context import on_changes as on_changes
-from .default_context import placed as placed
-from .default_context import restart as restart
-from .default_context import shutdown as shutdown
-from .default_context import take_changes as take_changes
 from .docstrings import documented
 from .dtypes import Array
+from .job.default_context import after_restart as after_restart
+from .job.default_context import before_calls as before_calls
+from .job.default_context import before_leaving as before_leaving
+from .job.default_context import context as context
+from .job.default_context import epoch as epoch
+from .job.default_context import gather_positions as gather_positions
+from .job.default_context import init as init
+from .job.default_context import is_elastic as is_elastic
+from .job.default_context import is_initialized as is_initialized
+from .job.default_context import join_now as join_now
+from .job.default_context import leave as leave
+from .job.default_context import on_changes as on_changes
+from .job.default_context import placed as placed
+from .job.default_context import restart as restart
+from .job.default_context import shutdown as shutdown
+from .job.default_context import take_changes as take_changes
 from .ops import ReduceOp
 
 

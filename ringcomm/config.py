@@ -12,15 +12,15 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import List, Mapping, Optional, Tuple
 
-from . import environment
-from .environment import PREFIX as PREFIX
-from .membership import Membership as Membership
-from .membership import Slot as Slot
-from .membership import key_of, slot_of
-from .settings import Settings as Settings
-from .settings import parse_setting as parse_setting
-from .unknown_settings import misspelt
-from .variables import MEMBERSHIP_VARIABLES, env_rendezvous, launchers_rank, torchrun
+from .configuration import environment
+from .configuration.environment import PREFIX as PREFIX
+from .configuration.membership import Membership as Membership
+from .configuration.membership import Slot as Slot
+from .configuration.membership import key_of, slot_of
+from .configuration.settings import Settings as Settings
+from .configuration.settings import parse_setting as parse_setting
+from .configuration.unknown_settings import misspelt
+from .configuration.variables import MEMBERSHIP_VARIABLES, env_rendezvous, launchers_rank, torchrun
 
 
 def key_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optional[Tuple[bytes, str]]:
@@ -91,7 +91,7 @@ def document() -> str:
     lines: List[str] = [
         "# Configuration",
         "",
-        "Written by `python -m ringcomm.config` from the table in `ringcomm/settings.py`.",
+        "Written by `python -m ringcomm.config` from the table in `ringcomm/configuration/settings.py`.",
         "",
         "## Settings",
         "",

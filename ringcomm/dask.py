@@ -19,7 +19,7 @@ import distributed
 
 from ._adapter.placed import ARRIVE_S, Host, Outcome, PlacedJob, Ticket, attempt, by_host, call, settings_for
 from .errors import ConfigError
-from .results import unpack
+from .storage.results import unpack
 
 __all__ = ["run", "submit"]
 

@@ -6,10 +6,10 @@ import secrets
 import sys
 from typing import Sequence
 
-from .certificate import make_certificate
 from .errors import ConfigError
-from .files import write_private
-from .keys import key_text
+from .storage.certificate import make_certificate
+from .storage.files import write_private
+from .storage.keys import key_text
 
 USAGE = """usage: python -m ringcomm.newkey [--encrypt] FILE
 

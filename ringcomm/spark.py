@@ -19,9 +19,9 @@ import pyspark
 
 from ._adapter.placed import ARRIVE_S, Outcome, PlacedJob, Ticket, attempt, call, settings_for
 from .clock import Deadline
-from .environment import exported
+from .configuration.environment import exported
 from .errors import ConfigError, NotOfferedError, RemoteError, StartTimeoutError
-from .results import unpack
+from .storage.results import unpack
 
 __all__ = ["run"]
 

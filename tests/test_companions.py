@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 
 from ringcomm.config import Settings
-from ringcomm.context import COMPANIONS
+from ringcomm.job.context import COMPANIONS
 from tests.test_layers import PLACE, imported_by
 
 ROOMS = {
@@ -14,17 +14,14 @@ ROOMS = {
 }  # fmt: skip
 """Rooms and modules of companions."""
 
-LAZY = {"__init__"}
-"""It imports a companion when one of its names is first used."""
-
 
 def room(module: str) -> str:
     return module.split(".")[0]
 
 
 def test_the_core_imports_no_companion():
-    core = [name for name in PLACE if PLACE[name][0] <= 5 and room(name) not in ROOMS and name not in LAZY]
-    assert {"api", "context", "engine.thread", "rendezvous.server"} <= set(core)
+    core = [name for name in PLACE if PLACE[name][0] <= 5 and room(name) not in ROOMS]
+    assert {"api", "job.context", "engine.thread", "rendezvous.server"} <= set(core)
     found = [
         (name, other)
         for name in core

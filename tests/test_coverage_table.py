@@ -89,7 +89,7 @@ def test_the_processes_of_a_test_are_measured_under_its_name(tmp_path):
         ("launcher/ringrun/job/supervise.py", "the launcher returns from main()"),
         ("launcher/ringrun/agent/agent.py", "the agent ends by os._exit()"),
         ("launcher/ringrun/agent/processes.py", "its guard, which it was forked from, too"),
-        ("ringcomm/context.py", "a rank"),
+        ("ringcomm/job/context.py", "a rank"),
     ):
         assert _functions_executed(lines["test_with.py"], module), f"{module}: {ended}"
 

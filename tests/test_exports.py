@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ringcomm
-from ringcomm.context import Context
+from ringcomm.job.context import Context
 
 PACKAGE = Path(ringcomm.__file__).parent
 NATIVE_API = [

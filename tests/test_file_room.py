@@ -1,4 +1,4 @@
-"""Files and folders are opened, made and removed by ``ringcomm.folders`` and ``ringcomm.files`` alone."""
+"""Files and folders are opened, made and removed by ``storage.folders`` and ``storage.files`` alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.test_layers import LAUNCHER, PACKAGE, ROOT, nodes
 
-ROOM = ("ringcomm/folders.py", "ringcomm/files.py")
+ROOM = ("ringcomm/storage/folders.py", "ringcomm/storage/files.py")
 OPENED_THERE = ("open_named", "open_at", "new_file")
 """Functions of the room that return a descriptor, of which ``open`` makes a file."""
 OS = {
@@ -61,9 +61,9 @@ ALLOWED: Dict[str, Tuple[str, List[str]]] = {
     "launcher/ringrun/ship/package.py": (NAMED, [".read_bytes", ".rglob"]),
     "launcher/ringrun/ship/source_tree.py": (NAMED, [".read_bytes", ".read_text", "os.walk"]),
     "ringcomm/engine/stacks.py": (UNNAMED, ["tempfile.TemporaryFile"]),
-    "ringcomm/flight_recorder.py": (SYSTEM, [".read_text"]),
-    "ringcomm/polling.py": (SYSTEM, ["open"]),
-    "ringcomm/program.py": (NAMED, [".read_bytes"]),
+    "ringcomm/job/flight_recorder.py": (SYSTEM, [".read_text"]),
+    "ringcomm/configuration/polling.py": (SYSTEM, ["open"]),
+    "ringcomm/job/program.py": (NAMED, [".read_bytes"]),
     "ringcomm/rendezvous/launched.py": ("a network file system asks its server anew then", [".iterdir"]),
     "ringcomm/transport/huge_pages.py": (SYSTEM, [".read_text"]),
     "ringcomm/transport/kinds.py": (SYSTEM, [".iterdir", ".read_text"]),
@@ -117,7 +117,7 @@ def product_files() -> List[str]:
 def test_nothing_opens_a_path_outside_of_the_room() -> None:
     found = {name: sorted(set(calls(nodes(ROOT / name)))) for name in product_files()}
     allowed = {name: names for name, (_, names) in ALLOWED.items()}
-    assert {name: names for name, names in found.items() if names} == allowed, "use ringcomm.files"
+    assert {name: names for name, names in found.items() if names} == allowed, "use ringcomm.storage.files"
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_the_check_finds_what_is_missing(thing: Any, count: int) -> None:
 
 def test_methods_and_functions_share_their_description() -> None:
     import ringcomm
-    from ringcomm.collectives import Collectives
+    from ringcomm.calls.collectives import Collectives
 
     shared = [name for name in vars(Collectives) if not name.startswith("_")]
     assert len(shared) >= 13

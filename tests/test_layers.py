@@ -19,10 +19,12 @@ LEVELS: Dict[int, List[List[str]]] = {
     # Each list is one family of siblings, every one of which may import those before it.
     0: [
         [
-            "version", "errors", "ops", "dtypes", "folders", "files", "certificate", "keys", "newkey",
-            "endpoints", "parsing",
-            "unknown_settings", "setting_aliases", "variables", "other_launchers", "environment", "settings",
-            "membership", "config", "lookups", "polling", "clock", "docstrings", "results",
+            "version", "errors", "ops", "dtypes", "storage.folders", "storage.files", "storage.certificate",
+            "storage.keys", "newkey", "configuration.endpoints", "configuration.parsing",
+            "configuration.unknown_settings", "configuration.setting_aliases", "configuration.variables",
+            "configuration.other_launchers", "configuration.environment", "configuration.settings",
+            "configuration.membership", "config", "configuration.lookups", "configuration.polling", "clock",
+            "docstrings", "storage.results",
         ],
     ],
     1: [
@@ -102,10 +104,10 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     5: [
         [
-            "activity", "timeline", "flight_recorder", "objects", "collectives",
-            "program", "preparation", "entry", "context", "newcomer", "default_context", "api",
-            "process_set", "async_calls", "grouped_calls", "messages", "consistency", "local_sgd",
-            "balance.pace", "balance.batches", "__init__",
+            "job.activity", "job.timeline", "job.flight_recorder", "calls.objects", "calls.collectives",
+            "job.program", "job.preparation", "job.entry", "job.context", "job.newcomer",
+            "job.default_context", "api", "calls.process_set", "calls.async_calls", "calls.grouped_calls",
+            "calls.messages", "calls.consistency", "balance.pace", "balance.batches",
         ],
     ],
     6: [
@@ -117,9 +119,10 @@ LEVELS: Dict[int, List[List[str]]] = {
             "_adapter.reduction", "_adapter.compressed",
             "_adapter.graph_callbacks", "_adapter.calls_in_order",
             "_adapter.callbacks",
+            "_adapter.local_sgd",
             "_adapter.objects", "_adapter.trees", "_adapter.checking", "_adapter.late_broadcast",
             "elastic.sampler", "elastic.state", "elastic.samples", "elastic.parts", "elastic.arrays",
-            "elastic.__init__",
+            "elastic.__init__", "__init__",
         ],
         ["data_service.registry", "data_service.service"],
         ["_adapter.placed"],
@@ -215,24 +218,20 @@ LAZY_STEP_UP = "ringrun.function"
 """The one exception: ``ringcomm.run`` is a name of the launcher, which is imported when it is used."""
 
 PURE = [
-    "errors", "ops", "dtypes", "parsing", "unknown_settings", "variables", "other_launchers",
-    "wire.frames", "wire.place", "wire.signing", "wire.claims", "wire.auth", "wire.messages",
-    "codec.*", "schedule.*",
-    "collective.reduce", "collective.progress", "transport.routes",
-    "rendezvous.actions", "rendezvous.membership", "rendezvous.root_cause", "rendezvous.routing",
-    "rendezvous.member_list", "rendezvous.listening",
+    "errors", "ops", "dtypes", "configuration.parsing", "configuration.unknown_settings",
+    "configuration.variables", "configuration.other_launchers", "wire.frames", "wire.place", "wire.signing",
+    "wire.claims", "wire.auth", "wire.messages", "codec.*", "schedule.*", "collective.reduce",
+    "collective.progress", "transport.routes", "rendezvous.actions", "rendezvous.membership",
+    "rendezvous.root_cause", "rendezvous.routing", "rendezvous.member_list", "rendezvous.listening",
     "rendezvous.link_table", "rendezvous.linking", "rendezvous.remarks", "rendezvous.pending_members",
     "rendezvous.epoch", "rendezvous.state", "rendezvous.processes", "rendezvous.elastic_notices",
-    "rendezvous.pings",
-    "rendezvous.next_view", "rendezvous.joining", "rendezvous.elastic", "group.view", "group.failures",
-    "rendezvous.meter", "rendezvous.board", "engine.cache", "engine.piggyback", "engine.mismatch",
-    "engine.deadlocks", "engine.fusion",
-    "engine.coordinator",
-    "engine.process_sets", "engine.packing", "engine.pending", "engine.tuning", "engine.failure_detector",
-    "engine.progress_reports", "group.message_matching",
-    "_adapter.arguments", "_adapter.compression", "_adapter.feedback", "_adapter.powersgd",
-    "_adapter.gradients", "_adapter.names", "_adapter.trees", "_adapter.waiting",
-    "elastic.sampler", "data_service.registry",
+    "rendezvous.pings", "rendezvous.next_view", "rendezvous.joining", "rendezvous.elastic", "group.view",
+    "group.failures", "rendezvous.meter", "rendezvous.board", "engine.cache", "engine.piggyback",
+    "engine.mismatch", "engine.deadlocks", "engine.fusion", "engine.coordinator", "engine.process_sets",
+    "engine.packing", "engine.pending", "engine.tuning", "engine.failure_detector",
+    "engine.progress_reports", "group.message_matching", "_adapter.arguments", "_adapter.compression",
+    "_adapter.feedback", "_adapter.powersgd", "_adapter.gradients", "_adapter.names", "_adapter.trees",
+    "_adapter.waiting", "elastic.sampler", "data_service.registry",
 ]  # fmt: skip
 IMPURE_MODULES = {
     "socket", "select", "selectors", "threading", "time", "subprocess", "psutil", "asyncio", "queue",
@@ -373,7 +372,7 @@ def test_the_environment_is_read_in_one_place():
         for node in nodes(path)
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
     ]
-    assert set(readers) == {"environment"}
+    assert set(readers) == {"configuration.environment"}
 
 
 def test_the_library_does_not_print_exit_or_configure():
@@ -388,7 +387,7 @@ def test_the_library_does_not_print_exit_or_configure():
 
 def test_no_pickle_but_for_the_users_objects():
     users = {name for name in modules() for other in imported_by(name) if "pickle" in other}
-    assert users == {"objects", "results"}
+    assert users == {"calls.objects", "storage.results"}
 
 
 @pytest.mark.parametrize("name", sorted(PLACE))

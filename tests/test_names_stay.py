@@ -24,7 +24,7 @@ import click
 import pytest
 
 from ringcomm.config import Settings
-from ringcomm.variables import MEMBERSHIP_VARIABLES
+from ringcomm.configuration.variables import MEMBERSHIP_VARIABLES
 from ringrun.cli import ringrun
 from tests.public_names import public_names, source_of
 

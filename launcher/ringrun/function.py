@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import cloudpickle
 
 from ringcomm.errors import ConfigError, RemoteError
-from ringcomm.results import remote_error, unpack
+from ringcomm.storage.results import remote_error, unpack
 
 from .agent.worker import Call, carries_bytecode, pack_call
 from .job.launch import prepare

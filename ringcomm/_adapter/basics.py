@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, List, Sequence, Union
 
 from .. import api
+from ..calls.process_set import ProcessSet, add_process_set
 from ..errors import ConfigError
-from ..process_set import ProcessSet, add_process_set
 
 
 def init(comm: Any = None, process_sets: Union[str, Sequence[Any], None] = None) -> None:

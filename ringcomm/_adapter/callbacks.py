@@ -6,8 +6,8 @@ from typing import Any, Callable, Dict, Optional, Union
 
 import numpy as np
 
+from ..calls.process_set import ProcessSet, global_process_set, size_of
 from ..errors import ConfigError
-from ..process_set import ProcessSet, global_process_set, size_of
 from .graph_callbacks import Batch, Operation
 from .reduction import Reduction
 

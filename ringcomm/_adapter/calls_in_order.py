@@ -16,14 +16,14 @@ from typing import Iterator, List, Sequence, Tuple
 import numpy as np
 
 from .. import api
+from ..calls.process_set import number_of
 from ..collective.call_sites import Site
 from ..collective.rows import row_counts
-from ..context import Context
 from ..dtypes import Array
 from ..engine.packing import FusionBuffer, groups_by_index, side_by_side
 from ..errors import Misuse, RingcommError, fresh_copy
+from ..job.context import Context
 from ..ops import ReduceOp
-from ..process_set import number_of
 from .causes import record_cause
 from .graph_callbacks import Operation
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Callable, Sequence, Tuple
 
 from .. import api
-from ..consistency import compare
-from ..process_set import ProcessSet, included_in, number_of
+from ..calls.consistency import compare
+from ..calls.process_set import ProcessSet, included_in, number_of
 
 Named = Sequence[Tuple[str, Any]]
 

@@ -23,10 +23,10 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from .. import api
+from ..calls.process_set import ProcessSet, number_of, size_of
 from ..collective.codec_rates import Rates, code_s, measured_rates
 from ..errors import ConfigError
 from ..ops import ReduceOp
-from ..process_set import ProcessSet, number_of, size_of
 from ..schedule.closed_form import best_method, reduce_cost
 from ..schedule.cost import CostModel
 from ..schedule.machine import Machine, grid

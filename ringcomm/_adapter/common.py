@@ -12,9 +12,9 @@ from ..api import (
     size,
     stop_timeline,
 )
+from ..calls.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from ..errors import HorovodInternalError, HostsUpdatedInterrupt
 from ..ops import Adasum, Average, Max, Min, Product, Sum
-from ..process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from .basics import (
     ccl_built,
     cuda_built,

@@ -15,11 +15,11 @@ import numpy as np
 
 from .. import api
 from ..arrays.bridge import flat_copy
+from ..calls.process_set import number_of, rank_in, size_of
 from ..dtypes import Array
 from ..engine.request import Handle
 from ..errors import ConfigError, ShapeError
 from ..ops import CODECS, ReduceOp
-from ..process_set import number_of, rank_in, size_of
 from ..schedule.steps import even_bounds
 from .arguments import wire_name
 from .choice import AutoCompression

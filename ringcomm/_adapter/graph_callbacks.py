@@ -21,10 +21,10 @@ import numpy as np
 
 from .. import api
 from ..arrays.bridge import flat_copy, flat_view
+from ..calls.process_set import number_of
 from ..dtypes import Array
 from ..engine.request import Handle, Shape
 from ..errors import RingcommError
-from ..process_set import number_of
 from .arguments import wire_name
 from .causes import record_cause
 from .compressed import CompressionState, Pending, start_coded, start_coded_rows

@@ -15,11 +15,11 @@ from typing import Dict, List, MutableMapping, NamedTuple, Optional, Sequence, T
 import numpy as np
 
 from .. import api
-from ..context import Context
+from ..calls.process_set import ProcessSet, number_of
 from ..dtypes import Array
 from ..engine.request import Handle
 from ..errors import ShapeError
-from ..process_set import ProcessSet, number_of
+from ..job.context import Context
 from .arguments import wire_name
 
 _calls: MutableMapping[Context, Counter[Tuple[str, int]]] = weakref.WeakKeyDictionary()

@@ -7,10 +7,10 @@ from typing import Any, List, Optional
 import numpy as np
 
 from .. import api
+from ..calls.objects import NOTHING
+from ..calls.process_set import ProcessSet, number_of
 from ..docstrings import documented
 from ..engine.engine import Engine
-from ..objects import NOTHING
-from ..process_set import ProcessSet, number_of
 from .arguments import wire_name
 
 

@@ -15,16 +15,17 @@ import threading
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from .. import api, environment
-from ..certificate import make_certificate
+from .. import api
 from ..clock import Deadline
 from ..config import Settings, Slot
-from ..endpoints import format_endpoint
+from ..configuration import environment
+from ..configuration.endpoints import format_endpoint
 from ..errors import ConfigError, RemoteError, RingcommError
-from ..keys import key_text
 from ..rendezvous.actions import Notice, Seat
 from ..rendezvous.embedded import EmbeddedRendezvous
-from ..results import pack_error, pack_value, remote_error, unpack
+from ..storage.certificate import make_certificate
+from ..storage.keys import key_text
+from ..storage.results import pack_error, pack_value, remote_error, unpack
 from ..transport.nics import machine
 
 logger = logging.getLogger("ringcomm")
@@ -66,7 +67,7 @@ class Outcome(NamedTuple):
     """What a rank has returned or raised.
 
     Attributes:
-        facts: those of :func:`ringcomm.results.unpack`.
+        facts: those of :func:`ringcomm.storage.results.unpack`.
         lost: whether the error is the system's, which reports that the worker has ended.
     """
 
@@ -345,7 +346,7 @@ def call(ticket: Ticket, fn: Callable[..., Any], args: Sequence[Any], kwargs: Ma
 
 
 def attempt(function: Callable[[], Any]) -> bytes:
-    """Call a function; what it returns or raises, for :func:`ringcomm.results.unpack`."""
+    """Call a function; what it returns or raises, for :func:`ringcomm.storage.results.unpack`."""
     try:
         return pack_value(function())
     except Exception as error:  # noqa: BLE001  whatever the user's function raises goes to the driver

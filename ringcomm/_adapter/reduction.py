@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from ..balance.step_weight import StepWeight
+from ..calls.process_set import ProcessSet, global_process_set, included_in, size_of
 from ..errors import ConfigError
 from ..ops import ReduceOp, op_of
-from ..process_set import ProcessSet, global_process_set, included_in, size_of
 from .arguments import predivided
 from .choice import configured
 from .compression import NoneCompressor, compressor_of

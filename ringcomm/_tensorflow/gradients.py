@@ -12,8 +12,8 @@ from .._adapter.gradients import bucket_name, plan_groups
 from .._adapter.graph_callbacks import Operation
 from .._adapter.names import variable_name
 from .._adapter.reduction import Reduction, is_coded
+from ..calls.process_set import size_of
 from ..ops import ReduceOp
-from ..process_set import size_of
 from . import bridge
 
 Name = Callable[[Any], str]

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Sized, Union
 
 from .. import api
-from ..context import Context
 from ..docstrings import documented
 from ..dtypes import Array
 from ..errors import ConfigError
+from ..job.context import Context
 from .deal import MEASURE, Deal, Speeds, check_position, limits_of
 from .pace import Pace
 

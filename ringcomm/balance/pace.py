@@ -15,9 +15,9 @@ import numpy as np
 
 from .. import api
 from ..collective.codec_rates import CODECS, Rates, measured_rates
-from ..context import Context
 from ..engine.request import Handle
 from ..errors import ConfigError
+from ..job.context import Context
 from ..ops import ReduceOp
 from ..schedule.calibration import Calibration, model_of
 from .deal import Deal

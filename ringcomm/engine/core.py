@@ -16,10 +16,10 @@ from ..collective.runner import Runner
 from ..collective.totals import Totals
 from ..config import Settings
 from ..errors import ConfigError
-from ..files import open_named
 from ..group.failures import FailureReporter
 from ..group.reporter import Reporter
 from ..schedule.select import Selector
+from ..storage.files import open_named
 from ..transport.base import Channels, Fabric, StoppableWatch
 from .bucket_runner import BucketRunner
 from .observer import Observer

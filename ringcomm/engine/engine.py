@@ -1,4 +1,4 @@
-"""Collectives by name: the engine as adapters and :class:`~ringcomm.context.Context` use it.
+"""Collectives by name: the engine as adapters and :class:`~ringcomm.job.context.Context` use it.
 
 Arrays are flat, contiguous and native here; shapes travel beside them. Every method returns a
 :class:`~.request.Handle` at once.

@@ -8,17 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import api, async_calls
+from .. import api
 from .._adapter.arguments import scattered_reduction
 from .._adapter.compression import Compression
 from .._adapter.graph_callbacks import Operation
 from .._adapter.reduction import Reduction
+from ..calls import async_calls
+from ..calls.process_set import ProcessSet, global_process_set, size_of
 from ..collective.call_sites import look_through, this_site
 from ..collective.rows import row_counts
 from ..docstrings import documented
 from ..errors import ConfigError, NotOfferedError
 from ..ops import ReduceOp, op_of
-from ..process_set import ProcessSet, global_process_set, size_of
 from . import started
 from .eager import from_host, to_host
 from .host_call import HostCall, rows_of

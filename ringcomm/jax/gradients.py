@@ -14,9 +14,9 @@ from .._adapter.compression import Compression
 from .._adapter.gradients import Gradient, plan_buckets
 from .._adapter.graph_callbacks import Operation
 from .._adapter.reduction import Reduction, is_coded
+from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
 from ..ops import ReduceOp, op_of
-from ..process_set import ProcessSet, global_process_set
 from .primitive import bind, weights_of
 
 

@@ -14,10 +14,10 @@ from .._adapter import calls_in_order
 from .._adapter.arguments import SequenceName
 from .._adapter.causes import record_cause
 from .._adapter.graph_callbacks import Batch, Operation
+from ..calls.process_set import number_of, rank_in, size_of
 from ..collective.call_sites import Site
 from ..dtypes import Array
 from ..errors import MismatchError, ShapeError
-from ..process_set import number_of, rank_in, size_of
 
 SEQUENCE = SequenceName("jax.jit")
 """The name of operations in compiled programs that are matched by name, if the caller gives none.

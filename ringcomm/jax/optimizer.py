@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from .._adapter.compression import Compression
+from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
 from ..errors import ConfigError
 from ..ops import ReduceOp
-from ..process_set import ProcessSet, global_process_set
 from .gradients import gradient_reducer
 
 

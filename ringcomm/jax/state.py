@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._adapter.objects import broadcast_object
+from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
-from ..process_set import ProcessSet, global_process_set
 from .collectives import broadcast, is_tracing
 
 

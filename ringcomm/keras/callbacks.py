@@ -10,9 +10,9 @@ import keras
 from .. import api
 from .._adapter.callbacks import Multiplier, Schedule, averaged, warmup
 from .._adapter.checking import StepCheck
+from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
 from ..elastic.parts import build, variables_of
-from ..process_set import ProcessSet, global_process_set
 from .collectives import broadcast_variables
 from .optimizer import check_reached, samples_of
 

@@ -12,9 +12,9 @@ from .._adapter.arguments import reduction
 from .._adapter.compression import NoneCompressor, compressor_of, is_elementwise
 from .._adapter.graph_callbacks import Batch, Operation
 from .._adapter.reduction import Reduction
+from ..calls.process_set import ProcessSet, global_process_set, size_of
 from ..docstrings import documented
 from ..ops import ReduceOp, op_of, weight_of
-from ..process_set import ProcessSet, global_process_set, size_of
 
 
 @documented

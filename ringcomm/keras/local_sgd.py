@@ -7,9 +7,9 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 import keras
 import numpy as np
 
+from .._adapter.local_sgd import LocalSGD
+from ..calls.process_set import ProcessSet, global_process_set
 from ..dtypes import Array
-from ..local_sgd import LocalSGD
-from ..process_set import ProcessSet, global_process_set
 from .callbacks import BroadcastGlobalVariablesCallback, Callback, Logs
 
 

@@ -8,9 +8,9 @@ import keras
 
 from .._adapter.compression import Compression
 from .._adapter.reduction import of_gradients
+from ..calls.process_set import global_process_set
 from ..docstrings import documented
 from ..ops import ReduceOp
-from ..process_set import global_process_set
 from .optimizer import make_distributed
 
 

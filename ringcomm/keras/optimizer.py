@@ -11,11 +11,11 @@ from .._adapter.compression import Compression
 from .._adapter.optimizer_classes import OptionsInClass, convert, derive, set_untracked
 from .._adapter.reduction import Groups, Reduction, of_gradients
 from ..balance.pace import StepCursor, weight_of_steps
+from ..calls.process_set import ProcessSet, global_process_set, size_of
 from ..collective.call_sites import look_through
 from ..docstrings import documented
 from ..errors import BrokenInvariantError, ConfigError
 from ..ops import ReduceOp, op_of
-from ..process_set import ProcessSet, global_process_set, size_of
 from .backends import reduce
 
 look_through(keras)

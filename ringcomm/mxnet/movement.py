@@ -9,10 +9,10 @@ import numpy as np
 
 from .. import api
 from .._adapter.arguments import wire_name
+from ..calls.process_set import ProcessSet, global_process_set, number_of
 from ..collective.rows import row_counts
 from ..docstrings import documented
 from ..errors import ConfigError, ShapeError
-from ..process_set import ProcessSet, global_process_set, number_of
 from .arrays import InPlace, copy_of, dense, flat_array, ndarray_of, shapes_of
 
 __all__ = ["allgather", "alltoall", "broadcast", "broadcast_", "grouped_allgather"]

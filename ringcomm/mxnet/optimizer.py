@@ -9,10 +9,10 @@ import mxnet as mx
 from .. import api
 from .._adapter.checking import StepCheck
 from .._adapter.reduction import of_gradients
+from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
 from ..errors import ConfigError
 from ..ops import ReduceOp
-from ..process_set import ProcessSet, global_process_set
 from .arrays import flat_array
 from .compression import Compression
 from .reducer import GradientReducer

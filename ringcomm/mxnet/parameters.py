@@ -12,9 +12,9 @@ from .. import api
 from .._adapter.arguments import wire_name
 from .._adapter.late_broadcast import LateBroadcasts, Presence, disagreement
 from .._adapter.objects import allgather_object
+from ..calls.process_set import ProcessSet, global_process_set, number_of, size_of
 from ..docstrings import documented
 from ..errors import ConfigError
-from ..process_set import ProcessSet, global_process_set, number_of, size_of
 from .arrays import InPlace, dense, flat_array
 
 

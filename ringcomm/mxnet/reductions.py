@@ -8,10 +8,10 @@ import mxnet as mx
 
 from .. import api
 from .._adapter.arguments import reduction, scattered_reduction, wire_name
+from ..calls.process_set import ProcessSet, global_process_set, number_of
 from ..collective.call_sites import look_through
 from ..docstrings import documented
 from ..ops import ReduceOp
-from ..process_set import ProcessSet, global_process_set, number_of
 from .arrays import InPlace, copy_of, dense, flat_array, ndarray_of, shapes_of
 
 __all__ = [

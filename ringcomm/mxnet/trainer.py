@@ -12,10 +12,10 @@ from .. import api
 from .._adapter.arguments import wire_name
 from .._adapter.checking import StepCheck
 from .._adapter.reduction import of_gradients
+from ..calls.process_set import ProcessSet, global_process_set, number_of
 from ..docstrings import documented
 from ..errors import ConfigError
 from ..ops import ReduceOp
-from ..process_set import ProcessSet, global_process_set, number_of
 from .arrays import flat_array
 from .compression import Compression
 from .optimizer import DistributedOptimizer

@@ -10,7 +10,7 @@ import ray
 from .._adapter.placed import Outcome, PlacedJob
 from ..clock import Deadline
 from ..errors import ConfigError, NotOfferedError, RemoteError
-from ..results import unpack
+from ..storage.results import unpack
 from .settings import MiniSettings, job_settings
 from .workers import Placement
 

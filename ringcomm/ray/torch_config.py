@@ -10,10 +10,10 @@ from typing import Any, Dict, Optional
 from ray.train.torch import TorchConfig as _TorchConfig
 
 from .._adapter.placed import settings_for
-from ..certificate import make_certificate
 from ..config import Settings
-from ..environment import assign
-from ..keys import key_text
+from ..configuration.environment import assign
+from ..storage.certificate import make_certificate
+from ..storage.keys import key_text
 
 
 @dataclass

@@ -16,7 +16,7 @@ import sys
 from typing import Any, Dict
 
 from ..config import Membership, Settings
-from ..endpoints import format_endpoint
+from ..configuration.endpoints import format_endpoint
 from ..errors import RingcommError
 from ..transport.encryption import encryption_of
 from .actions import Notice

@@ -10,7 +10,7 @@ import socket
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from ..clock import Deadline
-from ..endpoints import format_endpoint
+from ..configuration.endpoints import format_endpoint
 from ..transport.connect import Dial
 from ..transport.nics import own_addresses
 from ..transport.reactor import Reactor

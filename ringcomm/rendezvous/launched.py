@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional, Protocol, Tuple
 
-from ..certificate import make_certificate
 from ..clock import Deadline
 from ..config import Membership, Settings
+from ..configuration.other_launchers import Launched
 from ..errors import ConfigError, StartTimeoutError, StartupError
-from ..files import read_private, remove_file, write_private
-from ..other_launchers import Launched
+from ..storage.certificate import make_certificate
+from ..storage.files import read_private, remove_file, write_private
 from ..transport.nics import machine
 from .client import Moved, Watched, join
 from .embedded import EmbeddedRendezvous

@@ -9,10 +9,10 @@ import numpy as np
 
 from ..clock import monotonic
 from ..collective.codec_rates import CODECS, measured_rates
-from ..files import open_named
-from ..polling import waited_for_cores_s
+from ..configuration.polling import waited_for_cores_s
 from ..schedule.calibration import Calibration, model_of
 from ..schedule.machine import Machine, link_byte_s, machine_of
+from ..storage.files import open_named
 from .prediction import Prediction, Row, predictions
 from .recorder import Measured, StepRecorder, description, doubt, missing, workload_of
 
@@ -28,7 +28,7 @@ class JobPrediction:
     """Takes the reductions of a job until they can be predicted.
 
     Args:
-        context: of this rank, a :class:`~ringcomm.context.Context`.
+        context: of this rank, a :class:`~ringcomm.job.context.Context`.
     """
 
     def __init__(self, context: Any) -> None:

@@ -6,8 +6,8 @@ from types import MappingProxyType
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ..collective.codec_rates import CODECS, CODING_BYTE_S
+from ..configuration.parsing import MOST_RANKS
 from ..errors import ConfigError
-from ..parsing import MOST_RANKS
 from ..schedule.closed_form import Cost, best_method, reduce_cost
 from ..schedule.machine import Machine, Method, grid, link_byte_s
 from .figure import Line, line_chart

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
+from ..configuration.parsing import bits_per_s
 from ..errors import ConfigError
-from ..parsing import bits_per_s
 from .calibration import (
     LOCAL_BYTE_S,
     LOCAL_LATENCY_S,

@@ -20,8 +20,8 @@ from .._adapter import common
 from .._adapter.common import *  # noqa: F403
 from .._adapter.compressed import load_residual_state_dict, residual_state_dict
 from .._adapter.compression import Compression, PowerSGD
-from ..async_calls import join
 from ..balance.batches import BalancedBatches
+from ..calls.async_calls import join
 from . import elastic, mpi_ops
 from .balanced import BalancedDataset
 from .collectives import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter

@@ -10,10 +10,10 @@ from .._adapter.arguments import reduction
 from .._adapter.compression import Compression
 from .._adapter.reduction import Reduction
 from .._tensorflow import bridge
+from ..calls.process_set import ProcessSet, global_process_set, size_of
 from ..collective.call_sites import look_through
 from ..docstrings import documented
 from ..ops import ReduceOp, op_of
-from ..process_set import ProcessSet, global_process_set, size_of
 from . import flow
 
 look_through(tf)

@@ -11,8 +11,8 @@ from .. import api
 from .._adapter.graph_callbacks import Operation
 from .._adapter.reduction import Reduction
 from .._tensorflow import bridge
+from ..calls.process_set import ProcessSet, rank_in, size_of
 from ..ops import ReduceOp
-from ..process_set import ProcessSet, rank_in, size_of
 
 Tensors = List[tf.Tensor]
 

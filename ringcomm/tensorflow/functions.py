@@ -12,9 +12,9 @@ from .._adapter import objects
 from .._adapter.graph_callbacks import Operation
 from .._adapter.reduction import Reduction
 from .._tensorflow import bridge
+from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
 from ..errors import Misuse
-from ..process_set import ProcessSet, global_process_set
 
 tf1 = tf.compat.v1
 

@@ -9,8 +9,8 @@ import tensorflow as tf
 from .._adapter.graph_callbacks import Batch, Operation
 from .._adapter.reduction import Reduction
 from .._tensorflow import bridge
+from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
-from ..process_set import ProcessSet, global_process_set
 from . import flow
 
 

@@ -10,10 +10,10 @@ from .._adapter.compression import Compression
 from .._adapter.reduction import Groups, of_gradients
 from .._tensorflow.gradients import GradientReducer, ReducingOptimizer
 from ..balance.pace import weight_of_steps
+from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
 from ..errors import ConfigError
 from ..ops import ReduceOp, op_of
-from ..process_set import ProcessSet, global_process_set
 
 tf1 = tf.compat.v1
 

@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from .._adapter.reduction import Reduction
 from .._tensorflow import bridge
+from ..calls.process_set import ProcessSet, global_process_set, size_of
 from ..docstrings import documented
 from ..ops import ReduceOp
-from ..process_set import ProcessSet, global_process_set, size_of
 from . import flow
 
 _KERAS_2 = tf.keras.Model.__module__.partition(".")[0] == "tf_keras"

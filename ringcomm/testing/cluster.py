@@ -8,15 +8,15 @@ import threading
 from dataclasses import replace
 from typing import Any, Callable, List, Optional, Sequence
 
-from ..certificate import make_certificate
 from ..clock import Deadline
 from ..config import Membership, Settings, Slot
-from ..context import Context
 from ..engine.waiters import set_owner
 from ..errors import RingcommError
 from ..group.view import Peer
+from ..job.context import Context
 from ..rendezvous.actions import Notice, Seat
 from ..rendezvous.server import RendezvousServer
+from ..storage.certificate import make_certificate
 from ..transport.base import Channels, Fabric
 from ..transport.encryption import encryption_of
 from ..transport.memory import memory_channels

@@ -10,8 +10,8 @@ import torch
 from .. import api
 from .._adapter.graph_callbacks import Operation
 from .._adapter.reduction import Reduction, is_coded
+from ..calls.process_set import ProcessSet, rank_in, size_of
 from ..ops import ReduceOp, weight_of
-from ..process_set import ProcessSet, rank_in, size_of
 from . import handles
 from .tensors import flat_array, on_host, plain, tensor_of
 

@@ -19,9 +19,9 @@ from .._adapter.feedback import Residuals
 from .._adapter.gradients import bucket_name
 from .._adapter.reduction import Reduction
 from ..arrays.operands import mirrors
+from ..calls.process_set import number_of
 from ..codec.base import BLOCK_ITEMS
 from ..dtypes import Array
-from ..process_set import number_of
 from . import handles
 from .compression import wire_torch_dtype
 from .submit import start_allreduce

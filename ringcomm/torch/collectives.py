@@ -9,9 +9,9 @@ import torch
 from .. import api
 from .._adapter.arguments import reduction
 from .._adapter.reduction import Reduction
+from ..calls.process_set import ProcessSet, global_process_set, number_of
 from ..docstrings import documented
 from ..ops import ReduceOp, op_of
-from ..process_set import ProcessSet, global_process_set, number_of
 from . import handles
 from .autograd import Allgather, Allreduce, Alltoall, Broadcast, Reducescatter
 from .compression import Compression

@@ -11,12 +11,12 @@ from typing import Any, Callable, Optional, Sequence, Union
 import torch
 
 from .._adapter.arguments import reduction
+from ..calls.process_set import ProcessSet, global_process_set, size_of
 from ..collective.call_sites import look_through
 from ..docstrings import documented
 from ..engine.request import Handle
 from ..errors import ConfigError
 from ..ops import ReduceOp, op_of
-from ..process_set import ProcessSet, global_process_set, size_of
 from .movement import (
     allgather_async,
     alltoall_async,

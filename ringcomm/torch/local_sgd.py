@@ -6,10 +6,10 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 
+from .._adapter.local_sgd import LocalSGD as Core
+from ..calls.process_set import ProcessSet, global_process_set
 from ..dtypes import Array
 from ..errors import ConfigError
-from ..local_sgd import LocalSGD as Core
-from ..process_set import ProcessSet, global_process_set
 from .optimizer import _AdasumDistributed, _Distributed
 from .state import broadcast_parameters
 

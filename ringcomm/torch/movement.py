@@ -13,10 +13,10 @@ import torch
 from .. import api
 from .._adapter.arguments import wire_name
 from ..arrays.operands import mirrors
+from ..calls.process_set import ProcessSet, global_process_set, number_of
 from ..docstrings import documented
 from ..engine.request import Handle
 from ..errors import ConfigError
-from ..process_set import ProcessSet, global_process_set, number_of
 from .submit import start_allgather, start_broadcast
 from .tensors import Copied, InPlace, Moved
 

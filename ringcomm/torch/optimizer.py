@@ -16,10 +16,10 @@ from .._adapter.gradients import names_of
 from .._adapter.reduction import Groups, Reduction, is_coded, of_gradients
 from ..balance.batches import Balanced
 from ..balance.pace import weight_of_steps
+from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
 from ..errors import ConfigError, NotOfferedError
 from ..ops import ReduceOp, op_of
-from ..process_set import ProcessSet, global_process_set
 from . import handles
 from .compression import Compression
 from .own_optimizer import all_parameters, has_step_hooks, no_copies, of_kind, own_step, parameters_of

@@ -13,9 +13,9 @@ from .._adapter.choice import AutoCompression
 from .._adapter.feedback import Residuals
 from .._adapter.gradients import Arrivals, Gradient, plan_buckets, plan_groups
 from .._adapter.reduction import Reduction
-from ..context import Context
+from ..calls.process_set import included_in
 from ..errors import ConfigError
-from ..process_set import included_in
+from ..job.context import Context
 from .buckets import Bucket, SparseBucket
 from .compressed_buckets import codec_of, make_bucket
 

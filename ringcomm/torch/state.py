@@ -6,13 +6,14 @@ from typing import Any, Iterable, List, Mapping, Sequence, Tuple, Union
 
 import torch
 
-from .. import api, setting_aliases
+from .. import api
 from .._adapter.objects import broadcast_object
 from .._adapter.trees import put_together, take_apart
 from ..arrays.operands import mirrors
+from ..calls.process_set import ProcessSet, global_process_set, number_of
+from ..configuration import setting_aliases
 from ..docstrings import documented
 from ..errors import ConfigError
-from ..process_set import ProcessSet, global_process_set, number_of
 from . import handles
 from .tensors import InPlace, like_parameter
 

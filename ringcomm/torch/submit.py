@@ -9,9 +9,9 @@ import torch
 from .. import api
 from .._adapter.arguments import scattered_reduction, wire_name
 from ..arrays.operands import mirrors
+from ..calls.process_set import ProcessSet, number_of
 from ..engine.request import Handle
 from ..ops import ReduceOp
-from ..process_set import ProcessSet, number_of
 from .tensors import Moved
 
 

@@ -8,8 +8,8 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .. import api
+from ..calls.process_set import ProcessSet, global_process_set
 from ..ops import ReduceOp
-from ..process_set import ProcessSet, global_process_set
 from . import handles
 
 

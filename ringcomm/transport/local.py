@@ -39,7 +39,7 @@ class Trial:
     blocking, with a timeout.
 
     Args:
-        wish: one of :data:`ringcomm.parsing.TRANSPORTS`.
+        wish: one of :data:`ringcomm.configuration.parsing.TRANSPORTS`.
     """
 
     def __init__(self, sock: socket.socket, wish: str, crowded: bool = False) -> None:

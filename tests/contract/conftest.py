@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Iterator, List
 import pytest
 
 from ringcomm import api
-from ringcomm.context import Context
+from ringcomm.job.context import Context
 from ringcomm.rendezvous import links
 from ringcomm.transport.connect import listen
 from ringcomm.transport.kinds import LOOPBACK

@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 
-from ringcomm.flight_recorder import Channel
+from ringcomm.job.flight_recorder import Channel
 from tests.contract.service import eventually
 
 LIMIT_S = 60.0

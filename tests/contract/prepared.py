@@ -17,11 +17,11 @@ import pytest
 
 from ringcomm import newkey
 from ringcomm.clock import Deadline
+from ringcomm.configuration.other_launchers import Launched
 from ringcomm.errors import ConfigError
-from ringcomm.files import open_named
-from ringcomm.keys import read_key
-from ringcomm.other_launchers import Launched
 from ringcomm.rendezvous.launched import FileNotice
+from ringcomm.storage.files import open_named
+from ringcomm.storage.keys import read_key
 from ringrun.agent import shipped
 from ringrun.agent.job_folder import JobFolder
 from ringrun.diagnosis import records

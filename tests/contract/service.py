@@ -15,12 +15,12 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 import numpy as np
 import psutil
 
-from ringcomm.certificate import make_certificate
 from ringcomm.clock import Deadline
 from ringcomm.config import Membership, Settings, Slot
-from ringcomm.context import Context
+from ringcomm.job.context import Context
 from ringcomm.rendezvous.actions import Notice, Seat
 from ringcomm.rendezvous.server import RendezvousServer
+from ringcomm.storage.certificate import make_certificate
 from ringcomm.transport.accept import PLACE_S, Acceptor
 from ringcomm.transport.connect import listen
 from ringcomm.transport.encryption import encryption_of

@@ -9,9 +9,9 @@ import time
 import numpy as np
 import pytest
 
-from ringcomm.activity import OPERATIONS_SENT, Activity, flat, report
 from ringcomm.config import Settings
 from ringcomm.errors import NotInitializedError
+from ringcomm.job.activity import OPERATIONS_SENT, Activity, flat, report
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import run_ranks
 

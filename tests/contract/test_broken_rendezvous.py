@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ringcomm.config import Settings
-from ringcomm.context import Context
 from ringcomm.errors import (
     PeerLostError,
     StartupError,
 )
+from ringcomm.job.context import Context
 from ringcomm.rendezvous import control
 from ringcomm.transport.connect import listen
 from ringcomm.wire.messages import MessageReader, body_of, encode, framed

@@ -15,10 +15,10 @@ from ringcomm._adapter.compression import Compression
 from ringcomm._adapter.graph_callbacks import Operation
 from ringcomm._adapter.reduction import Reduction
 from ringcomm.balance.step_weight import StepWeight
+from ringcomm.calls.process_set import global_process_set
 from ringcomm.collective.call_sites import this_site
 from ringcomm.engine.packing import FusionBuffer
 from ringcomm.ops import ReduceOp
-from ringcomm.process_set import global_process_set
 from ringcomm.testing.cluster import run_ranks
 
 EVERY = global_process_set

@@ -22,9 +22,9 @@ from ringcomm._adapter.compression import Compression, NoneCompressor, PowerSGD
 from ringcomm._adapter.graph_callbacks import Operation
 from ringcomm._adapter.reduction import Reduction, is_coded
 from ringcomm.balance.step_weight import StepWeight
+from ringcomm.calls.process_set import global_process_set
 from ringcomm.errors import ConfigError, ShapeError
 from ringcomm.ops import ReduceOp
-from ringcomm.process_set import global_process_set
 from ringcomm.testing.cluster import run_ranks
 
 SIZE = 3

@@ -11,15 +11,15 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from ringcomm import context as context_module
 from ringcomm.arrays.mirrors import StagingPool
 from ringcomm.config import Membership, Settings
-from ringcomm.context import Context
-from ringcomm.entry import Entry
 from ringcomm.errors import PeerLostError, StartTimeoutError
 from ringcomm.group.view import Peer
+from ringcomm.job import context as context_module
+from ringcomm.job.context import Context
+from ringcomm.job.entry import Entry
+from ringcomm.job.preparation import Preparation
 from ringcomm.ops import Sum
-from ringcomm.preparation import Preparation
 from ringcomm.rendezvous.client import join
 from ringcomm.rendezvous.embedded import EmbeddedRendezvous
 from ringcomm.testing.cluster import RankFailed, run_ranks

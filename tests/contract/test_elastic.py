@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 
 import ringcomm as rc
-from ringcomm.certificate import make_certificate
 from ringcomm.config import Membership, Settings, Slot
-from ringcomm.context import Context
-from ringcomm.newcomer import newcomer_of
-from ringcomm.preparation import Preparation
+from ringcomm.job.context import Context
+from ringcomm.job.newcomer import newcomer_of
+from ringcomm.job.preparation import Preparation
 from ringcomm.rendezvous import channels, client, elastic_client
 from ringcomm.rendezvous.actions import Notice
 from ringcomm.rendezvous.elastic_client import ElasticJoiner, join_view, running_size
 from ringcomm.rendezvous.elastic_control import Resume
 from ringcomm.rendezvous.next_view import Limits
 from ringcomm.rendezvous.server import RendezvousServer
+from ringcomm.storage.certificate import make_certificate
 from ringcomm.transport.encryption import encryption_of
 from tests.contract.fake_rendezvous import ABORT, PROBE, FakeRendezvous
 from tests.contract.peer import Peer

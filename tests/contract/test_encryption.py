@@ -13,10 +13,10 @@ import pytest
 
 import ringcomm as rc
 from ringcomm import newkey
-from ringcomm.certificate import make_certificate
 from ringcomm.config import Membership, Settings
 from ringcomm.errors import AuthenticationError, ConfigError, StartupError
-from ringcomm.keys import read_key
+from ringcomm.storage.certificate import make_certificate
+from ringcomm.storage.keys import read_key
 from ringcomm.testing.cluster import run_ranks
 from ringcomm.transport import tls
 from ringcomm.transport.accept import Acceptor

@@ -16,10 +16,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ringcomm import flight_recorder as module
 from ringcomm.config import Settings
 from ringcomm.errors import NotInitializedError, PeerLostError
-from ringcomm.flight_recorder import NUMBERS, RECORD, Channel, forget_what_is_closed, record
+from ringcomm.job import flight_recorder as module
+from ringcomm.job.flight_recorder import NUMBERS, RECORD, Channel, forget_what_is_closed, record
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import RankFailed, run_ranks
 from tests.contract.flight_agent import LIMIT_S, Agent
@@ -312,7 +312,7 @@ class TestSending:
         agent.channel._sending.release()
 
     def test_a_launcher_that_is_gone_is_no_error(self, agent, caplog):
-        caplog.set_level(logging.DEBUG, "ringcomm.flight_recorder")
+        caplog.set_level(logging.DEBUG, "ringcomm.job.flight_recorder")
         agent.hang_up()
         agent.channel.send({"type": "x"})
         assert any("ringrun does not receive" in item.getMessage() for item in caplog.records)

@@ -10,9 +10,9 @@ from ringcomm._adapter.compression import Compression
 from ringcomm._adapter.graph_callbacks import Batch, Operation, check_sets
 from ringcomm._adapter.reduction import Reduction
 from ringcomm.balance.step_weight import StepWeight
+from ringcomm.calls.process_set import ProcessSet, global_process_set
 from ringcomm.engine.process_sets import UnknownProcessSetError
 from ringcomm.ops import ReduceOp
-from ringcomm.process_set import ProcessSet, global_process_set
 from ringcomm.testing.cluster import run_ranks
 
 EVERY = global_process_set

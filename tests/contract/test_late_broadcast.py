@@ -9,8 +9,8 @@ import pytest
 
 from ringcomm import api
 from ringcomm._adapter.late_broadcast import LateBroadcasts, Presence, disagreement
+from ringcomm.calls.process_set import global_process_set
 from ringcomm.errors import ShapeError
-from ringcomm.process_set import global_process_set
 from ringcomm.testing.cluster import run_ranks
 
 NAMES = ["a", "b", "c", "d"]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ringcomm.config import Membership, Settings
-from ringcomm.context import Context
 from ringcomm.errors import ConfigError, MismatchError, NotInitializedError, PeerLostError, RefusedError
+from ringcomm.job.context import Context
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import run_ranks
 from tests.contract.service import eventually

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ringcomm.certificate import make_certificate
+from ringcomm.storage.certificate import make_certificate
 from ringcomm.testing import contract
 from ringcomm.transport.base import Watch
 from ringcomm.transport.connect import listen

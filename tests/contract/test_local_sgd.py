@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ringcomm._adapter.local_sgd import LocalSGD
 from ringcomm.errors import ConfigError
-from ringcomm.local_sgd import LocalSGD
 from ringcomm.testing.cluster import errors_of, run_ranks
 
 SHAPES = [(70, 80), (9,), ()]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringcomm import preparation
 from ringcomm.collective.measure import agreed, measure
 from ringcomm.config import Settings
 from ringcomm.errors import PeerLostError
+from ringcomm.job import preparation
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import RankFailed, run_ranks
 from tests.support.reference import assert_reduced, contributions, same_bits

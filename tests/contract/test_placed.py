@@ -30,10 +30,10 @@ from ringcomm._adapter.placed import (
     settings_for,
 )
 from ringcomm.config import Membership, Settings
-from ringcomm.context import Context
 from ringcomm.errors import ConfigError, PeerLostError, RemoteError
-from ringcomm.keys import read_key
-from ringcomm.results import unpack
+from ringcomm.job.context import Context
+from ringcomm.storage.keys import read_key
+from ringcomm.storage.results import unpack
 
 SETTINGS = Settings(start_timeout_s=100.0)
 SPAWN = multiprocessing.get_context("spawn")

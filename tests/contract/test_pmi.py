@@ -13,8 +13,8 @@ import pytest
 
 from ringcomm.clock import Deadline
 from ringcomm.config import Membership, Settings
+from ringcomm.configuration.other_launchers import Launched
 from ringcomm.errors import StartTimeoutError, StartupError
-from ringcomm.other_launchers import Launched
 from ringcomm.rendezvous import launched as module
 from ringcomm.rendezvous import pmi as pmi_module
 from ringcomm.rendezvous.launched import FileNotice, PmiNotice, join_launched

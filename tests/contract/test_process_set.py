@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 
 import ringcomm as rc
-from ringcomm.config import Settings
-from ringcomm.engine.process_sets import UnknownProcessSetError
-from ringcomm.errors import ConfigError, DesyncError, MismatchError, Misuse, NotInitializedError
-from ringcomm.process_set import (
+from ringcomm.calls.process_set import (
     ProcessSet,
     add_process_set,
     global_process_set,
@@ -19,6 +16,9 @@ from ringcomm.process_set import (
     remove_process_set,
     size_of,
 )
+from ringcomm.config import Settings
+from ringcomm.engine.process_sets import UnknownProcessSetError
+from ringcomm.errors import ConfigError, DesyncError, MismatchError, Misuse, NotInitializedError
 from ringcomm.testing.cluster import run_ranks
 
 SETTINGS = Settings(spin_us=0.0, timeout_s=20.0, start_timeout_s=20.0, stall_warning_s=0.0)

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import pytest
 
-from ringcomm import flight_recorder
+from ringcomm.job import flight_recorder
 from ringrun.agent import recorders as module
 from ringrun.agent.recorders import RECORD_LIMIT_BYTES, Recorders, catches_signal, process_facts, status_of
 

@@ -13,17 +13,17 @@ import numpy as np
 import psutil
 import pytest
 
-from ringcomm.certificate import make_certificate
 from ringcomm.config import Membership, Settings, Slot
-from ringcomm.context import Context
 from ringcomm.errors import (
     AuthenticationError,
     RefusedError,
     StartTimeoutError,
     StartupError,
 )
+from ringcomm.job.context import Context
 from ringcomm.rendezvous import client, message_server
 from ringcomm.rendezvous.embedded import EmbeddedRendezvous
+from ringcomm.storage.certificate import make_certificate
 from ringcomm.transport.connect import listen
 from tests.contract.service import eventually, free_port, opened, remains, sum_of_ranks, together
 

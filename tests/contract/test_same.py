@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringcomm.consistency import compare
+from ringcomm.calls.consistency import compare
 from ringcomm.errors import DesyncError, MismatchError, Recoverable
 from ringcomm.testing.cluster import run_ranks
 

@@ -11,8 +11,8 @@ import pytest
 
 from ringcomm import api
 from ringcomm._adapter import objects as by_name
+from ringcomm.calls.objects import Objects, Packed
 from ringcomm.errors import Misuse, ProtocolError, RingcommError
-from ringcomm.objects import Objects, Packed
 from ringcomm.rendezvous import links
 from ringcomm.transport.connect import Dial
 from ringcomm.wire.signing import Signer

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from ringcomm.config import Membership, Settings
-from ringcomm.context import Context
 from ringcomm.errors import ConfigError, Misuse
+from ringcomm.job.context import Context
+from ringcomm.job.timeline import Merger, TraceFile
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import run_ranks
-from ringcomm.timeline import Merger, TraceFile
 
 
 def test_file_is_complete_after_every_write(tmp_path):

@@ -1,7 +1,7 @@
 """Local steps from seeds, of NumPy arrays and of PyTorch's models, against one process.
 
 A family of :mod:`tests.fuzz.agreeing`. Each rank also trains the models of all ranks, and brings them
-together by the formulas in the documentation of :class:`~ringcomm.local_sgd.LocalSGD`.
+together by the formulas in the documentation of :class:`~ringcomm._adapter.local_sgd.LocalSGD`.
 """
 
 from __future__ import annotations

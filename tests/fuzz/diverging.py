@@ -12,8 +12,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 import numpy as np
 
 from ringcomm.config import Settings
-from ringcomm.context import Context
 from ringcomm.errors import MismatchError, PeerLostError, RingcommError
+from ringcomm.job.context import Context
 from ringcomm.ops import Max, Sum
 from ringcomm.testing.cluster import RankFailed, run_ranks
 

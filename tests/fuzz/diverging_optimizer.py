@@ -26,9 +26,9 @@ import torch
 
 import ringcomm.torch as hvd
 from ringcomm import api
+from ringcomm.calls.process_set import add_process_set
 from ringcomm.config import Membership, Settings, Slot
 from ringcomm.errors import RingcommError
-from ringcomm.process_set import add_process_set
 from ringcomm.rendezvous.actions import Seat
 from ringcomm.rendezvous.server import RendezvousServer
 

@@ -7,9 +7,9 @@ import itertools
 from hypothesis import strategies as st
 
 from ringcomm.config import Settings
-from ringcomm.endpoints import parse_endpoint
+from ringcomm.configuration.endpoints import parse_endpoint
 from ringcomm.errors import ConfigError, ProtocolError
-from ringcomm.keys import read_key
+from ringcomm.storage.keys import read_key
 from ringcomm.transport.encryption import encryption_of
 from ringrun.agent import framing
 from ringrun.plan import setting_sources

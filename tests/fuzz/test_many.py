@@ -12,11 +12,11 @@ import random
 
 import pytest
 
+from ringcomm.calls.objects import Objects
 from ringcomm.config import Slot
 from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError, StartupError
 from ringcomm.group.message_channel import OVERHEAD_BYTES, Channel, Disagreement
 from ringcomm.group.message_matching import Matcher, Receive
-from ringcomm.objects import Objects
 from ringcomm.rendezvous.actions import Seat
 from ringcomm.rendezvous.board import Board
 from ringcomm.rendezvous.state import Rendezvous

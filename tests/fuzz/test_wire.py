@@ -9,7 +9,6 @@ import ssl
 import pytest
 from hypothesis import strategies as st
 
-from ringcomm.certificate import make_certificate
 from ringcomm.config import Slot
 from ringcomm.data_service.registry import Registry
 from ringcomm.engine.control_messages import ControlMessages
@@ -22,6 +21,7 @@ from ringcomm.rendezvous.actions import Seat, Timer
 from ringcomm.rendezvous.control import error_from
 from ringcomm.rendezvous.echo import Echo
 from ringcomm.rendezvous.state import Rendezvous
+from ringcomm.storage.certificate import make_certificate
 from ringcomm.transport.encryption import encryption_of
 from ringcomm.transport.memory import memory_fabrics
 from ringcomm.transport.reactor import Reactor

@@ -12,13 +12,13 @@ from typing import Dict, Iterator, List, Tuple
 import numpy as np
 import pytest
 
-from ringcomm.certificate import make_certificate
 from ringcomm.config import Membership, Settings
-from ringcomm.context import Context
 from ringcomm.errors import RingcommError
-from ringcomm.keys import key_text
+from ringcomm.job.context import Context
 from ringcomm.rendezvous.actions import Notice
 from ringcomm.rendezvous.server import RendezvousServer
+from ringcomm.storage.certificate import make_certificate
+from ringcomm.storage.keys import key_text
 from ringcomm.transport.encryption import encryption_of
 from tests.hosts.netlab import Lab
 

@@ -166,7 +166,8 @@ def check_command(words: List[str]) -> None:
 
 def variables() -> str:
     """A text with all environment variables: the settings' page, which a test keeps true, and the others."""
-    return "".join((ROOT / path).read_text() for path in ("docs/configuration.md", "ringcomm/variables.py"))
+    paths = ("docs/configuration.md", "ringcomm/configuration/variables.py")
+    return "".join((ROOT / path).read_text() for path in paths)
 
 
 @pytest.mark.parametrize("block", blocks_in("yaml"))

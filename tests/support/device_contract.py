@@ -20,9 +20,9 @@ from typing import Any, Callable, List, Sequence
 import numpy as np
 
 from ringcomm.arrays.operands import Operand, mirrors, submitted
-from ringcomm.context import Context
 from ringcomm.dtypes import dtype_named
 from ringcomm.engine.request import Handle
+from ringcomm.job.context import Context
 from ringcomm.ops import Adasum, Average, Max, Min, Product, Sum
 
 LONG = 300_000

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import ringcomm as rc
-from ringcomm import api, default_context
+from ringcomm import api
 from ringcomm.config import Membership
-from ringcomm.context import Context
+from ringcomm.job import default_context
+from ringcomm.job.context import Context
 
 ARGUMENTS = {
     "rank": (), "size": (), "local_rank": (), "local_size": (), "cross_rank": (), "cross_size": (),
@@ -140,7 +141,7 @@ def test_a_function_is_run_by_the_launcher():
     assert rc.run is run
 
 
-OF_CONTEXTS_ONLY = {"close", "restart", "suspend", "take_changes"}
+OF_CONTEXTS_ONLY = {"announce", "close", "restart", "suspend", "take_changes"}
 
 
 @pytest.mark.parametrize("name", sorted({n for n, f in vars(Context).items() if inspect.isfunction(f)

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ringcomm import config, environment, setting_aliases
+from ringcomm import config
 from ringcomm.config import Membership, Settings, Slot, document, misspelt_variables
-from ringcomm.endpoints import format_endpoint, parse_endpoint
+from ringcomm.configuration import environment, setting_aliases
+from ringcomm.configuration.endpoints import format_endpoint, parse_endpoint
+from ringcomm.configuration.parsing import ALGORITHMS
 from ringcomm.errors import ConfigError
-from ringcomm.parsing import ALGORITHMS
 from ringcomm.schedule import algorithms, registry  # noqa: F401
 
 KEY = bytes(range(32))

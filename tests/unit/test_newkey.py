@@ -10,10 +10,11 @@ import sys
 
 import pytest
 
-from ringcomm import certificate, newkey
-from ringcomm.certificate import make_certificate
+from ringcomm import newkey
 from ringcomm.errors import ConfigError
-from ringcomm.keys import key_text, read_key
+from ringcomm.storage import certificate
+from ringcomm.storage.certificate import make_certificate
+from ringcomm.storage.keys import key_text, read_key
 from ringcomm.transport.tls import Tls
 
 

@@ -18,7 +18,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set
 
-from ringcomm import files, folders
+from ringcomm.storage import files, folders
 from ringrun.agent import shipped
 
 KEPT_JOBS = 3

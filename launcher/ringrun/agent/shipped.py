@@ -5,7 +5,7 @@ Standard library only: the launcher sends this file with :mod:`ringrun.agent.age
 that is added to the ranks' module path: ringcomm itself, or a wheel. It is identified by a digest of its
 files, which is checked each time before the package is used. Nothing in it can be exchanged between the check
 and the use, because the cache is a folder in which only this user and the administrator can change anything
-(:func:`ringcomm.folders.trusted_folder`); where it is none, another place is taken.
+(:func:`ringcomm.storage.folders.trusted_folder`); where it is none, another place is taken.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 import zipfile
 from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
-from ringcomm import files, folders
+from ringcomm.storage import files, folders
 from ringrun.agent import checks
 
 UNUSED_S = 30 * 24 * 3600.0

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Container, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
-from ringcomm.files import read_file, write_file
-from ringcomm.folders import inner_folder, new_folder, own_folder, owned_names, remove
+from ringcomm.storage.files import read_file, write_file
+from ringcomm.storage.folders import inner_folder, new_folder, own_folder, owned_names, remove
 
 from ..plan.job import Job
 from .first_failure import Complaint, Exit

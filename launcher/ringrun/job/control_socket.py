@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from ringcomm.clock import Deadline
 from ringcomm.errors import ConfigError
-from ringcomm.folders import own_folder
+from ringcomm.storage.folders import own_folder
 from ringcomm.transport.connect import NO_DESCRIPTORS_S, check_user, is_short_of_descriptors
 
 from ..plan.job import Job

@@ -12,8 +12,8 @@ from typing import Any, Dict, List, NamedTuple, Sequence
 from typing import Counter as Counts
 
 from ringcomm.errors import ProtocolError
-from ringcomm.files import PartialFile, write_all
-from ringcomm.folders import inner_folder, own_folder
+from ringcomm.storage.files import PartialFile, write_all
+from ringcomm.storage.folders import inner_folder, own_folder
 
 from ..plan.job import Job
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import List, Mapping, Optional, Sequence, Tuple
 
-from ringcomm.certificate import make_certificate
 from ringcomm.errors import ConfigError
+from ringcomm.storage.certificate import make_certificate
 from ringcomm.transport.nics import InterfaceFilter
 
 from ..diagnosis.failure_report import ranks_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 from ringcomm.config import Settings, Slot
-from ringcomm.endpoints import format_endpoint
+from ringcomm.configuration.endpoints import format_endpoint
 from ringcomm.errors import ConfigError
 
 from ..plan.job import HostJob, Job

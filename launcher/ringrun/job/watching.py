@@ -7,7 +7,7 @@ import time
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
-from ringcomm.files import open_named
+from ringcomm.storage.files import open_named
 
 from ..plan.job import Job
 from ..reach.agent_process import Link

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional
 
-from ringcomm.setting_aliases import OtherName
+from ringcomm.configuration.setting_aliases import OtherName
 
 from .ranks import Place
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Protocol, Sequence, Tuple
 
 from ringcomm.config import Settings, Slot
-from ringcomm.keys import key_text
+from ringcomm.storage.keys import key_text
 from ringcomm.wire.signing import Signer
 
 from .command import Command

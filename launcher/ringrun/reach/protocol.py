@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Tuple
 
-from ringcomm import files, folders
 from ringcomm.errors import ProtocolError
+from ringcomm.storage import files, folders
 
 from ..agent import (
     agent,

@@ -2,9 +2,9 @@
 
 They are downloaded on this machine by pip, for the interpreter, the processor and the C library of the host,
 and kept for the next job, in a folder in which no other user can change anything
-(:func:`ringcomm.folders.trusted_folder`), with their digests, which are checked at every use. A wheel is a
-zip file whose extension modules find their own libraries by relative paths, so the host only has to unpack it
-into a directory on the module path: it needs neither pip nor a virtual environment.
+(:func:`ringcomm.storage.folders.trusted_folder`), with their digests, which are checked at every use. A wheel
+is a zip file whose extension modules find their own libraries by relative paths, so the host only has to
+unpack it into a directory on the module path: it needs neither pip nor a virtual environment.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import zipfile
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
-from ringcomm.files import open_at, read_at, write_file
-from ringcomm.folders import inner_folder, new_folder, owned_names, remove
+from ringcomm.storage.files import open_at, read_at, write_file
+from ringcomm.storage.folders import inner_folder, new_folder, owned_names, remove
 
 from ..agent.shipped import NoPlace, in_first_place
 from .package import Package

@@ -15,8 +15,8 @@ from typing import Callable, Collection, Deque, Dict, Mapping, Optional, Sequenc
 
 from ringcomm.clock import Deadline
 from ringcomm.errors import ConfigError
-from ringcomm.files import new_file, open_named, write_all
-from ringcomm.folders import own_folder
+from ringcomm.storage.files import new_file, open_named, write_all
+from ringcomm.storage.folders import own_folder
 
 from .output import cut_to_width, uses_colour
 

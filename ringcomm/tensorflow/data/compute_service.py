@@ -36,10 +36,10 @@ import tensorflow as tf
 from ..._adapter.common import init, rank
 from ...clock import Deadline
 from ...config import Membership, Settings
+from ...configuration.endpoints import format_endpoint
 from ...data_service.service import ComputeClient
-from ...endpoints import format_endpoint
 from ...errors import ConfigError, NotOfferedError, StartTimeoutError
-from ...files import Exposed, read_private, write_private
+from ...storage.files import Exposed, read_private, write_private
 from ..movement import barrier
 from . import servers
 

@@ -18,7 +18,7 @@ from ...api import context
 from ...config import Membership
 from ...data_service.service import ComputeService
 from ...errors import ConfigError
-from ...files import remove_file
+from ...storage.files import remove_file
 from .compute_service import SIDES, TfDataServiceConfig, compute_worker_fn
 
 

@@ -6,10 +6,10 @@ from typing import Any, Optional
 
 import tensorflow as tf
 
+from ...calls.process_set import ProcessSet, global_process_set
 from ...docstrings import documented
 from ...keras import collectives
 from ...ops import ReduceOp
-from ...process_set import ProcessSet, global_process_set
 
 
 @documented

@@ -10,11 +10,11 @@ from ..._adapter.compression import Compression
 from ..._adapter.reduction import of_gradients
 from ..._tensorflow.gradients import GradientReducer
 from ..._tensorflow.legacy import make_distributed
+from ...calls.process_set import global_process_set
 from ...docstrings import documented
 from ...keras import models
 from ...keras.optimizer import is_keras_2
 from ...ops import ReduceOp
-from ...process_set import global_process_set
 
 
 @documented

@@ -13,12 +13,12 @@ from typing import Any, Callable, List, Optional, Sequence
 import torch
 import torch.distributed as dist
 
-from ...activity import Activity
 from ...clock import Deadline
 from ...collective.call_sites import CallSites
 from ...collective.runner import Runner
 from ...errors import NotInitializedError, RingcommError
-from ...flight_recorder import Facts, FlightRecorder
+from ...job.activity import Activity
+from ...job.flight_recorder import Facts, FlightRecorder
 from ._arguments import address_of, pairs_of, reduction_of, root_of, single
 from ._collectives import Collectives, Divided, Packed, Tensors
 from ._group_transport import GroupTransport

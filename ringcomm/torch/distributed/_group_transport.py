@@ -13,13 +13,13 @@ from typing import Any, Callable, Optional, Sequence, Union
 from ... import api
 from ...collective.progress import Progress
 from ...config import Settings
+from ...configuration.polling import polling_s
 from ...engine.heartbeat import HeartbeatThread
 from ...engine.peer_channels import Limits
 from ...engine.single_rank import OwnTrace
 from ...errors import RingcommError
 from ...group.abort_watch import GroupWatch
-from ...polling import polling_s
-from ...timeline import Recording
+from ...job.timeline import Recording
 from ...transport.base import Channels
 from ...transport.tcp import SocketFabric
 from ._store import GroupRendezvous, meet

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from ... import api
 from ...config import Membership, launchers_rank_from_environment, torchrun_from_environment
-from ...context import Context
+from ...job.context import Context
 from ...rendezvous.posting import await_entry, post
 from ._store import adopt
 

@@ -9,10 +9,10 @@ from typing import Any, Callable, List
 import pytest
 
 import ringcomm as rc
-from ringcomm import environment
 from ringcomm._adapter import placed
 from ringcomm.config import Settings
-from ringcomm.keys import read_key
+from ringcomm.configuration import environment
+from ringcomm.storage.keys import read_key
 
 pytest.importorskip("ray.train.torch")
 

@@ -10,11 +10,11 @@ from typing import Any, Callable, Iterator, List, Optional
 import pytest
 
 import ringcomm as rc
-from ringcomm import environment
 from ringcomm._adapter.placed import Host, Ticket
 from ringcomm.config import Settings
+from ringcomm.configuration import environment
 from ringcomm.errors import ConfigError, NotOfferedError, RemoteError, StartTimeoutError
-from ringcomm.results import unpack
+from ringcomm.storage.results import unpack
 
 ray = pytest.importorskip("ray")
 

@@ -13,7 +13,7 @@ import pytest
 import ringcomm as rc
 from ringcomm._adapter.placed import Ticket
 from ringcomm.errors import ConfigError, RemoteError
-from ringcomm.results import unpack
+from ringcomm.storage.results import unpack
 from tests.adapters.clusters.programs_run import ROOT, check_ranks, facts_of, run_program
 
 pytest.importorskip("pyspark")

@@ -12,12 +12,12 @@ pytest.importorskip("jax")
 from ringcomm._adapter.causes import cause_of  # noqa: E402 - these need jax
 from ringcomm._adapter.graph_callbacks import Operation
 from ringcomm._adapter.reduction import Reduction
+from ringcomm.calls.process_set import global_process_set as every_rank  # noqa: E402
 from ringcomm.collective.call_sites import this_site  # noqa: E402
 from ringcomm.errors import MismatchError, NotInitializedError, ShapeError  # noqa: E402
 from ringcomm.jax import host_call  # noqa: E402
 from ringcomm.jax.host_call import HostCall, Place  # noqa: E402
 from ringcomm.ops import ReduceOp  # noqa: E402
-from ringcomm.process_set import global_process_set as every_rank  # noqa: E402
 
 ALL = Reduction(process_set=every_rank)
 TRIPLED = Reduction(ReduceOp.SUM, 3.0, 1.0, every_rank)

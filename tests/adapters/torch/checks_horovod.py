@@ -9,7 +9,7 @@ import torch
 
 import ringcomm as rc
 import ringcomm.torch as hvd
-from ringcomm import setting_aliases
+from ringcomm.configuration import setting_aliases
 from tests.adapters.torch.harness import with_errors
 
 Call = Callable[[torch.Tensor, Any], torch.Tensor]

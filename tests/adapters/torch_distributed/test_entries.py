@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from ringcomm.config import Membership, Settings
 from ringcomm.errors import ConfigError, StartTimeoutError, StartupError
-from ringcomm.keys import key_text
+from ringcomm.storage.keys import key_text
 from ringcomm.torch.distributed import _store
 from ringcomm.torch.distributed._store import JobEntry, StoreEntry, adopt, group_settings, meet
 from tests.contract.service import Service, eventually

@@ -14,8 +14,8 @@ import pytest
 
 dist = pytest.importorskip("torch.distributed")
 
-from ringcomm.certificate import make_certificate  # noqa: E402
-from ringcomm.keys import key_text  # noqa: E402
+from ringcomm.storage.certificate import make_certificate  # noqa: E402
+from ringcomm.storage.keys import key_text  # noqa: E402
 from tests.adapters.torch_distributed.forked import Forked  # noqa: E402
 from tests.adapters.torch_distributed.meets import meet  # noqa: E402
 from tests.contract.relay import Relay  # noqa: E402

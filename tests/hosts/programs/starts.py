@@ -4,7 +4,7 @@ import argparse
 import json
 import time
 
-from ringcomm.context import Context
+from ringcomm.job.context import Context
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--starts", type=int, default=1)

@@ -24,10 +24,10 @@ from ringcomm._adapter.choice import (
     send_s,
 )
 from ringcomm._adapter.compression import Compression, PowerSGD
+from ringcomm.calls.process_set import global_process_set
 from ringcomm.collective.codec_rates import Rates, code_s, measured_rates
 from ringcomm.config import Membership
 from ringcomm.errors import ConfigError
-from ringcomm.process_set import global_process_set
 from ringcomm.schedule.cost import CostModel
 
 RESNET = 102_000_000

@@ -7,9 +7,9 @@ import pytest
 from ringcomm._adapter.compression import Compression, NoneCompressor, PowerSGD
 from ringcomm._adapter.reduction import Reduction, chosen_groups, is_coded, of_gradients
 from ringcomm.balance.step_weight import StepWeight
+from ringcomm.calls.process_set import global_process_set
 from ringcomm.errors import ConfigError
 from ringcomm.ops import ReduceOp
-from ringcomm.process_set import global_process_set
 
 
 def test_what_groups_may_be():

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ringcomm.clock import Deadline
+from ringcomm.configuration.other_launchers import Launched
 from ringcomm.errors import ConfigError, StartTimeoutError
-from ringcomm.other_launchers import Launched
 from ringcomm.rendezvous.launched import FileNotice
 
 NOW = Deadline(0.0)

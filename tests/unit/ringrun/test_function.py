@@ -15,7 +15,7 @@ import cloudpickle
 import pytest
 
 from ringcomm.errors import ConfigError, RemoteError
-from ringcomm.results import pack_error, pack_value
+from ringcomm.storage.results import pack_error, pack_value
 from ringrun import function as module
 from ringrun.agent.worker import Call, unpack_call
 from ringrun.diagnosis.first_failure import Cause

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from ringcomm.certificate import make_certificate
 from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
+from ringcomm.storage.certificate import make_certificate
 from ringcomm.transport import tls
 from ringcomm.transport.encryption import encryption_of
 from ringcomm.transport.tls import UNAUTHENTICATED_BYTES, Tls

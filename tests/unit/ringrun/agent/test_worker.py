@@ -11,7 +11,7 @@ import pytest
 
 from ringcomm.config import Slot
 from ringcomm.errors import ConfigError, Misuse
-from ringcomm.results import unpack
+from ringcomm.storage.results import unpack
 from ringcomm.wire.signing import Signer
 from ringrun.agent import worker
 from ringrun.agent.worker import Call, carries_bytecode, pack_call, unpack_call

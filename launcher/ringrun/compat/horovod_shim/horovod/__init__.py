@@ -6,7 +6,7 @@ It is importable only where ``ringrun --horovod`` has added its folder to ``PYTH
 
 import sys
 
-from ringcomm import setting_aliases
+from ringcomm.configuration import setting_aliases
 from ringrun.plan.horovod import from_program
 
 from ._forward import Forwarder

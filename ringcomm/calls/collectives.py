@@ -1,0 +1,338 @@
+"""Synchronous collectives over arrays of all kinds, matched between ranks by the order of the calls.
+
+This module makes operands of arrays (:mod:`ringcomm.arrays.operands`) and bytes of objects;
+:mod:`ringcomm.collective` moves the flat arrays. With arrays on devices the calling thread waits until
+everything has been sent and received and the last copies to the device have been started. It does not wait
+for these: its current stream on the device does.
+"""
+
+from __future__ import annotations
+
+import operator
+from math import prod
+from typing import Any, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ..arrays.mirrors import StagingPool
+from ..arrays.operands import Operand, operand_of
+from ..collective.call_sites import note_truncation
+from ..collective.rows import check_rows, cumulative, even_layout, row_counts
+from ..collective.runner import Runner
+from ..collective.weighted import apply_weight
+from ..docstrings import documented
+from ..dtypes import Array, joined_shape
+from ..engine.adasum import adasum, check_adasum
+from ..errors import Misuse
+from ..ops import Collective, ReduceOp, codec_number, factor_of, name_of, op_of
+from .objects import NOTHING, Objects
+
+
+class Collectives:
+    """The synchronous collectives of one rank. All ranks must make the same calls in the same order.
+
+    Several threads may call them; the calls run one after another.
+
+    Args:
+        runner: moves flat arrays.
+        rank: this rank.
+        size: the number of ranks.
+        objects: packs and unpacks Python objects.
+    """
+
+    def __init__(self, runner: Runner, rank: int, size: int, objects: Objects) -> None:
+        self.objects = objects
+        self.rank = rank
+        self.size = size
+        self._staging = StagingPool()
+        self._runner = runner
+
+    # ---- reductions --------------------------------------------------------------------------
+
+    @documented
+    def allreduce(
+        self,
+        array: Any,
+        op: ReduceOp = ReduceOp.AVERAGE,
+        name: Optional[str] = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        compression: Any = None,
+        weight: Optional[float] = None,
+    ) -> Array:
+        """Reduce an array of the same shape and dtype over all ranks; every rank gets the result.
+
+        {allreduce}
+        """
+        operand = operand_of(self._staging, array)
+        return self._all_reduce(operand, op, name, prescale_factor, postscale_factor, compression, weight)
+
+    @documented
+    def allreduce_(
+        self,
+        array: Array,
+        op: ReduceOp = ReduceOp.AVERAGE,
+        name: Optional[str] = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        compression: Any = None,
+        weight: Optional[float] = None,
+    ) -> Array:
+        """Reduce an array over all ranks in place: the result overwrites ``array`` on every rank.
+
+        {allreduce_}
+        """
+        operand = operand_of(self._staging, array, "allreduce_")
+        return self._all_reduce(operand, op, name, prescale_factor, postscale_factor, compression, weight)
+
+    def _all_reduce(
+        self,
+        operand: Operand,
+        op: ReduceOp,
+        name: Optional[str],
+        prescale: float,
+        postscale: float,
+        compression: Any,
+        weight: Optional[float],
+    ) -> Array:
+        op, prescale, postscale = op_of(op), factor_of(prescale), factor_of(postscale)
+        runner, codec, name = self._runner, codec_number(compression), name_of(name)
+        if weight is None and op != ReduceOp.ADASUM:
+            flat = operand.flat
+            if self.rank == 0:
+                note_truncation(op, flat.dtype)
+            runner.all_reduce(
+                flat, op, name, operand.shape, prescale, postscale, codec=codec, staging=operand.staging
+            )
+            return operand.finish()
+        if weight is None:
+            check_adasum(operand.dtype)
+        with runner.loaded(operand.staging), runner.exclusive():
+            if weight is None:
+                adasum(runner, operand.flat, prescale, postscale)
+            else:
+                apply_weight(runner, operand.flat, weight, op, name, operand.shape)
+                runner.all_reduce(operand.flat, op, name, operand.shape, prescale, postscale, codec=codec)
+        return operand.finish()
+
+    @documented
+    def reducescatter(
+        self,
+        array: Any,
+        op: ReduceOp = ReduceOp.AVERAGE,
+        name: Optional[str] = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> Array:
+        """Reduce an array over all ranks; every rank gets only its rows of the result.
+
+        {reducescatter}
+        """
+        return self._reduce_scatter(array, "", op, name, prescale_factor, postscale_factor)
+
+    @documented
+    def reducescatter_(
+        self,
+        array: Array,
+        op: ReduceOp = ReduceOp.AVERAGE,
+        name: Optional[str] = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> Array:
+        """Reduce an array over all ranks with ``array`` as working space; every rank gets only its rows.
+
+        {reducescatter_}
+        """
+        return self._reduce_scatter(array, "reducescatter_", op, name, prescale_factor, postscale_factor)
+
+    def _reduce_scatter(
+        self,
+        array: Any,
+        in_place: str,
+        op: ReduceOp,
+        name: Optional[str],
+        prescale: float,
+        postscale: float,
+    ) -> Array:
+        op = op_of(op)
+        operand = operand_of(self._staging, array, in_place)
+        shape = operand.shape
+        check_rows(in_place or "reducescatter", (shape,))
+        if self.rank == 0:
+            note_truncation(op, operand.dtype)
+        layout = even_layout((shape,), self.size)
+        first, last = layout.edges[0][self.rank : self.rank + 2]
+        operand.narrow(first, last)
+        self._runner.reduce_scatter(
+            operand.flat, layout.bounds, op, name_of(name), shape, factor_of(prescale), factor_of(postscale),
+            staging=operand.staging,
+        )  # fmt: skip
+        return operand.finish_rows(first, last)
+
+    # ---- movement ----------------------------------------------------------------------------
+
+    @documented
+    def allgather(self, array: Any, name: Optional[str] = None) -> Array:
+        """Concatenate every rank's array along the first dimension, in rank order.
+
+        {allgather}
+        """
+        source = operand_of(self._staging, array, rows=True)
+        shape = source.shape or (1,)
+        width, inner = prod(shape[1:]), shape[1:]
+        runner, label = self._runner, name_of(name)
+        with runner.exclusive(parts=2):
+            table = runner.exchange([shape[0]], Collective.ALLGATHER, source.dtype, label, inner)
+            rows = table[:, 0].tolist()
+            bounds = cumulative(rows, width)
+            output = source.output(bounds[-1], bounds[self.rank], (0, shape[0] * width))
+            runner.all_gather(output.flat, bounds, label, inner, staging=output.staging)
+        return output.finish(joined_shape(rows, inner))
+
+    @documented
+    def allgather_(self, array: Array, name: Optional[str] = None) -> Array:
+        """Complete an array of which every rank holds its rows: the inverse of ``reducescatter_``.
+
+        Each rank contributes the rows that ``reducescatter`` would give it; the other rows are overwritten.
+
+        {allgather_}
+        """
+        operand = operand_of(self._staging, array, "allgather_")
+        shape = operand.shape
+        check_rows("allgather_", (shape,))
+        bounds = even_layout((shape,), self.size).bounds
+        self._runner.all_gather(operand.flat, bounds, name_of(name), shape, staging=operand.staging)
+        return operand.finish()
+
+    @documented
+    def broadcast(self, array: Any, root_rank: int = 0, name: Optional[str] = None) -> Array:
+        """Copy the root's array to every rank.
+
+        {broadcast}
+        """
+        return self._broadcast(operand_of(self._staging, array), root_rank, name)
+
+    @documented
+    def broadcast_(self, array: Array, root_rank: int = 0, name: Optional[str] = None) -> Array:
+        """Overwrite ``array`` on every rank with the root's.
+
+        {broadcast_}
+        """
+        return self._broadcast(operand_of(self._staging, array, "broadcast_"), root_rank, name)
+
+    def _broadcast(self, operand: Operand, root_rank: int, name: Optional[str]) -> Array:
+        root, staging = self._root(root_rank), operand.staging
+        if staging is not None and root == self.rank:
+            operand.send_only()
+        self._runner.broadcast(operand.flat, root, name_of(name), operand.shape, staging=staging)
+        return operand.finish()
+
+    @documented
+    def alltoall(self, array: Any, splits: Optional[Sequence[int]] = None, name: Optional[str] = None) -> Any:
+        """Send a part of the rows to every rank, and receive a part of the rows of every rank.
+
+        {alltoall}
+        """
+        source = operand_of(self._staging, array, rows=True)
+        output, shape, received = self._exchange_rows(source, splits, name)
+        result = output.finish(shape)
+        return result if splits is None else (result, np.array(received, np.int32))
+
+    @documented
+    def alltoall_(self, array: Array, name: Optional[str] = None) -> Array:
+        """Exchange rows with every rank in place; every rank gets equally many rows.
+
+        {alltoall_}
+        """
+        operand = operand_of(self._staging, array, "alltoall_")
+        output, _, _ = self._exchange_rows(operand_of(self._staging, array, rows=True), None, name)
+        return operand.overwrite(output)
+
+    def _exchange_rows(
+        self, source: Operand, splits: Optional[Sequence[int]], name: Optional[str]
+    ) -> Tuple[Operand, Tuple[int, ...], List[int]]:
+        """Exchange rows; return those that have come, their shape, and their number from each rank."""
+        shape, rank = source.shape, self.rank
+        check_rows("alltoall", (shape,))
+        counts = row_counts(shape[0], splits, self.size)
+        width, inner = prod(shape[1:]), shape[1:]
+        runner, label = self._runner, name_of(name)
+        with runner.exclusive(parts=2):
+            table = runner.exchange(counts, Collective.ALLTOALL, source.dtype, label, inner)
+            received = table[:, rank].tolist()
+            send, into = cumulative(counts, width), cumulative(received, width)
+            output = source.output(into[-1], into[rank], send[rank : rank + 2])
+            staging = output.staging
+            if staging is not None:
+                # The source is released with its operand, when its copies are done.
+                staging = staging._replace(source=source.mirror)
+            runner.all_to_all(
+                source.flat, output.flat, send, into, label, inner, staging=staging, has_own=True
+            )
+        return output, joined_shape(received, inner), received
+
+    # ---- coordination ------------------------------------------------------------------------
+
+    @documented
+    def barrier(self, name: Optional[str] = None) -> None:
+        """Wait until every rank has called it.
+
+        {barrier}
+        """
+        self._runner.barrier(name_of(name))
+
+    @documented
+    def broadcast_object(self, value: Any = None, root_rank: int = 0, name: Optional[str] = None) -> Any:
+        """Send any object (pickled by cloudpickle) from the root to all ranks.
+
+        {broadcast_object}
+        """
+        root = self._root(root_rank)
+        kind = Collective.BROADCAST_OBJECT
+        with self._runner.exclusive(parts=2):
+            is_root = self.rank == root
+            packed = self.objects.pack(value, "broadcast_object", name_of(name)) if is_root else NOTHING
+            length = np.array([len(packed.data)], np.int64)
+            self._runner.broadcast(length, root, name_of(name), (1,), kind)
+            data = np.frombuffer(packed.data, np.uint8) if is_root else np.empty(int(length[0]), np.uint8)
+            self._runner.broadcast(data, root, name_of(name), data.shape, kind)
+            if is_root:
+                packed.raise_error()
+                return value
+            # In the order of the calls, whichever thread made them; unpickling may make calls of its own.
+            pickled = self.objects.verified(data, root, "broadcast_object", name_of(name))
+        return self.objects.load(pickled)
+
+    @documented
+    def allgather_object(self, value: Any, name: Optional[str] = None) -> List[Any]:
+        """Collect any object (pickled by cloudpickle) from every rank.
+
+        {allgather_object}
+        """
+        kind = Collective.ALLGATHER_OBJECT
+        with self._runner.exclusive(parts=2):
+            packed = self.objects.pack(value, "allgather_object", name_of(name))
+            payload = np.frombuffer(packed.data, np.uint8)
+            lengths = self._runner.exchange([payload.size], kind, payload.dtype, name_of(name), ())
+            bounds = cumulative(lengths[:, 0])
+            gathered = np.empty(bounds[-1], np.uint8)
+            gathered[bounds[self.rank] : bounds[self.rank + 1]] = payload
+            self._runner.all_gather(gathered, bounds, name_of(name), (), kind)
+            pickled = {
+                rank: self.objects.verified(
+                    gathered[bounds[rank] : bounds[rank + 1]], rank, "allgather_object", name_of(name)
+                )
+                for rank in range(self.size)
+                if rank != self.rank
+            }
+        packed.raise_error()
+        return [value if rank == self.rank else self.objects.load(pickled[rank]) for rank in range(self.size)]
+
+    def _root(self, root_rank: int) -> int:
+        try:
+            root = operator.index(root_rank)
+        except TypeError:
+            raise Misuse(f"root_rank={root_rank!r} is not a whole number.") from None
+        if not 0 <= root < self.size:
+            raise Misuse(f"root_rank={root_rank}: this job has ranks 0 to {self.size - 1}.")
+        return root

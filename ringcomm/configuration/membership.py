@@ -1,0 +1,163 @@
+"""How this process takes part in a job: :class:`Membership`, and how it follows from the environment.
+
+``ringrun`` sets the variables (the process's place, where the rendezvous listens, the job's key), or a user
+does; without them those of srun and mpirun count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Mapping, NamedTuple, Optional, Tuple
+
+from ..errors import ConfigError
+from ..storage.keys import read_key
+from . import environment
+from .endpoints import parse_endpoint
+from .environment import PREFIX
+from .other_launchers import Launched, find_launched
+
+
+class Slot(NamedTuple):
+    """A place for one process: the n-th of the hosts in the order given, and the place on it."""
+
+    host_index: int
+    local: int
+
+
+@dataclass(frozen=True)
+class Membership:
+    """How this process takes part in a job.
+
+    Attributes:
+        size: number of ranks; 1 needs neither rendezvous nor key.
+        rendezvous: where the rendezvous may be reached, ``(address, port)``; any one will do.
+        key: the job's secret, at least 16 bytes.
+        job: the job's public name; ranks of other jobs are refused.
+        slot: the place the launcher gave this process, or None if it joins on its own.
+        rank: the rank it asks for, or None to be given one.
+        host: this host's name in messages, or None for its own hostname.
+        certificate: PEM of a certificate and of its private key, if connections are to be encrypted; else "".
+        rendezvous_last: further addresses of the rendezvous, if it does not answer at ``rendezvous``.
+        rendezvous_machine: identifies the machine that serves the rendezvous; "": not known.
+        elastic: whether ranks may be lost and may join while the job runs; then ``size`` and ``rank`` do not
+            count.
+        member: in an elastic job, this process's member number, or None if the rendezvous is to give one.
+        launched: how srun or mpirun has started this process; then rank 0 chooses rendezvous and key.
+    """
+
+    size: int = 1
+    rendezvous: Tuple[Tuple[str, int], ...] = ()
+    key: bytes = field(default=b"", repr=False)
+    job: str = "default"
+    slot: Optional[Slot] = None
+    rank: Optional[int] = None
+    host: Optional[str] = None
+    certificate: str = field(default="", repr=False)
+    rendezvous_last: Tuple[Tuple[str, int], ...] = ()
+    rendezvous_machine: str = ""
+    elastic: bool = False
+    member: Optional[int] = None
+    launched: Optional[Launched] = None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this process is the whole job, without rendezvous and key."""
+        return self.size == 1 and not self.elastic
+
+    @classmethod
+    def from_environment(cls, environ: Optional[Mapping[str, str]] = None) -> Membership:
+        """Read the variables that ``ringrun`` or a user has set; without them those of srun and mpirun.
+
+        Raises:
+            ConfigError: a variable is missing or does not parse.
+        """
+        environ = environment.variables(environ)
+        elastic = environ.get(PREFIX + "ELASTIC", "") not in ("", "0")
+        size = _integer(environ, "SIZE", 1 if elastic else None, low=1)
+        if size is None:
+            _check_alone(environ)
+            launched = find_launched(environ, environ.get(PREFIX + "SHARED_DIR", ""))
+            if launched is None:
+                return cls()
+            host = environ.get(PREFIX + "HOST") or None
+            return cls(size=launched.size, rank=launched.rank, host=host, launched=launched)
+        if size == 1 and not elastic:
+            return cls()
+        where = environ.get(PREFIX + "RENDEZVOUS", "")
+        if not where:
+            raise ConfigError(
+                f"{PREFIX}{'ELASTIC=1' if elastic else f'SIZE={size}'} means that this is one of "
+                f"{'several' if elastic else size} processes, but {PREFIX}RENDEZVOUS, "
+                "the address of their rendezvous, is not set. Start the program with ringrun, or set it to "
+                "host:port."
+            )
+        key, certificate = key_of(environ)
+        first, _, last = where.partition(";")
+        return cls(
+            size=size,
+            rendezvous=tuple(parse_endpoint(item) for item in first.split(",")),
+            rendezvous_last=tuple(parse_endpoint(item) for item in last.split(",") if last),
+            rendezvous_machine=environ.get(PREFIX + "RENDEZVOUS_MACHINE", ""),
+            key=key,
+            job=environ.get(PREFIX + "JOB", "default"),
+            slot=slot_of(environ),
+            rank=None if elastic else _integer(environ, "RANK", None, low=0, high=size - 1),
+            host=environ.get(PREFIX + "HOST") or None,
+            certificate=certificate,
+            elastic=elastic,
+            member=_integer(environ, "MEMBER", None, low=0) if elastic else None,
+        )
+
+
+def _check_alone(environ: Mapping[str, str]) -> None:
+    """Without a size this process would train alone; refuse if a variable shows that it is not to."""
+    for name in ("RENDEZVOUS", "RANK"):
+        value = environ.get(PREFIX + name)
+        if value:
+            raise ConfigError(
+                f"{PREFIX}{name}={value} means that this process is one of several, but {PREFIX}SIZE, their "
+                f"number, is not set. Set {PREFIX}SIZE on every host, or start the program with ringrun; to "
+                f"run alone, unset {PREFIX}{name}."
+            )
+
+
+def _integer(
+    environ: Mapping[str, str], name: str, default: Optional[int], low: int, high: Optional[int] = None
+) -> Optional[int]:
+    text = environ.get(PREFIX + name, "")
+    if not text:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        raise ConfigError(f"{PREFIX}{name}={text!r} is not a whole number.") from None
+    if value < low or (high is not None and value > high):
+        limits = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise ConfigError(f"{PREFIX}{name}={value} is out of range: it must be {limits}.")
+    return value
+
+
+def slot_of(environ: Mapping[str, str]) -> Optional[Slot]:
+    """The place that the launcher gave this process; None: it gave none.
+
+    Raises:
+        ConfigError: the variable has another form.
+    """
+    text = environ.get(PREFIX + "SLOT", "")
+    if not text:
+        return None
+    try:
+        host_index, index = text.split(":")
+        return Slot(int(host_index), int(index))
+    except ValueError:
+        raise ConfigError(f"{PREFIX}SLOT={text!r} is not of the form HOST_INDEX:SLOT, like 1:0.") from None
+
+
+def key_of(environ: Mapping[str, str]) -> Tuple[bytes, str]:
+    """The job's key, and its certificate or "", from where the variables say.
+
+    Raises:
+        ConfigError: a variable names a key that cannot be read or is none.
+    """
+    descriptor = _integer(environ, "KEY_FD", None, low=0)
+    return read_key(descriptor, environ.get(PREFIX + "KEY_FILE", ""), environ.get(PREFIX + "KEY", ""))

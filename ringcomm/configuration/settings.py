@@ -1,0 +1,273 @@
+"""The tunables, :class:`Settings`: each is defined once, with default, variable, option, parser and text.
+
+:mod:`ringcomm.config` writes the page that documents them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Callable, Dict, Mapping, Optional
+
+from ..errors import ConfigError
+from . import environment, parsing, setting_aliases
+from .environment import PREFIX
+
+
+def _setting(
+    default: Any, variable: str, parse: Callable[[str], Any], doc: str, flag: str = "", metavar: str = "",
+    brief: str = "",
+) -> Any:  # fmt: skip
+    flag = flag or "--" + variable.lower().replace("_", "-")
+    metadata = {"variable": PREFIX + variable, "flag": flag, "parse": parse, "doc": doc}
+    metadata.update(metavar=metavar, brief=brief)  # for the option: its value's name, what --help shows
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The tunables, each defined exactly once: default, variable, parser and description."""
+
+    iface: str = _setting(
+        "", "IFACE", str,
+        "Which network interfaces may carry traffic: names, globs, CIDRs and exclusions, separated by "
+        "commas (`eth0`, `en*`, `192.168.1.0/24`, `!docker*`). Empty: every interface that works.",
+    )  # fmt: skip
+    start_timeout_s: float = _setting(
+        60.0, "START_TIMEOUT", parsing.positive_seconds,
+        "Seconds that ranks wait for each other in `init`.", metavar="S",
+    )  # fmt: skip
+    timeout_s: float = _setting(
+        0.0, "TIMEOUT", parsing.limit,
+        "Seconds without a single byte from a peer after which a collective fails and names that peer, "
+        "even if the peer sends heartbeats or has called `pause`. 0: as long as `LATE_AFTER` and "
+        "`DEAD_AFTER` allow; where they do not apply (groups of `torch.distributed`), 600.",
+        metavar="S",
+        brief="Seconds without data from a peer until a call fails.",
+    )  # fmt: skip
+    segment_bytes: int = _setting(
+        0, "SEGMENT_BYTES", parsing.size_or_zero,
+        "Bytes that are received before they are reduced; they should fit into the processor's cache. 0: by "
+        "link, 1 MiB where ranks read each other's memory and 256 KiB elsewhere.", metavar="BYTES",
+    )  # fmt: skip
+    spin_us: float = _setting(
+        200.0, "SPIN_US", parsing.microseconds,
+        "Microseconds for which a waiting call polls before it sleeps, yielding the processor between two "
+        "polls; five times as long where the ranks on a host outnumber its cores.", metavar="US",
+    )  # fmt: skip
+    algorithm: str = _setting(
+        "", "ALGORITHM", parsing.algorithm,
+        "Forces the allreduce algorithm: `one_shot`, `direct`, `doubling`, `ring`, `hierarchical` (several "
+        "hosts with equally many ranks; `direct` elsewhere) or `pipelined` (for arrays on GPUs). Empty: "
+        "chosen by size and what was measured.",
+    )  # fmt: skip
+    compression: str = _setting(
+        "", "COMPRESSION", parsing.compression,
+        "How gradients are sent by optimizers and tapes that name no compression: `bf16`, `fp16`, `int8`, "
+        "`int4`, `auto` (float32, bf16 or int8, as measured steps, links and codecs suggest) or `none`.",
+        "--compress",
+        brief="How gradients are sent: bf16, int8, int4, auto, …",
+    )  # fmt: skip
+    measure: bool = _setting(
+        True, "MEASURE", parsing.flag,
+        "Measure latencies and speeds when a job starts, choose algorithms by them, and give slow links "
+        "smaller shares; within a host, also the best transport for each size. Off on any rank: algorithms "
+        "are chosen by rule.",
+    )  # fmt: skip
+    transport: str = _setting(
+        "auto", "TRANSPORT", parsing.transport,
+        "How ranks of one host exchange data: `auto` (the first of these that works), `memory` (each reads "
+        "the other's memory), `shm` (memory that both share), `unix` (Unix sockets) or `tcp`.",
+    )  # fmt: skip
+    congestion: str = _setting(
+        "auto", "CONGESTION", str,
+        "TCP congestion control of the links: one that the system has (`cubic`, `reno`, `bbr`), "
+        "`system` for its default, or `auto`: the default, but cubic or reno instead of bbr "
+        "between hosts less than 2 ms apart, because bbr paces even the loopback.",
+    )  # fmt: skip
+    fusion_bytes: int = _setting(
+        64 * 1024 * 1024, "FUSION_THRESHOLD", parsing.size_or_zero,
+        "Largest total size in bytes of small tensors that the engine fuses into one message. 0: no fusion.",
+        metavar="BYTES",
+    )  # fmt: skip
+    cycle_ms: float = _setting(
+        1.0, "CYCLE_TIME", parsing.milliseconds,
+        "Milliseconds that a tensor may wait for others to be fused with, unless a caller waits for it.",
+        metavar="MS",
+    )  # fmt: skip
+    dead_after_s: float = _setting(
+        30.0, "DEAD_AFTER", parsing.seconds,
+        "Seconds without a heartbeat after which a rank counts as failed: its process is stopped or cut off, "
+        "or a C call holds the interpreter lock. Also the limit for a transfer without progress. 0: never.",
+        metavar="S",
+    )  # fmt: skip
+    cache_capacity: int = _setting(
+        4096, "CACHE_CAPACITY", parsing.count,
+        "Number of tensors whose metadata the engine caches, so that a few bytes announce them.", metavar="N",
+    )  # fmt: skip
+    stall_warning_s: float = _setting(
+        60.0, "STALL_WARNING", parsing.seconds,
+        "Seconds after which rank 0 warns that some ranks have not entered the collective in which others "
+        "wait, with their Python stacks. 0: never.", metavar="S",
+    )  # fmt: skip
+    late_after_s: float = _setting(
+        600.0, "LATE_AFTER", parsing.seconds,
+        "Seconds after which a collective fails that some ranks have not entered, although they send "
+        "heartbeats. 0: never. `with ringcomm.pause(...)` stops this clock.", metavar="S",
+    )  # fmt: skip
+    timeline: str = _setting(
+        "", "TIMELINE", str,
+        "Write what the engines of all ranks do (collectives by name, and so everything in the adapters; not "
+        "direct calls), and what process groups of torch.distributed do, from start to end, to this file of "
+        "rank 0: a Chrome trace. Empty: nothing.", metavar="FILE",
+        brief="Write a Chrome trace of all ranks to this file.",
+    )  # fmt: skip
+    timeline_mark_cycles: bool = _setting(
+        False, "TIMELINE_MARK_CYCLES", parsing.flag,
+        "Mark in the timeline when the engine receives responses: which operations to execute.",
+    )  # fmt: skip
+    autotune: bool = _setting(
+        False, "AUTOTUNE", parsing.flag,
+        "Try fusion thresholds and cycle times while the job runs, and keep the best, which rank 0 logs.",
+    )  # fmt: skip
+    autotune_log: str = _setting(
+        "", "AUTOTUNE_LOG", str,
+        "File of rank 0 for what autotuning has measured, as CSV. Empty: none.", metavar="FILE",
+    )  # fmt: skip
+    flight_recorder: int = _setting(
+        1000, "FLIGHT_RECORDER", parsing.whole,
+        "Number of last operations that each rank records, for the diagnosis when a job fails or makes no "
+        "progress. 0: none, and no diagnosis.", metavar="N",
+    )  # fmt: skip
+    diagnose_dir: str = _setting(
+        "", "DIAGNOSE_DIR", str,
+        "Where ranks' last operations and Python stacks are written when a job fails; `ringrun` brings them "
+        "there from all hosts. Empty: ringrun's `--output-dir`, or else a new temporary folder (ten stay); "
+        "without `ringrun`, nothing is written.", metavar="FOLDER",
+    )  # fmt: skip
+    advise: bool = _setting(
+        False, "ADVISE", parsing.flag,
+        "Recommend machines: measure every rank in 20 steps with each of two batch sizes, print the "
+        "predicted time of a step for every subset of hosts, and end. The program must take its data from "
+        "balanced batches.",
+    )  # fmt: skip
+    predict: bool = _setting(
+        False, "PREDICT", parsing.flag,
+        "Predict how the program scales: measure 10 of its steps and the links, print the predicted step, "
+        "rate and efficiency for more ranks and other ways to reduce gradients, and end. It needs two ranks.",
+    )  # fmt: skip
+    predict_ranks: str = _setting(
+        "2,4,8,16", "PREDICT_RANKS", parsing.counts,
+        "For `--predict`: numbers of ranks, separated by commas.", "--ranks", metavar="N,…",
+    )  # fmt: skip
+    predict_link: str = _setting(
+        "", "PREDICT_LINK", parsing.link_rate,
+        "For `--predict`: line rate of the hosts' interfaces, like `1gbit`. Empty: as measured.", "--link",
+        metavar="RATE",
+    )  # fmt: skip
+    predict_batch: int = _setting(
+        0, "PREDICT_BATCH", parsing.whole,
+        "For `--predict`: samples of one rank per step, for rates in samples. 0: rates are in steps.",
+        "--batch", metavar="N",
+    )  # fmt: skip
+    predict_price: float = _setting(
+        0.0, "PREDICT_PRICE", parsing.price,
+        "For `--predict`: price of one machine per hour, for costs per million samples. 0: none.", "--price",
+        metavar="MONEY",
+    )  # fmt: skip
+    predict_figure: str = _setting(
+        "", "PREDICT_FIGURE", parsing.figure,
+        "For `--predict`: file of rank 0 for a figure in SVG. Empty: none.", "--figure", metavar="FILE.svg",
+    )  # fmt: skip
+    check_calls: bool = _setting(
+        False, "CHECK_CALLS", parsing.flag,
+        "Make it an error that ranks make the same call (the same number, among calls in order and among "
+        "operations without a name) at different lines of the program. Off: that is a warning, once. Calls "
+        "of `barrier` are not compared.",
+    )  # fmt: skip
+    check_every: int = _setting(
+        0, "CHECK_EVERY", parsing.whole,
+        "Number of optimizer steps between two checks that all ranks have the same parameters, bit by "
+        "bit. 0: never.", metavar="N",
+    )  # fmt: skip
+    jax_callbacks: str = _setting(
+        "auto", "JAX_CALLBACKS", parsing.jax_callbacks,
+        "How programs that JAX has compiled call `ringcomm.jax`: `buffers` (on XLA's own memory, without "
+        "copies; uses private names of JAX), `io_callback` (as that does, by copies of arrays), or `auto`: "
+        "`buffers` if a trial with the installed JAX succeeds.", metavar="WAY",
+    )  # fmt: skip
+    jax_matching: str = _setting(
+        "order", "JAX_MATCHING", parsing.jax_matching,
+        "How ranks match collectives without a name in programs that JAX has compiled: by `order`, without "
+        "announcing them first, or by `name`, which takes longer; `join` and the timeline need that.",
+        metavar="order|name",
+    )  # fmt: skip
+    encrypt: bool = _setting(
+        False, "ENCRYPT", parsing.flag,
+        "Encrypt all TCP connections by TLS 1.3, with a certificate for this job alone that `ringrun` makes "
+        "and passes to its processes. Without `ringrun`: require it; the key file must hold a certificate "
+        "(`python -m ringcomm.newkey --encrypt FILE`). What stays in one host's memory is not encrypted.",
+    )  # fmt: skip
+    threads: str = _setting(
+        "auto", "THREADS", parsing.threads,
+        "For `ringrun`: threads per rank, set as `OMP_NUM_THREADS` and similar variables of NumPy, "
+        "TensorFlow and JAX unless they are set. `auto`: cores // ranks where several share a host; "
+        "`none`: not set.", metavar="N|none",
+    )  # fmt: skip
+    allow_forwarding: bool = _setting(
+        False, "ALLOW_FORWARDING", parsing.flag,
+        "Accept connections that were dialled at another address or port than they arrive at, because port "
+        "forwarding or NAT lies between the hosts. Then a process that gets a rank to dial it can relay and "
+        "change the data between two ranks: use it with `--encrypt`.",
+    )  # fmt: skip
+    verbose: bool = _setting(
+        False, "VERBOSE", parsing.flag,
+        "Rank 0 logs the table of links and which interface each one uses, and which algorithm serves which "
+        "messages.",
+    )  # fmt: skip
+
+    @classmethod
+    def from_environment(cls, environ: Optional[Mapping[str, str]] = None) -> Settings:
+        """The effective settings: defaults, overridden by ``RINGCOMM_*`` variables.
+
+        Raises:
+            ConfigError: a variable does not parse; the message names it, its value and what fits.
+        """
+        environ = environment.variables(environ)
+        changes: Dict[str, Any] = {}
+        for item in fields(cls):
+            variable = item.metadata["variable"]
+            if variable in environ:
+                text = environ[variable]
+                changes[item.name] = parse_setting(item.name, text, f"{variable}={text!r}")
+        for source in setting_aliases.sources:
+            for other in source(environ):
+                changes[other.setting] = parse_setting(other.setting, other.text, other.said)
+        return replace(cls(), **changes)
+
+    def to_environment(self) -> Dict[str, str]:
+        """The variables that give another process these same settings (only what differs)."""
+        plain = Settings()
+        changed: Dict[str, str] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value != getattr(plain, item.name):
+                changed[item.metadata["variable"]] = str(int(value) if isinstance(value, bool) else value)
+        return changed
+
+
+def parse_setting(name: str, text: str, said: str) -> Any:
+    """The value of one setting from its text.
+
+    Args:
+        name: the field of :class:`Settings`.
+        text: its value as text.
+        said: the setting as the user wrote it, which starts the error message.
+
+    Raises:
+        ConfigError: the text does not parse; the message says why, and what the setting means.
+    """
+    (metadata,) = [item.metadata for item in fields(Settings) if item.name == name]
+    try:
+        return metadata["parse"](text)
+    except ValueError as problem:
+        raise ConfigError(f"{said} cannot be used: {problem}. It means: {metadata['doc']}") from None

@@ -1,0 +1,150 @@
+"""What a rank has done so far, in numbers: for ``rc.stats()``, and for ringrun's live view and report.
+
+Calls count themselves (:mod:`ringcomm.collective.totals`). For its live view and report ringrun asks for the
+sums once a second, on the socket of the flight recorder. So a job that is not watched pays for counting only.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Dict, List, Optional, Sequence
+
+from ..clock import StepClock
+from ..collective.runner import Runner
+from ..collective.totals import Totals, longest
+from ..engine.engine import Engine
+
+OPERATIONS_SENT = 8
+"""Number of operations in a report to ringrun: those that took the most time in total."""
+_TEXT_CHARACTERS = 200
+
+
+class Activity:
+    """The numbers of one context, or of one process group.
+
+    Args:
+        runner: runs the direct calls.
+        engine: runs the calls by name, if there is one.
+        members: the ranks of the whole job that take part.
+        steps: counts the training steps; None: an own counter.
+
+    Attributes:
+        steps: that counter. While it has counted nothing, an operation by name that is repeated counts steps.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        engine: Optional[Engine],
+        members: Sequence[int],
+        steps: Optional[StepClock] = None,
+    ) -> None:
+        self.steps = StepClock() if steps is None else steps
+        self._runner, self._engine, self._members = runner, engine, members
+        self._began_s = time.perf_counter()
+        self._last: Optional[Dict[str, Any]] = None
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this rank has spent in collectives, moving data or waiting for other ranks."""
+        engine_s = 0.0 if self._engine is None else self._engine.waited.total_s
+        return self._runner.waited.total_s + engine_s
+
+    def totals(self) -> Totals:
+        """The sums over all calls. The peers are ranks of the whole job."""
+        found = self._runner.totals()
+        if self._engine is not None:
+            found.merge(self._engine.totals())
+        for links in (self._runner, self._engine):
+            for peer, (delivered_bytes, busy_s) in ({} if links is None else links.delivered()).items():
+                found.peer(peer).delivered_bytes += delivered_bytes
+                found.peer(peer).busy_s += busy_s
+        found.peers = {self._members[rank]: peer for rank, peer in found.peers.items()}
+        return found
+
+    def conclude(self) -> None:
+        """Keep the present numbers: the links are about to be closed."""
+        if self._last is None:
+            self._last = self.numbers()
+
+    def numbers(self) -> Dict[str, Any]:
+        """The numbers as :func:`report` sends them."""
+        if self._last is not None:
+            return dict(self._last)
+        totals = self.totals()
+        steps, late_s = self.steps, {} if self._engine is None else self._engine.late_s
+        if self._engine is not None and not steps.count:
+            steps = self._engine.repeated
+        return {
+            "elapsed_s": round(time.perf_counter() - self._began_s, 6),
+            "steps": steps.count, "step_s": steps.step_s, "mean_step_s": steps.mean_s,
+            "waited_s": self.waited_s,
+            "peers": {
+                str(rank): [peer.sent_bytes, peer.received_bytes, peer.slept_s, peer.delivered_bytes,
+                            peer.busy_s]
+                for rank, peer in sorted(totals.peers.items())
+            },
+            "kinds": {
+                kind: [total.runs, total.took_s, total.moved_bytes] for kind, total in totals.kinds.items()
+            },
+            "operations": {
+                name[:_TEXT_CHARACTERS]: [total.runs, total.took_s, total.moved_bytes]
+                for name, total in ((name, totals.operations[name])
+                                    for name in longest(totals.operations, OPERATIONS_SENT))
+            },
+            "late": {str(self._members[rank]): seconds for rank, seconds in late_s.items()},
+            **self._position(),
+        }  # fmt: skip
+
+    def _position(self) -> Dict[str, Any]:
+        """The call that this rank is in, or its last one, and the ranks from which it waits to receive."""
+        places = [self._runner.progress()]
+        if self._engine is not None:
+            places.append(self._engine.progress())
+        inside = next((place for place in places if place.doing), None)
+        doing = self._runner.last_call if inside is None else inside.doing
+        waits_for = () if inside is None else inside.waits_for
+        return {
+            "doing": doing[:_TEXT_CHARACTERS], "inside": inside is not None,
+            "waits_for": [self._members[rank] for rank in waits_for],
+        }  # fmt: skip
+
+
+def report(activities: Sequence[Activity]) -> Dict[str, Any]:
+    """The numbers of a process, ready for JSON.
+
+    Args:
+        activities: of its contexts and process groups; at least one.
+    """
+    parts = [activity.numbers() for activity in activities]
+    whole = parts[0]
+    for part in parts[1:]:
+        for name in ("elapsed_s", "steps", "step_s", "mean_step_s"):
+            whole[name] = max(whole[name], part[name])
+        whole["waited_s"] += part["waited_s"]
+        for name in ("peers", "kinds", "operations"):
+            for key, values in part[name].items():
+                before = whole[name].get(key, [0] * len(values))
+                whole[name][key] = [one + other for one, other in zip(before, values)]
+        if part["inside"] or not whole["doing"]:
+            whole.update({name: part[name] for name in ("doing", "inside", "waits_for")})
+    return whole
+
+
+def flat(numbers: Dict[str, Any]) -> Dict[str, float]:
+    """What :meth:`Activity.numbers` returns as numbers with one name each, for ``rc.stats()``."""
+    names = ("steps", "step_s", "mean_step_s", "elapsed_s", "waited_s")
+    found: Dict[str, float] = {f"ringcomm/{name}": numbers[name] for name in names}
+    peers: List[Any] = list(numbers["peers"].values())
+    found["ringcomm/calls"] = sum(runs for runs, _, _ in numbers["kinds"].values())
+    found["ringcomm/sent_bytes"] = sum(peer[0] for peer in peers)
+    found["ringcomm/received_bytes"] = sum(peer[1] for peer in peers)
+    for rank, (sent, received, slept_s, *_) in numbers["peers"].items():
+        found[f"ringcomm/rank_{rank}/sent_bytes"] = sent
+        found[f"ringcomm/rank_{rank}/received_bytes"] = received
+        found[f"ringcomm/rank_{rank}/waited_for_s"] = slept_s
+    for kind, (runs, took_s, moved_bytes) in numbers["kinds"].items():
+        found[f"ringcomm/{kind}/calls"] = runs
+        found[f"ringcomm/{kind}/s"] = took_s
+        found[f"ringcomm/{kind}/moved_bytes"] = moved_bytes
+    return found

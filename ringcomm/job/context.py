@@ -1,0 +1,397 @@
+"""One process's part in one job: its rank, its links, and the collectives.
+
+A :class:`Context` holds everything; nothing is global. The functions of :mod:`ringcomm` are a
+convenience over a default one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Dict, Optional, Sequence, Union
+
+from ..arrays.mirrors import StagingPool
+from ..calls.collectives import Collectives
+from ..calls.objects import Objects
+from ..collective.call_sites import CallSites
+from ..collective.runner import Runner
+from ..config import Membership, Settings, misspelt_variables
+from ..configuration.polling import polling_s
+from ..engine.engine import Engine
+from ..errors import Recoverable, describe_error
+from ..group.reporter import Reporter
+from ..group.view import Peer
+from ..schedule.select import Selector
+from ..transport.base import Channels, StoppableWatch
+from ..transport.memory import memory_channels
+from ..wire.signing import Signer
+from .activity import Activity, flat
+from .flight_recorder import Facts, FlightRecorder, forget_what_is_closed
+from .timeline import Recording, timeline_path
+
+if TYPE_CHECKING:
+    from ..rendezvous.control import ControlChannel
+    from ..rendezvous.elastic_control import Resume
+    from ..rendezvous.embedded import EmbeddedRendezvous
+    from ..rendezvous.joined import Joined
+    from ..schedule.cost import CostModel
+    from .entry import Entry
+    from .preparation import Preparation
+
+logger = logging.getLogger("ringcomm")
+
+_NOT_ADVISED = (
+    "No advice: the program ended before every rank was measured. It must take its data from balanced "
+    "batches (see docs/unequal.md) and make 64 steps, and two more for each batch that a loader takes in "
+    "advance; with Keras on TensorFlow or JAX four epochs of 25."
+)
+
+
+COMPANIONS = {"predict": "ringcomm.scaling.job"}
+"""Modules outside the core, by the setting that turns them on. The function ``attach`` of such a module gets
+the context, and returns an object whose ``close`` is called before a rank leaves without error."""
+
+
+class Context(Collectives):
+    """A rank of a job. Make one with :meth:`start`, end it with :meth:`close`, or use ``with``.
+
+    Its own collectives are calls in order, see :class:`Collectives`; those of its :attr:`engine` are
+    matched by name.
+
+    Args:
+        channels: links to the other ranks.
+        peers: all ranks, in rank order, this one included.
+        settings: tunables.
+        joined: the rendezvous' side of it, if there is one.
+
+    Attributes:
+        balance_count: how many data sets are dealt to the ranks by their speed.
+        batch_norm: whether a model is known to have batch normalization.
+        cost_model: the links as they were measured; None: they were not.
+        advised: whether machines have been recommended (``RINGCOMM_ADVISE``).
+        joined_as: how this process has taken part in the job, with address and key of the rendezvous; None:
+            it runs alone.
+        activity: what this rank has done so far, in numbers.
+    """
+
+    def __init__(
+        self,
+        channels: Channels,
+        peers: Sequence[Peer],
+        settings: Settings,
+        joined: Optional[Joined] = None,
+        embedded: Optional[EmbeddedRendezvous] = None,
+    ) -> None:
+        rank, size = channels.direct.rank, channels.direct.size
+        self.peers = tuple(peers)
+        self.settings = settings
+        self.generation = joined.generation if joined is not None else 0
+        self._channels = channels
+        self._joined = joined
+        self._embedded = embedded
+        self._closed = False
+        self._pid = os.getpid()
+        self.balance_count = 0
+        self.advised = self.batch_norm = False
+        self.cost_model: Optional[CostModel] = None
+        self._leaving: Optional[StoppableWatch] = None
+        self.joined_as: Optional[Membership] = None
+        own = self.peers[rank]
+        self.host, self.local_rank = own.host, own.local_rank
+        self.local_size = sum(1 for peer in self.peers if peer.host_index == own.host_index)
+        across = [peer for peer in self.peers if peer.local_rank == own.local_rank]
+        self.cross_rank = [peer.rank for peer in across].index(rank)
+        self.cross_size = len(across)
+        spin_s = polling_s(settings, self.local_size)
+        reporter: Union[Reporter, ControlChannel] = Reporter()
+        if joined is not None:
+            reporter = joined.control
+        elif size > 1:
+            channels.direct.watch = channels.background.watch = reporter
+        if size > 1:
+            # For a call that one thread is in while another one leaves the job.
+            self._leaving = channels.direct.watch = StoppableWatch(channels.direct.watch)
+            channels.direct.make_wakeable()
+        hosts = [peer.host_index for peer in self.peers]
+        report = self._report if settings.verbose and rank == 0 else None
+        self._selector = Selector(rank, size, settings.algorithm or None, hosts, report)
+        runner = Runner(channels.direct, settings, self.generation, spin_s, reporter, self._selector)
+        runner.sites = CallSites(partial(reporter.warn, "lines"), settings.check_calls)
+        # Without a job there is no other process from which anything could come.
+        signer = joined.signer if joined is not None else Signer(b"")
+        super().__init__(runner, rank, size, Objects(signer, rank))
+        names = [peer.host for peer in self.peers]
+        self.engine = Engine(
+            channels, settings, self.generation, spin_s, reporter, names, self._selector,
+            self._runner.progress,
+        )  # fmt: skip
+        try:
+            self._recording = Recording(self.engine, names)
+            facts = Facts(self.rank, self.size, self.host, self.generation, range(self.size))
+            self.activity = Activity(self._runner, self.engine, range(self.size))
+            self._flight = FlightRecorder(facts, settings, self._runner, self.activity, self.engine)
+            self._companions = [
+                import_module(module).attach(self)
+                for setting, module in COMPANIONS.items()
+                if getattr(settings, setting)
+            ]
+        except BaseException:
+            self.engine.stop()
+            raise
+
+    @property
+    def staging(self) -> StagingPool:
+        """The page-locked memory through which arrays of devices are sent."""
+        return self._staging
+
+    @classmethod
+    def start(
+        cls,
+        membership: Optional[Membership] = None,
+        settings: Optional[Settings] = None,
+        resume: Optional[Resume] = None,
+    ) -> Context:
+        """Join the job that the environment (or the arguments) describe, and connect to all ranks.
+
+        Args:
+            membership: how this process takes part in the job.
+            settings: tunables.
+            resume: in an elastic job, what this process has kept of the last view.
+
+        Raises:
+            ExcludedError: an elastic job has no place for this process.
+            ConfigError: a setting makes no sense.
+            StartupError: (or one of its kinds) the job could not be put together.
+        """
+        settings = Settings.from_environment() if settings is None else settings
+        membership = Membership.from_environment() if membership is None else membership
+        if membership.is_alone:
+            _point_out_misspelt()
+            alone = cls(
+                memory_channels(1)[0],
+                [Peer(0, membership.host or "localhost", 0, 0, os.getpid())],
+                settings,
+            )
+            if settings.timeline:
+                alone.start_timeline(settings.timeline, settings.timeline_mark_cycles)
+            return alone
+        forget_what_is_closed()
+        from .entry import enter  # not needed by a process that is alone
+
+        while True:
+            context = cls._of(enter(membership, settings, resume), settings)
+            try:
+                context._prepare()
+                return context
+            except BaseException as problem:
+                if not (context.is_elastic and isinstance(problem, Recoverable)):
+                    context.close(describe_error(problem), ok=False)
+                    raise
+                # A member was lost before the first call: the job goes on with the view after this one.
+                logger.info("epoch %d failed before the first call: %s", context.generation, problem)
+                resume = context.suspend(0 if resume is None else resume.position)
+
+    @classmethod
+    def _of(cls, entry: Entry, settings: Settings) -> Context:
+        """A context over links that are established."""
+        joined, embedded = entry.joined, entry.embedded
+        try:
+            context = cls(joined.channels, joined.peers, settings, joined, embedded)
+        except BaseException as problem:
+            joined.control.leave(describe_error(problem), ok=False)
+            joined.channels.close()
+            if embedded is not None:
+                embedded.stop(failed=True)
+            raise
+        context.joined_as = entry.membership
+        return context
+
+    def _prepare(self) -> None:
+        """Choose algorithms, compare programs, and start the timeline, together with all ranks."""
+        assert self._joined is not None
+        if self.rank == 0:
+            _point_out_misspelt()
+        if self.size > 1:
+            self._tune()
+            preparation = self._preparation()
+            if self.settings.verbose and self.rank == 0:
+                logger.info("%s", self._joined.table)
+                self._report(preparation.carriers())
+            preparation.compare_programs()
+        if self.settings.timeline:
+            path = timeline_path(self.settings.timeline, self.generation if self.is_elastic else 0)
+            self.start_timeline(path, self.settings.timeline_mark_cycles)
+
+    def _preparation(self) -> Preparation:
+        from .preparation import Preparation  # not needed by a process that is alone
+
+        return Preparation(self._runner, self._channels, self.rank, self.peers, self.settings, self._joined)
+
+    def _tune(self) -> None:
+        """Measure the machine, together with all ranks, and choose schedules by that from now on."""
+        self.cost_model = self._preparation().tune(self._selector)
+
+    @property
+    def _is_forked(self) -> bool:
+        """Whether this process is a fork of the rank's: it shares the connections, and must not end them."""
+        return os.getpid() != self._pid
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether ranks may be lost and may join while the job runs."""
+        return self.joined_as is not None and self.joined_as.elastic
+
+    def restart(self, position: int = 0) -> Context:
+        """Leave this view of an elastic job, and join the next one in the same process.
+
+        Every member of the view must call it, or end. The control connection to the rendezvous stays open.
+
+        Args:
+            position: how many commits or steps this process's state contains. Rank 0 of the next view is a
+                process with the highest.
+
+        Returns:
+            the context of the next view; this one cannot be used any more.
+
+        Raises:
+            ExcludedError: this process is not to be in the job any more.
+            StartupError: (or a subclass) the job cannot go on with this process.
+        """
+        return Context.start(self.joined_as, self.settings, self.suspend(position))
+
+    def suspend(self, position: int) -> Resume:
+        """End this process's part in the view, but keep its connection to the rendezvous.
+
+        Args:
+            position: as for :meth:`restart`.
+        """
+        from ..rendezvous.elastic_control import ElasticChannel  # others cannot be suspended
+
+        assert self._joined is not None and isinstance(self._joined.control, ElasticChannel)
+        self._closed = True
+        self._stop_calls("the next view begins", True)
+        resume = self._joined.control.detach(position)
+        self._channels.close()
+        self._recording.close()
+        return resume
+
+    def take_changes(self) -> int:
+        """Which changes of an elastic job's membership are to take place, since this was last called.
+
+        Returns:
+            the sum of 1 (processes are to leave) and 2 (processes are ready to join); 0 if there are none.
+        """
+        return 0 if self._joined is None else self._joined.control.take_changes()
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this rank has spent in collectives, moving data or waiting for other ranks."""
+        return self.activity.waited_s
+
+    def stats(self) -> Dict[str, float]:
+        """See :func:`ringcomm.stats`."""
+        return flat(self.activity.numbers())
+
+    def _report_usage(self) -> None:
+        """Report what part of the time between its first and its last collective this rank has waited."""
+        watches = [watch for watch in (self._runner.waited, self.engine.waited) if watch.total_s]
+        if self._joined is None or not watches:
+            return
+        elapsed_s = max(watch.last_s for watch in watches) - min(watch.first_s for watch in watches)
+        self._joined.control.report_usage(elapsed_s, self.waited_s, self.balance_count > 0)
+
+    @property
+    def reduced_bytes(self) -> int:
+        """Payload of all all-reduces of this rank so far."""
+        return self._runner.reduced_bytes + self.engine.reduced_bytes
+
+    def _report(self, text: str) -> None:
+        """Report a detail (RINGCOMM_VERBOSE): through logging, and at the launcher."""
+        logger.info("%s", text)
+        if self._joined is not None and self._embedded is None:
+            self._joined.control.note(text)
+
+    def announce(self, topic: str, text: str) -> None:
+        """Show a line to the user: at the launcher, or through logging where there is none.
+
+        Args:
+            topic: of lines with the same topic only the first is shown.
+            text: one line.
+        """
+        if self._joined is not None and self._embedded is None:
+            self._joined.control.warn(topic, text)
+        else:
+            logger.warning("%s", text)
+
+    def close(self, reason: str = "it called shutdown()", ok: bool = True) -> None:
+        """Leave the job. Others that still need this rank get an error that names it and ``reason``.
+
+        Args:
+            ok: False if this rank leaves because of an error; then all ranks are aborted.
+        """
+        if self._closed or self._is_forked:
+            return
+        self._closed = True
+        if ok:
+            if self.settings.advise and not self.advised and self.rank == 0:
+                self.announce("no advice", _NOT_ADVISED)
+            for companion in self._companions:
+                companion.close()
+            self._recording.finish()
+            self._report_usage()
+        self._stop_calls(reason, ok)
+        if self._joined is not None:
+            self._joined.control.leave(reason, ok)
+        self._channels.close()
+        self._recording.close()
+        if self._embedded is not None:
+            failed = not ok or (self._joined is not None and self._joined.control.abort_error is not None)
+            self._embedded.stop(failed)
+
+    def _stop_calls(self, reason: str, ok: bool) -> None:
+        """Refuse further calls, and end the threads that run them."""
+        self._flight.close(reason, ok)
+        if self._leaving is not None:
+            self._leaving.stopping = True
+        self._runner.stop()
+        self.engine.stop()
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.close(describe_error(error), ok=False)
+
+    def start_timeline(self, path: str, mark_cycles: bool = False) -> None:
+        """Write what the engines do to a Chrome trace, until :meth:`stop_timeline`.
+
+        Every rank that is to appear must call it; rank 0 writes the file.
+
+        Raises:
+            Misuse: it is being written already.
+            ConfigError: the file cannot be written.
+        """
+        self._recording.start(path, mark_cycles)
+
+    def stop_timeline(self) -> None:
+        """End the timeline. Every rank that started it must call it; the file is complete afterwards."""
+        self._recording.stop(lambda: self.engine.barrier("ringcomm.stop_timeline").wait())
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether every host runs the same number of ranks."""
+        counts = [0] * (1 + max(peer.host_index for peer in self.peers))
+        for peer in self.peers:
+            counts[peer.host_index] += 1
+        return len(set(counts)) == 1
+
+
+def _point_out_misspelt() -> None:
+    """Warn of environment variables that look like settings, but are none."""
+    for text in misspelt_variables():
+        logger.warning("%s", text)

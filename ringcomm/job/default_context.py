@@ -1,0 +1,304 @@
+"""The default :class:`~ringcomm.job.context.Context` of this process: joining its job, and leaving it.
+
+The functions of :mod:`ringcomm.api` call this context's methods. The state is here and nowhere else: whether
+the process is in a job, whether it has left one, and what is to be called when it leaves or joins again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+from typing import Callable, List, Optional, Union
+
+import numpy as np
+
+from ..config import Membership, Settings
+from ..docstrings import documented
+from ..errors import NotInitializedError, RingcommError, describe_error
+from .context import Context
+from .newcomer import Newcomer, newcomer_of
+
+_lock = threading.Lock()
+_joining = threading.RLock()  # restart() may call functions that make collectives
+_default: Union[Context, Newcomer, None] = None
+_registered = False
+_left = False
+_after_restart: List[Callable[[], None]] = []
+_before_leaving: List[Callable[[], None]] = []
+_before_calls: Optional[Callable[[], None]] = None
+
+
+def init(membership: Optional[Membership] = None, settings: Optional[Settings] = None) -> None:
+    """Join the job: find the other ranks and connect to them. A second call does nothing.
+
+    Every rank calls it before its first collective. It returns when all ranks have joined, and waits for
+    them up to ``RINGCOMM_START_TIMEOUT`` (60 s). The process leaves the job at ``shutdown()`` or at its end;
+    after ``shutdown()`` on every rank it can be called again.
+
+    Without a launcher and without ``RINGCOMM_SIZE`` in the environment the job is this one process,
+    and no socket is opened.
+
+    Args:
+        membership: the job's size, rendezvous and key; by default from the environment, as ``ringrun``
+            sets it, else as srun or mpirun does.
+        settings: tunables (:class:`~ringcomm.config.Settings`); by default from the ``RINGCOMM_*`` variables.
+
+    Raises:
+        ConfigError: a variable or an argument has an invalid value.
+        StartupError: (or a subclass) the ranks did not connect; the message says which and why.
+    """
+    global _default, _registered
+    with _lock:
+        if _default is None:
+            try:
+                settings = Settings.from_environment() if settings is None else settings
+                membership = Membership.from_environment() if membership is None else membership
+                _default = newcomer_of(membership, settings) or _started(membership, settings)
+            except RingcommError as error:
+                # The message has all facts; a traceback through ringcomm's own code adds none.
+                raise error.with_traceback(None) from None
+        if not _registered:
+            atexit.register(_leave_at_exit)
+            _registered = True
+
+
+def _started(membership: Membership, settings: Settings) -> Context:
+    context = Context.start(membership, settings)
+    context._runner.before_call = _before_calls
+    return context
+
+
+def shutdown() -> None:
+    """Leave the job and close its connections.
+
+    Does nothing if this process is in no job. It is called automatically when the program ends.
+    """
+    global _default, _left
+    _finish_first()
+    with _lock:
+        context, _default = _default, None
+        _left = _left or context is not None
+    if context is not None:
+        context.close()
+
+
+def restart(position: int = 0) -> None:
+    """Leave the present view of the job, and join the next one, in the same process.
+
+    In an elastic job the connection to the rendezvous stays open, and every member of the view must call
+    this or end; in other jobs it is ``shutdown()`` and ``init()``. ``elastic.run`` calls it.
+
+    Args:
+        position: how many commits or steps this process's state contains. Rank 0 of the next view is a
+            process with the highest.
+
+    Raises:
+        ExcludedError: this process is not to be in the job any more.
+        StartupError: (or a subclass) the job cannot go on with this process.
+    """
+    global _default, _left
+    if _default is None or not _default.is_elastic:
+        shutdown()
+        init()
+        return
+    with _lock:
+        before, _default, _left = _default, None, True
+        context = _default = before.restart(position)
+        context._runner.before_call = _before_calls
+    for callback in _after_restart:
+        callback()
+
+
+def after_restart(callback: Callable[[], None]) -> None:
+    """Have a function called after every :func:`restart` of an elastic job.
+
+    Args:
+        callback: calls what new processes call after ``init()``, such as the registration of process sets.
+    """
+    _after_restart.append(callback)
+
+
+def before_leaving(callback: Callable[[], None]) -> None:
+    """Have a function called before this process leaves its job, unless its program has failed.
+
+    Args:
+        callback: waits for collectives that a framework executes later than the program calls them.
+    """
+    _before_leaving.append(callback)
+
+
+def before_calls(callback: Callable[[], None]) -> None:
+    """Have a function called before each call in order of this process, also in jobs that it joins later.
+
+    Args:
+        callback: waits for collectives that a framework executes later than the program calls them, as calls
+            in order. It may be called in any thread, also in that of such a collective.
+    """
+    global _before_calls
+    with _lock:
+        _before_calls = callback
+        if isinstance(_default, Context):
+            _default._runner.before_call = callback
+
+
+def _finish_first() -> None:
+    if isinstance(_default, Context) and not _default._is_forked:
+        for callback in _before_leaving:
+            callback()
+
+
+def take_changes() -> int:
+    """Which changes of the membership are to take place, since this was last called.
+
+    Returns:
+        the sum of 1 (processes are to leave) and 2 (processes are ready to join); 0 if there are none, or
+        this process is in no job.
+    """
+    return _default.take_changes() if isinstance(_default, Context) else 0
+
+
+def on_changes(listener: Optional[Callable[[int, bool], None]]) -> bool:
+    """Have a function called as soon as a change of the membership is reported, in this view.
+
+    Args:
+        listener: gets the change as :func:`take_changes` returns it, and whether it can take place now;
+            processes that are being started have to join first. None: no function.
+
+    Returns:
+        whether this process is in an elastic job.
+    """
+    joined = _default._joined if isinstance(_default, Context) else None
+    return joined is not None and joined.control.on_changes(listener)
+
+
+def gather_positions(position: int) -> List[int]:
+    """Exchange the positions of all ranks' states. All ranks must call it.
+
+    Args:
+        position: how many commits or steps this process's state contains.
+
+    Returns:
+        those of all ranks, in rank order; of this process alone if it is in no job.
+
+    Raises:
+        PeerLostError: a rank was lost.
+    """
+    if _default is None:
+        return [position]
+    return [int(item) for item in context().allgather(np.array([position], np.int64))]
+
+
+@documented
+def epoch() -> int:
+    """The number of the present view of an elastic job, or of the present generation of another job.
+
+    Returns:
+        0 at first; every later view has a larger number.
+
+    Raises:
+        {not_initialized}
+    """
+    return context().generation
+
+
+def _leave_at_exit() -> None:
+    """Leave the job, and report an uncaught exception, so that the other ranks' errors can name it."""
+    global _default
+    error = getattr(sys, "last_value", None)
+    if error is None:
+        _finish_first()
+    context, _default = _default, None
+    if context is None:
+        return
+    if error is not None and not sys.flags.interactive and not hasattr(sys, "ps1"):
+        context.close(f"uncaught {describe_error(error)}", ok=False)
+    else:
+        context.close("its program ended")
+
+
+def leave(error: BaseException) -> None:
+    """Leave the job because of an error, which the other ranks' errors name; nothing in no job.
+
+    For processes that outlive the function which failed: in others this happens when the program ends.
+
+    Args:
+        error: what the function raised.
+    """
+    global _default, _left
+    with _lock:
+        context, _default = _default, None
+        _left = _left or context is not None
+    if context is not None:
+        context.close(f"uncaught {describe_error(error)}", ok=False)
+
+
+def is_initialized() -> bool:
+    """Whether this process is in a job.
+
+    Returns:
+        True between ``init()`` and ``shutdown()``.
+    """
+    return _default is not None
+
+
+def is_elastic() -> bool:
+    """Whether this process is in an elastic job.
+
+    Returns:
+        False in other jobs, and in no job.
+    """
+    return _default is not None and _default.is_elastic
+
+
+def join_now() -> bool:
+    """Become a rank, if this process was started while the job ran and has not joined yet.
+
+    Returns:
+        whether its numbers differ from those that it had until then.
+
+    Raises:
+        ExcludedError: this process is not to be in the job any more.
+        StartupError: (or a subclass) the job cannot go on with this process.
+    """
+    with _joining:
+        before = _default
+        if not isinstance(before, Newcomer):
+            return False
+        restart()
+        after = placed()
+    return (before.rank, before.size) != (after.rank, after.size)
+
+
+def context() -> Context:
+    """The default context. A process that has not joined yet joins now.
+
+    Raises:
+        NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
+    """
+    found = _default
+    if isinstance(found, Context):
+        return found
+    join_now()
+    found = placed()
+    assert isinstance(found, Context)
+    return found
+
+
+def placed() -> Union[Context, Newcomer]:
+    """What has this process's numbers: the default context, or what stands for it until it joins.
+
+    Raises:
+        NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
+    """
+    if _default is None and _left:
+        raise NotInitializedError(
+            "This rank has left the job: ringcomm.shutdown() was called. To join again, call "
+            "ringcomm.init() first."
+        )
+    if _default is None:
+        raise NotInitializedError(
+            "ringcomm has not been initialized; call ringcomm.init() first (and start the program with "
+            "ringrun for more than one rank)."
+        )
+    return _default

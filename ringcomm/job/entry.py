@@ -1,0 +1,53 @@
+"""Entering a job of several processes: by ringrun's rendezvous, a rank's own, srun or mpirun, or a new view.
+
+A process that is alone in its job needs nothing of this.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional
+
+from ..config import Membership, Settings
+from ..rendezvous.client import join
+from ..rendezvous.elastic_client import NEW, join_view
+from ..rendezvous.elastic_control import Resume
+from ..rendezvous.embedded import EmbeddedRendezvous, OwnRendezvous
+from ..rendezvous.joined import Joined
+from ..rendezvous.launched import join_launched
+
+
+class Entry(NamedTuple):
+    """A place in a job, with established links.
+
+    Attributes:
+        joined: the place and the links.
+        membership: how this process takes part, with address and key of the rendezvous.
+        embedded: the rendezvous that this rank serves, if it does.
+    """
+
+    joined: Joined
+    membership: Membership
+    embedded: Optional[EmbeddedRendezvous] = None
+
+
+def enter(membership: Membership, settings: Settings, resume: Optional[Resume] = None) -> Entry:
+    """Join a job of several processes, and connect to all of them.
+
+    Args:
+        membership: how this process takes part in the job.
+        settings: tunables.
+        resume: in an elastic job, what this process has kept of the last view; None: nothing.
+
+    Raises:
+        ExcludedError: an elastic job has no place for this process.
+        ConfigError: a setting makes no sense.
+        StartupError: (or one of its kinds) the job could not be put together.
+    """
+    if membership.elastic:
+        return Entry(join_view(membership, settings, NEW if resume is None else resume), membership)
+    if membership.launched is not None:
+        joined, embedded, membership = join_launched(membership, settings)
+        return Entry(joined, membership, embedded)
+    with OwnRendezvous(membership, settings) as own:
+        joined = join(membership, settings, listens=True)
+    return Entry(joined, membership, own.embedded)

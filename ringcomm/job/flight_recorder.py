@@ -1,0 +1,387 @@
+"""The flight recorder: reports this rank's last operations and its threads' stacks.
+
+The call histories in the runner and the engine are always on. They are read when the job fails on this
+rank, or when ringrun requests a record through a socket that the process has inherited. A thread waits on
+that socket, so it answers whatever the main thread does. If a C call holds the interpreter lock, no thread
+can answer; then ringrun sends SIGUSR1, and :mod:`faulthandler`, which needs no lock, writes the stacks to a
+pipe (on the socket they could interrupt a record).
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import stat
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+
+from ..clock import Deadline, monotonic
+from ..collective.call_history import CallHistory, Row
+from ..collective.call_sites import CallSites
+from ..collective.runner import Runner
+from ..config import Settings, flight_channel_from_environment
+from ..configuration.lookups import LOOKUPS
+from ..engine.engine import Engine
+from ..engine.stacks import thread_stacks
+from ..errors import MismatchError, NotInitializedError, PeerLostError, RingcommError, describe_error
+from ..storage.files import write_file
+from ..storage.folders import own_folder
+from .activity import Activity, report
+
+logger = logging.getLogger("ringcomm.job.flight_recorder")
+LOOKUPS.begin()
+
+FORMAT = 1
+"""The version of the records."""
+RECORD, NUMBERS = b"?", b"#"
+"""Requests of ringrun, each one byte: for a record, for the numbers of :mod:`ringcomm.job.activity`."""
+SEND_S = 2.0
+"""Time limit for sending a record to ringrun, in seconds."""
+_ENDED_OPERATIONS = 20
+"""Number of operations per channel in the record of a process that ends without an error."""
+
+
+class Facts(NamedTuple):
+    """The rank and the group that records are about.
+
+    Attributes:
+        rank: in the whole job.
+        size: of the whole job.
+        host: the name of this rank's host.
+        generation: membership epoch.
+        members: ranks of the whole job that take part in the operations.
+        channel: the name of the channel of direct calls in records.
+    """
+
+    rank: int
+    size: int
+    host: str
+    generation: int
+    members: Sequence[int]
+    channel: str = "calls"
+
+
+class FlightRecorder:
+    """Reads the call histories of one context, or of one process group.
+
+    Args:
+        facts: the rank and the group.
+        settings: ``flight_recorder`` is the number of operations to keep, ``diagnose_dir`` the directory for
+            records if the process was not started by ringrun.
+        runner: runs the direct calls.
+        activity: the numbers of the same context or group.
+        engine: runs the calls by name, if there is one.
+
+    Attributes:
+        closed: whether its context has been closed.
+        left: the reason for closing it, if that was no failure.
+    """
+
+    def __init__(
+        self,
+        facts: Facts,
+        settings: Settings,
+        runner: Runner,
+        activity: Activity,
+        engine: Optional[Engine] = None,
+    ) -> None:
+        self.facts = facts
+        self.activity = activity
+        self.closed = False
+        self.left = ""
+        self._engine = engine
+        self._directory = settings.diagnose_dir
+        self._pid = os.getpid()
+        self._reported = threading.Lock()  # taken by the first thread that reports, for ever
+        self._runner = runner
+        self._calls: Optional[CallHistory] = None
+        self._channel: Optional[Channel] = None
+        if settings.flight_recorder:
+            self._calls = runner.history = CallHistory(settings.flight_recorder)
+            self._calls.on_failure = self.failed
+            if engine is not None and engine.history is not None:
+                engine.history.on_failure = self.failed
+            self._channel = Channel.of_this_process()
+            if self._channel is not None:
+                self._channel.add(self)
+
+    def channels(self) -> List[Dict[str, Any]]:
+        """The operations by channel; in an ``ordered`` channel their numbers are comparable between ranks."""
+        found: List[Dict[str, Any]] = []
+        members = list(self.facts.members)
+        if self._calls is not None:
+            rows = [_dated(row) for row in self._runner.rows()]
+            found.append({
+                "name": self.facts.channel, "ordered": True, "members": members, "operations": rows,
+                "lines": _lines(self._runner.sites, members),
+            })  # fmt: skip
+        if self._engine is not None and self._engine.history is not None:
+            history, process_sets = self._engine.history, self._engine.sets
+            coordinator = self._engine.coordinator
+            sets = {str(number): list(process_sets.members(number)) for number in process_sets.numbers()}
+            rows = [_dated(row) for row in history.rows()]
+            found.append({
+                "name": "engine", "ordered": False, "members": members, "sets": sets, "operations": rows,
+                "paused": history.paused,
+                "lines": _lines(None if coordinator is None else coordinator.sites, members),
+            })  # fmt: skip
+        return found
+
+    def failed(self, error: BaseException) -> None:
+        """Report a failure of the job on this rank; only the first call has an effect.
+
+        Leaving the job and interrupting the program (Ctrl-C) are no failures.
+        """
+        if isinstance(error, NotInitializedError) or not isinstance(error, Exception):
+            return
+        self.report(f"{type(error).__name__}: {error}", error)
+
+    def report(self, error: str, cause: Optional[BaseException] = None) -> None:
+        """Send or write a record with this error (``cause`` is its exception), unless that has been done."""
+        if self._calls is None or os.getpid() != self._pid or not self._reported.acquire(blocking=False):
+            return
+        if self._channel is not None:
+            culprit = cause.rank if isinstance(cause, (PeerLostError, MismatchError)) else None
+            because = {"culprit": culprit, "because": "" if cause is None else str(cause)}
+            self._channel.send({**record(self._channel.recorders, "failure", error), **because})
+        elif self._directory and self.facts.size > 1:
+            _write(Path(self._directory), record([self], "failure", error))
+
+    def close(self, why: str, ok: bool, failure: Optional[RingcommError] = None) -> None:
+        """Mark its context as closed. It is still part of records until the next context is made.
+
+        Args:
+            why: the reason.
+            ok: False if the reason is a failure.
+            failure: the earlier error that ended its communication, if there was one. If ``why`` contains its
+                text, it is reported as the cause.
+        """
+        self.activity.conclude()
+        if ok:
+            self.left = why
+        else:
+            self.report(why, failure if failure is not None and str(failure).rstrip(".") in why else None)
+        self.closed = True
+        # Break the reference cycle between histories and recorder, so that both are freed at once.
+        if self._calls is not None:
+            self._calls.on_failure = None
+        if self._engine is not None and self._engine.history is not None:
+            self._engine.history.on_failure = None
+
+
+def forget_what_is_closed() -> None:
+    """Drop closed recorders, before this process joins another job."""
+    channel = Channel.made_before()
+    if channel is not None:
+        channel.forget_closed()
+
+
+def record(recorders: Sequence[FlightRecorder], reason: str, error: str = "") -> Dict[str, Any]:
+    """A process's record, ready for JSON. Times are seconds of the wall clock.
+
+    Args:
+        recorders: of its contexts and process groups.
+        reason: ``failure``, ``asked`` (ringrun requested it) or ``ended`` (the program ended: fewer
+            operations, no stacks).
+        error: the failure, if there was one.
+    """
+    found: Dict[str, Any] = {"type": "record", "format": FORMAT, "reason": reason, "error": error}
+    if recorders:
+        facts = recorders[0].facts
+        found.update(rank=facts.rank, size=facts.size, host=facts.host, generation=facts.generation)
+        if all(recorder.left for recorder in recorders):
+            found.update(left=recorders[-1].left)
+    channels = [channel for recorder in recorders for channel in recorder.channels()]
+    if reason == "ended":
+        for channel in channels:
+            channel["operations"] = channel["operations"][-_ENDED_OPERATIONS:]
+    threads = [] if reason == "ended" else thread_stacks()
+    found.update(pid=os.getpid(), at=round(time.time(), 6), threads=threads, lanes=channels)
+    return found
+
+
+def numbers(recorders: Sequence[FlightRecorder]) -> Dict[str, Any]:
+    """A process's numbers, ready for JSON; ``at`` is the wall clock in seconds."""
+    facts = recorders[0].facts
+    return {
+        "type": "numbers", "at": round(time.time(), 6), "rank": facts.rank, "size": facts.size,
+        "generation": facts.generation, **report([recorder.activity for recorder in recorders]),
+    }  # fmt: skip
+
+
+def _lines(sites: Optional[CallSites], members: Sequence[int]) -> List[Row]:
+    """The calls that ranks have made at different lines, with ranks of the whole job."""
+    return [
+        {**item, "sites": {str(members[int(rank)]): site for rank, site in item["sites"].items()}}
+        for item in (() if sites is None else sites.differences)
+    ]
+
+
+def _dated(row: Row) -> Row:
+    """The row with ``at`` (wall clock) instead of ``began``; if it has ended, with ``took`` (seconds)."""
+    began_s, ended_s = row.pop("began"), row.pop("ended", None)
+    row["at"] = round(time.time() - (monotonic() - began_s), 6)
+    if ended_s is not None:
+        row["took"] = round(ended_s - began_s, 6)
+    return row
+
+
+def _write(directory: Path, content: Dict[str, Any]) -> None:
+    """Write a record to a file that only this user can read."""
+    path = directory / f"flight.{content['rank']}.json"
+    try:
+        with own_folder(directory, 0o700) as folder:
+            write_file(folder, path.name, json.dumps(content).encode())
+    except OSError as problem:
+        logger.warning("the flight record %s cannot be written: %s", path, problem.strerror)
+
+
+class Channel:
+    """This process's end of the socket to ringrun's agent, with the thread that answers requests.
+
+    Args:
+        sock: the socket; owned by the channel.
+        stacks: descriptor of the pipe for stacks; owned by the channel.
+
+    Attributes:
+        recorders: the recorders whose operations records contain.
+    """
+
+    _own: Optional[Channel] = None
+    _opened = False
+    _opening = threading.Lock()
+
+    def __init__(self, sock: socket.socket, stacks: int) -> None:
+        self.recorders: List[FlightRecorder] = []
+        self._socket = sock
+        self._stacks = stacks
+        self._socket.setblocking(False)
+        self._sending = threading.Lock()
+        self._listing = threading.Lock()
+        self._pid = os.getpid()
+        self._counted = False  # whether ringrun has asked for numbers
+        self.send({"type": "hello", "signal": self._take_signal()})
+        LOOKUPS.on_new = self._report_lookups
+        self._report_lookups()
+        atexit.register(self._report_end)
+        threading.Thread(target=self._answer, name="ringcomm-flight", daemon=True).start()
+
+    @classmethod
+    def of_this_process(cls) -> Optional[Channel]:
+        """The channel that ringrun has passed to this process, if any; opened at the first call."""
+        with cls._opening:
+            if not cls._opened:
+                cls._opened = True
+                given = flight_channel_from_environment()
+                if given and all(_is_still(*item) for item in given):
+                    (sock, _), (stacks, _) = given
+                    os.set_inheritable(sock, False)
+                    os.set_inheritable(stacks, False)
+                    cls._own = cls(socket.socket(fileno=sock), stacks)
+        return cls.made_before()
+
+    @classmethod
+    def made_before(cls) -> Optional[Channel]:
+        """The channel that :meth:`of_this_process` has opened earlier, if any."""
+        return cls._own if cls._own is not None and cls._own._pid == os.getpid() else None
+
+    def add(self, recorder: FlightRecorder) -> None:
+        """Add a recorder, and drop closed ones."""
+        with self._listing:
+            self.recorders = [*(item for item in self.recorders if not item.closed), recorder]
+
+    def forget_closed(self) -> None:
+        """Drop the recorders whose context has been closed."""
+        with self._listing:
+            self.recorders = [item for item in self.recorders if not item.closed]
+
+    def _take_signal(self) -> bool:
+        """Make SIGUSR1 write the stacks to the pipe, unless the program handles that signal."""
+        if not _is_free(signal.SIGUSR1):
+            return False
+        faulthandler.register(signal.SIGUSR1, file=self._stacks, all_threads=True, chain=False)
+        return True
+
+    def _answer(self) -> None:
+        readable = select.poll()
+        readable.register(self._socket, select.POLLIN)
+        while True:
+            readable.poll()
+            try:
+                request = self._socket.recv(4096)
+            except (BlockingIOError, InterruptedError):
+                continue
+            except OSError:
+                return
+            if not request:
+                return  # ringrun has ended and will end this process
+            if NUMBERS in request and self.recorders:
+                self._counted = True
+                self.send(numbers(self.recorders))
+            if RECORD in request:
+                self.send(record(self.recorders, "asked"))
+
+    def _report_lookups(self) -> None:
+        """Send the names of the variables that the program has looked up since the last time."""
+        if self._pid == os.getpid():
+            names = LOOKUPS.take()
+            if names:
+                self.send({"type": "lookups", "names": names})
+
+    def _report_end(self) -> None:
+        """Send a last record when the program ends: from here on no thread answers requests."""
+        if self._pid == os.getpid() and self.recorders:
+            if self._counted:
+                self.send(numbers(self.recorders))
+            error = getattr(sys, "last_value", None)
+            text = "" if error is None else f"uncaught {describe_error(error)}"
+            self.send(record(self.recorders, "ended", text))
+
+    def send(self, message: Dict[str, Any]) -> None:
+        """Send a message to ringrun, within :data:`SEND_S`."""
+        left = memoryview(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        deadline = Deadline(SEND_S)
+        writable = select.poll()
+        writable.register(self._socket, select.POLLOUT)
+        if not self._sending.acquire(timeout=SEND_S):
+            return
+        try:
+            while left and not deadline.expired():
+                try:
+                    left = left[self._socket.send(left) :]
+                except (BlockingIOError, InterruptedError):
+                    writable.poll(deadline.remaining_s() * 1e3)
+        except OSError as problem:
+            logger.debug("ringrun does not receive the flight record: %s", problem)
+        finally:
+            self._sending.release()
+
+
+def _is_still(descriptor: int, inode: int) -> bool:
+    """Whether a descriptor is still the one that the variable names, and not one opened since."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return False
+    return (stat.S_ISSOCK(found.st_mode) or stat.S_ISFIFO(found.st_mode)) and found.st_ino == inode
+
+
+def _is_free(signum: int) -> bool:
+    """Whether a signal is neither caught nor ignored in this process, in Python or in C."""
+    if signal.getsignal(signum) != signal.SIG_DFL:
+        return False
+    try:
+        status = Path("/proc/self/status").read_text("utf-8", "replace")  # its name may be cut anywhere
+    except OSError:
+        return True
+    masks = [line.split()[1] for line in status.splitlines() if line.startswith(("SigCgt:", "SigIgn:"))]
+    return not any(int(mask, 16) >> (signum - 1) & 1 for mask in masks)

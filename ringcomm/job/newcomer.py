@@ -1,0 +1,68 @@
+"""A process of an elastic job before it joins: the others go on meanwhile, so it has no links yet.
+
+``init()`` of a process that is started while the job runs returns at once, and the process joins when its
+state is ready: at the call of the function that ``elastic.run`` decorates, or at its first collective.
+Otherwise all others would wait while it reads its data.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Optional
+
+from ..config import Membership, Settings
+from .context import Context
+
+
+class Newcomer:
+    """Stands for the context of such a process.
+
+    Its numbers are those that it would have if it joined now, as the last rank.
+
+    Args:
+        membership: how this process takes part in the job.
+        settings: tunables.
+        size: the present number of ranks.
+
+    Attributes:
+        rank, size, local_rank, local_size, cross_rank, cross_size: provisional.
+    """
+
+    is_elastic = True
+    is_homogeneous = False
+
+    def __init__(self, membership: Membership, settings: Settings, size: int) -> None:
+        self.membership, self.settings = membership, settings
+        self.host = membership.host or socket.gethostname()
+        self.rank, self.size = size, size + 1
+        self.local_rank = 0 if membership.slot is None else membership.slot.local
+        self.local_size = self.local_rank + 1
+        self.cross_rank, self.cross_size = size, size + 1
+        self._pid = os.getpid()
+
+    def restart(self, position: int = 0) -> Context:
+        """Join the next view; ``position`` is that of the state.
+
+        Raises:
+            ExcludedError: this process is not to be in the job any more.
+            StartupError: (or a subclass) the job cannot go on with this process.
+        """
+        return Context.start(self.membership, self.settings)
+
+    def close(self, reason: str = "", ok: bool = True) -> None:
+        """Do nothing: there are no connections."""
+
+
+def newcomer_of(membership: Membership, settings: Settings) -> Optional[Newcomer]:
+    """This process as one that joins later; None if it belongs to the first ranks of its job.
+
+    Raises:
+        StartupError: (or a subclass) the rendezvous does not answer.
+    """
+    if not membership.elastic:
+        return None
+    from ..rendezvous.elastic_client import running_size
+
+    size = running_size(membership, settings)
+    return Newcomer(membership, settings, size) if size else None

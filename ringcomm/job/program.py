@@ -1,0 +1,126 @@
+"""Whether all ranks run the same program: the script, and what it imports from its own folder.
+
+Ranks compare a hash of all of it when a job starts. If it is not the same, they exchange the hash of every
+file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence
+
+import numpy as np
+
+from ..collective.rows import cumulative
+from ..collective.runner import Runner
+from ..configuration.lookups import is_installed
+from ..ops import Collective
+
+_MOST_FILES = 5
+_OURS = ("ringcomm", "ringrun")
+
+
+def own_files() -> Dict[str, str]:
+    """The hash of the script and of each module that it has imported from its own folder, by relative path.
+
+    Installed packages do not count, even if they are below that folder. Empty where there is no script: in a
+    notebook, or where an installed program has imported ringcomm.
+    """
+    main = sys.modules.get("__main__")
+    script = getattr(main, "__file__", None)
+    name = getattr(getattr(main, "__spec__", None), "name", None) or ""
+    if not script or name.partition(".")[0] in _OURS:
+        return {}
+    path = Path(script).resolve()
+    # `python -m package.train` imports from the folder of the package.
+    folder = path.parents[min(name.count("."), len(path.parents) - 1)]
+    if is_installed(path):
+        return {}
+    found: Dict[str, str] = {}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if not file or module.__name__.partition(".")[0] in _OURS:
+            continue
+        path = Path(file).resolve()
+        if folder in path.parents and not is_installed(path) and path.is_file():
+            content = hashlib.blake2b(path.read_bytes(), digest_size=8)
+            found[path.relative_to(folder).as_posix()] = content.hexdigest()
+    return found
+
+
+def compare_programs(runner: Runner, hosts: Sequence[str]) -> str:
+    """Compare the programs of all ranks. All call it at the same point.
+
+    Args:
+        hosts: of every rank.
+
+    Returns:
+        a warning that names hosts and files, the same on every rank; "" if there is nothing to warn of.
+
+    Raises:
+        PeerLostError: (or whatever else stops a collective) a rank is gone.
+    """
+    files = own_files()
+    payload = np.frombuffer(json.dumps(files, sort_keys=True).encode() if files else b"", np.uint8)
+    whole = int.from_bytes(hashlib.blake2b(payload.tobytes(), digest_size=7).digest(), "little")
+    mine = [whole if files else 0, payload.size]
+    table = runner.exchange(mine, Collective.EXCHANGE, np.dtype(np.int64), "program", ())
+    if len({number for number in table[:, 0].tolist() if number}) < 2:
+        return ""
+    bounds = cumulative(table[:, 1])
+    gathered = np.empty(bounds[-1], np.uint8)
+    gathered[bounds[runner.rank] : bounds[runner.rank + 1]] = payload
+    runner.all_gather(gathered, bounds, "program")
+    parts = [gathered[start:stop].tobytes() for start, stop in zip(bounds, bounds[1:])]
+    programs = [json.loads(part) if part else {} for part in parts]
+    return differences_text(programs, hosts)
+
+
+def differences_text(programs: Sequence[Dict[str, str]], hosts: Sequence[str]) -> str:
+    """Which files are not the same on all hosts, as a warning; "" if those that several ranks have are.
+
+    Args:
+        programs: for each rank, the hashes of its files; see :func:`own_files`.
+        hosts: of every rank.
+    """
+    texts = [
+        text
+        for name in sorted({name for program in programs for name in program})
+        for text in [_file_text(name, [program.get(name) for program in programs], hosts)]
+        if text
+    ]
+    if not texts:
+        return ""
+    more = f" ({len(texts) - _MOST_FILES} more files differ)" if len(texts) > _MOST_FILES else ""
+    return (
+        f"The ranks do not run the same program: {'; '.join(texts[:_MOST_FILES])}{more}. What they compute "
+        "may differ although nothing fails. Copy the same files to every host (rsync -a, or a shared "
+        "directory)."
+    )
+
+
+def _file_text(name: str, hashes: Sequence[Optional[str]], hosts: Sequence[str]) -> str:
+    """Which ranks have another version of a file than most; "" if none. A rank without it may not need it."""
+    versions: Dict[str, List[int]] = {}
+    for rank, found in enumerate(hashes):
+        if found is not None:
+            versions.setdefault(found, []).append(rank)
+    if len(versions) < 2:
+        return ""
+    usual, *others = sorted(versions.values(), key=lambda ranks: (-len(ranks), ranks))
+    odd = " and ".join(_places(ranks, hosts) for ranks in others)
+    return f"{name} on {odd} is not that on {_places(usual, hosts)}"
+
+
+def _places(ranks: Sequence[int], hosts: Sequence[str]) -> str:
+    """Like ``jetson1 (ranks 2, 3)``."""
+    by_host: Dict[str, List[int]] = {}
+    for rank in ranks:
+        by_host.setdefault(hosts[rank], []).append(rank)
+    return ", ".join(
+        f"{host} (rank{'s' if len(own) > 1 else ''} {', '.join(map(str, own))})"
+        for host, own in by_host.items()
+    )

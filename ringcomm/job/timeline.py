@@ -1,0 +1,259 @@
+"""The timeline: the operations of all ranks on one clock, as a Chrome trace.
+
+Open the file in ``chrome://tracing`` or https://ui.perfetto.dev. Every tensor is a row of its own,
+with a line per rank; the events have Horovod's names. The file is valid JSON after every write, also if the
+job ends there; only during a write, for microseconds, it is not.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Set, Union
+
+from ..engine.engine import Engine
+from ..engine.observer import Observer, now_us
+from ..engine.single_rank import OwnTrace
+from ..errors import ConfigError, Misuse, RingcommError
+from ..storage.files import open_named
+
+if TYPE_CHECKING:
+    from ..engine.heartbeat import HeartbeatThread
+
+logger = logging.getLogger("ringcomm")
+
+FINISH_S = 5.0
+"""How long rank 0 waits for the last events of the other ranks when it leaves, in seconds."""
+
+
+class TraceFile:
+    """A JSON array that is complete after every write.
+
+    Args:
+        path: the file; it is overwritten.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+
+    def __init__(self, path: Union[str, Path]) -> None:
+        try:
+            # Without a buffer: what a full disk has refused would be written again when it is closed.
+            self._file = open(open_named(path), "wb", buffering=0)  # noqa: SIM115 - open until close()
+        except OSError as problem:
+            raise _unwritable(path, problem) from None
+        self._end = 0
+        try:
+            self._write(b"[\n", b"]\n")
+        except OSError as problem:
+            self._file.close()
+            raise _unwritable(path, problem) from None
+
+    def add(self, events: Sequence[Dict[str, Any]]) -> None:
+        """Append events."""
+        lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
+        self._write((b",\n" if self._end > 2 else b"") + lines.encode(), b"\n]\n")
+
+    def _write(self, body: bytes, tail: bytes) -> None:
+        # Each write overwrites the bracket that ended the array.
+        self._file.seek(self._end)
+        data = memoryview(body + tail)
+        while data:
+            data = data[self._file.write(data) :]
+        self._end += len(body)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _unwritable(path: Union[str, Path], problem: OSError) -> ConfigError:
+    return ConfigError(f"The timeline {path} cannot be written: {problem.strerror}.")
+
+
+class Merger:
+    """Converts the events of all ranks to trace events: tensors become processes, ranks threads.
+
+    Args:
+        hosts: the name of every rank's host.
+        epoch_us: wall clock at time 0 of the trace, in microseconds.
+    """
+
+    def __init__(self, hosts: Sequence[str], epoch_us: int) -> None:
+        self._hosts = hosts
+        self._pids: Dict[str, int] = {}
+        self._seen: Dict[int, Set[int]] = {}
+        self._epoch_us = epoch_us
+
+    def preamble(self) -> List[Dict[str, Any]]:
+        """The first events of the file."""
+        arguments = {"name": "ringcomm", "start_time_since_epoch_in_micros": self._epoch_us}
+        return [{"name": "process_name", "ph": "M", "pid": 0, "args": arguments}]
+
+    def convert(self, rank: int, events: Sequence[Sequence[Any]]) -> List[Dict[str, Any]]:
+        """A rank's events in the format of the trace, times in microseconds."""
+        made: List[Dict[str, Any]] = []
+        for name, phase, activity, at_us, arguments in events:
+            event: Dict[str, Any] = {"ph": phase, "ts": round(float(at_us), 1), "pid": 0, "tid": rank}
+            if name:
+                event["pid"] = self._pid(str(name), rank, made)
+            if activity:
+                event["name"] = activity
+            if phase == "X":
+                event["dur"] = 0
+            elif phase == "i":
+                event["s"] = "g"
+            if arguments:
+                event["args"] = arguments
+            made.append(event)
+        return made
+
+    def _pid(self, name: str, rank: int, made: List[Dict[str, Any]]) -> int:
+        pid = self._pids.get(name)
+        if pid is None:
+            pid = self._pids[name] = len(self._pids) + 1
+            self._seen[pid] = set()
+            made.append({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}})
+            made.append({"name": "process_sort_index", "ph": "M", "pid": pid, "args": {"sort_index": pid}})
+        if rank not in self._seen[pid]:
+            self._seen[pid].add(rank)
+            label = f"rank {rank} ({self._hosts[rank]})"
+            made.append({"name": "thread_name", "ph": "M", "pid": pid, "tid": rank, "args": {"name": label}})
+        return pid
+
+
+class Timeline:
+    """Writes the events of all ranks on rank 0, in a thread, so that no collective waits for a disk.
+
+    Args:
+        path: the file.
+        hosts: the name of every rank's host.
+        start_us: this rank's clock at time 0 of the trace, in microseconds.
+    """
+
+    def __init__(self, path: Union[str, Path], hosts: Sequence[str], start_us: float) -> None:
+        self._path = path
+        self._file = TraceFile(path)
+        self._broken = False
+        self._merger = Merger(hosts, time.time_ns() // 1000)
+        self._start_us = start_us
+        self._queue: queue.SimpleQueue[Optional[List[Dict[str, Any]]]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._queue.put(self._merger.preamble())
+        self._thread = threading.Thread(target=self._write, name="ringcomm-timeline", daemon=True)
+        self._thread.start()
+
+    def take(self, rank: int, events: Sequence[Sequence[Any]]) -> None:
+        """Add events of a rank, with times on this rank's clock."""
+        if self._broken:
+            return
+        shifted = [[*event[:3], float(event[3]) - self._start_us, *event[4:]] for event in events]
+        with self._lock:
+            self._queue.put(self._merger.convert(rank, shifted))
+
+    def _write(self) -> None:
+        while True:
+            batches = [self._queue.get()]
+            while batches[-1] is not None and not self._queue.empty():
+                batches.append(self._queue.get())
+            events = [event for batch in batches if batch is not None for event in batch]
+            try:
+                if events:
+                    self._file.add(events)
+            except OSError as problem:
+                self._give_up(problem)
+                return
+            if batches[-1] is None:
+                return
+
+    def _give_up(self, problem: OSError) -> None:
+        """Drop all further events: training goes on without them."""
+        logger.warning("The timeline %s is incomplete: %s.", self._path, problem.strerror)
+        self._broken = True
+
+    def close(self) -> None:
+        """Write the remaining events, and close the file."""
+        self._queue.put(None)
+        self._thread.join()
+        self._file.close()
+
+
+def timeline_path(path: str, epoch: int) -> str:
+    """The file for one epoch of an elastic job: rank 0, which writes it, may be another process in each.
+
+    Args:
+        path: the file for the first epoch, such as ``trace.json``; then comes ``trace-epoch1.json``.
+        epoch: number of the view.
+    """
+    if not epoch:
+        return path
+    name = Path(path)
+    return str(name.with_name(f"{name.stem}-epoch{epoch}{name.suffix}"))
+
+
+class Recording:
+    """Starts and stops one rank's timeline.
+
+    Args:
+        engine: is observed, and sends the events to rank 0.
+        hosts: the name of every rank's host.
+    """
+
+    def __init__(self, engine: Union[Engine, HeartbeatThread, OwnTrace], hosts: Sequence[str]) -> None:
+        self._engine = engine
+        self._hosts = hosts
+        self._timeline: Optional[Timeline] = None
+        self._on = False
+
+    def start(self, path: Union[str, Path], mark_cycles: bool = False) -> None:
+        """Start writing.
+
+        Args:
+            path: the file, on rank 0.
+            mark_cycles: also mark the engine's cycles.
+
+        Raises:
+            Misuse: a timeline is already being written.
+            ConfigError: the file cannot be written.
+        """
+        if self._on:
+            raise Misuse("A timeline is already being written; call stop_timeline() first.")
+        if self._engine.rank == 0:
+            self._timeline = Timeline(path, self._hosts, now_us())
+        self._on = True
+        self._engine.observe(
+            Observer(mark_cycles), self._timeline.take if self._timeline is not None else None
+        )
+
+    def stop(self, meet: Callable[[], None]) -> None:
+        """Stop, and complete the file.
+
+        Args:
+            meet: a barrier; when it returns, rank 0 has received the events that the ranks sent before it.
+        """
+        if self._on:
+            self._on = False
+            self._engine.observe(None)
+            meet()
+            self.close()
+
+    def finish(self) -> None:
+        """Send the last events before this rank leaves, without a collective."""
+        if self._on:
+            self._on = False
+            try:
+                self._engine.observe(None)
+            except RingcommError as problem:
+                logger.warning("The timeline of rank %d lacks its end: %s", self._engine.rank, problem)
+                return
+            self._engine.settle(FINISH_S)
+
+    def close(self) -> None:
+        """Close the file, if it is open."""
+        timeline, self._timeline = self._timeline, None
+        if timeline is not None:
+            timeline.close()

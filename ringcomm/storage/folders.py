@@ -1,0 +1,325 @@
+# ruff: noqa: PTH109, PTH116, PTH118, PTH208  descriptors, and no pathlib in the agent
+"""Folders that hold code, keys, records or results: opened, made, listed and removed here.
+
+Another user of the machine may have prepared what stands there (``/tmp``, a shared folder, a shared cache):
+a symbolic or hard link, a FIFO, a folder of its own, or a folder that it can exchange later. So nothing else
+in ringcomm and ringrun opens such folders and files; the rules of this module and of :mod:`.files`:
+
+* A path is opened component by component, by descriptors. A symbolic link is followed only if it belongs to
+  this user or to the administrator, and inside an opened folder never.
+* A folder for results (:func:`own_folder`) belongs to this user or to the administrator. A folder for code or
+  keys (:func:`trusted_folder`) does so with every folder above it, and no other user may write any of them,
+  unless the sticky bit keeps other users from exchanging what is in it. ``sshd`` asks the same of its files.
+* A new file is made under a fresh name and renamed: what stood there is replaced, never followed or opened.
+* What is read is looked at by its descriptor; FIFOs and devices are not waited for.
+
+Standard library only, Python 3.8: ringrun sends both files to hosts with its agent.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import contextmanager
+from typing import Iterator, List, NamedTuple, Optional, Pattern, Tuple, Union
+
+Path = Union[str, "os.PathLike[str]"]
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Linux opens a folder without the right to list it, like a /home with mode 0711.
+_ENTER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+_LOOK = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAX_LINKS = 40
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def is_ours(facts: os.stat_result) -> bool:
+    """Whether a file belongs to this user, or to the administrator."""
+    return facts.st_uid in (os.geteuid(), 0)
+
+
+def another_users(path: Path, facts: os.stat_result) -> OSError:
+    """The error for what belongs to another user."""
+    text = f"it belongs to another user (number {facts.st_uid})"
+    return PermissionError(errno.EPERM, text, os.fspath(path))
+
+
+# -- paths ----------------------------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """Where a path leads: a name in an opened folder.
+
+    Attributes:
+        folder: its descriptor.
+        name: without a directory; no symbolic link when it was looked at.
+        follow: 0 for a link of ``/proc`` (like ``/dev/stdout``), which has no path as its target; else
+            ``O_NOFOLLOW``.
+    """
+
+    folder: int
+    name: str
+    follow: int
+
+
+def _parts(path: str) -> List[str]:
+    return [part for part in reversed(path.split("/")) if part not in ("", ".")]
+
+
+def _link(folder: int, name: str, shown: str) -> Optional[str]:
+    """The target of a symbolic link; None if there is none, "" for a link of ``/proc``.
+
+    Raises:
+        OSError: the link belongs to another user, or another user may have made it as a hard link.
+    """
+    try:
+        opened = os.open(name, _LOOK, dir_fd=folder) if hasattr(os, "O_PATH") else -1
+    except FileNotFoundError:
+        return None
+    try:
+        facts = os.fstat(opened) if opened >= 0 else os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if not stat.S_ISLNK(facts.st_mode):
+            return None
+        around = os.fstat(folder)
+        exchanged = facts.st_nlink > 1 and facts.st_uid != 0 and around.st_mode & OTHERS_WRITE
+        if exchanged or not (is_ours(facts) or _is_systems(facts, around)):
+            raise another_users(shown, facts)
+        if facts.st_dev == _proc():
+            return ""
+        # By its descriptor where that is possible, so that it is the link that was looked at.
+        return os.readlink("", dir_fd=opened) if opened >= 0 else os.readlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    finally:
+        if opened >= 0:
+            os.close(opened)
+
+
+def _proc() -> int:
+    try:
+        return os.stat("/proc").st_dev
+    except OSError:
+        return -1
+
+
+def _is_systems(facts: os.stat_result, around: os.stat_result) -> bool:
+    """Whether the owner of ``/`` has it in a folder of its own.
+
+    A container without root shows that owner under another number, and other users of the host as well; these
+    have no file in a folder that only its owner can write.
+    """
+    owner = os.stat("/").st_uid
+    return facts.st_uid == around.st_uid == owner and not around.st_mode & OTHERS_WRITE
+
+
+def _why_untrusted(facts: os.stat_result, around: Optional[os.stat_result]) -> str:
+    """Why another user may exchange what is in a folder, or "".
+
+    Args:
+        facts: of the folder.
+        around: of the folder above, if the folder is one on the way; None for the one that is to be used.
+    """
+    if not is_ours(facts) and (around is None or not _is_systems(facts, around)):
+        return f"it belongs to another user (number {facts.st_uid})"
+    if facts.st_mode & OTHERS_WRITE and (around is None or not facts.st_mode & stat.S_ISVTX):
+        return f"other users may write it (mode {stat.S_IMODE(facts.st_mode):04o})"
+    return ""
+
+
+@contextmanager
+def walk(
+    path: Path, trusted: bool = False, mode: Optional[int] = None, follow_last: bool = True
+) -> Iterator[Place]:
+    """The folder of the last component of a path, component by component.
+
+    Args:
+        path: the path.
+        trusted: every folder on the way must be one that other users cannot exchange anything in.
+        mode: of folders that are made where there are none; None: they must be there.
+        follow_last: whether a link that the whole path names is followed; else it is the place itself.
+    """
+    text = os.fspath(path)
+    if trusted:
+        text = os.path.join(os.getcwd(), text)
+    left, links = _parts(text), 0
+    here = os.open("/" if text.startswith("/") else ".", _ENTER)
+    shown = "/" if text.startswith("/") else ""
+    above = os.fstat(here)
+    try:
+        while True:
+            name = left.pop() if left else "."
+            is_place = name in (".", "..") or not (left or follow_last)
+            target = None if is_place else _link(here, name, shown + name)
+            if target:
+                links += 1
+                if links > _MAX_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), text)
+                left += _parts(target)
+                if target.startswith("/"):
+                    os.close(here)
+                    here = os.open("/", _ENTER)
+                    shown, above = "/", os.fstat(here)
+                continue
+            follow = os.O_NOFOLLOW if target is None else 0
+            if not left:
+                yield Place(here, name, follow)
+                return
+            below = _entered(here, name, _ENTER | follow, mode)
+            os.close(here)
+            here, shown, facts = below, f"{shown}{name}/", os.fstat(below)
+            why = _why_untrusted(facts, above) if trusted else ""
+            if why:
+                raise PermissionError(errno.EPERM, f"as to the folder {shown[:-1]} above it: {why}", text)
+            above = facts
+    finally:
+        os.close(here)
+
+
+def _entered(folder: int, name: str, flags: int, mode: Optional[int]) -> int:
+    """A descriptor of a folder in a folder, made where there is none."""
+    try:
+        return os.open(name, flags, dir_fd=folder)
+    except FileNotFoundError:
+        if mode is None:
+            raise
+    try:
+        os.mkdir(name, mode, dir_fd=folder)
+    except FileExistsError:
+        pass  # another process was faster
+    return os.open(name, flags, dir_fd=folder)
+
+
+# -- folders --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def own_folder(path: Path, mode: Optional[int] = 0o777) -> Iterator[int]:
+    """A descriptor of a folder for results, which no other user can replace while it is open.
+
+    Args:
+        path: the folder.
+        mode: with which it is made where there is none; None: it must be there.
+
+    Raises:
+        OSError: it cannot be made or opened, or it, or a symbolic link on the way, belongs to another user.
+    """
+    with walk(path, mode=None if mode is None else 0o777) as place:
+        descriptor = _entered(place.folder, place.name, _FOLDER & ~os.O_NOFOLLOW | place.follow, mode)
+        try:
+            facts = os.fstat(descriptor)
+            if not is_ours(facts):
+                raise another_users(path, facts)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def trusted_folder(path: Path, make: bool = True) -> Iterator[int]:
+    """A descriptor of a folder for code or keys, which only this user and the administrator can change.
+
+    Args:
+        path: the folder; it is made with mode 0700 where there is none, and so are those above it.
+        make: whether to make it.
+
+    Raises:
+        OSError: it cannot be made or opened, or another user could change what is in it; the text names the
+            folder by which.
+    """
+    with walk(path, trusted=True, mode=0o700 if make else None) as place:
+        descriptor = _entered(place.folder, place.name, _FOLDER, 0o700 if make else None)
+        try:
+            why = _why_untrusted(os.fstat(descriptor), None)
+            if why:
+                raise PermissionError(errno.EPERM, why, os.fspath(path))
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def inner_folder(folder: int, path: str, mode: Optional[int] = 0o700) -> Iterator[int]:
+    """A descriptor of a folder below an opened one. No link is followed, not even one of this user.
+
+    Args:
+        folder: descriptor of the folder, from :func:`own_folder` or :func:`trusted_folder`.
+        path: relative to it, without ``..``; "" is the folder itself.
+        mode: of folders that are made where there are none; None: they must be there.
+
+    Raises:
+        OSError: it cannot be made or opened, a component is no folder, or it belongs to another user.
+    """
+    parts = path.split("/") if path else []
+    if ".." in parts or path.startswith("/"):
+        raise OSError(errno.EINVAL, "its path leaves the folder", path)
+    here = os.dup(folder)
+    os.set_inheritable(here, False)
+    try:
+        for part in parts:
+            below = _entered(here, part or ".", _FOLDER, mode)
+            os.close(here)
+            here = below
+            facts = os.fstat(here)
+            if not is_ours(facts):
+                raise another_users(path, facts)
+        yield here
+    finally:
+        os.close(here)
+
+
+def new_folder(folder: int, prefix: str) -> str:
+    """Make a folder with a fresh name that only this user can enter, and return the name.
+
+    Args:
+        folder: descriptor of the folder in which it is made; other users may write it if it is sticky.
+        prefix: the start of the name.
+    """
+    name = prefix + os.urandom(8).hex()
+    os.mkdir(name, 0o700, dir_fd=folder)
+    return name
+
+
+def owned_names(folder: int, pattern: Pattern[str]) -> List[Tuple[str, os.stat_result]]:
+    """What this user has in a folder under names that match, with its facts, the latest first.
+
+    Args:
+        folder: descriptor of the folder.
+        pattern: of the whole name: only names that ringcomm makes may be removed later.
+    """
+    found = []
+    for name in os.listdir(folder):
+        if pattern.fullmatch(name):
+            try:
+                facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            except FileNotFoundError:
+                continue  # another process has removed it
+            if facts.st_uid == os.geteuid():
+                found.append((name, facts))
+    return sorted(found, key=lambda row: row[1].st_mtime, reverse=True)
+
+
+def remove(folder: int, name: str) -> None:
+    """Remove a file, or a folder with all that is in it. Links are removed, not followed.
+
+    Args:
+        folder: descriptor of the folder that it is in.
+        name: without a directory.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    try:
+        inner = os.open(name, _FOLDER, dir_fd=folder)
+    except FileNotFoundError:
+        return
+    except OSError as problem:
+        if problem.errno not in (errno.ENOTDIR, errno.ELOOP, errno.EMLINK):
+            raise
+        os.unlink(name, dir_fd=folder)
+        return
+    try:
+        for each in os.listdir(inner):
+            remove(inner, each)
+    finally:
+        os.close(inner)
+    os.rmdir(name, dir_fd=folder)

@@ -1,0 +1,99 @@
+"""What a function that ran on a rank has returned or raised, as bytes for the process that started it.
+
+Ranks pack (``rc.run``, and jobs on Ray, Dask and Spark); the process that started them unpacks, and raises a
+:class:`~.errors.RemoteError`. Unpacking executes pickles: only bytes that are known to come from a rank of
+the job may be unpacked. With ``rc.run`` each rank signs them with the job's key; the others trust their
+scheduler.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from typing import Any, Dict, Optional
+
+import cloudpickle
+
+from ..errors import Misuse, RemoteError
+
+NOT_SENT = (pickle.PicklingError, TypeError, AttributeError, RecursionError)
+"""The exceptions of pickle for objects that cannot be pickled."""
+
+
+def pack_value(value: Any) -> bytes:
+    """A function's return value as bytes.
+
+    Args:
+        value: the value.
+
+    Raises:
+        Misuse: it cannot be pickled.
+    """
+    try:
+        data: bytes = cloudpickle.dumps({"ok": True, "value": value})
+    except NOT_SENT as problem:
+        raise Misuse(
+            f"the function's return value, a {type(value).__name__}, cannot be sent back: {problem}. Return "
+            "numbers, arrays or strings."
+        ) from None
+    return data
+
+
+def pack_error(error: BaseException, skip: int = 0) -> bytes:
+    """An exception as bytes: its text and, if it can be pickled, the object.
+
+    Args:
+        error: the exception.
+        skip: number of outermost frames to omit from the traceback.
+    """
+    trace = error.__traceback__
+    for _ in range(skip):
+        trace = trace.tb_next if trace is not None else None
+    facts: Dict[str, Any] = {
+        "ok": False,
+        "summary": "".join(traceback.format_exception_only(type(error), error)).strip(),
+        "traceback": "".join(traceback.format_exception(type(error), error, trace)),
+        "exception": _pickled(error),
+    }
+    data: bytes = cloudpickle.dumps(facts)
+    return data
+
+
+def unpack(data: bytes) -> Dict[str, Any]:
+    """The facts in bytes of :func:`pack_value` or :func:`pack_error`.
+
+    Args:
+        data: the bytes, from a trusted process.
+
+    Returns:
+        ``ok``; if it is True also ``value``, otherwise ``summary`` (type and message), ``traceback`` (text)
+        and ``exception`` (a pickle, or None).
+    """
+    facts: Dict[str, Any] = cloudpickle.loads(data)
+    return facts
+
+
+def remote_error(facts: Dict[str, Any], rank: int, host: str) -> RemoteError:
+    """The error for the caller, whose cause is the rank's exception if that could be pickled.
+
+    Args:
+        facts: what :func:`unpack` has returned for an error.
+        rank: the rank that raised it.
+        host: its host.
+    """
+    error = RemoteError(
+        f"rank {rank} on {host}: {facts['summary']}\n\nIts traceback there:\n{facts['traceback']}",
+        rank=rank, host=host, traceback_text=facts["traceback"],
+    )  # fmt: skip
+    error.__cause__ = None if facts["exception"] is None else cloudpickle.loads(facts["exception"])
+    return error
+
+
+def _pickled(error: BaseException) -> Optional[bytes]:
+    """The exception as a pickle; None if it cannot be unpickled (some require arguments that it lacks)."""
+    try:
+        data: bytes = cloudpickle.dumps(error)
+        cloudpickle.loads(data)
+    except Exception:  # noqa: BLE001  a class's own pickling code may raise any exception
+        return None
+    return data

@@ -1,0 +1,64 @@
+"""Settings as text: the values, and what is said of texts that have none."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ringcomm.configuration import parsing
+
+VALUES = [
+    (parsing.positive_seconds, "0.5", 0.5), (parsing.positive_seconds, "inf", math.inf),
+    (parsing.size, "262144", 262144), (parsing.size, "256K", 1 << 18), (parsing.size, " 256KiB ", 1 << 18),
+    (parsing.size, "1mb", 1 << 20), (parsing.size, "2G", 2 << 30), (parsing.size, "7B", 7),
+    (parsing.size_or_zero, " 0 ", 0), (parsing.size_or_zero, "1k", 1024),
+    (parsing.count, "7", 7), (parsing.whole, "0", 0), (parsing.counts, "2,4,8", "2,4,8"),
+    (parsing.link_rate, "", ""), (parsing.link_rate, "1gbit", "1gbit"),
+    (parsing.bits_per_s, "2.5Gbit/s", 2.5e9), (parsing.bits_per_s, "100mbit", 1e8),
+    (parsing.bits_per_s, "9kbit", 9e3), (parsing.price, "0", 0.0), (parsing.price, "1.5", 1.5),
+    (parsing.seconds, "0", 0.0), (parsing.limit, "inf", math.inf), (parsing.limit, "0", 0.0),
+    (parsing.milliseconds, "10000", 10_000.0), (parsing.microseconds, "1e6", 1e6),
+    (parsing.flag, " Yes ", True), (parsing.flag, "on", True), (parsing.flag, "", False),
+    (parsing.flag, "OFF", False), (parsing.threads, " Auto ", "auto"), (parsing.threads, "none", "none"),
+    (parsing.threads, "4", "4"), (parsing.transport, "shm", "shm"), (parsing.algorithm, "", ""),
+    (parsing.algorithm, "ring", "ring"), (parsing.compression, "", ""), (parsing.compression, "int8", "int8"),
+    (parsing.jax_callbacks, "buffers", "buffers"), (parsing.jax_matching, "name", "name"),
+]  # fmt: skip
+
+NONE = [
+    (parsing.positive_seconds, ("0", "-1", "nan", "soon"), "must be (more than zero seconds|a number)"),
+    (parsing.size, ("", "0", "-1", "K", "1.5M", "1T", "²", "1KiBB"), "number of bytes like 65536, 64K or 1M"),
+    (parsing.size_or_zero, ("", "-1", "0K"), "1M, or 0"),
+    (parsing.count, ("0", "-1"), "at least 1"),
+    (parsing.count, ("", "1.5", "many"), "whole number"),
+    (parsing.whole, ("-1",), "must not be negative"),
+    (parsing.counts, ("", "2,,4", "2,x", "0"), "whole numbers like 2,4,8"),
+    (parsing.link_rate, ("fast",), "a rate like 1gbit"),
+    (parsing.bits_per_s, ("", "1", "xgbit", "0gbit", "-1mbit", "infgbit", "nanmbit"), "a rate like 1gbit"),
+    (parsing.price, ("-1", "inf", "nan"), "zero or more"),
+    (parsing.seconds, ("-1", "inf", "nan"), "zero or more seconds"),
+    (parsing.limit, ("-1", "nan"), "zero or more seconds"),
+    (parsing.milliseconds, ("-1", "10001", "nan"), "between 0 and 10000 milliseconds"),
+    (parsing.microseconds, ("-1", "1000001", "nan"), "between 0 and 1000000 microseconds"),
+    (parsing.flag, ("2", "maybe"), "must be 1 or 0"),
+    (parsing.threads, ("0", "-1", "all", "", "²"), "must be auto, none, or a whole number"),
+    (parsing.transport, ("", "udp"), "must be one of auto, memory, shm, unix, tcp"),
+    (parsing.algorithm, ("star",), "must be empty or one of .*ring"),
+    (parsing.compression, ("zip",), "must be empty or one of none, fp16"),
+    (parsing.jax_callbacks, ("",), "must be one of auto, buffers, io_callback"),
+    (parsing.jax_matching, ("both",), "must be one of order, name"),
+]
+
+
+@pytest.mark.parametrize(("parse", "text", "value"), VALUES)
+def test_the_value_of_a_text(parse, text, value):
+    found = parse(text)
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(("parse", "texts", "words"), NONE)
+def test_texts_without_a_value(parse, texts, words):
+    for text in texts:
+        with pytest.raises(ValueError, match=words):
+            parse(text)

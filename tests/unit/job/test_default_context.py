@@ -1,0 +1,156 @@
+"""Joining and leaving the job of this process, alone: no socket is opened."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+import ringcomm as rc
+from ringcomm import api
+from ringcomm.config import Membership, Settings
+from ringcomm.job import default_context
+from ringcomm.job.context import Context
+from ringcomm.job.newcomer import Newcomer
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """A job of this one process, and lists of callbacks of its own."""
+    monkeypatch.setattr(default_context, "_before_leaving", [])
+    monkeypatch.setattr(default_context, "_after_restart", [])
+    for name in ("RINGCOMM_SIZE", "RINGCOMM_ELASTIC"):
+        monkeypatch.delenv(name, raising=False)
+    rc.init(Membership())
+    yield
+    rc.shutdown()
+
+
+@pytest.fixture
+def closed(monkeypatch):
+    """How contexts have been closed: the arguments."""
+    calls = []
+    close = Context.close
+
+    def spy(context, *arguments, **options):
+        calls.append((*arguments, *options.values()))
+        close(context, *arguments, **options)
+
+    monkeypatch.setattr(Context, "close", spy)
+    return calls
+
+
+def test_what_is_known_in_no_job():
+    assert not rc.is_initialized() and not api.is_elastic()
+    assert api.take_changes() == 0 and api.gather_positions(7) == [7]
+    api.leave(ValueError("nothing happens"))
+    default_context._leave_at_exit()
+    with pytest.raises(rc.NotInitializedError):
+        rc.epoch()
+
+
+def test_what_is_known_alone(alone):
+    assert not api.is_elastic() and api.take_changes() == 0
+    assert api.gather_positions(7) == [7] and rc.epoch() == 0
+
+
+def test_an_error_of_the_start_has_no_traceback_through_ringcomm(monkeypatch):
+    monkeypatch.setenv("RINGCOMM_SIZE", "two")
+    with pytest.raises(rc.ConfigError, match="not a whole number") as caught:
+        rc.init()
+    names = [entry.name for entry in caught.traceback]
+    assert names == ["test_an_error_of_the_start_has_no_traceback_through_ringcomm", "init"]
+    assert not rc.is_initialized()
+
+
+def test_a_restart_of_a_job_that_is_not_elastic_is_a_new_start(alone, closed):
+    seen = []
+    api.before_leaving(lambda: seen.append("before"))
+    api.after_restart(lambda: seen.append("after"))
+    before = api.context()
+    api.restart()
+    assert seen == ["before"] and len(closed) == 1
+    assert api.context() is not before and rc.size() == 1
+
+
+def test_a_restart_of_an_elastic_job_joins_its_next_view(alone, monkeypatch):
+    positions, seen = [], []
+    following = Context.start(Membership())
+    monkeypatch.setattr(Context, "is_elastic", True)
+    monkeypatch.setattr(Context, "restart", lambda context, position: positions.append(position) or following)
+    api.after_restart(lambda: seen.append(api.context()))
+    before = api.context()
+    api.restart(5)
+    assert positions == [5] and seen == [following]
+    monkeypatch.undo()
+    before.close()
+
+
+def test_the_error_for_which_a_process_leaves_is_passed_on(alone, closed):
+    api.leave(ValueError("wrong shape"))
+    assert closed == [("uncaught ValueError: wrong shape", False)]
+    assert not rc.is_initialized()
+
+
+def test_at_its_end_a_program_leaves(alone, closed, monkeypatch):
+    monkeypatch.delattr(sys, "last_value", raising=False)
+    seen = []
+    api.before_leaving(lambda: seen.append(True))
+    default_context._leave_at_exit()
+    assert closed == [("its program ended",)] and seen == [True]
+
+
+def test_a_program_that_has_failed_says_why_and_waits_for_nothing(alone, closed, monkeypatch):
+    monkeypatch.setattr(sys, "last_value", KeyError("layer"), raising=False)
+    monkeypatch.delattr(sys, "ps1", raising=False)
+    seen = []
+    api.before_leaving(lambda: seen.append(True))
+    default_context._leave_at_exit()
+    assert closed == [("uncaught KeyError: 'layer'", False)] and not seen
+
+
+class Waiting(Newcomer):
+    """A process that finds a job of one rank when it joins."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(Membership(elastic=True), Settings(), size)
+        self.joined = 0
+
+    def restart(self, position: int = 0) -> Context:
+        self.joined += 1
+        return Context.start(Membership(), self.settings)
+
+
+@pytest.fixture
+def newcomer(alone, monkeypatch):
+    """This process has not joined yet, in a job of two ranks."""
+    default_context.shutdown()
+    made = Waiting(2)
+    monkeypatch.setattr(default_context, "_default", made)
+    return made
+
+
+def test_a_newcomer_has_numbers_and_joins_at_its_first_call(newcomer):
+    numbers = [rc.rank(), rc.size(), rc.local_rank(), rc.local_size(), rc.cross_rank(), rc.cross_size()]
+    assert numbers == [2, 3, 0, 1, 2, 3]
+    assert rc.is_initialized() and default_context.is_elastic() and not rc.is_homogeneous()
+    assert default_context.take_changes() == 0 and not default_context.on_changes(None)
+    assert newcomer.joined == 0
+    assert float(rc.allreduce([1.0])[0]) == 1.0
+    assert (rc.rank(), rc.size(), newcomer.joined) == (0, 1, 1)
+    assert not default_context.join_now(), "it has joined"
+
+
+def test_a_newcomer_joins_when_its_state_is_ready(newcomer):
+    resets = []
+    state = rc.elastic.ObjectState(step=0)
+    state.register_reset_callbacks([lambda: resets.append((rc.rank(), rc.size()))])
+    assert rc.elastic.run(lambda state: newcomer.joined)(state) == 1
+    assert resets == [(0, 1)], "the numbers are others than those that the program has seen"
+
+
+def test_a_newcomer_may_end_without_joining(newcomer):
+    rc.shutdown()
+    assert newcomer.joined == 0
+    with pytest.raises(rc.NotInitializedError, match="has left the job"):
+        rc.size()

@@ -1,0 +1,161 @@
+"""What ranks do before the first call: what is measured, what it is used for, and what is pointed out."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from ringcomm.config import Settings
+from ringcomm.group.view import Peer
+from ringcomm.job import preparation as module
+from ringcomm.job.preparation import Preparation
+from ringcomm.schedule.cost import CostModel
+from ringcomm.transport.process_memory import ReadingLink
+from ringcomm.transport.tcp import STREAMS
+
+MODEL = CostModel(1e-5, 1e-9, 1e-10)
+FAST, SLOW = 1e-8, 1e-6
+"""Seconds per byte of an interface."""
+
+
+def over_hosts(*wires):
+    """The model of hosts with one rank each and these interfaces."""
+    return MODEL._replace(hosts=tuple(range(len(wires))), wire_latency_s=1e-4, wire_byte_s=wires)
+
+
+class Job:
+    """What a preparation uses of a job, seen from one rank.
+
+    Attributes:
+        scouts: the settings of the runners that were made for it, and what these exchanges are called.
+        adopted: what the selector was told.
+        warned: what was shown at the launcher.
+    """
+
+    def __init__(self, hosts, rank=0, carrier=STREAMS[0], joined=True, **settings):
+        self.rank, self.size = rank, len(hosts)
+        locals_ = [hosts[:place].count(host) for place, host in enumerate(hosts)]
+        self.peers = [
+            Peer(number, f"host{host}", host, local, 1)
+            for number, (host, local) in enumerate(zip(hosts, locals_))
+        ]
+        self.scouts, self.adopted, self.warned = [], [], []
+        link = SimpleNamespace(carrier=carrier)
+        channels = SimpleNamespace(direct=SimpleNamespace(link=lambda peer: link))
+        self.job = SimpleNamespace(
+            control=SimpleNamespace(warn=lambda *what: self.warned.append(what)),
+        )
+        self.prepared = Preparation(
+            SimpleNamespace(twin=self._twin), channels, rank, self.peers, Settings(**settings),
+            self.job if joined else None,
+        )  # fmt: skip
+
+    def _twin(self, settings):
+        scout = SimpleNamespace(settings=settings, purpose=None)
+        self.scouts.append(scout)
+        return scout
+
+    def adopt(self, model, oversubscribed):
+        self.adopted.append((model, oversubscribed))
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """The cores of this host, what a measurement finds, and what other ranks agree to."""
+    found = SimpleNamespace(cores=4, model=MODEL, others=lambda flags: flags, asked=[], measured=0)
+
+    def measure(scout, hosts):
+        found.measured += 1
+        return found.model
+
+    def agreed(scout, flags):
+        found.asked.append(flags)
+        return found.others(flags)
+
+    monkeypatch.setattr(module, "usable_cores", lambda: found.cores)
+    monkeypatch.setattr(module, "measure", measure)
+    monkeypatch.setattr(module, "agreed", agreed)
+    return found
+
+
+class TestTuning:
+    @pytest.mark.parametrize(
+        "hosts, cores, carrier, measured, oversubscribed",
+        [
+            ([0, 0], 2, STREAMS[0], True, False),
+            ([0, 0, 0], 2, STREAMS[0], False, True),
+            ([0, 0, 0], 2, "shared memory", False, False),
+            ([0, 0, 0, 1], 2, STREAMS[0], True, False),  # there is a network to measure
+            ([0], 1, STREAMS[0], True, False),
+        ],
+        ids=["cores", "crowded", "memory", "hosts", "alone"],
+    )
+    def test_what_is_worth_measuring(self, machine, hosts, cores, carrier, measured, oversubscribed):
+        machine.cores = cores
+        job = Job(hosts, carrier=carrier)
+        assert job.prepared.tune(job) == (MODEL if measured else None)
+        assert machine.asked == [[measured, oversubscribed]] and machine.measured == measured
+        assert job.adopted == [(MODEL if measured else None, oversubscribed)]
+
+    def test_the_user_may_do_without(self, machine):
+        job = Job([0, 1], measure=False)
+        assert job.prepared.tune(job) is None and machine.asked == [[False, False]]
+
+    def test_all_ranks_measure_or_none_does(self, machine):
+        machine.others = lambda flags: [False, False]
+        job = Job([0, 1])
+        assert job.prepared.tune(job) is None and machine.measured == 0
+        assert job.adopted == [(None, False)]
+
+    def test_its_exchanges_have_the_time_limit_of_the_start(self, machine):
+        for timeout_s, limit_s in ((0.0, 7.0), (3.0, 3.0), (9.0, 7.0)):
+            job = Job([0, 1], timeout_s=timeout_s, start_timeout_s=7.0)
+            job.prepared.tune(job)
+            (scout,) = job.scouts
+            assert scout.settings.timeout_s == limit_s
+
+
+class TestPrograms:
+    @pytest.mark.parametrize(
+        "rank, joined, text, warned",
+        [
+            (0, True, "train.py differs", [("program", "train.py differs")]),
+            (1, True, "train.py differs", []),
+            (0, False, "train.py differs", []),
+            (0, True, "", []),
+        ],
+    )
+    def test_rank_0_reports_to_the_launcher_that_they_differ(self, monkeypatch, rank, joined, text, warned):
+        asked = []
+
+        def compare(scout, hosts):
+            asked.append((scout.purpose(), hosts))
+            return text
+
+        monkeypatch.setattr(module, "compare_programs", compare)
+        job = Job([0, 1], rank=rank, joined=joined)
+        job.prepared.compare_programs()
+        assert job.warned == warned
+        assert asked == [("the comparison of programs in init()", ["host0", "host1"])]
+
+
+class Reading(ReadingLink):
+    """A link of this type without a process at its other end."""
+
+    def __init__(self):
+        self._ring_most = 65536
+
+
+def test_what_carries_the_data_in_one_line():
+    def text(*links):
+        channels = SimpleNamespace(direct=SimpleNamespace(link=lambda peer: links[peer - 1]))
+        peers = [Peer(rank, "host", 0, rank, 1) for rank in range(1 + len(links))]
+        return Preparation(None, channels, 0, peers, Settings(), None).carriers()
+
+    tcp, memory = SimpleNamespace(carrier="TCP"), Reading()
+    assert text(tcp) == "rank 0 exchanges data through TCP with rank 1"
+    assert text(memory, tcp, memory) == (
+        "rank 0 exchanges data through each other's memory with rank 1, 3, TCP with rank 2 "
+        "(up to 64 KiB through shared memory)"
+    )

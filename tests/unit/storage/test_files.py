@@ -1,0 +1,213 @@
+"""Files where other users may write: what they have put there is neither followed nor waited for."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from ringcomm.errors import ConfigError
+from ringcomm.job.timeline import TraceFile
+from ringcomm.storage.files import new_file, open_named, read_file, write_file
+from ringcomm.storage.folders import own_folder
+from ringrun.diagnosis.diagnose import diagnose_folder
+from ringrun.diagnosis.records import write_records
+from ringrun.show.console import OutputFiles
+
+OTHER_USER = 12345
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    """A directory that others may write to, and that belongs to another user."""
+    folder = tmp_path / "theirs"
+    folder.mkdir(mode=0o777)
+    os.chown(folder, OTHER_USER, OTHER_USER)
+    return folder
+
+
+@pytest.mark.parametrize("trap", ["link", "fifo", "folder"])
+def test_what_stands_in_the_place_of_a_file_is_neither_followed_nor_opened(tmp_path: Path, trap: str) -> None:
+    precious, place = tmp_path / "precious", tmp_path / "flight.0.json"
+    precious.write_text("precious")
+    if trap == "link":
+        place.symlink_to(precious)
+    elif trap == "fifo":
+        os.mkfifo(place)
+    else:
+        place.mkdir()
+    with own_folder(tmp_path) as folder:
+        if trap == "folder":
+            with pytest.raises(IsADirectoryError):
+                write_file(folder, place.name, b"{}")
+        else:
+            write_file(folder, place.name, b"{}")
+            assert place.read_bytes() == b"{}" and place.stat().st_mode & 0o777 == 0o600
+    assert precious.read_text() == "precious"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["flight.0.json", "precious"]
+
+
+def test_a_file_that_cannot_be_filled_leaves_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("before")
+
+    def fill(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with own_folder(tmp_path) as folder, pytest.raises(OSError, match="No space"):
+        new_file(folder, "file", fill=fill)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
+
+
+@as_root
+def test_folders_of_other_users_are_refused(tmp_path: Path, theirs: Path) -> None:
+    link = tmp_path / "link"
+    (tmp_path / "mine").mkdir()
+    link.symlink_to(tmp_path / "mine")
+    os.chown(link, OTHER_USER, OTHER_USER, follow_symlinks=False)
+    for folder in (theirs, link):
+        with pytest.raises(OSError, match="another user"), own_folder(folder):
+            pass
+
+
+@as_root
+def test_flight_records_delete_nothing_through_another_users_link(tmp_path: Path) -> None:
+    mine, link = tmp_path / "mine", tmp_path / "link"
+    mine.mkdir()
+    (mine / "flight.3.json").write_text("precious")
+    link.symlink_to(mine)
+    os.chown(link, OTHER_USER, OTHER_USER, follow_symlinks=False)
+    with pytest.raises(OSError, match="another user"):
+        write_records(link, {0: {}})
+    assert (mine / "flight.3.json").read_text() == "precious"
+
+
+def test_only_records_of_an_earlier_job_are_removed(tmp_path: Path) -> None:
+    for name in ("flight.3.json", "flight.plan.json"):
+        (tmp_path / name).write_text("{}")
+    write_records(tmp_path, {0: {}})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["flight.0.json", "flight.plan.json"]
+
+
+@as_root
+def test_output_goes_to_no_folder_of_another_user(tmp_path: Path, theirs: Path) -> None:
+    inner = tmp_path / "out"
+    inner.mkdir()
+    (inner / "rank.0").mkdir()
+    os.chown(inner / "rank.0", OTHER_USER, OTHER_USER)
+    for folder, named in ((theirs, theirs), (inner, inner / "rank.0")):
+        with pytest.raises(ConfigError, match=f"{re.escape(str(named))} cannot be written: it belongs"):
+            OutputFiles(folder, 1)
+
+
+def test_output_replaces_links_and_fifos(tmp_path: Path) -> None:
+    precious, place = tmp_path / "precious", tmp_path / "out" / "rank.0"
+    precious.write_text("precious")
+    place.mkdir(parents=True)
+    (place / "stdout").symlink_to(precious)
+    os.mkfifo(place / "stderr")
+    files = OutputFiles(tmp_path / "out", 1)
+    files.write(0, 1, b"hello")
+    files.write(0, 2, b"there")
+    files.close()
+    assert (place / "stdout").read_text() + (place / "stderr").read_text() == "hellothere"
+    assert precious.read_text() == "precious"
+
+
+@as_root
+def test_a_link_that_appears_while_a_named_file_is_opened_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was there yet when it was looked at."""
+    precious, path = tmp_path / "precious", tmp_path / "trace.json"
+    precious.write_text("keep")
+    path.symlink_to(precious)
+    os.chown(path, OTHER_USER, OTHER_USER, follow_symlinks=False)
+
+    def nothing(name: object, **options: object) -> os.stat_result:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(os, "lstat", nothing)
+    with pytest.raises(OSError):
+        open_named(path)
+    assert precious.read_text() == "keep"
+
+
+def test_the_users_own_links_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    descriptor = open_named(tmp_path / "link")
+    os.write(descriptor, b"x")
+    os.close(descriptor)
+    assert (tmp_path / "target").read_text() == "x"
+
+
+def test_a_hard_link_in_a_shared_folder_is_not_overwritten(tmp_path: Path) -> None:
+    """Another user may have made it, of a file that only this user can write."""
+    precious = tmp_path / "precious"
+    precious.write_text("keep")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    os.link(precious, shared / "trace.json")
+    with pytest.raises(PermissionError, match="another user"):
+        open_named(shared / "trace.json")
+    assert precious.read_text() == "keep"
+    os.link(precious, tmp_path / "own")
+    os.close(open_named(tmp_path / "own"))
+    assert precious.read_text() == ""
+
+
+def test_a_named_file_is_emptied_and_no_fifo_is_waited_for(tmp_path: Path) -> None:
+    path, fifo = tmp_path / "trace", tmp_path / "fifo"
+    path.write_text("before")
+    os.close(open_named(path))
+    assert path.read_text() == ""
+    os.close(open_named("/dev/null"))
+    os.mkfifo(fifo)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        TraceFile(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(OSError, match="FIFO"):
+        open_named(fifo)
+    os.close(reader)
+
+
+@as_root
+def test_another_users_file_or_link_is_not_written(tmp_path: Path) -> None:
+    precious, link = tmp_path / "precious", tmp_path / "link"
+    precious.write_text("precious")
+    link.symlink_to(precious)
+    os.chown(link, OTHER_USER, OTHER_USER, follow_symlinks=False)
+    with pytest.raises(OSError, match="another user"):
+        open_named(link)
+    os.chown(precious, OTHER_USER, OTHER_USER)
+    with pytest.raises(OSError, match="another user"):
+        open_named(precious)
+    assert precious.read_text() == "precious"
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "flight.0.json")
+    for path in (tmp_path / "flight.0.json", Path("/dev/zero"), tmp_path):
+        with pytest.raises(OSError, match="regular file"):
+            read_file(path, 10)
+    (tmp_path / "long").write_bytes(bytes(20))
+    assert read_file(tmp_path / "long", 10) == bytes(10)
+    text, code = diagnose_folder(tmp_path)
+    assert code == 1 and text.strip().endswith("flight.0.json cannot be read: it is not a regular file.")
+
+
+def test_a_named_file_may_be_a_descriptor(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    try:
+        with pytest.raises(OSError, match="FIFO"):
+            open_named(f"/dev/fd/{writer}")
+        descriptor = os.open(tmp_path / "file", os.O_CREAT | os.O_WRONLY)
+        os.close(open_named(f"/proc/self/fd/{descriptor}"))
+        os.close(descriptor)
+    finally:
+        os.close(reader)
+        os.close(writer)

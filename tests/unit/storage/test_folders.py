@@ -1,0 +1,210 @@
+# ruff: noqa: PTH208  by descriptors
+"""Folders that another user could prepare or exchange: what is opened, made, refused and removed."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from ringcomm.storage.files import Exposed, open_named, read_at, read_private, write_file
+from ringcomm.storage.folders import inner_folder, new_folder, own_folder, owned_names, remove, trusted_folder
+
+OTHER_USER = 12345
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+def test_a_trusted_folder_is_made_for_this_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0o002)  # with which a parent would be made for the group to write
+    try:
+        with trusted_folder(tmp_path / "a" / "b") as folder:
+            write_file(folder, "x", b"1")
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "a", tmp_path / "a" / "b")] == [0o700] * 2
+    with pytest.raises(FileNotFoundError), trusted_folder(tmp_path / "none", make=False):
+        pass
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o777, 0o702])
+def test_a_folder_above_that_others_may_write_is_not_trusted(tmp_path: Path, mode: int) -> None:
+    above = tmp_path / "shared"
+    (above / "cache").mkdir(mode=0o700, parents=True)
+    above.chmod(mode)
+    text = f"as to the folder {above} above it: other users may write it (mode {mode:04o})"
+    with pytest.raises(PermissionError, match=re.escape(text)), trusted_folder(above / "cache"):
+        pass
+    above.chmod(mode | 0o1000)
+    with trusted_folder(above / "cache"):
+        pass
+    with pytest.raises(PermissionError, match="other users may write it"), trusted_folder(above):
+        pass  # sticky or not: other users may add to it
+
+
+@as_root
+def test_a_folder_above_of_another_user_is_not_trusted(tmp_path: Path) -> None:
+    (tmp_path / "theirs" / "cache").mkdir(parents=True)
+    os.chown(tmp_path / "theirs", OTHER_USER, OTHER_USER)
+    text = r"theirs above it: it belongs to another user \(number 12345\)"
+    with pytest.raises(PermissionError, match=text), trusted_folder(tmp_path / "theirs" / "cache"):
+        pass
+    with own_folder(tmp_path / "theirs" / "cache"):
+        pass  # results may lie in a colleague's folder
+
+
+@as_root
+@pytest.mark.parametrize("opened", [own_folder, trusted_folder])
+def test_links_of_another_user_are_followed_nowhere_on_the_way(tmp_path: Path, opened: object) -> None:
+    assert callable(opened)
+    (tmp_path / "real" / "inner").mkdir(parents=True)
+    link = tmp_path / "link"
+    link.symlink_to("real")
+    with opened(link / "inner"):
+        pass
+    os.chown(link, OTHER_USER, OTHER_USER, follow_symlinks=False)
+    with pytest.raises(PermissionError, match="another user"), opened(link / "inner"):
+        pass
+
+
+def test_links_that_lead_around_in_a_circle_end(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OSError, match="symbolic links"), own_folder(tmp_path / "a"):
+        pass
+
+
+def test_dots_and_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for path in ("a", "./a/../a/", "a/.", str(tmp_path / "a" / ".." / "a")):
+        for opened in (own_folder, trusted_folder):
+            with opened(path) as folder:
+                assert os.fstat(folder).st_ino == (tmp_path / "a").stat().st_ino
+    with own_folder("."), own_folder("/"):
+        pass
+
+
+def test_inside_an_opened_folder_not_even_an_own_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "top").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "top" / "link").symlink_to(tmp_path / "elsewhere")
+    with own_folder(tmp_path / "top") as top:
+        with pytest.raises(NotADirectoryError), inner_folder(top, "link/deep"):
+            pass
+        for path in ("../elsewhere", "/etc", "a/../.."):
+            with pytest.raises(OSError, match="leaves the folder"), inner_folder(top, path):
+                pass
+        with inner_folder(top, "a/b") as inner:
+            write_file(inner, "x", b"1")
+        with inner_folder(top, "") as same:
+            assert sorted(os.listdir(same)) == ["a", "link"]
+    assert (tmp_path / "top" / "a" / "b" / "x").read_bytes() == b"1"
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_remove_follows_no_link(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("keep")
+    gone = tmp_path / "gone"
+    (gone / "deep").mkdir(parents=True)
+    (gone / "deep" / "file").touch()
+    (gone / "link").symlink_to(tmp_path / "precious")
+    os.mkfifo(gone / "fifo")
+    (tmp_path / "link").symlink_to(tmp_path / "precious")
+    with own_folder(tmp_path) as folder:
+        for name in ("gone", "link", "nothing"):
+            remove(folder, name)
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+    assert (tmp_path / "precious" / "file").read_text() == "keep"
+
+
+@as_root
+def test_only_this_users_entries_with_our_names_are_listed(tmp_path: Path) -> None:
+    with own_folder(tmp_path) as folder:
+        made = [new_folder(folder, "ours-") for _ in range(3)]
+        for age, name in enumerate(made):
+            os.utime(name, (100 - age, 100 - age), dir_fd=folder)
+        new_folder(folder, "theirs-")
+        os.mkdir(tmp_path / "ours-0")  # noqa: PTH102
+        os.chown(tmp_path / "ours-0", OTHER_USER, OTHER_USER)
+        assert [name for name, _ in owned_names(folder, re.compile(r"ours-[0-9a-f]+"))] == made
+
+
+@as_root
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o666])
+def test_a_secret_of_another_user_is_refused_whatever_its_mode(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "key"
+    path.write_text("x")
+    path.chmod(mode)
+    os.chown(path, OTHER_USER, OTHER_USER)
+    with pytest.raises(PermissionError, match=r"another user \(number 12345\)"):
+        read_private(path, 10)
+
+
+def test_a_secret_that_others_may_read_is_refused_and_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text("secret")
+    path.chmod(0o600)
+    (tmp_path / "link").symlink_to("key")
+    assert read_private(path, 3) == b"sec" and read_private(tmp_path / "link", 99) == b"secret"
+    path.chmod(0o640)
+    with pytest.raises(Exposed, match="its mode is 0640"):
+        read_private(path, 10)
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    for odd in (tmp_path / "fifo", tmp_path, Path("/dev/zero")):
+        with pytest.raises(OSError, match="not a regular file"):
+            read_private(odd, 10)
+
+
+def test_a_file_in_a_folder_is_read_only_if_no_other_user_may_change_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    with own_folder(tmp_path) as folder:
+        assert read_at(folder, "file") == b"content" and read_at(folder, "file", 3) == b"con"
+        for name in ("link", "fifo", "nothing"):
+            with pytest.raises(OSError):
+                read_at(folder, name)
+        (tmp_path / "file").chmod(0o620)
+        with pytest.raises(Exposed):
+            read_at(folder, "file")
+
+
+@as_root
+def test_a_named_file_is_not_opened_by_name_after_its_link_was_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's own link is exchanged after the check, for one that leads to another file of the user."""
+    precious, path = tmp_path / "precious", tmp_path / "trace"
+    precious.write_text("keep")
+    path.symlink_to(tmp_path / "target")
+    look = os.fstat
+
+    def exchange(descriptor: int) -> os.stat_result:
+        facts = look(descriptor)
+        if facts.st_ino == link:
+            path.unlink()
+            path.symlink_to(precious)
+        return facts
+
+    link = path.lstat().st_ino
+    monkeypatch.setattr(os, "fstat", exchange)
+    os.close(open_named(path))
+    assert precious.read_text() == "keep" and (tmp_path / "target").exists()
+
+
+def test_links_of_the_system_to_streams_are_followed(capfd: pytest.CaptureFixture[str]) -> None:
+    descriptor = open_named("/dev/stdout")
+    os.write(descriptor, b"here")
+    os.close(descriptor)
+    assert capfd.readouterr().out == "here"
+
+
+def test_no_descriptor_is_left(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(100):
+        with trusted_folder(tmp_path / "a" / "b") as folder, inner_folder(folder, "c/d"):
+            pass
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,60 @@
+"""What a function has returned or raised, as bytes and back."""
+
+from __future__ import annotations
+
+import threading
+
+import cloudpickle
+import pytest
+
+from ringcomm.errors import Misuse
+from ringcomm.storage.results import pack_error, pack_value, remote_error, unpack
+
+
+def test_a_value_travels() -> None:
+    assert unpack(pack_value([None])) == {"ok": True, "value": [None]}
+
+
+def test_an_error_travels_as_text_and_as_itself() -> None:
+    try:
+        raise ValueError("broken")
+    except ValueError as error:
+        facts = unpack(pack_error(error, skip=0))
+    assert (facts["ok"], facts["summary"]) == (False, "ValueError: broken")
+    assert "in test_an_error_travels" in facts["traceback"]
+    assert isinstance(cloudpickle.loads(facts["exception"]), ValueError)
+
+
+def test_an_error_that_cannot_be_pickled_travels_as_text() -> None:
+    facts = unpack(pack_error(ValueError(threading.Lock()), skip=0))
+    assert facts["exception"] is None and "ValueError" in facts["summary"]
+    error = remote_error(facts, 2, "jetson1")
+    assert (error.rank, error.host, error.__cause__) == (2, "jetson1", None)
+
+
+def test_a_value_that_cannot_be_pickled_is_the_programs_mistake() -> None:
+    with pytest.raises(Misuse, match="return value, a lock, cannot be sent back"):
+        pack_value(threading.Lock())
+
+
+def test_the_error_for_the_caller_has_the_ranks_own_as_its_cause() -> None:
+    error = remote_error(unpack(pack_error(KeyError("sample"))), 1, "jetson2")
+    assert isinstance(error.__cause__, KeyError)
+    assert str(error).startswith("rank 1 on jetson2: KeyError: 'sample'")
+    assert "KeyError" in error.traceback_text
+
+
+def test_the_outermost_frames_can_be_left_out_of_the_traceback() -> None:
+    def inner() -> None:
+        raise ValueError("broken")
+
+    def outer() -> None:
+        inner()
+
+    try:
+        outer()
+    except ValueError as error:
+        whole, part, none = (unpack(pack_error(error, skip))["traceback"] for skip in (0, 2, 99))
+    assert "in outer" in whole and "in inner" in whole
+    assert "in outer" not in part and "in inner" in part
+    assert "in inner" not in none and none.endswith("ValueError: broken\n")
