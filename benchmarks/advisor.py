@@ -24,7 +24,7 @@ from peers.unequal_jobs import Work, hosts, on_hosts, settled
 
 RESULTS = Path(__file__).resolve().parent / "results" / "advisor.json"
 HOSTS = ("desk", "jetson1", "jetson2")
-MOST_STEPS, LEAST_STEPS = 30, 10
+MAX_STEPS, MIN_STEPS = 30, 10
 RUN_S = 4.0
 """About so long each subset trains."""
 
@@ -90,7 +90,7 @@ def measure(lab: Any, configuration: Configuration, weight: int) -> Dict[str, An
             for chosen in combinations(range(3), count):
                 names = tuple(HOSTS[number] for number in chosen)
                 predicted_s, shares = said.jobs["any" if count == 1 else configuration.codec, names]
-                steps = max(LEAST_STEPS, min(MOST_STEPS, int(RUN_S / predicted_s)))
+                steps = max(MIN_STEPS, min(MAX_STEPS, int(RUN_S / predicted_s)))
                 run = machines.train(chosen, shares, steps, configuration.work())
                 measured_s = statistics.fmean(settled(run.times[0]))
                 rows.append({

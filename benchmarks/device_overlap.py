@@ -33,7 +33,7 @@ from tests.support.device_simulation import Rates, simulate_all_reduce  # noqa: 
 
 NBYTES = 64 << 20
 NETWORK = 1e9
-LEAST_SHARE = 0.85
+MIN_SHARE = 0.85
 
 
 def simulated() -> None:
@@ -115,13 +115,13 @@ def report(found: Dict[str, Any], output: str) -> bool:
         print(f"{name:20} {1e3 * part_s:8.1f} ms")
     share = found["share"]
     print(f"{'all-reduce':20} {1e3 * found['all_reduce_s']:8.1f} ms ({found['algorithm']})")
-    print(f"the slowest part is {share:.0%} of it (at least {LEAST_SHARE:.0%} wanted), on {found['device']}")
+    print(f"the slowest part is {share:.0%} of it (at least {MIN_SHARE:.0%} wanted), on {found['device']}")
     if output:
         name = re.sub(r"[^a-z0-9]+", "-", f"{found['device']} {found['algorithm']}".lower())
         path = Path(output) / f"device-{name}.json"
         path.write_text(json.dumps(found, indent=1) + "\n")
         print(f"written to {path}")
-    return bool(share >= LEAST_SHARE)
+    return bool(share >= MIN_SHARE)
 
 
 def main() -> None:

@@ -62,7 +62,7 @@ SIZES = [f"{number}{unit}" for unit, numbers in (
 ) for number in numbers]  # fmt: skip
 GRADIENTS = "161 gradients of ResNet-50"
 TURN_S = 0.004
-MOST_CALLS = 100
+MAX_CALLS = 100
 WITHIN = 1.05
 LIMIT_S = 900.0
 
@@ -264,7 +264,7 @@ def _calls(context: Context, arrays: Sequence[np.ndarray[Any, Any]], op: rc.Redu
     _step(context, arrays, op)
     wanted = np.array([TURN_S / (time.perf_counter() - began_s)])
     context.broadcast_(wanted, 0)
-    return int(min(MOST_CALLS, max(3, wanted[0])))
+    return int(min(MAX_CALLS, max(3, wanted[0])))
 
 
 # ---- both ends in one thread -----------------------------------------------------------------

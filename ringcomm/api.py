@@ -172,7 +172,7 @@ def cross_size() -> int:
 
 @documented
 def is_homogeneous() -> bool:
-    """Whether every host runs the same number of ranks.
+    """Return whether every host runs the same number of ranks.
 
     Returns:
         True or False, the same on all ranks.

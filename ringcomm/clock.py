@@ -35,7 +35,7 @@ class Idleness:
         self._idle = False
 
     def __call__(self) -> bool:
-        """Whether they were idle lately; False at first."""
+        """Return whether they were idle lately; False at first."""
         now_s = time.perf_counter()
         if now_s - self._at_s >= self.LOOK_S:
             others_s = time.process_time() - time.thread_time()
@@ -72,7 +72,7 @@ class Deadline:
         return self._clock() - self._started_s
 
     def expired(self) -> bool:
-        """Whether the moment has passed."""
+        """Return whether the moment has passed."""
         return self.timeout_s is not None and self.elapsed_s() >= self.timeout_s
 
     def restart(self) -> None:
@@ -115,7 +115,7 @@ class StepClock:
         step_s: time of the last step, in seconds; 0 until there are two.
     """
 
-    MOST_OWNERS = 4096
+    MAX_OWNERS = 4096
     """Owners beyond this number do not count: a program that makes a new one in each step."""
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class StepClock:
         """
         counts = self._counts
         count = counts.get(owner, 0) + 1
-        if count > 1 or len(counts) < self.MOST_OWNERS:
+        if count > 1 or len(counts) < self.MAX_OWNERS:
             counts[owner] = count
         if count > self.count:
             now_s = time.perf_counter()

@@ -255,7 +255,7 @@ SHARED["matched_reduction"] = _fill("reduction matching")
 
 
 def _method(args: str, returns: str, raises: str) -> str:
-    """What follows the summary of a synchronous collective, of a context and of the module alike."""
+    """Return what follows the summary of a synchronous collective, of a context and of the module alike."""
     sections = [_section("Args", args)] if args else []
     sections += [_section("Returns", returns)] if returns else []
     return "\n\n".join([*sections, _section("Raises", raises)])

@@ -252,7 +252,7 @@ def used_in_fork(rank: int, pid: int) -> Misuse:
 
 
 def another_call_text(rank: int, call: str, peer: int, why: str) -> str:
-    """What a rank reports that has met another call.
+    """Return what a rank reports that has met another call.
 
     >>> another_call_text(0, "barrier at train.py:3", 1, "they disagree about the root")
     'rank 0: barrier at train.py:3; rank 1 makes another call: they disagree about the root.'

@@ -23,7 +23,7 @@ QUICK_SHARE = 8
 of their cases are, but of those that are marked ``sampled``."""
 
 UNIT = Path(__file__).parent / "unit"
-MOST_RANKS = {"memory": 9, "tcp": 4, "auto": 4, "shm": 3}
+MAX_RANKS = {"memory": 9, "tcp": 4, "auto": 4, "shm": 3}
 
 
 def pytest_addoption(parser):
@@ -135,7 +135,7 @@ def pytest_generate_tests(metafunc):
     """Every test with `on_ranks` runs over every transport; with `size` too, for every number of ranks."""
     if "on_ranks" in metafunc.fixturenames:
         if "size" in metafunc.fixturenames:
-            pairs = [(name, size) for name, most in MOST_RANKS.items() for size in range(1, most + 1)]
+            pairs = [(name, size) for name, most in MAX_RANKS.items() for size in range(1, most + 1)]
             metafunc.parametrize(("on_ranks", "size"), pairs, indirect=["on_ranks"])
         else:
-            metafunc.parametrize("on_ranks", list(MOST_RANKS), indirect=True)
+            metafunc.parametrize("on_ranks", list(MAX_RANKS), indirect=True)

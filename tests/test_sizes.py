@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Iterator, Tuple, Union
 
 ROOT = Path(__file__).resolve().parents[1]
-MOST_LINES = 400
-MOST_LINES_OF_A_FUNCTION = 60
+MAX_LINES = 400
+MAX_LINES_OF_A_FUNCTION = 60
 """From its first statement to its last one: without its parameters and its docstring, which may be long."""
 
 Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
@@ -34,12 +34,12 @@ def statements(function: Function) -> int:
 
 
 def test_modules_are_short():
-    long = {name: text.count("\n") for name, text in modules() if text.count("\n") > MOST_LINES}
+    long = {name: text.count("\n") for name, text in modules() if text.count("\n") > MAX_LINES}
     assert long == {}
 
 
 def test_files_of_tests_are_short():
-    long = {name: text.count("\n") for name, text in files_of_tests() if text.count("\n") > MOST_LINES}
+    long = {name: text.count("\n") for name, text in files_of_tests() if text.count("\n") > MAX_LINES}
     assert long == {}
 
 
@@ -49,7 +49,7 @@ def test_functions_are_short():
         for name, text in modules()
         for node in ast.walk(ast.parse(text))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        and statements(node) > MOST_LINES_OF_A_FUNCTION
+        and statements(node) > MAX_LINES_OF_A_FUNCTION
     }
     assert long == {}
 

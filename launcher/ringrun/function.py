@@ -204,7 +204,7 @@ def _pack(call: Call, by_value: bool) -> bytes:
 
 
 def _is_sent_by_value(module: ModuleType, elsewhere: bool) -> bool:
-    """Whether a new interpreter cannot import a module, here or on another machine (``elsewhere``)."""
+    """Return whether a new interpreter cannot import a module, here or on another machine (``elsewhere``)."""
     file = getattr(module, "__file__", None)
     if file is None:
         return False

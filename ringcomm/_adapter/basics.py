@@ -79,7 +79,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def gloo_built() -> bool:
-    """Whether Horovod's Gloo interface exists.
+    """Return whether Horovod's Gloo interface exists.
 
     Returns:
         True: ringcomm takes the place of Gloo, which needs nothing but the network.
@@ -88,7 +88,7 @@ def gloo_built() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """Whether collectives run over the network without MPI.
+    """Return whether collectives run over the network without MPI.
 
     Returns:
         True.
@@ -97,7 +97,7 @@ def gloo_enabled() -> bool:
 
 
 def mpi_built() -> bool:
-    """Whether MPI support exists.
+    """Return whether MPI support exists.
 
     Returns:
         False: ringcomm has no MPI.
@@ -106,7 +106,7 @@ def mpi_built() -> bool:
 
 
 def mpi_enabled() -> bool:
-    """Whether MPI is used.
+    """Return whether MPI is used.
 
     Returns:
         False: ringcomm has no MPI.
@@ -115,7 +115,7 @@ def mpi_enabled() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI supports calls from several threads.
+    """Return whether MPI supports calls from several threads.
 
     Returns:
         False: ringcomm has no MPI. (Collectives can be submitted from any thread.)
@@ -133,7 +133,7 @@ def nccl_built() -> int:
 
 
 def ddl_built() -> bool:
-    """Whether DDL support exists.
+    """Return whether DDL support exists.
 
     Returns:
         False: ringcomm has no DDL.
@@ -142,7 +142,7 @@ def ddl_built() -> bool:
 
 
 def ccl_built() -> bool:
-    """Whether oneCCL support exists.
+    """Return whether oneCCL support exists.
 
     Returns:
         False: ringcomm has no oneCCL.
@@ -151,7 +151,7 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Whether CUDA support was compiled in.
+    """Return whether CUDA support was compiled in.
 
     Returns:
         False: ringcomm is pure Python. (Tensors on GPUs are copied through host memory.)
@@ -160,7 +160,7 @@ def cuda_built() -> bool:
 
 
 def rocm_built() -> bool:
-    """Whether ROCm support was compiled in.
+    """Return whether ROCm support was compiled in.
 
     Returns:
         False: ringcomm is pure Python.

@@ -43,7 +43,7 @@ def can_be_in_order(operation: Operation) -> bool:
 
 
 def is_inside() -> bool:
-    """Whether this thread is executing such a call."""
+    """Return whether this thread is executing such a call."""
     return getattr(_here, "inside", False)
 
 

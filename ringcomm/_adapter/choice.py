@@ -34,7 +34,7 @@ from .compression import Compression, PowerSGD, compressor_of
 
 logger = logging.getLogger(__name__)
 
-LEAST_GAIN = 0.05
+MIN_GAIN = 0.05
 STEPS = 6
 """Steps without compression before the choice; the first is not timed."""
 AGAIN = 50
@@ -42,8 +42,8 @@ AGAIN = 50
 CHANGED = 1.5
 """By what factor links must have become slower or faster for another choice."""
 COMPRESSORS = {"none": Compression.none, "bf16": Compression.bf16, "int8": Compression.int8}
-_MOST_CHANGE = 4096.0
-_MOST_ERROR = 2.0
+_MAX_CHANGE = 4096.0
+_MAX_ERROR = 2.0
 """How far the calibration of links at the start may be off; what a step waits longer is not due to bytes."""
 
 
@@ -133,7 +133,7 @@ def _exposed_s(step: Step, reductions: Sequence[Tuple[float, float]], factor: fl
     return max(0.0, end_s - step.overlap_s)
 
 
-def fitted(name: str, nbytes: int, step: Step, links: Links, most: float = _MOST_CHANGE) -> Links:
+def fitted(name: str, nbytes: int, step: Step, links: Links, most: float = _MAX_CHANGE) -> Links:
     """The links with which a step with this compression waits as long as it did.
 
     If it has not waited at all: the slowest with which it would not have. So from a compression that hides
@@ -174,7 +174,7 @@ def choose(nbytes: int, step: Step, links: Links, rates: Dict[str, Rates]) -> Ch
         coding_s = code_s(nbytes, links.size, rates.get(name))
         steps_s[name] = computing_s + coding_s + exposed_s(name, nbytes, step, links)
     best = min(steps_s, key=lambda name: steps_s[name])
-    gains = steps_s[best] <= (1 - LEAST_GAIN) * steps_s["none"]
+    gains = steps_s[best] <= (1 - MIN_GAIN) * steps_s["none"]
     return Choice(best if gains else "none", steps_s)
 
 
@@ -258,7 +258,7 @@ class AutoCompression:
 
     def _choose(self, nbytes: int, step: Step) -> bool:
         measured = links_of(api.context().cost_model, size_of(self._process_set))
-        self._links = fitted("none", nbytes, step, measured, _MOST_ERROR)
+        self._links = fitted("none", nbytes, step, measured, _MAX_ERROR)
         self._other_s = max(0.0, step.wait_s - exposed_s("none", nbytes, step, self._links))
         step = step._replace(wait_s=step.wait_s - self._other_s)
         choice = self.choice = choose(nbytes, step, self._links, self._rates)

@@ -178,7 +178,7 @@ class PowerSGD:
         return f"PowerSGD(rank={self.rank})"
 
     def suits(self, shape: Sequence[int]) -> bool:
-        """Whether a gradient of this shape is compressed."""
+        """Return whether a gradient of this shape is compressed."""
         if len(shape) < 2 or 0 in shape:
             return False
         rows, columns = shape[0], 1
@@ -213,7 +213,7 @@ _NAMED: Dict[str, Any] = {
     for kind in (NoneCompressor, FP16Compressor, BF16Compressor, Int8Compressor, Int4Compressor)
 }
 
-LEAST_ITEMS = 4096
+MIN_ITEMS = 4096
 """Smaller gradients are sent as bfloat16: they are few bytes, and biases and scales of normalization lose
 most by coarse rounding."""
 
@@ -249,9 +249,9 @@ def codec_for(compression: Any, dtype: str, shape: Sequence[int]) -> str:
     items = 1
     for length in shape:
         items *= length
-    return str(kind) if len(shape) >= 2 and items >= LEAST_ITEMS else "bf16"
+    return str(kind) if len(shape) >= 2 and items >= MIN_ITEMS else "bf16"
 
 
 def is_elementwise(compression: Any) -> bool:
-    """Whether a compressor can be applied to several concatenated tensors: true for ringcomm's own."""
+    """Return whether a compressor can be applied to several concatenated tensors: true for ringcomm's own."""
     return compression in _NAMED.values() or isinstance(compression, PowerSGD)

@@ -175,7 +175,7 @@ class Arrivals:
         return self._decrement(self._bucket_of[index])
 
     def complete(self, index: int) -> bool:
-        """Whether all passes have computed this gradient."""
+        """Return whether all passes have computed this gradient."""
         return self._passes_left[index] == 0
 
     def bucket_of(self, index: int) -> int:

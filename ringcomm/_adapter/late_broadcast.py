@@ -42,7 +42,7 @@ class Presence(NamedTuple):
 
 
 def disagreement(ranks: Sequence[int], reports: Sequence[Sequence[Presence]]) -> Optional[str]:
-    """What is wrong with the reports of all ranks, or None.
+    """Return what is wrong with the reports of all ranks, or None.
 
     Args:
         ranks: that have reported.

@@ -25,7 +25,7 @@ from ..errors import ConfigError
 from ..job.context import Context
 from ..ops import CODECS, ReduceOp, codec_number
 
-_LEAST_ITEMS = 4096
+_MIN_ITEMS = 4096
 """Smaller deltas are sent as bfloat16 where others are quantized."""
 
 
@@ -243,7 +243,7 @@ class LocalSGD:
         self._running.clear()
 
     def _codec_of(self, delta: Array) -> str:
-        if self._codec not in ("int8", "int4") or (delta.ndim > 1 and delta.size >= _LEAST_ITEMS):
+        if self._codec not in ("int8", "int4") or (delta.ndim > 1 and delta.size >= _MIN_ITEMS):
             return self._codec
         return "bf16"
 

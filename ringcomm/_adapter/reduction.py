@@ -93,7 +93,7 @@ class Reduction(NamedTuple):
 
 
 def is_coded(compression: Any) -> bool:
-    """Whether the reduction executes the compression itself."""
+    """Return whether the reduction executes the compression itself."""
     return getattr(compression, "kind", "") in ("int8", "int4", "powersgd", "auto")
 
 

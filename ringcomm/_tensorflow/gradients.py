@@ -43,7 +43,7 @@ class GradientReducer:
         self._local[id(variable)] = variable
 
     def is_local(self, variable: Any) -> bool:
-        """Whether the variable was passed to :meth:`register_local`."""
+        """Return whether the variable was passed to :meth:`register_local`."""
         return id(variable) in self._local
 
     def reduce(

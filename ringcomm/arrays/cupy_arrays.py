@@ -170,7 +170,7 @@ class CupyStream(CudaStream):
 
 @lru_cache(maxsize=None)
 def _integrated(device: int) -> bool:
-    """Whether a device shares its memory with the processor, such as a Jetson's."""
+    """Return whether a device shares its memory with the processor, such as a Jetson's."""
     return bool(_cupy().cuda.Device(device).attributes.get("Integrated", 0))
 
 

@@ -35,7 +35,7 @@ class CopyEngine(ABC):
 
     @abstractmethod
     def mark(self) -> Any:
-        """What the calling thread's current stream has still to do, for ``after``."""
+        """Return what the calling thread's current stream has still to do, for ``after``."""
 
     @abstractmethod
     def to_host(
@@ -58,13 +58,13 @@ class CopyEngine(ABC):
         """Let the calling thread's current stream wait for a copy; the thread itself does not wait."""
 
     def port(self) -> Union[DevicePort, str]:
-        """How the device becomes a member of a group of devices of this host, or why it cannot."""
+        """Return how the device becomes a member of a group of devices of this host, or why it cannot."""
         return f"{type(self).__name__} has no groups of devices"
 
     def mapped_slowdown(
         self, nbytes: int, measure: Callable[[np.ndarray[Any, Any]], float]
     ) -> Optional[float]:
-        """How much slower the host adds in mapped memory; None if the device shares no memory with it.
+        """Return how much slower the host adds in mapped memory; None if the device shares no memory with it.
 
         Args:
             nbytes: how much memory to measure with.
@@ -89,7 +89,7 @@ class DeviceKind(ABC):
 
     @abstractmethod
     def on_device(self, value: Any) -> bool:
-        """Whether a device holds this array; otherwise the host may use it as it is."""
+        """Return whether a device holds this array; otherwise the host may use it as it is."""
 
     @abstractmethod
     def device(self, value: Any) -> Hashable:

@@ -23,7 +23,7 @@ from .mirrors import BlockMirror
 
 logger = logging.getLogger("ringcomm")
 
-MOST_SLOWDOWN = 2.0
+MAX_SLOWDOWN = 2.0
 """Up to here additions in mapped memory cost less than copying it out and back."""
 
 _TRIED_BYTES = 1 << 20
@@ -31,7 +31,7 @@ _TRIES = 7
 
 
 def slowdown(mapped: np.ndarray[Any, Any]) -> float:
-    """How many times as long an addition takes in this memory as in ordinary memory.
+    """Return how many times as long an addition takes in this memory as in ordinary memory.
 
     Args:
         mapped: one-dimensional, uint8.
@@ -60,12 +60,12 @@ def uses_mapped(engine: CopyEngine, device: object) -> bool:
 
     Returns:
         False if the device shares no memory with the host, or additions there are more than
-        :data:`MOST_SLOWDOWN` times as slow as in ordinary memory; the arrays are then copied like others.
+        :data:`MAX_SLOWDOWN` times as slow as in ordinary memory; the arrays are then copied like others.
     """
     found: Optional[float] = engine.mapped_slowdown(_TRIED_BYTES, slowdown)
     if found is None:
         return False
-    direct = found <= MOST_SLOWDOWN
+    direct = found <= MAX_SLOWDOWN
     logger.info(
         "Additions in the mapped memory of %s take %.1f times as long as in ordinary memory: %s.",
         device, found, "arrays there are used without a copy" if direct else "arrays there are copied",

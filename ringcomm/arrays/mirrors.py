@@ -16,15 +16,15 @@ import numpy as np
 from ..collective.device_group import DeviceGroup, DevicePort
 from ..collective.staged import Done, Mirror
 from ..errors import BrokenInvariantError
-from ..schedule.staging import LEAST_PIECE_BYTES, piece_bytes
+from ..schedule.staging import MIN_PIECE_BYTES, piece_bytes
 from ..transport.base import Watch
 from .kinds import CopyEngine, DeviceKind
 
-_LEAST_BLOCK_BYTES = 4096
+_MIN_BLOCK_BYTES = 4096
 _ASSUMED_BYTE_S = 1.0 / 10e9
 """Until something has been measured: about what a PCIe slot of the third generation does."""
-_MEASURED_FROM_BYTES = LEAST_PIECE_BYTES
-_LEAST_NAP_S, _MOST_NAP_S = 50e-6, 1e-3
+_MEASURED_FROM_BYTES = MIN_PIECE_BYTES
+_MIN_NAP_S, _MAX_NAP_S = 50e-6, 1e-3
 _CHECK_S = 0.1
 _claims = threading.Lock()
 
@@ -35,8 +35,8 @@ def block_bytes(nbytes: int) -> int:
     >>> block_bytes(10), block_bytes(5000), block_bytes(25_000_000)
     (4096, 5120, 25165824)
     """
-    if nbytes <= _LEAST_BLOCK_BYTES:
-        return _LEAST_BLOCK_BYTES
+    if nbytes <= _MIN_BLOCK_BYTES:
+        return _MIN_BLOCK_BYTES
     step = 1 << max(0, (nbytes - 1).bit_length() - 3)
     return -(-nbytes // step) * step
 
@@ -259,7 +259,7 @@ class BlockMirror(Mirror):
             while not done.poll():
                 now_s = time.perf_counter()
                 # Short naps at first; a long kernel of the program may be ahead of the copy.
-                time.sleep(max(_LEAST_NAP_S, min(_MOST_NAP_S, 0.1 * (now_s - began_s))))
+                time.sleep(max(_MIN_NAP_S, min(_MAX_NAP_S, 0.1 * (now_s - began_s))))
                 if watch is not None and now_s - checked_s >= min(_CHECK_S, watch.interval_s):
                     checked_s = now_s
                     watch.check()

@@ -20,7 +20,7 @@ from .plan import Limits, Shares, Speed, compute_s, plan_shares
 
 Number = Union[int, float]
 
-_MOST_HOSTS = 8
+_MAX_HOSTS = 8
 """Of more hosts not all subsets are compared, but those of the fastest ones."""
 _JOIN_GAIN = 0.05
 """A further host must shorten the step by this part."""
@@ -157,7 +157,7 @@ def advise(
 
 
 def _between(least: Number, value: Number) -> bool:
-    """Whether a value is a finite number, and not below the least."""
+    """Return whether a value is a finite number, and not below the least."""
     try:
         return least <= value < inf
     except TypeError:
@@ -259,11 +259,11 @@ def _subsets(
 ) -> List[Tuple[str, ...]]:
     """Sets of hosts, in the given order."""
     considered = list(order)
-    if len(considered) > _MOST_HOSTS:
+    if len(considered) > _MAX_HOSTS:
         fastest: Dict[str, float] = {}
         for name, speed in zip(names, speeds):
             fastest[name] = fastest.get(name, 0.0) + 1.0 / speed.compute_s(total)
-        considered = sorted(order, key=lambda name: -fastest[name])[:_MOST_HOSTS]
+        considered = sorted(order, key=lambda name: -fastest[name])[:_MAX_HOSTS]
     found = [
         tuple(name for name in order if name in chosen)
         for count in range(1, len(considered) + 1)

@@ -155,7 +155,7 @@ class Deal:
         return next(shares for start, shares in reversed(self._plans) if start <= position)
 
     def shares(self, epoch: int, step: int) -> Shares:
-        """How many samples of a global batch each rank gets."""
+        """Return how many samples of a global batch each rank gets."""
         full = self.full_shares(epoch, step)
         left = min(self.global_batch, self.count - step * self.global_batch)
         return shorten(full, left)

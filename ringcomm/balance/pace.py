@@ -26,7 +26,7 @@ from .replan import Replanner, Report, rank_names
 from .step_weight import StepWeight
 from .window import typical_s
 
-LEAST_FOR_BATCH_NORM = 8
+MIN_FOR_BATCH_NORM = 8
 """With fewer samples the statistics of batch normalization are mostly noise."""
 _FEW_SAMPLES = (
     "a rank has only {} samples per step, and the model has batch normalization, whose statistics are those "
@@ -113,7 +113,7 @@ class Pace:
         return indices
 
     def share(self, step: int) -> int:
-        """How many samples this rank has in a step of the current epoch.
+        """Return how many samples this rank has in a step of the current epoch.
 
         Raises:
             ConfigError: the epoch has no such step.
@@ -139,7 +139,7 @@ class Pace:
         return made
 
     def leads(self, cursor: StepCursor) -> bool:
-        """Whether steps are counted by this cursor."""
+        """Return whether steps are counted by this cursor."""
         return cursor is self._leader
 
     @property
@@ -180,7 +180,7 @@ class Pace:
             self._replan(context, self.replanner, full[context.rank])
 
     def _warn_of_few_samples(self, context: Context, fewest: int) -> None:
-        if fewest < LEAST_FOR_BATCH_NORM and context.size > 1:
+        if fewest < MIN_FOR_BATCH_NORM and context.size > 1:
             self._warned = True
             context.announce(f"batch normalization {self._number}", _FEW_SAMPLES.format(fewest))
 

@@ -15,8 +15,8 @@ from ..errors import ConfigError
 Shares = Tuple[int, ...]
 """Samples of a global batch, by rank."""
 
-_LEAST_SAMPLE_S = 1e-9
-_LEAST_PART = 1e-6
+_MIN_SAMPLE_S = 1e-9
+_MIN_PART = 1e-6
 """The least ``sample_s`` that :func:`fit` returns, as a part of the mean time per sample: the time of a rank
 always depends on its share a little."""
 _HALVINGS = 100
@@ -104,11 +104,11 @@ def fit(observations: Sequence[Observation], proportional: float = 0.0) -> Speed
     assumed = steps * (proportional * mean_samples) ** 2
     spread = assumed + sum(item.steps * (item.samples - mean_samples) ** 2 for item in observations)
     if not spread:
-        return Speed(0.0, max(_LEAST_SAMPLE_S, without_fixed_s))
+        return Speed(0.0, max(_MIN_SAMPLE_S, without_fixed_s))
     covariance = assumed * without_fixed_s + sum(
         item.steps * (item.samples - mean_samples) * (item.compute_s - mean_s) for item in observations
     )
-    least_s = _LEAST_SAMPLE_S + _LEAST_PART * without_fixed_s
+    least_s = _MIN_SAMPLE_S + _MIN_PART * without_fixed_s
     sample_s = max(least_s, min(without_fixed_s, covariance / spread))
     return Speed(max(0.0, mean_s - sample_s * mean_samples), sample_s)
 
@@ -189,12 +189,12 @@ def _soonest(speeds: Sequence[Speed], shares: Sequence[int], able: Sequence[int]
 
 
 def compute_s(speeds: Sequence[Speed], shares: Sequence[int]) -> float:
-    """How long the slowest rank computes."""
+    """Return how long the slowest rank computes."""
     return max(speed.compute_s(share) for speed, share in zip(speeds, shares))
 
 
 def spread_of(times: Sequence[float]) -> float:
-    """How much times differ, as a part of the longest; those that are 0 do not count.
+    """Return how much times differ, as a part of the longest; those that are 0 do not count.
 
     >>> spread_of([0.75, 0.0, 1.0])
     0.25

@@ -15,16 +15,16 @@ FIRST_WINDOW = 4
 """The same for the first observation, from which the first model is made."""
 SECOND_WINDOW = 7
 """The same for the second one: a change that follows from it applies by step 20 without a loader."""
-LEAST_GAIN = 0.10
+MIN_GAIN = 0.10
 """By which part the predicted step must be shorter, or shares stay as they are."""
-REFINEMENTS = ((0.03, 0.06), (LEAST_GAIN, 0.10))
+REFINEMENTS = ((0.03, 0.06), (MIN_GAIN, 0.10))
 """The decisions right after the first change may refine it at once, by smaller gains, and if times of ranks
 differ by more than a part of the longest: only now are there two batch sizes to fit models to."""
 PAUSE = 50
 """The fewest steps between two changes, after the first one and its refinements."""
 _LONGER = 1.10
 """A change, but not the first one, after which the step takes so many times as long is taken back."""
-_MOST_CAUTION = 4
+_MAX_CAUTION = 4
 _CHANGED = 0.10
 """How far an observation may be from the model before the rank counts as changed."""
 _PROPORTIONAL = 0.2
@@ -168,25 +168,25 @@ class Replanner:
         now_s: float,
         then_s: float,
     ) -> bool:
-        """Whether new shares are worth a change, by spreads and steps as measured and predicted."""
+        """Return whether new shares are worth a change, by spreads and steps as measured and predicted."""
         if refinement is not None:
             least_gain, uneven = refinement
             spread, after = spreads
             return then_s < (1.0 - least_gain) * now_s or (spread > uneven and after < spread / 2)
         if step - self._changed_at < self._caution * PAUSE:
             return False
-        return then_s < (1.0 - self._caution * LEAST_GAIN) * now_s
+        return then_s < (1.0 - self._caution * MIN_GAIN) * now_s
 
     def _is_broken(self, promise: Promise, now_s: float) -> bool:
-        """Whether a change has made steps longer.
+        """Return whether a change has made steps longer.
 
         Then, and if it has not brought half of a gain that was worth a change, the next one must promise
         more, and comes later: times do not follow from batches as the models say.
         """
         longer = now_s > _LONGER * promise.before_s
         gained_s = promise.before_s - promise.after_s
-        if gained_s > LEAST_GAIN * promise.before_s and now_s > promise.before_s - gained_s / 2:
-            self._caution = min(_MOST_CAUTION, 2 * self._caution)
+        if gained_s > MIN_GAIN * promise.before_s and now_s > promise.before_s - gained_s / 2:
+            self._caution = min(_MAX_CAUTION, 2 * self._caution)
         return longer
 
     def _take_back(self, step: int, promise: Promise, now_s: float, reports: Sequence[Report]) -> Change:

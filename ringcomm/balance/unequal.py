@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Sequence
 
-LEAST_S = 5.0
+MIN_S = 5.0
 """Shorter jobs say nothing about the speed of ranks."""
 _WORTH_SAYING = 0.9
 """Only if the job would have taken at most this part of the time."""
@@ -37,7 +37,7 @@ def job_line(names: Sequence[str], usages: Sequence[Usage]) -> str:
     >>> job_line(["desk", "jetson1"], [Usage(100.0, 70.0), Usage(100.0, 10.0)])[:39]
     'desk waited 70 % of the time for jetson'
     """
-    if len(usages) < 2 or any(usage.balanced or usage.elapsed_s < LEAST_S for usage in usages):
+    if len(usages) < 2 or any(usage.balanced or usage.elapsed_s < MIN_S for usage in usages):
         return ""
     total_s = max(usage.elapsed_s for usage in usages)
     slowest = min(range(len(usages)), key=lambda rank: usages[rank].waited_s)

@@ -7,9 +7,9 @@ from typing import Sequence
 
 _LEVELS_FROM = 10
 """In shorter windows two levels could not be told from chance."""
-_SHORTEST_LEVEL = 4
+_MIN_LEVEL = 4
 """A second part of fewer steps is not relied upon."""
-_SHORTEST_PART = 2
+_MIN_PART = 2
 _BETWEEN_LEVELS = 1.15
 """Levels that differ by less make a mean that is not far from either."""
 _EXCEPTIONAL = 3.0
@@ -41,11 +41,11 @@ def typical_s(times: Sequence[float]) -> float:
 def _of_one_speed(times: Sequence[float]) -> Sequence[float]:
     """All steps, or the part of them after or before a change of speed."""
     if len(times) >= _LEVELS_FROM:
-        for place in range(_SHORTEST_PART, len(times) - _SHORTEST_PART + 1):
+        for place in range(_MIN_PART, len(times) - _MIN_PART + 1):
             before, after = times[:place], times[place:]
             quicker = max(after) * _BETWEEN_LEVELS < min(before)
             if quicker or min(after) > _BETWEEN_LEVELS * max(before):
-                return after if len(after) >= _SHORTEST_LEVEL else before
+                return after if len(after) >= _MIN_LEVEL else before
     return times
 
 

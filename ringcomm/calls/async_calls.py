@@ -267,7 +267,7 @@ def pause(reason: str) -> ContextManager[None]:
 
 
 def poll(handle: Handle) -> bool:
-    """Whether an operation is done, so that :func:`synchronize` would not wait.
+    """Return whether an operation is done, so that :func:`synchronize` would not wait.
 
     Args:
         handle: from one of the asynchronous collectives.

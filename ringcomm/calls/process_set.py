@@ -75,7 +75,7 @@ class ProcessSet:
         return None if self.process_set_id is None else rank_in(self)
 
     def included(self) -> Optional[bool]:
-        """Whether this process is a member; None while the set is not registered, as in Horovod."""
+        """Return whether this process is a member; None while the set is not registered, as in Horovod."""
         return None if self.process_set_id is None else included_in(self)
 
     def _members(self) -> List[int]:
@@ -190,7 +190,7 @@ def size_of(process_set: ProcessSet) -> int:
 
 
 def included_in(process_set: ProcessSet) -> bool:
-    """Whether this process is a member of a set.
+    """Return whether this process is a member of a set.
 
     Raises:
         UnknownProcessSetError: the set is not registered.

@@ -18,7 +18,7 @@ from ..errors import RingcommError
 from ..group.failures import FailureReporter
 from ..group.reporter import Reporter
 from ..transport.base import Fabric
-from ..transport.huge_pages import LEAST_BYTES
+from ..transport.huge_pages import MIN_BYTES
 from ..transport.pace import delivered
 from ..wire.frames import VOTE
 from .call_errors import CallErrors
@@ -93,7 +93,7 @@ class CallRunner:
         self._running: Optional[Tuple[Call, Part, bool]] = None
 
     def progress(self) -> Progress:
-        """How far this rank is. For any thread, and at any time."""
+        """Return how far this rank is. For any thread, and at any time."""
         running, sequence = self._running, 2 * self._sequence
         if running is None:
             return Progress(sequence)
@@ -106,7 +106,7 @@ class CallRunner:
         return Progress(sequence, part.moved_bytes, doing, waits_for, exchanged, call.needs)
 
     def totals(self) -> Totals:
-        """What its calls have done so far, the present one included. For any thread."""
+        """Return what its calls have done so far, the present one included. For any thread."""
         running, totals = self._running, self._plans.totals()
         if running is not None and running is self._running:
             for peer, (sent, received) in running[1].exchanged().items():
@@ -239,7 +239,7 @@ class CallRunner:
             execution = plan.execution if staging is None else self._staged(plan, staging, data.dtype)
             if execution is None:
                 execution = self._plans.execution(plan, data.dtype)
-            if data.nbytes >= LEAST_BYTES and staging is None:
+            if data.nbytes >= MIN_BYTES and staging is None:
                 self._fabric.prepare(data.ctypes.data, data.nbytes)
             history, sites, number = self.history, self.sites, 0
             if history is not None or sites is not None:
@@ -284,7 +284,7 @@ class CallRunner:
                 execution.disarm()
 
     def _staged(self, plan: Plan, staging: Staging, dtype: np.dtype[Any]) -> Part:
-        """What runs a plan on arrays of devices, when the host may write to their memory."""
+        """Return what runs a plan on arrays of devices, when the host may write to their memory."""
         if staging.data.shared:
             self.fetch([staging.data])
         return self._plans.staged(plan, staging, dtype)

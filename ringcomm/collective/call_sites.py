@@ -31,9 +31,9 @@ OtherSite = Tuple[int, int, int]
 _packages = [f"{Path(__file__).resolve().parent.parent}{os.sep}", str(Path(threading.__file__).resolve())]
 _ours: Dict[str, bool] = {}
 _numbers: Dict[Tuple[int, int], Tuple[int, CodeType]] = {}
-_MOST_NUMBERS = 4096
+_MAX_NUMBERS = 4096
 _labels: Dict[int, str] = {}
-_MOST_DIFFERENCES = 8
+_MAX_DIFFERENCES = 8
 _truncating: Set[str] = set()
 
 
@@ -51,7 +51,7 @@ def look_through(package: ModuleType) -> None:
 
 
 def is_ours(filename: str) -> bool:
-    """Whether a file belongs to ringcomm, or to a package that calls it for the user."""
+    """Return whether a file belongs to ringcomm, or to a package that calls it for the user."""
     known = _ours.get(filename)
     if known is None:
         known = _ours[filename] = str(Path(filename).resolve()).startswith(tuple(_packages))
@@ -155,7 +155,7 @@ def site_number(site: Site) -> int:
     key = (id(site[0]), site[1])
     known = _numbers.get(key)
     if known is None:
-        if len(_numbers) >= _MOST_NUMBERS:
+        if len(_numbers) >= _MAX_NUMBERS:
             _numbers.clear()
         label = file_label(site[0].co_filename)
         _labels[zlib.crc32(label.encode())] = label
@@ -204,7 +204,7 @@ def note_truncation(op: ReduceOp, dtype: np.dtype[Any]) -> None:
     if op != ReduceOp.AVERAGE or dtype.kind not in "iu":
         return
     site = call_site()
-    if site not in _truncating and len(_truncating) < _MOST_NUMBERS:
+    if site not in _truncating and len(_truncating) < _MAX_NUMBERS:
         _truncating.add(site)
         logger.warning(
             "%s: the average of integers (%s) is truncated to an integer; of 0 and 1 it is 0. Convert them "
@@ -242,7 +242,7 @@ class CallSites:
         """
         rank = fabric.rank_of(fabric.rank)
         for peer, here, there in found:
-            if (here, there) not in self._met and len(self._met) < _MOST_DIFFERENCES:
+            if (here, there) not in self._met and len(self._met) < _MAX_DIFFERENCES:
                 self._met.add((here, there))
                 what = call.describe()
                 sites = {rank: number_text(here), fabric.rank_of(peer): number_text(there)}
@@ -275,7 +275,7 @@ class CallSites:
             sites: for each rank, where it made the call.
         """
         lines = set(sites.values())
-        if len(self.differences) >= _MOST_DIFFERENCES or any(
+        if len(self.differences) >= _MAX_DIFFERENCES or any(
             lines == set(known["sites"].values()) for known in self.differences
         ):
             return

@@ -290,7 +290,7 @@ class CodedPlans:
         self._pool = SegmentPool()
 
     def execution(self, header: Header, count: int, kernel: Kernel) -> Part:
-        """What runs an all-reduce of ``count`` values with the header's codec."""
+        """Return what runs an all-reduce of ``count`` values with the header's codec."""
         hosts = self._selector.coded_hosts(count)
         if hosts is None:
             return self._coded(header, kernel, None, count)

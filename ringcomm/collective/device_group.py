@@ -76,7 +76,7 @@ class DevicePort(ABC):
 
     @abstractmethod
     def ticket(self) -> bytes:
-        """What identifies a new group: made by its first member, at most ``TICKET_BYTES`` long.
+        """Return what identifies a new group: made by its first member, at most ``TICKET_BYTES`` long.
 
         Raises:
             DeviceError: it cannot be made.

@@ -10,7 +10,7 @@ from ..errors import DeviceError
 from ..transport.base import Fabric
 from .part import Part
 
-_LEAST_NAP_S, _MOST_NAP_S = 50e-6, 1e-3
+_MIN_NAP_S, _MAX_NAP_S = 50e-6, 1e-3
 """Between two looks at a device's copies; a copy of 4 MB takes some 0.3 ms."""
 
 
@@ -73,7 +73,7 @@ def run(
             # would wake us up.
             if execution.copying:
                 # Short naps at first; a long kernel of the program may be ahead of the copy.
-                time.sleep(max(_LEAST_NAP_S, min(_MOST_NAP_S, 0.1 * (time.perf_counter() - spin_until))))
+                time.sleep(max(_MIN_NAP_S, min(_MAX_NAP_S, 0.1 * (time.perf_counter() - spin_until))))
             elif reading or writing:
                 asleep_s = time.perf_counter()
                 fabric.wait(reading, writing, patience_s)

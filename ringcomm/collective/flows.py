@@ -84,7 +84,7 @@ class Flow:
         self._alive = len(self.before)
 
     def limit(self) -> int:
-        """How far this flow may go now, given how far the flows that it depends on have come."""
+        """Return how far this flow may go now, given how far the flows that it depends on have come."""
         limit = self.stop
         if not self._alive:
             return limit
@@ -195,7 +195,7 @@ class Stream:
         self.current = self.flows[self._first] if self._first >= 0 else None
 
     def passed_bytes(self) -> int:
-        """How much has passed since the rewind, the header included."""
+        """Return how much has passed since the rewind, the header included."""
         current, index = self.current, self.index
         done = self.flows if current is None else self.flows[:index]
         passed: int = HEADER_BYTES - self.header_left + sum(flow.stop - flow.start for flow in done)
@@ -206,7 +206,7 @@ class Stream:
         return passed + reached - int(current.start)
 
     def total_bytes(self) -> int:
-        """How much passes in all, the header included."""
+        """Return how much passes in all, the header included."""
         payload: int = sum(flow.stop - flow.start for flow in self.flows)
         return HEADER_BYTES + payload
 

@@ -55,10 +55,10 @@ class Reducer(Protocol):
         """Exchange some numbers."""
 
     def progress(self) -> Progress:
-        """How far it is."""
+        """Return how far it is."""
 
     def totals(self) -> Totals:
-        """What it has done."""
+        """Return what it has done."""
 
 
 class _Answer(NamedTuple):
@@ -257,7 +257,7 @@ class HostGroups:
         return column.progress() if column is not None and self._exchanging else None
 
     def totals(self) -> Optional[Totals]:
-        """What has been exchanged between hosts. For any thread."""
+        """Return what has been exchanged between hosts. For any thread."""
         return None if self._column is None else self._column.totals()
 
     def close(self) -> None:

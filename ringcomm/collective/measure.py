@@ -27,11 +27,11 @@ from ..schedule.cost import CostModel
 from ..schedule.steps import SOURCE, Recv, Send, Step
 from .runner import Runner
 
-MOST_LOCAL_RANKS = 8
+MAX_LOCAL_RANKS = 8
 """A job on one host with more ranks does without: there the choice is not worth the wait."""
 
-_MOST_ROUNDS = 7
-_MOST_CENTRES = 8
+_MAX_ROUNDS = 7
+_MAX_CENTRES = 8
 _PINGS = 9
 _FIRST_BYTES = 16 * 1024
 _STEADY_BYTES = 512 * 1024
@@ -65,7 +65,7 @@ def measure(runner: Runner, host_index: Sequence[int]) -> Optional[CostModel]:
     Raises:
         PeerLostError: (or whatever else stops a collective) a rank is gone.
     """
-    if runner.size == 1 or (len(set(host_index)) == 1 and runner.size > MOST_LOCAL_RANKS):
+    if runner.size == 1 or (len(set(host_index)) == 1 and runner.size > MAX_LOCAL_RANKS):
         return None
     rank, firsts = runner.rank, leaders(host_index)
     own = [other for other, host in enumerate(host_index) if host == host_index[rank]]
@@ -73,7 +73,7 @@ def measure(runner: Runner, host_index: Sequence[int]) -> Optional[CostModel]:
     local = scout.pair(own[0], own[1]) if rank in own[:2] and len(own) > 1 else (0.0, 0.0)
     wires: List[Tuple[float, float]] = []
     if rank in firsts and len(firsts) > 1:
-        for pairs in pairings(firsts, _MOST_ROUNDS):
+        for pairs in pairings(firsts, _MAX_ROUNDS):
             wires += [scout.pair(*pair) for pair in pairs if rank in pair]
     latency_s = min((wire[0] for wire in wires), default=0.0)
     byte_s = min((wire[1] for wire in wires), default=0.0)
@@ -95,7 +95,7 @@ def _measure_centres(runner: Runner, scout: _Scout, firsts: Sequence[int], byte_
     fastest = min(everybodys[rank] for rank in firsts)
     centres = [rank for rank in firsts if everybodys[rank] <= 1.5 * fastest]
     # With two, each has shown all that the other can; slower ones would only make it take longer.
-    if runner.rank in centres and 2 < len(centres) <= _MOST_CENTRES:
+    if runner.rank in centres and 2 < len(centres) <= _MAX_CENTRES:
         for centre in centres:
             others = [rank for rank in centres if rank != centre]
             together_s = scout.burst(centre, others, fastest)
@@ -159,7 +159,7 @@ class _Scout:
         return self._timed(tuple(steps), length * len(peers))
 
     def _told(self, centre: int, others: Sequence[int], elapsed_s: float) -> float:
-        """How long the one rank says that it took, so that all come to the same decision."""
+        """Return how long the one rank says that it took, so that all come to the same decision."""
         report = np.array([elapsed_s], np.float64)
         if self._runner.rank == centre:
             self._runner.run_apart(tuple(Send(peer, 0, 1) for peer in others), report, report, "report")

@@ -10,7 +10,7 @@ first call of the round. All ranks count the same calls, so all use the answer f
 
 from __future__ import annotations
 
-LEAST_BYTES = 1 << 20
+MIN_BYTES = 1 << 20
 """Shorter all-reduces do not vote: there is nothing to choose for them."""
 
 

@@ -44,7 +44,7 @@ class Plans:
         return len(self._plans)
 
     def find(self, call: Call, schedule: Sequence[Step], fold: Optional[Kernel] = None) -> Plan:
-        """What is needed to run this call, from the last time if it was the same schedule."""
+        """Return what is needed to run this call, from the last time if it was the same schedule."""
         plan = self._plans.get(call)
         if plan is None or plan.schedule is not schedule:
             if plan is None and len(self._plans) >= _PLANS_KEPT:
@@ -55,14 +55,14 @@ class Plans:
         return plan
 
     def execution(self, plan: Plan, dtype: np.dtype[Any]) -> Part:
-        """What runs a plan on arrays in host memory from now on."""
+        """Return what runs a plan on arrays in host memory from now on."""
         plan.execution = make_execution(
             plan.schedule, self._fabric, plan.header, dtype, self._pool, plan.fold
         )
         return plan.execution
 
     def staged(self, plan: Plan, staging: Staging, dtype: np.dtype[Any]) -> Part:
-        """What runs a plan on arrays of devices."""
+        """Return what runs a plan on arrays of devices."""
         execution = plan.staged
         if execution is None:
             copies = plan_copies(plan.schedule, staging.results)
@@ -73,7 +73,7 @@ class Plans:
         return execution
 
     def totals(self) -> Totals:
-        """What all runs that have ended did. For any thread."""
+        """Return what all runs that have ended did. For any thread."""
         totals = self._dropped.copy()
         for plan in list(self._plans.values()):
             totals.add(plan, self._fabric.rank_of)

@@ -44,7 +44,7 @@ class Progress(NamedTuple):
 
     @classmethod
     def from_json(cls, data: Sequence[Any]) -> Progress:
-        """What :meth:`to_json` made.
+        """Return what :meth:`to_json` made.
 
         Raises:
             ProtocolError: it is something else.

@@ -24,7 +24,7 @@ from .calls import Call, Intent, Plan
 from .coded import CodedPlans, usable_codec
 from .device_group import DEVICE_TYPES
 from .host_groups import HostGroups
-from .placement import LEAST_BYTES, Placement
+from .placement import MIN_BYTES, Placement
 from .progress import Progress
 from .reduce import Kernel, kernel
 from .staged import Staging
@@ -84,13 +84,13 @@ class Runner(CallRunner):
         self._groups = HostGroups(hosts, self.rank, self, among, self._reporter, watch)
 
     def progress(self) -> Progress:
-        """How far this rank is. For any thread, and at any time."""
+        """Return how far this rank is. For any thread, and at any time."""
         progress = super().progress()
         inner = self._groups.progress() if self._groups is not None else None
         return progress if inner is None else inner._replace(sequence=progress.sequence)
 
     def totals(self) -> Totals:
-        """What its calls have done so far, the present one included. For any thread."""
+        """Return what its calls have done so far, the present one included. For any thread."""
         totals = super().totals()
         inner = self._groups.totals() if self._groups is not None else None
         if inner is not None:
@@ -156,7 +156,7 @@ class Runner(CallRunner):
             int(collective), data.dtype, data.size, int(op), NO_ROOT, name, shape, scales, codec=codec
         )
         call = call if intent is None else intent.applied(call)
-        if data.nbytes >= LEAST_BYTES and self.size > 1 and not codec and not fused:
+        if data.nbytes >= MIN_BYTES and self.size > 1 and not codec and not fused:
             self._all_reduce_placed(call, data, op, scales, staging)
             return
         plan = self._plans.get(call)

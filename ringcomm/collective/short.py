@@ -332,7 +332,7 @@ def _count(steps: Sequence[Any]) -> int:
 
 
 def _aligned(length: int) -> int:
-    """How many bytes to reserve for a packet, so that the next one begins at a cache line."""
+    """Return how many bytes to reserve for a packet, so that the next one begins at a cache line."""
     return -(-length // 64) * 64
 
 
@@ -357,7 +357,7 @@ def make_execution(
     pool: SegmentPool,
     kernel: Optional[Kernel] = None,
 ) -> Part:
-    """What runs this schedule best. The arguments are those of :class:`~.execute.Execution`."""
+    """Return what runs this schedule best. The arguments are those of :class:`~.execute.Execution`."""
     lengths = exchange_lengths(schedule)
     counts = [HEADER_BYTES + count * dtype.itemsize for pair in lengths.values() for count in pair]
     shared = all(fabric.link(peer).peeks for peer in lengths)

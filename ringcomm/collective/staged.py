@@ -27,7 +27,7 @@ from .execute import Execution
 from .flows import Flow, Receipt, SegmentPool
 from .reduce import Kernel
 
-_MOST_COPIES = 4
+_MAX_COPIES = 4
 """How many loads are handed to the device at once, so that it always has the next one."""
 
 
@@ -36,14 +36,14 @@ class Done(ABC):
 
     @abstractmethod
     def poll(self) -> bool:
-        """Whether the copy is done.
+        """Return whether the copy is done.
 
         Raises:
             DeviceError: it failed.
         """
 
     def elapsed_s(self) -> Optional[float]:
-        """How long the device took for it, once it is done; None if that is not known."""
+        """Return how long the device took for it, once it is done; None if that is not known."""
         return None
 
 
@@ -78,7 +78,7 @@ class Mirror(ABC):
         """
 
     def port(self, owner: object) -> Union[DevicePort, str]:
-        """How the array's device becomes a member of a group, or why it cannot.
+        """Return how the array's device becomes a member of a group, or why it cannot.
 
         Args:
             owner: makes the group. Only one owner is served, because devices of different ranks could begin
@@ -136,7 +136,7 @@ class _Load(Flow):
         self.pieces.clear()
 
     def ahead(self) -> int:
-        """How much has been requested that no reader has used yet."""
+        """Return how much has been requested that no reader has used yet."""
         used = max((min(flow.position, self.stop) for flow in self.readers), default=self.start)
         return self.asked - max(used, self.start)
 
@@ -236,7 +236,7 @@ class StagedExecution(Execution):
                 self._loaded(load, load.pieces.popleft()[1])
             open_copies += len(load.pieces)
         self._loading = [load for load in self._loading if load.position < load.stop]
-        while open_copies < _MOST_COPIES:
+        while open_copies < _MAX_COPIES:
             waiting = [load for load in self._loading if load.asked < load.stop]
             if not waiting:
                 break

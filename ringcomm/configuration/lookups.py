@@ -83,7 +83,7 @@ LOOKUPS = Lookups()
 
 
 def _is_compared() -> bool:
-    """Whether ringrun has started this process, and others on other hosts."""
+    """Return whether ringrun has started this process, and others on other hosts."""
     environ = environment.variables(None)
     if not environ.get(PREFIX + "FLIGHT_FD"):
         return False
@@ -96,7 +96,7 @@ def _package(frame: FrameType) -> str:
 
 
 def _is_users(frame: FrameType) -> bool:
-    """Whether the code of a frame is the user's."""
+    """Return whether the code of a frame is the user's."""
     file = frame.f_code.co_filename
     if file.startswith("<"):  # of `python -c`, or made by a library
         return _package(frame) == "__main__"
@@ -125,7 +125,7 @@ def _libraries() -> List[Path]:
 
 
 def is_installed(path: Path) -> bool:
-    """Whether a file, given by its resolved path, belongs to Python or to an installed package."""
+    """Return whether a file, given by its resolved path, belongs to Python or to an installed package."""
     return any(part in _INSTALLED for part in path.parts) or any(
         place in path.parents for place in _libraries()
     )

@@ -30,7 +30,7 @@ class Launched(NamedTuple):
 
 
 def find_launched(environ: Mapping[str, str], folder: str = "") -> Optional[Launched]:
-    """How another launcher has started this process; None if none has, or as the only process.
+    """Return how another launcher has started this process; None if none has, or as the only process.
 
     mpirun starts its own helpers with srun inside a Slurm job, so mpirun's variables come first.
 

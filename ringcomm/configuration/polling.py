@@ -11,7 +11,7 @@ _CROWDED = 5.0
 
 
 def polling_s(settings: Settings, local_size: int) -> float:
-    """How long a waiting call polls before it sleeps.
+    """Return how long a waiting call polls before it sleeps.
 
     Between two looks it gives the processor away. So where ranks outnumber cores polling keeps no rank from
     working, and as a rank must wait for its turn there anyway, it is worth polling longer: 4 ranks on 2
@@ -31,7 +31,7 @@ def waited_for_cores_s() -> float:
 
 
 def usable_cores() -> int:
-    """How many processor cores this process may run on."""
+    """Return how many processor cores this process may run on."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:

@@ -17,7 +17,7 @@ from ..errors import ProtocolError
 from ..rendezvous.actions import Send, Timer
 from ..wire.messages import Message
 
-_MOST_ADDRESS_BYTES = 300
+_MAX_ADDRESS_BYTES = 300
 _ROUNDING_S = 1e-3
 _OVER = "training has ended, and the compute job is shutting down"
 
@@ -125,8 +125,8 @@ class Registry:
             return f"worker {message['number']} is not one of dispatcher {number}'s: {own[0]} to {own[-1]}"
         if kind == "dispatcher":
             address, registered = str(message["address"]), self._addresses.get(number)
-            if not address or len(address) > _MOST_ADDRESS_BYTES:
-                return f"a dispatcher needs an address of at most {_MOST_ADDRESS_BYTES} bytes"
+            if not address or len(address) > _MAX_ADDRESS_BYTES:
+                return f"a dispatcher needs an address of at most {_MAX_ADDRESS_BYTES} bytes"
             if registered not in (None, address):
                 return f"dispatcher {number} is registered already, at {registered} and not at {address}"
         return ""

@@ -93,7 +93,7 @@ def _add_up(runner: Runner, data: np.ndarray[Any, Any]) -> None:
 
 
 def _hand_out(runner: Runner, group: range, found: Tuple[float, float]) -> Tuple[float, float]:
-    """What the first rank of a group has found; every rank must call it, those of no group, too."""
+    """Return what the first rank of a group has found; every rank must call it, those of no group, too."""
     first = runner.rank in group[:1]
     counts = [2 * (first and rank in group[1:]) for rank in range(runner.size)]
     source = np.resize(np.array(found), sum(counts))

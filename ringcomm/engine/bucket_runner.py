@@ -90,7 +90,7 @@ class BucketRunner:
         return results
 
     def _tally(self, bucket: Sequence[Work]) -> Optional[Tally]:
-        """What counts buckets that begin with this operation; None if there are too many names."""
+        """Return what counts buckets that begin with this operation; None if there are too many names."""
         first = bucket[0][0]
         key = (first.process_set, first.kind, first.name, len(bucket))
         found = self._tallies.get(key)
@@ -103,7 +103,7 @@ class BucketRunner:
         self._buckets += 1
 
     def progress(self) -> Progress:
-        """How far this rank is, in buckets. For any thread, and at any time."""
+        """Return how far this rank is, in buckets. For any thread, and at any time."""
         active, sequence = self._active, 2 * self._buckets
         if active is None:
             return Progress(sequence)
@@ -116,7 +116,7 @@ class BucketRunner:
         return sum(runner.reduced_bytes for runner in self._runners.values())
 
     def totals(self) -> Totals:
-        """What the collectives of all buckets have done so far. For any thread."""
+        """Return what the collectives of all buckets have done so far. For any thread."""
         totals = Totals()
         for runner in list(self._runners.values()):
             totals.merge(runner.totals())
@@ -125,7 +125,7 @@ class BucketRunner:
         return totals
 
     def delivered(self) -> Dict[int, Tuple[int, float]]:
-        """What the engine's links have delivered; see :func:`ringcomm.transport.pace.delivered`."""
+        """Return what the engine's links have delivered; see :func:`ringcomm.transport.pace.delivered`."""
         return delivered(self._fabric)
 
     def members(self, process_set: int) -> Tuple[int, ...]:

@@ -76,7 +76,7 @@ class ControlMessages:
         self._given[peer] = memoryview(b"")
 
     def has_unsent(self) -> bool:
-        """Whether the links have not taken all that was sent."""
+        """Return whether the links have not taken all that was sent."""
         return any(self._unsent.values()) or any(self._given.values())
 
     def receive(self, all_peers: bool = True) -> List[Tuple[int, Message]]:

@@ -28,7 +28,7 @@ from .fusion import Member, by_need, plan_buckets
 from .mismatch import calls_text, deadlock_text, last_seen_text, mismatch_text, ranks_text, whereabouts
 from .piggyback import settle
 from .process_sets import GLOBAL_SET, ProcessSets, UnknownProcessSetError
-from .request import MOST_SITES, Key, Signature
+from .request import MAX_SITES, Key, Signature
 
 _CHANGES = ("ready", "blocked", "unblocked", "joined", "paused", "resumed")
 """Messages after which ranks that wait may get on; after the others they wait as before."""
@@ -141,7 +141,7 @@ class Coordinator:
             self._blocked.changed(now_s)
         if kind == "ready":
             lines = self._lines.setdefault(rank, [""])
-            lines += map(str, message["sites"][: 1 + MOST_SITES - len(lines)])
+            lines += map(str, message["sites"][: 1 + MAX_SITES - len(lines)])
             for announcement in announcements(message, self._ids, lines):
                 self._announce(rank, announcement, now_s)
             self._urgent = self._urgent or bool(message["urgent"])
@@ -250,14 +250,14 @@ class Coordinator:
         self._blocked.will_go_on(entry.signatures, self._issued + 1)
 
     def _differ(self, entry: Announced, first: Signature) -> bool:
-        """Whether it is an error that ranks have submitted this operation at different lines."""
+        """Return whether it is an error that ranks have submitted this operation at different lines."""
         return self.sites.differ(entry.key.number, first, f"The operation {entry.key}", entry.sites)
 
     def _fail(self, entry: Announced, text: str, kind: str = "mismatch", missing: Sequence[int] = ()) -> None:
         self._failed.append([list(entry.key), kind, text, list(missing)])
 
     def waits_for(self, ranks: Collection[int]) -> bool:
-        """Whether an operation is missing one of these ranks."""
+        """Return whether an operation is missing one of these ranks."""
         return any(
             rank not in entry.signatures and rank in entry.members
             for entry in self._entries.values()

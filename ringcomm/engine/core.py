@@ -202,7 +202,7 @@ class EngineCore:
         return self._bucket_runner.reduced_bytes
 
     def totals(self) -> Totals:
-        """What the collectives that ran its operations have done so far. For any thread."""
+        """Return what the collectives that ran its operations have done so far. For any thread."""
         return self._bucket_runner.totals()
 
     def delivered(self) -> Dict[int, Tuple[int, float]]:
@@ -210,7 +210,7 @@ class EngineCore:
         return self._bucket_runner.delivered()
 
     def progress(self) -> Progress:
-        """How far this rank is in them. For any thread."""
+        """Return how far this rank is in them. For any thread."""
         return self._bucket_runner.progress()
 
     @property
@@ -219,5 +219,5 @@ class EngineCore:
         return {} if self.coordinator is None else dict(self.coordinator.late_s)
 
     def pending(self) -> List[Request]:
-        """What is on its way, in the order of submission."""
+        """Return what is on its way, in the order of submission."""
         return self._thread.pending() if self._thread is not None else []

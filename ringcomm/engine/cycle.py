@@ -204,7 +204,7 @@ class EngineState:
         return worked
 
     def settled(self) -> bool:
-        """Whether nothing is on its way from this rank, or, on rank 0, from others. For any thread."""
+        """Return whether nothing is on its way from this rank, or, on rank 0, from others. For any thread."""
         if self.coordinator is not None:
             return self.peers.all_left()
         with self.lock:
@@ -273,7 +273,7 @@ class EngineState:
         return self.coordinator.waits_for(gone)
 
     def doing(self) -> str:
-        """What this rank is in the middle of, for messages; empty if it is not."""
+        """Return what this rank is in the middle of, for messages; empty if it is not."""
         running = self.peers.doing()
         if running:
             return running

@@ -44,7 +44,7 @@ class FailureDetector:
         self._heard_s.pop(peer, None)
 
     def due(self, now_s: float) -> bool:
-        """Whether a heartbeat is due; if so, the caller sends it now."""
+        """Return whether a heartbeat is due; if so, the caller sends it now."""
         if now_s - self._sent_s < self.interval_s:
             return False
         self._sent_s = now_s

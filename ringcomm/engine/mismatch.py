@@ -34,7 +34,7 @@ _WHAT = (
 def mismatch_text(
     what: str, signatures: Mapping[int, Signature], sites: Mapping[int, str], hosts: Sequence[str]
 ) -> str:
-    """What every rank is told when the same operation is not the same everywhere.
+    """Return what every rank is told when the same operation is not the same everywhere.
 
     Args:
         what: the operation's name as a person would write it.
@@ -93,7 +93,7 @@ def deadlock_text(
     patience: float,
     direct: Mapping[int, str],
 ) -> str:
-    """What ranks are told that wait for each other.
+    """Return what ranks are told that wait for each other.
 
     Args:
         stuck: those ranks.
@@ -138,7 +138,7 @@ def innermost(stack: str) -> str:
 
 
 def whereabouts(rank: int, host: str, stack: str) -> str:
-    """What is logged of a rank that does not come: where its main thread is."""
+    """Return what is logged of a rank that does not come: where its main thread is."""
     return f"Rank {rank} ({host}), for which others wait, is here:\n{stack}"
 
 
@@ -146,7 +146,7 @@ def last_seen_text(
     missing: Sequence[int], last: Mapping[int, Tuple[Signature, Key, float]], stacks: Mapping[int, str],
     now_s: float,
 ) -> str:  # fmt: skip
-    """What is known of ranks that have not come to an operation; of the first six only.
+    """Return what is known of ranks that have not come to an operation; of the first six only.
 
     Args:
         missing: these ranks.

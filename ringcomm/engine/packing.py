@@ -40,7 +40,7 @@ class FusionBuffer:
 
 
 def bucket_text(bucket: Sequence[Work]) -> str:
-    """What a bucket is for, in the program's own terms."""
+    """Return what a bucket is for, in the program's own terms."""
     signature, request = bucket[0]
     key = Key(signature.process_set, signature.name, 0) if request is None else request.key
     others = len(bucket) - 1

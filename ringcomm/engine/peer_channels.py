@@ -19,7 +19,7 @@ logger = logging.getLogger("ringcomm.engine")
 Lost = Callable[[int, str, str], BaseException]
 """(peer, why, kind): makes the error to raise for a peer that is gone."""
 
-MOST_INTERVAL_S = 5.0
+MAX_INTERVAL_S = 5.0
 """Heartbeats are sent at least this often, in seconds, unless no limit depends on them."""
 
 LOOK_AGAIN_S = 0.5
@@ -43,7 +43,7 @@ class Limits(NamedTuple):
     def interval_s(self) -> float:
         """How often to give heartbeats, so that none of the limits is missed by much."""
         limits_s = [limit_s / BEATS for limit_s in self if limit_s]
-        return min(MOST_INTERVAL_S, *limits_s) if limits_s else 3600.0
+        return min(MAX_INTERVAL_S, *limits_s) if limits_s else 3600.0
 
 
 class PeerChannels:
@@ -178,11 +178,11 @@ class PeerChannels:
         self.lost = _ended
 
     def all_left(self) -> bool:
-        """Whether every other rank has said goodbye, or is gone."""
+        """Return whether every other rank has said goodbye, or is gone."""
         return len(self.said_goodbye | set(self.messages.gone)) == len(self._hosts) - 1
 
     def take_received(self) -> Sequence[Tuple[int, Message]]:
-        """What has arrived for the engine itself."""
+        """Return what has arrived for the engine itself."""
         received, self._received = self._received, []
         return received
 

@@ -10,7 +10,7 @@ from ..wire.messages import Message
 from .announcements import masks_as_text
 from .cache import KnownIds
 from .piggyback import may_piggyback, pack
-from .request import MOST_SITES, Key, Request, Signature
+from .request import MAX_SITES, Key, Request, Signature
 
 Work = Tuple[Signature, Optional[Request]]
 
@@ -58,7 +58,7 @@ class Pending:
         self._unannounced.append(request)
 
     def announce(self, urgent: bool, rank: int) -> Optional[Message]:
-        """What rank 0 has not been told yet. ``rank`` is this one."""
+        """Return what rank 0 has not been told yet. ``rank`` is this one."""
         if not self._unannounced:
             return None
         known: List[int] = []
@@ -90,7 +90,7 @@ class Pending:
     def _site(self, request: Request, fresh: List[str]) -> int:
         """The number of the line that submitted it, from 1; a new one is added to ``fresh``. 0: too many."""
         number = self._sites.get(request.site, 0)
-        if not number and len(self._sites) < MOST_SITES:
+        if not number and len(self._sites) < MAX_SITES:
             number = self._sites[request.site] = len(self._sites) + 1
             fresh.append(request.site)
         return number

@@ -27,7 +27,7 @@ _KINDS = (int(Collective.ALLREDUCE), int(Collective.BROADCAST), int(Collective.B
 
 
 def may_piggyback(request: Request) -> bool:
-    """Whether the numbers of an operation may travel with its announcement."""
+    """Return whether the numbers of an operation may travel with its announcement."""
     kind, arrays = request.signature.kind, request.arrays
     if kind not in _KINDS or request.signature.op == ReduceOp.ADASUM or request.signature.codec:
         return False
@@ -52,7 +52,7 @@ def settle(
     packed: Mapping[int, str],
     weights: Optional[Mapping[int, float]] = None,
 ) -> str:
-    """What the operation comes to, from what every member has sent along.
+    """Return what the operation comes to, from what every member has sent along.
 
     Contributions are combined in the order of ranks, once for all, so every rank gets the same bits.
 

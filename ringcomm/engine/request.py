@@ -21,7 +21,7 @@ BY_ROWS = (Collective.ALLGATHER, Collective.ALLTOALL)
 """Their first dimension may differ from rank to rank."""
 
 
-MOST_SITES = 4096
+MAX_SITES = 4096
 """For how many lines of the program rank 0 is told where they are, so that a number stands for each."""
 
 
@@ -168,7 +168,7 @@ class Handle:
         self._on_wait = on_wait
 
     def done(self) -> bool:
-        """Whether the operation has come to its end, good or bad."""
+        """Return whether the operation has come to its end, good or bad."""
         return self._finished
 
     def wait(self, timeout_s: Optional[float] = None) -> Any:

@@ -15,7 +15,7 @@ import threading
 import traceback
 from typing import Any, Dict, List, NamedTuple, Set, Tuple
 
-_MOST_FRAMES = 30
+_MAX_FRAMES = 30
 _THREAD = re.compile(r"(?:Current t|T)hread 0x([0-9a-f]+)")
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _ESCAPE = re.compile(r"\\x[0-9a-f]{2}|\\u[0-9a-f]{4}|\\U[0-9a-f]{8}")
@@ -37,7 +37,7 @@ class Dump(NamedTuple):
 
 
 def parse(text: str) -> Dump:
-    """What :mod:`faulthandler` has written, threads in its order."""
+    """Return what :mod:`faulthandler` has written, threads in its order."""
     frames: Dict[int, List[Frame]] = {}
     current: List[Frame] = []
     whole = True
@@ -103,7 +103,7 @@ def main_stack() -> str:
     """The stack of the main thread, innermost call last, as Python prints it."""
     frames = dump().frames.get(threading.main_thread().ident or 0, [])
     return "".join(
-        traceback.format_list([traceback.FrameSummary(*frame) for frame in frames[-_MOST_FRAMES:]])
+        traceback.format_list([traceback.FrameSummary(*frame) for frame in frames[-_MAX_FRAMES:]])
     )
 
 
@@ -116,7 +116,7 @@ def thread_stacks() -> List[Dict[str, Any]]:
     main = threading.main_thread().ident
     found = [
         {"name": str(names.get(ident, ident)), "main": ident == main,
-         "frames": [list(frame) for frame in frames[-_MOST_FRAMES:]]}
+         "frames": [list(frame) for frame in frames[-_MAX_FRAMES:]]}
         for ident, frames in dump().frames.items()
     ]  # fmt: skip
     return sorted(found, key=lambda thread: not thread["main"])

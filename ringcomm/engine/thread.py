@@ -171,7 +171,7 @@ class EngineThread:
         self._state.history = history
 
     def pending(self) -> List[Request]:
-        """What is on its way, in the order of submission."""
+        """Return what is on its way, in the order of submission."""
         with self._state.lock:
             return self._state.pending.waiting()
 

@@ -96,7 +96,7 @@ class Tracing:
                 self.deliver(message)
 
     def drain(self, observer: Observer) -> Optional[Message]:
-        """What an observer has collected, as a message to rank 0."""
+        """Return what an observer has collected, as a message to rank 0."""
         events: List[List[Any]] = observer.drain()
         return {"type": "trace", "events": events} if events else None
 

@@ -93,7 +93,7 @@ class Autotuner:
         return Tuning(FUSION_BYTES[self._point[0]], CYCLE_S[self._point[1]])
 
     def result(self) -> str:
-        """What has been found so far, and what is missing, as a sentence or two for the user."""
+        """Return what has been found so far, and what is missing, as a sentence or two for the user."""
         need = self._sampling.steps * (self._sampling.samples + self._sampling.warmup)
         scores = self._scores or self._earlier
         if not scores:

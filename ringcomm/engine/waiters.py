@@ -111,7 +111,7 @@ class Waiters:
         return BlockedReport(executed, for_good, calls.number, call)
 
     def none_can_submit(self, in_call: bool = False) -> bool:
-        """Whether every thread that may submit anything waits, without a limit, for what is not done.
+        """Return whether every thread that may submit anything waits, without a limit, for what is not done.
 
         That includes the main thread, threads that have not submitted anything yet, and threads of a
         framework that are in Python now.
@@ -137,7 +137,7 @@ class Waiters:
         }
 
     def _is_foreign(self, thread: threading.Thread) -> bool:
-        """Whether a thread submits nothing of this rank's."""
+        """Return whether a thread submits nothing of this rank's."""
         if thread.name.startswith(_OWN_THREADS):
             return True
         owner = _owners.get(thread)

@@ -27,7 +27,7 @@ class RingcommCluster(ClusterEnv):
 
     @classmethod
     def is_env_present(cls) -> bool:
-        """Whether this process is in a job of more than one rank, or is about to join one."""
+        """Return whether this process is in a job of more than one rank, or is about to join one."""
         if api.is_initialized():
             return api.size() > 1
         try:

@@ -269,7 +269,7 @@ def join() -> int:
 
 
 def is_tracing() -> bool:
-    """Whether JAX is tracing a program in this thread, so that even constants are part of it."""
+    """Return whether JAX is tracing a program in this thread, so that even constants are part of it."""
     return isinstance(jnp.add(0, 0), jax.core.Tracer)
 
 

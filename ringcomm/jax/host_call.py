@@ -171,6 +171,6 @@ def results_of(call: HostCall, shapes: Sequence[Sequence[int]]) -> List[List[int
 
 
 def part_of(rows: int, place: Place) -> int:
-    """How many of so many rows a rank gets in a reducescatter: the first ranks get one more."""
+    """Return how many of so many rows a rank gets in a reducescatter: the first ranks get one more."""
     each, more = divmod(rows, place.size)
     return each + (place.position < more)

@@ -132,7 +132,7 @@ def report(activities: Sequence[Activity]) -> Dict[str, Any]:
 
 
 def flat(numbers: Dict[str, Any]) -> Dict[str, float]:
-    """What :meth:`Activity.numbers` returns as numbers with one name each, for ``rc.stats()``."""
+    """Return what :meth:`Activity.numbers` returns as numbers with one name each, for ``rc.stats()``."""
     names = ("steps", "step_s", "mean_step_s", "elapsed_s", "waited_s")
     found: Dict[str, float] = {f"ringcomm/{name}": numbers[name] for name in names}
     peers: List[Any] = list(numbers["peers"].values())

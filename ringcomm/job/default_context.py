@@ -234,7 +234,7 @@ def leave(error: BaseException) -> None:
 
 
 def is_initialized() -> bool:
-    """Whether this process is in a job.
+    """Return whether this process is in a job.
 
     Returns:
         True between ``init()`` and ``shutdown()``.
@@ -243,7 +243,7 @@ def is_initialized() -> bool:
 
 
 def is_elastic() -> bool:
-    """Whether this process is in an elastic job.
+    """Return whether this process is in an elastic job.
 
     Returns:
         False in other jobs, and in no job.
@@ -286,7 +286,7 @@ def context() -> Context:
 
 
 def placed() -> Union[Context, Newcomer]:
-    """What has this process's numbers: the default context, or what stands for it until it joins.
+    """Return what has this process's numbers: the default context, or what stands for it until it joins.
 
     Raises:
         NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.

@@ -367,7 +367,7 @@ class Channel:
 
 
 def _is_still(descriptor: int, inode: int) -> bool:
-    """Whether a descriptor is still the one that the variable names, and not one opened since."""
+    """Return whether a descriptor is still the one that the variable names, and not one opened since."""
     try:
         found = os.fstat(descriptor)
     except OSError:
@@ -376,7 +376,7 @@ def _is_still(descriptor: int, inode: int) -> bool:
 
 
 def _is_free(signum: int) -> bool:
-    """Whether a signal is neither caught nor ignored in this process, in Python or in C."""
+    """Return whether a signal is neither caught nor ignored in this process, in Python or in C."""
     if signal.getsignal(signum) != signal.SIG_DFL:
         return False
     try:

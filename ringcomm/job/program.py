@@ -19,7 +19,7 @@ from ..collective.runner import Runner
 from ..configuration.lookups import is_installed
 from ..ops import Collective
 
-_MOST_FILES = 5
+_MAX_FILES = 5
 _OURS = ("ringcomm", "ringrun")
 
 
@@ -94,9 +94,9 @@ def differences_text(programs: Sequence[Dict[str, str]], hosts: Sequence[str]) -
     ]
     if not texts:
         return ""
-    more = f" ({len(texts) - _MOST_FILES} more files differ)" if len(texts) > _MOST_FILES else ""
+    more = f" ({len(texts) - _MAX_FILES} more files differ)" if len(texts) > _MAX_FILES else ""
     return (
-        f"The ranks do not run the same program: {'; '.join(texts[:_MOST_FILES])}{more}. What they compute "
+        f"The ranks do not run the same program: {'; '.join(texts[:_MAX_FILES])}{more}. What they compute "
         "may differ although nothing fails. Copy the same files to every host (rsync -a, or a shared "
         "directory)."
     )

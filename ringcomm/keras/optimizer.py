@@ -145,7 +145,7 @@ def check_reached(optimizer: Any) -> None:
 
 
 def samples_of(model: Any) -> Optional[int]:
-    """How many samples this rank has trained on in this epoch; None: its data are not balanced."""
+    """Return how many samples this rank has trained on in this epoch; None: its data are not balanced."""
     optimizer = getattr(model, "optimizer", None)
     if not isinstance(optimizer, _Distributed):
         return None
@@ -252,7 +252,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
 
 def is_keras_2(thing: Any) -> bool:
-    """Whether an object is of a class of ``tf_keras``, which need not be installed."""
+    """Return whether an object is of a class of ``tf_keras``, which need not be installed."""
     return any(kind.__module__.partition(".")[0] == "tf_keras" for kind in type(thing).__mro__)
 
 

@@ -47,7 +47,7 @@ class RingcommEnvironment:
 
     @staticmethod
     def detect() -> bool:
-        """Whether the default process group exists and is ringcomm's."""
+        """Return whether the default process group exists and is ringcomm's."""
         return bool(dist.is_initialized() and dist.get_backend() == BACKEND)
 
     def world_size(self) -> int:

@@ -11,8 +11,8 @@ from ..errors import ProtocolError
 from ..wire.messages import Message
 from .actions import Send
 
-MOST_ENTRIES = 10_000
-MOST_ENTRY_BYTES = 64 * 1024
+MAX_ENTRIES = 10_000
+MAX_ENTRY_BYTES = 64 * 1024
 
 
 class Board:
@@ -29,7 +29,7 @@ class Board:
             ProtocolError: there are too many, or it is too long.
         """
         entry, text = message["entry"], message["text"]
-        if len(entry) + len(text) > MOST_ENTRY_BYTES or len(self._entries) >= MOST_ENTRIES:
+        if len(entry) + len(text) > MAX_ENTRY_BYTES or len(self._entries) >= MAX_ENTRIES:
             raise ProtocolError("an entry that is too long, or one too many")
         self._entries[entry] = text
         waiting = sorted(self._waiting.pop(entry, ()))
@@ -45,7 +45,7 @@ class Board:
         entry = message["entry"]
         if entry in self._entries:
             return [_entry_message(connection, entry, self._entries[entry])]
-        if len(self._waiting) >= MOST_ENTRIES:
+        if len(self._waiting) >= MAX_ENTRIES:
             raise ProtocolError("ranks wait for too many entries")
         self._waiting.setdefault(entry, set()).add(connection)
         return []

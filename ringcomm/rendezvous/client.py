@@ -264,7 +264,7 @@ class Joiner:
             self._pause()
 
     def _refused_for_long(self, found: Reached) -> bool:
-        """Whether no answer is to be expected: the server serves before its address is published."""
+        """Return whether no answer is to be expected: the server serves before its address is published."""
         if self._watched is not None and self._watched.patience_s:
             return self._patience.expired()
         refused = self.membership.slot is not None and not found.silent

@@ -174,7 +174,7 @@ class ElasticRendezvous:
         return self._joining.invite(self.view.size, now_s) if self._epoch.phase is Phase.RUNNING else []
 
     def is_waiting(self, connection: int) -> bool:
-        """Whether the process of this connection waits for the next view."""
+        """Return whether the process of this connection waits for the next view."""
         process = self._processes.at(connection)
         return process is not None and process.stage is Stage.WAITING
 

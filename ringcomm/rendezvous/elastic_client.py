@@ -16,7 +16,7 @@ from .elastic_control import ElasticChannel, Resume
 from .joined import Joined
 
 NEW = Resume()
-_MOST_ATTEMPTS = 5
+_MAX_ATTEMPTS = 5
 """After so many views whose links could not be used the cause is this process, not a lost member."""
 
 
@@ -120,7 +120,7 @@ class ElasticJoiner(Joiner):
             # A member may have been lost after the last link was established: ask for the next view.
             self._attempts += 1
             resume = self._resume if self._channel is None else self._channel.detach(self._resume.position)
-            if self._attempts == _MOST_ATTEMPTS or self._channel is None or resume.connection is None:
+            if self._attempts == _MAX_ATTEMPTS or self._channel is None or resume.connection is None:
                 raise
         self._resume, self._failed_view, self._go = resume, True, None
         self.reactor.watch(resume.connection[0], READ, self._readable)

@@ -52,7 +52,7 @@ class Notice(Protocol):
         """Wait for it (other ranks)."""
 
     def moved(self) -> bool:
-        """Whether another text has been published since :meth:`read`."""
+        """Return whether another text has been published since :meth:`read`."""
 
     def withdraw(self) -> None:
         """Remove it, when all ranks have joined (rank 0)."""
@@ -98,7 +98,7 @@ class FileNotice:
             pause.wait(LOOK_AGAIN_S)
 
     def _content(self) -> str:
-        """What the file holds; "" while it is not there."""
+        """Return what the file holds; "" while it is not there."""
         try:
             list(self._folder.iterdir())  # has a network file system ask its server anew
             return read_private(self._path, _LIMIT_BYTES).decode("utf-8", "replace")
@@ -111,7 +111,7 @@ class FileNotice:
             ) from None
 
     def moved(self) -> bool:
-        """Whether the file has another content by now."""
+        """Return whether the file has another content by now."""
         latest = self._content()
         return latest not in ("", self._read)
 

@@ -9,9 +9,9 @@ from ..errors import ProtocolError
 from .membership import Member
 from .routing import Routes
 
-MOST_LINES = 500
+MAX_LINES = 500
 """Of the table as text. A thousand ranks have half a million links; a message may have 4 MiB."""
-MOST_ROWS = 2016
+MAX_ROWS = 2016
 """Of the table: all links of 64 ranks. Half a million rows would take seconds, and are not read."""
 
 
@@ -48,7 +48,7 @@ def link_rows(
     links: Mapping[int, Sequence[Mapping[str, Any]]],
     routes: Routes,
 ) -> List[Dict[str, Any]]:
-    """One row for each pair of ranks, from what both sides reported: the first :data:`MOST_ROWS`.
+    """One row for each pair of ranks, from what both sides reported: the first :data:`MAX_ROWS`.
 
     Args:
         members: in rank order.
@@ -56,7 +56,7 @@ def link_rows(
         routes: between the hosts, as far as the rendezvous has chosen them.
     """
     rows = []
-    for member, peer in itertools.islice(itertools.combinations(members, 2), MOST_ROWS):
+    for member, peer in itertools.islice(itertools.combinations(members, 2), MAX_ROWS):
         near, far = _end(links, member, peer), _end(links, peer, member)
         if near is None:
             continue
@@ -103,10 +103,10 @@ def link_table(rows: Sequence[Mapping[str, Any]], size: int) -> str:
             f"rank {row['peer']} ({row['peer_host']})",
             f"{row['mb_per_s']:.0f} MB/s" if row["mb_per_s"] else "",
         )
-        for row in rows[:MOST_LINES]
+        for row in rows[:MAX_LINES]
     ]
     widths = [max((len(line[column]) for line in cells), default=0) for column in range(6)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
-    left = size * (size - 1) // 2 - MOST_LINES
+    left = size * (size - 1) // 2 - MAX_LINES
     more = [f"and {left} more"] if left > 0 else []
     return "\n".join(["links:"] + ["  " + line for line in [*lines, *more]])

@@ -14,9 +14,9 @@ from ..transport.routes import Attempt
 from ..wire.messages import Message
 from .actions import Action, Send
 from .link_table import check_ranges, link_rows
-from .member_list import MOST_DIRECT, digest_of, list_of, sources_of
+from .member_list import MAX_DIRECT, digest_of, list_of, sources_of
 from .membership import Member, as_target
-from .routing import MOST_TURNS, Known, Pair, Routes, Routing, routes_of, with_second_round
+from .routing import MAX_TURNS, Known, Pair, Routes, Routing, routes_of, with_second_round
 
 
 class Linking:
@@ -38,8 +38,8 @@ class Linking:
         self._generation = generation
         self._known = known or {}
         self._leaders = [member for member in members if member.local_rank == 0]
-        self._relayed = len(self._members) > MOST_DIRECT
-        self._shared = self._relayed and len(self._leaders) > MOST_TURNS
+        self._relayed = len(self._members) > MAX_DIRECT
+        self._shared = self._relayed and len(self._leaders) > MAX_TURNS
         self.probed_all = len(self._leaders) == 1
         self._probing = {leader.rank for leader in self._leaders}
         self._probed_again = False
@@ -135,7 +135,7 @@ class Linking:
         return [Send(item.connection, {"type": "measure", "pairs": pairs}) for item, pairs in requests]
 
     def known(self) -> Known:
-        """What has been measured between hosts, for later generations."""
+        """Return what has been measured between hosts, for later generations."""
         return {**self._known, **self._routing.known()}
 
     def link(self) -> List[Action]:

@@ -1,12 +1,12 @@
 """The list of all ranks, and how it reaches each of them. Pure.
 
-Up to :data:`MOST_DIRECT` ranks the rendezvous itself sends every rank the whole list, and its routes. That is
+Up to :data:`MAX_DIRECT` ranks the rendezvous itself sends every rank the whole list, and its routes. That is
 O(p^2) bytes in one process. Beyond that it sends the list once, to the first rank of the first host. Each
 other rank gets it from one that has it, along a tree with at most two times :data:`FAN_OUT` branches at each
 rank: between the first ranks of the hosts, and inside each host. Every rank is told the digest of the list by
 the rendezvous itself, so no rank that passes it on can change it unnoticed.
 
-On more than :data:`~.routing.MOST_TURNS` hosts, the first rank of each host also decides by itself about the
+On more than :data:`~.routing.MAX_TURNS` hosts, the first rank of each host also decides by itself about the
 pairs of hosts that are its share, and reports only those hosts that it has not reached.
 """
 
@@ -21,9 +21,9 @@ from ..wire.messages import Message, body_of
 from .membership import Located, Member
 from .routing import Routing
 
-MOST_DIRECT = 16
+MAX_DIRECT = 16
 FAN_OUT = 8
-MOST_EXPLAINED = 100
+MAX_EXPLAINED = 100
 """For so many hosts that a rank has not reached it reports why: a report has a limited length."""
 
 
@@ -132,7 +132,7 @@ class Share:
         self._routing.leave_out(self._unreached)
 
     def wanted(self) -> List[Dict[str, Any]]:
-        """What is to be measured now; empty once all routes are chosen."""
+        """Return what is to be measured now; empty once all routes are chosen."""
         return self._routing.wanted().get(self._own.rank, [])
 
     def measured(self, speeds: Sequence[Mapping[str, Any]]) -> None:
@@ -141,13 +141,13 @@ class Share:
 
     def report(self) -> Message:
         """To the rendezvous: which hosts have not been reached, and why."""
-        told = self._unreached[:MOST_EXPLAINED]
+        told = self._unreached[:MAX_EXPLAINED]
         attempts = [item.to_json() for pair in told for item in self._routing.tried(pair)]
         unreached = [high if low == self._own.rank else low for low, high in self._unreached]
         return {"type": "decided", "attempts": attempts, "unreached": unreached}
 
     def ways(self) -> List[Dict[str, Any]]:
-        """How the ranks of this host reach those of the hosts in this share."""
+        """Return how the ranks of this host reach those of the hosts in this share."""
         return self._routing.ways().get(self._own.host_index, [])
 
 

@@ -130,7 +130,7 @@ def checked_host(message: Message, version: str) -> str:
 
 
 def as_target(member: Located, addresses: Optional[Collection[str]] = None) -> Dict[str, Any]:
-    """What another rank needs in order to dial this one.
+    """Return what another rank needs in order to dial this one.
 
     Args:
         member: the rank to dial.

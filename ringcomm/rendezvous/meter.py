@@ -21,9 +21,9 @@ LIMIT_BYTES = BURST_BYTES + TAIL_BYTES
 """More is never sent in one measurement, each way."""
 LIMIT_S = 0.35
 """A measurement takes no longer if enough is known of one wire,"""
-LONGEST_S = 0.7
+MAX_S = 0.7
 """and no longer than this in any case: on a busy machine nothing may be known by then."""
-LEAST_S = 0.05
+MIN_S = 0.05
 """A wire is called slow after such a time at the earliest."""
 CLEARLY_SLOWER = 8.0
 """A wire that moved less than this part of another one's speed, with its burst, need not go on."""
@@ -31,7 +31,7 @@ _WINDOW_BYTES = 256 * 1024
 _WINDOW_S = 0.02
 _PACKET_BYTES = 64 * 1024
 """Within a machine, and from a shaper, segments arrive in pieces of this size."""
-_LEAST_ACKED_BYTES = 128 * 1024
+_MIN_ACKED_BYTES = 128 * 1024
 _TICK_S = 0.004
 """Systems count the time for which a connection is active in such steps."""
 
@@ -70,12 +70,12 @@ class Meter:
             self._first_behind = acked_bytes, active_us
         acked_bytes -= self._first_behind[0]
         active_us -= self._first_behind[1]
-        if acked_bytes >= _LEAST_ACKED_BYTES:
+        if acked_bytes >= _MIN_ACKED_BYTES:
             behind = acked_bytes / max(active_us * 1e-6, _TICK_S)
             self._told_behind = max(self._told_behind, min(rate, behind))
 
     def done(self, now_s: float) -> bool:
-        """Whether enough is known."""
+        """Return whether enough is known."""
         if self._tail is None:
             return False
         since_s, before = self._points[self._tail]
@@ -90,7 +90,7 @@ class Meter:
         return max(self._told, self._points[-1][1] / max(now_s - self._points[0][0], 1e-6))
 
     def rate(self, now_s: float) -> float:
-        """What it sustains, in bytes per second, as far as is known."""
+        """Return what it sustains, in bytes per second, as far as is known."""
         if self._tail is not None:
             return max(self._best_window(now_s), self._at_least(), self._told_behind)
         half_s = (self._points[0][0] + now_s) / 2  # what comes until then may be a burst
@@ -126,7 +126,7 @@ class Lap(NamedTuple):
     back: Meter
 
     def done(self, now_s: float) -> bool:
-        """Whether enough is known about both."""
+        """Return whether enough is known about both."""
         return self.there.done(now_s) and self.back.done(now_s)
 
     def rate(self, now_s: float) -> float:
@@ -139,11 +139,11 @@ class Lap(NamedTuple):
 
 
 def is_over(laps: Sequence[Lap], elapsed_s: float, now_s: float) -> bool:
-    """Whether a measurement of several wires at the same time has told which of them are fast."""
+    """Return whether a measurement of several wires at the same time has told which of them are fast."""
     going = [lap for lap in laps if not lap.done(now_s)]
-    if not going or elapsed_s >= (LIMIT_S if len(going) < len(laps) else LONGEST_S):
+    if not going or elapsed_s >= (LIMIT_S if len(going) < len(laps) else MAX_S):
         return True
-    if len(going) == len(laps) or elapsed_s < LEAST_S:
+    if len(going) == len(laps) or elapsed_s < MIN_S:
         return False
     best = max(lap.rate(now_s) for lap in laps if lap.done(now_s))
     return all(CLEARLY_SLOWER * lap.at_most(now_s) <= best for lap in going)

@@ -152,11 +152,11 @@ class NextView:
         return Decision(Step.FAIL, text=text, kind=kind)
 
     def _finished(self, last: View) -> bool:
-        """Whether a member of the last view has finished."""
+        """Return whether a member of the last view has finished."""
         return any(item.number in last.numbers for item in self._processes.among(Stage.LEFT))
 
     def _complete(self, last: View, size: int, waited_s: float) -> bool:
-        """Whether the first view has all processes that it waits for; later ones wait for none."""
+        """Return whether the first view has all processes that it waits for; later ones wait for none."""
         if last is not NO_VIEW or size >= self._limits.most:
             return True
         if waited_s >= self._limits.start_timeout_s - _ROUNDING_S:

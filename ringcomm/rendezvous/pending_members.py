@@ -95,7 +95,7 @@ class PendingMembers:
         return ordered
 
     def is_over(self, now_s: float) -> bool:
-        """Whether the start timeout has passed."""
+        """Return whether the start timeout has passed."""
         return self._since_s is not None and now_s >= self._since_s + self._start_timeout_s - _ROUNDING_S
 
     def timeout_text(self, again: bool, refused: str = "") -> Tuple[str, Optional[int]]:

@@ -10,7 +10,7 @@ from .processes import Process
 
 _PER_LIMIT = 6
 """How many pings a process gets within the time after which a silent one counts as failed."""
-_MOST_INTERVAL_S = 5.0
+_MAX_INTERVAL_S = 5.0
 _ROUNDING_S = 1e-3
 
 
@@ -30,7 +30,7 @@ class Pings:
         if self._at_s is not None or not processes:
             return []
         limits_s = (item.dead_after_s / _PER_LIMIT or math.inf for item in processes)
-        interval_s = min(_MOST_INTERVAL_S, *limits_s)
+        interval_s = min(_MAX_INTERVAL_S, *limits_s)
         self._at_s = now_s + interval_s
         return [*(Send(item.connection, {"type": "ping"}) for item in processes), Timer(interval_s)]
 

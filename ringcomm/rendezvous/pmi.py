@@ -17,7 +17,7 @@ from ..errors import StartTimeoutError, StartupError
 
 PIECE = 400
 """Longest value, in characters; mpirun allows 1024."""
-MOST_PIECES, LINE_BYTES = 256, 1 << 16
+MAX_PIECES, LINE_BYTES = 256, 1 << 16
 """Longer texts and lines are not what ringcomm has stored, or mpirun answers."""
 
 
@@ -55,7 +55,7 @@ class Pmi:
         """
         try:
             count = int(self._get(f"{key}-0", deadline), 16)
-            if not 0 <= count <= MOST_PIECES:
+            if not 0 <= count <= MAX_PIECES:
                 raise ValueError(count)
             pieces = [self._get(f"{key}-{number}", deadline) for number in range(1, count + 1)]
             return bytes.fromhex("".join(pieces)).decode()

@@ -129,7 +129,7 @@ class Processes:
         return [item for _, item in sorted(found)]
 
     def count(self, stage: Stage) -> int:
-        """How many processes are in this stage."""
+        """Return how many processes are in this stage."""
         return len(self._by_stage[stage])
 
     @property

@@ -20,7 +20,7 @@ from ..transport.secure import Encryption
 from ..wire.auth import Claim
 from ..wire.messages import MessageReader
 from .echo import BLOCK, READ_BYTES, REQUEST, acknowledged, check_echo, keep_queue_short
-from .meter import LEAST_S, LIMIT_BYTES, LONGEST_S, Lap, Meter, is_over
+from .meter import LIMIT_BYTES, MAX_S, MIN_S, Lap, Meter, is_over
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
@@ -100,9 +100,9 @@ class Race:
             runner.ask_system()
         laps = [runner.lap for runner in self._runners if runner.lap is not None]
         elapsed_s = now_s - self._start_s
-        if elapsed_s < LONGEST_S and (late or not is_over(laps, elapsed_s, now_s)):
+        if elapsed_s < MAX_S and (late or not is_over(laps, elapsed_s, now_s)):
             # After a time without a processor, first read and send what could not be meanwhile.
-            wait_s = _LOOK_S if elapsed_s < 2 * LEAST_S else 2 * _LOOK_S
+            wait_s = _LOOK_S if elapsed_s < 2 * MIN_S else 2 * _LOOK_S
             self._due_s = now_s + wait_s
             self._reactor.after(wait_s, self._look)
             return
@@ -189,7 +189,7 @@ class _Runner:
         self._reactor.watch(self._sock, READ | WRITE, self._run)
 
     def speed(self, now_s: float) -> Optional[Speed]:
-        """What is known by now."""
+        """Return what is known by now."""
         if self.lap is None:
             return None
         there, back = (meter.rate(now_s) / 1e6 for meter in self.lap)
@@ -240,7 +240,7 @@ class _Runner:
             self.lap.there.told(*acknowledged(self._sock))
 
     def _heads(self, data: bytes) -> List[Tuple[int, ...]]:
-        """What stands at the beginning of the blocks that begin in these bytes."""
+        """Return what stands at the beginning of the blocks that begin in these bytes."""
         found: List[Tuple[int, ...]] = []
         position = 0
         while position < len(data):

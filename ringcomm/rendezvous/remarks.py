@@ -7,7 +7,7 @@ from typing import List, Set
 from ..wire.messages import Message
 from .actions import Action, Notice
 
-_MOST_TOPICS = 16
+_MAX_TOPICS = 16
 """The most warnings that are passed on."""
 
 
@@ -29,7 +29,7 @@ class Remarks:
             detail = {name: message[name] for name in ("elapsed_s", "waited_s", "balanced")}
             return [Notice("usage", "", rank, detail=detail)]
         topic = str(message["topic"])
-        if topic in self._warned or len(self._warned) >= _MOST_TOPICS:
+        if topic in self._warned or len(self._warned) >= _MAX_TOPICS:
             return []
         self._warned.add(topic)
         return [Notice("warning", message["text"], detail={"topic": topic})]

@@ -114,7 +114,7 @@ class RootCauseAnalysis:
         return self._exits.keys()
 
     def exit_of(self, slot: Optional[Slot]) -> Optional[str]:
-        """How the process in this place ended, or None if it has not."""
+        """Return how the process in this place ended, or None if it has not."""
         exit_report = self._exits.get(slot) if slot is not None else None
         return exit_report[0] if exit_report is not None else None
 
@@ -275,7 +275,7 @@ class RootCauseAnalysis:
 
 
 def _with_less_data(doing: str) -> str:
-    """What a rank can do that has less data: calls without a name are PyTorch's, or need all ranks."""
+    """Return what a rank can do that has less data: calls without a name are PyTorch's, or need all ranks."""
     if "'" in doing:
         return "that has less data than others can call join()."
     return (

@@ -25,9 +25,9 @@ HostWire = FrozenSet[Tuple[str, str, str]]
 Known = Dict[FrozenSet[HostWire], List[Dict[HostWire, float]]]
 """By all wires between two hosts, the speed of each in MB/s, for every measurement."""
 
-MOST_WIRES = 6
+MAX_WIRES = 6
 """Between two hosts no more than so many are measured, the preferred ones."""
-MOST_TURNS = 12
+MAX_TURNS = 12
 """With more hosts than that, those that measure do not wait for each other."""
 
 
@@ -73,7 +73,7 @@ class Routing:
     ) -> None:
         self._leaders = {leader.rank: leader for leader in leaders}
         self._all_asked = pairs is None
-        self._crowd = pairs is not None or len(self._leaders) > MOST_TURNS
+        self._crowd = pairs is not None or len(self._leaders) > MAX_TURNS
         if pairs is None:
             pairs = list(itertools.combinations(self._leaders, 2))
         self._tried: Dict[Pair, List[Attempt]] = {pair: [] for pair in pairs}
@@ -82,7 +82,7 @@ class Routing:
                 found = self._tried.get((min(source, item.target), max(source, item.target)))
                 if found is not None:
                     found.append(item)
-        self._wires = {pair: candidates(tried)[:MOST_WIRES] for pair, tried in self._tried.items()}
+        self._wires = {pair: candidates(tried)[:MAX_WIRES] for pair, tried in self._tried.items()}
         self._measured = {pair: self._again(wires, known or {}) for pair, wires in self._wires.items()}
 
     def to_probe_again(self) -> Dict[int, List[Dict[str, Any]]]:
@@ -115,7 +115,7 @@ class Routing:
             self._wires.pop(pair)
 
     def tried(self, pair: Pair) -> List[Attempt]:
-        """What became of all attempts between two hosts."""
+        """Return what became of all attempts between two hosts."""
         return self._tried[pair]
 
     def wires(self, pair: Pair) -> List[Attempt]:
@@ -167,7 +167,7 @@ class Routing:
                     self._measured[pair][-1][wire_of(item)] = speed
 
     def _again(self, wires: Sequence[Attempt], known: Known) -> List[Dict[Wire, float]]:
-        """What was measured of the same wires before."""
+        """Return what was measured of the same wires before."""
         names = {self._host_wire(wire): wire for wire in map(wire_of, wires)}
         speeds = known.get(frozenset(names), ())
         return [{names[wire]: speed for wire, speed in found.items()} for found in speeds]
@@ -177,7 +177,7 @@ class Routing:
         return frozenset((leader.host, leader.machine, iface) for leader, iface in ends)
 
     def known(self) -> Known:
-        """What has been measured, for later generations."""
+        """Return what has been measured, for later generations."""
         return {
             frozenset(self._host_wire(wire_of(item)) for item in self._wires[pair]): [
                 {self._host_wire(wire): speed for wire, speed in found.items()} for found in speeds

@@ -9,7 +9,7 @@ from typing import Iterator, List, NamedTuple, Sequence, Tuple
 COLOURS = ("#d1495b", "#2e4057", "#66a182", "#edae49", "#6c8ead", "#9467bd", "#8c564b", "#17becf", "#7f7f7f",
            "#bcbd22", "#e377c2")  # fmt: skip
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 790, 400, 64, 266, 40, 54
-_MOST_TICKS = 12
+_MAX_TICKS = 12
 
 
 class Line(NamedTuple):
@@ -115,7 +115,7 @@ def _legend(number: int, line: Line, colour: str, dash: str) -> List[str]:
 
 def _ticks(xs: Sequence[float]) -> List[float]:
     """Those of the values, which are ascending, that stand far enough from the one before."""
-    apart = (log2(xs[-1]) - log2(xs[0])) / _MOST_TICKS
+    apart = (log2(xs[-1]) - log2(xs[0])) / _MAX_TICKS
     found = list(xs[:1])
     for x in xs[1:]:
         if log2(x) - log2(found[-1]) >= apart:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ..collective.codec_rates import CODECS, CODING_BYTE_S
-from ..configuration.parsing import MOST_RANKS
+from ..configuration.parsing import MAX_RANKS
 from ..errors import ConfigError
 from ..schedule.closed_form import Cost, best_method, reduce_cost
 from ..schedule.machine import Machine, Method, grid, link_byte_s
@@ -143,8 +143,8 @@ def predict(
             "local_steps at least 2."
         )
     counts = list(ranks) if isinstance(ranks, Iterable) else []
-    if not counts or not all(_whole(count, 1) and count <= MOST_RANKS for count in counts):
-        raise ConfigError(f"predict: ranks={ranks!r}: a list of numbers of ranks, from 1 to {MOST_RANKS}.")
+    if not counts or not all(_whole(count, 1) and count <= MAX_RANKS for count in counts):
+        raise ConfigError(f"predict: ranks={ranks!r}: a list of numbers of ranks, from 1 to {MAX_RANKS}.")
     if price is not None and not _all_between(0.0, price):
         raise ConfigError("predict: the price of a machine per hour is positive.")
     if price is not None and not batch:
@@ -165,7 +165,7 @@ def predict(
 
 
 def _all_between(least: float, *values: Number) -> bool:
-    """Whether all are finite numbers above the least."""
+    """Return whether all are finite numbers above the least."""
     try:
         return all(least < value < float("inf") for value in values)
     except TypeError:
@@ -177,7 +177,7 @@ def _whole(value: Number, least: int) -> bool:
 
 
 def _are_times(values: Sequence[Number], count: int) -> bool:
-    """Whether these are so many finite numbers of seconds, in ascending order and not negative."""
+    """Return whether these are so many finite numbers of seconds, in ascending order and not negative."""
     try:
         fit = all(0.0 <= value < float("inf") for value in values)
         return fit and len(values) == count and sorted(values) == list(values)
@@ -232,7 +232,7 @@ def _methods(
     count: int, places: Sequence[int], nbytes: int, machine: Machine, local_steps: int,
     measured_byte_s: Mapping[str, float],
 ) -> List[Method]:  # fmt: skip
-    """What is compared for a number of ranks; ringcomm's choice comes first."""
+    """Return what is compared for a number of ranks; ringcomm's choice comes first."""
     best = best_method(nbytes, machine, places)
     found = [best]
     if count < 2:

@@ -161,7 +161,7 @@ def workload_of(own: Measured, compute_s: Sequence[float], bucket_bytes: int) ->
 
 
 def description(own: Measured, compute_s: Sequence[float], hosts: Sequence[str], expected_s: float) -> str:
-    """What was measured, in one line.
+    """Return what was measured, in one line.
 
     Args:
         own: this rank's steps.
@@ -194,7 +194,7 @@ def doubt(
     hosts: Sequence[str],
     expected_s: float,
 ) -> Tuple[str, str]:
-    """What there is to say first if the model is wrong for the ranks that were measured.
+    """Return what there is to say first if the model is wrong for the ranks that were measured.
 
     Args:
         own: this rank's steps.

@@ -120,7 +120,7 @@ def best_method(nbytes: float, machine: Machine, ranks: Sequence[int], codec: st
 
 
 def _senders(method: Method, ranks: Sequence[int]) -> int:
-    """How many hosts send to one at the same time."""
+    """Return how many hosts send to one at the same time."""
     return 1 if method.kind == "ring" else len(ranks) - (not method.dedicated)
 
 
@@ -196,7 +196,7 @@ def _slowest_hop_s(load: _Load, sent: float, machine: Machine, ranks: Sequence[i
 
 
 def _latency_s(load: _Load, machine: Machine, ranks: Sequence[int], piece: float) -> float:
-    """What the longest chain of messages adds to the time of the streams.
+    """Return what the longest chain of messages adds to the time of the streams.
 
     A rank passes on a chunk after its first segment. While the rest of the chunk is on the wire the next hop
     works, so only what a hop takes longer than its chunk counts. With two hops interfaces are busy all the

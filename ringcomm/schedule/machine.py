@@ -119,7 +119,7 @@ class Method(NamedTuple):
 
 
 def grid(ranks: int, slots: Optional[Sequence[int]]) -> Tuple[int, ...]:
-    """How many ranks each host has; further hosts have as many as the last one.
+    """Return how many ranks each host has; further hosts have as many as the last one.
 
     >>> grid(5, [2])
     (2, 2, 1)

@@ -27,20 +27,20 @@ from .direct import MAX_RANKS, all_gather_spans, reduce_scatter_spans
 from .registry import Algorithm, register
 from .steps import Bounds, Schedule
 
-_LEAST_BLOCK_ITEMS = 1 << 18
+_MIN_BLOCK_ITEMS = 1 << 18
 """Of all ranks' chunks together: 1 MB of float32. Below, the cost of each copy shows (some 30 us)."""
-_MOST_BLOCKS = 32
-_MOST_PARTS = 256
+_MAX_BLOCKS = 32
+_MAX_PARTS = 256
 """Blocks times ranks: the time to prepare a schedule grows with the square of its length."""
 
 
 def blocks_of(count: int, size: int) -> int:
-    """How many blocks an all-reduce of ``count`` elements is cut into.
+    """Return how many blocks an all-reduce of ``count`` elements is cut into.
 
     >>> blocks_of(1000, 2), blocks_of(1 << 24, 2), blocks_of(1 << 24, 16)
     (1, 32, 16)
     """
-    return max(1, min(count // _LEAST_BLOCK_ITEMS, _MOST_BLOCKS, _MOST_PARTS // size))
+    return max(1, min(count // _MIN_BLOCK_ITEMS, _MAX_BLOCKS, _MAX_PARTS // size))
 
 
 def all_reduce(rank: int, size: int, bounds: Bounds, blocks: int) -> Schedule:

@@ -41,7 +41,7 @@ OVERSUBSCRIBED_RING_BYTES = 2 * 1024 * 1024
 send through sockets: a rank then has one stream each way, and what is in flight stays in the cache. Four
 ranks on two cores over TCP: 4 MB 5.4 -> 3.4 ms, 16 MB 24 -> 19, 64 MB 88 -> 72; the same below 2 MB."""
 
-_SMALLEST_CLASS = 7  # up to 127 bytes all is the same
+_MIN_CLASS = 7  # up to 127 bytes all is the same
 _CACHED_SCHEDULES = 1024  # a training step uses a handful of different lengths for each collective
 
 Pose = Callable[[str, int, int], Problem]
@@ -226,7 +226,7 @@ class Selector:
         self, collective: str, rule: str, count: int, item_bytes: int, single: bool, pose: Pose
     ) -> str:
         """The algorithm for all calls of this size class, from the first one on."""
-        size_class = max((count * item_bytes).bit_length(), _SMALLEST_CLASS)
+        size_class = max((count * item_bytes).bit_length(), _MIN_CLASS)
         key = (collective, size_class, single)
         name = self._chosen.get(key)
         if name is None:
@@ -282,7 +282,7 @@ def _describe(model: CostModel) -> str:
 
 
 def _explain(collective: str, size_class: int, single: bool, name: str, costs: Dict[str, float]) -> str:
-    low = 0 if size_class == _SMALLEST_CLASS else 1 << (size_class - 1)
+    low = 0 if size_class == _MIN_CLASS else 1 << (size_class - 1)
     what = f"{collective} of {low} to {(1 << size_class) - 1} bytes"
     what += ", all contributions at once" if single else ""
     if not costs:

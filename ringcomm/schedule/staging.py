@@ -22,8 +22,8 @@ from .streams import Schedules
 
 Span = Tuple[int, int]
 
-LEAST_PIECE_BYTES = 256 * 1024
-MOST_PIECE_BYTES = 8 * 1024 * 1024
+MIN_PIECE_BYTES = 256 * 1024
+MAX_PIECE_BYTES = 8 * 1024 * 1024
 ALIGNED_BYTES = 64 * 1024
 """Pieces are multiples of this, so that every element type fits."""
 
@@ -49,7 +49,7 @@ class Copies(NamedTuple):
 
 
 def plan_copies(schedule: Sequence[Step], results: Sequence[Span]) -> Copies:
-    """What a rank whose array is on a device must copy.
+    """Return what a rank whose array is on a device must copy.
 
     Args:
         schedule: the rank's steps.
@@ -137,4 +137,4 @@ def piece_bytes(nbytes: int, byte_s: float, overhead_s: float) -> int:
     """
     best = sqrt(nbytes * overhead_s / (2.0 * byte_s))
     whole = int(best) // ALIGNED_BYTES * ALIGNED_BYTES
-    return max(LEAST_PIECE_BYTES, min(MOST_PIECE_BYTES, whole))
+    return max(MIN_PIECE_BYTES, min(MAX_PIECE_BYTES, whole))

@@ -190,7 +190,7 @@ def _content(descriptor: int, limit_bytes: int) -> bytes:
 
 
 def read_file(path: Path, limit_bytes: int) -> bytes:
-    """What a file holds that the user has named, up to this length; its owner does not matter.
+    """Return what a file holds that the user has named, up to this length; its owner does not matter.
 
     Raises:
         OSError: it cannot be read, or it is a FIFO, a device or a directory.
@@ -204,7 +204,7 @@ def read_file(path: Path, limit_bytes: int) -> bytes:
 
 
 def read_private(path: Path, limit_bytes: int) -> bytes:
-    """What a file with a secret holds, up to this length.
+    """Return what a file with a secret holds, up to this length.
 
     It belongs to this user, and no other user may read or write it; or to the administrator, and then a
     group may read it (that this user is in, or it could not be read).
@@ -253,7 +253,7 @@ def open_at(folder: int, name: str) -> int:
 
 
 def read_at(folder: int, name: str, limit_bytes: int = 1 << 40) -> bytes:
-    """What a file of code in a folder holds, up to this length; no link is followed.
+    """Return what a file of code in a folder holds, up to this length; no link is followed.
 
     Args:
         folder, name: see :func:`open_at`.

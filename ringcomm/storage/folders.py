@@ -34,7 +34,7 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def is_ours(facts: os.stat_result) -> bool:
-    """Whether a file belongs to this user, or to the administrator."""
+    """Return whether a file belongs to this user, or to the administrator."""
     return facts.st_uid in (os.geteuid(), 0)
 
 
@@ -103,7 +103,7 @@ def _proc() -> int:
 
 
 def _is_systems(facts: os.stat_result, around: os.stat_result) -> bool:
-    """Whether the owner of ``/`` has it in a folder of its own.
+    """Return whether the owner of ``/`` has it in a folder of its own.
 
     A container without root shows that owner under another number, and other users of the host as well; these
     have no file in a folder that only its owner can write.
@@ -280,7 +280,7 @@ def new_folder(folder: int, prefix: str) -> str:
 
 
 def owned_names(folder: int, pattern: Pattern[str]) -> List[Tuple[str, os.stat_result]]:
-    """What this user has in a folder under names that match, with its facts, the latest first.
+    """Return what this user has in a folder under names that match, with its facts, the latest first.
 
     Args:
         folder: descriptor of the folder.

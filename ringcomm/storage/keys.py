@@ -15,7 +15,7 @@ from typing import Dict, Optional, Tuple
 from ..errors import ConfigError
 from .files import Exposed, read_private
 
-_MOST_KEY_BYTES = 16384
+_MAX_KEY_BYTES = 16384
 _STDERR = 2
 _PEM = "-----BEGIN "
 _keys_from_pipes: Dict[int, bytes] = {}
@@ -62,7 +62,7 @@ def read_key(descriptor: Optional[int], file: str, text: str) -> Tuple[bytes, st
 def _read_key_file(file: str) -> str:
     """The text of a file of this user or of the administrator that no other user can read."""
     try:
-        return read_private(file, _MOST_KEY_BYTES).decode("ascii", "replace")
+        return read_private(file, _MAX_KEY_BYTES).decode("ascii", "replace")
     except Exposed as problem:
         raise ConfigError(
             f"The key file {file} is refused: {problem.strerror}, so other users of this machine may have "
@@ -76,12 +76,12 @@ def _read_descriptor(descriptor: int) -> bytes:
     if descriptor > _STDERR:
         os.set_inheritable(descriptor, False)  # programs that this process starts have no use for the key
     try:
-        return os.pread(descriptor, _MOST_KEY_BYTES, 0)
+        return os.pread(descriptor, _MAX_KEY_BYTES, 0)
     except OSError as problem:
         if problem.errno != errno.ESPIPE:
             raise
     # A key is far shorter than what a pipe passes on in one piece, so one read has all of it.
-    fresh = b"" if descriptor in _keys_from_pipes else os.read(descriptor, _MOST_KEY_BYTES)
+    fresh = b"" if descriptor in _keys_from_pipes else os.read(descriptor, _MAX_KEY_BYTES)
     return _keys_from_pipes.setdefault(descriptor, fresh)
 
 

@@ -232,7 +232,7 @@ def size_op(process_set_id: int = 0, name: Optional[str] = None) -> tf.Tensor:
 
 
 def process_set_included_op(process_set_id: int = 0, name: Optional[str] = None) -> tf.Tensor:
-    """Whether this rank belongs to a process set, as an operation that reads it each time it runs.
+    """Return whether this rank belongs to a process set, as an operation that reads it each time it runs.
 
     Args:
         process_set_id: of the process set; 0 is all ranks.

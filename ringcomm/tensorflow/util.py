@@ -32,5 +32,5 @@ def refs_to_vars(refs: Any) -> Any:
 
 
 def _executing_eagerly() -> bool:
-    """Whether TensorFlow is in eager mode."""
+    """Return whether TensorFlow is in eager mode."""
     return bool(tf.executing_eagerly())

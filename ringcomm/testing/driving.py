@@ -50,12 +50,12 @@ def send_all(link: Link, data: bytes) -> None:
 
 
 def left(views: Sequence[memoryview]) -> bool:
-    """Whether any of the views has bytes."""
+    """Return whether any of the views has bytes."""
     return any(view.nbytes for view in views)
 
 
 def after(views: Sequence[memoryview], count: int) -> List[memoryview]:
-    """What remains of the views after so many bytes."""
+    """Return what remains of the views after so many bytes."""
     assert 0 <= count <= sum(view.nbytes for view in views)
     remaining = []
     for view in views:
@@ -137,7 +137,7 @@ def closed(action: Callable[[], int]) -> LinkClosed:
 
 
 def arrived(fabric: Fabric) -> bool:
-    """Whether a byte has arrived, which this takes."""
+    """Return whether a byte has arrived, which this takes."""
     return fabric.link(1 - fabric.rank).recv([memoryview(bytearray(1))]) == 1
 
 

@@ -79,15 +79,15 @@ class _Direction:
         self.left_bytes = self._cut.after_bytes if self._cut is not None else None
 
     def has_broken(self) -> bool:
-        """Whether the link breaks now."""
+        """Return whether the link breaks now."""
         return self.left_bytes == 0 and self._cut is not None and not self._cut.silent
 
     def swallows(self) -> bool:
-        """Whether what is sent now gets lost."""
+        """Return whether what is sent now gets lost."""
         return self.left_bytes == 0 and self._cut is not None and self._cut.silent and not self._cut.turns
 
     def allowed(self, wanted_bytes: int) -> int:
-        """How many bytes the next call may move; 0: it would block."""
+        """Return how many bytes the next call may move; 0: it would block."""
         if self._turns.now < self._asleep_until:
             return 0
         if self.left_bytes == 0 and self._cut is not None and self._cut.turns:
@@ -156,11 +156,11 @@ class FaultyLink(Link):
         return self._link.settled()
 
     def readable(self) -> bool:
-        """Whether :meth:`recv` has something to say, faults aside. For simulations."""
+        """Return whether :meth:`recv` has something to say, faults aside. For simulations."""
         return self._broken or self._link.readable()  # type: ignore[attr-defined]
 
     def writable(self) -> bool:
-        """Whether :meth:`send` has something to say, faults aside. For simulations."""
+        """Return whether :meth:`send` has something to say, faults aside. For simulations."""
         return self._broken or self._link.writable()  # type: ignore[attr-defined]
 
     def revoke(self) -> None:
@@ -205,7 +205,7 @@ class FaultyFabric(Fabric):
         self._fabric.wake()
 
     def take_held_back(self) -> bool:
-        """Whether a link was held back by a fault since this was last asked."""
+        """Return whether a link was held back by a fault since this was last asked."""
         held_back = [link for link in self._links.values() if link.held_back]
         for link in held_back:
             link.held_back = False

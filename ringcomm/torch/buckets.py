@@ -207,7 +207,7 @@ class FlatBucket(Bucket):
         return stop if self._residuals is None else -(-stop // BLOCK_ITEMS) * BLOCK_ITEMS
 
     def _own_residuals(self) -> Sequence[Array]:
-        """What the last reduction has lost, for the engine to add and to replace."""
+        """Return what the last reduction has lost, for the engine to add and to replace."""
         if self._residuals is None:
             return ()
         if self._feedback is None:
@@ -311,7 +311,7 @@ class FlatBucket(Bucket):
         return self._flat
 
     def _is_reusable(self, flat: torch.Tensor) -> bool:
-        """Whether the memory may be overwritten.
+        """Return whether the memory may be overwritten.
 
         A tensor that is still a parameter's ``.grad`` may be: gradients change in place. After
         ``zero_grad(set_to_none=True)`` the program may hold references to the old gradients.

@@ -75,7 +75,7 @@ class PowerBucket(FlatBucket):
 
 
 def codec_of(parameter: torch.Tensor, compression: Any) -> str:
-    """How the gradient of a parameter is sent; see :func:`ringcomm._adapter.compression.codec_for`."""
+    """Return how the gradient of a parameter is sent; see :func:`ringcomm._adapter.compression.codec_for`."""
     return codec_for(compression, str(parameter.dtype).rpartition(".")[2], parameter.shape)
 
 

@@ -283,7 +283,7 @@ def sparse_allreduce_async(
 
 
 def poll(handle: AnyHandle) -> bool:
-    """Whether an operation is done, so that :func:`synchronize` would not wait.
+    """Return whether an operation is done, so that :func:`synchronize` would not wait.
 
     Args:
         handle: from one of the asynchronous collectives.

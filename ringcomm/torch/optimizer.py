@@ -141,7 +141,7 @@ class _Distributed:
         return [(name, bytes_of(item)) for item, name in self._parameter_names.items()]
 
     def _may_put_off(self) -> bool:
-        """Whether a :class:`~.cross_barrier.CrossBarrier` may make this step's updates later."""
+        """Return whether a :class:`~.cross_barrier.CrossBarrier` may make this step's updates later."""
         return self._barrier is not None and self._reducer.may_detach and not has_step_hooks(self)
 
     def register_step_pre_hook(self, hook: Any) -> Any:

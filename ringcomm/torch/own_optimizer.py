@@ -29,7 +29,7 @@ def no_copies(optimizer: Any, protocol: Any) -> Any:
 
 
 def has_step_hooks(optimizer: Any) -> bool:
-    """Whether anything is called before or after each step, for this optimizer or for all."""
+    """Return whether anything is called before or after each step, for this optimizer or for all."""
     common, names = vars(sys.modules[torch.optim.Optimizer.__module__]), ("pre", "post")
     return any(getattr(optimizer, f"_optimizer_step_{name}_hooks", None) for name in names) or any(
         common.get(f"_global_optimizer_{name}_hooks") for name in names

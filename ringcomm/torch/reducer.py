@@ -97,7 +97,7 @@ class GradientReducer:
         self._included = included_in(self.reduction.process_set)
 
     def active(self) -> bool:
-        """Whether there are other ranks to reduce with, in the current job, or steps to be counted."""
+        """Return whether there are other ranks to reduce with, in the current job, or steps to be counted."""
         if api.context() is not self._context:
             is_first = self._context is None
             self._read_context()
@@ -106,7 +106,7 @@ class GradientReducer:
         return self._included and (self._context.size > 1 or self.reduction.weight is not None)
 
     def _take_choice(self) -> bool:
-        """Whether what chooses the compression has chosen another one: then buckets are made anew."""
+        """Return whether what chooses the compression has chosen another one: then buckets are made anew."""
         if self._auto is None or self._auto.current() is self.reduction.compression:
             return False
         self.reduction = self.reduction._replace(compression=self._auto.chosen)

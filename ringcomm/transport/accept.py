@@ -60,7 +60,7 @@ _CLOSED = "it closed the connection before it had proven anything"
 
 
 def _places() -> int:
-    """How many connections may be unauthenticated at a time in this process."""
+    """Return how many connections may be unauthenticated at a time in this process."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_HALF_OPEN if descriptors < 0 else min(MAX_HALF_OPEN, max(1, descriptors // 4))
 

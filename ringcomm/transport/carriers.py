@@ -26,7 +26,7 @@ import numpy as np
 
 from ..wire.frames import HEADER_BYTES
 from .base import LinkClosed
-from .huge_pages import LEAST_BYTES
+from .huge_pages import MIN_BYTES
 from .process_memory import RING_MOST_BYTES, Lease, PeerMemory, ReadingLink
 from .ring import MASK, RING_BYTES, Ring
 from .shm import PIECE_BYTES
@@ -34,7 +34,7 @@ from .shm import PIECE_BYTES
 LENGTHS = tuple(kib * 1024 for kib in (256, 512, 1024, 2048, 4096, 8192))
 """Those that are measured, in bytes: an octave from one to the next."""
 _TRIES = 4
-_LONGEST_S = 0.1
+_MAX_S = 0.1
 """After that, larger sizes are not measured any more: a small board needs so long for the smaller ones."""
 _ANOTHER_CORE_COSTS = 0.37
 """By how much (as a logarithm) shared memory must be faster: here one core copies into the ring and takes
@@ -104,14 +104,14 @@ def _ends() -> List[ReadingLink]:
 
 def _buffer(length: int) -> memoryview:
     """Memory like that of a collective in which so much goes to one peer: large buffers lie on huge pages."""
-    whole = np.ones(max(length, LEAST_BYTES if 2 * length >= LEAST_BYTES else 0) // 4, np.float32)
+    whole = np.ones(max(length, MIN_BYTES if 2 * length >= MIN_BYTES else 0) // 4, np.float32)
     return whole.view(np.uint8)[:length].data
 
 
 def _compare(sender: ReadingLink, receiver: ReadingLink) -> int:
     """Up to how many bytes shared memory is better for an all-reduce, which adds as much as it overwrites."""
     gains: List[float] = []
-    until_s = time.perf_counter() + _LONGEST_S
+    until_s = time.perf_counter() + _MAX_S
     for length in LENGTHS:
         if len(gains) > 2 and time.perf_counter() > until_s:
             break
@@ -226,7 +226,7 @@ def _pass(sender: ReadingLink, receiver: ReadingLink, source: memoryview, taker:
 
 
 def _after(views: Sequence[memoryview], count: int) -> Sequence[memoryview]:
-    """What is left of the views behind the first so many bytes."""
+    """Return what is left of the views behind the first so many bytes."""
     if count < views[0].nbytes:
         return (views[0][count:], *views[1:])
     return _after(views[1:], count - views[0].nbytes) if len(views) > 1 else ()

@@ -25,7 +25,7 @@ NO_DESCRIPTORS_S = 0.1
 
 
 def is_local(address: str) -> bool:
-    """Whether an address names a Unix socket of this host: ``@`` and a name without a file."""
+    """Return whether an address names a Unix socket of this host: ``@`` and a name without a file."""
     return address.startswith("@")
 
 
@@ -278,7 +278,7 @@ def trust(sock: socket.socket) -> None:
 
 
 def _connected_to_itself(sock: socket.socket) -> bool:
-    """Whether TCP's simultaneous open connected the socket to itself.
+    """Return whether TCP's simultaneous open connected the socket to itself.
 
     Dialling a free ephemeral port of this very machine does that once in a while.
     """

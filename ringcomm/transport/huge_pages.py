@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
 HUGE_BYTES = 2 * 1024 * 1024
-LEAST_BYTES = 4 * 1024 * 1024
+MIN_BYTES = 4 * 1024 * 1024
 """Smaller buffers may hold no whole huge page."""
 USES = 3
 _COLLAPSE = 25  # MADV_COLLAPSE
@@ -49,7 +49,7 @@ class HugePages:
         self.moved_bytes = 0
 
     def use(self, address: int, nbytes: int) -> None:
-        """A buffer of at least :data:`LEAST_BYTES` is used. What its pages hold stays the same."""
+        """A buffer of at least :data:`MIN_BYTES` is used. What its pages hold stays the same."""
         if self._madvise is None:
             return
         uses = self._uses.pop((address, nbytes), 0) + 1

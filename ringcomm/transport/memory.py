@@ -73,11 +73,11 @@ class MemoryLink(Link):
             return given
 
     def readable(self) -> bool:
-        """Whether :meth:`recv` would return bytes or raise. For simulations, which cannot sleep."""
+        """Return whether :meth:`recv` would return bytes or raise. For simulations, which cannot sleep."""
         return bool(self._inward.bytes) or self._inward.closed or self._outward.closed
 
     def writable(self) -> bool:
-        """Whether :meth:`send` would take bytes or raise. For simulations, which cannot sleep."""
+        """Return whether :meth:`send` would take bytes or raise. For simulations, which cannot sleep."""
         full = len(self._outward.bytes) >= self._outward.capacity_bytes
         return not full or self._outward.closed or self._inward.closed
 

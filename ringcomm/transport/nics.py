@@ -73,11 +73,11 @@ class InterfaceFilter:
             target.append(pattern)
 
     def names(self, name: str, address: str) -> bool:
-        """Whether this address was asked for, not only not excluded."""
+        """Return whether this address was asked for, not only not excluded."""
         return any(_matches(pattern, name, address) for pattern in self._wanted)
 
     def allows(self, name: str, address: str) -> bool:
-        """Whether this address of this interface may be used."""
+        """Return whether this address of this interface may be used."""
         if any(_matches(pattern, name, address) for pattern in self._unwanted):
             return False
         return not self._wanted or self.names(name, address)
@@ -144,7 +144,7 @@ def _listed() -> List[Listed]:
 
 
 def listed_by_linux(root: str = "/") -> List[Listed]:
-    """What Linux itself says of all addresses, without psutil.
+    """Return what Linux itself says of all addresses, without psutil.
 
     Args:
         root: where the system's files are read.

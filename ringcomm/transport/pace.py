@@ -22,12 +22,12 @@ from .tcp import SocketLink
 
 QUARTER = 0.25
 """A link below this part of what it was chosen for is slow."""
-MOST_EXPECTED_MB_PER_S = 200.0
+MAX_EXPECTED_MB_PER_S = 200.0
 """Above this, processors decide how fast a link is as often as the network."""
 _LOOKS = 3
-_LEAST_BYTES = 256 * 1024
+_MIN_BYTES = 256 * 1024
 """Between two looks that count."""
-_MOST_HELD = 0.25
+_MAX_HELD = 0.25
 _FULL = 0.5
 """Segments of at least this part of the largest size are those of long messages."""
 _TCP_INFO = struct.Struct("@7xB8xI100xQ16xII4xIQQQ")
@@ -59,7 +59,7 @@ class Expected(NamedTuple):
         return cls(peer, float(measured[iface]), iface, others) if others and iface in measured else None
 
     def complaint(self, mb_per_s: float, shared: int = 1) -> str:
-        """What is wrong if the link has this speed: what to use instead; empty if nothing is.
+        """Return what is wrong if the link has this speed: what to use instead; empty if nothing is.
 
         As in the choice when the job started, the other network must be much faster than this one is now.
 
@@ -67,7 +67,7 @@ class Expected(NamedTuple):
             mb_per_s: what the link carries.
             shared: how many streams may share the interface at the same time.
         """
-        enough = min(self.mb_per_s, MOST_EXPECTED_MB_PER_S) * QUARTER / shared
+        enough = min(self.mb_per_s, MAX_EXPECTED_MB_PER_S) * QUARTER / shared
         better = [(speed, name) for name, speed in self.others if speed >= OTHER_KIND_RATIO * mb_per_s]
         return max(better)[1] if better and mb_per_s < enough else ""
 
@@ -114,7 +114,7 @@ def counted(sock: socket.socket) -> Optional[Counted]:
 
 
 def delivered(fabric: Fabric) -> Dict[int, Tuple[int, float]]:
-    """What the TCP connections of a fabric have delivered, as the system counts it.
+    """Return what the TCP connections of a fabric have delivered, as the system counts it.
 
     Returns:
         by peer, the bytes that have arrived there, and for how many seconds some were on their way while the
@@ -154,14 +154,14 @@ class Paces:
         self._slow: Dict[int, int] = {}
 
     def look(self) -> List[str]:
-        """What there is to say, a line for each link."""
+        """Return what there is to say, a line for each link."""
         said = []
         for peer, expected in list(self._expected.items()):
             now = self._read(peer)
             before = self._last.setdefault(peer, list(now))
             known = []
             for index, (then, seen) in enumerate(zip(list(before), now)):
-                if then is None or seen is None or seen.acked_bytes - then.acked_bytes >= _LEAST_BYTES:
+                if then is None or seen is None or seen.acked_bytes - then.acked_bytes >= _MIN_BYTES:
                     before[index] = seen
                     known += _speed(then, seen)
             if not known:
@@ -180,7 +180,7 @@ def _speed(before: Optional[Counted], now: Optional[Counted]) -> List[float]:
         return []
     moved, busy_us = now.acked_bytes - before.acked_bytes, now.busy_us - before.busy_us
     held_us = now.held_us - before.held_us
-    if now.idle or not now.unsent_bytes or held_us > _MOST_HELD * busy_us:
+    if now.idle or not now.unsent_bytes or held_us > _MAX_HELD * busy_us:
         return []
     if moved < _FULL * now.segment_bytes * (now.segments - before.segments):
         return []

@@ -33,7 +33,7 @@ from .ring import (
     LOANS,
     LOANS_READ,
     MASK,
-    MOST_LOANS,
+    MAX_LOANS,
     READER_STATE,
     RETURNED,
     WRITER_STATE,
@@ -78,7 +78,7 @@ _readv = _find()
 
 
 def available() -> bool:
-    """Whether this system has the call at all."""
+    """Return whether this system has the call at all."""
     return _readv is not None
 
 
@@ -159,7 +159,7 @@ class PeerMemory:
         raise OSError(number, os.strerror(number))
 
     def _valid(self) -> bool:
-        """Whether the lease is valid.
+        """Return whether the lease is valid.
 
         Raises:
             OSError: as :meth:`read`.
@@ -232,7 +232,7 @@ class ReadingLink(SharedLink):
         return self._send_through_ring(views, length)
 
     def _take_back(self) -> int:
-        """How many of the lent bytes the other end has read since the last time."""
+        """Return how many of the lent bytes the other end has read since the last time."""
         words = self._out_words
         ended = not self._open or words[READER_STATE] == CLOSED
         if ended:
@@ -256,10 +256,10 @@ class ReadingLink(SharedLink):
             if skip >= data.nbytes:
                 skip -= data.nbytes
                 continue
-            if (loans - words[LOANS_READ]) & MASK >= MOST_LOANS:
+            if (loans - words[LOANS_READ]) & MASK >= MAX_LOANS:
                 break
             data, skip = data[skip:], 0
-            place = LOANS + 2 * (loans % MOST_LOANS)
+            place = LOANS + 2 * (loans % MAX_LOANS)
             words[place], words[place + 1] = address_of(data), data.nbytes
             loans = (loans + 1) & MASK
             self._lent += data.nbytes
@@ -293,7 +293,7 @@ class ReadingLink(SharedLink):
         """Read the front of what has been lent into the view; how many bytes, 0 if it has been revoked."""
         words = self._in_words
         self._order()  # of what was seen to be lent, and the place of it
-        place = LOANS + 2 * (self._loans_read % MOST_LOANS)
+        place = LOANS + 2 * (self._loans_read % MAX_LOANS)
         address, length = words[place], words[place + 1]
         count = min(view.nbytes, length - self._loan_read, _READ_MOST_BYTES)
         if count <= 0:

@@ -13,7 +13,7 @@ from .secure import SecureSocket
 
 Callback = Callable[[], None]
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-_LONGEST_WAIT_S = 3600.0
+_MAX_WAIT_S = 3600.0
 
 
 class Watchable(Protocol):
@@ -59,7 +59,7 @@ class Reactor:
         """Wait for at most ``timeout_s`` seconds, and run the callbacks that are due."""
         if self._alarms:
             timeout_s = min(timeout_s, max(0.0, self._alarms[0][0] - monotonic()))
-        timeout_s = min(timeout_s, _LONGEST_WAIT_S)  # select() takes no infinity
+        timeout_s = min(timeout_s, _MAX_WAIT_S)  # select() takes no infinity
         held = self._with_bytes_held()
         ready = [key for key, _ in self._selector.select(0.0 if held else timeout_s)]
         for key in ready + [key for key in held if key not in ready]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-_MOST_KINDS = 64
+_MAX_KINDS = 64
 """So many origins and reasons are counted apart; unauthenticated peers must not fill the memory."""
 
 
@@ -23,7 +23,7 @@ class Refusals:
         """One more connection from there was turned away."""
         self.total += 1
         kind = f"{origin}: {reason}"
-        if kind in self._kinds or len(self._kinds) < _MOST_KINDS:
+        if kind in self._kinds or len(self._kinds) < _MAX_KINDS:
             self._kinds[kind] += 1
 
     def clear(self) -> None:

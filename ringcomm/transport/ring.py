@@ -33,7 +33,7 @@ LENT, LOANS_READ, RETURNED = 4 * _LINES, 5 * _LINES, 6 * _LINES
 """How many pieces of its own memory the writer has lent, how many and how many bytes have been read."""
 LOANS = 7 * _LINES
 """From here on two words for each piece that is lent, its address and its length, in turns."""
-MOST_LOANS = 16
+MAX_LOANS = 16
 MASK = 2 * sys.maxsize + 1
 """Words count up to here and then from 0 again. What is outstanding at any time is much less."""
 CLOSED = MASK

@@ -32,7 +32,7 @@ decide, and the other wire may have been slow for lack of one."""
 SLOW_FOR_A_WIRE_MB_PER_S = 11.0
 """Less than 100 Mbit/s. One measurement that prefers such a wire to another kind is not enough: on a busy
 machine the other one may have looked as slow."""
-MOST_MEASUREMENTS = 3
+MAX_MEASUREMENTS = 3
 
 
 class Attempt(NamedTuple):
@@ -150,7 +150,7 @@ def choose(wires: Sequence[Attempt], measured: Sequence[Mapping[Wire, float]]) -
     for vote in votes:
         if votes.count(vote) > 1:
             return vote
-    return min(votes) if len(votes) >= MOST_MEASUREMENTS else None
+    return min(votes) if len(votes) >= MAX_MEASUREMENTS else None
 
 
 def _fastest(wires: Sequence[Attempt], speeds: Mapping[Wire, float]) -> int:

@@ -42,7 +42,7 @@ class SecureSocket(socket.socket):
         raise NotImplementedError
 
     def buffered(self) -> bool:
-        """Whether a receive may return bytes that have left the system's buffers already.
+        """Return whether a receive may return bytes that have left the system's buffers already.
 
         Waiting for the socket would not report such bytes. The answer may be wrong until the next receive.
         """

@@ -153,7 +153,7 @@ class SharedLink(SocketLink):
         return length
 
     def _look_for_room(self) -> int:
-        """How many bytes fit into the ring."""
+        """Return how many bytes fit into the ring."""
         unread = (self._written - self._out_words[READ]) & MASK
         if unread > self._out_size:
             raise LinkClosed(self.peer, "it claims to have read more than it was sent")
@@ -269,7 +269,7 @@ class SharedLink(SocketLink):
             self._announce_read()
 
     def _look(self) -> int:
-        """How many bytes are in the other end's ring."""
+        """Return how many bytes are in the other end's ring."""
         ready = (self._in_words[WRITTEN] - self._read) & MASK
         if ready:
             if ready > self._in_size:
@@ -292,7 +292,7 @@ class SharedLink(SocketLink):
         raise LinkClosed(self.peer, ENDED)
 
     def _has_otherwise(self) -> bool:
-        """Whether anything was lent, or the stream has ended."""
+        """Return whether anything was lent, or the stream has ended."""
         words = self._in_words
         return bool(words[LENT] != self._loans_read or not self._open or words[WRITER_STATE] == CLOSED)
 

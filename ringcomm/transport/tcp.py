@@ -13,7 +13,7 @@ from .base import Fabric, Link, LinkClosed, Views, Watch
 from .huge_pages import HugePages
 from .secure import SecureSocket
 
-_MOST_VIEWS = 16
+_MAX_VIEWS = 16
 
 
 NEAR_US = 2000
@@ -91,7 +91,7 @@ class SocketLink(Link):
         try:
             if len(views) == 1:
                 return self._send(views[0])
-            return self._sendmsg(views[:_MOST_VIEWS])
+            return self._sendmsg(views[:_MAX_VIEWS])
         except BlockingIOError:
             return 0
         except InterruptedError:
@@ -104,7 +104,7 @@ class SocketLink(Link):
             if len(views) == 1:
                 got = self._recv_into(views[0])
             else:
-                views = views[:_MOST_VIEWS]
+                views = views[:_MAX_VIEWS]
                 got = self._recvmsg_into(views)[0]
         except BlockingIOError:
             return 0
@@ -120,7 +120,7 @@ class SocketLink(Link):
         self.sock.close()
 
     def poll_events(self, reading: bool, writing: bool) -> int:
-        """What to poll the socket for, if these directions could move."""
+        """Return what to poll the socket for, if these directions could move."""
         return (select.POLLIN if reading else 0) | (select.POLLOUT if writing else 0)
 
     def woken(self, events: int) -> None:  # noqa: B027 - most links have nothing to do

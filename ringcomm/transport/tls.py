@@ -32,7 +32,7 @@ _BATCH_BYTES = 256 * 1024
 _HEAD_BYTES = 16
 """As many of the first bytes are kept until the other end is trusted: more than the head of a refusal."""
 _STAGING_BYTES = 16 * 1024
-_MOST_STAGING_BYTES = 256 * 1024
+_MAX_STAGING_BYTES = 256 * 1024
 _RECORD_BYTES = 16 * 1024
 """TLS encrypts in pieces of at most so many bytes."""
 _NO_CHECK_TIME = 0x200000
@@ -261,7 +261,7 @@ class _TlsSocket(SecureSocket):
                 return  # TLS does not begin like that.
         self._incoming.write(self._staging[:got])
         self._dry = False
-        if got == len(self._staging) < _MOST_STAGING_BYTES:
+        if got == len(self._staging) < _MAX_STAGING_BYTES:
             self._staging = memoryview(bytearray(4 * got))  # a lot is coming
 
     # ---- sending -----------------------------------------------------------------------------
@@ -333,7 +333,7 @@ def _flat(data: Any) -> memoryview:
 
 
 def _why(problem: ssl.SSLError) -> str:
-    """What OpenSSL found wrong, in words that help."""
+    """Return what OpenSSL found wrong, in words that help."""
     reason = str(problem.reason or problem)
     if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason or "ALERT_DECRYPT_ERROR" in reason:
         return f"{_NO_CERTIFICATE} (or we have the wrong one)"

@@ -24,7 +24,7 @@ MAX_REPORT_BYTES = 256 * 1024
 """Cap for a message from a rank."""
 MAX_RESPONSES_BYTES = 64 * 1024 * 1024
 """Cap for messages between engines: they may name every tensor of a large model at once."""
-_MOST_NAME_BYTES = 100
+_MAX_NAME_BYTES = 100
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -221,7 +221,7 @@ def _check_address(where: str, item: Mapping[str, Any]) -> None:
     try:
         if not address.startswith("@"):
             ipaddress.ip_address(address)
-        elif "\0" in address or len(address.encode()) > _MOST_NAME_BYTES:
+        elif "\0" in address or len(address.encode()) > _MAX_NAME_BYTES:
             raise ValueError("no name of a socket")
     except ValueError:
         raise ProtocolError(f"{where}: {address[:60]!r} is no address") from None

@@ -99,5 +99,5 @@ class Signer:
         return outer.digest()
 
     def verifies(self, data: Union[bytes, memoryview], signature: bytes, *about: object) -> bool:
-        """Whether this job has signed these bytes as just this."""
+        """Return whether this job has signed these bytes as just this."""
         return hmac.compare_digest(signature, self.sign(data, *about))

@@ -15,7 +15,7 @@ from ringrun.plan.job import HostJob, Job
 from ringrun.plan.options import Options
 from ringrun.reach import doors
 from ringrun.reach.agent_process import Link
-from ringrun.reach.base import AT_ONCE, LONGEST_DELAY_S
+from ringrun.reach.base import AT_ONCE, MAX_DELAY_S
 from ringrun.reach.protocol import Frame
 
 LIMIT_S = 60.0
@@ -120,7 +120,7 @@ def test_a_host_is_tried_again_after_a_while(start: Callable[..., Started]) -> N
     job.until(lambda: job.loop.is_set("retry 0"))
     assert job.links[0].attempt == 1 and not job.agents.all_closed and not job.agents.fading
     job.handler.again = False
-    job.pass_time(2 * LONGEST_DELAY_S)
+    job.pass_time(2 * MAX_DELAY_S)
     job.until(lambda: job.agents.all_closed)
     assert job.links[0].attempt == 2 and job.handler.ended == [3, 3]
 

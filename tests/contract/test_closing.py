@@ -16,7 +16,7 @@ from ringcomm.transport.shm import SharedLink
 from ringcomm.transport.tcp import SocketLink
 from tests.contract.test_links import rings, with_small_rings
 
-MOST_LINES = 150
+MAX_LINES = 150
 
 
 def shared():
@@ -98,7 +98,7 @@ class Receiver:
 @pytest.mark.parametrize("kind", LINKS)
 def test_the_receiver_of_the_last_message_closes_at_any_time(kind, nbytes):
     data = (bytes(range(256)) * (nbytes // 256 + 1))[:nbytes]
-    for number in range(1, MOST_LINES):
+    for number in range(1, MAX_LINES):
         links = LINKS[kind]()
         receiver = Receiver(links[1], nbytes)
         place = 0
@@ -120,7 +120,7 @@ def test_the_receiver_of_the_last_message_closes_at_any_time(kind, nbytes):
 @pytest.mark.parametrize("nbytes", [1, 5000, 60_000])
 @pytest.mark.parametrize("kind", ["shm", "memory", "unix"])
 def test_the_sender_closes_after_the_last_message_at_any_time(kind, nbytes):
-    for number in range(1, MOST_LINES):
+    for number in range(1, MAX_LINES):
         sender, link = links = LINKS[kind]()
         data, got = memoryview(bytearray(nbytes)), 0
 

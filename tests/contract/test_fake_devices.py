@@ -85,7 +85,7 @@ class TestStreams:
         assert device.main.put(lambda: done.append(99)).poll() and len(done) == 9
 
     def test_a_wait_has_a_limit(self, monkeypatch):
-        monkeypatch.setattr(fake_device, "_LONGEST_WAIT_S", 0.01)
+        monkeypatch.setattr(fake_device, "_MAX_WAIT_S", 0.01)
         with pytest.raises(DeviceError, match="did not come here within 0.01 s"):
             FakeEvent().wait()
 

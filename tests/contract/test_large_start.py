@@ -23,7 +23,7 @@ SHARED, BOTH_ENDS, ONE_HOST = (3, HOSTS), (12, HOSTS), (12, (7,))
 @pytest.fixture(autouse=True)
 def few_are_many(monkeypatch):
     """From four ranks on the list is passed on, to two others each; all "hosts" are reached over loopback."""
-    monkeypatch.setattr(linking, "MOST_DIRECT", 3)
+    monkeypatch.setattr(linking, "MAX_DIRECT", 3)
     monkeypatch.setattr(member_list, "FAN_OUT", 2)
     offered = [Interface("eth0", "127.0.0.1", WIRED, 0), local_socket()]
     monkeypatch.setattr(client.Joiner, "_interfaces", lambda joiner: [item for item in offered if item])
@@ -45,7 +45,7 @@ def fetched(monkeypatch):
 
 def job_of(service, monkeypatch, layout, **options):
     turns, hosts = layout
-    monkeypatch.setattr(linking, "MOST_TURNS", turns)
+    monkeypatch.setattr(linking, "MAX_TURNS", turns)
     return service(sum(hosts), hosts=hosts, **options)
 
 

@@ -18,7 +18,7 @@ from ringcomm.errors import StartTimeoutError, StartupError
 from ringcomm.rendezvous import launched as module
 from ringcomm.rendezvous import pmi as pmi_module
 from ringcomm.rendezvous.launched import FileNotice, PmiNotice, join_launched
-from ringcomm.rendezvous.pmi import LINE_BYTES, MOST_PIECES, PIECE, Pmi
+from ringcomm.rendezvous.pmi import LINE_BYTES, MAX_PIECES, PIECE, Pmi
 from tests.contract.service import eventually
 
 SETTINGS = Settings(start_timeout_s=60.0, spin_us=0.0)
@@ -148,7 +148,7 @@ def test_a_key_that_no_rank_has_stored_is_an_error(mpirun: Any) -> None:
     "entries",
     [
         {"k-0": "many"},
-        {"k-0": f"{MOST_PIECES + 1:x}"},
+        {"k-0": f"{MAX_PIECES + 1:x}"},
         {"k-0": "-1"},
         {"k-0": "1", "k-1": "no hex digits"},
         {"k-0": "1", "k-1": "ff"},

@@ -214,7 +214,7 @@ def test_a_burst_of_a_mebibyte_leaves_something_to_measure():
 
 def test_after_a_time_without_a_processor_it_reads_before_it_decides(mesh, monkeypatch):
     """Or every wire would look as if nothing had come through for all that time."""
-    monkeypatch.setattr(race_module, "LONGEST_S", 60.0, raising=False)
+    monkeypatch.setattr(race_module, "MAX_S", 60.0, raising=False)
     results = []
     race = Race(mesh.reactor, KEY, CLAIM, wires(mesh), results.append)
     deadline = Deadline(20.0)

@@ -41,8 +41,8 @@ AREAS = {
     "launcher": "launcher/ringrun",
 }
 MEASURED = ROOT / "build" / "quick-run.json"
-MOST_TESTS = 250
-MOST_S = 60.0
+MAX_TESTS = 250
+MAX_S = 60.0
 """The tests for one change took no longer than this together when they were measured."""
 _SURVIVED = re.compile(r" *\d+ (?P<file>\S+):(?P<line>\d+) (?P<change>.*) \| \d+ tests, \d+ s: SURVIVED")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/\S+::.*?)(?: - .*)?$", re.MULTILINE)
@@ -96,9 +96,9 @@ def select(run: QuickRun, site: Site) -> List[str]:
     """The tests that execute the site, as many as there is time for."""
     chosen: List[str] = []
     total_s = 0.0
-    for test in run.tests_for(site.file, site.line, site.end_line)[:MOST_TESTS]:
+    for test in run.tests_for(site.file, site.line, site.end_line)[:MAX_TESTS]:
         total_s += run.seconds[test]
-        if total_s > MOST_S:
+        if total_s > MAX_S:
             break
         chosen.append(test)
     return chosen
@@ -138,14 +138,14 @@ class Bench:
             left = [test for test in tests if test in self._known]
             if not left:
                 return ""
-            done = run_tests(copy, ["-v", *left], 10 * MOST_S)
+            done = run_tests(copy, ["-v", *left], 10 * MAX_S)
             if done.code == 0:
                 return ""
             if done.code in (2, 3):  # nothing can be imported, or not even pytest can go on
                 return "import"
             named, how = ended_at(done.output)
             assert named in left and done.code in (1, -1), done.output
-            if run_tests(self._clean, [named], 3 * MOST_S).code == 0:
+            if run_tests(self._clean, [named], 3 * MAX_S).code == 0:
                 return named + how
             self._known.discard(named)
 

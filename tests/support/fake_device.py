@@ -27,7 +27,7 @@ from ringcomm.errors import DeviceError
 from tests.support.fake_group import FakePort
 
 _POISON = 0xFF
-_LONGEST_WAIT_S = 60.0
+_MAX_WAIT_S = 60.0
 Operation = Callable[[], None]
 
 
@@ -51,8 +51,8 @@ class FakeEvent(Done):
 
     def wait(self) -> None:
         """Block the calling thread."""
-        if not self._set.wait(_LONGEST_WAIT_S):
-            raise DeviceError(f"a fake stream did not come here within {_LONGEST_WAIT_S:g} s")
+        if not self._set.wait(_MAX_WAIT_S):
+            raise DeviceError(f"a fake stream did not come here within {_MAX_WAIT_S:g} s")
 
     def complete(self, error: Optional[BaseException], elapsed_s: Optional[float] = None) -> None:
         """The stream has come here."""

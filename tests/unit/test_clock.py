@@ -125,9 +125,9 @@ class TestStepClock:
 
     def test_owners_without_end_take_no_memory(self, at):
         steps = StepClock()
-        for number in range(2 * StepClock.MOST_OWNERS):
+        for number in range(2 * StepClock.MAX_OWNERS):
             steps.add(number)
-        assert steps.count == 1 and len(steps._counts) == StepClock.MOST_OWNERS
+        assert steps.count == 1 and len(steps._counts) == StepClock.MAX_OWNERS
         steps.add(0)
         assert steps.count == 2
 

@@ -242,7 +242,7 @@ def process_facts(pid: int) -> Dict[str, Any]:
 
 
 def catches_signal(pid: int) -> bool:
-    """Whether the process has a handler for SIGUSR1, so that the signal does not end it."""
+    """Return whether the process has a handler for SIGUSR1, so that the signal does not end it."""
     return bool(int(status_of(pid).get("SigCgt", "0"), 16) >> (signal.SIGUSR1 - 1) & 1)
 
 

@@ -206,7 +206,7 @@ def _place(content: Mapping[str, bytes], place: str, folder: int, wanted: str) -
 
 
 def _is_package(folder: int, wanted: str) -> bool:
-    """Whether a directory is there and holds a package.
+    """Return whether a directory is there and holds a package.
 
     Raises:
         OSError: it cannot be read, or another user could change it.

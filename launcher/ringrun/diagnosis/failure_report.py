@@ -120,7 +120,7 @@ def _body(cause: Cause, tails: Mapping[int, Sequence[str]]) -> List[str]:
 
 
 def signal_hint(end: Optional[Exit]) -> str:
-    """What a signal usually means, where that is not plain."""
+    """Return what a signal usually means, where that is not plain."""
     if end is None or end.signal is None or end.signal == end.sent:
         return ""  # what ringrun did itself needs no explanation
     name = signal_name(end.signal)
@@ -226,7 +226,7 @@ def problems_box(problems: Mapping[str, str], waiting: Sequence[str], failed: in
 
 
 def host_problem(host: str, facts: Dict[str, Any], is_local: bool, install: Callable[[str], str]) -> str:
-    """What an agent found missing, as a paragraph with a remedy.
+    """Return what an agent found missing, as a paragraph with a remedy.
 
     Args:
         facts: the agent's ``problem`` event; see :mod:`ringrun.agent.checks`.
@@ -276,7 +276,7 @@ def host_problem(host: str, facts: Dict[str, Any], is_local: bool, install: Call
 
 
 def _interpreter_problem(facts: Dict[str, Any], install: Callable[[str], str]) -> str:
-    """What is wrong with the Python that the ranks would run."""
+    """Return what is wrong with the Python that the ranks would run."""
     path, found = facts["path"], facts.get("found", {})
     python = found.get("python") or path
     if facts["problem"] == "old":

@@ -162,7 +162,7 @@ class FirstFailure:
         return Cause(rank, None, how, self._detail(rank), end.status if end and own else NO_CODE, end)
 
     def _detail(self, rank: Optional[int]) -> str:
-        """What it said itself, or else what others said about it."""
+        """Return what it said itself, or else what others said about it."""
         own = [item.text for item in self._complaints if rank is not None and item.rank == rank]
         others = [item.text for item in self._complaints if rank is not None and item.culprit == rank]
         return next(iter(own + others), "")
@@ -171,7 +171,7 @@ class FirstFailure:
         return next((end.status for end in self.exits.values() if not end.ok and not end.sent), NO_CODE)
 
     def exit_code(self) -> int:
-        """What the launcher should return: the first failed rank's, 0 if none failed."""
+        """Return what the launcher should return: the first failed rank's, 0 if none failed."""
         cause = self.cause()
         return 0 if cause is None else cause.status or NO_CODE
 

@@ -32,7 +32,7 @@ _KEYWORDS = {
 
 
 def hint_of(traceback: str) -> str:
-    """What helps against the error of a traceback: a paragraph for the failure report, or ""."""
+    """Return what helps against the error of a traceback: a paragraph for the failure report, or ""."""
     if _KERAS_2.search(traceback):
         return (
             "This program was written for Keras 2, and tf.keras is Keras 3 here. Install tf_keras of "

@@ -58,7 +58,7 @@ class Records:
         return str(content["reason"])
 
     def _has_more(self, content: Mapping[str, Any], before: Optional[Mapping[str, Any]]) -> bool:
-        """Whether a record has more than the one that came before it."""
+        """Return whether a record has more than the one that came before it."""
         if before is None or content.get("generation", 0) > before.get("generation", 0):
             return True
         if before["reason"] == "ended":
@@ -82,11 +82,11 @@ class Records:
         return sum(rank not in exits for rank in self._contents)
 
     def is_victim(self, rank: int) -> bool:
-        """Whether a rank has said that it failed because of another one."""
+        """Return whether a rank has said that it failed because of another one."""
         return any(culprit not in (None, rank) for _, culprit, _ in self._errors.get(rank, ()))
 
     def explanations(self, tails: Mapping[int, Sequence[str]]) -> List[Complaint]:
-        """What ranks said that ended because of another one.
+        """Return what ranks said that ended because of another one.
 
         Args:
             tails: the ranks' last lines on stderr. An error that is not there was caught, and so was one that

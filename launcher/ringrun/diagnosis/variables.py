@@ -27,7 +27,7 @@ _BY_DESIGN_PREFIXES = (
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|PWD|CRED|AUTH|COOKIE|SESSION|PRIVATE|SIGNATURE|DSN", re.I)
 _HARMLESS = re.compile(r"[\w.,:+/@=-]{1,24}\Z", re.ASCII)
 _LOOKS_RANDOM = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_+/=-]{16,}\Z|://.*@")
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 
 
 class Variables:
@@ -63,14 +63,14 @@ class Variables:
         return sorted(name for name, found in self._digests.items() if len(set(found.values())) > 1)
 
     def text(self, names: Sequence[str]) -> str:
-        """What is different, and the options that make it the same; "" without names.
+        """Return what is different, and the options that make it the same; "" without names.
 
         Args:
             names: some of :meth:`differing`.
         """
         if not names:
             return ""
-        shown = names[:_MOST_NAMED]
+        shown = names[:_MAX_NAMED]
         parts = [self._part(name) for name in shown]
         more = f" ({len(names) - len(shown)} more differ)" if len(names) > len(shown) else ""
         options = " ".join(f"-x {name}{'' if name in self._environ else '=VALUE'}" for name in shown)

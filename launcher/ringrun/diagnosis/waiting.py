@@ -12,8 +12,8 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 from .failure_report import ranks_text
 from .reports import LOST_WITH_HOST, Channel, Operation, Report
 
-MOST_LINES = 12
-MOST_DIFFERENCES = 3
+MAX_LINES = 12
+MAX_DIFFERENCES = 3
 _STATES = {
     "T": "its process is stopped (SIGSTOP, Ctrl-Z, or a debugger)",
     "t": "a debugger holds its process",
@@ -66,8 +66,8 @@ def diagnose(reports: Mapping[int, Report]) -> List[str]:
     for rank, report in sorted(reports.items()):
         if waiting[rank] is None and not _shares(report):
             lines.append(_describe(report, rank in wanted))
-    if len(lines) > MOST_LINES:
-        lines = [*lines[:MOST_LINES], f"({len(lines) - MOST_LINES} more are in the files.)"]
+    if len(lines) > MAX_LINES:
+        lines = [*lines[:MAX_LINES], f"({len(lines) - MAX_LINES} more are in the files.)"]
     return [*lines, *_conclusions(reports, waits, quarrels)]
 
 
@@ -83,7 +83,7 @@ def different_lines(reports: Mapping[int, Report]) -> List[str]:
                 key = (channel[:3], number)
                 found.setdefault(key, (number, what, {}))[2].update(sites)
     texts = []
-    for number, what, sites in sorted(found.values(), key=lambda item: item[0])[:MOST_DIFFERENCES]:
+    for number, what, sites in sorted(found.values(), key=lambda item: item[0])[:MAX_DIFFERENCES]:
         alike: Dict[str, List[int]] = {}
         for rank in sorted(sites):
             alike.setdefault(sites[rank], []).append(rank)
@@ -165,7 +165,7 @@ def _same_channel(report: Report, channel: Channel) -> Optional[Channel]:
 
 
 def _behind(report: Optional[Report], channel: Channel, number: int) -> bool:
-    """Whether a rank is known not to have come to a certain call."""
+    """Return whether a rank is known not to have come to a certain call."""
     if report is None or _is_silent(report) or report.error.startswith(UNCAUGHT):
         return report is not None
     theirs = _same_channel(report, channel)
@@ -196,7 +196,7 @@ def _has_left(report: Report) -> bool:
 
 
 def _is_away(report: Report) -> bool:
-    """Whether it has ended or does not answer, so that others wait in vain."""
+    """Return whether it has ended or does not answer, so that others wait in vain."""
     return _is_silent(report) or _has_left(report)
 
 
@@ -219,7 +219,7 @@ def _waiters(reports: Mapping[int, Report], waiting: Mapping[int, Optional[Place
 
 
 def _shares(report: Report) -> bool:
-    """Whether a rank has ended with an error of its own, which others may have, too."""
+    """Return whether a rank has ended with an error of its own, which others may have, too."""
     return report.error.startswith(UNCAUGHT)
 
 
@@ -277,7 +277,7 @@ def _describe(report: Report, is_wanted: bool) -> str:
 
 
 def _farewell(report: Report) -> str:
-    """How a rank without an error ended."""
+    """Return how a rank without an error ended."""
     if report.end:
         return f"has ended{' with' if report.end.startswith(_CODE) else ':'} {report.end}"
     return "has come to the end of its program" if report.reason == "ended" else f"has left: {report.left}"

@@ -42,7 +42,7 @@ def number(text: Optional[str]) -> Optional[int]:
 
 
 def tool_output(argv: List[str]) -> Optional[str]:
-    """What a program prints; None if it is not there, fails or is too slow."""
+    """Return what a program prints; None if it is not there, fails or is too slow."""
     found = shutil.which(argv[0], path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
     if found is None:
         return None

@@ -158,7 +158,7 @@ def _unreached(found: Examination, source: int, target: int, rows: Sequence[Atte
 
 
 def _opening(found: Examination, target: int, rows: Sequence[Attempt]) -> str:
-    """What to do where a host does not answer."""
+    """Return what to do where a host does not answer."""
     for row in sorted(rows, key=lambda item: PREFERENCE[item.kind]):
         common = found.common_network(row.source, row.target, row.address)
         if common is not None and _is_firewall(row):
@@ -172,7 +172,7 @@ def _opening(found: Examination, target: int, rows: Sequence[Attempt]) -> str:
 
 
 def _is_firewall(row: Attempt) -> bool:
-    """Whether that is how an attempt fails at a firewall."""
+    """Return whether that is how an attempt fails at a firewall."""
     return row.too_slow or "no answer" in row.why or "refused" in row.why
 
 

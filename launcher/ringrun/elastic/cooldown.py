@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Callable, Optional, Tuple
 
 NEVER = float("inf")
-LONGEST_PAUSE_S = 30.0
+MAX_PAUSE_S = 30.0
 
 
 class Cooldown:
@@ -60,7 +60,7 @@ class Cooldown:
             self._failures += 1
 
     def _pause_s(self) -> float:
-        return self._first_s if not self._failures else min(LONGEST_PAUSE_S, 2.0 ** (self._failures - 1))
+        return self._first_s if not self._failures else min(MAX_PAUSE_S, 2.0 ** (self._failures - 1))
 
     def succeed(self) -> None:
         """A process has become part of the job: without a range, pauses start anew."""
@@ -78,5 +78,5 @@ class Cooldown:
         self.until_s, self._failures, self._quick = 0.0, 0, 0
 
     def excludes(self, now_s: float) -> bool:
-        """Whether the exclusion lasts."""
+        """Return whether the exclusion lasts."""
         return now_s < self.until_s

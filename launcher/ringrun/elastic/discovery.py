@@ -13,7 +13,7 @@ from ringcomm.errors import ConfigError
 
 from ..plan.hosts import HostSpec, parse_host
 
-MOST_HOSTS = 1024
+MAX_HOSTS = 1024
 """More hosts than that in one output are an error of the script."""
 
 
@@ -48,8 +48,8 @@ def parse_discovered(text: str, slots: int = 1) -> List[HostSpec]:
             raise ConfigError(
                 f"{where}: {spec.target} has {spec.slots} slots here and {other.slots} in an earlier line."
             )
-        if len(found) > MOST_HOSTS:
-            raise ConfigError(f"{where}: more than {MOST_HOSTS} hosts.")
+        if len(found) > MAX_HOSTS:
+            raise ConfigError(f"{where}: more than {MAX_HOSTS} hosts.")
     return list(found.values())
 
 

@@ -8,7 +8,7 @@ from typing import Optional, Tuple
 from ringcomm.errors import ConfigError
 
 TIMEOUT_S = 600.0
-SHORTEST_COOLDOWN_S, LONGEST_COOLDOWN_S = 1, 3600
+MIN_COOLDOWN_S, MAX_COOLDOWN_S = 1, 3600
 """The limits of ``--blacklist-cooldown-range``, in seconds."""
 DROPS = ("slot", "host")
 """What a failure excludes: the slot of the failed process, or its whole host."""
@@ -67,10 +67,10 @@ def check_limits(limits: Limits) -> Limits:
     if limits.cooldown_s is not None:
         shortest, longest = limits.cooldown_s
         option = f"--blacklist-cooldown-range {shortest:g} {longest:g}"
-        if shortest < SHORTEST_COOLDOWN_S:
-            raise ConfigError(f"{option}: the first number must be at least {SHORTEST_COOLDOWN_S} second.")
-        if longest > LONGEST_COOLDOWN_S:
-            raise ConfigError(f"{option}: the second number must be at most {LONGEST_COOLDOWN_S} seconds.")
+        if shortest < MIN_COOLDOWN_S:
+            raise ConfigError(f"{option}: the first number must be at least {MIN_COOLDOWN_S} second.")
+        if longest > MAX_COOLDOWN_S:
+            raise ConfigError(f"{option}: the second number must be at most {MAX_COOLDOWN_S} seconds.")
         if shortest > longest:
             raise ConfigError(f"{option}: the first number is more than the second.")
     return limits

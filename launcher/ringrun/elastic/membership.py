@@ -276,7 +276,7 @@ class Membership:
     # -- decisions -------------------------------------------------------------------------------------
 
     def _plan(self, now_s: float) -> List[Action]:
-        """What follows from the present state."""
+        """Return what follows from the present state."""
         self._ticked_s = max(self._ticked_s, now_s)
         if self._ended:
             return []
@@ -341,7 +341,7 @@ class Membership:
         return actions
 
     def _room(self, most: int) -> int:
-        """How many processes may be started, at most ``most``."""
+        """Return how many processes may be started, at most ``most``."""
         if self.limits.max_np is None:
             return most
         running = sum(not process.leaving for process in self.processes.values())

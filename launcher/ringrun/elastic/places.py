@@ -154,7 +154,7 @@ class Host:
         return (self.listed or self.added) and not self.dropped
 
     def is_available(self, now_s: float) -> bool:
-        """Whether processes may be started there now."""
+        """Return whether processes may be started there now."""
         return self.is_wanted and self.phase is Phase.READY and not self.cooldown.excludes(now_s)
 
     @property
@@ -179,7 +179,7 @@ class Host:
         ]  # fmt: skip
 
     def capacity(self, now_s: float) -> int:
-        """How many processes run or could run there, if its agent starts."""
+        """Return how many processes run or could run there, if its agent starts."""
         if self.phase is Phase.OPENING:
             return self.slots
         return len(self.processes) + len(self.free_slots(now_s))

@@ -69,7 +69,7 @@ def check_folder(folder: Path) -> None:
 
 
 def job_facts(job: Job, began_s: float, ended: int) -> str:
-    """What ``ringrun ps`` shows of a job, as JSON.
+    """Return what ``ringrun ps`` shows of a job, as JSON.
 
     Args:
         job: the job.

@@ -94,7 +94,7 @@ class Loop:
         self._timers[name] = _Timer(self.clock() + seconds, action)
 
     def is_set(self, name: str) -> bool:
-        """Whether a timer with this name is set."""
+        """Return whether a timer with this name is set."""
         return name in self._timers
 
     def cancel(self, *names: str) -> None:

@@ -166,7 +166,7 @@ def _components(pattern: str) -> Sequence[str]:
 
 
 def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether a path matches as :func:`glob.glob` matches it, ``**`` included.
+    """Return whether a path matches as :func:`glob.glob` matches it, ``**`` included.
 
     >>> _matches(["out", "a", "model.pt"], ["out", "**", "*.pt"]), _matches([".ssh", "config"], ["**"])
     (True, False)

@@ -49,7 +49,7 @@ class HostMaker:
         self._pythons, self._cwds, self._ifaces = pythons, cwds, ifaces
 
     def find_local(self, specs: Sequence[HostSpec]) -> List[bool]:
-        """Whether each host is this machine."""
+        """Return whether each host is this machine."""
         return self.doors.find_local(specs)
 
     def make(self, index: int, planned: PlannedHost, is_local: bool) -> HostJob:

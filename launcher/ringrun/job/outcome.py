@@ -92,7 +92,7 @@ def ended(
 
 
 def lost_host_remedy(failure: FirstFailure) -> str:
-    """What makes a job survive the loss of a host, if it has failed because of one; else ""."""
+    """Return what makes a job survive the loss of a host, if it has failed because of one; else ""."""
     cause = failure.cause()
     if cause is None or cause.host_index is None:
         return ""

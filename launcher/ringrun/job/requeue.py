@@ -11,7 +11,7 @@ LIMIT_S = 20.0
 
 
 def restarts_before(environ: Mapping[str, str]) -> int:
-    """How often Slurm has started the surrounding job again: after a requeue, 0 elsewhere.
+    """Return how often Slurm has started the surrounding job again: after a requeue, 0 elsewhere.
 
     Args:
         environ: the launcher's environment.

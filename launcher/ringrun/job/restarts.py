@@ -16,7 +16,7 @@ from .outcome import Outcome
 from .rendezvous import rendezvous_for
 from .supervise import Supervisor
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
+FIRST_WAIT_S, MAX_WAIT_S = 1.0, 30.0
 """Wait before the first restart, and the maximum: each wait is twice the previous one."""
 USAGE_CODE = 2
 """The conventional exit code for an invalid command line. A restart would fail in the same way."""
@@ -27,11 +27,11 @@ Run = Callable[[Job, Callable[[Supervisor], None]], Outcome]
 
 def wait_s(attempt: int) -> float:
     """Seconds to wait after a failed attempt; attempts count from 0."""
-    return float(min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(attempt, 10)))
+    return float(min(MAX_WAIT_S, FIRST_WAIT_S * 2 ** min(attempt, 10)))
 
 
 def is_worthwhile(outcome: Outcome, attempt: int) -> bool:
-    """Whether another attempt may succeed.
+    """Return whether another attempt may succeed.
 
     It is False if the job succeeded, if the user ended it, if stdout is closed, if the first rank to fail
     reported an invalid command line, or if the first attempt could not start. If a later attempt could not

@@ -112,7 +112,7 @@ class Supervisor:
         return outcome
 
     def _changes(self) -> Sequence[Tuple[float, str]]:
-        """How the ranks of the job have changed: seconds since the start, and text."""
+        """Return how the ranks of the job have changed: seconds since the start, and text."""
         return ()
 
     @property

@@ -40,7 +40,7 @@ class Allocation(NamedTuple):
     is_stated: bool = True
 
     def has(self, spec: HostSpec) -> bool:
-        """Whether a host is one of the allocation."""
+        """Return whether a host is one of the allocation."""
         return spec.name in {host.name for host in self.hosts}
 
     def describe(self) -> str:

@@ -158,7 +158,7 @@ def keys() -> List[str]:
 
 
 def is_key(section: str, key: str) -> bool:
-    """Whether Horovod's configuration files have this key in this section."""
+    """Return whether Horovod's configuration files have this key in this section."""
     return f"{section}.{key}" in keys()
 
 

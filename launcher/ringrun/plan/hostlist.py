@@ -7,7 +7,7 @@ from typing import List
 
 from ringcomm.errors import ConfigError
 
-MOST_HOSTS = 1 << 16
+MAX_HOSTS = 1 << 16
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?\Z")
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?\Z")
 
@@ -25,8 +25,8 @@ def expand(text: str) -> List[str]:
     names: List[str] = []
     for item in _items(text):
         names += _expanded(item, text)
-        if len(names) > MOST_HOSTS:
-            raise ConfigError(f"The node list {text!r:.80} has more than {MOST_HOSTS} names.")
+        if len(names) > MAX_HOSTS:
+            raise ConfigError(f"The node list {text!r:.80} has more than {MAX_HOSTS} names.")
     return names
 
 
@@ -55,8 +55,8 @@ def _expanded(item: str, text: str) -> List[str]:
     inside, _, tail = rest.partition("]")
     tails = _expanded(tail, text)
     numbers = [number for part in inside.split(",") for number in _numbers(part.strip(), text)]
-    if len(numbers) * len(tails) > MOST_HOSTS:
-        raise ConfigError(f"The node list {text!r:.80} has more than {MOST_HOSTS} names.")
+    if len(numbers) * len(tails) > MAX_HOSTS:
+        raise ConfigError(f"The node list {text!r:.80} has more than {MAX_HOSTS} names.")
     return [head + number + tail for number in numbers for tail in tails]
 
 
@@ -65,7 +65,7 @@ def _numbers(part: str, text: str) -> List[str]:
     if found is None:
         raise _bad(text, f"{part!r} is neither a number nor a range")
     first, last = found.group(1), found.group(2) or found.group(1)
-    if int(last) < int(first) or int(last) - int(first) > MOST_HOSTS:
+    if int(last) < int(first) or int(last) - int(first) > MAX_HOSTS:
         raise _bad(text, f"{part!r} is not a range")
     return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
 
@@ -79,7 +79,7 @@ def tasks_per_node(text: str) -> List[int]:
     counts: List[int] = []
     for part in text.split(","):
         found = _COUNT.match(part.strip())
-        if found is None or int(found.group(2) or 1) > MOST_HOSTS:
+        if found is None or int(found.group(2) or 1) > MAX_HOSTS:
             raise ConfigError(f"{text!r:.80} is not a list of tasks per node like '2(x3),1'.")
         counts += [int(found.group(1))] * int(found.group(2) or 1)
     return counts

@@ -53,7 +53,7 @@ class Plan(NamedTuple):
         return [place for place in self.places if place.host_index == host_index]
 
 
-MOST_UNSTATED = 1024
+MAX_UNSTATED = 1024
 """A single host without a number of slots gets all ranks, up to this number. More is probably an error."""
 
 
@@ -73,9 +73,9 @@ def make_plan(np: Optional[int], hosts: Sequence[HostSpec] = (), oversubscribe: 
     merged = _merge(hosts) or [HostSpec("localhost")]
     slots = [1 if spec.slots is None else spec.slots for spec in merged]
     if np is not None and np > sum(slots):
-        if len(merged) == 1 and merged[0].slots is None and np <= MOST_UNSTATED:
+        if len(merged) == 1 and merged[0].slots is None and np <= MAX_UNSTATED:
             slots = [np]
-        elif oversubscribe and np <= MOST_UNSTATED:
+        elif oversubscribe and np <= MAX_UNSTATED:
             slots = _within_limits(np, merged, slots)
         else:
             raise ConfigError(_too_many(np, merged, slots))

@@ -19,7 +19,7 @@ RETRIES = 5
 """How often a host is tried again after a failure that may pass, like a login that sshd dropped."""
 AT_ONCE = 8
 """Maximum number of simultaneous starts: all logins may pass through one jump host."""
-LONGEST_DELAY_S = 4.0
+MAX_DELAY_S = 4.0
 
 
 def retry_delay_s(attempt: int, chance: float) -> float:
@@ -29,7 +29,7 @@ def retry_delay_s(attempt: int, chance: float) -> float:
         attempt: number of the retry, from 1.
         chance: a random number from 0 to 1, so that hosts do not retry at the same time.
     """
-    return (0.3 + chance) * min(LONGEST_DELAY_S, float(2 ** min(attempt - 1, 8)))
+    return (0.3 + chance) * min(MAX_DELAY_S, float(2 ** min(attempt - 1, 8)))
 
 
 def quoted_path(path: str) -> str:
@@ -104,7 +104,7 @@ class CommandReach:
         return None
 
     def lacks_python(self, python: str, status: Optional[int], output: str) -> bool:
-        """Whether the failure means that the host does not have the interpreter."""
+        """Return whether the failure means that the host does not have the interpreter."""
         return status in (126, 127) or (
             status == 1 and re.search(r"not found|No such file", output, re.I) is not None
         )

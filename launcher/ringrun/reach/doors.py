@@ -71,7 +71,7 @@ class Doors:
         ]
 
     def find_local(self, specs: Sequence[HostSpec]) -> List[bool]:
-        """Whether each host is this machine; see :func:`.local.find_local`."""
+        """Return whether each host is this machine; see :func:`.local.find_local`."""
         here = self._allocation.here if self._allocation is not None else ""
         names = [here] if here else []
         return find_local(

@@ -48,13 +48,13 @@ def numeric(text: str) -> Optional[_Address]:
 
 
 def is_loopback(text: str) -> bool:
-    """Whether a text is a loopback address; False for names. Pure."""
+    """Return whether a text is a loopback address; False for names. Pure."""
     address = numeric(text)
     return address is not None and address.is_loopback
 
 
 def is_own(addresses: Iterable[str], own: FrozenSet[_Address]) -> bool:
-    """Whether any of a host's addresses is one of this machine's (``own``) or a loopback. Pure."""
+    """Return whether any of a host's addresses is one of this machine's (``own``) or a loopback. Pure."""
     found = [numeric(text) for text in addresses]
     return any(address in own or address.is_loopback for address in found if address is not None)
 
@@ -86,7 +86,7 @@ def find_local(
     specs: Sequence[HostSpec], limit_s: float = LOOKUP_LIMIT_S, more_names: Sequence[str] = (),
     by_name: Callable[[HostSpec], bool] = lambda spec: False,
 ) -> List[bool]:  # fmt: skip
-    """Whether each host is this machine. Names are resolved in parallel.
+    """Return whether each host is this machine. Names are resolved in parallel.
 
     A host with another user before the @ counts as remote, because its ranks need a login.
 

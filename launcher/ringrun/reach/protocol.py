@@ -150,7 +150,7 @@ def with_reader(program: bytes) -> bytes:
 
 
 def _file(name: str) -> str:
-    """What a traceback on the host names, with the source line where the host has ringrun, too."""
+    """Return what a traceback on the host names, with the source line where the host has ringrun, too."""
     return name.replace(".", "/") + ".py"
 
 

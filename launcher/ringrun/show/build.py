@@ -36,7 +36,7 @@ FRAMEWORKS = (
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module of this name can be found."""
+    """Return whether a module of this name can be found."""
     try:
         return find_spec(module) is not None
     except (ImportError, ValueError):  # ValueError: sys.modules has a module of this name without a spec
@@ -44,7 +44,7 @@ def is_installed(module: str) -> bool:
 
 
 def has_adapter(name: str) -> bool:
-    """Whether this version of ringcomm has an adapter of this name."""
+    """Return whether this version of ringcomm has an adapter of this name."""
     package = find_spec("ringcomm")
     places = [] if package is None else package.submodule_search_locations or []
     return any(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import List, Optional
 
-LONGEST_LINE_BYTES = 64 * 1024
+MAX_LINE_BYTES = 64 * 1024
 PROGRESS_INTERVAL_S = 1.0
 """Between two lines with the states of progress bars, of all ranks together."""
 UNENDED_S = 0.5
@@ -14,7 +14,7 @@ UNENDED_S = 0.5
 _REDRAWN = re.compile(rb"[\r\x08]")
 _BACKSPACES = re.compile(rb"(\x08+)")
 _CURSOR = re.compile(rb"\x1b\[[0-9;?]*[A-HJKSTfhlsu]")
-_PIECE = LONGEST_LINE_BYTES
+_PIECE = MAX_LINE_BYTES
 
 
 class LineAssembler:

@@ -85,7 +85,7 @@ def uses_colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
 
 
 def is_consequence(lines: List[bytes]) -> bool:
-    """Whether a traceback ends in one of ringcomm's errors, which name another rank as the cause."""
+    """Return whether a traceback ends in one of ringcomm's errors, which name another rank as the cause."""
     lines = [without_torchs_prefix(line) for line in lines]
     ends = [line for line in lines if line and not line.startswith((b" ", b"\t", _TRACEBACK))]
     return any(line.startswith(b"ringcomm.errors.") for line in ends)
@@ -260,7 +260,7 @@ class Outputs:
         return [(stream, data) for stream, data in shown if data]
 
     def state(self) -> Optional[Tuple[int, bytes]]:
-        """What a terminal shows of progress bars, as (stream, line): the first one, and how many more.
+        """Return what a terminal shows of progress bars, as (stream, line): the first one, and how many more.
 
         None if there is none.
         """

@@ -11,7 +11,7 @@ _INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
     "\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
-_MOST_MARKS = 4
+_MAX_MARKS = 4
 """Combining characters on one character that are shown: more would cover the lines around."""
 _TAB_COLUMNS = 8
 
@@ -64,7 +64,7 @@ def cut(text: str, room: int) -> Tuple[str, int]:
         if taken > room:
             return "".join(kept), 0
         marks = 0 if taken else marks + 1
-        if marks <= _MOST_MARKS:
+        if marks <= _MAX_MARKS:
             kept.append(character)
             room -= taken
     return "".join(kept), room

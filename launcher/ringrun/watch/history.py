@@ -19,9 +19,9 @@ from .waiting import (
 
 WINDOW_S = 10.0
 """Rates of the live view are averages over this time."""
-SHORTEST_S = 0.5
+MIN_S = 0.5
 """Shorter periods, such as the last one of a job, say nothing about rates."""
-MOST_POINTS = 480
+MAX_POINTS = 480
 """A curve with more points is thinned to half of them."""
 
 
@@ -88,7 +88,7 @@ class Process:
         self._began_s = began_s
         self._recent: Deque[Sample] = deque()
         self._point_from: Optional[Sample] = None
-        self._interval_s = SHORTEST_S
+        self._interval_s = MIN_S
 
     def add(self, sample: Sample) -> None:
         """Take a sample."""
@@ -105,7 +105,7 @@ class Process:
 
     def _note_peaks(self, before: Sample, after: Sample) -> None:
         period_s = after.elapsed_s - before.elapsed_s
-        if period_s < SHORTEST_S:
+        if period_s < MIN_S:
             return
         for rank, peer in after.peers.items():
             earlier = before.peers.get(rank)
@@ -124,7 +124,7 @@ class Process:
             return
         self.points.append(Point((start.at_s + sample.at_s) / 2 - self._began_s, rates))
         self._point_from = sample
-        if len(self.points) > MOST_POINTS:
+        if len(self.points) > MAX_POINTS:
             self.points = [_mean(*pair) for pair in zip(self.points[::2], self.points[1::2])]
             self._interval_s = 2 * max(self._interval_s, 1.0)
 
@@ -210,7 +210,7 @@ class History:
         return slowest_rank(waits, names_of(self.present(), hosts), max(periods_s, default=0.0))
 
     def matrix(self) -> Matrix:
-        """How long each rank of the newest epoch has waited for each other one, in all."""
+        """Return how long each rank of the newest epoch has waited for each other one, in all."""
         return waiting_matrix(totals_of(self._latest()))
 
     def slowest(self, hosts: Mapping[int, str]) -> Optional[Slowest]:

@@ -9,10 +9,10 @@ from . import svg
 from .history import History, Process
 from .numbers import KindNumbers, Sample
 from .table import slowest_text
-from .waiting import LEAST_DELIVERED_BYTES, names_of
+from .waiting import MIN_DELIVERED_BYTES, names_of
 
 _MB = 1e6
-_MOST_RANKS_IN_MAP = 32
+_MAX_RANKS_IN_MAP = 32
 _LINKS_SHOWN = 200
 _OPERATIONS_SHOWN = 12
 _STYLE = """
@@ -189,7 +189,7 @@ def _waiting(history: History, hosts: Mapping[int, str]) -> str:
         '<p class="note">Seconds that the rank of the row has waited for data of the rank of the column, '
         "which may have waited itself meanwhile.</p>"
     )
-    if len(ranks) <= _MOST_RANKS_IN_MAP:
+    if len(ranks) <= _MAX_RANKS_IN_MAP:
         marked = None if slowest is None else slowest.rank
         return f"<h2>Waiting between ranks</h2>{svg.heat_map(ranks, matrix, marked, 'seconds')}{note}"
     sums = {rank: sum(matrix.get((other, rank), 0.0) for other in ranks) for rank in ranks}
@@ -226,7 +226,7 @@ def _links(history: History, hosts: Mapping[int, str]) -> str:
         sample = process.latest
         for other, peer in sorted(sample.peers.items()) if sample is not None else ():
             elapsed_s = max(sample.elapsed_s, 1e-9) if sample is not None else 1.0
-            enough = peer.busy_s and peer.delivered_bytes >= LEAST_DELIVERED_BYTES
+            enough = peer.busy_s and peer.delivered_bytes >= MIN_DELIVERED_BYTES
             speed = peer.delivered_bytes / peer.busy_s / _MB if enough else 0.0
             rows.append((
                 f"{rank} ({hosts.get(number, '?')})", f"{other} ({hosts.get(present.get(other, -1), '?')})",

@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-_MOST_ENTRIES = 4096
+_MAX_ENTRIES = 4096
 _TEXT_CHARACTERS = 200
 
 
@@ -120,7 +120,7 @@ def parse_sample(data: bytes, at_s: float) -> Optional[Sample]:
             {_whole(rank): _amount(seconds) for rank, seconds in _entries(found["late"])},
             str(found["doing"])[:_TEXT_CHARACTERS],
             bool(found["inside"]),
-            tuple(_whole(rank) for rank in list(found["waits_for"])[:_MOST_ENTRIES]),
+            tuple(_whole(rank) for rank in list(found["waits_for"])[:_MAX_ENTRIES]),
         )
     except (ValueError, TypeError, LookupError, OverflowError, AttributeError, RecursionError):
         return None
@@ -145,7 +145,7 @@ def _amount(value: Any) -> float:
 
 
 def _entries(table: Mapping[str, Any]) -> List[Tuple[str, Any]]:
-    return list(table.items())[:_MOST_ENTRIES]
+    return list(table.items())[:_MAX_ENTRIES]
 
 
 def _kinds(table: Mapping[str, Any]) -> Dict[str, KindNumbers]:

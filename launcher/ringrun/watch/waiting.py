@@ -6,13 +6,13 @@ from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .numbers import PeerNumbers, Sample
 
-LEAST_SHARE = 0.1
+MIN_SHARE = 0.1
 """A rank computes longest if the others wait for this part of the time more than it does."""
-LEAST_BUSY = 0.3
+MIN_BUSY = 0.3
 """A link holds the job up if it is busy for at least this part of the time,"""
 SLOW_LINK = 0.5
 """and has at most this part of the speed of links between other hosts."""
-LEAST_DELIVERED_BYTES = 1 << 20
+MIN_DELIVERED_BYTES = 1 << 20
 """A link that has delivered less says nothing about its speed."""
 
 Matrix = Dict[Tuple[int, int], float]
@@ -36,7 +36,7 @@ class Waits(NamedTuple):
 
 
 def waits_between(before: Optional[Sample], after: Sample) -> Waits:
-    """How a rank has waited between two samples; without the first one, from the start."""
+    """Return how a rank has waited between two samples; without the first one, from the start."""
     peers = {} if before is None else before.peers
     late_before_s = {} if before is None else before.late_s
     slept_s, links = {}, {}
@@ -54,7 +54,7 @@ def waits_between(before: Optional[Sample], after: Sample) -> Waits:
 
 
 def waiting_matrix(waits: Mapping[int, Waits]) -> Matrix:
-    """How long each rank has waited for each other one.
+    """Return how long each rank has waited for each other one.
 
     A rank reports from which rank the data of a running collective were missing. An operation by name runs
     only when all ranks have submitted it, and only rank 0 receives which ranks are late. So the rest of a
@@ -114,7 +114,7 @@ def slowest_rank(
     rank = min(sorted(waits), key=lambda item: waits[item].waited_s)
     others = [item.waited_s for other, item in waits.items() if other != rank]
     share = (sum(others) / len(others) - waits[rank].waited_s) / period_s
-    if share >= LEAST_SHARE:
+    if share >= MIN_SHARE:
         return Slowest(rank, min(1.0, share))
     return _behind_slow_link(waits, hosts, period_s)
 
@@ -130,7 +130,7 @@ def _behind_slow_link(
     fastest: Dict[str, _HostLink] = {}
     for rank, item in waits.items():
         for other, (delivered_bytes, busy_s) in item.links.items():
-            if delivered_bytes >= LEAST_DELIVERED_BYTES and busy_s > 0.0 and other in waits:
+            if delivered_bytes >= MIN_DELIVERED_BYTES and busy_s > 0.0 and other in waits:
                 link = _HostLink(delivered_bytes / busy_s, busy_s / period_s)
                 for host in (hosts.get(rank, ""), hosts.get(other, "")):
                     fastest[host] = max(fastest.get(host, link), link)
@@ -138,7 +138,7 @@ def _behind_slow_link(
         return None
     slow, second, *_ = sorted(fastest, key=lambda host: fastest[host].byte_per_s)
     own, others = fastest[slow], fastest[second]
-    if own.byte_per_s > SLOW_LINK * others.byte_per_s or own.busy < LEAST_BUSY:
+    if own.byte_per_s > SLOW_LINK * others.byte_per_s or own.busy < MIN_BUSY:
         return None
     rank = min(rank for rank in waits if hosts.get(rank, "") == slow)
     return Slowest(rank, min(1.0, own.busy), own.byte_per_s / 1e6, others.byte_per_s / 1e6)

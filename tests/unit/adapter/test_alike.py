@@ -14,7 +14,7 @@ import ringcomm
 
 PACKAGE = Path(ringcomm.__file__).parent
 ADAPTERS = ("torch", "tensorflow", "keras")
-MOST_SIMILAR_LINES = 11
+MAX_SIMILAR_LINES = 11
 
 Line = Tuple[int, str]
 
@@ -74,6 +74,6 @@ def test_no_twelve_similar_lines_stand_in_two_adapters(pair: Tuple[str, str]) ->
         f"{mine.relative_to(PACKAGE)}:{first} and {other.relative_to(PACKAGE)}:{second}: {length} lines"
         for mine, one in ours
         for other, two in theirs
-        for first, second, length in similar_runs(one, two, MOST_SIMILAR_LINES + 1)
+        for first, second, length in similar_runs(one, two, MAX_SIMILAR_LINES + 1)
     ]
     assert found == []

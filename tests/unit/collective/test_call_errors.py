@@ -17,7 +17,7 @@ from ringcomm.errors import (
 )
 from ringcomm.group.reporter import Reporter
 from ringcomm.ops import Average, Max, Sum
-from ringcomm.transport.huge_pages import LEAST_BYTES
+from ringcomm.transport.huge_pages import MIN_BYTES
 from ringcomm.transport.memory import memory_fabrics
 from ringcomm.wire.frames import HEADER_BYTES
 from tests.unit.collective.building import NOW, fail, ones
@@ -135,7 +135,7 @@ class TestFailures:
         runner = Runner(wire.fabric, Settings())
         wire.fabric.prepare = lambda *_: (_ for _ in ()).throw(MemoryError)
         with pytest.raises(MemoryError):
-            runner.all_reduce(np.ones(LEAST_BYTES, np.uint8), Max)
+            runner.all_reduce(np.ones(MIN_BYTES, np.uint8), Max)
         assert wire.take() == b"" and runner.progress().number == 0
         wire.fabric.wait = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):

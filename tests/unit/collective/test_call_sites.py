@@ -64,7 +64,7 @@ def test_numbers_are_the_same_everywhere_and_not_kept_for_ever(monkeypatch):
     assert number_text(number) == f"test_call_sites.py:{place.__code__.co_firstlineno + 1}"
     known = nowhere()
     assert number_of_known(site, known) == number and known[1:] == [*site, number]
-    monkeypatch.setattr(call_sites, "_MOST_NUMBERS", 2)
+    monkeypatch.setattr(call_sites, "_MAX_NUMBERS", 2)
     monkeypatch.setattr(call_sites, "_numbers", {})
     for instruction in range(0, 10, 2):
         site_number((place.__code__, instruction))

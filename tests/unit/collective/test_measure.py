@@ -75,7 +75,7 @@ def test_the_speed_with_all_others_at_the_same_time_is_that_of_the_second_exchan
         ([1.0, 1.2, 1.4], [0, 1, 2]),
         ([1.0, 1.2, 1.6, 1.4], [0, 1, 3]),
         ([1.6, 1.0, 1.0, 1.0], []),  # the slow one does not take part
-        ([1.0] * (measure._MOST_CENTRES + 1), []),
+        ([1.0] * (measure._MAX_CENTRES + 1), []),
     ],
 )
 def test_hosts_of_which_three_or_more_are_the_fastest_are_each_measured_with_all_others(

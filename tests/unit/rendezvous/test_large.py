@@ -12,7 +12,7 @@ from ringcomm.rendezvous.actions import Send
 from ringcomm.rendezvous.epoch import Phase
 from ringcomm.rendezvous.member_list import (
     FAN_OUT,
-    MOST_DIRECT,
+    MAX_DIRECT,
     Share,
     decides,
     digest_of,
@@ -51,7 +51,7 @@ def test_bytes_messages_and_calls_grow_with_the_ranks_only(layout):
 
 def test_few_ranks_are_told_everything_by_the_rendezvous():
     """A list that comes from another rank takes one more round trip."""
-    few, many = started(*[4] * (MOST_DIRECT // 4)), started(*[1] * (MOST_DIRECT + 1))
+    few, many = started(*[4] * (MAX_DIRECT // 4)), started(*[1] * (MAX_DIRECT + 1))
     assert not few.passed_on and not few.sent["members"]
     assert many.passed_on and many.sent["members"] and not many.sent["link"]
 
@@ -272,6 +272,6 @@ def test_reports_of_all_ranks_have_each_rank_asked_once():
 
 def test_where_the_rendezvous_told_all_ranks_itself_it_was_more(monkeypatch):
     """What the other tests here would see."""
-    monkeypatch.setattr(linking, "MOST_DIRECT", 1000)
+    monkeypatch.setattr(linking, "MAX_DIRECT", 1000)
     small, large = (started(*[4] * (size // 4)) for size in (64, 128))
     assert large.bytes > 3.5 * small.bytes

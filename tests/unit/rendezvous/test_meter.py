@@ -8,10 +8,10 @@ import pytest
 
 from ringcomm.rendezvous.meter import (
     BURST_BYTES,
-    LEAST_S,
     LIMIT_BYTES,
     LIMIT_S,
-    LONGEST_S,
+    MAX_S,
+    MIN_S,
     TAIL_S,
     Lap,
     Meter,
@@ -109,7 +109,7 @@ def test_a_slow_wire_costs_little_beyond_its_burst(burst_bytes, most):
 def test_it_ends_in_time_whatever_the_wires_are():
     for wires in ([Wire(SLOW)], [Wire(0.0, line_rate=0.0)], [Wire(SLOW), Wire(2 * SLOW)]):
         _, now_s, _ = race(*[(wire, wire) for wire in wires])
-        assert now_s - 100.0 <= LONGEST_S + 0.001
+        assert now_s - 100.0 <= MAX_S + 0.001
 
 
 def test_a_measurement_that_has_told_nothing_goes_on():
@@ -118,7 +118,7 @@ def test_a_measurement_that_has_told_nothing_goes_on():
     for meter in (*stalled, *free):
         meter.arrived(0.3, 100 * KB)
     assert not is_over([stalled, free], LIMIT_S, LIMIT_S)
-    assert is_over([stalled, free], LONGEST_S, LONGEST_S)
+    assert is_over([stalled, free], MAX_S, MAX_S)
     for meter in free:
         meter.arrived(0.31, LIMIT_BYTES)
     assert is_over([stalled, free], LIMIT_S, LIMIT_S)
@@ -128,7 +128,7 @@ def test_a_wire_through_which_nothing_comes():
     dead = Wire(0.0, line_rate=0.0)
     laps, now_s, _ = race((dead, Wire(FAST)), (Wire(FAST), Wire(FAST)))
     assert laps[0].rate(now_s) == 0.0
-    assert now_s - 100.0 == pytest.approx(LEAST_S, abs=0.001)
+    assert now_s - 100.0 == pytest.approx(MIN_S, abs=0.001)
 
 
 @pytest.mark.parametrize("arrived, rate", [(64 * KB, 64 * KB / 0.05), (8 * KB, 8 * KB / 0.05), (0, 0.0)])

@@ -10,7 +10,7 @@ import pytest
 from ringcomm.errors import ProtocolError
 from ringcomm.rendezvous.actions import Notice, Send, Timer
 from ringcomm.rendezvous.epoch import Phase
-from ringcomm.rendezvous.link_table import MOST_ROWS, ranges_of
+from ringcomm.rendezvous.link_table import MAX_ROWS, ranges_of
 from ringcomm.wire.messages import MAX_MESSAGE_BYTES, encode
 from tests.unit.rendezvous.simulated import VERSION, Job, attempt, join_message, offer, seats_of, speed
 
@@ -358,5 +358,5 @@ def test_what_ranks_are_told_of_links_grows_with_the_ranks_only():
     assert max(sent.values()) < MAX_MESSAGE_BYTES / 16
     assert sum(sent.values()) - max(sent.values()) < 100 * size
     (started,) = [action for action in actions if isinstance(action, Notice)]
-    assert len(started.detail["links"]) == MOST_ROWS
+    assert len(started.detail["links"]) == MAX_ROWS
     assert f"and {size * (size - 1) // 2 - 500} more" in started.text

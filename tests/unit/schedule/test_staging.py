@@ -7,8 +7,8 @@ import pytest
 from ringcomm.errors import BrokenInvariantError
 from ringcomm.schedule.cost import CopyCost, CostModel, predict
 from ringcomm.schedule.staging import (
-    LEAST_PIECE_BYTES,
-    MOST_PIECE_BYTES,
+    MAX_PIECE_BYTES,
+    MIN_PIECE_BYTES,
     Copies,
     Copy,
     piece_bytes,
@@ -145,7 +145,7 @@ def test_without_a_device_nothing_is_added():
 
 
 def test_pieces():
-    assert piece_bytes(1000, 1e-10, 30e-6) == LEAST_PIECE_BYTES
-    assert piece_bytes(1 << 40, 1e-10, 30e-6) == MOST_PIECE_BYTES
+    assert piece_bytes(1000, 1e-10, 30e-6) == MIN_PIECE_BYTES
+    assert piece_bytes(1 << 40, 1e-10, 30e-6) == MAX_PIECE_BYTES
     fast, slow = piece_bytes(64 << 20, 1 / 50e9, 30e-6), piece_bytes(64 << 20, 1 / 3e9, 30e-6)
     assert slow < fast

@@ -18,7 +18,7 @@ from ringcomm.transport.ring import (
     LENT,
     LOANS,
     MASK,
-    MOST_LOANS,
+    MAX_LOANS,
     READ,
     READER_STATE,
     RETURNED,
@@ -79,12 +79,12 @@ class TestLending:
 
     def test_more_pieces_than_there_are_places_for(self, links):
         one, other = links
-        pieces = [os.urandom(2000) for _ in range(MOST_LOANS + 3)]
+        pieces = [os.urandom(2000) for _ in range(MAX_LOANS + 3)]
         views = [memoryview(piece) for piece in pieces]
         assert one.send(views) == 0
-        got = received(other, 2000 * MOST_LOANS)
-        assert one.send(views) == 2000 * MOST_LOANS
-        assert one.send(views[MOST_LOANS:]) == 0
+        got = received(other, 2000 * MAX_LOANS)
+        assert one.send(views) == 2000 * MAX_LOANS
+        assert one.send(views[MAX_LOANS:]) == 0
         assert got + received(other, 6000) == b"".join(pieces)
 
     def test_what_is_revoked_is_not_taken_and_nothing_follows(self, links):

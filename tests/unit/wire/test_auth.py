@@ -17,7 +17,7 @@ KEY, OTHER_KEY = b"k" * 32, b"x" * 32
 JOB, OTHER_JOB = job_digest("job"), job_digest("another")
 CLAIM = Claim(Purpose.DIRECT, JOB, generation=7, source=2, target=5)
 REFUSALS = (AuthenticationError, ProtocolError)
-MOST_PRE_AUTH_BYTES = 256
+MAX_PRE_AUTH_BYTES = 256
 
 
 def nonce(letter):
@@ -162,8 +162,8 @@ def count_down(side, data):
 
 def test_total_before_authentication_is_small():
     greeting, challenge, proof = shake(initiator(), responder())
-    assert len(greeting) + len(challenge) + len(proof) <= MOST_PRE_AUTH_BYTES
-    assert Responder(KEY, JOB).needs + len(proof) <= MOST_PRE_AUTH_BYTES
+    assert len(greeting) + len(challenge) + len(proof) <= MAX_PRE_AUTH_BYTES
+    assert Responder(KEY, JOB).needs + len(proof) <= MAX_PRE_AUTH_BYTES
 
 
 def test_real_nonces_differ():

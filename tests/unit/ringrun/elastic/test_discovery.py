@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringrun.elastic.discovery import MOST_HOSTS, DiscoveredHosts, host_key, parse_discovered
+from ringrun.elastic.discovery import MAX_HOSTS, DiscoveredHosts, host_key, parse_discovered
 from ringrun.plan.hosts import HostSpec
 
 
@@ -27,7 +27,7 @@ def test_no_line_means_no_host() -> None:
         ("a:1\nA:2", ["line 2", "2 slots", "1 in an earlier line"]),
         ("-oProxyCommand=x", ["line 1"]),
         ("$(reboot)", ["line 1"]),
-        ("\n".join(f"h{number}" for number in range(MOST_HOSTS + 1)), [f"line {MOST_HOSTS + 1}", "1024"]),
+        ("\n".join(f"h{number}" for number in range(MAX_HOSTS + 1)), [f"line {MAX_HOSTS + 1}", "1024"]),
     ],
 )
 def test_invalid_output_is_refused_with_its_line(text: str, words: list) -> None:

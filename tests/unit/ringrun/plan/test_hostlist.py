@@ -5,7 +5,7 @@ from typing import List
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringrun.plan.hostlist import MOST_HOSTS, expand, tasks_per_node
+from ringrun.plan.hostlist import MAX_HOSTS, expand, tasks_per_node
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_what_is_no_list_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["a[1-60000],b[1-60000]", "a[1-300][1-300]"])
 def test_a_list_without_end_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=str(MOST_HOSTS)):
+    with pytest.raises(ConfigError, match=str(MAX_HOSTS)):
         expand(text)
 
 

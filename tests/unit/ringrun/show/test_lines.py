@@ -6,7 +6,7 @@ from typing import List, Tuple
 
 import pytest
 
-from ringrun.show.lines import LONGEST_LINE_BYTES, UNENDED_S, LineAssembler
+from ringrun.show.lines import MAX_LINE_BYTES, UNENDED_S, LineAssembler
 
 
 def pieces(data: bytes, size: int) -> List[bytes]:
@@ -91,10 +91,10 @@ def test_backspaces_redraw_a_line(data: bytes, last: bytes, size: int) -> None:
 
 def test_a_very_long_line_comes_in_pieces() -> None:
     assembler = LineAssembler()
-    data = b"x" * (2 * LONGEST_LINE_BYTES + 10)
+    data = b"x" * (2 * MAX_LINE_BYTES + 10)
     found = [line for piece in pieces(data, 65536) for line in assembler.feed(piece, 0.0)] + assembler.flush()
     assert b"".join(found) == data
-    assert max(map(len, found)) <= LONGEST_LINE_BYTES
+    assert max(map(len, found)) <= MAX_LINE_BYTES
 
 
 @pytest.mark.parametrize("in_place", [False, True])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringrun.watch.history import MOST_POINTS, WINDOW_S, History
+from ringrun.watch.history import MAX_POINTS, WINDOW_S, History
 from tests.unit.ringrun.watch.samples import EQUAL, HOSTS, SLOW_2, report, running
 
 
@@ -32,7 +32,7 @@ def test_one_report_gives_no_rate_and_no_slow_rank():
 def test_an_hour_has_few_points_and_the_same_mean():
     history = running(3600, [0.5], {}, steps=3.0)
     points = history.processes[0].points
-    assert MOST_POINTS / 2 < len(points) <= MOST_POINTS
+    assert MAX_POINTS / 2 < len(points) <= MAX_POINTS
     assert all(point.rates.steps == pytest.approx(3.0, rel=0.02) for point in points)
     assert points[-1].at_s > 3500 and [point.at_s for point in points] == sorted(p.at_s for p in points)
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ringrun.watch.history import MOST_POINTS, History
+from ringrun.watch.history import MAX_POINTS, History
 from ringrun.watch.html_report import Facts, html_report
 from tests.unit.ringrun.watch.samples import EQUAL, HOSTS, SLOW_2, report, running
 
@@ -82,7 +82,7 @@ def test_figures_are_valid():
 def test_sixteen_ranks_are_below_a_megabyte():
     """However long the job is: no curve has more points."""
     slept = {rank: {other: 0.03 for other in range(16) if other != rank} for rank in range(16)}
-    page = page_of(running(MOST_POINTS, [0.4] * 16, slept, steps=3.7))
+    page = page_of(running(MAX_POINTS, [0.4] * 16, slept, steps=3.7))
     assert 50_000 < len(page.encode()) < 1_000_000
 
 

@@ -13,12 +13,12 @@ from ringcomm._adapter import basics
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """Whether Gloo is available; True, because ringcomm's own links replace it."""
+    """Return whether Gloo is available; True, because ringcomm's own links replace it."""
     return basics.gloo_built()
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """Whether MPI is available."""
+    """Return whether MPI is available."""
     return basics.mpi_built()
 
 
@@ -28,17 +28,17 @@ def nccl_built(verbose: bool = False) -> int:
 
 
 def ddl_built(verbose: bool = False) -> bool:
-    """Whether DDL is available."""
+    """Return whether DDL is available."""
     return basics.ddl_built()
 
 
 def ccl_built(verbose: bool = False) -> bool:
-    """Whether oneCCL is available."""
+    """Return whether oneCCL is available."""
     return basics.ccl_built()
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether a framework is installed and ringcomm has an adapter for it."""
+    """Return whether a framework is installed and ringcomm has an adapter for it."""
     try:
         return find_spec(ext_base_name) is not None and find_spec(f"ringcomm.{ext_base_name}") is not None
     except (ImportError, ValueError):
@@ -60,7 +60,7 @@ def check_installed_version(name: str, version: str, exception: Any = None) -> N
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether a framework has a GPU."""
+    """Return whether a framework has a GPU."""
     if ext_base_name == "torch":
         return bool(import_module("torch").cuda.is_available())
     if ext_base_name == "tensorflow":
@@ -102,12 +102,12 @@ def _put(variables: Any) -> None:
 
 
 def is_iterable(x: Any) -> bool:
-    """Whether an object can be iterated over."""
+    """Return whether an object can be iterated over."""
     return hasattr(x, "__iter__") or hasattr(x, "__getitem__")
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether a number is a power of two."""
+    """Return whether a number is a power of two."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
@@ -119,7 +119,7 @@ def split_list(items: Sequence[Any], n: int) -> List[Sequence[Any]]:
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Whether a version is at least ``major.minor.patch``; what follows the numbers does not count.
+    """Return whether a version is at least ``major.minor.patch``; what follows the numbers does not count.
 
     Raises:
         ValueError: the target is not of that form.

@@ -113,7 +113,7 @@ def run(
 
 
 def _failed(rank: Optional[int]) -> str:
-    """How Horovod's text on a failed rank begins: programs look for it."""
+    """Return how Horovod's text on a failed rank begins: programs look for it."""
     if rank is None:
         return ""  # the job did not start
     return (

@@ -30,7 +30,7 @@ class Timeout:
         return max(0.0, self._timeout_at - time.time())
 
     def timed_out(self) -> bool:
-        """Whether the limit has passed."""
+        """Return whether the limit has passed."""
         return time.time() > self._timeout_at
 
     def check_time_out_for(self, activity: str) -> None:
