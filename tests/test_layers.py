@@ -21,8 +21,9 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "version", "errors", "ops", "dtypes", "storage.folders", "storage.files", "storage.certificate",
             "storage.keys", "newkey", "configuration.endpoints", "configuration.parsing",
-            "configuration.unknown_settings", "configuration.setting_aliases", "configuration.variables",
-            "configuration.other_launchers", "configuration.environment", "configuration.settings",
+            "configuration.bucket_sizes", "configuration.unknown_settings", "configuration.setting_aliases",
+            "configuration.variables", "configuration.other_launchers", "configuration.environment",
+            "configuration.settings",
             "configuration.membership", "config", "configuration.lookups", "configuration.polling", "clock",
             "docstrings", "storage.results",
         ],
@@ -219,6 +220,7 @@ LAZY_STEP_UP = "ringrun.function"
 
 PURE = [
     "errors", "ops", "dtypes", "configuration.parsing", "configuration.unknown_settings",
+    "configuration.bucket_sizes",
     "configuration.variables", "configuration.other_launchers", "wire.frames", "wire.place", "wire.signing",
     "wire.claims", "wire.auth", "wire.messages", "codec.*", "schedule.*", "collective.reduce",
     "collective.progress", "transport.routes", "rendezvous.actions", "rendezvous.membership",

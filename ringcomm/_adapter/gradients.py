@@ -8,12 +8,8 @@ from __future__ import annotations
 import zlib
 from typing import Any, Dict, Hashable, Iterable, List, NamedTuple, Optional, Sequence, Union
 
+from ..configuration.bucket_sizes import FIRST_GRADIENTS_BYTES, GRADIENTS_BYTES
 from ..errors import ConfigError
-
-FIRST_BYTES = 1 << 20
-"""Size of the bucket that is complete first: its reduction should start early in the backward pass."""
-BUCKET_BYTES = 8 << 20
-"""Size of the other buckets: large enough to use the network well, small enough that several overlap."""
 
 
 class Gradient(NamedTuple):
@@ -29,7 +25,9 @@ class Gradient(NamedTuple):
 
 
 def plan_buckets(
-    gradients: Sequence[Gradient], first_bytes: int = FIRST_BYTES, bucket_bytes: int = BUCKET_BYTES
+    gradients: Sequence[Gradient],
+    first_bytes: int = FIRST_GRADIENTS_BYTES,
+    bucket_bytes: int = GRADIENTS_BYTES,
 ) -> List[List[int]]:
     """Divide gradients into buckets, in the order in which a backward pass computes them: last first.
 

@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, Mapping, Optional
 
 from ..errors import ConfigError
 from . import environment, parsing, setting_aliases
+from .bucket_sizes import FUSION_BYTES
 from .environment import PREFIX
 
 
@@ -85,7 +86,7 @@ class Settings:
         "between hosts less than 2 ms apart, because bbr paces even the loopback.",
     )  # fmt: skip
     fusion_bytes: int = _setting(
-        64 * 1024 * 1024, "FUSION_THRESHOLD", parsing.size_or_zero,
+        FUSION_BYTES, "FUSION_THRESHOLD", parsing.size_or_zero,
         "Largest total size in bytes of small tensors that the engine fuses into one message. 0: no fusion.",
         metavar="BYTES",
     )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional, 
 
 from ..collective.call_sites import CallSites
 from ..collective.weighted import Total
+from ..configuration.bucket_sizes import FUSION_BYTES
 from ..errors import ProtocolError, RingcommError
 from ..ops import Collective
 from ..wire.messages import Message
@@ -45,7 +46,7 @@ class Tuning(NamedTuple):
         cycle_s: how long a ready operation may wait for others to be fused with.
     """
 
-    fusion_bytes: int = 64 << 20
+    fusion_bytes: int = FUSION_BYTES
     cycle_s: float = 0.001
 
 

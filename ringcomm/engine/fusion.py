@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
+from ..configuration.bucket_sizes import NEEDED_BYTES
 from ..ops import Collective, ReduceOp
 from .request import Key, Signature
 
@@ -59,10 +60,6 @@ def plan_buckets(ready: Sequence[Member], threshold_bytes: int) -> List[Bucket]:
     return buckets
 
 
-AT_ONCE_BYTES = 8 << 20
-"""How much of what is needed in an order is run at once: what becomes ready meanwhile may be needed first."""
-
-
 def by_need(
     ready: Sequence[Tuple[Key, Signature]], needed: Mapping[str, int]
 ) -> Tuple[List[Tuple[Key, Signature]], List[Tuple[Key, Signature]]]:
@@ -78,7 +75,7 @@ def by_need(
     total, count = 0, 0
     for key, signature in ordered:
         total += signature.nbytes if key.name in needed else 0
-        if count and total > AT_ONCE_BYTES:
+        if count and total > NEEDED_BYTES:
             break
         count += 1
     return ordered[:count], ordered[count:]

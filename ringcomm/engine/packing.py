@@ -12,13 +12,11 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from ..codec.base import BLOCK_ITEMS
+from ..configuration.bucket_sizes import ALONE_BYTES
 from ..dtypes import Array, dtype_named
 from ..errors import RingcommError
 from ..ops import ReduceOp
 from .request import Key, Request, Signature
-
-ALONE_BYTES = 1 << 20
-"""Tensors from this size on are not copied into a bucket: the copies would cost more than a call."""
 
 Work = Tuple[Signature, Optional[Request]]
 """A member of a bucket; without a request if this rank has joined, and contributes nothing."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Callable, Dict, List, NamedTuple, Sequence, Tuple
 
+from ..configuration.bucket_sizes import FUSION_BYTES
+
 FORWARD = 1 / 3
 """Which part of the computation comes before the first gradient, where only its length is known."""
 
@@ -24,7 +26,7 @@ class Workload(NamedTuple):
     gradients: Tuple[int, ...]
     ready_s: Tuple[float, ...]
     usual_s: float = 0.0
-    bucket_bytes: int = 64 << 20
+    bucket_bytes: int = FUSION_BYTES
 
 
 class Timing(NamedTuple):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ringcomm.engine.fusion import AT_ONCE_BYTES, Member, by_need, plan_buckets
+from ringcomm.configuration.bucket_sizes import NEEDED_BYTES
+from ringcomm.engine.fusion import Member, by_need, plan_buckets
 from ringcomm.engine.request import Key, Signature
 from ringcomm.ops import Collective, ReduceOp
 from ringcomm.wire.frames import NO_OP, NO_ROOT
@@ -72,7 +73,7 @@ def names_by_need(items, needed):
 
 
 def test_what_is_needed_first_runs_first_and_little_at_a_time():
-    assert AT_ONCE_BYTES == 8 << 20
+    assert NEEDED_BYTES == 8 << 20
     items = [("d", 4), ("c", 4), ("b", 4), ("a", 4)]
     assert names_by_need(items, "abcd") == (["a", "b"], ["c", "d"])
     assert names_by_need([("b", 20), ("a", 20)], "ab") == (["a"], ["b"])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ringcomm.codec.base import BLOCK_ITEMS
+from ringcomm.configuration.bucket_sizes import ALONE_BYTES
 from ringcomm.engine.packing import (
-    ALONE_BYTES,
     FusionBuffer,
     arrays_of,
     as_one,
