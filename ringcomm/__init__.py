@@ -57,12 +57,6 @@ from .calls.async_calls import (
     reducescatter_async,
     synchronize,
 )
-from .calls.grouped_calls import (
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-)
 from .calls.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from .config import Membership, Settings
 from .engine.process_sets import UnknownProcessSetError
@@ -102,6 +96,12 @@ if _typing.TYPE_CHECKING:
     from .balance.advise import Advice, advise
     from .balance.batches import balanced
     from .calls.consistency import check_same
+    from .calls.grouped_calls import (
+        grouped_allreduce,
+        grouped_allreduce_,
+        grouped_allreduce_async,
+        grouped_allreduce_async_,
+    )
     from .calls.messages import recv, send
     from .scaling.prediction import Prediction, predict
 
@@ -208,6 +208,10 @@ _LATER = {
     "advise": "balance.advise",
     "balanced": "balance.batches",
     "check_same": "calls.consistency",
+    "grouped_allreduce": "calls.grouped_calls",
+    "grouped_allreduce_": "calls.grouped_calls",
+    "grouped_allreduce_async": "calls.grouped_calls",
+    "grouped_allreduce_async_": "calls.grouped_calls",
     "LocalSGD": "_adapter.local_sgd",
     "predict": "scaling.prediction",
     "Prediction": "scaling.prediction",

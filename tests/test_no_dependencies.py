@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FRAMEWORKS = ["torch", "tensorflow", "keras", "jax", "mxnet", "cupy", "lightning", "horovod", "mpi4py"]
 FRAMEWORKS += ["ray", "distributed", "dask", "pyspark"]
 
-MAX_MODULES = 128
+MAX_MODULES = 110
 """What a process that is alone in its job needs for its collectives."""
 
 PROBE = """

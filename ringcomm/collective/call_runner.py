@@ -19,7 +19,6 @@ from ..group.failures import FailureReporter
 from ..group.reporter import Reporter
 from ..transport.base import Fabric
 from ..transport.huge_pages import MIN_BYTES
-from ..transport.pace import delivered
 from ..wire.frames import VOTE
 from .call_errors import CallErrors
 from .call_history import CallHistory, Row
@@ -115,6 +114,8 @@ class CallRunner:
 
     def delivered(self) -> Dict[int, Tuple[int, float]]:
         """What its links have delivered; see :func:`ringcomm.transport.pace.delivered`. For any thread."""
+        from ..transport.pace import delivered  # asked for once a second at most, and of TCP links
+
         return delivered(self._fabric)
 
     @property

@@ -8,8 +8,8 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..dtypes import code_of
-from ..ops import CODECS, WEIGHTED_AVERAGE, Collective, op_name
+from ..dtypes import HALF_TYPES, code_of
+from ..ops import CODECS, WEIGHTED_AVERAGE, Collective, ReduceOp, op_name
 from ..schedule.steps import Step
 from ..wire.frames import MEASUREMENT, NO_OP, NO_ROOT, Header, digest
 from .call_sites import Site, nowhere, number_of_known
@@ -177,3 +177,16 @@ class Plan:
         if site[1] == known[2] and site[0] is known[1]:
             return int(known[3])
         return number_of_known(site, known)
+
+
+def usable_codec(codec: int, dtype: np.dtype[Any], op: ReduceOp) -> int:
+    """Return the codec with which elements are sent: integers, and reductions that do not add, have none.
+
+    Args:
+        codec: place in :data:`ringcomm.ops.CODECS`.
+        dtype: of the elements.
+        op: the reduction.
+    """
+    wide = dtype.kind == "f" and dtype.itemsize > 2
+    half = dtype.name in HALF_TYPES and CODECS[codec] in ("int8", "int4")
+    return codec if (wide or half) and op in (ReduceOp.SUM, ReduceOp.AVERAGE) else 0

@@ -23,8 +23,7 @@ import numpy as np
 
 from ..codec.base import BLOCK_ITEMS, SEGMENT_ITEMS, Codec
 from ..codec.table import make_codec
-from ..dtypes import HALF_TYPES
-from ..ops import CODECS, ReduceOp
+from ..ops import CODECS
 from ..schedule.select import Selector
 from ..schedule.steps import Recv, Send, Step
 from ..transport.base import Fabric
@@ -260,19 +259,6 @@ class CodedExecution(Execution):
 def _clear_strange(residuals: np.ndarray[Any, Any]) -> None:
     """Zero where residuals are not finite: one overflow must not spoil all later calls."""
     residuals[~np.isfinite(residuals)] = 0
-
-
-def usable_codec(codec: int, dtype: np.dtype[Any], op: ReduceOp) -> int:
-    """The codec with which elements are really sent: integers, and reductions that do not add, have none.
-
-    Args:
-        codec: place in :data:`ringcomm.ops.CODECS`.
-        dtype: of the elements.
-        op: the reduction.
-    """
-    wide = dtype.kind == "f" and dtype.itemsize > 2
-    half = dtype.name in HALF_TYPES and CODECS[codec] in ("int8", "int4")
-    return codec if (wide or half) and op in (ReduceOp.SUM, ReduceOp.AVERAGE) else 0
 
 
 class CodedPlans:

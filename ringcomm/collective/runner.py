@@ -6,7 +6,7 @@ Arrays are contiguous and one-dimensional here, and counts are in elements. All 
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -20,15 +20,17 @@ from ..transport.base import Fabric
 from ..transport.subset import Subset
 from ..wire.frames import NO_OP, NO_ROOT
 from .call_runner import CallRunner
-from .calls import Call, Intent, Plan
-from .coded import CodedPlans, usable_codec
+from .calls import Call, Intent, Plan, usable_codec
 from .device_group import DEVICE_TYPES
-from .host_groups import HostGroups
 from .placement import MIN_BYTES, Placement
 from .progress import Progress
 from .reduce import Kernel, kernel
 from .staged import Staging
 from .totals import Totals
+
+if TYPE_CHECKING:
+    from .coded import CodedPlans
+    from .host_groups import HostGroups
 
 
 class Runner(CallRunner):
@@ -60,7 +62,7 @@ class Runner(CallRunner):
         super().__init__(fabric, settings, generation, spin_s, reporter)
         self._settings = settings
         self._selector = selector or Selector(fabric.rank, fabric.size, settings.algorithm or None)
-        self._coded = CodedPlans(fabric, self._selector)
+        self._coded: Optional[CodedPlans] = None
         self._placement = Placement(fabric.size)
         self._groups: Optional[HostGroups] = None
         self.reduced_bytes = 0
@@ -75,6 +77,7 @@ class Runner(CallRunner):
         """
         if hosts is None:
             return
+        from .host_groups import HostGroups
 
         def among(ranks: Sequence[int]) -> Runner:
             links = Subset(self._fabric, sorted(ranks))
@@ -178,6 +181,10 @@ class Runner(CallRunner):
         fold = kernel(op, data.dtype, self.size, *scales)
         if call.codec:
             plan = self._plans.find(call, (), fold)
+            if self._coded is None:
+                from .coded import CodedPlans  # codecs are not needed by most jobs
+
+                self._coded = CodedPlans(self._fabric, self._selector)
             plan.execution = self._coded.execution(plan.header, data.size, fold)
             return plan
         single = fold.needs_single_fold

@@ -18,7 +18,6 @@ from ..dtypes import Array
 from ..errors import ShapeError
 from ..ops import Collective, ReduceOp
 from ..transport.base import Fabric
-from ..transport.pace import delivered
 from ..transport.subset import Subset
 from .adasum import adasum
 from .mirrors import Mirrors, fetch_all, mirrors_of, staging_of, store_all
@@ -126,6 +125,8 @@ class BucketRunner:
 
     def delivered(self) -> Dict[int, Tuple[int, float]]:
         """Return what the engine's links have delivered; see :func:`ringcomm.transport.pace.delivered`."""
+        from ..transport.pace import delivered  # asked for once a second at most, and of TCP links
+
         return delivered(self._fabric)
 
     def members(self, process_set: int) -> Tuple[int, ...]:

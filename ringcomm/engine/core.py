@@ -22,12 +22,11 @@ from ..schedule.select import Selector
 from ..storage.files import open_named
 from ..transport.base import Channels, Fabric, StoppableWatch
 from .bucket_runner import BucketRunner
-from .observer import Observer
+from .observer import Observer, Sink
 from .operation_history import OperationHistory
 from .process_sets import ProcessSets
 from .request import Request
 from .single_rank import SingleRank
-from .tracing import Sink
 
 if TYPE_CHECKING:
     from .coordinator import Coordinator

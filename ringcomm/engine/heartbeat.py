@@ -17,10 +17,9 @@ from ..errors import BrokenInvariantError, ProtocolError, RingcommError
 from ..transport.base import Fabric, StoppableWatch, Stopped
 from ..wire.messages import Message
 from .mismatch import whereabouts
-from .observer import Observer
+from .observer import Observer, Sink
 from .peer_channels import Limits, PeerChannels
 from .stacks import main_stack
-from .tracing import Sink
 
 logger = logging.getLogger("ringcomm.engine")
 

@@ -12,6 +12,9 @@ from .request import Key, Signature
 Event = Tuple[str, str, str, float, Optional[Dict[str, Any]]]
 """Tensor, phase (B, E, X, i), activity, microseconds on this rank's clock, arguments."""
 
+Sink = Callable[[int, Sequence[Sequence[Any]]], None]
+"""Takes a rank's events."""
+
 
 def now_us() -> float:
     """The clock of all events: monotonic microseconds."""

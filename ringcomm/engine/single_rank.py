@@ -6,13 +6,11 @@ import threading
 from collections import Counter
 from typing import Any, Optional
 
-from ..collective.weighted import Total
+from ..collective.weighted import NO_WEIGHTS, Total
 from ..errors import Misuse
-from .announcements import no_weight_text
 from .bucket_runner import BucketRunner
-from .observer import Observer, label_of
+from .observer import Observer, Sink, label_of
 from .request import Request
-from .tracing import Sink
 
 
 class OwnTrace:
@@ -77,7 +75,7 @@ class SingleRank:
         """The result of an operation."""
         if request.signature.weighted:
             if not request.weight:
-                raise Misuse(no_weight_text(request.signature.describe()))
+                raise Misuse(f"{request.signature.describe()}: {NO_WEIGHTS}")
             request.total = Total.of([request.weight])
         observer = self.trace.observer
         if observer is None:

@@ -32,11 +32,10 @@ from ..wire.messages import Message
 from .bucket_runner import BucketRunner
 from .coordinator import Coordinator
 from .cycle import EngineState
-from .observer import Observer
+from .observer import Observer, Sink
 from .operation_history import OperationHistory
 from .peer_channels import Limits, PeerChannels
 from .request import Handle, Request
-from .tracing import Sink
 from .waiters import NOTHING_REPORTED, BlockedReport, Wait
 
 logger = logging.getLogger("ringcomm.engine")

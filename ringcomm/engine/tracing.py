@@ -6,14 +6,11 @@ quickest to be from the middle of its way.
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, List, Optional
 
 from ..wire.messages import Message
 from .control_messages import ControlMessages
-from .observer import Observer, now_us
-
-Sink = Callable[[int, Sequence[Sequence[Any]]], None]
-"""Takes a rank's events."""
+from .observer import Observer, Sink, now_us
 
 FLUSH_S = 0.25
 """How long events are collected before they are sent."""

@@ -31,7 +31,6 @@ from ..collective.runner import Runner
 from ..config import Settings, flight_channel_from_environment
 from ..configuration.lookups import LOOKUPS
 from ..engine.engine import Engine
-from ..engine.stacks import thread_stacks
 from ..errors import MismatchError, NotInitializedError, PeerLostError, RingcommError, describe_error
 from ..storage.files import write_file
 from ..storage.folders import own_folder
@@ -204,6 +203,8 @@ def record(recorders: Sequence[FlightRecorder], reason: str, error: str = "") ->
     if reason == "ended":
         for channel in channels:
             channel["operations"] = channel["operations"][-_ENDED_OPERATIONS:]
+    from ..engine.stacks import thread_stacks  # for a report, which most jobs never make
+
     threads = [] if reason == "ended" else thread_stacks()
     found.update(pid=os.getpid(), at=round(time.time(), 6), threads=threads, lanes=channels)
     return found
