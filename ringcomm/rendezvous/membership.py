@@ -186,6 +186,10 @@ class RankAssignment:
             )
         return slot, host
 
+    def slot_of(self, number: int) -> Slot:
+        """Return the place of a rank; without a plan the first host has a place for each."""
+        return self.seats[number].slot if self.seats else Slot(0, number)
+
     def planned_rank(self, slot: Slot) -> Optional[int]:
         """The rank of the process in this place, if a launcher planned it."""
         return self._ranks.get(slot)

@@ -82,7 +82,7 @@ class Rendezvous:
             ok: whether that is a normal end.
             now_s: the time on the rendezvous' monotonic clock.
         """
-        slot = self._ranks.seats[number].slot
+        slot = self._ranks.slot_of(number)
         actions = self._relay(self.epoch.process_exited(slot, how, ok, now_s), now_s)
         return actions or self._abort_for_early_exits(now_s)
 

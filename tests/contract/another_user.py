@@ -19,7 +19,7 @@ def become(user: int) -> str:
 
     It may not be able to read the modules any more then, so it imports what it needs before.
     """
-    imports = "import json, os, select, socket, sys, time"
+    imports = "import json, locale, os, select, socket, sys, time"
     return f"{imports}; os.setgroups([]); os.setgid({user}); os.setuid({user})\n"
 
 

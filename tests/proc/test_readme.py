@@ -107,7 +107,7 @@ def test_hostfile_and_host_list() -> None:
 
 
 def test_options_exist() -> None:
-    job = Launched("--help")
+    job = Launched("--help-all")
     assert job.finish(LIMIT_S) == 0
     readme = (ROOT / "README.md").read_text()
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme)) - {"--all"}
