@@ -57,6 +57,10 @@ class _RankCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         commands.format_commands(ctx, formatter)
         write_options(self, ctx, formatter, everything=_EVERYTHING in ctx.meta)
+        if _EVERYTHING in ctx.meta:
+            for note in _NOTES:
+                formatter.write_paragraph()
+                formatter.write_text(note)
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> List[CompletionItem]:
@@ -82,6 +86,13 @@ def _show_all(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         ctx.exit()
 
 
+_NOTES = (
+    "In a job of Slurm, LSF, Grid Engine, OAR or PBS the hosts are those of that job.",
+    "Most options are settings, too: as RINGCOMM_* variables (--print-config shows them all) and in "
+    "--config-file. horovodrun's names work as well.",
+    "A program that is named like a command is started by its path: ./stop.",
+)
+"""What ``--help-all`` says besides."""
 _EVERYTHING = "ringrun.everything"
 """The key in click's context that is present if the help lists all options."""
 _EXIT: Dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}

@@ -119,6 +119,13 @@ def test_the_help_is_one_screen_with_the_commands_first(monkeypatch: pytest.Monk
     assert everything.endswith("Show all options.")
 
 
+def test_all_options_come_with_what_is_not_an_option() -> None:
+    page = " ".join(CliRunner().invoke(cli.ringrun, ["--help-all"]).output.split())
+    for text in ("In a job of Slurm", "as RINGCOMM_* variables", "horovodrun's names", "by its path: ./stop"):
+        assert text in page
+        assert text not in " ".join(CliRunner().invoke(cli.ringrun, ["--help"]).output.split())
+
+
 @pytest.mark.parametrize(
     "flag", ["--link RATE", "--price MONEY", "--diagnose-dir FOLDER", "--figure FILE.svg", "--batch N"]
 )
