@@ -22,6 +22,8 @@ PATHS = {
     "symlink_to", "hardlink_to", "chmod", "iterdir", "glob", "rglob",
 }  # fmt: skip
 """Methods of paths. ``replace`` counts with one argument, which that of texts does not have."""
+OTHERS = ("os", "files", "folders", "formatter")
+"""Names whose methods of the same name are counted above, are the room's, or write a help page."""
 
 SYSTEM = "files of the kernel and of the system, which only the administrator makes"
 DESCRIPTOR = "a descriptor that was inherited, or that the room has opened"
@@ -96,7 +98,7 @@ def calls(tree: List[ast.AST]) -> Iterator[str]:
                 yield f"{owner}.{called.attr}"
             elif owner == "shutil" and called.attr != "which":
                 yield f"shutil.{called.attr}"
-            elif owner not in ("os", "files", "folders") and _is_of_a_path(called.attr, node):
+            elif owner not in OTHERS and _is_of_a_path(called.attr, node):
                 yield f".{called.attr}"
 
 
@@ -136,6 +138,7 @@ def test_nothing_opens_a_path_outside_of_the_room() -> None:
         ("text.replace('a', 'b')", []),
         ("tempfile.mkdtemp()", ["tempfile.mkdtemp"]),
         ("path.write_text('')", [".write_text"]),
+        ("formatter.write_text('')", []),
         ("files.write_file(folder, name, data)", []),
     ],
 )
