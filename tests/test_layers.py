@@ -96,7 +96,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         ],
         ["scaling.step", "scaling.figure", "scaling.prediction",
          "scaling.recorder", "scaling.job"],
-        ["balance.plan", "balance.order", "balance.deal", "balance.replan", "balance.step_weight",
+        ["balance.plan", "balance.order", "balance.division", "balance.replan", "balance.step_weight",
          "balance.unequal", "balance.window", "balance.advise", "balance.probe"],
         [
             "group.work", "group.message_matching", "group.message_channel", "group.abort_watch",

@@ -339,15 +339,15 @@ def _covers(ranges: Ranges, rank: int) -> bool:
 
 
 def _grouped(texts: Mapping[int, str]) -> List[str]:
-    """Texts, by rank; ranks whose texts tell of the same call share a line.
+    """Return lines from texts, by rank; ranks whose texts name the same call share a line.
 
-    A difference is told once, in the line of the lowest rank that reports it. It is repeated for a peer that
-    reports nothing itself, as no line tells of that peer's call.
+    A difference stands once, in the line of the lowest rank that reports it. It is repeated for a peer that
+    reports nothing itself, as no line names that peer's call.
     """
     lines: List[str] = []
     calls: Dict[str, List[int]] = {}
     differences: Dict[str, List[str]] = {}
-    told: Set[str] = set()
+    seen: Set[str] = set()
     for rank in sorted(texts):
         start = f"rank {rank}: "
         if not texts[rank].startswith(start):
@@ -359,9 +359,9 @@ def _grouped(texts: Mapping[int, str]) -> List[str]:
         calls.setdefault(call, []).append(rank)
         if found is not None:
             why = text[found.end() :]
-            if why not in told or int(found[1]) not in texts:
+            if why not in seen or int(found[1]) not in texts:
                 differences.setdefault(call, []).append(text[found.start() :].rstrip("."))
-            told |= {why, _HERE_AND_THERE.sub(r"(\2 here, \1 there)", why)}
+            seen |= {why, _HERE_AND_THERE.sub(r"(\2 here, \1 there)", why)}
     return lines + [
         f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {call}"
         f"{''.join(differences.get(call, ()))}."

@@ -19,7 +19,7 @@ import pytest
 from ringcomm.config import Settings
 from ringcomm.errors import NotInitializedError, PeerLostError
 from ringcomm.job import flight_recorder as module
-from ringcomm.job.flight_recorder import NUMBERS, RECORD, Channel, forget_what_is_closed, record
+from ringcomm.job.flight_recorder import NUMBERS, RECORD, RecorderSocket, forget_what_is_closed, record
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import RankFailed, run_ranks
 from tests.contract.flight_agent import LIMIT_S, Agent
@@ -47,8 +47,8 @@ def agent(silent):
 @pytest.fixture
 def launched(agent, monkeypatch):
     """An agent to which all ranks of this process report."""
-    monkeypatch.setattr(Channel, "_opened", True)
-    monkeypatch.setattr(Channel, "_own", agent.channel)
+    monkeypatch.setattr(RecorderSocket, "_opened", True)
+    monkeypatch.setattr(RecorderSocket, "_own", agent.channel)
     return agent
 
 
@@ -321,20 +321,20 @@ class TestSending:
 class TestDescriptors:
     def given(self, monkeypatch, *items):
         monkeypatch.setenv("RINGCOMM_FLIGHT_FD", ",".join(f"{number}:{inode}" for number, inode in items))
-        monkeypatch.setattr(Channel, "_opened", False)
-        monkeypatch.setattr(Channel, "_own", None)
+        monkeypatch.setattr(RecorderSocket, "_opened", False)
+        monkeypatch.setattr(RecorderSocket, "_own", None)
 
     def test_the_channel_is_opened_once_and_not_inherited(self, silent, monkeypatch):
         sock, stacks = silent.theirs.detach(), silent.stacks
         os.set_inheritable(stacks, True)
         self.given(monkeypatch, (sock, os.fstat(sock).st_ino), (stacks, os.fstat(stacks).st_ino))
-        silent.channel = made = Channel.of_this_process()
+        silent.channel = made = RecorderSocket.of_this_process()
         silent.theirs = made._socket
-        assert Channel.of_this_process() is Channel.made_before() is made
+        assert RecorderSocket.of_this_process() is RecorderSocket.made_before() is made
         assert not os.get_inheritable(sock) and not os.get_inheritable(stacks)
         assert silent.next()["type"] == "hello"
         made._pid = -1  # in a fork
-        assert Channel.of_this_process() is None
+        assert RecorderSocket.of_this_process() is None
         forget_what_is_closed()
 
     @pytest.mark.parametrize("wrong", ["inode", "closed", "file", "variable"])
@@ -349,7 +349,7 @@ class TestDescriptors:
                 inode = os.fstat(file.fileno()).st_ino
             items = [(sock, os.fstat(sock).st_ino), (descriptors.get(wrong, stacks), inode)]
             self.given(monkeypatch, *items[: 1 if wrong == "variable" else 2])
-            assert Channel.of_this_process() is None and Channel.of_this_process() is None
+            assert RecorderSocket.of_this_process() is None and RecorderSocket.of_this_process() is None
         silent.theirs.sendall(b"still open\n")
         assert silent.lines.readline() == b"still open\n"
 
