@@ -6,7 +6,7 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ..configuration.bucket_sizes import NEEDED_BYTES
 from ..ops import Collective, ReduceOp
-from .request import Key, Signature
+from ..wire.signature import Key, Signature
 
 FUSIBLE = (Collective.ALLREDUCE, Collective.REDUCESCATTER, Collective.ALLGATHER)
 

@@ -8,7 +8,8 @@ from typing import Callable, Deque, List, Optional
 from ..clock import monotonic
 from ..collective.call_history import DONE, FAILED, RUNNING, SUBMITTED, Row
 from ..ops import Collective
-from .request import Key, Request, Signature
+from ..wire.signature import Key, Signature
+from .request import Request
 
 
 class RecordedOperation:
@@ -63,7 +64,7 @@ class OperationHistory:
             state = FAILED if operation.error else DONE
         row = {
             "op": operation.number, "kind": Collective(signature.kind).name.lower(), "name": signature.name,
-            "what": signature.describe(), "site": operation.site, "state": state,
+            "what": signature.describe(named=False), "site": operation.site, "state": state,
             "began": operation.submitted_s, "ended": operation.ended_s,
             "set": signature.process_set,
         }  # fmt: skip

@@ -21,7 +21,7 @@ from ringcomm.rendezvous.actions import Seat
 from ringcomm.rendezvous.board import Board
 from ringcomm.rendezvous.state import Rendezvous
 from ringcomm.transport.memory import memory_fabrics
-from ringcomm.wire import frames, messages
+from ringcomm.wire import frames, messages, signature
 from ringcomm.wire.auth import Initiator, Responder
 from ringcomm.wire.messages import MessageReader, encode, validate
 from ringcomm.wire.signing import Signer
@@ -145,8 +145,8 @@ def header(rng: random.Random) -> None:
     mine = frames.Header(1, 7, 1, 1, 10, -1, 8, 0)
     theirs = frames.unpack_header((damage(rng, mine.pack()) + bytes(56))[:56])
     # Damage to the site alone, or to the byte that is not used, makes no other call.
-    assert frames.explain_difference(mine, theirs) or theirs._replace(site=0) == mine
-    assert theirs.describe()
+    assert signature.explain_difference(mine, theirs) or theirs._replace(site=0) == mine
+    assert signature.header_text(theirs)
 
 
 def rendezvous(rng: random.Random) -> None:

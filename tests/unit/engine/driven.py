@@ -14,7 +14,7 @@ from ringcomm.engine.coordinator import Coordinator, Tuning
 from ringcomm.engine.cycle import EngineState
 from ringcomm.engine.peer_channels import PeerChannels, SilenceLimits
 from ringcomm.engine.process_sets import ProcessSets
-from ringcomm.engine.request import Handle, Request, Signature
+from ringcomm.engine.request import Handle, Request
 from ringcomm.errors import (
     PeerLostError,
 )
@@ -23,6 +23,7 @@ from ringcomm.ops import Collective, ReduceOp
 from ringcomm.transport.base import StoppableWatch
 from ringcomm.transport.memory import memory_fabrics
 from ringcomm.wire.frames import NO_ROOT
+from ringcomm.wire.signature import Signature
 
 NOTHING: Dict[str, Any] = {
     "type": "orders", "fresh": [], "settled": [], "run": [], "totals": [], "absent": [], "failed": [],

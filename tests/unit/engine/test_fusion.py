@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ringcomm.configuration.bucket_sizes import NEEDED_BYTES
 from ringcomm.engine.fusion import Ready, by_need, plan_buckets
-from ringcomm.engine.request import Key, Signature
 from ringcomm.ops import Collective, ReduceOp
 from ringcomm.wire.frames import NO_OP, NO_ROOT
+from ringcomm.wire.signature import Key, Signature
 
 
 def member(number: int, items: int = 1, **changes) -> Ready:

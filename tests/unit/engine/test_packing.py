@@ -21,9 +21,10 @@ from ringcomm.engine.packing import (
     side_by_side,
     tensors_of,
 )
-from ringcomm.engine.request import Handle, Key, Request, Signature
+from ringcomm.engine.request import Handle, Request
 from ringcomm.ops import Collective, ReduceOp
 from ringcomm.wire.frames import NO_ROOT
+from ringcomm.wire.signature import Key, Signature
 
 
 def work(name: str, number: int = 0, joined: bool = False):
