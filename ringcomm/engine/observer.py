@@ -7,7 +7,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ..ops import Collective
-from .request import Key, Signature
+from ..wire.signature import Key, Signature
 
 Event = Tuple[str, str, str, float, Optional[Dict[str, Any]]]
 """Tensor, phase (B, E, X, i), activity, microseconds on this rank's clock, arguments."""
@@ -23,7 +23,7 @@ def now_us() -> float:
 
 def label_of(signature: Signature, number: int) -> str:
     """What an operation is called in reports: Horovod's ``allreduce.NAME``, or ``allreduce.noname.3``."""
-    kind = Collective(signature.kind).name.lower()
+    kind = signature.verb
     if signature.name.startswith(f"{kind}."):
         return signature.name  # adapters' names say the kind already
     return f"{kind}.{signature.name}" if signature.name else f"{kind}.noname.{number}"

@@ -7,7 +7,6 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, T
 import numpy as np
 import torch
 
-from ...collective.calls import Intent, sizes_text
 from ...collective.runner import Runner
 from ...collective.staged import Staging
 from ...dtypes import Array
@@ -15,6 +14,7 @@ from ...errors import Misuse
 from ...ops import Collective, ReduceOp
 from ...schedule.steps import even_bounds
 from ...wire.frames import NO_OP, NO_ROOT
+from ...wire.signature import Signature, sizes_text
 from ._bridge import GroupOperand, Parts, bounds_of, even_parts, row_parts
 from ._reductions import Reduction
 
@@ -88,7 +88,11 @@ class Collectives:
         operand.finish()
 
     def _reduce(
-        self, data: Array, how: Reduction, intent: Optional[Intent] = None, staging: Optional[Staging] = None
+        self,
+        data: Array,
+        how: Reduction,
+        intent: Optional[Signature] = None,
+        staging: Optional[Staging] = None,
     ) -> None:
         how.prepare(data)
         self.runner.all_reduce(data, how.op, how.name, data.shape, intent=intent, staging=staging)
@@ -104,7 +108,9 @@ class Collectives:
             return
         parts = self._copied([GroupOperand(tensor, arithmetic=True) for tensor in small], bounds_of(small))
         bounds = parts.bounds
-        intent = Intent(Collective.ALLREDUCE, how.code, NO_ROOT, how.name, bounds, sizes_text(bounds))
+        intent = Signature.intent(
+            Collective.ALLREDUCE, how.code, NO_ROOT, how.name, bounds, sizes_text(bounds)
+        )
         self._reduce(parts.load(), how, intent)
         parts.finish()
 
@@ -148,7 +154,7 @@ class Collectives:
         all_indices = indices.new_empty((sum(rows), indices.shape[0]))
         for output, own in ((all_values, values), (all_indices, indices.t().contiguous())):
             parts = self._parts(output, rows=rows)
-            intent = Intent(Collective.ALLREDUCE, name="sparse", text=sizes_text(parts.bounds))
+            intent = Signature.intent(Collective.ALLREDUCE, name="sparse", text=sizes_text(parts.bounds))
             self._gather_parts(parts, GroupOperand(own), intent)
         total = torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.shape).coalesce()
         if how.op == ReduceOp.AVERAGE:
@@ -160,7 +166,7 @@ class Collectives:
         """Reduce a tensor to the root, in place; the other ranks' tensors do not change."""
         operand = GroupOperand(tensor, arithmetic=True)
         data = operand.flat
-        intent = Intent(Collective.REDUCE, how.code, root, how.name, text=_count_text(data))
+        intent = Signature.intent(Collective.REDUCE, how.code, root, how.name, text=_count_text(data))
         if self.rank != root:
             data = self._scratch(operand.flat.size, operand.dtype)
             np.copyto(data, operand.flat)
@@ -184,7 +190,9 @@ class Collectives:
         data, bounds = parts.load(), parts.bounds
         how.prepare(data)
         name = how.labelled(label).name
-        intent = Intent(Collective.REDUCESCATTER, how.code, NO_ROOT, name, bounds, sizes_text(bounds))
+        intent = Signature.intent(
+            Collective.REDUCESCATTER, how.code, NO_ROOT, name, bounds, sizes_text(bounds)
+        )
         self.runner.reduce_scatter(data, bounds, how.op, intent=intent)
         target.flat[...] = own
         target.finish()
@@ -202,10 +210,10 @@ class Collectives:
         """Copy every rank's tensor to all ranks: rank r's to part r of ``output``; sizes may differ."""
         parts, own = self._parts(output), GroupOperand(source)
         name, bounds = f"{own.moved_as} {label}".strip(), parts.bounds
-        intent = Intent(Collective.ALLGATHER, NO_OP, NO_ROOT, name, bounds, sizes_text(bounds))
+        intent = Signature.intent(Collective.ALLGATHER, NO_OP, NO_ROOT, name, bounds, sizes_text(bounds))
         self._gather_parts(parts, own, intent)
 
-    def _gather_parts(self, parts: Parts, own: GroupOperand, intent: Intent) -> None:
+    def _gather_parts(self, parts: Parts, own: GroupOperand, intent: Signature) -> None:
         place = parts.part(self.rank)
         _check_room("input", own.element, own.flat, parts.element, place)
         place[...] = own.flat
@@ -216,16 +224,18 @@ class Collectives:
         """Copy rank r's tensor to ``outputs[r]`` on the root; the other ranks have no outputs."""
         own = GroupOperand(source)
         if self.rank != root:
-            intent = Intent(Collective.GATHER, NO_OP, root, own.moved_as, text=_count_text(own.flat))
+            intent = Signature.intent(
+                Collective.GATHER, NO_OP, root, own.moved_as, text=_count_text(own.flat)
+            )
             self._to_root(own.flat, None, (), intent)
             return
         parts = self._parts(outputs)
         _check_room("input", own.element, own.flat, parts.element, parts.part(root))
-        intent = Intent(Collective.GATHER, NO_OP, root, own.moved_as, text=sizes_text(parts.bounds))
+        intent = Signature.intent(Collective.GATHER, NO_OP, root, own.moved_as, text=sizes_text(parts.bounds))
         self._to_root(own.flat, parts.array, parts.bounds, intent)
         parts.finish()
 
-    def _to_root(self, own: Array, data: Any, bounds: Tuple[int, ...], intent: Intent) -> None:
+    def _to_root(self, own: Array, data: Any, bounds: Tuple[int, ...], intent: Signature) -> None:
         """Send this rank's part to the root, which receives all parts in ``data``."""
         send = _only(intent.root, own.size, self.size)
         if data is None:
@@ -242,7 +252,7 @@ class Collectives:
             _check_room("output", target.element, target.flat, parts.element, parts.part(root))
             source, send, text = parts.load(), parts.bounds, sizes_text(parts.bounds)
         into = _only(root, target.flat.size, self.size)
-        intent = Intent(Collective.SCATTER, NO_OP, root, target.moved_as, text=text)
+        intent = Signature.intent(Collective.SCATTER, NO_OP, root, target.moved_as, text=text)
         self.runner.all_to_all(source, target.flat, send, into, intent=intent)
         target.finish()
 
@@ -262,7 +272,7 @@ class Collectives:
         place, own = received.part(self.rank), sent.part(self.rank)
         _check_room("output", received.element, place, sent.element, own)
         text = f"sending {sizes_text(to)}, receiving {sizes_text(come)}"
-        intent = Intent(Collective.ALLTOALL, name=sent.operands[0].moved_as, text=text)
+        intent = Signature.intent(Collective.ALLTOALL, name=sent.operands[0].moved_as, text=text)
         self.runner.all_to_all(sent.load(), received.array, to, come, intent=intent)
         received.finish()
 
