@@ -15,6 +15,7 @@ import pytest
 
 import ringcomm as rc
 from ringcomm.config import Membership, Settings, Slot
+from ringcomm.configuration.limits import Limits
 from ringcomm.job.context import Context
 from ringcomm.job.newcomer import newcomer_of
 from ringcomm.job.preparation import Preparation
@@ -22,7 +23,6 @@ from ringcomm.rendezvous import channels, client, connect_server
 from ringcomm.rendezvous.actions import Notice
 from ringcomm.rendezvous.client import Joiner, join, running_size
 from ringcomm.rendezvous.control import Resume
-from ringcomm.rendezvous.next_view import Limits
 from ringcomm.rendezvous.server import RendezvousServer
 from ringcomm.storage.certificate import make_certificate
 from ringcomm.transport.encryption import encryption_of
