@@ -32,8 +32,7 @@ from .flight_recorder import FlightRecorder, GroupFacts, forget_what_is_closed
 from .timeline import Recording, timeline_path
 
 if TYPE_CHECKING:
-    from ..rendezvous.control import ControlChannel
-    from ..rendezvous.elastic_control import Resume
+    from ..rendezvous.control import ControlChannel, Resume
     from ..rendezvous.embedded import EmbeddedRendezvous
     from ..rendezvous.joined import Joined
     from ..schedule.cost import CostModel
@@ -267,9 +266,7 @@ class Context(Collectives):
         Args:
             position: as for :meth:`restart`.
         """
-        from ..rendezvous.elastic_control import ElasticChannel  # others cannot be suspended
-
-        assert self._joined is not None and isinstance(self._joined.control, ElasticChannel)
+        assert self._joined is not None
         self._closed = True
         self._stop_calls("the next view begins", True)
         resume = self._joined.control.detach(position)

@@ -62,7 +62,7 @@ def newcomer_of(membership: Membership, settings: Settings) -> Optional[Newcomer
     """
     if not membership.elastic:
         return None
-    from ..rendezvous.elastic_client import running_size
+    from ..rendezvous.client import running_size
 
     size = running_size(membership, settings)
     return Newcomer(membership, settings, size) if size else None
