@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
 
 from ..ops import Collective
 from .request import Key, Signature
@@ -128,3 +128,15 @@ class Observer:
         return [
             [name, phase, activity, at + offset, arguments] for name, phase, activity, at, arguments in events
         ]
+
+
+class EventSource(Protocol):
+    """What brings a rank's events to rank 0: an engine, a failure detector, or the trace of a rank alone."""
+
+    rank: int
+
+    @property
+    def observer(self) -> Optional[Observer]: ...
+    def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None: ...
+    def settle(self, limit_s: float) -> None: ...
+    def stop(self) -> None: ...
