@@ -31,7 +31,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     1: [
         ["group.view", "group.failures"],
         ["codec.base", "codec.halves", "codec.quantized", "codec.table"],
-        ["wire.frames", "wire.place", "wire.signing", "wire.claims", "wire.auth", "wire.messages"],
+        ["wire.frames", "wire.signature", "wire.place", "wire.signing", "wire.claims", "wire.auth",
+         "wire.messages"],
         [
             "schedule.steps", "schedule.streams", "schedule.registry", "schedule.ring", "schedule.direct",
             "schedule.doubling", "schedule.tree", "schedule.hierarchy", "schedule.pipelined",
@@ -56,7 +57,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "collective.headers",
             "collective.progress", "collective.part", "collective.execute", "collective.device_group",
             "collective.staged", "collective.short", "collective.drive", "collective.placement",
-            "collective.coded_hosts", "collective.coded", "collective.calls", "collective.call_history",
+            "collective.coded_hosts", "collective.coded", "collective.call_history",
             "collective.call_lock", "collective.totals", "collective.plans",
             "collective.call_errors", "collective.call_runner",
             "collective.host_groups", "collective.runner", "collective.weighted",
@@ -96,7 +97,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         ],
         ["scaling.step", "scaling.figure", "scaling.prediction",
          "scaling.recorder", "scaling.job"],
-        ["balance.plan", "balance.order", "balance.deal", "balance.replan", "balance.step_weight",
+        ["balance.plan", "balance.order", "balance.division", "balance.replan", "balance.step_weight",
          "balance.unequal", "balance.window", "balance.advise", "balance.probe"],
         [
             "group.work", "group.message_matching", "group.message_channel", "group.abort_watch",
@@ -113,11 +114,11 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     6: [
         [
-            "_adapter.arguments", "_adapter.basics", "_adapter.common", "_adapter.horovod_basics",
-            "_adapter.compression", "_adapter.choice", "_adapter.feedback", "_adapter.powersgd",
-            "_adapter.gradients", "_adapter.optimizer_classes", "_adapter.names", "_adapter.causes",
-            "_adapter.waiting",
-            "_adapter.reduction", "_adapter.compressed",
+            "_adapter.arguments", "_adapter.basics", "_adapter.common",
+            "_adapter.horovod_basics", "_adapter.compression", "_adapter.choice", "_adapter.feedback",
+            "_adapter.powersgd", "_adapter.gradients", "_adapter.optimizer_classes", "_adapter.names",
+            "_adapter.causes", "_adapter.waiting",
+            "_adapter.reduction", "_adapter.submit", "_adapter.compressed",
             "_adapter.graph_callbacks", "_adapter.calls_in_order",
             "_adapter.callbacks",
             "_adapter.local_sgd",
@@ -130,7 +131,7 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     7: [
         [
-            "torch.tensors", "torch.compression", "torch.submit", "torch.movement", "torch.handles",
+            "torch.tensors", "torch.compression", "torch.movement", "torch.handles",
             "torch.autograd", "torch.collectives", "torch.mpi_ops", "torch.state",
             "torch.sync_batch_norm", "torch.buckets", "torch.compressed_buckets",
             "torch.reducer", "torch.own_optimizer", "torch.optimizer", "torch.cross_barrier",
@@ -220,9 +221,9 @@ LAZY_STEP_UP = "ringrun.function"
 
 PURE = [
     "errors", "ops", "dtypes", "configuration.parsing", "configuration.unknown_settings",
-    "configuration.bucket_sizes",
-    "configuration.variables", "configuration.other_launchers", "wire.frames", "wire.place", "wire.signing",
-    "wire.claims", "wire.auth", "wire.messages", "codec.*", "schedule.*", "collective.reduce",
+    "configuration.bucket_sizes", "configuration.variables", "configuration.other_launchers", "wire.frames",
+    "wire.signature", "wire.place", "wire.signing", "wire.claims", "wire.auth", "wire.messages", "codec.*",
+    "schedule.*", "collective.reduce",
     "collective.progress", "transport.routes", "rendezvous.actions", "rendezvous.membership",
     "rendezvous.root_cause", "rendezvous.routing", "rendezvous.member_list", "rendezvous.listening",
     "rendezvous.link_table", "rendezvous.linking", "rendezvous.remarks", "rendezvous.pending_members",

@@ -20,14 +20,14 @@ from ..group.reporter import Reporter
 from ..transport.base import Fabric, StoppableWatch
 from ..transport.huge_pages import MIN_BYTES
 from ..wire.frames import VOTE
+from ..wire.signature import Signature
 from .call_errors import CallErrors
 from .call_history import CallHistory, Row
 from .call_lock import Parts
 from .call_sites import CallSites, Site, find_site
-from .calls import Call, Plan
 from .drive import run
 from .part import Part
-from .plans import Plans
+from .plans import Plan, Plans
 from .progress import Progress
 from .staged import Mirror, Staging
 from .totals import Tally, Totals
@@ -88,8 +88,8 @@ class CallRunner:
         self._lock = threading.RLock()
         self._sequence = 0
         self._started = 0
-        self._last: Optional[Call] = None
-        self._running: Optional[Tuple[Call, Part, bool]] = None
+        self._last: Optional[Signature] = None
+        self._running: Optional[Tuple[Signature, Part, bool]] = None
 
     def progress(self) -> Progress:
         """Return how far this rank is. For any thread, and at any time."""
@@ -294,7 +294,7 @@ class CallRunner:
             self.fetch([staging.data])
         return self._plans.staged(plan, staging, dtype)
 
-    def _doing(self, call: Call) -> str:
+    def _doing(self, call: Signature) -> str:
         """A call, for messages, in the program's own terms."""
         number = "" if call.is_internal else f", call number {self._sequence}"
         return f"{call.describe()}{number}" if self.purpose is None else self.purpose()

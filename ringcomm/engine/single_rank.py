@@ -78,7 +78,7 @@ class SingleRank:
         """The result of an operation."""
         if request.signature.weighted:
             if not request.weight:
-                raise Misuse(f"{request.signature.describe()}: {NO_WEIGHTS}")
+                raise Misuse(f"{request.signature.describe(named=False)}: {NO_WEIGHTS}")
             request.total = Total.of([request.weight])
         observer = self.trace.observer
         if observer is None:

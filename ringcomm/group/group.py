@@ -20,7 +20,7 @@ from ..engine.engine import Engine
 from ..engine.observer import EventSource
 from ..errors import RingcommError
 from ..job.activity import Activity
-from ..job.flight_recorder import Facts, FlightRecorder
+from ..job.flight_recorder import FlightRecorder, GroupFacts
 from ..job.timeline import Recording
 from ..schedule.select import Selector
 from ..transport.base import Channels, StoppableWatch
@@ -110,7 +110,7 @@ class Group:
         self.recording = Recording(detector, self.hosts)
         self.activity = Activity(self.runner, engine, self.members, steps)
         rank = self.members[self.rank]
-        facts = Facts(rank, self.size, self.host, self.generation, self.members, name)
+        facts = GroupFacts(rank, self.size, self.host, self.generation, self.members, name)
         self.flight = FlightRecorder(facts, self.settings, self.runner, self.activity, engine)
 
     @property
@@ -130,7 +130,7 @@ class Group:
         return str(sock.getsockname()[0]), str(sock.getpeername()[0])
 
     def stop(self, reason: str, ok: bool, failure: Optional[RingcommError] = None) -> None:
-        """End the threads of calls and of the failure detector, and refuse further calls; see :meth:`leave`."""
+        """End the threads of calls and of the failure detector, refuse further calls; see :meth:`leave`."""
         self._stop_calls(reason, ok, failure)
         self._detector.stop()
 

@@ -62,7 +62,7 @@ class Context(Collectives):
         joined: the rendezvous' side of it, if there is one.
 
     Attributes:
-        balance_count: how many data sets are dealt to the ranks by their speed.
+        balance_count: how many data sets are divided among the ranks by their speed.
         batch_norm: whether a model is known to have batch normalization.
         cost_model: the links as they were measured; None: they were not.
         advised: whether machines have been recommended (``RINGCOMM_ADVISE``).

@@ -32,17 +32,17 @@ class Preparation:
 
     def compare_programs(self) -> None:
         """Warn if the ranks do not run the same files."""
-        scout = self._scout()
-        scout.purpose = lambda: "the comparison of programs in init()"
-        text = compare_programs(scout, self._group.hosts)
+        runner = self._preliminary()
+        runner.purpose = lambda: "the comparison of programs in init()"
+        text = compare_programs(runner, self._group.hosts)
         if text and self._group.rank == 0 and self._group.control is not None:
             self._group.control.warn("program", text)
 
-    def _scout(self) -> Runner:
+    def _preliminary(self) -> Runner:
         """A runner for what is exchanged before the first call."""
         settings = self._group.settings
         limit_s = min(settings.timeout_s or math.inf, settings.start_timeout_s)
-        return self._group.runner.twin(replace(settings, timeout_s=limit_s))
+        return self._group.runner.with_settings(replace(settings, timeout_s=limit_s))
 
     def tune(self, selector: Selector) -> Optional[CostModel]:
         """Measure the machine, and choose schedules by that from now on.
@@ -55,13 +55,13 @@ class Preparation:
         """
         group = self._group
         hosts = [peer.host_index for peer in group.peers]
-        scout = self._scout()
+        runner = self._preliminary()
         crowded = group.local_size > usable_cores()
         alone = group.local_size == group.size
         wanted = group.settings.measure and not (alone and crowded)
         oversubscribed = alone and crowded and all(link.carrier in STREAMS for link in self._links.values())
-        wanted, oversubscribed = agreed(scout, [wanted, oversubscribed])
-        model = measure(scout, hosts) if wanted else None
+        wanted, oversubscribed = agreed(runner, [wanted, oversubscribed])
+        model = measure(runner, hosts) if wanted else None
         selector.adopt(model, oversubscribed)
         return model
 

@@ -15,7 +15,7 @@ from ... import api
 from ...config import Settings
 from ...engine.heartbeat import HeartbeatThread
 from ...engine.observer import EventSource
-from ...engine.peer_channels import Limits
+from ...engine.peer_channels import SilenceLimits
 from ...engine.single_rank import OwnTrace
 from ...errors import RingcommError
 from ...group.abort_watch import GroupWatch
@@ -73,7 +73,7 @@ class GroupTransport:
             with _transports_lock:
                 _transports.add(self)
             # A late rank is reported by the operation's own time limit, which the program may have set.
-            limits = Limits(settings.dead_after_s, settings.stall_warning_s, 0.0)
+            limits = SilenceLimits(settings.dead_after_s, settings.stall_warning_s, 0.0)
             progress = group.runner.progress
             source = HeartbeatThread(
                 channels.control, group.hosts, limits, watch, progress, self.end, self._name, _waits_for

@@ -22,7 +22,7 @@ from ringcomm.config import Membership
 from ringcomm.group.group import Group
 from ringcomm.testing.cluster import run_ranks
 from ringcomm.torch.distributed import _rendezvous, _store
-from tests.contract.service import Service
+from tests.support.service import Service
 
 LIMIT = timedelta(seconds=60)
 
