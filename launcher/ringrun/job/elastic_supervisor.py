@@ -57,18 +57,13 @@ def elastic_rendezvous_for(job: ElasticJob) -> OpenRendezvous:
     """A function that opens the rendezvous of an elastic job; its argument receives the notices."""
 
     def open_it(notify: Callable[[NoticeLike], None]) -> RendezvousLike:
-        from ringcomm.rendezvous.next_view import Limits
         from ringcomm.rendezvous.server import RendezvousServer
         from ringcomm.transport.encryption import encryption_of
 
-        limits, start_timeout_s = job.limits, job.settings.start_timeout_s
         return RendezvousServer(
             key=job.key, job=job.id, addresses=elastic_addresses(job.settings), notify=notify,
-            start_timeout_s=start_timeout_s, encryption=encryption_of(job.certificate),
-            forwarded=job.settings.allow_forwarding, launched=True, limits=Limits(
-                limits.min_np, limits.max_np, limits.start_np, start_timeout_s, limits.timeout_s,
-                limits.reset_limit,
-            ),
+            start_timeout_s=job.settings.start_timeout_s, encryption=encryption_of(job.certificate),
+            forwarded=job.settings.allow_forwarding, launched=True, limits=job.limits,
         )  # fmt: skip
 
     return open_it
