@@ -17,10 +17,10 @@ from typing import Any, Dict
 
 from ..config import Membership, Settings
 from ..configuration.endpoints import format_endpoint
+from ..configuration.limits import ELASTIC_TIMEOUT_S, Limits
 from ..errors import RingcommError
 from ..transport.encryption import encryption_of
 from .actions import Notice
-from .next_view import Limits
 from .server import RendezvousServer
 
 
@@ -61,8 +61,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-np", type=_positive, help="the most ranks; by default any number")
     parser.add_argument("--np", type=_positive, help="ranks to wait for at the start; by default --min-np")
     parser.add_argument(
-        "--elastic-timeout", type=float, default=600.0, help="how long to wait for --min-np ranks, in seconds"
-    )
+        "--elastic-timeout", type=float, default=ELASTIC_TIMEOUT_S,
+        help="how long to wait for --min-np ranks, in seconds",
+    )  # fmt: skip
     parser.add_argument("--reset-limit", type=int, help="the most changes of the membership")
     return parser.parse_args()
 
@@ -89,8 +90,8 @@ def _server(
     if arguments.min_np is None:
         return RendezvousServer(size=membership.size, **common)
     limits = Limits(
-        min_size=arguments.min_np, max_size=arguments.max_np, start_size=arguments.np or arguments.min_np,
-        elastic_timeout_s=arguments.elastic_timeout, reset_limit=arguments.reset_limit,
+        arguments.np or arguments.min_np, arguments.min_np, arguments.max_np, arguments.reset_limit,
+        arguments.elastic_timeout,
     )  # fmt: skip
     return RendezvousServer(limits=limits, **common)
 

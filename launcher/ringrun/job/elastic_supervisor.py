@@ -34,7 +34,7 @@ from ..elastic.places import (
 )
 from ..plan.hosts import HostSpec, parse_host
 from ..plan.job import HostJob
-from ..reach.agent_process import Link
+from ..reach.agent_process import AgentLink
 from ..show.console import Console
 from .agents import END, Steps
 from .discovery import Discovery
@@ -57,18 +57,13 @@ def elastic_rendezvous_for(job: ElasticJob) -> OpenRendezvous:
     """A function that opens the rendezvous of an elastic job; its argument receives the notices."""
 
     def open_it(notify: Callable[[NoticeLike], None]) -> RendezvousLike:
-        from ringcomm.rendezvous.next_view import Limits
         from ringcomm.rendezvous.server import RendezvousServer
         from ringcomm.transport.encryption import encryption_of
 
-        limits, start_timeout_s = job.limits, job.settings.start_timeout_s
         return RendezvousServer(
             key=job.key, job=job.id, addresses=elastic_addresses(job.settings), notify=notify,
-            start_timeout_s=start_timeout_s, encryption=encryption_of(job.certificate),
-            forwarded=job.settings.allow_forwarding, launched=True, limits=Limits(
-                limits.min_np, limits.max_np, limits.start_np, start_timeout_s, limits.timeout_s,
-                limits.reset_limit,
-            ),
+            start_timeout_s=job.settings.start_timeout_s, encryption=encryption_of(job.certificate),
+            forwarded=job.settings.allow_forwarding, launched=True, limits=job.limits,
         )  # fmt: skip
 
     return open_it
@@ -245,7 +240,7 @@ class ElasticSupervisor(Supervisor):
             processes.sweep(self.job.id, host.index)
         self._problem(host, text)
 
-    def hung_up(self, host: HostJob, link: Link, status: Optional[int]) -> bool:
+    def hung_up(self, host: HostJob, link: AgentLink, status: Optional[int]) -> bool:
         """A link has ended; whether to try again."""
         if host.index in {*self._done, *self._problems} or self._ending or self._finished:
             return False

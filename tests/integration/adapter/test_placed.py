@@ -19,8 +19,8 @@ import pytest
 import ringcomm as rc
 from ringcomm._adapter.placed import (
     Host,
-    Outcome,
     PlacedJob,
+    RankOutcome,
     Ticket,
     attempt,
     by_host,
@@ -92,13 +92,13 @@ class Workers:
             there.close()
             self.processes.append(process)
 
-    def poll(self, timeout_s: float) -> List[Tuple[int, Outcome]]:
+    def poll(self, timeout_s: float) -> List[Tuple[int, RankOutcome]]:
         """Outcomes that have arrived; this system never notices that a process has ended."""
         found = []
         for pipe in wait(list(self.left), timeout_s):
             rank = self.left.pop(pipe)  # type: ignore[call-overload]
             try:
-                found.append((rank, Outcome(unpack(pipe.recv_bytes()))))  # type: ignore[union-attr]
+                found.append((rank, RankOutcome(unpack(pipe.recv_bytes()))))  # type: ignore[union-attr]
             except EOFError:
                 continue
         return found
@@ -176,9 +176,9 @@ def test_a_worker_that_fails_before_it_takes_part_is_named() -> None:
 def test_what_the_system_reports_itself_ends_the_wait_of_the_others() -> None:
     job = PlacedJob("test", 2, SETTINGS, [Host("a", "left")] * 2)
     workers = Workers([(call, (job.tickets[0], describe, (), {}))])
-    reports = [(1, Outcome.of_error(RuntimeError("the worker has ended\nsee its log")))]
+    reports = [(1, RankOutcome.of_error(RuntimeError("the worker has ended\nsee its log")))]
 
-    def poll(timeout_s: float) -> List[Tuple[int, Outcome]]:
+    def poll(timeout_s: float) -> List[Tuple[int, RankOutcome]]:
         return reports and [reports.pop()] or workers.poll(timeout_s)
 
     try:
@@ -278,7 +278,7 @@ def test_a_failure_is_reported_to_whatever_asks_before_or_after_it() -> None:
         with pytest.raises(RemoteError, match="no space") as caught:
             job.check({})
         assert caught.value.rank == 1 and str(caught.value.__cause__) == str(job.failure)
-        arrived = Outcome(unpack(attempt(lambda: 5)))
+        arrived = RankOutcome(unpack(attempt(lambda: 5)))
         with pytest.raises(RemoteError, match="no space"):
             job.check({0: arrived})
     finally:
@@ -293,12 +293,12 @@ def test_an_encrypted_job_has_a_certificate() -> None:
 
 
 def test_outcomes() -> None:
-    good = Outcome(unpack(attempt(lambda: [1, 2])))
+    good = RankOutcome(unpack(attempt(lambda: [1, 2])))
     assert good.ok and good.facts["value"] == [1, 2] and not good.lost
-    bad = Outcome(unpack(attempt(lambda: [][1])))
+    bad = RankOutcome(unpack(attempt(lambda: [][1])))
     assert not bad.ok and bad.describe() == "IndexError: list index out of range"
-    assert Outcome({"ok": False, "summary": ""}).describe() == "an error"
-    assert Outcome.of_error(OSError("gone")).lost
+    assert RankOutcome({"ok": False, "summary": ""}).describe() == "an error"
+    assert RankOutcome.of_error(OSError("gone")).lost
 
 
 def test_the_drivers_settings(monkeypatch: pytest.MonkeyPatch) -> None:

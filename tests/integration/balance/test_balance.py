@@ -11,7 +11,7 @@ import pytest
 
 from ringcomm.balance import pace
 from ringcomm.balance.batches import Balanced
-from ringcomm.balance.replan import Change
+from ringcomm.balance.replan import NewShares
 from ringcomm.errors import ConfigError
 from ringcomm.ops import Average
 from ringcomm.testing.cluster import run_ranks
@@ -37,7 +37,9 @@ class Imposed:
         assert all(report.samples >= 0 and report.waited_s >= 0.0 for report in reports)
         self._inner.decide(number, reports)
         shares = self._changes.pop(0) if self._changes else None
-        return None if shares is None else Change(max(item.ahead for item in reports) + 2, shares, "changed")
+        return (
+            None if shares is None else NewShares(max(item.ahead for item in reports) + 2, shares, "changed")
+        )
 
 
 def test_all_ranks_change_at_the_same_step():
@@ -57,7 +59,7 @@ def test_all_ranks_change_at_the_same_step():
     assert len({row[2] for row in results[0]}) == 4  # the first one, and three others
     for number, rows in enumerate(zip(*results)):
         epoch, place = divmod(number, 26)
-        batch = whole.pace.deal.batch(epoch, place)
+        batch = whole.pace.division.batch(epoch, place)
         assert len({row[2] for row in rows}) == 1
         assert sum((row[1] for row in rows), ()) == tuple(batch.tolist())
         for row in rows:
@@ -86,7 +88,7 @@ def test_another_number_of_ranks_in_the_next_job():
     survivor = run_ranks(3, guarded)[0]
     position = survivor.state_dict()
     assert (position["epoch"], position["step"]) == (0, 11)  # the twelfth step was not completed
-    for index in survivor.pace.deal.batch(0, 11).tolist():
+    for index in survivor.pace.division.batch(0, 11).tolist():
         seen[index] -= 1
     kept.clear()
 

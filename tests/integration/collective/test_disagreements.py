@@ -40,7 +40,7 @@ DISAGREEMENTS = {
     ),
     "root": (
         lambda c: c.broadcast(ONES, 1), lambda c: c.broadcast(ONES, 0),
-        "broadcast(8 x float32, root_rank=1)", "broadcast(8 x float32, root_rank=0)",
+        "broadcast(8 elements, float32, root_rank=1)", "broadcast(8 elements, float32, root_rank=0)",
     ),
     "collective": (
         lambda c: c.allreduce(ONES), lambda c: c.allgather(ONES),

@@ -18,7 +18,7 @@ FLOAT32 = np.dtype(np.float32)
 
 def measured(context):
     hosts = [peer.host_index for peer in context.peers]
-    return measure(context._runner.twin(context.settings), hosts)
+    return measure(context._runner.with_settings(context.settings), hosts)
 
 
 @pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 1), (3, 1), (4, 2), (5, 2), (6, 2), (9, 1), (4, 4)])
@@ -34,7 +34,7 @@ def test_all_ranks_have_the_same_model(size, ranks_per_host):
 
 def test_one_rank_that_does_not_measure_is_enough():
     def work(context):
-        return agreed(context._runner.twin(context.settings), [True, context.rank != 1, False])
+        return agreed(context._runner.with_settings(context.settings), [True, context.rank != 1, False])
 
     assert run_ranks(3, work) == [[True, False, False]] * 3
 

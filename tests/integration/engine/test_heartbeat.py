@@ -11,7 +11,7 @@ import pytest
 from ringcomm.collective.progress import Progress
 from ringcomm.engine.heartbeat import HeartbeatThread
 from ringcomm.engine.observer import Observer
-from ringcomm.engine.peer_channels import Limits
+from ringcomm.engine.peer_channels import SilenceLimits
 from ringcomm.errors import BrokenInvariantError, PeerStalledError, ProtocolError
 from ringcomm.group.reporter import Reporter
 from ringcomm.transport.tcp import SocketFabric, SocketLink
@@ -20,7 +20,7 @@ from tests.support.service import eventually
 
 HOSTS = ["desk", "jetson1"]
 LIMIT_S = 30.0
-LONG = Limits(30.0, 0.0, 0.0)
+LONG = SilenceLimits(30.0, 0.0, 0.0)
 WAITS = Progress(2, 0, "allreduce(shape (8,), float32, op=Sum)", (1,))
 
 
@@ -47,7 +47,7 @@ class Side:
         self.on_failure = lambda: None
 
     def begin(
-        self, limits: Limits, progress: Progress = Progress(), elsewhere: str = ""  # noqa: B008
+        self, limits: SilenceLimits, progress: Progress = Progress(), elsewhere: str = ""  # noqa: B008
     ) -> HeartbeatThread:
         self.heartbeat = HeartbeatThread(
             self.fabric, HOSTS, limits, self.reporter, lambda: progress, self._fail, "process group 7",
@@ -75,7 +75,7 @@ def sides(no_leaks):
 
 
 def test_a_rank_that_says_nothing_is_given_up(sides):
-    sides[0].begin(Limits(0.6, 0.0, 0.0))
+    sides[0].begin(SilenceLimits(0.6, 0.0, 0.0))
     assert sides[0].failed.wait(10)
     assert isinstance(sides[0].failure, PeerStalledError) and sides[0].failure.rank == 1
     assert "no heartbeat" in str(sides[0].failure)
@@ -84,7 +84,7 @@ def test_a_rank_that_says_nothing_is_given_up(sides):
 @pytest.mark.full
 def test_ranks_that_only_live_are_not(sides):
     for side in sides:
-        side.begin(Limits(2.0, 0.0, 0.0))
+        side.begin(SilenceLimits(2.0, 0.0, 0.0))
     assert not sides[0].failed.wait(4.0)
     assert sides[1].failure is None
 
@@ -105,8 +105,8 @@ def test_a_rank_that_hangs_up_without_a_word_is_reported(sides):
 
 def test_a_late_rank_is_named_with_its_stack(sides, caplog):
     with caplog.at_level(logging.WARNING, "ringcomm.engine"):
-        sides[1].begin(Limits(30.0, 0.2, 0.0))
-        sides[0].begin(Limits(30.0, 0.2, 0.0), WAITS)
+        sides[1].begin(SilenceLimits(30.0, 0.2, 0.0))
+        sides[0].begin(SilenceLimits(30.0, 0.2, 0.0), WAITS)
         assert eventually(lambda: "for which others wait, is here" in caplog.text)
     first = next(record.getMessage() for record in caplog.records)
     assert first.startswith(f"Process group 7: {WAITS.doing}, call number 1, has waited")
@@ -117,8 +117,10 @@ def test_a_late_rank_is_named_with_its_stack(sides, caplog):
 
 def test_a_rank_that_waits_elsewhere_reports_where(sides, caplog):
     with caplog.at_level(logging.WARNING, "ringcomm.engine"):
-        sides[1].begin(Limits(30.0, 0.2, 0.0), elsewhere="in process group 8: barrier(), call number 3")
-        sides[0].begin(Limits(30.0, 0.2, 0.0), WAITS)
+        sides[1].begin(
+            SilenceLimits(30.0, 0.2, 0.0), elsewhere="in process group 8: barrier(), call number 3"
+        )
+        sides[0].begin(SilenceLimits(30.0, 0.2, 0.0), WAITS)
         assert eventually(lambda: "for which others wait, is here" in caplog.text)
     assert "is here:\n  in process group 8: barrier(), call number 3\n" in caplog.text
     assert "File " not in caplog.text
@@ -155,7 +157,7 @@ def test_a_bug_in_it_ends_the_group(sides, caplog):
 
 
 def test_a_callback_about_its_end_may_stop_it(sides):
-    sides[0].begin(Limits(0.3, 0.0, 0.0))
+    sides[0].begin(SilenceLimits(0.3, 0.0, 0.0))
     sides[0].on_failure = lambda: sides[0].heartbeat.stop()
     assert sides[0].failed.wait(10)
     assert isinstance(sides[0].failure, PeerStalledError)
@@ -163,8 +165,8 @@ def test_a_callback_about_its_end_may_stop_it(sides):
 
 def test_the_late_rank_may_be_rank_0_itself(sides, caplog):
     with caplog.at_level(logging.WARNING, "ringcomm.engine"):
-        sides[1].begin(Limits(30.0, 0.2, 0.0), WAITS._replace(waits_for=(0,)))
-        sides[0].begin(Limits(30.0, 0.2, 0.0))
+        sides[1].begin(SilenceLimits(30.0, 0.2, 0.0), WAITS._replace(waits_for=(0,)))
+        sides[0].begin(SilenceLimits(30.0, 0.2, 0.0))
         assert eventually(lambda: "Rank 0 (desk), for which others wait, is here" in caplog.text)
 
 

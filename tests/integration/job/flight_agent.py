@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 
-from ringcomm.job.flight_recorder import Channel
+from ringcomm.job.flight_recorder import RecorderSocket
 from tests.support.service import eventually
 
 LIMIT_S = 60.0
@@ -29,7 +29,7 @@ class Agent:
 
     def open(self):
         faulthandler.unregister(signal.SIGUSR1)
-        self.channel = Channel(self.theirs, self.stacks)
+        self.channel = RecorderSocket(self.theirs, self.stacks)
         return self.channel
 
     def next(self):

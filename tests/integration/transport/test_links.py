@@ -45,7 +45,7 @@ def fabrics_of(sockets):
 def rings(sizes):
     """For each of two ends its outward and its inward ring."""
     made = [Ring.make(size) for size in sizes]
-    return [(made[0], made[1].twin()), (made[1], made[0].twin())]
+    return [(made[0], made[1].duplicate()), (made[1], made[0].duplicate())]
 
 
 def with_small_rings():

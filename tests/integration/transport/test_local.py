@@ -104,7 +104,7 @@ def test_a_wish_that_cannot_be_granted_is_an_error_with_a_remedy(pair, wish, rem
 
 def test_where_many_ranks_share_a_host_the_rings_are_small(monkeypatch, no_leaks):
     def at_work(context):
-        link = context._channels.direct.link(1 - context.rank)
+        link = context.group.channels.direct.link(1 - context.rank)
         x = np.full(2_000_000, context.rank + 1.0, np.float32)  # lent
         y = np.full(30_000, context.rank + 1.0, np.float32)  # more than a small ring holds
         sums = (context.allreduce(x, rc.Sum)[-1], context.allreduce(y, rc.Sum)[-1])

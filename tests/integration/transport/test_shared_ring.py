@@ -46,7 +46,7 @@ def test_both_ends_see_the_same_memory(ends):
 
 def test_a_twin_is_the_same_memory_in_the_same_process(no_leaks):
     made = Ring.make()
-    twin = made.twin()
+    twin = made.duplicate()
     made.bytes[-1] = 9
     assert (twin.size, twin.bytes[-1]) == (RING_BYTES, 9)
     made.close()
@@ -107,7 +107,7 @@ def test_where_one_kind_of_memory_is_forbidden_there_is_another(no_leaks, monkey
     monkeypatch.setattr(os, "memfd_create", forbidden)
     made = Ring.make()
     made.bytes[0] = 5
-    twin = made.twin()
+    twin = made.duplicate()
     assert twin.bytes[0] == 5 and os.fstat(made._descriptor).st_nlink == 0, "it has no name"
     made.close()
     twin.close()

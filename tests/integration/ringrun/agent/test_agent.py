@@ -22,7 +22,7 @@ from ringrun.agent import framing
 from ringrun.agent.framing import CODE, EVENT, FILE, JSON, NUMBERS, RECORD, RESULT, STDERR, STDOUT, TO_AGENT
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options
-from ringrun.reach.agent_process import Link
+from ringrun.reach.agent_process import AgentLink
 from ringrun.reach.protocol import BOOT, Frame, event_facts
 from ringrun.ship.package import Package
 from tests.support.service import eventually
@@ -47,7 +47,7 @@ class Agent:
     ) -> None:
         job = prepare(Options(np=np), argv)
         self.frames: List[Frame] = []
-        self.link = Link([sys.executable, "-c", BOOT])
+        self.link = AgentLink([sys.executable, "-c", BOOT])
         given = {**job.agent_config(job.hosts[0]), "payload": payload is not None, **config}
         self.link.start(given, payload)
 

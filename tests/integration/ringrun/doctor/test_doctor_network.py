@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
@@ -14,7 +17,7 @@ from ringrun.doctor.network import MEASUREMENTS, Examination, examine
 from ringrun.job.launch import prepare
 from ringrun.plan.job import Job
 from ringrun.plan.options import Options
-from ringrun.reach import doors
+from ringrun.reach import doors, protocol
 
 
 def job_of(names: str, **options: Any) -> Job:
@@ -32,6 +35,22 @@ def test_real_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [bool(problem) for problem in found.problems] == [False, False, True]
     assert [facts is not None for facts in found.facts] == [True, True, False]
     assert set(found.routes) <= {(0, 1)} and list(found.tried) == [(0, 1)]
+
+
+def test_one_thread_alone_parses_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 3.11.8, Python 3.11 reports a SystemError if several do."""
+    threads = []
+
+    def parse(*given: Any) -> ast.Module:
+        threads.append(threading.current_thread())
+        return ast.parse(*given)
+
+    monkeypatch.setattr(protocol, "ast", SimpleNamespace(**{**vars(ast), "parse": parse}))
+    protocol.program_source.cache_clear()
+    protocol.modules_of.cache_clear()
+    job = job_of("a,b,c")
+    examine(replace(job, hosts=tuple(replace(host, argv=("sh", "-c", "exit 1")) for host in job.hosts)))
+    assert set(threads) == {threading.current_thread()}
 
 
 class Host:

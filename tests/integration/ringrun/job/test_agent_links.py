@@ -14,7 +14,7 @@ from ringrun.job.launch import prepare
 from ringrun.plan.job import HostJob, Job
 from ringrun.plan.options import Options
 from ringrun.reach import doors
-from ringrun.reach.agent_process import Link
+from ringrun.reach.agent_process import AgentLink
 from ringrun.reach.base import AT_ONCE, MAX_DELAY_S
 from ringrun.reach.protocol import Frame
 
@@ -52,7 +52,7 @@ class Handler:
     def unstartable(self, host: HostJob, text: str) -> None:
         self.problems.append(text)
 
-    def hung_up(self, host: HostJob, link: Link, status: Optional[int]) -> bool:
+    def hung_up(self, host: HostJob, link: AgentLink, status: Optional[int]) -> bool:
         self.ended.append(status)
         return self.again
 
@@ -67,7 +67,7 @@ class Started:
         self.agents = Agents(job, self.loop, self.handler)
 
     @property
-    def links(self) -> List[Link]:
+    def links(self) -> List[AgentLink]:
         return self.agents.links
 
     def turn(self, reading: bool = True, limit_s: float = 0.05) -> None:

@@ -14,7 +14,7 @@ from ringrun.job.event_loop import Loop
 from ringrun.job.launch import prepare
 from ringrun.plan.job import HostJob
 from ringrun.plan.options import Options
-from ringrun.reach.agent_process import Link
+from ringrun.reach.agent_process import AgentLink
 from ringrun.reach.protocol import Frame, event_facts
 
 LIMIT_S = 60.0
@@ -45,7 +45,7 @@ class Handler:
     def unstartable(self, host: HostJob, text: str) -> None:
         raise AssertionError(text)
 
-    def hung_up(self, host: HostJob, link: Link, status: Optional[int]) -> bool:
+    def hung_up(self, host: HostJob, link: AgentLink, status: Optional[int]) -> bool:
         self.ended.append((host.name, status))
         return False
 

@@ -94,7 +94,11 @@ def test_hosts_are_listed_after_every_run(job: Job) -> None:
 
 @pytest.mark.parametrize(
     ("command", "text"),
-    [("exit 5", "exit 5 ended with exit code 5."), ("echo 'a b'", "line 1 of the discovery script's output")],
+    [
+        ("exit 5", "exit 5 ended with exit code 5."),
+        ("echo 'It is off.' >&2; exit 5", "exit code 5: It is off."),
+        ("echo 'a b'", "line 1 of the discovery script's output"),
+    ],
 )
 def test_a_first_run_that_fails_is_the_last(job: Job, command: str, text: str) -> None:
     job.run(command).start()
@@ -103,6 +107,7 @@ def test_a_first_run_that_fails_is_the_last(job: Job, command: str, text: str) -
     assert not job.threads[0]._thread.is_alive() and job.lists == [] == job.lines
     assert job.failure is not None and text in job.failure
     assert job.failure.startswith("The host discovery script failed at its first run: ")
+    assert not job.failure.endswith("..")
 
 
 def test_a_later_failure_is_reported(job: Job, tmp_path: Path) -> None:

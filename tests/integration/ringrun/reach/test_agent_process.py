@@ -14,7 +14,7 @@ import pytest
 from ringrun.agent.framing import PACKAGE, TO_AGENT
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options
-from ringrun.reach.agent_process import STDERR_LIMIT_BYTES, Link
+from ringrun.reach.agent_process import STDERR_LIMIT_BYTES, AgentLink
 from ringrun.reach.protocol import BOOT, event_facts
 
 READS_ALL = "import sys; data = sys.stdin.buffer.read(); sys.stderr.write(str(len(data)))"
@@ -22,12 +22,12 @@ READS_NOTHING = "import time; print('up', flush=True); time.sleep(1000)"
 
 
 @pytest.fixture
-def started() -> Iterator[Callable[..., Link]]:
+def started() -> Iterator[Callable[..., AgentLink]]:
     """`started(program)`: a link to a Python that runs this program."""
     links = []
 
-    def start(program: str, payload: bytes = b"") -> Link:
-        links.append(Link([sys.executable, "-c", program]))
+    def start(program: str, payload: bytes = b"") -> AgentLink:
+        links.append(AgentLink([sys.executable, "-c", program]))
         links[-1].start({"ranks": [0]}, payload or None)
         return links[-1]
 
@@ -37,7 +37,7 @@ def started() -> Iterator[Callable[..., Link]]:
         link.close()
 
 
-def test_all_that_is_queued_arrives(started: Callable[..., Link]) -> None:
+def test_all_that_is_queued_arrives(started: Callable[..., AgentLink]) -> None:
     link = started(READS_ALL, b"x" * 3_000_000)
     queued = sum(view.nbytes for view in link._outgoing)
     while link.has_outgoing:
@@ -50,14 +50,14 @@ def test_all_that_is_queued_arrives(started: Callable[..., Link]) -> None:
     assert queued > 3_000_000
 
 
-def test_what_is_sent_after_the_end_is_dropped(started: Callable[..., Link]) -> None:
+def test_what_is_sent_after_the_end_is_dropped(started: Callable[..., AgentLink]) -> None:
     link = started(READS_ALL)
     link.close_stdin()
     link.send({"do": "stop"})
     assert not link.has_outgoing and link.descriptor("stdin") == -1
 
 
-def test_a_process_that_does_not_read_is_killed_with_its_group(started: Callable[..., Link]) -> None:
+def test_a_process_that_does_not_read_is_killed_with_its_group(started: Callable[..., AgentLink]) -> None:
     link = started(READS_NOTHING, b"x" * 3_000_000)
     assert link.process is not None
     link.write()
@@ -70,13 +70,13 @@ def test_a_process_that_does_not_read_is_killed_with_its_group(started: Callable
 
 
 def test_a_link_that_was_never_started_can_be_closed() -> None:
-    link = Link(["true"])
+    link = AgentLink(["true"])
     link.kill()
     link.close()
     assert link.at_end
 
 
-def test_an_archive_is_sent_with_its_kind_and_length(started: Callable[..., Link]) -> None:
+def test_an_archive_is_sent_with_its_kind_and_length(started: Callable[..., AgentLink]) -> None:
     link = started(READS_ALL)
     link.send_archive(PACKAGE, b"x" * 10)
     assert b"".join(bytes(view) for view in link._outgoing).endswith(TO_AGENT.pack(PACKAGE, 10) + b"x" * 10)
@@ -85,7 +85,7 @@ def test_an_archive_is_sent_with_its_kind_and_length(started: Callable[..., Link
     assert not link.has_outgoing
 
 
-def test_a_process_that_has_ended_takes_nothing(started: Callable[..., Link]) -> None:
+def test_a_process_that_has_ended_takes_nothing(started: Callable[..., AgentLink]) -> None:
     """Its end is reported by reading, so writing is no error."""
     link = started("pass", b"x" * 3_000_000)
     assert link.process is not None
@@ -95,7 +95,7 @@ def test_a_process_that_has_ended_takes_nothing(started: Callable[..., Link]) ->
     assert not link.has_outgoing and link.read() == [] and link.at_end and link.poll() == 0
 
 
-def test_reading_does_not_wait(started: Callable[..., Link]) -> None:
+def test_reading_does_not_wait(started: Callable[..., AgentLink]) -> None:
     link = started(READS_NOTHING)
     assert link.read_stderr() == b""
     while link.noise != "up\n":
@@ -105,7 +105,7 @@ def test_reading_does_not_wait(started: Callable[..., Link]) -> None:
     assert link.alive and not link.answered and link.poll() is None
 
 
-def test_of_what_is_written_to_stderr_the_last_part_is_kept(started: Callable[..., Link]) -> None:
+def test_of_what_is_written_to_stderr_the_last_part_is_kept(started: Callable[..., AgentLink]) -> None:
     link = started("import sys; sys.stderr.write('x' * 20000 + 'last line\\n')")
     assert link.process is not None
     read = b""
@@ -118,14 +118,14 @@ def test_of_what_is_written_to_stderr_the_last_part_is_kept(started: Callable[..
 
 
 @pytest.mark.full
-def test_a_process_that_does_not_end_by_itself_is_killed(started: Callable[..., Link]) -> None:
+def test_a_process_that_does_not_end_by_itself_is_killed(started: Callable[..., AgentLink]) -> None:
     link = started(READS_NOTHING)
     link.close()
     assert link.poll() == -signal.SIGKILL
 
 
 def test_a_link_that_was_never_started_has_no_descriptors() -> None:
-    link = Link(["true"])
+    link = AgentLink(["true"])
     assert link.poll() is None and link.descriptor("stdout") == -1
     link.close_stdin()
     link.write()
@@ -149,7 +149,7 @@ def test_what_is_written_to_the_console_is_complete_at_its_end() -> None:
 def start_agent() -> int:
     """Start a real agent until it is ready, and end it; the number of bytes that were sent."""
     job = prepare(Options(np=1), [sys.executable, "-c", "pass"])
-    link = Link([sys.executable, "-c", BOOT], caches=True)
+    link = AgentLink([sys.executable, "-c", BOOT], caches=True)
     link.start(job.agent_config(job.hosts[0]), None)
     sent, events = 0, []
     try:

@@ -11,7 +11,7 @@ from ..dtypes import Array
 from ..errors import BrokenInvariantError, ConfigError
 from ..ops import number
 from .order import epoch_order, steps_in
-from .plan import Limits, Shares, Speed, plan_shares, proportional_shares, shorten
+from .plan import ComputeTime, ShareLimits, Shares, plan_shares, proportional_shares, shorten
 
 Speeds = Union[str, Sequence[float]]
 MEASURE = "measure"
@@ -53,8 +53,8 @@ def check_position(**values: Any) -> None:
             raise ConfigError(f"{name}={value}: epochs and steps are counted from 0.")
 
 
-class Deal:
-    """Deals the samples of each epoch to any number of ranks.
+class SampleDivision:
+    """Divides the samples of each epoch among any number of ranks.
 
     Global batches follow from the data set, ``global_batch``, ``seed`` and the epoch alone, so the number of
     ranks may change between any two steps. Shares may change at any step that no rank has taken yet.
@@ -80,7 +80,7 @@ class Deal:
         seed: int = 0,
         size: int = 1,
         speeds: Speeds = MEASURE,
-        limits: Limits = Limits(),  # noqa: B008 - a tuple of constants
+        limits: ShareLimits = ShareLimits(),  # noqa: B008 - a tuple of constants
         shuffle: bool = True,
         drop_last: bool = False,
     ) -> None:
@@ -116,7 +116,7 @@ class Deal:
         if isinstance(self._speeds, str):
             if self._speeds != MEASURE:
                 raise ConfigError(f'speeds={self._speeds!r}: pass "measure", or one number per rank.')
-            shares = plan_shares([Speed(0.0, 1.0)] * size, self.global_batch, self.limits)
+            shares = plan_shares([ComputeTime(0.0, 1.0)] * size, self.global_batch, self.limits)
         else:
             if len(self._speeds) != size:
                 raise ConfigError(
@@ -183,7 +183,7 @@ class Deal:
 
 def limits_of(
     min_batch: int, max_batch: Union[int, Sequence[Optional[int]], None], multiple_of: int, size: int
-) -> Limits:
+) -> ShareLimits:
     """The limits that the arguments of the public functions stand for.
 
     Raises:
@@ -193,7 +193,7 @@ def limits_of(
     if multiple_of < 1 or min_batch < 0:
         raise ConfigError(f"multiple_of={multiple_of} is at least 1, min_batch={min_batch} at least 0.")
     if max_batch is None:
-        return Limits(int(min_batch), None, int(multiple_of))
+        return ShareLimits(int(min_batch), None, int(multiple_of))
     limits: Any = max_batch
     try:
         given = list(limits)
@@ -204,4 +204,4 @@ def limits_of(
     if len(given) != size or any(limit is not None and limit < 0 for limit in given):
         raise ConfigError(f"max_batch={max_batch}: pass one number, or one per rank ({size}), none negative.")
     most = tuple(None if limit is None else int(limit) for limit in given)
-    return Limits(int(min_batch), most, int(multiple_of))
+    return ShareLimits(int(min_batch), most, int(multiple_of))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringcomm.balance.deal import Deal, limits_of
-from ringcomm.balance.plan import Limits
+from ringcomm.balance.division import SampleDivision, limits_of
+from ringcomm.balance.plan import ShareLimits
 from ringcomm.errors import BrokenInvariantError, ConfigError
 
 
@@ -26,30 +26,30 @@ def test_every_index_exactly_once_through_any_history(data):
     global_batch = data.draw(st.integers(1, 30))
     size = data.draw(st.integers(1, 4))
     seed = data.draw(st.integers(0, 3))
-    deal = Deal(count, global_batch, seed, size)
+    division = SampleDivision(count, global_batch, seed, size)
     for epoch in range(2):
         seen: Counter = Counter()
-        for step in range(deal.steps):
+        for step in range(division.steps):
             what = data.draw(st.sampled_from(["nothing", "nothing", "change", "resize", "resume"]))
             if what == "change":
-                other = Deal(count, global_batch, seed, size, weights_for(data.draw, size))
+                other = SampleDivision(count, global_batch, seed, size, weights_for(data.draw, size))
                 lead = data.draw(st.integers(0, 4))
-                deal.change(deal.position(epoch, step) + lead, other.shares(0, 0) if count >= global_batch
-                            else other.full_shares(0, 0))  # fmt: skip
+                shares = other.shares(0, 0) if count >= global_batch else other.full_shares(0, 0)
+                division.change(division.position(epoch, step) + lead, shares)
             elif what == "resize":
                 size = data.draw(st.integers(1, 4))
-                deal.resize(size)
+                division.resize(size)
             elif what == "resume":
-                deal = Deal(count, global_batch, seed, size)
+                division = SampleDivision(count, global_batch, seed, size)
             expected = min(global_batch, count - step * global_batch)
-            assert sum(deal.shares(epoch, step)) == expected
+            assert sum(division.shares(epoch, step)) == expected
             for rank in range(size):
-                seen.update(deal.take(epoch, step, rank).tolist())
+                seen.update(division.take(epoch, step, rank).tolist())
         assert seen == Counter(range(count))
 
 
 def test_global_batches_do_not_depend_on_ranks_or_shares():
-    one, three = Deal(100, 16, 5), Deal(100, 16, 5, 3, [3, 1, 1])
+    one, three = SampleDivision(100, 16, 5), SampleDivision(100, 16, 5, 3, [3, 1, 1])
     for epoch in range(2):
         for step in range(one.steps):
             assert one.batch(epoch, step).tolist() == three.batch(epoch, step).tolist()
@@ -58,20 +58,20 @@ def test_global_batches_do_not_depend_on_ranks_or_shares():
 
 
 def test_a_short_last_batch_is_dealt_in_proportion():
-    deal = Deal(106, 96, 0, 3, [3, 1, 1])
-    assert deal.shares(0, 0) == (58, 19, 19)
-    assert deal.shares(0, 1) == (6, 2, 2)
-    assert Deal(106, 96, drop_last=True).steps == 1
-    assert Deal(97, 96, 0, 3).shares(0, 1) == (1, 0, 0)  # ranks may get none
+    division = SampleDivision(106, 96, 0, 3, [3, 1, 1])
+    assert division.shares(0, 0) == (58, 19, 19)
+    assert division.shares(0, 1) == (6, 2, 2)
+    assert SampleDivision(106, 96, drop_last=True).steps == 1
+    assert SampleDivision(97, 96, 0, 3).shares(0, 1) == (1, 0, 0)  # ranks may get none
 
 
 def test_shares_that_have_been_taken_do_not_change():
-    deal = Deal(100, 10, size=2)
-    deal.take(0, 4, 0)
+    division = SampleDivision(100, 10, size=2)
+    division.take(0, 4, 0)
     with pytest.raises(BrokenInvariantError, match="share of step 4 already"):
-        deal.change(4, (9, 1))
-    deal.change(5, (9, 1))
-    assert [deal.shares(0, step) for step in (4, 5)] == [(5, 5), (9, 1)]
+        division.change(4, (9, 1))
+    division.change(5, (9, 1))
+    assert [division.shares(0, step) for step in (4, 5)] == [(5, 5), (9, 1)]
 
 
 @pytest.mark.parametrize(
@@ -81,12 +81,12 @@ def test_shares_that_have_been_taken_do_not_change():
         ({"global_batch": 0}, "global_batch=0"),
         ({"speeds": [3, 1]}, "has 2 numbers, not one per rank"),
         ({"speeds": "guess"}, "measure"),
-        ({"limits": Limits(min_batch=40)}, "at least 40"),
+        ({"limits": ShareLimits(min_batch=40)}, "at least 40"),
     ],
 )
 def test_what_cannot_be_dealt(arguments, text):
     with pytest.raises(ConfigError, match=text):
-        Deal(**{"count": 100, "global_batch": 96, "size": 3, **arguments})
+        SampleDivision(**{"count": 100, "global_batch": 96, "size": 3, **arguments})
 
 
 @pytest.mark.parametrize("arguments", [(-1, None, 1), (0, [3], 1), (0, -2, 1), (0, None, 0)])
@@ -105,7 +105,7 @@ def test_what_are_no_limits(arguments):
 )  # fmt: skip
 def test_arguments_of_other_types_are_refused_by_name(arguments):
     with pytest.raises(ConfigError, match=next(iter(arguments))):
-        Deal(**{"count": 41, "global_batch": 16, "size": 2, **arguments})
+        SampleDivision(**{"count": 41, "global_batch": 16, "size": 2, **arguments})
 
 
 @pytest.mark.parametrize("arguments", [(2.5, None, 1), (0, None, 1.5), (0, 2.5, 1), (0, [3, "x"], 1)])
@@ -117,7 +117,10 @@ def test_limits_are_whole_numbers(arguments):
 def test_numbers_and_speeds_may_be_numpys():
     limits = limits_of(np.int64(2), np.int64(9), np.int64(1), 2)
     assert limits == (2, (9, 9), 1) and limits == limits_of(2, np.array([9, 9]), 1, 2)
-    assert Deal(41, 16, 0, 2, limits=limits).digest == Deal(41, 16, 0, 2, limits=Limits(2, (9, 9), 1)).digest
-    deal = Deal(np.int64(41), np.int64(16), np.int64(3), 2, np.array([3, 1]))
-    assert deal.shares(0, 0) == (12, 4)
-    assert deal.take(0, 0, 1).tolist() == Deal(41, 16, 3, 2, [3, 1]).take(0, 0, 1).tolist()
+    assert (
+        SampleDivision(41, 16, 0, 2, limits=limits).digest
+        == SampleDivision(41, 16, 0, 2, limits=ShareLimits(2, (9, 9), 1)).digest
+    )
+    division = SampleDivision(np.int64(41), np.int64(16), np.int64(3), 2, np.array([3, 1]))
+    assert division.shares(0, 0) == (12, 4)
+    assert division.take(0, 0, 1).tolist() == SampleDivision(41, 16, 3, 2, [3, 1]).take(0, 0, 1).tolist()
