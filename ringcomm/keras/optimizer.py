@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Dict, List, Optional, Sequence
 
 import keras
@@ -22,6 +23,13 @@ look_through(keras)
 
 _classes: Dict[type, type] = {}
 
+_SCALED_OUTSIDE = (
+    "LossScaleOptimizer takes the DistributedOptimizer: then each rank would leave out steps because of its "
+    "own gradients, and ranks would no longer be at the same step. Write it the other way round: "
+    "hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)), also where Model.compile() "
+    "scales losses because of the model's policy."
+)
+
 
 class _Distributed(OptionsInClass):
     """Mixin that adds the reduction to the class of the user's optimizer.
@@ -35,6 +43,20 @@ class _Distributed(OptionsInClass):
     _ringcomm_local: Dict[int, Any]
     _ringcomm_variables: List[Any]
     _ringcomm_reached = False
+
+    def build(self, variables: Any) -> None:
+        """As of every optimizer, but not within a ``LossScaleOptimizer``.
+
+        Args:
+            variables: to be trained.
+
+        Raises:
+            ConfigError: a ``LossScaleOptimizer`` calls it, which would leave out steps before the reduction.
+        """
+        caller = sys._getframe(1).f_locals.get("self")
+        if caller is not self and isinstance(caller, keras.optimizers.LossScaleOptimizer):
+            raise ConfigError(_SCALED_OUTSIDE)
+        super().build(variables)  # type: ignore[misc]
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         """Reduce gradients over all ranks, then apply them with the optimizer's own method."""
