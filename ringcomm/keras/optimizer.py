@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Dict, List, Optional, Sequence
 
 import keras
@@ -22,6 +23,13 @@ from .backends import reduce
 look_through(keras)
 
 _classes: Dict[type, type] = {}
+
+_SCALED_OUTSIDE = (
+    "LossScaleOptimizer takes the DistributedOptimizer: then each rank would leave out steps because of its "
+    "own gradients, and ranks would no longer be at the same step. Write it the other way round: "
+    "hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)), also where Model.compile() "
+    "scales losses because of the model's policy."
+)
 
 
 class _Reducer(VariableReducer):
@@ -44,6 +52,20 @@ class _Distributed(OptionsInClass):
     _ringcomm_reducer: _Reducer
     _ringcomm_variables: List[Any]
     _ringcomm_reached = False
+
+    def build(self, variables: Any) -> None:
+        """As of every optimizer, but not within a ``LossScaleOptimizer``.
+
+        Args:
+            variables: to be trained.
+
+        Raises:
+            ConfigError: a ``LossScaleOptimizer`` calls it, which would leave out steps before the reduction.
+        """
+        caller = sys._getframe(1).f_locals.get("self")
+        if caller is not self and isinstance(caller, keras.optimizers.LossScaleOptimizer):
+            raise ConfigError(_SCALED_OUTSIDE)
+        super().build(variables)  # type: ignore[misc]
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         """Reduce gradients over all ranks, then apply them with the optimizer's own method."""

@@ -98,6 +98,24 @@ def test_half_precision_scales_losses_outside_of_the_reduction(alone: Any) -> No
         assert type(scaled.inner_optimizer) is keras.optimizers.SGD
 
 
+def test_losses_are_not_scaled_inside_of_the_reduction(alone: Any) -> None:
+    import keras
+
+    import ringcomm.keras as hvd
+
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    finally:
+        keras.config.set_dtype_policy("float32")
+    data = np.ones((2, 1), "float32")
+    optimizer = keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5)))
+    for given in (optimizer, hvd.DistributedOptimizer(keras.optimizers.SGD(0.5))):
+        model.compile(given, "mse")
+        with pytest.raises(ConfigError, match="the other way round: hvd.DistributedOptimizer.keras"):
+            model.fit(data, data, verbose=0)
+
+
 def test_the_state_of_an_optimizer_is_loaded(alone: Any) -> None:
     import keras
 
