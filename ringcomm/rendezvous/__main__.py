@@ -3,8 +3,8 @@
 It reads the same variables as the ranks: ``RINGCOMM_RENDEZVOUS`` (where to listen), ``RINGCOMM_SIZE``,
 the key and the job's name. It ends when the job does, with exit code 0 if the job ended well.
 
-With ``--min-np`` it serves an elastic job: ranks may be lost and may join while the job runs. They need
-``RINGCOMM_ELASTIC=1`` in place of ``RINGCOMM_SIZE``.
+With ``--min-np`` it serves an elastic job: ranks may be lost and may join while the job runs. The ranks need
+``RINGCOMM_ELASTIC=1`` in place of ``RINGCOMM_SIZE``; the rendezvous needs neither.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> int:
     arguments = _arguments()
     notices: queue.SimpleQueue[Notice] = queue.SimpleQueue()
     try:
-        membership = Membership.from_environment()
+        membership = Membership.from_environment(elastic=arguments.min_np is not None)
         is_named = membership.size >= 2 and membership.launched is None  # not by srun or mpirun
         if arguments.min_np is None and not is_named:
             print("A rendezvous is for jobs of two or more ranks: set RINGCOMM_SIZE.", file=sys.stderr)
@@ -45,7 +45,8 @@ def main() -> int:
     code = 1
     while True:
         notice = notices.get()
-        print(f"{notice.kind}: {notice.text}", flush=True)
+        if notice.text:
+            print(f"{notice.kind}: {notice.text}", flush=True)
         if notice.kind in ("ended", "failed"):
             code = 0 if notice.kind == "ended" else 1
             break

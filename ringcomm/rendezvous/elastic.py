@@ -20,14 +20,14 @@ from ..errors import ProtocolError
 from ..group.view import NO_VIEW, View
 from ..group.view import Member as ViewMember
 from ..wire.messages import Message
-from .actions import Action, Drop, Notice, Send, Timer, exclude, refuse
+from .actions import Action, Drop, Notice, Seat, Send, Timer, exclude, refuse
 from .elastic_notices import lost_notice, ready_notice, view_notice, waiting_notice
 from .epoch import Epoch, Phase
 from .joining import REMOVED, Joining
 from .membership import Member, Refusal, number_hosts
 from .next_view import Cuts, Decision, NextView, Step
 from .pings import Pings
-from .processes import Place, Process, Processes, Stage
+from .processes import Process, Processes, Stage
 from .root_cause import VANISHED
 
 _NO_MEMBER = -1
@@ -74,7 +74,7 @@ class ElasticRendezvous:
 
     def expect(self, number: int, slot: Slot, host: str) -> List[Action]:
         """A process is about to be started."""
-        return self._joining.expect(number, Place(slot, host))
+        return self._joining.expect(number, Seat(slot, host))
 
     def process_exited(self, number: int, how: str, ok: bool, now_s: float) -> List[Action]:
         """The process of a member has ended."""

@@ -80,7 +80,7 @@ def view_notice(
         "left": [number for number in gone if number in left],
         "pause_s": pause_s or 0.0, "table": notice.text, "links": notice.detail["links"],
     }  # fmt: skip
-    text = f"{view.size} ranks"
+    text = f"{view.size} rank{'' if view.size == 1 else 's'}"
     if pause_s is not None:
         text = f"going on with {text} after {pause_s:.1f} s"
     return Notice("view", text, detail=detail)
