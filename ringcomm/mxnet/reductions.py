@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence
+from typing import Any, List, Optional, Sequence
 
 import mxnet as mx
 
@@ -33,6 +33,7 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     op: Optional[ReduceOp] = None,
     weight: Optional[float] = None,
+    compression: Any = None,
 ) -> mx.nd.NDArray:
     """Reduce an NDArray of the same shape and dtype over all ranks; every rank gets the result.
 
@@ -47,6 +48,7 @@ def allreduce(
         {process_set}
         {op}
         {weight}
+        {codec}
 
     Returns:
         a new NDArray of the same shape, dtype and context, bit-identical on all ranks.
@@ -56,8 +58,9 @@ def allreduce(
         {call_errors}
     """
     (result,) = grouped_allreduce(
-        [tensor], average, name, priority, prescale_factor, postscale_factor, process_set, op, weight
-    )
+        [tensor], average, name, priority, prescale_factor, postscale_factor, process_set, op, weight,
+        compression,
+    )  # fmt: skip
     return result
 
 
@@ -72,6 +75,7 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
     op: Optional[ReduceOp] = None,
     weight: Optional[float] = None,
+    compression: Any = None,
 ) -> mx.nd.NDArray:
     """Reduce an NDArray over all ranks in place, on the CPU without any copy.
 
@@ -84,6 +88,7 @@ def allreduce_(
         {process_set}
         {op}
         {weight}
+        {codec}
 
     Returns:
         ``tensor`` itself.
@@ -93,8 +98,9 @@ def allreduce_(
         {call_errors}
     """
     (result,) = grouped_allreduce_(
-        [tensor], average, name, priority, prescale_factor, postscale_factor, process_set, op, weight
-    )
+        [tensor], average, name, priority, prescale_factor, postscale_factor, process_set, op, weight,
+        compression,
+    )  # fmt: skip
     return result
 
 
@@ -109,6 +115,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
     op: Optional[ReduceOp] = None,
     weight: Optional[float] = None,
+    compression: Any = None,
 ) -> List[mx.nd.NDArray]:
     """Reduce several NDArrays over all ranks as one operation: all are reduced, or none.
 
@@ -121,6 +128,7 @@ def grouped_allreduce(
         {process_set}
         {op}
         {weight}
+        {codec}
 
     Returns:
         a list of new NDArrays, in order.
@@ -131,7 +139,7 @@ def grouped_allreduce(
     """
     chosen = reduction(op, average)
     targets = [copy_of(dense(tensor, "allreduce")) for tensor in tensors]
-    return _reduce(targets, chosen, name, prescale_factor, postscale_factor, process_set, weight)
+    return _reduce(targets, chosen, name, prescale_factor, postscale_factor, process_set, weight, compression)
 
 
 @documented
@@ -145,6 +153,7 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
     op: Optional[ReduceOp] = None,
     weight: Optional[float] = None,
+    compression: Any = None,
 ) -> List[mx.nd.NDArray]:
     """Reduce several NDArrays in place as one operation: all are reduced, or none.
 
@@ -157,6 +166,7 @@ def grouped_allreduce_(
         {process_set}
         {op}
         {weight}
+        {codec}
 
     Returns:
         a list of the NDArrays themselves.
@@ -167,7 +177,7 @@ def grouped_allreduce_(
     """
     chosen = reduction(op, average)
     targets = [InPlace(dense(tensor, "allreduce_")) for tensor in tensors]
-    return _reduce(targets, chosen, name, prescale_factor, postscale_factor, process_set, weight)
+    return _reduce(targets, chosen, name, prescale_factor, postscale_factor, process_set, weight, compression)
 
 
 def _reduce(
@@ -178,12 +188,13 @@ def _reduce(
     postscale: float,
     process_set: ProcessSet,
     weight: Optional[float],
+    compression: Any,
 ) -> List[mx.nd.NDArray]:
     if targets:
         api.context().engine.allreduce(
             [target.flat for target in targets], op, wire_name("allreduce", name),
             [target.shape for target in targets], prescale, postscale, number_of(process_set), True,
-            weight=weight,
+            compression=compression, weight=weight,
         ).wait()  # fmt: skip
     return [target.finish() for target in targets]
 

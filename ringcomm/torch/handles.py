@@ -50,6 +50,7 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
     urgent: bool = False,
     weight: Optional[float] = None,
+    compression: Any = None,
 ) -> Handle:
     """Start reducing a tensor of the same shape and dtype over all ranks.
 
@@ -60,6 +61,7 @@ def allreduce_async(
         {torch_reduction}
         {urgent}
         {weight}
+        {codec}
 
     Returns:
         a handle; ``synchronize(handle)`` returns a new tensor of the same shape, dtype and device.
@@ -71,8 +73,9 @@ def allreduce_async(
     chosen = reduction(op, average)
     copied = Copied(tensor, "allreduce")
     return start_allreduce(
-        [copied], chosen, name, prescale_factor, postscale_factor, process_set, copied.finish, urgent, weight
-    )
+        [copied], chosen, name, prescale_factor, postscale_factor, process_set, copied.finish, urgent,
+        weight, compression=compression,
+    )  # fmt: skip
 
 
 @documented
@@ -86,6 +89,7 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
     urgent: bool = False,
     weight: Optional[float] = None,
+    compression: Any = None,
 ) -> Handle:
     """Start reducing a tensor over all ranks in place.
 
@@ -94,6 +98,7 @@ def allreduce_async_(
         {torch_reduction}
         {urgent}
         {weight}
+        {codec}
 
     Returns:
         a handle; ``synchronize(handle)`` returns ``tensor`` itself.
@@ -106,8 +111,8 @@ def allreduce_async_(
     target = InPlace(tensor, "allreduce_")
     return start_allreduce(
         [target], chosen, name, prescale_factor, postscale_factor, process_set, target.finish, urgent,
-        weight,
-    )
+        weight, compression=compression,
+    )  # fmt: skip
 
 
 @documented
@@ -121,6 +126,7 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
     urgent: bool = False,
     weight: Optional[float] = None,
+    compression: Any = None,
 ) -> Handle:
     """Start reducing several tensors over all ranks as one operation: all are reduced, or none.
 
@@ -129,6 +135,7 @@ def grouped_allreduce_async(
         {torch_reduction}
         {urgent}
         {weight}
+        {codec}
 
     Returns:
         a handle; ``synchronize(handle)`` returns a list of new tensors.
@@ -141,7 +148,8 @@ def grouped_allreduce_async(
     copies = [Copied(tensor, "allreduce") for tensor in tensors]
     return start_allreduce(
         copies, chosen, name, prescale_factor, postscale_factor, process_set,
-        lambda: [copied.finish() for copied in copies], urgent, weight,
+        lambda: [copied.finish() for copied in copies], urgent,
+        weight, compression=compression,
     )  # fmt: skip
 
 
@@ -156,6 +164,7 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
     urgent: bool = False,
     weight: Optional[float] = None,
+    compression: Any = None,
 ) -> Handle:
     """Start reducing several tensors in place as one operation: all are reduced, or none.
 
@@ -164,6 +173,7 @@ def grouped_allreduce_async_(
         {torch_reduction}
         {urgent}
         {weight}
+        {codec}
 
     Returns:
         a handle; ``synchronize(handle)`` returns a list of the tensors themselves.
@@ -176,7 +186,8 @@ def grouped_allreduce_async_(
     targets = [InPlace(tensor, "grouped_allreduce_") for tensor in tensors]
     return start_allreduce(
         targets, chosen, name, prescale_factor, postscale_factor, process_set,
-        lambda: [target.finish() for target in targets], urgent, weight,
+        lambda: [target.finish() for target in targets], urgent,
+        weight, compression=compression,
     )  # fmt: skip
 
 

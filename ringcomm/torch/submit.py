@@ -26,6 +26,7 @@ def start_allreduce(
     urgent: bool,
     weight: Optional[float] = None,
     absent: int = 0,
+    compression: Any = None,
 ) -> Handle:
     """Start a reduction of arguments (:class:`.tensors.InPlace`, :class:`.tensors.Copied`).
 
@@ -34,7 +35,7 @@ def start_allreduce(
     return api.context().engine.allreduce(
         [item.flat for item in arguments], op, wire_name("allreduce", name),
         [item.shape for item in arguments], prescale, postscale, number_of(process_set), urgent,
-        lambda _: finish(), weight=weight, absent=absent, mirrors=mirrors(arguments),
+        lambda _: finish(), compression=compression, weight=weight, absent=absent, mirrors=mirrors(arguments),
     )  # fmt: skip
 
 

@@ -104,6 +104,8 @@ def reducescatter(
     name: Optional[str] = None,
     op: ReduceOp = ReduceOp.AVERAGE,
     process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
 ) -> Any:
     """Reduce a value over all ranks; every rank gets its part of the rows of the result.
 
@@ -114,6 +116,7 @@ def reducescatter(
         {name}
         op: Average (the default), Sum, Min, Max or Product.
         {process_set}
+        {scale}
 
     Returns:
         in eager mode a tensor, otherwise a NumPy array, of the value's dtype with this rank's rows.
@@ -124,7 +127,8 @@ def reducescatter(
         MismatchError: shapes, dtypes or ops differ between ranks.
         PeerLostError: a rank was lost.
     """
-    return _as_tensor(collectives.reducescatter(value, name, op, process_set))
+    result = collectives.reducescatter(value, name, op, process_set, prescale_factor, postscale_factor)
+    return _as_tensor(result)
 
 
 def _as_tensor(result: Any) -> Any:

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.adapters.signatures import differences  # noqa: E402 - the adapter needs torch
+from tests.adapters.signatures import differences, differences_of_options  # noqa: E402 - the adapter needs torch
 
 LIKE_HOROVODS = """
 init(comm=None, process_sets=None)
@@ -81,3 +81,4 @@ def test_signatures() -> None:
     import ringcomm.torch as hvd
 
     assert differences(hvd, LIKE_HOROVODS) == []
+    assert differences_of_options(hvd, "ringcomm.torch") == []
