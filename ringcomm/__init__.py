@@ -15,16 +15,7 @@ import importlib as _importlib
 import typing as _typing
 
 from .api import (
-    allgather,
-    allgather_,
     allgather_object,
-    allreduce,
-    allreduce_,
-    alltoall,
-    alltoall_,
-    barrier,
-    broadcast,
-    broadcast_,
     broadcast_object,
     count_step,
     cross_rank,
@@ -36,8 +27,6 @@ from .api import (
     local_rank,
     local_size,
     rank,
-    reducescatter,
-    reducescatter_,
     shutdown,
     size,
     start_timeline,
@@ -56,6 +45,19 @@ from .calls.async_calls import (
     poll,
     reducescatter_async,
     synchronize,
+)
+from .calls.direct import (
+    allgather,
+    allgather_,
+    allreduce,
+    allreduce_,
+    alltoall,
+    alltoall_,
+    barrier,
+    broadcast,
+    broadcast_,
+    reducescatter,
+    reducescatter_,
 )
 from .calls.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from .config import Membership, Settings
@@ -97,10 +99,14 @@ if _typing.TYPE_CHECKING:
     from .balance.batches import balanced
     from .calls.consistency import check_same
     from .calls.grouped_calls import (
+        grouped_allgather,
+        grouped_allgather_async,
         grouped_allreduce,
         grouped_allreduce_,
         grouped_allreduce_async,
         grouped_allreduce_async_,
+        grouped_reducescatter,
+        grouped_reducescatter_async,
     )
     from .calls.messages import recv, send
     from .scaling.prediction import Prediction, predict
@@ -173,10 +179,14 @@ __all__ = [
     "cross_size",
     "epoch",
     "global_process_set",
+    "grouped_allgather",
+    "grouped_allgather_async",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",
     "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "init",
     "is_homogeneous",
     "is_initialized",
@@ -208,10 +218,14 @@ _LATER = {
     "advise": "balance.advise",
     "balanced": "balance.batches",
     "check_same": "calls.consistency",
+    "grouped_allgather": "calls.grouped_calls",
+    "grouped_allgather_async": "calls.grouped_calls",
     "grouped_allreduce": "calls.grouped_calls",
     "grouped_allreduce_": "calls.grouped_calls",
     "grouped_allreduce_async": "calls.grouped_calls",
     "grouped_allreduce_async_": "calls.grouped_calls",
+    "grouped_reducescatter": "calls.grouped_calls",
+    "grouped_reducescatter_async": "calls.grouped_calls",
     "LocalSGD": "_adapter.local_sgd",
     "predict": "scaling.prediction",
     "Prediction": "scaling.prediction",

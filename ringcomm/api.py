@@ -1,14 +1,13 @@
-"""The module-level functions: they call the methods of one default :class:`~ringcomm.job.context.Context`.
+"""The job of one default :class:`~ringcomm.job.context.Context`, and its collectives of Python objects.
 
 :mod:`ringcomm.job.default_context` makes this context and ends it; its functions belong to this module, too.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional
 
 from .docstrings import documented
-from .dtypes import Array
 from .job.default_context import after_restart as after_restart
 from .job.default_context import before_calls as before_calls
 from .job.default_context import before_leaving as before_leaving
@@ -25,7 +24,6 @@ from .job.default_context import placed as placed
 from .job.default_context import restart as restart
 from .job.default_context import shutdown as shutdown
 from .job.default_context import take_changes as take_changes
-from .ops import ReduceOp
 
 
 @documented
@@ -181,157 +179,6 @@ def is_homogeneous() -> bool:
         {not_initialized}
     """
     return placed().is_homogeneous
-
-
-@documented
-def allreduce(
-    array: Any,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: Optional[str] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    compression: Any = None,
-    weight: Optional[float] = None,
-) -> Array:
-    """Reduce an array of the same shape and dtype over all ranks; every rank gets the result.
-
-    Example: ``mean = rc.allreduce(gradient)``, ``total = rc.allreduce([1.0, 2.0], op=rc.Sum)``,
-    ``mean = rc.allreduce(gradient, weight=len(batch))``.
-
-    {allreduce}
-        {not_initialized}
-    """
-    return context().allreduce(array, op, name, prescale_factor, postscale_factor, compression, weight)
-
-
-@documented
-def allreduce_(
-    array: Array,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: Optional[str] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    compression: Any = None,
-    weight: Optional[float] = None,
-) -> Array:
-    """Reduce an array over all ranks in place: the result overwrites ``array`` on every rank.
-
-    {allreduce_}
-        {not_initialized}
-    """
-    return context().allreduce_(array, op, name, prescale_factor, postscale_factor, compression, weight)
-
-
-@documented
-def reducescatter(
-    array: Any,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: Optional[str] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Array:
-    """Reduce an array over all ranks; every rank gets only its rows of the result.
-
-    Example: ``rows = rc.reducescatter(np.ones((4, 2)), op=rc.Sum)`` gives 2 rows to each of 2 ranks.
-
-    {reducescatter}
-        {not_initialized}
-    """
-    return context().reducescatter(array, op, name, prescale_factor, postscale_factor)
-
-
-@documented
-def reducescatter_(
-    array: Array,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: Optional[str] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Array:
-    """Reduce an array over all ranks with ``array`` as working space; every rank gets only its rows.
-
-    {reducescatter_}
-        {not_initialized}
-    """
-    return context().reducescatter_(array, op, name, prescale_factor, postscale_factor)
-
-
-@documented
-def allgather(array: Any, name: Optional[str] = None) -> Array:
-    """Concatenate every rank's array along the first dimension, in rank order.
-
-    Example: ``losses = rc.allgather(np.array([loss]))`` has one element per rank.
-
-    {allgather}
-        {not_initialized}
-    """
-    return context().allgather(array, name)
-
-
-@documented
-def allgather_(array: Array, name: Optional[str] = None) -> Array:
-    """Complete an array of which every rank holds its rows: the inverse of ``reducescatter_``.
-
-    Each rank contributes the rows that ``reducescatter`` would give it; the other rows are overwritten.
-
-    {allgather_}
-        {not_initialized}
-    """
-    return context().allgather_(array, name)
-
-
-@documented
-def broadcast(array: Any, root_rank: int = 0, name: Optional[str] = None) -> Array:
-    """Copy the root's array to every rank.
-
-    Example: ``weights = rc.broadcast(weights, root_rank=0)``.
-
-    {broadcast}
-        {not_initialized}
-    """
-    return context().broadcast(array, root_rank, name)
-
-
-@documented
-def broadcast_(array: Array, root_rank: int = 0, name: Optional[str] = None) -> Array:
-    """Overwrite ``array`` on every rank with the root's.
-
-    {broadcast_}
-        {not_initialized}
-    """
-    return context().broadcast_(array, root_rank, name)
-
-
-@documented
-def alltoall(array: Any, splits: Optional[Sequence[int]] = None, name: Optional[str] = None) -> Any:
-    """Send a part of the rows to every rank, and receive a part of the rows of every rank.
-
-    Example: ``rows, counts = rc.alltoall(rows, splits=[3, 1])`` on 2 ranks.
-
-    {alltoall}
-        {not_initialized}
-    """
-    return context().alltoall(array, splits, name)
-
-
-@documented
-def alltoall_(array: Array, name: Optional[str] = None) -> Array:
-    """Exchange rows with every rank in place; every rank gets equally many rows.
-
-    {alltoall_}
-        {not_initialized}
-    """
-    return context().alltoall_(array, name)
-
-
-@documented
-def barrier(name: Optional[str] = None) -> None:
-    """Wait until every rank has called it.
-
-    {barrier}
-        {not_initialized}
-    """
-    context().barrier(name)
 
 
 @documented

@@ -24,6 +24,10 @@ name: optional; appears in errors and is checked to be the same on all ranks. It
     ranks must make the same calls in the same order.""",
     "process_set": """\
 process_set: the ranks that take part; by default all ranks of the job.""",
+    "direct_set": """\
+process_set: the ranks that take part; by default all ranks of the job. Among the ranks of a set the call is
+    the asynchronous one, waited for: the members match it by its name, or without one by its order among
+    their calls in this set without a name, whatever calls of other ranks or sets come between.""",
     "op": """\
 op: ``Average`` (the default), ``Sum``, ``Min``, ``Max``, ``Product`` or ``Adasum``. An average of
     integers is truncated toward zero. Adasum, for floating point, combines contributions in pairs: orthogonal
@@ -65,12 +69,6 @@ compression: the codec for float32 and float64 on the network: None (the default
     "urgent": """\
 urgent: start at once instead of waiting up to one engine cycle for other tensors to fuse with. The
     caller waits for the result, so the input need not be copied.""",
-    "grouped_options": """\
-**options: ``op`` (``Average`` by default, ``Sum``, ``Min``, ``Max``, ``Product`` or ``Adasum``),
-    ``name`` (operations of one name are matched among the ranks, operations without a name by their
-    order), ``weight`` (of this rank's arrays in a weighted average), ``prescale_factor`` and
-    ``postscale_factor`` (multiply contributions and result; 1.0), ``process_set`` (the ranks that take
-    part; all), and ``compression`` (a codec, as for ``allreduce``).""",
     "splits": """\
 splits: number of rows for each rank, in rank order; one integer per rank, their sum is the number of
     rows. Without it every rank gets equally many rows, and the number of rows must be a multiple of the
@@ -95,6 +93,9 @@ array: a writable NumPy array of any memory layout, of equal shape and dtype on 
     "arrays_in": """\
 arrays: NumPy arrays (or what ``numpy.asarray`` accepts) of any memory layout; equal in number, shapes and
     dtypes on all ranks. They are copied before the function returns.""",
+    "arrays_rows": """\
+arrays: NumPy arrays (or what ``numpy.asarray`` accepts) of any memory layout; their number, their dtypes and
+    all dimensions but the first are equal on all ranks. They are copied before the function returns.""",
     "arrays_pending": """\
 arrays: writable NumPy arrays of any memory layout; equal in number, shapes and dtypes on all ranks. They
     are overwritten and must not be used until the operation is done.""",
@@ -161,6 +162,9 @@ Misuse: an earlier MismatchError or PeerLostError has ended the collectives of t
 MismatchError: ranks disagree about the call.
 PeerLostError: a rank ended, or is silent for too long.""",
     "not_initialized": """\
+NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.""",
+    "direct_errors": """\
+UnknownProcessSetError: the process set is not registered, or this rank is not a member of it.
 NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.""",
     "start_errors": """\
 UnsupportedDtypeError: the dtype cannot be sent, or the operation has no meaning for it.
@@ -339,6 +343,13 @@ SHARED.update({
         _PICKLE + _RANK_ERRORS,
     ),
 })  # fmt: skip
+for _name in (
+    "allreduce", "allreduce_", "reducescatter", "reducescatter_", "allgather", "allgather_", "broadcast",
+    "broadcast_", "alltoall", "alltoall_", "barrier",
+):  # fmt: skip
+    # The functions of the module have one parameter more than the methods of a context.
+    _last = "\n    ".join(["", *SHARED["direct_set"].split("\n")])
+    SHARED[f"{_name}_in_set"] = SHARED[_name].replace("\n\n", f"{_last}\n\n", 1)
 
 
 def compose(text: str) -> str:

@@ -79,11 +79,13 @@ def test_every_export_is_documented(name):
 
 
 def test_functions_and_methods_have_the_same_signature():
+    """But for the process set: those of :func:`ringcomm.add_process_set` belong to the default context."""
     assert len(COLLECTIVES) >= 13
     for name in COLLECTIVES:
-        function = inspect.signature(getattr(ringcomm, name))
-        method = inspect.signature(getattr(Context, name))
-        assert list(function.parameters.values()) == list(method.parameters.values())[1:], name
+        function = inspect.signature(getattr(ringcomm, name)).parameters
+        method = inspect.signature(getattr(Context, name)).parameters
+        common = [item for item in function.values() if item.name != "process_set"]
+        assert common == list(method.values())[1:], name
 
 
 PUBLIC = (ast.FunctionDef, ast.ClassDef)

@@ -58,7 +58,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "collective.progress", "collective.part", "collective.execute", "collective.device_group",
             "collective.staged", "collective.short", "collective.drive", "collective.placement",
             "collective.coded_hosts", "collective.coded", "collective.call_history",
-            "collective.call_lock", "collective.totals", "collective.plans",
+            "collective.totals", "collective.plans",
             "collective.call_errors", "collective.call_runner",
             "collective.host_groups", "collective.runner", "collective.weighted",
             "collective.codec_rates", "collective.measure",
@@ -107,8 +107,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "job.activity", "job.timeline", "job.flight_recorder", "group.group", "calls.objects",
             "calls.collectives", "job.program", "job.preparation", "job.entry", "job.context", "job.newcomer",
-            "job.default_context", "api", "calls.process_set", "calls.async_calls", "calls.grouped_calls",
-            "calls.messages", "calls.consistency", "balance.pace", "balance.batches",
+            "job.default_context", "api", "calls.process_set", "calls.async_calls", "calls.direct",
+            "calls.grouped_calls", "calls.messages", "calls.consistency", "balance.pace", "balance.batches",
         ],
     ],
     6: [

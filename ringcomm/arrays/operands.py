@@ -86,7 +86,15 @@ class Operand(ABC):
 
     def overwrite(self, made: Operand) -> Array:
         """Overwrite the argument with an :meth:`output` of as many elements; return the caller's array."""
-        self.flat[:] = made.flat
+        return self.replace(made.flat)
+
+    def replace(self, result: Array) -> Array:
+        """Overwrite the argument with what the engine has made of it; return the caller's array.
+
+        Args:
+            result: of as many elements, where :meth:`deliver` has brought it.
+        """
+        self.flat[:] = result.reshape(-1)
         return self.finish()
 
 
@@ -281,7 +289,10 @@ class DeviceOperand(Operand):
         return made
 
     def overwrite(self, made: Operand) -> Array:
-        self._kind.assign(self._value, made.finish(self.shape))
+        return self.replace(made.finish(self.shape))
+
+    def replace(self, result: Array) -> Array:
+        self._kind.assign(self._value, result)
         return self._value
 
 

@@ -1,4 +1,4 @@
-"""All-reduces of several NumPy arrays as one operation: all of them are reduced, or none.
+"""Collectives of several NumPy arrays as one operation: all of them are run, or none.
 
 As in :mod:`.async_calls`, functions without a trailing underscore copy their input, and functions
 with one work in the caller's own arrays.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, List, Optional, Sequence, Tuple
 
 from .. import api
-from ..arrays.operands import mirrors, submitted
+from ..arrays.operands import Operand, mirrors, submitted
 from ..docstrings import documented
 from ..dtypes import Array
 from ..engine.request import Handle
@@ -42,7 +42,7 @@ def grouped_allreduce_async(
     Raises:
         {start_errors}
     """
-    operands = [submitted(api.context().staging, array) for array in arrays]
+    operands = _submitted(arrays)
     factors = prescale_factor, postscale_factor
     return _start(operands, op, name, factors, process_set, compression, weight)
 
@@ -73,13 +73,13 @@ def grouped_allreduce_async_(
         Misuse: it is not a NumPy array, or it is read-only.
         {start_errors}
     """
-    operands = [submitted(api.context().staging, array, "grouped_allreduce_async_") for array in arrays]
+    operands = _submitted(arrays, "grouped_allreduce_async_")
     factors = prescale_factor, postscale_factor
     return _start(operands, op, name, factors, process_set, compression, weight)
 
 
 def _start(
-    operands: Sequence[Any], op: ReduceOp, name: Optional[str], factors: Tuple[float, float],
+    operands: Sequence[Operand], op: ReduceOp, name: Optional[str], factors: Tuple[float, float],
     process_set: Optional[ProcessSet], compression: Any, weight: Optional[float],
 ) -> Handle:  # fmt: skip
     return api.context().engine.allreduce(
@@ -90,14 +90,25 @@ def _start(
 
 
 @documented
-def grouped_allreduce(arrays: Sequence[Any], **options: Any) -> List[Array]:
+def grouped_allreduce(
+    arrays: Sequence[Any],
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: Optional[str] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Optional[ProcessSet] = None,
+    compression: Any = None,
+    weight: Optional[float] = None,
+) -> List[Array]:
     """Reduce several arrays over all ranks as one operation: all are reduced, or none.
 
     Example: ``weights, bias = rc.grouped_allreduce([weights, bias], op=rc.Sum)``.
 
     Args:
         {arrays_in}
-        {grouped_options}
+        {matched_reduction}
+        {codec}
+        {weight}
 
     Returns:
         a list of new arrays.
@@ -105,19 +116,32 @@ def grouped_allreduce(arrays: Sequence[Any], **options: Any) -> List[Array]:
     Raises:
         {call_errors}
     """
-    result: List[Array] = grouped_allreduce_async(arrays, **options).wait()
+    result: List[Array] = grouped_allreduce_async(
+        arrays, op, name, prescale_factor, postscale_factor, process_set, compression, weight
+    ).wait()
     return result
 
 
 @documented
-def grouped_allreduce_(arrays: Sequence[Array], **options: Any) -> List[Array]:
+def grouped_allreduce_(
+    arrays: Sequence[Array],
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: Optional[str] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Optional[ProcessSet] = None,
+    compression: Any = None,
+    weight: Optional[float] = None,
+) -> List[Array]:
     """Reduce several arrays over all ranks in place as one operation: all are reduced, or none.
 
     Example: ``rc.grouped_allreduce_([weights, bias], op=rc.Sum, name="layer1")``.
 
     Args:
         {arrays_pending}
-        {grouped_options}
+        {matched_reduction}
+        {codec}
+        {weight}
 
     Returns:
         a list of the arrays themselves.
@@ -126,5 +150,123 @@ def grouped_allreduce_(arrays: Sequence[Array], **options: Any) -> List[Array]:
         Misuse: it is not a NumPy array, or it is read-only.
         {call_errors}
     """
-    result: List[Array] = grouped_allreduce_async_(arrays, **options).wait()
+    result: List[Array] = grouped_allreduce_async_(
+        arrays, op, name, prescale_factor, postscale_factor, process_set, compression, weight
+    ).wait()
     return result
+
+
+@documented
+def grouped_reducescatter_async(
+    arrays: Sequence[Any],
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: Optional[str] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Optional[ProcessSet] = None,
+) -> Handle:
+    """Start a reducescatter of copies of several arrays as one operation.
+
+    Args:
+        {arrays_in}
+        {scatter_reduction}
+        {matching}
+
+    Returns:
+        a handle; its ``wait()`` returns a list of new arrays with this rank's rows of each.
+
+    Raises:
+        Misuse: an array has no first dimension.
+        {start_errors}
+    """
+    context = api.context()
+    operands = _submitted(arrays, rows=True)
+    return context.engine.reducescatter(
+        [operand.flat for operand in operands], [operand.shape for operand in operands], op_of(op), name,
+        prescale_factor, postscale_factor, number_of(process_set),
+        convert=lambda results: _delivered(operands, results), mirrors=mirrors(operands),
+    )  # fmt: skip
+
+
+@documented
+def grouped_reducescatter(
+    arrays: Sequence[Any],
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: Optional[str] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Optional[ProcessSet] = None,
+) -> List[Array]:
+    """Reduce several arrays over all ranks as one operation; every rank gets only its rows of each.
+
+    Args:
+        {arrays_in}
+        {scatter_reduction}
+        {matching}
+
+    Returns:
+        a list of new arrays: of ``n`` rows every member of the set gets ``n // size``, the first
+        ``n % size`` members one more.
+
+    Raises:
+        Misuse: an array has no first dimension.
+        {call_errors}
+    """
+    handle = grouped_reducescatter_async(arrays, op, name, prescale_factor, postscale_factor, process_set)
+    result: List[Array] = handle.wait()
+    return result
+
+
+@documented
+def grouped_allgather_async(
+    arrays: Sequence[Any], name: Optional[str] = None, process_set: Optional[ProcessSet] = None
+) -> Handle:
+    """Start an allgather of copies of several arrays as one operation.
+
+    Args:
+        {arrays_rows}
+        {matching}
+
+    Returns:
+        a handle; its ``wait()`` returns a list of new arrays with the rows of all ranks, in rank order.
+
+    Raises:
+        {start_errors}
+    """
+    context = api.context()
+    operands = _submitted(arrays, rows=True)
+    return context.engine.allgather(
+        [operand.flat for operand in operands], [operand.shape or (1,) for operand in operands], name,
+        number_of(process_set), convert=lambda results: _delivered(operands, results),
+        mirrors=mirrors(operands),
+    )  # fmt: skip
+
+
+@documented
+def grouped_allgather(
+    arrays: Sequence[Any], name: Optional[str] = None, process_set: Optional[ProcessSet] = None
+) -> List[Array]:
+    """Concatenate every rank's arrays along the first dimension, several of them as one operation.
+
+    Args:
+        {arrays_rows}
+        {matching}
+
+    Returns:
+        a list of new arrays with the rows of all ranks, in rank order. The number of rows may differ from
+        rank to rank; a zero-dimensional array counts as one row.
+
+    Raises:
+        {call_errors}
+    """
+    result: List[Array] = grouped_allgather_async(arrays, name, process_set).wait()
+    return result
+
+
+def _submitted(arrays: Sequence[Any], in_place: str = "", rows: bool = False) -> List[Operand]:
+    staging = api.context().staging
+    return [submitted(staging, array, in_place, rows=rows) for array in arrays]
+
+
+def _delivered(operands: Sequence[Operand], results: Sequence[Array]) -> List[Array]:
+    return [operand.deliver(rows) for operand, rows in zip(operands, results)]

@@ -137,8 +137,8 @@ global_process_set: ProcessSet = _AllRanks()
 def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet:
     """Register a group of ranks. Every rank of the job must call it, members or not.
 
-    Collectives that are matched by name take it as ``process_set=``, on its members: the asynchronous and
-    grouped ones here, and those of the adapters for frameworks.
+    Its members pass it to collectives as ``process_set=``. These are matched by name, or without a name by
+    their order in the set; see docs/collectives.md.
 
     Args:
         process_set: a :class:`ProcessSet`, or a list of ranks.

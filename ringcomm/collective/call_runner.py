@@ -23,7 +23,6 @@ from ..wire.frames import VOTE
 from ..wire.signature import Signature
 from .call_errors import CallErrors
 from .call_history import CallHistory, Row
-from .call_lock import Parts
 from .call_sites import CallSites, Site, find_site
 from .drive import run
 from .part import Part
@@ -35,6 +34,48 @@ from .totals import Tally, Totals
 _LEAVING_S = 1.0
 """How long a rank that leaves waits for the call of another thread to end."""
 _NOTHING_TO_SUPPRESS: ContextManager[Any] = nullcontext()
+
+
+class Parts:
+    """A ``with`` block of several parts (calls of the runner), which must not be left between them.
+
+    Args:
+        lock: a ``threading.RLock``; keeps other threads out.
+        started: how many calls the runner has started.
+        count: how many parts there are; ``math.inf``: an unknown number.
+        left: called with the exception if one ends the block after the first part has started, and before the
+            last has.
+        but: exceptions that all ranks raise alike, or that are reported already; they do not count.
+    """
+
+    __slots__ = ("_but", "_count", "_first", "_left", "_lock", "_started")
+
+    def __init__(
+        self,
+        lock: Any,
+        started: Callable[[], int],
+        count: float,
+        left: Callable[[BaseException], None],
+        but: Type[BaseException],
+    ) -> None:
+        self._lock = lock
+        self._started = started
+        self._count = count
+        self._left = left
+        self._but = but
+        self._first = 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._first = self._started()
+
+    def __exit__(self, kind: Any, problem: Any, traceback: Any) -> None:
+        try:
+            counts = problem is not None and not isinstance(problem, self._but)
+            if counts and 0 < self._started() - self._first < self._count:
+                self._left(problem)
+        finally:
+            self._lock.release()
 
 
 class CallRunner:

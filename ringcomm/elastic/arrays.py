@@ -8,6 +8,7 @@ from typing import Any, Dict, Iterator
 import numpy as np
 
 from .. import api
+from ..calls import direct
 from ..errors import HostsUpdatedInterrupt, Misuse, Recoverable
 from ..ops import Max
 from .state import State
@@ -90,7 +91,7 @@ class ArrayState(State):
             PeerLostError: a rank was lost.
         """
         self._changes |= api.take_changes()
-        if api.is_initialized() and api.allreduce(np.array([self._changes], np.int32), Max)[0]:
+        if api.is_initialized() and direct.allreduce(np.array([self._changes], np.int32), Max)[0]:
             self._changes = 0
             raise HostsUpdatedInterrupt
 
@@ -115,6 +116,6 @@ class ArrayState(State):
             setattr(self, name, value)
         for array in arrays.values():
             whole = np.ascontiguousarray(array)
-            api.broadcast_(whole)
+            direct.broadcast_(whole)
             if whole is not array:
                 array[...] = whole

@@ -74,6 +74,8 @@ def reducescatter(
     name: Optional[str] = None,
     op: ReduceOp = ReduceOp.AVERAGE,
     process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
 ) -> np.ndarray[Any, Any]:
     """Reduce a value over all ranks; every rank gets its part of the rows of the result.
 
@@ -84,6 +86,7 @@ def reducescatter(
         {name}
         op: Average (the default), Sum, Min, Max or Product.
         {process_set}
+        {scale}
 
     Returns:
         a new NumPy array of the value's dtype with this rank's rows.
@@ -94,7 +97,8 @@ def reducescatter(
         MismatchError: shapes, dtypes or ops differ between ranks.
         PeerLostError: a rank was lost.
     """
-    return _run(Operation("reducescatter", Reduction(op_of(op), process_set=process_set), name), value)
+    how = Reduction(op_of(op), prescale_factor, postscale_factor, process_set)
+    return _run(Operation("reducescatter", how, name), value)
 
 
 @documented

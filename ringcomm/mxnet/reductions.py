@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence
+from typing import Any, List, Optional, Sequence
 
 import mxnet as mx
 
@@ -34,6 +34,7 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     op: Optional[ReduceOp] = None,
     weight: Optional[float] = None,
+    compression: Any = None,
 ) -> mx.nd.NDArray:
     """Reduce an NDArray of the same shape and dtype over all ranks; every rank gets the result.
 
@@ -48,6 +49,7 @@ def allreduce(
         {process_set}
         {op}
         {weight}
+        {codec}
 
     Returns:
         a new NDArray of the same shape, dtype and context, bit-identical on all ranks.
@@ -57,8 +59,9 @@ def allreduce(
         {call_errors}
     """
     (result,) = grouped_allreduce(
-        [tensor], average, name, priority, prescale_factor, postscale_factor, process_set, op, weight
-    )
+        [tensor], average, name, priority, prescale_factor, postscale_factor, process_set, op, weight,
+        compression,
+    )  # fmt: skip
     return result
 
 
@@ -73,6 +76,7 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
     op: Optional[ReduceOp] = None,
     weight: Optional[float] = None,
+    compression: Any = None,
 ) -> mx.nd.NDArray:
     """Reduce an NDArray over all ranks in place, on the CPU without any copy.
 
@@ -85,6 +89,7 @@ def allreduce_(
         {process_set}
         {op}
         {weight}
+        {codec}
 
     Returns:
         ``tensor`` itself.
@@ -94,8 +99,9 @@ def allreduce_(
         {call_errors}
     """
     (result,) = grouped_allreduce_(
-        [tensor], average, name, priority, prescale_factor, postscale_factor, process_set, op, weight
-    )
+        [tensor], average, name, priority, prescale_factor, postscale_factor, process_set, op, weight,
+        compression,
+    )  # fmt: skip
     return result
 
 
@@ -110,6 +116,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
     op: Optional[ReduceOp] = None,
     weight: Optional[float] = None,
+    compression: Any = None,
 ) -> List[mx.nd.NDArray]:
     """Reduce several NDArrays over all ranks as one operation: all are reduced, or none.
 
@@ -122,6 +129,7 @@ def grouped_allreduce(
         {process_set}
         {op}
         {weight}
+        {codec}
 
     Returns:
         a list of new NDArrays, in order.
@@ -132,7 +140,7 @@ def grouped_allreduce(
     """
     how = Reduction(reduction(op, average), prescale_factor, postscale_factor, process_set)
     operands = [copy_of(dense(tensor, "allreduce")) for tensor in tensors]
-    return _reduce(operands, how, name, weight)
+    return _reduce(operands, how, name, weight, compression)
 
 
 @documented
@@ -146,6 +154,7 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
     op: Optional[ReduceOp] = None,
     weight: Optional[float] = None,
+    compression: Any = None,
 ) -> List[mx.nd.NDArray]:
     """Reduce several NDArrays in place as one operation: all are reduced, or none.
 
@@ -158,6 +167,7 @@ def grouped_allreduce_(
         {process_set}
         {op}
         {weight}
+        {codec}
 
     Returns:
         a list of the NDArrays themselves.
@@ -168,15 +178,16 @@ def grouped_allreduce_(
     """
     how = Reduction(reduction(op, average), prescale_factor, postscale_factor, process_set)
     operands = [NDArrayOperand(dense(tensor, "allreduce_")) for tensor in tensors]
-    return _reduce(operands, how, name, weight)
+    return _reduce(operands, how, name, weight, compression)
 
 
 def _reduce(
-    operands: Operands, how: Reduction, name: Optional[str], weight: Optional[float]
+    operands: Operands, how: Reduction, name: Optional[str], weight: Optional[float], compression: Any
 ) -> List[mx.nd.NDArray]:
     if not operands:
         return []
-    reduced: List[mx.nd.NDArray] = start_allreduce(operands, how, name, True, True, weight=weight).wait()
+    handle = start_allreduce(operands, how, name, True, True, weight=weight, compression=compression)
+    reduced: List[mx.nd.NDArray] = handle.wait()
     return reduced
 
 

@@ -142,13 +142,14 @@ def alltoall(
 
 
 @documented
-def barrier(process_set: ProcessSet = global_process_set) -> None:
+def barrier(process_set: ProcessSet = global_process_set, name: Optional[str] = None) -> None:
     """Block until all ranks have called this function. For eager mode only, not in graphs.
 
     Args:
         {process_set}
+        {name}
 
     Raises:
         PeerLostError: a rank was lost.
     """
-    Batch([Operation("barrier", Reduction(process_set=process_set), inputs=0)]).run([])
+    Batch([Operation("barrier", Reduction(process_set=process_set), name, inputs=0)]).run([])

@@ -7,7 +7,7 @@ from typing import Any, List, Optional, Sequence
 import torch
 
 from .. import api
-from .._adapter.arguments import reduction
+from .._adapter.arguments import reduction, wire_name
 from .._adapter.reduction import Reduction
 from ..calls.process_set import ProcessSet, global_process_set, number_of
 from ..docstrings import documented
@@ -67,6 +67,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     weight: Optional[float] = None,
+    compression: Any = None,
 ) -> torch.Tensor:
     """Reduce a tensor over all ranks in place; gradients do not flow through it.
 
@@ -74,6 +75,7 @@ def allreduce_(
         {tensor_inplace}
         {torch_reduction}
         {weight}
+        {codec}
 
     Returns:
         ``tensor`` itself.
@@ -83,8 +85,9 @@ def allreduce_(
         {call_errors}
     """
     handle = handles.allreduce_async_(
-        tensor, average, name, op, prescale_factor, postscale_factor, process_set, True, weight
-    )
+        tensor, average, name, op, prescale_factor, postscale_factor, process_set, True, weight,
+        compression,
+    )  # fmt: skip
     result: torch.Tensor = handles.synchronize(handle)
     return result
 
@@ -136,6 +139,7 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     weight: Optional[float] = None,
+    compression: Any = None,
 ) -> List[torch.Tensor]:
     """Reduce several tensors in place as one operation; gradients do not flow through them.
 
@@ -143,6 +147,7 @@ def grouped_allreduce_(
         {tensors_inplace}
         {torch_reduction}
         {weight}
+        {codec}
 
     Returns:
         a list of the tensors themselves.
@@ -152,8 +157,9 @@ def grouped_allreduce_(
         {call_errors}
     """
     handle = handles.grouped_allreduce_async_(
-        tensors, average, name, op, prescale_factor, postscale_factor, process_set, True, weight
-    )
+        tensors, average, name, op, prescale_factor, postscale_factor, process_set, True, weight,
+        compression,
+    )  # fmt: skip
     results: List[torch.Tensor] = handles.synchronize(handle)
     return results
 
@@ -352,16 +358,17 @@ def alltoall(
 
 
 @documented
-def barrier(process_set: ProcessSet = global_process_set) -> None:
+def barrier(process_set: ProcessSet = global_process_set, name: Optional[str] = None) -> None:
     """Wait until every rank of the set has called it.
 
     Args:
         {process_set}
+        {name}
 
     Raises:
         {set_errors}
     """
-    api.context().engine.barrier("", number_of(process_set)).wait()
+    api.context().engine.barrier(wire_name("barrier", name), number_of(process_set)).wait()
 
 
 @documented

@@ -51,6 +51,7 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
     urgent: bool = False,
     weight: Optional[float] = None,
+    compression: Any = None,
 ) -> Handle:
     """Start reducing a tensor of the same shape and dtype over all ranks.
 
@@ -61,6 +62,7 @@ def allreduce_async(
         {torch_reduction}
         {urgent}
         {weight}
+        {codec}
 
     Returns:
         a handle; ``synchronize(handle)`` returns a new tensor of the same shape, dtype and device.
@@ -71,7 +73,9 @@ def allreduce_async(
     """
     how = Reduction(reduction(op, average), prescale_factor, postscale_factor, process_set)
     operands = [operand_of(tensor, "allreduce")]
-    return start_allreduce(operands, how, name, urgent, False, weight=weight)
+    return start_allreduce(
+        operands, how, name, urgent, False, weight=weight, compression=compression
+    )
 
 
 @documented
@@ -85,6 +89,7 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
     urgent: bool = False,
     weight: Optional[float] = None,
+    compression: Any = None,
 ) -> Handle:
     """Start reducing a tensor over all ranks in place.
 
@@ -93,6 +98,7 @@ def allreduce_async_(
         {torch_reduction}
         {urgent}
         {weight}
+        {codec}
 
     Returns:
         a handle; ``synchronize(handle)`` returns ``tensor`` itself.
@@ -103,7 +109,9 @@ def allreduce_async_(
     """
     how = Reduction(reduction(op, average), prescale_factor, postscale_factor, process_set)
     operands = [operand_of(tensor, "allreduce_", in_place=True)]
-    return start_allreduce(operands, how, name, urgent, False, weight=weight)
+    return start_allreduce(
+        operands, how, name, urgent, False, weight=weight, compression=compression
+    )
 
 
 @documented
@@ -117,6 +125,7 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
     urgent: bool = False,
     weight: Optional[float] = None,
+    compression: Any = None,
 ) -> Handle:
     """Start reducing several tensors over all ranks as one operation: all are reduced, or none.
 
@@ -125,6 +134,7 @@ def grouped_allreduce_async(
         {torch_reduction}
         {urgent}
         {weight}
+        {codec}
 
     Returns:
         a handle; ``synchronize(handle)`` returns a list of new tensors.
@@ -135,7 +145,9 @@ def grouped_allreduce_async(
     """
     how = Reduction(reduction(op, average), prescale_factor, postscale_factor, process_set)
     operands = [operand_of(tensor, "allreduce") for tensor in tensors]
-    return start_allreduce(operands, how, name, urgent, True, weight=weight)
+    return start_allreduce(
+        operands, how, name, urgent, True, weight=weight, compression=compression
+    )
 
 
 @documented
@@ -149,6 +161,7 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
     urgent: bool = False,
     weight: Optional[float] = None,
+    compression: Any = None,
 ) -> Handle:
     """Start reducing several tensors in place as one operation: all are reduced, or none.
 
@@ -157,6 +170,7 @@ def grouped_allreduce_async_(
         {torch_reduction}
         {urgent}
         {weight}
+        {codec}
 
     Returns:
         a handle; ``synchronize(handle)`` returns a list of the tensors themselves.
@@ -167,7 +181,9 @@ def grouped_allreduce_async_(
     """
     how = Reduction(reduction(op, average), prescale_factor, postscale_factor, process_set)
     operands = [operand_of(tensor, "grouped_allreduce_", in_place=True) for tensor in tensors]
-    return start_allreduce(operands, how, name, urgent, True, weight=weight)
+    return start_allreduce(
+        operands, how, name, urgent, True, weight=weight, compression=compression
+    )
 
 
 @documented

@@ -1,10 +1,11 @@
-"""Compares functions with how Horovod's users call them."""
+"""Compares functions with how Horovod's users call them, and with the table of options."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from typing import Any, Dict, List
+from pathlib import Path
+from typing import Any, Dict, List, Set, Tuple
 
 import ringcomm as rc
 
@@ -76,6 +77,42 @@ def values_of(default: str, module: Any) -> Any:
     if default == "none":
         return (module.Compression.none,)
     return (float(default),) if re.fullmatch(r"-?[\d.]+", default) else (default,)
+
+
+_FORM = re.compile(r"(grouped_)?(allreduce|reducescatter|allgather|broadcast|alltoall|barrier)(_async)?_?")
+
+
+def table_of_options() -> Tuple[List[str], Dict[str, Tuple[Set[str], List[bool]]]]:
+    """The packages in the table of docs/collectives.md; by function its options, and where it is."""
+    lines = (Path(__file__).resolve().parents[2] / "docs" / "collectives.md").read_text().splitlines()
+    start = next(place for place, line in enumerate(lines) if line.startswith("| function | options |"))
+    packages = ["ringcomm" + name.replace("ringcomm", "") for name in re.findall(r"`(.*?)`", lines[start])]
+    table = {}
+    for line in lines[start + 2 :]:
+        if not line:
+            break
+        name, options, *has = [cell.strip() for cell in line.strip("|").split("|")]
+        table[name.strip("`")] = set(re.findall(r"`(.*?)`", options)), [cell == "x" for cell in has]
+    return packages, table
+
+
+def functions_of(package: str) -> List[str]:
+    """The functions that the table says a package has."""
+    packages, table = table_of_options()
+    return [name for name, (_, has) in table.items() if has[packages.index(package)]]
+
+
+def differences_of_options(module: Any, package: str) -> List[str]:
+    """Where a package's functions differ from the table: one is missing, is not in it, or lacks an option."""
+    _, table = table_of_options()
+    listed = {name: table[name][0] for name in functions_of(package)}
+    found = {name for name in dir(module) if _FORM.fullmatch(name)}
+    wrong = [f"{name} is in the table or in the package only" for name in sorted(found ^ set(listed))]
+    for name in found & set(listed):
+        lacks = listed[name] - set(inspect.signature(getattr(module, name)).parameters)
+        if lacks:
+            wrong.append(f"{name} lacks {', '.join(sorted(lacks))}")
+    return wrong
 
 
 def required(item: inspect.Parameter) -> bool:

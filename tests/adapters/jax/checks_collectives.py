@@ -12,6 +12,8 @@ import ringcomm as rc
 import ringcomm.jax as hvd
 from tests.adapters.jax.forms import FORMS, raises, ranks, same
 from tests.adapters.jobs import everybodys, numbers, same_everywhere
+from tests.adapters.signatures import functions_of
+from tests.support.options import compare_forms
 
 DTYPES = ("float32", "bfloat16", "float16", "int32", "int8", "uint8", "bool", "complex64")
 
@@ -134,6 +136,11 @@ def check_reducescatter_and_alltoall() -> None:
 
 def _config_error() -> None:
     raise rc.ConfigError("one rank divides every number of rows")
+
+
+def check_every_form_with_every_option() -> None:
+    names, ranks = functions_of("ringcomm.jax"), list(range(rc.size()))
+    assert compare_forms(hvd, names, ranks, rc.rank(), hvd.global_process_set, jnp.asarray, np.asarray) > 15
 
 
 def check_process_sets() -> None:

@@ -19,6 +19,14 @@ from ringcomm._adapter.reduction import Reduction  # noqa: E402
 from ringcomm.calls.process_set import global_process_set as every_rank  # noqa: E402
 from ringcomm.errors import ConfigError, NotOfferedError, PeerLostError  # noqa: E402
 from ringcomm.ops import ReduceOp  # noqa: E402
+from tests.adapters.signatures import differences_of_options  # noqa: E402
+
+
+def test_every_function_takes_the_options_of_the_table() -> None:
+    import ringcomm.jax as hvd
+
+    assert differences_of_options(hvd, "ringcomm.jax") == []
+
 
 # ---- the job as JAX sees it ------------------------------------------------------------------
 

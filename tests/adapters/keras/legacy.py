@@ -261,7 +261,7 @@ def values() -> None:
     assert total.numpy().tolist() == [hvd.size()]
     assert hvd.allgather([hvd.rank()]).numpy().tolist() == list(range(hvd.size()))
     assert float(hvd.broadcast(float(hvd.rank()), 0)) == 0.0
-    assert hvd.reducescatter(tf.ones([hvd.size()])).numpy().tolist() == [1.0]
+    assert hvd.reducescatter(tf.ones([hvd.size()]), postscale_factor=2.0).numpy().tolist() == [2.0]
 
 
 def elastic(images: Any, labels: Any) -> None:

@@ -11,6 +11,8 @@ import ringcomm.keras as hvd
 from ringcomm._adapter.compression import Compressor
 from ringcomm.keras.collectives import as_array
 from tests.adapters.jobs import same_everywhere
+from tests.adapters.signatures import functions_of
+from tests.support.options import compare_forms
 
 SHAPE = (70, 80)
 
@@ -43,6 +45,8 @@ def applied(gradients: List[Any], **options: Any) -> List[Any]:
 
 
 def gradients_with_every_compression() -> None:
+    names, ranks = functions_of("ringcomm.keras"), list(range(hvd.size()))
+    assert compare_forms(hvd, names, ranks, hvd.rank(), hvd.global_process_set, np.array, np.asarray) > 15
     own = [np.random.default_rng(rank).standard_normal(SHAPE, np.float32) for rank in range(hvd.size())]
     bias = np.float32([hvd.rank(), 1.0])
     mean, of_bias = np.mean(own, axis=0), np.float32([(hvd.size() - 1) / 2, 1.0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.adapters.signatures import differences
+from tests.adapters.signatures import differences, differences_of_options
 
 LIKE_HOROVODS = """
 init(comm=None, process_sets=None)
@@ -32,3 +32,5 @@ def test_signatures() -> None:
 
     assert differences(ringcomm.keras, LIKE_HOROVODS) == []
     assert differences(ringcomm.tensorflow.keras, LIKE_HOROVODS) == []
+    assert differences_of_options(ringcomm.keras, "ringcomm.keras") == []
+    assert differences_of_options(ringcomm.tensorflow.keras, "ringcomm.keras") == []

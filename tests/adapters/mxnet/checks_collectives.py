@@ -12,6 +12,8 @@ from mxnet.base import MXNetError
 import ringcomm.mxnet as hvd
 from ringcomm.mxnet import arrays
 from tests.adapters.jobs import close, numbers, same_everywhere
+from tests.adapters.signatures import functions_of
+from tests.support.options import compare_forms
 
 TYPES = ["float16", "float32", "float64", "uint8", "int8", "int32", "int64"]
 SHAPES: List[Tuple[int, ...]] = [(), (1,), (0, 3), (7,), (3, 5), (2, 3, 4)]
@@ -90,6 +92,14 @@ def check_groups_scales_and_weights() -> None:
         total = hvd.allreduce(mx.nd.ones((2,)), average=False, priority=3)
     assert total.asnumpy().tolist() == [hvd.size()] * 2
     assert [item.category for item in caught] == [DeprecationWarning]
+
+
+def check_every_form_with_every_option() -> None:
+    names = functions_of("ringcomm.mxnet")
+    for members, ranks in process_sets():
+        assert (
+            compare_forms(hvd, names, ranks, hvd.rank(), members, ndarray, lambda found: found.asnumpy()) > 50
+        )
 
 
 def check_booleans_and_numpy_arrays() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from ringrun.function import RemoteError
 from tests.adapters.jobs import run, run_on
-from tests.adapters.signatures import COMMON, differences
+from tests.adapters.signatures import COMMON, differences, differences_of_options
 
 if find_spec("mxnet") is None:
     pytest.skip("MXNet is not installed", allow_module_level=True)
@@ -46,6 +46,7 @@ def test_signatures() -> None:
         import ringcomm.mxnet as hvd
 
     assert differences(hvd, LIKE_HOROVODS) == []
+    assert differences_of_options(hvd, "ringcomm.mxnet") == []
 
 
 @pytest.mark.smoke

@@ -16,7 +16,9 @@ import tensorflow as tf
 import ringcomm.tensorflow as hvd
 from ringcomm.errors import HorovodInternalError, Misuse
 from tests.adapters.jobs import close, everybodys, numbers, same_everywhere
+from tests.adapters.signatures import functions_of
 from tests.adapters.tensorflow.modes import MODES, session_of_a_graph
+from tests.support.options import compare_forms
 
 tf1 = tf.compat.v1
 
@@ -86,9 +88,7 @@ def check_movement_of_every_type() -> None:
         mine = numbers(rank, shape, dtype, salt)
         ragged = numbers(rank, (rows_of(rank), 3), dtype, salt)
         even = numbers(rank, (size * 2, 2), dtype, salt)
-        all_rows = np.concatenate(
-            [numbers(other, (rows_of(other), 3), dtype, salt) for other in range(size)]
-        )
+        all_rows = np.concatenate([numbers(other, (rows_of(other), 3), dtype, salt) for other in range(size)])
         for mode in MODES:
             gathered, sent, reduced = mode(
                 lambda a, b, c: [hvd.allgather(a), hvd.broadcast(b, size - 1), hvd.alltoall(c)],
@@ -287,6 +287,12 @@ def check_process_sets() -> None:
             )
             assert total.tolist() == [sum(evens.ranks)] and gathered.tolist() == evens.ranks
     assert hvd.remove_process_set(evens)
+
+
+def check_every_form_with_every_option() -> None:
+    names = [name for name in functions_of("ringcomm.tensorflow") if name != "broadcast_"]  # of variables
+    ranks = list(range(hvd.size()))
+    assert compare_forms(hvd, names, ranks, hvd.rank(), hvd.global_process_set, tf.constant, np.asarray) > 30
 
 
 def check_objects_variables_and_the_rest() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.adapters.signatures import differences
+from tests.adapters.signatures import differences, differences_of_options
 
 LIKE_HOROVODS = """
 init(comm=None, process_sets=None)
@@ -42,3 +42,4 @@ def test_signatures() -> None:
     import ringcomm.tensorflow as hvd
 
     assert differences(hvd, LIKE_HOROVODS) == []
+    assert differences_of_options(hvd, "ringcomm.tensorflow") == []

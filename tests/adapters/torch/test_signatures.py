@@ -6,7 +6,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.adapters.signatures import COMMON, differences  # noqa: E402 - the adapter needs torch
+from tests.adapters.signatures import (  # noqa: E402 - the adapter needs torch
+    COMMON,
+    differences,
+    differences_of_options,
+)
 
 LIKE_HOROVODS = f"""{COMMON}
 is_homogeneous()
@@ -58,3 +62,4 @@ def test_signatures() -> None:
     import ringcomm.torch as hvd
 
     assert differences(hvd, LIKE_HOROVODS) == []
+    assert differences_of_options(hvd, "ringcomm.torch") == []

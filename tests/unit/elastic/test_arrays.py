@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ringcomm import api
+from ringcomm.calls import direct
 from ringcomm.elastic.arrays import ArrayState
 from ringcomm.errors import HostsUpdatedInterrupt, Misuse, PeerLostError
 from ringcomm.ops import Max
@@ -31,8 +32,8 @@ class Job:
         self.sent: List[Any] = []
         monkeypatch.setattr(api, "take_changes", lambda: self.changes.pop(0) if self.changes else 0)
         monkeypatch.setattr(api, "is_initialized", lambda: self.initialized)
-        monkeypatch.setattr(api, "allreduce", self._allreduce)
-        monkeypatch.setattr(api, "broadcast_", self._broadcast)
+        monkeypatch.setattr(direct, "allreduce", self._allreduce)
+        monkeypatch.setattr(direct, "broadcast_", self._broadcast)
 
     def _allreduce(self, array: Any, op: Any) -> Any:
         assert op == Max and array.dtype == np.int32
@@ -145,7 +146,7 @@ class TestSynchronization:
         state = job.state(weights=np.zeros(3))
         state._position = 4
         job.sent = [(7, 9, {})]
-        monkeypatch.setattr(api, "broadcast_", lost)
+        monkeypatch.setattr(direct, "broadcast_", lost)
         with pytest.raises(PeerLostError):
             state.sync()
         assert state._position == 0

@@ -6,6 +6,7 @@ import pytest
 
 import ringcomm as rc
 from ringcomm import api
+from ringcomm.calls import direct
 from ringcomm.config import Membership
 from ringcomm.elastic.state import DictPart, ObjectState, run
 
@@ -136,7 +137,7 @@ def test_a_report_whose_exchange_failed_does_not_end_the_next_view_too(monkeypat
 
     monkeypatch.setattr(api, "take_changes", lambda: reports.pop() if reports else 0)
     monkeypatch.setattr(api, "is_initialized", lambda: True)
-    monkeypatch.setattr(api, "allreduce", allreduce)
+    monkeypatch.setattr(direct, "allreduce", allreduce)
     monkeypatch.setattr(api, "gather_positions", lambda position: [position, position])
 
     def train(kept):

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from ringcomm.collective.call_lock import Parts
+from ringcomm.collective.call_runner import Parts
 from ringcomm.errors import Misuse, RingcommError
 
 

@@ -1,0 +1,244 @@
+"""The synchronous collectives of the default context, among all ranks or among those of a process set.
+
+Among all ranks they are the methods of :class:`~ringcomm.calls.collectives.Collectives`, matched by their
+order. Among the ranks of a set they are the asynchronous collectives, waited for at once: matched by name, or
+by their order in the set.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Sequence, Tuple
+
+from .. import api
+from ..arrays.operands import operand_of
+from ..collective.rows import check_rows, even_layout
+from ..docstrings import documented
+from ..dtypes import Array
+from ..ops import ReduceOp
+from .async_calls import (
+    allgather_async,
+    allreduce_async,
+    allreduce_async_,
+    alltoall_async,
+    broadcast_async,
+    broadcast_async_,
+    reducescatter_async,
+)
+from .process_set import ProcessSet, number_of, rank_in, size_of
+
+
+@documented
+def allreduce(
+    array: Any,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: Optional[str] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    compression: Any = None,
+    weight: Optional[float] = None,
+    process_set: Optional[ProcessSet] = None,
+) -> Array:
+    """Reduce an array of the same shape and dtype over all ranks; every rank gets the result.
+
+    Example: ``mean = rc.allreduce(gradient)``, ``total = rc.allreduce([1.0, 2.0], op=rc.Sum)``,
+    ``mean = rc.allreduce(gradient, weight=len(batch))``.
+
+    {allreduce_in_set}
+        {direct_errors}
+    """
+    if process_set is None or not number_of(process_set):
+        return api.context().allreduce(
+            array, op, name, prescale_factor, postscale_factor, compression, weight
+        )
+    result: Array = allreduce_async(
+        array, op, name, prescale_factor, postscale_factor, process_set, compression, weight
+    ).wait()
+    return result
+
+
+@documented
+def allreduce_(
+    array: Array,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: Optional[str] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    compression: Any = None,
+    weight: Optional[float] = None,
+    process_set: Optional[ProcessSet] = None,
+) -> Array:
+    """Reduce an array over all ranks in place: the result overwrites ``array`` on every rank.
+
+    {allreduce__in_set}
+        {direct_errors}
+    """
+    if process_set is None or not number_of(process_set):
+        return api.context().allreduce_(
+            array, op, name, prescale_factor, postscale_factor, compression, weight
+        )
+    result: Array = allreduce_async_(
+        array, op, name, prescale_factor, postscale_factor, process_set, compression, weight
+    ).wait()
+    return result
+
+
+@documented
+def reducescatter(
+    array: Any,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: Optional[str] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Optional[ProcessSet] = None,
+) -> Array:
+    """Reduce an array over all ranks; every rank gets only its rows of the result.
+
+    Example: ``rows = rc.reducescatter(np.ones((4, 2)), op=rc.Sum)`` gives 2 rows to each of 2 ranks.
+
+    {reducescatter_in_set}
+        {direct_errors}
+    """
+    if process_set is None or not number_of(process_set):
+        return api.context().reducescatter(array, op, name, prescale_factor, postscale_factor)
+    handle = reducescatter_async(array, op, name, prescale_factor, postscale_factor, process_set)
+    result: Array = handle.wait()
+    return result
+
+
+@documented
+def reducescatter_(
+    array: Array,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: Optional[str] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Optional[ProcessSet] = None,
+) -> Array:
+    """Reduce an array over all ranks with ``array`` as working space; every rank gets only its rows.
+
+    {reducescatter__in_set}
+        {direct_errors}
+    """
+    if process_set is None or not number_of(process_set):
+        return api.context().reducescatter_(array, op, name, prescale_factor, postscale_factor)
+    first, last = _own_rows("reducescatter_", array, process_set)
+    part = operand_of(api.context().staging, array[first:last], "reducescatter_")
+    handle = reducescatter_async(array, op, name, prescale_factor, postscale_factor, process_set)
+    return part.replace(handle.wait())
+
+
+@documented
+def allgather(array: Any, name: Optional[str] = None, process_set: Optional[ProcessSet] = None) -> Array:
+    """Concatenate every rank's array along the first dimension, in rank order.
+
+    Example: ``losses = rc.allgather(np.array([loss]))`` has one element per rank.
+
+    {allgather_in_set}
+        {direct_errors}
+    """
+    if process_set is None or not number_of(process_set):
+        return api.context().allgather(array, name)
+    result: Array = allgather_async(array, name, process_set).wait()
+    return result
+
+
+@documented
+def allgather_(array: Array, name: Optional[str] = None, process_set: Optional[ProcessSet] = None) -> Array:
+    """Complete an array of which every rank holds its rows: the inverse of ``reducescatter_``.
+
+    Each rank contributes the rows that ``reducescatter`` would give it; the other rows are overwritten.
+
+    {allgather__in_set}
+        {direct_errors}
+    """
+    if process_set is None or not number_of(process_set):
+        return api.context().allgather_(array, name)
+    first, last = _own_rows("allgather_", array, process_set)
+    whole = operand_of(api.context().staging, array, "allgather_")
+    return whole.replace(allgather_async(array[first:last], name, process_set).wait())
+
+
+@documented
+def broadcast(
+    array: Any, root_rank: int = 0, name: Optional[str] = None, process_set: Optional[ProcessSet] = None
+) -> Array:
+    """Copy the root's array to every rank.
+
+    Example: ``weights = rc.broadcast(weights, root_rank=0)``.
+
+    {broadcast_in_set}
+        {direct_errors}
+    """
+    if process_set is None or not number_of(process_set):
+        return api.context().broadcast(array, root_rank, name)
+    result: Array = broadcast_async(array, root_rank, name, process_set).wait()
+    return result
+
+
+@documented
+def broadcast_(
+    array: Array, root_rank: int = 0, name: Optional[str] = None, process_set: Optional[ProcessSet] = None
+) -> Array:
+    """Overwrite ``array`` on every rank with the root's.
+
+    {broadcast__in_set}
+        {direct_errors}
+    """
+    if process_set is None or not number_of(process_set):
+        return api.context().broadcast_(array, root_rank, name)
+    result: Array = broadcast_async_(array, root_rank, name, process_set).wait()
+    return result
+
+
+@documented
+def alltoall(
+    array: Any,
+    splits: Optional[Sequence[int]] = None,
+    name: Optional[str] = None,
+    process_set: Optional[ProcessSet] = None,
+) -> Any:
+    """Send a part of the rows to every rank, and receive a part of the rows of every rank.
+
+    Example: ``rows, counts = rc.alltoall(rows, splits=[3, 1])`` on 2 ranks.
+
+    {alltoall_in_set}
+        {direct_errors}
+    """
+    if process_set is None or not number_of(process_set):
+        return api.context().alltoall(array, splits, name)
+    rows, counts = alltoall_async(array, splits, name, process_set).wait()
+    return rows if splits is None else (rows, counts)
+
+
+@documented
+def alltoall_(array: Array, name: Optional[str] = None, process_set: Optional[ProcessSet] = None) -> Array:
+    """Exchange rows with every rank in place; every rank gets equally many rows.
+
+    {alltoall__in_set}
+        {direct_errors}
+    """
+    if process_set is None or not number_of(process_set):
+        return api.context().alltoall_(array, name)
+    whole = operand_of(api.context().staging, array, "alltoall_")
+    return whole.replace(alltoall_async(array, None, name, process_set).wait()[0])
+
+
+@documented
+def barrier(name: Optional[str] = None, process_set: Optional[ProcessSet] = None) -> None:
+    """Wait until every rank has called it.
+
+    {barrier_in_set}
+        {direct_errors}
+    """
+    if process_set is None or not number_of(process_set):
+        api.context().barrier(name)
+    else:
+        api.context().engine.barrier(name, number_of(process_set)).wait()
+
+
+def _own_rows(what: str, array: Array, process_set: ProcessSet) -> Tuple[int, int]:
+    """Return where the rows of an array begin and end that ``reducescatter`` gives this member."""
+    check_rows(what, (array.shape,))
+    place = rank_in(process_set)
+    first, last = even_layout((tuple(array.shape),), size_of(process_set)).edges[0][place : place + 2]
+    return first, last
