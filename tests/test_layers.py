@@ -97,7 +97,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         ],
         ["scaling.step", "scaling.figure", "scaling.prediction",
          "scaling.recorder", "scaling.job"],
-        ["balance.plan", "balance.order", "balance.deal", "balance.replan", "balance.step_weight",
+        ["balance.plan", "balance.order", "balance.division", "balance.replan", "balance.step_weight",
          "balance.unequal", "balance.window", "balance.advise", "balance.probe"],
         [
             "group.work", "group.message_matching", "group.message_channel", "group.abort_watch",
@@ -114,11 +114,11 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     6: [
         [
-            "_adapter.arguments", "_adapter.basics", "_adapter.common", "_adapter.horovod_basics",
-            "_adapter.compression", "_adapter.choice", "_adapter.feedback", "_adapter.powersgd",
-            "_adapter.gradients", "_adapter.optimizer_classes", "_adapter.names", "_adapter.causes",
-            "_adapter.waiting",
-            "_adapter.reduction", "_adapter.compressed",
+            "_adapter.arguments", "_adapter.basics", "_adapter.common",
+            "_adapter.horovod_basics", "_adapter.compression", "_adapter.choice", "_adapter.feedback",
+            "_adapter.powersgd", "_adapter.gradients", "_adapter.optimizer_classes", "_adapter.names",
+            "_adapter.causes", "_adapter.waiting",
+            "_adapter.reduction", "_adapter.submit", "_adapter.compressed",
             "_adapter.graph_callbacks", "_adapter.calls_in_order",
             "_adapter.callbacks",
             "_adapter.local_sgd",
@@ -131,7 +131,7 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     7: [
         [
-            "torch.tensors", "torch.compression", "torch.submit", "torch.movement", "torch.handles",
+            "torch.tensors", "torch.compression", "torch.movement", "torch.handles",
             "torch.autograd", "torch.collectives", "torch.mpi_ops", "torch.state",
             "torch.sync_batch_norm", "torch.buckets", "torch.compressed_buckets",
             "torch.reducer", "torch.own_optimizer", "torch.optimizer", "torch.cross_barrier",

@@ -187,7 +187,7 @@ def _misplaced(command: Command) -> List[str]:
     """Options of ringrun's that the script gets, although it seems to have none of that name."""
     own = {
         name for option in ringrun.params if not getattr(option, "hidden", False)
-        for name in (*option.opts, *option.secondary_opts) if name.startswith("--")
+        for name in (*option.opts, *option.secondary_opts) if name.startswith("--") or name in ("-np", "-H")
     }  # fmt: skip
     try:
         text = Path(command.script or "").read_text("utf-8", "replace")

@@ -76,6 +76,15 @@ def add(job: str, host: str) -> None:
 
     A host that is excluded is taken back.
     """
+    from ringcomm.errors import ConfigError
+
+    from .plan.hosts import parse_host
+
+    try:
+        parse_host(host, "ringrun add")
+    except ConfigError as problem:
+        _say(str(problem), problem=True)
+        raise SystemExit(2) from None
     _change_hosts("add", host, job)
 
 

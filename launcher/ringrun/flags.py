@@ -82,12 +82,18 @@ class Flag(click.Option):
         self.short = short or options.summary(self.help or "")
 
     def names(self, everything: bool) -> List[str]:
-        """Return its names, the last one with its value: all names, or those up to the first long one."""
+        """Return its names, the last one with its value: all names, or those up to the first long one.
+
+        Args:
+            everything: all names, and of values that are some words all words.
+        """
         names = [*self.opts, *self.secondary_opts]
+        metavar = self.metavar or "|".join(getattr(self.type, "choices", ()))
         if not everything:
             long = [index for index, name in enumerate(names) if name.startswith("--")]
             names = names[: long[0] + 1] if long else names
-        value = "" if self.is_flag else f" {self.metavar or '|'.join(getattr(self.type, 'choices', ()))}"
+            metavar = metavar if metavar.count("|") < 3 else "NAME"
+        value = "" if self.is_flag else f" {metavar}"
         return [*names[:-1], names[-1] + value]
 
 
@@ -240,11 +246,13 @@ def refuse_unknown(ctx: click.Context, word: str, known: Mapping[str, int]) -> N
     count = mpirun.values_of(name)
     if count:
         raise click.UsageError(f"{name} takes {count} value{'s' if count > 1 else ''}.", ctx)
-    raise click.UsageError(f"No such option {name!r}. Did you mean {nearest(name, known)!r}?", ctx)
+    near = nearest(name, known)
+    hint = f"Did you mean {near!r}?" if near else f"'{ctx.command_path} --help-all' lists all."
+    raise click.UsageError(f"No such option {name!r}. {hint}", ctx)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The option most like a name, among those that have an effect.
+    """Return the option most like a name, among those that have an effect; "" if none is like it.
 
     Args:
         name: the option as it was written.
@@ -253,8 +261,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     useless = {*horovod.REFUSED, *horovod.IGNORED}
     options = sorted({*mpirun.names(), *known} - useless, key=lambda option: option.startswith("--"))
     bare = {option.lstrip("-"): option for option in options}
-    best = difflib.get_close_matches(name.lstrip("-"), sorted(bare), n=1, cutoff=0.0)
-    return bare[best[0]]
+    best = difflib.get_close_matches(name.lstrip("-"), sorted(bare), n=1)
+    return bare[best[0]] if best else ""
 
 
 def write_options(

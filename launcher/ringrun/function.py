@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.machinery
 import numbers
 import os
@@ -9,7 +10,7 @@ import sys
 import sysconfig
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import cloudpickle
 
@@ -65,6 +66,8 @@ def run(
         raise ConfigError(f"args={args!r}: the arguments must be a list or a tuple, like args=(1,).")
     _check_table("kwargs", kwargs)
     _check_table("settings", settings)
+    if not (console is None or hasattr(console, "coloured")):
+        raise ConfigError(f"console={console!r} is not a console, which receives the output of ranks.")
     timeouts = {"start_timeout_s": start_timeout_s, "timeout_s": timeout_s}
     more = {**{name: value for name, value in timeouts.items() if value is not None}, **(settings or {})}
     chosen = options_of(options, from_values(more))
@@ -90,10 +93,15 @@ def options_of(given: Mapping[str, Any], setting_values: Tuple[SettingValue, ...
     found: Dict[str, Any] = {}
     for name, value in given.items():
         if name not in known:
-            raise TypeError(f"run() got an unexpected keyword argument {name!r}")
+            raise TypeError(f"run() got an unexpected keyword argument {name!r}{_meant(name, known)}")
         field, option = known[name]
         found[field] = _converted(name, option, value)
     return Options(setting_values=setting_values, **found)
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f". Did you mean {near[0]!r}?" if near else ""
 
 
 def _converted(name: str, option: Option, value: Any) -> Any:

@@ -136,7 +136,10 @@ def row_counts(rows: int, splits: Optional[Sequence[Any]], members: int) -> List
         return [rows // members] * members
     numbers = np.asarray(splits)
     if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
-        raise ConfigError(f"alltoall expects splits to contain 32-bit integer elements, not {splits!r:.200}.")
+        raise ConfigError(
+            f"alltoall: splits={splits!r:.200} is not a list of whole numbers, one per rank: the rows that "
+            "each rank gets."
+        )
     counts: List[int] = numbers.tolist()
     if len(counts) != members:
         raise ConfigError(

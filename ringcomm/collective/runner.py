@@ -114,7 +114,7 @@ class Runner(CallRunner):
             self._groups.close()
         super().release()
 
-    def twin(self, settings: Settings) -> Runner:
+    def with_settings(self, settings: Settings) -> Runner:
         """Another runner over the same links that chooses by rule: to measure with, before this one runs."""
         return Runner(self._fabric, settings, self._generation, self.spin_s, self._reporter)
 

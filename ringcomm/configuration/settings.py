@@ -60,12 +60,13 @@ class Settings:
         "Forces the allreduce algorithm: `one_shot`, `direct`, `doubling`, `ring`, `hierarchical` (several "
         "hosts with equally many ranks; `direct` elsewhere) or `pipelined` (for arrays on GPUs). Empty: "
         "chosen by size and what was measured.",
+        metavar="one_shot|direct|doubling|ring|hierarchical|pipelined",
     )  # fmt: skip
     compression: str = _setting(
         "", "COMPRESSION", parsing.compression,
         "How gradients are sent by optimizers and tapes that name no compression: `bf16`, `fp16`, `int8`, "
         "`int4`, `auto` (float32, bf16 or int8, as measured steps, links and codecs suggest) or `none`.",
-        "--compress",
+        "--compress", metavar="bf16|fp16|int8|int4|auto|none",
         brief="How gradients are sent: bf16, int8, int4, auto, …",
     )  # fmt: skip
     measure: bool = _setting(
@@ -78,12 +79,14 @@ class Settings:
         "auto", "TRANSPORT", parsing.transport,
         "How ranks of one host exchange data: `auto` (the first of these that works), `memory` (each reads "
         "the other's memory), `shm` (memory that both share), `unix` (Unix sockets) or `tcp`.",
+        metavar="auto|memory|shm|unix|tcp",
     )  # fmt: skip
     congestion: str = _setting(
         "auto", "CONGESTION", str,
         "TCP congestion control of the links: one that the system has (`cubic`, `reno`, `bbr`), "
         "`system` for its default, or `auto`: the default, but cubic or reno instead of bbr "
         "between hosts less than 2 ms apart, because bbr paces even the loopback.",
+        metavar="auto|system|cubic|reno|bbr|…",
     )  # fmt: skip
     fusion_bytes: int = _setting(
         FUSION_BYTES, "FUSION_THRESHOLD", parsing.size_or_zero,
@@ -194,7 +197,7 @@ class Settings:
         "auto", "JAX_CALLBACKS", parsing.jax_callbacks,
         "How programs that JAX has compiled call `ringcomm.jax`: `buffers` (on XLA's own memory, without "
         "copies; uses private names of JAX), `io_callback` (as that does, by copies of arrays), or `auto`: "
-        "`buffers` if a trial with the installed JAX succeeds.", metavar="WAY",
+        "`buffers` if a trial with the installed JAX succeeds.", metavar="auto|buffers|io_callback",
     )  # fmt: skip
     jax_matching: str = _setting(
         "order", "JAX_MATCHING", parsing.jax_matching,

@@ -20,7 +20,7 @@ from ..wire.signature import Key, Signature
 from .announcements import Announced, Announcement, announcements, masks_as_text, no_weight_text
 from .cache import IssuedIds
 from .deadlocks import PATIENCE, BlockedRanks
-from .fusion import Member, by_need, plan_buckets
+from .fusion import Ready, by_need, plan_buckets
 from .mismatch import calls_text, deadlock_text, last_seen_text, mismatch_text, ranks_text, whereabouts
 from .piggyback import settle
 from .process_sets import GLOBAL_SET, ProcessSets, UnknownProcessSetError
@@ -279,7 +279,7 @@ class Coordinator:
         if self.on_responses is not None and ready:
             self.on_responses(sum(signature.nbytes for _, signature in ready), now_s)
         fresh: List[List[Any]] = []
-        members = [Member(self._number(signature, fresh), key.number, signature) for key, signature in ready]
+        members = [Ready(self._number(signature, fresh), key.number, signature) for key, signature in ready]
         buckets = plan_buckets(members, self.tuning.fusion_bytes)
         keys = [item.signature.key(item.number) for bucket in buckets for item in bucket]
         message: Message = {

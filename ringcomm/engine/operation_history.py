@@ -12,7 +12,7 @@ from ..wire.signature import Key, Signature
 from .request import Request
 
 
-class Operation:
+class RecordedOperation:
     """What is remembered of a request. Not its arrays: they belong to the program again when it is done."""
 
     __slots__ = ("began_s", "ended_s", "error", "key", "number", "signature", "site", "submitted_s")
@@ -41,7 +41,7 @@ class OperationHistory:
     """
 
     def __init__(self, capacity: int, moved_bytes: Callable[[int], int]) -> None:
-        self._operations: Deque[Operation] = deque(maxlen=capacity)
+        self._operations: Deque[RecordedOperation] = deque(maxlen=capacity)
         self._moved_bytes = moved_bytes
         self._count = 0
         self.paused = ""
@@ -50,14 +50,14 @@ class OperationHistory:
     def submitted(self, request: Request) -> None:
         """A request has been accepted. Called under the engine's lock."""
         self._count += 1
-        request.operation = Operation(self._count, request.signature, request.key, request.site)
+        request.operation = RecordedOperation(self._count, request.signature, request.key, request.site)
         self._operations.append(request.operation)
 
     def rows(self) -> List[Row]:
         """All that is kept, oldest first. For any thread."""
         return [self._row(operation) for operation in list(self._operations)]
 
-    def _row(self, operation: Operation) -> Row:
+    def _row(self, operation: RecordedOperation) -> Row:
         signature = operation.signature
         state = SUBMITTED if operation.began_s is None else RUNNING
         if operation.ended_s is not None:

@@ -139,7 +139,7 @@ def tensors_of(bucket: Sequence[Work]) -> List[Tuple[Array, Tuple[int, ...]]]:
     return [(array, shape) for work in bucket for array, shape in zip(arrays_of(work), work[0].shapes)]
 
 
-def dealt(outputs: Sequence[Any], bucket: Sequence[Work]) -> List[Any]:
+def per_work(outputs: Sequence[Any], bucket: Sequence[Work]) -> List[Any]:
     """The outputs as lists, one per member; an error in place of those of which one is an error."""
     results: List[Any] = []
     start = 0

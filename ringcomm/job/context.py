@@ -28,7 +28,7 @@ from ..transport.base import Channels, StoppableWatch
 from ..transport.memory import memory_channels
 from ..wire.signing import Signer
 from .activity import Activity, flat
-from .flight_recorder import Facts, FlightRecorder, forget_what_is_closed
+from .flight_recorder import FlightRecorder, GroupFacts, forget_what_is_closed
 from .timeline import Recording, timeline_path
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Context(Collectives):
         joined: the rendezvous' side of it, if there is one.
 
     Attributes:
-        balance_count: how many data sets are dealt to the ranks by their speed.
+        balance_count: how many data sets are divided among the ranks by their speed.
         batch_norm: whether a model is known to have batch normalization.
         cost_model: the links as they were measured; None: they were not.
         advised: whether machines have been recommended (``RINGCOMM_ADVISE``).
@@ -129,7 +129,7 @@ class Context(Collectives):
         )  # fmt: skip
         try:
             self._recording = Recording(self.engine, names)
-            facts = Facts(self.rank, self.size, self.host, self.generation, range(self.size))
+            facts = GroupFacts(self.rank, self.size, self.host, self.generation, range(self.size))
             self.activity = Activity(self._runner, self.engine, range(self.size))
             self._flight = FlightRecorder(facts, settings, self._runner, self.activity, self.engine)
             self._companions = [

@@ -50,16 +50,16 @@ class Preparation:
 
     def compare_programs(self) -> None:
         """Warn if the ranks do not run the same files."""
-        scout = self._scout()
-        scout.purpose = lambda: "the comparison of programs in init()"
-        text = compare_programs(scout, [peer.host for peer in self._peers])
+        runner = self._preliminary()
+        runner.purpose = lambda: "the comparison of programs in init()"
+        text = compare_programs(runner, [peer.host for peer in self._peers])
         if text and self._rank == 0 and self._joined is not None:
             self._joined.control.warn("program", text)
 
-    def _scout(self) -> Runner:
+    def _preliminary(self) -> Runner:
         """A runner for what is exchanged before the first call."""
         limit_s = min(self._settings.timeout_s or math.inf, self._settings.start_timeout_s)
-        return self._runner.twin(replace(self._settings, timeout_s=limit_s))
+        return self._runner.with_settings(replace(self._settings, timeout_s=limit_s))
 
     def tune(self, selector: Selector) -> Optional[CostModel]:
         """Measure the machine, and choose schedules by that from now on.
@@ -73,14 +73,14 @@ class Preparation:
         own, size = self._peers[self._rank], len(self._peers)
         hosts = [peer.host_index for peer in self._peers]
         local_size = hosts.count(own.host_index)
-        scout = self._scout()
+        runner = self._preliminary()
         crowded = local_size > usable_cores()
         alone = local_size == size
         links = [self._channels.direct.link(peer) for peer in range(size) if peer != self._rank]
         wanted = self._settings.measure and not (alone and crowded)
         oversubscribed = alone and crowded and all(link.carrier in STREAMS for link in links)
-        wanted, oversubscribed = agreed(scout, [wanted, oversubscribed])
-        model = measure(scout, hosts) if wanted else None
+        wanted, oversubscribed = agreed(runner, [wanted, oversubscribed])
+        model = measure(runner, hosts) if wanted else None
         selector.adopt(model, oversubscribed)
         return model
 

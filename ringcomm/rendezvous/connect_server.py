@@ -80,15 +80,15 @@ def reach(
                 dials.append(Dial(reactor, at, key, claim, ended.append, timeout_s, encryption=encryption))
 
     dial_all(endpoints)
-    patience = Deadline(_LATER_S)
+    grace = Deadline(_LATER_S)
     while len(ended) < len(dials) or later:
         if any(dial.sock for dial in dials):
             break
-        if later and (len(ended) == len(dials) or patience.expired()):
+        if later and (len(ended) == len(dials) or grace.expired()):
             dial_all(later)
             later = ()
         else:
-            reactor.run_once(patience.remaining_s() if later else timeout_s)
+            reactor.run_once(grace.remaining_s() if later else timeout_s)
     winner = next((dial for dial in dials if dial.sock is not None), None)
     _end_all_but(winner, dials)
     if winner is not None:

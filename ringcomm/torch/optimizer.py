@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from contextlib import contextmanager
 from functools import partial
@@ -23,7 +24,7 @@ from ..ops import ReduceOp, op_of
 from . import handles
 from .compression import Compression
 from .own_optimizer import all_parameters, has_step_hooks, no_copies, of_kind, own_step, parameters_of
-from .reducer import GradientReducer
+from .reducer import GradientReducer, checked_passes
 from .tensors import bytes_of
 
 _ZEROED_TOO_EARLY = (
@@ -47,7 +48,26 @@ class _Distributed:
     _should_synchronize: bool
     _synchronized: bool
     _barrier: Any = None
-    param_groups: List[Dict[str, Any]]
+    _for_scaler = False
+
+    @property
+    def param_groups(self) -> List[Dict[str, Any]]:
+        """The parameter groups, as of every optimizer.
+
+        From here ``GradScaler`` gets the gradients that it tests and unscales, so they are reduced before, as
+        by :meth:`synchronize`. Otherwise it would change them while they are being reduced (PyTorch does not
+        count that as a change of tensors), and each rank would leave out steps because of its own gradients.
+        """
+        by_scaler = sys._getframe(1).f_code.co_name == "_unscale_grads_"
+        if by_scaler and self._should_synchronize and (not self._synchronized or self._reducer.fresh):
+            self.synchronize()
+            self._for_scaler = True
+        groups: List[Dict[str, Any]] = self.__dict__["param_groups"]
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: List[Dict[str, Any]]) -> None:
+        self.__dict__["param_groups"] = groups
 
     def _distribute(
         self, reduction: Reduction, named: Optional[Named], passes: int, residuals: Optional[Residuals] = None
@@ -71,13 +91,13 @@ class _Distributed:
         Raises:
             ConfigError: it is less than one.
         """
-        self._reducer.reset(_checked_passes(passes))
+        self._reducer.reset(checked_passes(passes))
 
     def synchronize(self) -> None:
         """Wait until all gradients are reduced; for programs that read or clip them before the step."""
         self._finish_updates()
         self._reducer.synchronize()
-        self._synchronized = True
+        self._synchronized, self._for_scaler = True, False
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -113,11 +133,12 @@ class _Distributed:
             self._synchronized = False
             return self._step_and_check(closure, options)
         if self._synchronized and not self._reducer.fresh:
-            warnings.warn(
-                "optimizer.step() called without optimizer.skip_synchronize() context after "
-                "optimizer.synchronize(). The gradients are not reduced again.",
-                stacklevel=2,
-            )
+            if not self._for_scaler:
+                warnings.warn(
+                    "optimizer.step() called without optimizer.skip_synchronize() context after "
+                    "optimizer.synchronize(). The gradients are not reduced again.",
+                    stacklevel=2,
+                )
         elif closure is None and not options and self._may_put_off():
             self._barrier.step()
             self._check.stepped(self._named_bytes)
@@ -251,7 +272,7 @@ class _AdasumDistributed:
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Set the number of backward passes per step. It has no effect: the steps are reduced."""
-        self._passes = _checked_passes(passes)
+        self._passes = checked_passes(passes)
 
     def synchronize(self) -> None:
         """Do nothing: the steps are reduced, not the gradients."""
@@ -293,12 +314,6 @@ def make_own_step(optimizer: Any) -> None:
         optimizer: a ``DistributedOptimizer`` that reduces gradients.
     """
     own_step(optimizer, _Distributed, None, {})
-
-
-def _checked_passes(passes: int) -> int:
-    if passes <= 0:
-        raise ConfigError("backward_passes_per_step must be > 0")
-    return int(passes)
 
 
 @documented
@@ -362,7 +377,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
             f"this is a {type(optimizer).__name__}."
         )
     chosen = op_of(op)
-    passes = _checked_passes(backward_passes_per_step)
+    passes = checked_passes(backward_passes_per_step)
     if num_groups:
         warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
     reduction = of_gradients(

@@ -38,7 +38,7 @@ from ringrun.reach.protocol import FrameReader, event_facts
 from ringrun.show.visible import visible
 from ringrun.watch import table
 from ringrun.watch.history import History
-from ringrun.watch.html_report import Facts, html_report
+from ringrun.watch.html_report import ReportFacts, html_report
 from ringrun.watch.prometheus import exposition
 from tests.fuzz.cases import CASES, at_most
 from tests.fuzz.test_wire import DIALLING, JOB, KEY, RIGHT, challenge
@@ -216,7 +216,7 @@ def numbers_of_ranks(rng: random.Random) -> None:
     table.table(history, hosts, 4.0, True, True, 20)
     table.line(history, hosts)
     exposition(history, hosts).encode("utf-8", "replace")
-    html_report(Facts("train.py", "1", 0.0, 4.0, "it ended"), history, hosts).encode("utf-8", "replace")
+    html_report(ReportFacts("train.py", "1", 0.0, 4.0, "it ended"), history, hosts).encode("utf-8", "replace")
     if taken < 6:
         raise ProtocolError("a report is not valid")
 

@@ -39,6 +39,9 @@ class HostProbe:
         self._process: Optional[subprocess.Popen[bytes]] = None
         self._received = b""
         self._unsent = b""
+        # Now, and not by the threads that start programs: it parses modules, which Python 3.11 before 3.11.8
+        # cannot do in several threads.
+        self._program = program_source(probe)
 
     def start(self) -> None:
         """Log in and wait for the program's first line."""
@@ -64,7 +67,7 @@ class HostProbe:
             return Failure(text, no_python=True)
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
-        self._unsent = program_source(probe)
+        self._unsent = self._program
         before: List[str] = []
         received = 0
         while before[-1:] != [probe.MARKER]:

@@ -122,7 +122,8 @@ class Discovery:
             if self._stopped.is_set():
                 return False
             if not self._results.succeeded:
-                self._failed(f"The host discovery script failed at its first run: {problem}.")
+                text = str(problem).rstrip(".")  # its last words are those of the script
+                self._failed(f"The host discovery script failed at its first run: {text}.")
                 return False
             lines.append(self._results.fail(str(problem)))
         for line in filter(None, lines):

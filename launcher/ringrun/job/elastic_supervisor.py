@@ -34,7 +34,7 @@ from ..elastic.places import (
 )
 from ..plan.hosts import HostSpec, parse_host
 from ..plan.job import HostJob
-from ..reach.agent_process import Link
+from ..reach.agent_process import AgentLink
 from ..show.console import Console
 from .agents import END, Steps
 from .discovery import Discovery
@@ -245,7 +245,7 @@ class ElasticSupervisor(Supervisor):
             processes.sweep(self.job.id, host.index)
         self._problem(host, text)
 
-    def hung_up(self, host: HostJob, link: Link, status: Optional[int]) -> bool:
+    def hung_up(self, host: HostJob, link: AgentLink, status: Optional[int]) -> bool:
         """A link has ended; whether to try again."""
         if host.index in {*self._done, *self._problems} or self._ending or self._finished:
             return False

@@ -73,7 +73,7 @@ def misplaced_options(command: Command, text: str, own: Container[str]) -> List[
     Args:
         command: the command.
         text: of the script.
-        own: ringrun's long options.
+        own: ringrun's options.
     """
     words = [] if command.script is None else command.argv[command.argv.index(command.script) + 1 :]
     found: List[str] = []
@@ -81,14 +81,16 @@ def misplaced_options(command: Command, text: str, own: Container[str]) -> List[
         if word is None or word == "--":
             break
         option = word.partition("=")[0]
-        if option in own and option not in found and not _names(text, option[2:]):
+        if option in own and option not in found and not _names(text, option):
             found.append(option)
     return found
 
 
 def _names(text: str, option: str) -> bool:
     """Whether a program's text has a name like that of an option, as parsers of command lines need it."""
-    name = re.escape(option).replace(r"\-", "[-_]")
+    if not option.startswith("--"):
+        return re.search(rf"(?<![-\w]){re.escape(option)}\b", text) is not None
+    name = re.escape(option[2:]).replace(r"\-", "[-_]")
     return re.search(rf"""--{name}\b|["']{name}["']|\b{name}\s*[:=]|\.{name}\b""", text) is not None
 
 

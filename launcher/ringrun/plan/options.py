@@ -99,6 +99,7 @@ class Options:
         "Hosts from a file: 'HOST slots=2' per line. Also max_slots= (the limit of --oversubscribe), "
         "python=, cwd=, iface=.",
         kind=PATH, metavar="FILE", common=True, argument="hostfile", horovod="hostfile", doctor=True,
+        argument_doc="Hosts from a file: 'HOST slots=2' per line. Also python=, cwd=, iface=.",
     )  # fmt: skip
     forward: Tuple[str, ...] = _option(
         (), "-x", JOB,
@@ -149,6 +150,8 @@ class Options:
         "Reach hosts by a command, like 'docker exec -i {host}'. --via ssh: by ssh, also inside a job of a "
         "scheduler.",
         metavar="TEMPLATE", argument="via", doctor=True,
+        argument_doc="Reach hosts by a command, like ``'docker exec -i {host}'``. ``'ssh'``: by ssh, also "
+        "inside a job of a scheduler.",
     )  # fmt: skip
     ssh: str = _option(
         "ssh", "--ssh", REMOTE, "The ssh command, with options if needed.", metavar="COMMAND", argument="ssh",
@@ -187,6 +190,8 @@ class Options:
         None, "--min-np --min-num-proc", ELASTIC,
         "Fewest ranks of an elastic job. It continues after losses while so many are left. Default: -np.",
         kind=WHOLE, metavar="N", within=(1, None), common=True, argument="min_np", horovod="min_num_proc",
+        argument_doc="Fewest ranks of an elastic job. It continues after losses while so many are left. "
+        "Default: the number of ranks.",
     )  # fmt: skip
     max_np: Optional[int] = _option(
         None, "--max-np --max-num-proc", ELASTIC, "Most ranks of an elastic job. Default: one per slot.",
@@ -223,6 +228,7 @@ class Options:
         "For an elastic job: what a failure excludes, the slot or the host. Default: slot, with --horovod "
         "host.",
         metavar="slot|host", argument="drop",
+        argument_doc="For an elastic job: what a failure excludes, ``'slot'`` or ``'host'``. Default: slot.",
     )  # fmt: skip
 
     output_dir: Optional[str] = _option(

@@ -71,6 +71,7 @@ def agent_program() -> bytes:
     )
 
 
+@lru_cache(maxsize=None)
 def program_source(main: ModuleType) -> bytes:
     """A program for a host without ringcomm, as the first data for its stdin.
 

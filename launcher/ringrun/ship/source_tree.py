@@ -55,7 +55,7 @@ class SourceTree:
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         if not self.root.is_dir():
-            raise ConfigError(f"--ship: there is no directory {root}.")
+            raise ConfigError(f"--ship-from: there is no directory {root}.")
         paths = sorted(set(_without_ignored(self.root, listed_files(self.root))))
         sizes = {path: self._checked(path).stat().st_size for path in paths}
         self.size_bytes = sum(sizes.values())

@@ -18,7 +18,7 @@ from ...collective.call_sites import CallSites
 from ...collective.runner import Runner
 from ...errors import NotInitializedError, RingcommError
 from ...job.activity import Activity
-from ...job.flight_recorder import Facts, FlightRecorder
+from ...job.flight_recorder import FlightRecorder, GroupFacts
 from ._arguments import address_of, pairs_of, reduction_of, root_of, single
 from ._collectives import Collectives, Divided, Packed, Tensors
 from ._group_transport import GroupTransport
@@ -68,7 +68,9 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
         runner.sites = CallSites(partial(self._watch.warn, "lines"), settings.check_calls)
         if settings.predict and default and rank == 0:
             self._watch.warn("no prediction", _NOT_PREDICTED)
-        facts = Facts(ranks[rank], len(ranks), transport.host, transport.generation, ranks, f"group {name}")
+        facts = GroupFacts(
+            ranks[rank], len(ranks), transport.host, transport.generation, ranks, f"group {name}"
+        )
         activity = Activity(runner, None, ranks, optimizer_steps())
         self._flight = FlightRecorder(facts, settings, runner, activity)
         self._ops = Collectives(runner)

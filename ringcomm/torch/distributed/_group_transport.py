@@ -15,7 +15,7 @@ from ...collective.progress import Progress
 from ...config import Settings
 from ...configuration.polling import polling_s
 from ...engine.heartbeat import HeartbeatThread
-from ...engine.peer_channels import Limits
+from ...engine.peer_channels import SilenceLimits
 from ...engine.single_rank import OwnTrace
 from ...errors import RingcommError
 from ...group.abort_watch import GroupWatch
@@ -97,7 +97,7 @@ class GroupTransport:
             _transports.add(self)
         settings, hosts = self._settings, [peer.host for peer in self._rendezvous.joined.peers]
         # A late rank is reported by the operation's own time limit, which the program may have set.
-        limits = Limits(settings.dead_after_s, settings.stall_warning_s, 0.0)
+        limits = SilenceLimits(settings.dead_after_s, settings.stall_warning_s, 0.0)
         self._detector = HeartbeatThread(
             self.channels.control, hosts, limits, self.watch, progress, self.end, self._name, _waits_for
         )

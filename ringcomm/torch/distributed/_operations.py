@@ -20,7 +20,7 @@ from ...errors import Misuse, describe_error
 from ...group.message_matching import Address
 from ...group.operation_queue import OperationQueue
 from ...group.point_to_point import PointToPoint
-from ._bridge import Flat
+from ._bridge import GroupOperand
 from ._elements import type_code, type_name
 from ._group_transport import GroupTransport
 from ._staged import staged
@@ -118,12 +118,12 @@ class Operations:
         """
         what = f"send to rank {self._number_of(peer)} with tag {address[1]}"
         on_device = staged(self._staging, [tensor], [], False)
-        flat = Flat(tensor if on_device is None else on_device.fetched(self._transport.watch))
+        operand = GroupOperand(tensor if on_device is None else on_device.fetched(self._transport.watch))
         work = RingcommWork(what, [tensor], interrupted=self.interrupted)
         work.epilogue = lambda: setattr(work, "kept", None)
         # A copy, if the tensor is not contiguous or is on a device, must live until it has been sent.
-        work.kept = (flat, on_device)
-        return self._started(self.messages.send, peer, address, flat, work)
+        work.kept = (operand, on_device)
+        return self._started(self.messages.send, peer, address, operand, work)
 
     def receive(self, tensor: torch.Tensor, peer: Optional[int], address: Address) -> RingcommWork:
         """Start receiving a tensor from one rank, or (None) from any rank.
@@ -135,17 +135,18 @@ class Operations:
             raise Misuse("recv from any rank: this group has no other ranks.")
         source = "any rank" if peer is None else f"rank {self._number_of(peer)}"
         on_device = staged(self._staging, [tensor], [tensor], False)
-        flat = Flat(tensor if on_device is None else on_device.arguments[0])
+        operand = GroupOperand(tensor if on_device is None else on_device.arguments[0])
         what = f"recv from {source} with tag {address[1]}"
         work = RingcommWork(what, [tensor], interrupted=self.interrupted, on_device=on_device)
-        work.epilogue = flat.finish if on_device is None else on_device.deliver
+        work.epilogue = operand.finish if on_device is None else on_device.deliver
         work.site = this_site()
-        return self._started(self.messages.receive, peer, address, flat, work)
+        return self._started(self.messages.receive, peer, address, operand, work)
 
     def _started(
-        self, act: Callable[..., None], peer: Optional[int], address: Address, flat: Flat, work: RingcommWork
-    ) -> RingcommWork:
-        act(peer, address, flat.array.view("u1").data, work, self.timeout_s, type_code(flat.dtype))
+        self, act: Callable[..., None], peer: Optional[int], address: Address, operand: GroupOperand,
+        work: RingcommWork,
+    ) -> RingcommWork:  # fmt: skip
+        act(peer, address, operand.flat.view("u1").data, work, self.timeout_s, type_code(operand.element))
         self._note(work)
         return work
 

@@ -11,7 +11,7 @@ from typing import Any, Dict
 import pytest
 
 from tests.adapters.clusters.programs_run import PROGRAMS, ROOT, check_ranks, facts_of, run_program
-from tests.contract.another_user import LOOKS, OTHER_USER, become
+from tests.support.another_user import LOOKS, OTHER_USER, become
 
 pytest.importorskip("ray")
 

@@ -82,7 +82,7 @@ def check_movement_of_every_type() -> None:
         even = numbers(rank, (size * 2, 2), dtype, salt)
         all_rows = np.concatenate([numbers(other, (rows_of(other), 3), dtype, salt) for other in range(size)])
         for mode in MODES:
-            gathered, sent, dealt = mode(
+            gathered, sent, reduced = mode(
                 lambda a, b, c: [hvd.allgather(a), hvd.broadcast(b, size - 1), hvd.alltoall(c)],
                 [ragged, mine, even],
             )
@@ -91,7 +91,7 @@ def check_movement_of_every_type() -> None:
             parts = [
                 numbers(other, (size * 2, 2), dtype, salt)[rank * 2 : rank * 2 + 2] for other in range(size)
             ]
-            assert np.array_equal(dealt, np.concatenate(parts))
+            assert np.array_equal(reduced, np.concatenate(parts))
 
 
 def check_reducescatter_and_splits() -> None:

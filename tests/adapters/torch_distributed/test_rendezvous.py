@@ -20,7 +20,7 @@ from ringcomm import api
 from ringcomm.config import Membership
 from ringcomm.testing.cluster import run_ranks
 from ringcomm.torch.distributed import _rendezvous, _store
-from tests.contract.service import Service
+from tests.support.service import Service
 
 LIMIT = timedelta(seconds=60)
 

@@ -80,3 +80,9 @@ def test_row_counts(rows, splits, counts):
 def test_row_counts_that_do_not_fit(rows, splits):
     with pytest.raises(ConfigError, match="alltoall"):
         row_counts(rows, splits, 3)
+
+
+@pytest.mark.parametrize("splits", [2, [0.5, 1.5], [[1, 1]]])
+def test_splits_that_are_no_numbers_of_rows(splits):
+    with pytest.raises(ConfigError, match="is not a list of whole numbers, one per rank"):
+        row_counts(2, splits, 2)

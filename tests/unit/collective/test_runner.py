@@ -260,7 +260,7 @@ class TestTogether:
 
     def test_a_twin_has_the_same_links_and_no_selector_of_its_own(self):
         def work(runner):
-            twin = runner.twin(Settings(timeout_s=5.0))
+            twin = runner.with_settings(Settings(timeout_s=5.0))
             data = ones()
             twin.all_reduce(data, Sum)
             return twin.timeout_s, runner.timeout_s, data.tolist(), runner.progress().sequence

@@ -9,7 +9,7 @@ import pytest
 from ringcomm.collective.progress import Progress
 from ringcomm.engine.observer import Observer
 from ringcomm.engine.operation_history import OperationHistory
-from ringcomm.engine.peer_channels import Limits
+from ringcomm.engine.peer_channels import SilenceLimits
 from ringcomm.engine.request import Handle
 from ringcomm.errors import (
     MismatchError,
@@ -245,7 +245,7 @@ class TestLinksThatEnd:
 
 class TestLate:
     def test_of_a_direct_call_is_warned_asked_and_given_up(self, caplog):
-        job = Job(2, Limits(0.0, 1.0, 3.0))
+        job = Job(2, SilenceLimits(0.0, 1.0, 3.0))
         job.running[0] = Progress(2, 0, "allreduce(shape (8,))", (1,))
         for tenth in range(25):
             job.now_s = tenth / 10
@@ -259,7 +259,7 @@ class TestLate:
                 job.turn(2)
 
     def test_rank_0_shows_its_own_stack_too(self, caplog):
-        job = Job(2, Limits(0.0, 1.0, 0.0))
+        job = Job(2, SilenceLimits(0.0, 1.0, 0.0))
         job.running[1] = Progress(2, 0, "barrier()", (0,))
         for tenth in range(25):
             job.now_s = tenth / 10

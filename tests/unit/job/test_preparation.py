@@ -28,7 +28,7 @@ class Job:
     """What a preparation uses of a job, seen from one rank.
 
     Attributes:
-        scouts: the settings of the runners that were made for it, and what these exchanges are called.
+        runners: the settings of the runners that were made for it, and what these exchanges are called.
         adopted: what the selector was told.
         warned: what was shown at the launcher.
     """
@@ -40,21 +40,21 @@ class Job:
             Peer(number, f"host{host}", host, local, 1)
             for number, (host, local) in enumerate(zip(hosts, locals_))
         ]
-        self.scouts, self.adopted, self.warned = [], [], []
+        self.runners, self.adopted, self.warned = [], [], []
         link = SimpleNamespace(carrier=carrier)
         channels = SimpleNamespace(direct=SimpleNamespace(link=lambda peer: link))
         self.job = SimpleNamespace(
             control=SimpleNamespace(warn=lambda *what: self.warned.append(what)),
         )
         self.prepared = Preparation(
-            SimpleNamespace(twin=self._twin), channels, rank, self.peers, Settings(**settings),
-            self.job if joined else None,
+            SimpleNamespace(with_settings=self._with_settings), channels, rank, self.peers,
+            Settings(**settings), self.job if joined else None,
         )  # fmt: skip
 
-    def _twin(self, settings):
-        scout = SimpleNamespace(settings=settings, purpose=None)
-        self.scouts.append(scout)
-        return scout
+    def _with_settings(self, settings):
+        runner = SimpleNamespace(settings=settings, purpose=None)
+        self.runners.append(runner)
+        return runner
 
     def adopt(self, model, oversubscribed):
         self.adopted.append((model, oversubscribed))
@@ -65,11 +65,11 @@ def machine(monkeypatch):
     """The cores of this host, what a measurement finds, and what other ranks agree to."""
     found = SimpleNamespace(cores=4, model=MODEL, others=lambda flags: flags, asked=[], measured=0)
 
-    def measure(scout, hosts):
+    def measure(runner, hosts):
         found.measured += 1
         return found.model
 
-    def agreed(scout, flags):
+    def agreed(runner, flags):
         found.asked.append(flags)
         return found.others(flags)
 
@@ -112,8 +112,8 @@ class TestTuning:
         for timeout_s, limit_s in ((0.0, 7.0), (3.0, 3.0), (9.0, 7.0)):
             job = Job([0, 1], timeout_s=timeout_s, start_timeout_s=7.0)
             job.prepared.tune(job)
-            (scout,) = job.scouts
-            assert scout.settings.timeout_s == limit_s
+            (runner,) = job.runners
+            assert runner.settings.timeout_s == limit_s
 
 
 class TestPrograms:
@@ -129,8 +129,8 @@ class TestPrograms:
     def test_rank_0_reports_to_the_launcher_that_they_differ(self, monkeypatch, rank, joined, text, warned):
         asked = []
 
-        def compare(scout, hosts):
-            asked.append((scout.purpose(), hosts))
+        def compare(runner, hosts):
+            asked.append((runner.purpose(), hosts))
             return text
 
         monkeypatch.setattr(module, "compare_programs", compare)

@@ -126,6 +126,18 @@ def test_all_options_come_with_what_is_not_an_option() -> None:
         assert text not in " ".join(CliRunner().invoke(cli.ringrun, ["--help"]).output.split())
 
 
+@pytest.mark.parametrize("item", fields(Settings), ids=lambda item: str(item.name))
+def test_values_that_are_one_of_some_names_are_listed(item: Any) -> None:
+    """The help shows the permitted values of every setting that refuses all others."""
+    try:
+        item.metadata["parse"]("no such value")
+    except ValueError as problem:
+        values = str(problem).partition("one of ")[2]
+        assert sorted(filter(None, values.split(", "))) == sorted(
+            item.metadata["metavar"].split("|") if values else []
+        )
+
+
 @pytest.mark.parametrize(
     "flag", ["--link RATE", "--price MONEY", "--diagnose-dir FOLDER", "--figure FILE.svg", "--batch N"]
 )
@@ -245,6 +257,8 @@ def test_the_usage_of_a_command(name: str, capsys: pytest.CaptureFixture[str]) -
         (["stop", "a", "b"], 2, "Usage: ringrun stop"),
         (["add"], 2, "Usage: ringrun add [OPTIONS] HOST[:SLOTS]"),
         (["add", "a", "b"], 2, "Usage: ringrun add"),
+        (["add", "a b"], 2, "ringrun: ringrun add: 'a b' is not a host"),
+        (["add", "a:2"], 1, "No elastic job of yours"),
         (["drop", "a"], 1, "No elastic job of yours"),
         (["add", "a", "--jib", "7"], 2, "No such option"),
         (["stop", "--job", "7", "8"], 2, "The job is named twice"),

@@ -98,6 +98,10 @@ def test_the_text_has_the_interpreter_that_was_chosen() -> None:
         (["train.py", "--watch"], "print(1)", ["--watch"]),
         (["python", "train.py", "--output-dir=x", "--watch", "--watch"], "", ["--output-dir", "--watch"]),
         (["train.py", "--epochs", "3"], "", []),
+        (["train.py", "-np", "3", "-H", "a,b"], "sys.argv", ["-np", "-H"]),
+        (["train.py", "-H", "a"], "parser.add_argument('-H', '--height')", []),
+        (["train.py", "-np", "3"], "usage = 'train.py [-np N]'", []),
+        (["train.py", "-x"], "", []),
         (["train.py", "--", "--watch"], "", []),
         (["train.py", "--watch"], 'parser.add_argument("--watch")', []),
         (["train.py", "--output-dir", "x"], "class Arguments:\n    output_dir: str", []),
@@ -107,4 +111,4 @@ def test_the_text_has_the_interpreter_that_was_chosen() -> None:
     ],
 )
 def test_options_of_ringruns_after_the_script(words: List[str], text: str, found: List[str]) -> None:
-    assert misplaced_options(parse_command(words), text, {"--watch", "--output-dir"}) == found
+    assert misplaced_options(parse_command(words), text, {"--watch", "--output-dir", "-np", "-H"}) == found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -82,8 +83,18 @@ def test_arguments_become_options() -> None:
     assert found == Options(forward=("A=1",), python=("far=/p", "/q"), np=2)
     with pytest.raises(TypeError, match="unexpected keyword argument 'nope'"):
         options_of({"nope": 1})
+    with pytest.raises(TypeError, match="'nump'. Did you mean 'np'.$"):
+        options_of({"nump": 1})
+    with pytest.raises(ConfigError, match="console=3 is not a console"):
+        run(print, console=3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="iface=3 is not a string"):
         run(print, iface=3)
+
+
+def test_the_docstring_of_run_names_no_option_of_the_command_line() -> None:
+    assert run.__doc__ is not None
+    words = re.findall(r"(?<![\w`-])--?[a-z][\w-]*", run.__doc__)
+    assert words == ["-i"]  # of docker exec
 
 
 def test_the_directory_that_is_sent() -> None:

@@ -1,0 +1,237 @@
+"""Examinations: which commands the hosts' programs get, and what becomes of their answers."""
+
+from __future__ import annotations
+
+import ast
+import os
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, Dict, List, Optional, Tuple
+
+import pytest
+
+from ringcomm.transport.routes import Attempt
+from ringrun.doctor import network as module
+from ringrun.doctor.network import MEASUREMENTS, Examination, examine
+from ringrun.job.launch import prepare
+from ringrun.plan.job import Job
+from ringrun.plan.options import Options
+from ringrun.reach import doors, protocol
+
+
+def job_of(names: str, **options: Any) -> Job:
+    made = Options(hosts=names, via="env NAME={host}", ship_self=False, **options)
+    return prepare(made, ["true"])
+
+
+@pytest.mark.full
+def test_real_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doors, "find_local", lambda specs, **_: [False] * len(specs))
+    job = job_of("a,b,bad")
+    bad = replace(job.hosts[2], argv=("sh", "-c", "exit 1"))
+    found = examine(replace(job, hosts=(*job.hosts[:2], bad)))
+    assert found.hosts == ["a", "b", "bad"] and found.slots == [1, 1, 1]
+    assert [bool(problem) for problem in found.problems] == [False, False, True]
+    assert [facts is not None for facts in found.facts] == [True, True, False]
+    assert set(found.routes) <= {(0, 1)} and list(found.tried) == [(0, 1)]
+
+
+def test_one_thread_alone_parses_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 3.11.8, Python 3.11 reports a SystemError if several do."""
+    threads = []
+
+    def parse(*given: Any) -> ast.Module:
+        threads.append(threading.current_thread())
+        return ast.parse(*given)
+
+    monkeypatch.setattr(protocol, "ast", SimpleNamespace(**{**vars(ast), "parse": parse}))
+    protocol.program_source.cache_clear()
+    protocol.modules_of.cache_clear()
+    job = job_of("a,b,c")
+    examine(replace(job, hosts=tuple(replace(host, argv=("sh", "-c", "exit 1")) for host in job.hosts)))
+    assert set(threads) == {threading.current_thread()}
+
+
+class Host:
+    """In place of a host's program. Its interface eth0 is in 10.0.0.0/24, wlan0 in 10.1.0.0/24.
+
+    Attributes:
+        asked: the commands.
+        open: its addresses that can be dialled.
+        speeds: of the wires that lead to it, in MB/s, by its interface.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number, self.asked, self.hosts = number, [], []  # type: ignore[var-annotated]
+        self.problem, self.noise, self.start_s = "", "", 0.1
+        self.addresses = {"eth0": f"10.0.0.{number + 1}", "wlan0": f"10.1.0.{number + 1}"}
+        self.open = set(self.addresses)
+        self.listens = True
+        self.late: List[str] = []
+        self.speeds: Dict[str, Tuple[float, float]] = {"eth0": (900.0, 800.0), "wlan0": (2.5, 2.0)}
+        self.host: Any = None
+
+    def start(self) -> None: ...
+
+    def end(self) -> None: ...
+
+    def ask(self, limit_s: float = 0.0, **command: Any) -> Any:
+        self.asked.append(command)
+        return getattr(self, command["do"])(command)
+
+    def facts(self, _: Any) -> Any:
+        rows = [{"name": name, "addresses": [[own, 24]]} for name, own in self.addresses.items()]
+        return {"interfaces": rows}
+
+    def listen(self, command: Any) -> Any:
+        if not self.listens:
+            return {"problem": "no interface"}
+        kinds = {"eth0": "wired", "wlan0": "wireless"}
+        rows = [
+            {"iface": name, "address": own, "port": 7, "kind": kinds[name]}
+            for name, own in self.addresses.items()
+        ]
+        return {"addresses": rows, "machine": str(self.number), "time_s": 0.0}
+
+    def probe(self, command: Any) -> Any:
+        rows = []
+        for target in command["targets"]:
+            peer = self.hosts[target["rank"]]
+            for offer in target["addresses"]:
+                name = offer["iface"]
+                is_late = offer["address"] in self.late
+                works = name in peer.open and name in self.open and not is_late
+                if is_late:
+                    self.late.remove(offer["address"])
+                rows.append(
+                    Attempt(
+                        self.number, peer.number, offer["address"], 7, self.addresses[name] if works else "",
+                        name if works else "?", name, offer["kind"], "" if works else "no answer",
+                    ).to_json()
+                )  # fmt: skip
+        return rows
+
+    def measure(self, command: Any) -> Optional[List[Dict[str, Any]]]:
+        rows = []
+        for pair in command["pairs"]:
+            for wire in pair["wires"]:
+                there, back = self.hosts[pair["rank"]].speeds[wire["iface"]]
+                if pair.get("one_way"):
+                    there = back = 2 * back
+                rows.append(
+                    {
+                        "rank": pair["rank"], "address": wire["address"], "iface": wire["iface"],
+                        "mb_per_s": min(there, back), "there_mb_per_s": there, "back_mb_per_s": back,
+                        "round_trip_ms": 0.2,
+                    }
+                )  # fmt: skip
+        return rows
+
+
+class Hosts:
+    """Some hosts, and their examination."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+        self.all = [Host(number) for number in range(count)]
+        for item in self.all:
+            item.hosts = self.all
+        self._job = job_of(",".join("abcdef"[:count]))
+        monkeypatch.setattr(module, "HostProbe", self._made)
+
+    def _made(self, host: Any) -> Host:
+        self.all[host.index].host = host
+        return self.all[host.index]
+
+    def examine(self) -> Examination:
+        return examine(self._job)
+
+    def measured(self) -> List[List[str]]:
+        """The interfaces of each measurement."""
+        rows = [command for item in self.all for command in item.asked if command["do"] == "measure"]
+        return [[wire["iface"] for wire in pair["wires"]] for row in rows for pair in row["pairs"]]
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> Hosts:
+    return Hosts(monkeypatch, 2)
+
+
+def test_the_route_is_chosen_as_a_job_chooses_and_only_that_is_measured(two: Hosts) -> None:
+    found = two.examine()
+    route = found.routes[0, 1]
+    assert route.end(0) == ("eth0", "10.0.0.1") and route.end(1) == ("eth0", "10.0.0.2")
+    assert route.speeds == {(0, 1): 900e6, (1, 0): 800e6} and route.round_trip_ms == 0.2
+    assert [(item.local_iface, item.mb_per_s) for item in route.others] == [("wlan0", 2.0)]
+    assert two.measured() == [["eth0", "wlan0"], ["eth0"]] and found.closed == []
+
+
+def test_a_wire_that_is_far_slower_than_the_radio_is_not_chosen(two: Hosts) -> None:
+    two.all[1].speeds = {"eth0": (1.0, 1.0), "wlan0": (30.0, 40.0)}
+    assert two.examine().routes[0, 1].end(1) == ("wlan0", "10.1.0.2")
+
+
+def test_a_slow_route_is_measured_again_and_the_best_counts(two: Hosts) -> None:
+    two.all[1].speeds["eth0"] = (90.0, 95.0)
+    found = two.examine()
+    assert two.measured()[1:] == [["eth0"]] * (MEASUREMENTS + 2), "at last each direction by itself"
+    route = found.routes[0, 1]
+    assert route.speeds == {(0, 1): 90e6, (1, 0): 95e6}
+    assert route.alone == {(1, 0): 190e6, (0, 1): 1600e6}
+    assert (route.best(1, 0), route._replace(alone={}).best(1, 0)) == (190e6, 95e6)
+
+
+def test_a_route_on_which_no_stream_arrives(two: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    two.all[0].open = {"eth0"}
+    monkeypatch.setattr(two.all[0], "measure", lambda command: [])
+    assert two.examine().routes[0, 1].speeds == {(0, 1): None, (1, 0): None}
+
+
+def test_a_better_network_that_is_closed_is_looked_at_again(two: Hosts) -> None:
+    two.all[1].open = {"wlan0"}
+    found = two.examine()
+    assert found.routes[0, 1].end(0) == ("wlan0", "10.1.0.1")
+    (closed,) = found.closed
+    assert (closed.iface, closed.network, closed.kind) == ("eth0", "10.0.0.0/24", "wired")
+    again = [row for row in two.all[0].asked if row["do"] == "probe"][-1]
+    assert [item["address"] for target in again["targets"] for item in target["addresses"]] == ["10.0.0.2"]
+
+
+def test_a_network_that_answers_late_is_not_closed(two: Hosts) -> None:
+    for number, item in enumerate(two.all):
+        item.late = [f"10.0.0.{2 - number}"]
+    found = two.examine()
+    assert found.routes[0, 1].end(0)[0] == "wlan0" and found.closed == []
+
+
+def test_a_worse_network_that_is_closed_is_none_of_a_jobs_business(two: Hosts) -> None:
+    two.all[1].open = {"eth0"}
+    found = two.examine()
+    assert found.routes[0, 1].end(0)[0] == "eth0" and found.closed == []
+
+
+def test_hosts_that_do_not_reach_each_other_have_no_route(two: Hosts) -> None:
+    two.all[1].open = set()
+    found = two.examine()
+    assert found.routes == {} and {item.why for item in found.tried[0, 1]} == {"no answer"}
+    assert found.common_network(0, 1, "10.0.0.2") == ("eth0", "10.0.0.0/24")
+    assert found.common_network(0, 1, "172.17.0.1") is None
+
+
+def test_a_host_that_cannot_listen_and_one_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = Hosts(monkeypatch, 4)
+    hosts.all[1].listens = False
+    monkeypatch.setattr(hosts.all[2], "ask", lambda *_, **__: None)
+    found = hosts.examine()
+    assert found.unheard == {1: "no interface"} and list(found.routes) == [(0, 3)]
+    assert found.facts[2] is None and found.interface(2, "eth0") == {}
+    assert found.interface(0, "eth0")["addresses"] == [["10.0.0.1", 24]]
+
+
+def test_each_run_has_a_key_of_its_own(two: Hosts) -> None:
+    two.examine()
+    other = job_of("a,b")
+    keys = {row["key"] for item in two.all for row in item.asked if row["do"] == "listen"}
+    assert len(keys) == 1 and other.key.hex() not in keys
+    assert all(len(bytes.fromhex(key)) == 32 for key in keys)
+    assert not any(key in value for key in keys for value in os.environ.values())
