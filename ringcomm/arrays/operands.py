@@ -86,9 +86,9 @@ class Operand(ABC):
 
     def overwrite(self, made: Operand) -> Array:
         """Overwrite the argument with an :meth:`output` of as many elements; return the caller's array."""
-        return self.replace(made.flat)
+        return self.fill(made.flat)
 
-    def replace(self, result: Array) -> Array:
+    def fill(self, result: Array) -> Array:
         """Overwrite the argument with what the engine has made of it; return the caller's array.
 
         Args:
@@ -289,9 +289,9 @@ class DeviceOperand(Operand):
         return made
 
     def overwrite(self, made: Operand) -> Array:
-        return self.replace(made.finish(self.shape))
+        return self.fill(made.finish(self.shape))
 
-    def replace(self, result: Array) -> Array:
+    def fill(self, result: Array) -> Array:
         self._kind.assign(self._value, result)
         return self._value
 

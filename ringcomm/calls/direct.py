@@ -124,7 +124,7 @@ def reducescatter_(
     first, last = _own_rows("reducescatter_", array, process_set)
     part = operand_of(api.context().staging, array[first:last], "reducescatter_")
     handle = reducescatter_async(array, op, name, prescale_factor, postscale_factor, process_set)
-    return part.replace(handle.wait())
+    return part.fill(handle.wait())
 
 
 @documented
@@ -155,7 +155,7 @@ def allgather_(array: Array, name: Optional[str] = None, process_set: Optional[P
         return api.context().allgather_(array, name)
     first, last = _own_rows("allgather_", array, process_set)
     whole = operand_of(api.context().staging, array, "allgather_")
-    return whole.replace(allgather_async(array[first:last], name, process_set).wait())
+    return whole.fill(allgather_async(array[first:last], name, process_set).wait())
 
 
 @documented
@@ -220,7 +220,7 @@ def alltoall_(array: Array, name: Optional[str] = None, process_set: Optional[Pr
     if process_set is None or not number_of(process_set):
         return api.context().alltoall_(array, name)
     whole = operand_of(api.context().staging, array, "alltoall_")
-    return whole.replace(alltoall_async(array, None, name, process_set).wait()[0])
+    return whole.fill(alltoall_async(array, None, name, process_set).wait()[0])
 
 
 @documented

@@ -73,9 +73,7 @@ def allreduce_async(
     """
     how = Reduction(reduction(op, average), prescale_factor, postscale_factor, process_set)
     operands = [operand_of(tensor, "allreduce")]
-    return start_allreduce(
-        operands, how, name, urgent, False, weight=weight, compression=compression
-    )
+    return start_allreduce(operands, how, name, urgent, False, weight=weight, compression=compression)
 
 
 @documented
@@ -109,9 +107,7 @@ def allreduce_async_(
     """
     how = Reduction(reduction(op, average), prescale_factor, postscale_factor, process_set)
     operands = [operand_of(tensor, "allreduce_", in_place=True)]
-    return start_allreduce(
-        operands, how, name, urgent, False, weight=weight, compression=compression
-    )
+    return start_allreduce(operands, how, name, urgent, False, weight=weight, compression=compression)
 
 
 @documented
@@ -145,9 +141,7 @@ def grouped_allreduce_async(
     """
     how = Reduction(reduction(op, average), prescale_factor, postscale_factor, process_set)
     operands = [operand_of(tensor, "allreduce") for tensor in tensors]
-    return start_allreduce(
-        operands, how, name, urgent, True, weight=weight, compression=compression
-    )
+    return start_allreduce(operands, how, name, urgent, True, weight=weight, compression=compression)
 
 
 @documented
@@ -181,9 +175,7 @@ def grouped_allreduce_async_(
     """
     how = Reduction(reduction(op, average), prescale_factor, postscale_factor, process_set)
     operands = [operand_of(tensor, "grouped_allreduce_", in_place=True) for tensor in tensors]
-    return start_allreduce(
-        operands, how, name, urgent, True, weight=weight, compression=compression
-    )
+    return start_allreduce(operands, how, name, urgent, True, weight=weight, compression=compression)
 
 
 @documented
