@@ -39,7 +39,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from peers.steps import resnet50_shapes
 
 import ringcomm as rc
-from ringcomm.collective.calls import Call
 from ringcomm.collective.flows import SegmentPool
 from ringcomm.collective.part import Part
 from ringcomm.collective.reduce import kernel
@@ -54,6 +53,7 @@ from ringcomm.transport.base import Fabric
 from ringcomm.transport.local import make_links
 from ringcomm.transport.tcp import SocketFabric
 from ringcomm.wire.frames import NO_ROOT
+from ringcomm.wire.signature import Signature
 
 DEFAULT = "auto"
 TRANSPORTS = (DEFAULT, "unix", "shm", "tcp")
@@ -305,7 +305,7 @@ def _part(fabric: Fabric, count: int) -> Part:
     dtype, op = np.dtype(np.float32), rc.Sum
     fold = kernel(op, dtype, 2)
     schedule = Selector(fabric.rank, 2, None).all_reduce(count, dtype.itemsize, fold.needs_single_fold)
-    call = Call(1, dtype, count, int(op), NO_ROOT, "", (), (1.0, 1.0))
+    call = Signature("", 0, 1, int(op), NO_ROOT, (dtype.name,), ((),), items=count)
     return make_execution(schedule, fabric, call.header(0), dtype, SegmentPool(0), fold)
 
 

@@ -128,7 +128,7 @@ def connect_steadily(ports: Any, encrypted: bool, count: Any) -> None:
     """Connect to the port received last (0: to none), at a steady pace, with little processor time."""
     import random
 
-    from tests.contract.garbage import HALF_A_PRELUDE, HALF_AN_ADMISSION, some_bytes
+    from tests.support.garbage import HALF_A_PRELUDE, HALF_AN_ADMISSION, some_bytes
 
     set_idle_priority()
     rng, port = random.Random(1), 0

@@ -21,7 +21,7 @@ PLANS = 200
 
 
 class Plan:
-    """The counters of :class:`ringcomm.collective.calls.Plan`."""
+    """The counters of :class:`ringcomm.collective.plans.Plan`."""
 
     __slots__ = ("runs", "took_s")
 

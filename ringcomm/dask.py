@@ -17,7 +17,17 @@ from urllib.parse import urlsplit
 
 import distributed
 
-from ._adapter.placed import ARRIVE_S, Host, Outcome, PlacedJob, Ticket, attempt, by_host, call, settings_for
+from ._adapter.placed import (
+    ARRIVE_S,
+    Host,
+    PlacedJob,
+    RankOutcome,
+    Ticket,
+    attempt,
+    by_host,
+    call,
+    settings_for,
+)
 from .errors import ConfigError
 from .storage.results import unpack
 
@@ -158,7 +168,7 @@ def _attempt(*arguments: Any) -> bytes:
     return attempt(lambda: _call(*arguments))
 
 
-def _poll(left: Dict[distributed.Future, int], timeout_s: float) -> Iterable[Tuple[int, Outcome]]:
+def _poll(left: Dict[distributed.Future, int], timeout_s: float) -> Iterable[Tuple[int, RankOutcome]]:
     """Which ranks are done since the last call. ``left`` has the futures of the others."""
     try:
         done = distributed.wait(list(left), timeout=timeout_s, return_when="FIRST_COMPLETED").done
@@ -167,9 +177,11 @@ def _poll(left: Dict[distributed.Future, int], timeout_s: float) -> Iterable[Tup
     found = []
     for future in done:
         if future.status == "finished":
-            outcome = Outcome(unpack(future.result()))
+            outcome = RankOutcome(unpack(future.result()))
         else:
-            outcome = Outcome.of_error(future.exception() or RuntimeError(f"the task was {future.status}"))
+            outcome = RankOutcome.of_error(
+                future.exception() or RuntimeError(f"the task was {future.status}")
+            )
         found.append((left.pop(future), outcome))
     return found
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, Optional, Sequence, Tuple
 import numpy as np
 
 from .errors import Misuse, ShapeError, UnsupportedDtypeError
-from .ops import Bitwise, ReduceOp
+from .ops import CODECS, Bitwise, ReduceOp
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
@@ -32,13 +32,28 @@ def code_of(dtype: np.dtype[Any]) -> int:
     Raises:
         UnsupportedDtypeError: it cannot travel; the message lists what can.
     """
+    return code_of_name(dtype.name)
+
+
+def code_of_name(name: str) -> int:
+    """The wire code of the element type with this name.
+
+    Raises:
+        UnsupportedDtypeError: it cannot travel; the message lists what can.
+    """
     try:
-        return _CODE_OF_NAME[dtype.name]
+        return _CODE_OF_NAME[name]
     except KeyError:
         raise UnsupportedDtypeError(
-            f"elements of type {dtype} cannot be sent. These can: {', '.join(_NAMES)}. "
+            f"elements of type {name} cannot be sent. These can: {', '.join(_NAMES)}. "
             "For anything else there are broadcast_object and allgather_object."
         ) from None
+
+
+@lru_cache(maxsize=None)
+def type_names(dtype: np.dtype[Any]) -> Tuple[str, ...]:
+    """The names of the element types of one array: that of its own."""
+    return (dtype.name,)
 
 
 def name_of_code(code: int) -> str:
@@ -83,6 +98,19 @@ def check_weighable(dtype: np.dtype[Any], op: ReduceOp) -> None:
         raise UnsupportedDtypeError(
             f"a weighted average needs floating-point or complex numbers, not {dtype.name}. Convert it first."
         )
+
+
+def usable_codec(codec: int, dtype: np.dtype[Any], op: ReduceOp) -> int:
+    """Return the codec with which elements are sent: integers, and reductions that do not add, have none.
+
+    Args:
+        codec: place in :data:`ringcomm.ops.CODECS`.
+        dtype: of the elements.
+        op: the reduction.
+    """
+    wide = dtype.kind == "f" and dtype.itemsize > 2
+    half = dtype.name in HALF_TYPES and CODECS[codec] in ("int8", "int4")
+    return codec if (wide or half) and op in (ReduceOp.SUM, ReduceOp.AVERAGE) else 0
 
 
 def accumulator(dtype: np.dtype[Any], op: int, scaled: bool) -> Optional[np.dtype[Any]]:

@@ -67,8 +67,6 @@ def op_name(op: int) -> str:
     Raises:
         ValueError: no reduction has it.
     """
-    if op == WEIGHTED_AVERAGE:
-        return op_name(ReduceOp.AVERAGE)
     return Bitwise(op).name if op >= Bitwise.BAND else ReduceOp(op).name.capitalize()
 
 

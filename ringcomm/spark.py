@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 
 import pyspark
 
-from ._adapter.placed import ARRIVE_S, Outcome, PlacedJob, Ticket, attempt, call, settings_for
+from ._adapter.placed import ARRIVE_S, PlacedJob, RankOutcome, Ticket, attempt, call, settings_for
 from .clock import Deadline
 from .configuration.environment import exported
 from .errors import ConfigError, NotOfferedError, RemoteError, StartTimeoutError
@@ -129,7 +129,7 @@ class _Stage:
         except Exception as problem:  # noqa: BLE001  the caller's thread raises it
             self._results.put(problem)
 
-    def poll(self, timeout_s: float) -> List[Tuple[int, Outcome]]:
+    def poll(self, timeout_s: float) -> List[Tuple[int, RankOutcome]]:
         """The outcomes, once Spark has those of all tasks.
 
         Args:
@@ -152,7 +152,7 @@ class _Stage:
             # Spark ends all tasks when one has failed. The ranks' own report says which, and why.
             self._error, self._patience = found, Deadline(ARRIVE_S)
             return []
-        return [(rank, Outcome(unpack(data))) for rank, data in found]
+        return [(rank, RankOutcome(unpack(data))) for rank, data in found]
 
     def _check_start(self) -> None:
         if self._running or not self._look.expired():

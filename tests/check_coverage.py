@@ -2,7 +2,7 @@
 
 A module that only the tests of other modules reach has no tests of its own; a bug in it is found late, far
 from its cause. So each module names the test files that must cover it alone (its unit test, or a stated
-contract suite), and how much of it they cover at least, in percent of lines and branches. 95 is the aim; a
+integration test), and how much of it they cover at least, in percent of lines and branches. 95 is the aim; a
 lower number is what is reached so far, and may only rise.
 
     python tests/check_coverage.py [PART OF A PATH ...]           measure and compare
@@ -43,7 +43,7 @@ AIM = 95.0
 SHARE = 4
 """Of a parametrized test outside tests/unit one case in so many runs."""
 SLACK = 2
-"""By so many percent the coverage by contract tests may differ between runs: some branches depend on time."""
+"""By so many percent the coverage by integration tests may differ between runs: some depends on time."""
 FAILED = "tests have failed"
 TEST_FILE = "COVERAGE_TEST_FILE"
 """The environment variable that names the test file by which a process was started."""

@@ -197,7 +197,7 @@ stage_tensorflow() {
     else
         tests .venv-test-tf tf -n 2 --dist loadgroup tests/adapters/tensorflow tests/adapters/keras tests/hosts/test_keras.py
         tests .venv-test-tf horovod tests/proc/test_ringrun_horovod.py -k the_adapters_of_this_version
-        tests .venv-test-tf prepared tests/contract/test_prepared_files.py -k 'data and service'
+        tests .venv-test-tf prepared tests/integration/storage/test_prepared_files.py -k 'data and service'
     fi
 }
 
@@ -311,7 +311,7 @@ stage_pythons() { # the core on every other Python, the oldest with the oldest N
             others+=("$minor")
         fi
     done
-    # Contract tests take four fifths of the time: sockets and threads are tried on the oldest and the newest,
+    # Integration tests take four fifths of the time: sockets and threads are tried on the oldest and the newest,
     # half of the tests on each. In between every Python has its share of the rest.
     local last=$((${#others[@]} - 1))
     for part in "${!others[@]}"; do
@@ -321,7 +321,7 @@ stage_pythons() { # the core on every other Python, the oldest with the oldest N
             core_tests "3.$minor" --part "$part/$((last - 1))" tests/unit tests/sim
         else
             core_tests "3.$minor" tests/unit tests/sim
-            core_tests "3.$minor-c" --part "$((part == 0 ? 1 : 2))/$((last == 0 ? 1 : 2))" tests/contract
+            core_tests "3.$minor-c" --part "$((part == 0 ? 1 : 2))/$((last == 0 ? 1 : 2))" tests/integration
         fi
     done
 }

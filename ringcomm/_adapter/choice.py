@@ -47,7 +47,7 @@ _MAX_ERROR = 2.0
 """How far the calibration of links at the start may be off; what a step waits longer is not due to bytes."""
 
 
-class Step(NamedTuple):
+class StepTime(NamedTuple):
     """A training step without compression, in seconds.
 
     Attributes:
@@ -115,17 +115,17 @@ def send_s(name: str, nbytes: float, links: Links) -> float:
     return reduce_cost(method, nbytes, machine, hosts).seconds
 
 
-def exposed_s(name: str, nbytes: float, step: Step, links: Links) -> float:
+def exposed_s(name: str, nbytes: float, step: StepTime, links: Links) -> float:
     """What sending takes longer than the backward pass: reductions run one after the other, once started."""
     return _exposed_s(step, _reductions(name, nbytes, step, links))
 
 
-def _reductions(name: str, nbytes: float, step: Step, links: Links) -> List[Tuple[float, float]]:
+def _reductions(name: str, nbytes: float, step: StepTime, links: Links) -> List[Tuple[float, float]]:
     """Of each of a step's reductions, when it was started, and the seconds that the network needs for it."""
     return [(at_s, send_s(name, part, links)) for at_s, part in step.arrivals or ((0.0, nbytes),)]
 
 
-def _exposed_s(step: Step, reductions: Sequence[Tuple[float, float]], factor: float = 1.0) -> float:
+def _exposed_s(step: StepTime, reductions: Sequence[Tuple[float, float]], factor: float = 1.0) -> float:
     """The wait for these reductions if links take ``factor`` times as long."""
     end_s = 0.0
     for started_s, sent_s in reductions:
@@ -133,7 +133,7 @@ def _exposed_s(step: Step, reductions: Sequence[Tuple[float, float]], factor: fl
     return max(0.0, end_s - step.overlap_s)
 
 
-def fitted(name: str, nbytes: int, step: Step, links: Links, most: float = _MAX_CHANGE) -> Links:
+def fitted(name: str, nbytes: int, step: StepTime, links: Links, most: float = _MAX_CHANGE) -> Links:
     """The links with which a step with this compression waits as long as it did.
 
     If it has not waited at all: the slowest with which it would not have. So from a compression that hides
@@ -159,7 +159,7 @@ def fitted(name: str, nbytes: int, step: Step, links: Links, most: float = _MAX_
     return links._replace(byte_s=links.byte_s * low, latency_s=links.latency_s * low)
 
 
-def choose(nbytes: int, step: Step, links: Links, rates: Dict[str, Rates]) -> Choice:
+def choose(nbytes: int, step: StepTime, links: Links, rates: Dict[str, Rates]) -> Choice:
     """The compression with the shortest predicted step.
 
     Args:
@@ -179,7 +179,7 @@ def choose(nbytes: int, step: Step, links: Links, rates: Dict[str, Rates]) -> Ch
 
 
 def choose_again(
-    name: str, nbytes: int, step: Step, links: Links, rates: Dict[str, Rates]
+    name: str, nbytes: int, step: StepTime, links: Links, rates: Dict[str, Rates]
 ) -> Tuple[Links, Optional[Choice]]:
     """The links as a step with a compression shows them, and another choice if they have changed."""
     changed = fitted(name, nbytes, step, links)
@@ -207,7 +207,7 @@ class AutoCompression:
         self.chosen: Any = Compression.none
         self.choice: Optional[Choice] = None
         self._process_set = process_set
-        self._steps: List[Step] = []
+        self._steps: List[StepTime] = []
         self._first_s = 0.0
         self._last_end_s = 0.0
         self._arrivals: List[Tuple[float, float]] = []
@@ -247,7 +247,7 @@ class AutoCompression:
         if self._last_end_s and self._first_s:
             overlap_s = max(0.0, waited_from_s - self._first_s)
             arrivals = tuple(self._arrivals)
-            self._steps.append(Step(now_s - self._last_end_s, now_s - waited_from_s, overlap_s, arrivals))
+            self._steps.append(StepTime(now_s - self._last_end_s, now_s - waited_from_s, overlap_s, arrivals))
         self._first_s, self._last_end_s = 0.0, now_s
         if len(self._steps) < (STEPS if self.choice is None else AGAIN):
             return False
@@ -256,7 +256,7 @@ class AutoCompression:
         self._last_end_s = time.perf_counter()
         return self._look_again(nbytes, step) if self.choice is not None else self._choose(nbytes, step)
 
-    def _choose(self, nbytes: int, step: Step) -> bool:
+    def _choose(self, nbytes: int, step: StepTime) -> bool:
         measured = links_of(api.context().cost_model, size_of(self._process_set))
         self._links = fitted("none", nbytes, step, measured, _MAX_ERROR)
         self._other_s = max(0.0, step.wait_s - exposed_s("none", nbytes, step, self._links))
@@ -267,7 +267,7 @@ class AutoCompression:
             logger.warning("compression=auto chooses %s", choice.describe())
         return choice.name != "none"
 
-    def _look_again(self, nbytes: int, step: Step) -> bool:
+    def _look_again(self, nbytes: int, step: StepTime) -> bool:
         step = step._replace(wait_s=max(0.0, step.wait_s - self._other_s))
         links, choice = choose_again(self.chosen.kind, nbytes, step, self._links, self._rates)
         faster, self._links = links.byte_s < self._links.byte_s, links
@@ -284,7 +284,7 @@ class AutoCompression:
         self.chosen, self.choice = Compression.none, None
         self._steps, self._first_s, self._last_end_s = [], 0.0, 0.0
 
-    def _agree(self) -> Step:
+    def _agree(self) -> StepTime:
         """The slowest rank's times, and its codecs' rates: the same on all ranks."""
         own = [sorted(item)[len(self._steps) // 2] for item in zip(*(step[:3] for step in self._steps))]
         arrivals = self._steps[-1].arrivals
@@ -299,7 +299,7 @@ class AutoCompression:
         last = len(numbers) - len(starts)
         self._rates = _rates_from(sorted(rates), numbers[3:last].tolist())
         together = zip(numbers[last:].tolist(), [nbytes for _, nbytes in arrivals])
-        return Step(float(numbers[0]), -float(numbers[1]), -float(numbers[2]), tuple(together))
+        return StepTime(float(numbers[0]), -float(numbers[1]), -float(numbers[2]), tuple(together))
 
 
 def configured(compression: Any, process_set: ProcessSet, weighted: bool = False) -> Any:

@@ -23,8 +23,9 @@ from .. import api
 from ..arrays.bridge import flat_copy, flat_view
 from ..calls.process_set import number_of
 from ..dtypes import Array
-from ..engine.request import Handle, Shape
+from ..engine.request import Handle
 from ..errors import RingcommError
+from ..wire.signature import Shape
 from .arguments import wire_name
 from .causes import record_cause
 from .compressed import CompressionState, Pending, start_coded, start_coded_rows

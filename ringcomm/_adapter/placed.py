@@ -63,7 +63,7 @@ class Host(NamedTuple):
     name: str
 
 
-class Outcome(NamedTuple):
+class RankOutcome(NamedTuple):
     """What a rank has returned or raised.
 
     Attributes:
@@ -80,7 +80,7 @@ class Outcome(NamedTuple):
         return bool(self.facts["ok"])
 
     @classmethod
-    def of_error(cls, error: BaseException) -> Outcome:
+    def of_error(cls, error: BaseException) -> RankOutcome:
         """The outcome of a rank about which only the system's error is known."""
         return cls(unpack(pack_error(error)), lost=True)
 
@@ -178,7 +178,7 @@ class PlacedJob:
         if self._embedded is not None:
             self._embedded.process_ended(rank, how, False)
 
-    def collect(self, poll: Callable[[float], Iterable[Tuple[int, Outcome]]]) -> List[Any]:
+    def collect(self, poll: Callable[[float], Iterable[Tuple[int, RankOutcome]]]) -> List[Any]:
         """Wait until every rank's function has returned, or the job has failed.
 
         Args:
@@ -191,7 +191,7 @@ class PlacedJob:
         Raises:
             RemoteError: a rank failed; the error names the first one.
         """
-        outcomes: Dict[int, Outcome] = {}
+        outcomes: Dict[int, RankOutcome] = {}
         deadline: Optional[Deadline] = None
         while len(outcomes) < self.size:
             for rank, outcome in poll(_POLL_S):
@@ -206,7 +206,7 @@ class PlacedJob:
         self.check(outcomes)
         return [outcomes[rank].facts["value"] for rank in range(self.size)]
 
-    def check(self, outcomes: Mapping[int, Outcome]) -> None:
+    def check(self, outcomes: Mapping[int, RankOutcome]) -> None:
         """Raise the error of the rank that failed first, if one did.
 
         Args:

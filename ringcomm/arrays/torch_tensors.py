@@ -11,10 +11,11 @@ import numpy as np
 
 from ..collective.device_group import DevicePort
 from ..collective.staged import Done
-from ..dtypes import dtype_named
+from ..dtypes import Array, dtype_named
 from ..errors import DeviceError, Misuse, UnsupportedDtypeError
 from .kinds import CopyEngine, DeviceKind
 from .nccl import CudaStream, NcclPort, find_nccl, identity_of
+from .operands import Operand
 
 logger = logging.getLogger("ringcomm")
 
@@ -38,17 +39,23 @@ class _Elements:
 
 
 @lru_cache(maxsize=None)
-def _element_type(dtype: Any) -> Tuple[str, int, Optional[np.dtype[Any]]]:
-    """Return the elements' type string, their size, and the dtype to view them as, if NumPy needs a view."""
+def _element_type(dtype: Any) -> Tuple[np.dtype[Any], str]:
+    """Return NumPy's type of elements, and the type string of their memory: NumPy itself has no bfloat16.
+
+    Raises:
+        UnsupportedDtypeError: NumPy has no such type.
+    """
     name = str(dtype).rpartition(".")[2]
-    view = dtype_named(name) if name == "bfloat16" else None
-    found = np.dtype("int16" if view is not None else name)
-    if found.kind == "V":
-        raise TypeError(f"NumPy itself has no {dtype}")  # but a package has taught it one
-    return found.str, found.itemsize, view
+    try:
+        found = dtype_named(name)
+    except TypeError:
+        found = np.dtype("V")
+    if found.kind == "V" and name != "bfloat16":
+        raise UnsupportedDtypeError(f"a tensor of {dtype} cannot be sent: NumPy itself has no such type.")
+    return found, np.dtype("int16").str if name == "bfloat16" else found.str
 
 
-def elements_of(tensor: Any) -> np.ndarray[Any, Any]:
+def elements_of(tensor: Any) -> Array:
     """Return a tensor's elements as an array that shares its memory; bfloat16 as that of ``ml_dtypes``.
 
     ``Tensor.numpy()`` does the same, but forbids for ever to resize the tensor's storage, which
@@ -60,12 +67,74 @@ def elements_of(tensor: Any) -> np.ndarray[Any, Any]:
     Raises:
         UnsupportedDtypeError: NumPy has no such dtype, or the tensor has no memory.
     """
+    dtype, typestr = _element_type(tensor.dtype)
     try:
-        typestr, itemsize, view = _element_type(tensor.dtype)
-        array = np.asarray(_Elements(tensor, typestr, itemsize))
+        array: Array = np.asarray(_Elements(tensor, typestr, dtype.itemsize))
     except (TypeError, RuntimeError) as problem:
         raise UnsupportedDtypeError(f"a tensor of {tensor.dtype} cannot be sent: {problem}") from None
-    return array if view is None else array.view(view)
+    return array.view(dtype) if dtype.kind == "V" else array
+
+
+def tensor_of(array: Array) -> Any:
+    """Return a tensor that shares the memory of an array; the opposite of :func:`elements_of`."""
+    torch, flat = _torch(), array.reshape(-1)
+    half = array.dtype.kind == "V"
+    made = torch.from_numpy(flat.view(np.int16)).view(torch.bfloat16) if half else torch.from_numpy(flat)
+    return made.view(array.shape)
+
+
+class TensorOperand(Operand):
+    """A dense tensor without a copy engine: in host memory, or the caller waits for a copy there.
+
+    Args:
+        tensor: of any layout in memory, and of any device.
+        copied: whether the result is a new tensor on the same device, and the caller may overwrite ``tensor``
+            at once; otherwise ``flat`` shares its memory if possible, and the result overwrites it.
+
+    Raises:
+        UnsupportedDtypeError: its elements cannot be sent.
+    """
+
+    __slots__ = ("_device", "_host", "_shared", "_target", "flat")
+
+    def __init__(self, tensor: Any, copied: bool = False) -> None:
+        bare = tensor.detach() if tensor.requires_grad else tensor
+        self._target = None if copied else tensor
+        self._device, self._shared = None, False
+        if not bare.is_cpu:
+            self._device = bare.device
+            host = _torch().empty(bare.shape, dtype=bare.dtype).copy_(bare)
+        elif not bare.is_contiguous() or bare.is_conj() or bare.is_neg():
+            host = bare.resolve_conj().resolve_neg().contiguous()
+        elif copied:
+            host = bare.clone()
+        else:
+            host, self._shared = bare, True
+        self._host = host
+        self.flat = self._elements(host)
+
+    def _elements(self, host: Any) -> Array:
+        """Return the elements of the tensor in host memory, which is in C order."""
+        return elements_of(host.view(-1))
+
+    @property
+    def shape(self) -> Tuple[int, ...]:  # type: ignore[override]
+        """The tensor's shape."""
+        return tuple(self._host.shape)
+
+    def finish(self, shape: Optional[Tuple[int, ...]] = None) -> Any:
+        if self._target is None:
+            made = self._on_device(self._host)
+            return made if shape is None else made.view(shape)
+        if not self._shared:
+            self._target.detach().copy_(self._host)
+        return self._target
+
+    def deliver(self, rows: Array) -> Any:
+        return self._on_device(tensor_of(rows))
+
+    def _on_device(self, host: Any) -> Any:
+        return host if self._device is None else host.to(self._device)
 
 
 class _Recorded(Done):
@@ -209,11 +278,7 @@ class TorchKind(DeviceKind):
         return TorchEngine(value.device)
 
     def describe(self, value: Any) -> Tuple[Tuple[int, ...], np.dtype[Any]]:
-        name = str(value.dtype).rpartition(".")[2]
-        try:
-            return tuple(value.shape), dtype_named(name)
-        except TypeError:
-            raise UnsupportedDtypeError(f"a tensor of {value.dtype} cannot be sent") from None
+        return tuple(value.shape), _element_type(value.dtype)[0]
 
     def flat(self, value: Any) -> Tuple[Any, bool]:
         if value.layout is not _torch().strided:

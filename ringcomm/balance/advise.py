@@ -16,7 +16,7 @@ from ..schedule.calibration import LOCAL_BYTE_S, LOCAL_LATENCY_S, MESSAGE_S, RED
 from ..schedule.closed_form import best_method, reduce_cost
 from ..schedule.cost import CostModel
 from ..schedule.machine import machine_of
-from .plan import Limits, Shares, Speed, compute_s, plan_shares
+from .plan import ComputeTime, ShareLimits, Shares, compute_s, plan_shares
 
 Number = Union[int, float]
 
@@ -150,7 +150,7 @@ def advise(
         wire_latency_s=float(latency_s),
         wire_byte_s=tuple(1e-6 / mb_per_s[names.index(name)] for name in order),
     )  # fmt: skip
-    speeds = [Speed(float(fixed), float(sample)) for fixed, sample in zip(fixed_s, sample_s)]
+    speeds = [ComputeTime(float(fixed), float(sample)) for fixed, sample in zip(fixed_s, sample_s)]
     return compare(
         names, speeds, model, gradient_bytes, global_batch, codecs or {"float32": 1.0}, overlap=float(overlap)
     )
@@ -188,13 +188,13 @@ def _check(
 
 def compare(
     names: Sequence[str],
-    speeds: Sequence[Speed],
+    speeds: Sequence[ComputeTime],
     model: CostModel,
     gradient_bytes: int,
     global_batch: int,
     codecs: Mapping[str, Number],
     measured_s: Optional[float] = None,
-    limits: Limits = Limits(),  # noqa: B008 - a tuple of constants
+    limits: ShareLimits = ShareLimits(),  # noqa: B008 - a tuple of constants
     overlap: float = 0.0,
     coding_s: Optional[Callable[[str, Sequence[int]], float]] = None,
     measured: Sequence[int] = (),
@@ -255,7 +255,7 @@ def reduce_s(model: CostModel, ranks: Sequence[int], nbytes: int) -> float:
 
 
 def _subsets(
-    order: Sequence[str], names: Sequence[str], speeds: Sequence[Speed], total: int
+    order: Sequence[str], names: Sequence[str], speeds: Sequence[ComputeTime], total: int
 ) -> List[Tuple[str, ...]]:
     """Sets of hosts, in the given order."""
     considered = list(order)

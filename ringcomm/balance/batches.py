@@ -10,7 +10,7 @@ from ..docstrings import documented
 from ..dtypes import Array
 from ..errors import ConfigError
 from ..job.context import Context
-from .deal import MEASURE, Deal, Speeds, check_position, limits_of
+from .division import MEASURE, SampleDivision, Speeds, check_position, limits_of
 from .pace import Pace
 
 MaxBatch = Union[int, Sequence[Optional[int]], None]
@@ -52,8 +52,8 @@ class Balanced:
         number = len(count) if isinstance(count, Sized) else count
         size = context().size
         limits = limits_of(min_batch, max_batch, multiple_of, size)
-        deal = Deal(number, global_batch, seed, size, speeds, limits, shuffle, drop_last)
-        self.pace = Pace(deal, context)
+        division = SampleDivision(number, global_batch, seed, size, speeds, limits, shuffle, drop_last)
+        self.pace = Pace(division, context)
         self._epoch: Optional[int] = None
         self._start = 0
         self._exhausted = False
@@ -61,7 +61,7 @@ class Balanced:
     @property
     def global_batch(self) -> int:
         """Samples of all ranks together per step."""
-        return self.pace.deal.global_batch
+        return self.pace.division.global_batch
 
     @property
     def epoch(self) -> int:
@@ -71,7 +71,7 @@ class Balanced:
     @property
     def shares(self) -> Sequence[int]:
         """How many samples of a full global batch each rank has now, in rank order."""
-        return self.pace.deal.full_shares(self.pace.epoch, self.pace.step)
+        return self.pace.division.full_shares(self.pace.epoch, self.pace.step)
 
     @property
     def weight(self) -> int:
@@ -80,7 +80,7 @@ class Balanced:
 
     def __len__(self) -> int:
         """Number of global batches in an epoch."""
-        return self.pace.deal.steps
+        return self.pace.division.steps
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration. By default the next one follows a complete one.
@@ -102,7 +102,7 @@ class Balanced:
             step: number of global batches that are done, from 0.
         """
         check_position(step=step)
-        self._epoch, self._start = divmod(int(step), max(1, self.pace.deal.steps))
+        self._epoch, self._start = divmod(int(step), max(1, self.pace.division.steps))
         self._exhausted = False
 
     def _next_epoch(self) -> int:
@@ -117,7 +117,7 @@ class Balanced:
 
     def _iterate(self, epoch: int, start: int, iteration: int) -> Iterator[Any]:
         pace = self.pace
-        for step in range(start, pace.deal.steps):
+        for step in range(start, pace.division.steps):
             yield self._item(epoch, step)
             if not pace.counted and pace.iteration == iteration:
                 pace.step_done()
@@ -138,14 +138,14 @@ class Balanced:
             ``epoch``, ``step`` (number of global batches of this epoch that are done), ``seed``,
             ``global_batch`` and ``count``.
         """
-        deal, epoch, step = self.pace.deal, self.pace.epoch, self.pace.step
+        division, epoch, step = self.pace.division, self.pace.epoch, self.pace.step
         if self._epoch is not None:
             epoch, step = self._epoch, self._start
-        elif step >= deal.steps:
+        elif step >= division.steps:
             epoch, step = epoch + 1, 0
         return {
-            "epoch": epoch, "step": step, "seed": deal.seed, "global_batch": deal.global_batch,
-            "count": deal.count,
+            "epoch": epoch, "step": step, "seed": division.seed, "global_batch": division.global_batch,
+            "count": division.count,
         }  # fmt: skip
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
@@ -157,14 +157,15 @@ class Balanced:
         Raises:
             ConfigError: it is no position, or belongs to another data set, seed or global batch.
         """
-        deal = self.pace.deal
+        division = self.pace.division
         if not isinstance(state, Mapping) or not set(state) >= _STATE:
             raise ConfigError(f"A position in the data has {', '.join(sorted(_STATE))}; this is {state!r}.")
         check_position(epoch=state["epoch"], step=state["step"])
         for name in ("seed", "global_batch", "count"):
-            if state[name] != getattr(deal, name):
+            if state[name] != getattr(division, name):
                 raise ConfigError(
-                    f"This position in the data is one of {name}={state[name]}, not {getattr(deal, name)}."
+                    f"This position in the data is one of {name}={state[name]}, not "
+                    f"{getattr(division, name)}."
                 )
         self._epoch, self._start = int(state["epoch"]), int(state["step"])
         self._exhausted = False
@@ -196,7 +197,7 @@ class BalancedBatches(Balanced):
     def _item(self, epoch: int, step: int) -> List[int]:
         indices = self.pace.take(epoch, step)
         if not indices.size:
-            indices = self.pace.deal.batch(epoch, step)[:PLACEHOLDERS]
+            indices = self.pace.division.batch(epoch, step)[:PLACEHOLDERS]
         listed: List[int] = indices.tolist()
         return listed
 

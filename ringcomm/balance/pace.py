@@ -20,9 +20,9 @@ from ..errors import ConfigError
 from ..job.context import Context
 from ..ops import ReduceOp
 from ..schedule.calibration import Calibration, model_of
-from .deal import Deal
+from .division import SampleDivision
 from .probe import Probe
-from .replan import Replanner, Report, rank_names
+from .replan import RankTimes, Replanner, rank_names
 from .step_weight import StepWeight
 from .window import typical_s
 
@@ -42,7 +42,7 @@ class Pace:
     """One rank's position in the data, and its measurements.
 
     Args:
-        deal: the shares of all ranks.
+        division: the shares of all ranks.
         context: returns the context of the job.
 
     Attributes:
@@ -53,8 +53,8 @@ class Pace:
         by_epoch: shares change between epochs only, because the framework takes any number of them ahead.
     """
 
-    def __init__(self, deal: Deal, context: Callable[[], Context] = api.context) -> None:
-        self.deal = deal
+    def __init__(self, division: SampleDivision, context: Callable[[], Context] = api.context) -> None:
+        self.division = division
         self.epoch = self.step = self.iteration = 0
         self.replanner: Union[Replanner, Probe, None] = None
         self.by_epoch = self.ended = False
@@ -77,12 +77,12 @@ class Pace:
         self._total_steps = 0
         self._handle: Optional[Handle] = None
         self._effective = -1
-        self.deal.resize(context.size)
+        self.division.resize(context.size)
         self.replanner = None
-        if self.deal.measures and context.size > 1:
+        if self.division.measures and context.size > 1:
             hosts = rank_names([peer.host for peer in context.peers])
-            shares = self.deal.full_shares(self.epoch, self.step)
-            total, limits = self.deal.global_batch, self.deal.limits
+            shares = self.division.full_shares(self.epoch, self.step)
+            total, limits = self.division.global_batch, self.division.limits
             if context.settings.advise:
                 self.replanner = Probe(shares, total, limits)
             else:
@@ -108,8 +108,10 @@ class Pace:
 
     def take(self, epoch: int, step: int) -> Any:
         """The indices of this rank's share, which a loader may take long before it is computed."""
-        indices = self.deal.take(epoch, step, self._context().rank)
-        self._ahead = max(self._ahead, self.deal.furthest - self.deal.position(self.epoch, self.step) + 1)
+        indices = self.division.take(epoch, step, self._context().rank)
+        self._ahead = max(
+            self._ahead, self.division.furthest - self.division.position(self.epoch, self.step) + 1
+        )
         return indices
 
     def share(self, step: int) -> int:
@@ -118,14 +120,14 @@ class Pace:
         Raises:
             ConfigError: the epoch has no such step.
         """
-        if not 0 <= step < self.deal.steps:
+        if not 0 <= step < self.division.steps:
             raise ConfigError(
-                f"Step {step + 1} of an epoch of {self.deal.steps} global batches: every optimizer that has "
-                "batches=... makes one step for each batch, and backward_passes_per_step is 1."
+                f"Step {step + 1} of an epoch of {self.division.steps} global batches: every optimizer that "
+                "has batches=... makes one step for each batch, and backward_passes_per_step is 1."
             )
         if self._lost == (self.iteration, step):
             return 0
-        return self.deal.shares(self.epoch, step)[self._context().rank]
+        return self.division.shares(self.epoch, step)[self._context().rank]
 
     @property
     def samples(self) -> int:
@@ -164,9 +166,9 @@ class Pace:
         """A step has been completed: all gradients are reduced."""
         context = self._context()
         now_s, waited_s = time.perf_counter(), context.waited_s
-        full = self.deal.full_shares(self.epoch, self.step)
+        full = self.division.full_shares(self.epoch, self.step)
         lost = self._lost == (self.iteration, self.step)
-        if self._last is not None and not lost and self.deal.shares(self.epoch, self.step) == full:
+        if self._last is not None and not lost and self.division.shares(self.epoch, self.step) == full:
             since_s, before_s = self._last
             self._waited_s.append(waited_s - before_s)
             self._compute_s.append(max(1e-9, now_s - since_s - (waited_s - before_s)))
@@ -185,7 +187,7 @@ class Pace:
             context.announce(f"batch normalization {self._number}", _FEW_SAMPLES.format(fewest))
 
     def _replan(self, context: Context, replanner: Union[Replanner, Probe], samples: int) -> None:
-        position = self.deal.position(self.epoch, self.step)
+        position = self.division.position(self.epoch, self.step)
         self._count += 1
         if self._handle is not None:
             handle, self._handle = self._handle, None
@@ -201,10 +203,12 @@ class Pace:
         computes = bool(samples and self._compute_s)
         compute_s = typical_s(self._compute_s) if computes else 0.0
         waited_s = typical_s(self._waited_s) if computes else 0.0
-        deal = self.deal
+        division = self.division
         measured = [samples, compute_s, waited_s, self._ahead, self._most]
-        position = deal.position(self.epoch, self.step)
-        row = np.array([*measured, deal.count, deal.global_batch, deal.digest, position], np.float64)
+        position = division.position(self.epoch, self.step)
+        row = np.array(
+            [*measured, division.count, division.global_batch, division.digest, position], np.float64
+        )
         name = f"ringcomm.balance.{self._number}.{self._total_steps}"
         return context.engine.allgather([row], [(1, row.size)], name)
 
@@ -214,16 +218,16 @@ class Pace:
         """All ranks are in the same step, and have the same rows."""
         rows = np.asarray(handle.wait()[0])
         _check_same(rows[:, 5:8])
-        _check_positions(rows[:, 8].tolist(), self.deal.steps)
-        reports = [Report(int(r[0]), float(r[1]), float(r[2]), int(r[3]), int(r[4])) for r in rows]
+        _check_positions(rows[:, 8].tolist(), self.division.steps)
+        reports = [RankTimes(int(r[0]), float(r[1]), float(r[2]), int(r[3]), int(r[4])) for r in rows]
         change = replanner.decide(self._total_steps, reports)
         if isinstance(replanner, Probe) and replanner.finished:
             self._advise(context, replanner)
         if change is None:
             return
-        next_epoch = self.deal.position(self.epoch + 1, 0)
+        next_epoch = self.division.position(self.epoch + 1, 0)
         self._effective = next_epoch if self.by_epoch else position + change.lead
-        self.deal.change(self._effective, change.shares)
+        self.division.change(self._effective, change.shares)
         if context.rank == 0:
             context.announce(f"balance {self._number} {self._total_steps}", change.text)
 

@@ -3,7 +3,7 @@
 A share is a rank's number of samples of a global batch. A rank takes ``fixed_s + sample_s * samples`` for its
 share, and nothing for none. The division minimizes the time of the slowest rank. All of this is arithmetic:
 no clock, no other rank. Every rank computes it from the measurements of all ranks (:mod:`.replan`,
-:mod:`.probe`) or from the user's speeds (:mod:`.deal`), so all ranks get the same shares.
+:mod:`.probe`) or from the user's speeds (:mod:`.division`), so all ranks get the same shares.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HALVINGS = 100
 """After so many steps of the bisection a time is as exact as a float can be."""
 
 
-class Speed(NamedTuple):
+class ComputeTime(NamedTuple):
     """The compute time of a rank as a function of its share.
 
     Attributes:
@@ -38,12 +38,12 @@ class Speed(NamedTuple):
         """The seconds for so many samples; none take no time."""
         return self.fixed_s + self.sample_s * samples if samples > 0 else 0.0
 
-    def times(self, factor: float) -> Speed:
+    def times(self, factor: float) -> ComputeTime:
         """The model of a rank that takes ``factor`` times as long for everything."""
-        return Speed(self.fixed_s * factor, self.sample_s * factor)
+        return ComputeTime(self.fixed_s * factor, self.sample_s * factor)
 
 
-class Observation(NamedTuple):
+class TimedShare(NamedTuple):
     """A measured compute time.
 
     Attributes:
@@ -57,7 +57,7 @@ class Observation(NamedTuple):
     steps: int = 1
 
 
-class Limits(NamedTuple):
+class ShareLimits(NamedTuple):
     """What a division must respect.
 
     Attributes:
@@ -77,7 +77,7 @@ class Limits(NamedTuple):
         return total if limit is None else min(total, limit)
 
 
-def fit(observations: Sequence[Observation], proportional: float = 0.0) -> Speed:
+def fit(observations: Sequence[TimedShare], proportional: float = 0.0) -> ComputeTime:
     """The model that comes closest to observations, by least squares over all measured steps.
 
     From a single number of samples nothing can be said about the fixed part; then it is 0. A fixed part that
@@ -92,8 +92,8 @@ def fit(observations: Sequence[Observation], proportional: float = 0.0) -> Speed
     Raises:
         ValueError: there are no observations.
 
-    >>> fit([Observation(10, 3.0), Observation(20, 5.0)])
-    Speed(fixed_s=1.0, sample_s=0.2)
+    >>> fit([TimedShare(10, 3.0), TimedShare(20, 5.0)])
+    ComputeTime(fixed_s=1.0, sample_s=0.2)
     """
     if not observations:
         raise ValueError("no observations")
@@ -104,16 +104,16 @@ def fit(observations: Sequence[Observation], proportional: float = 0.0) -> Speed
     assumed = steps * (proportional * mean_samples) ** 2
     spread = assumed + sum(item.steps * (item.samples - mean_samples) ** 2 for item in observations)
     if not spread:
-        return Speed(0.0, max(_MIN_SAMPLE_S, without_fixed_s))
+        return ComputeTime(0.0, max(_MIN_SAMPLE_S, without_fixed_s))
     covariance = assumed * without_fixed_s + sum(
         item.steps * (item.samples - mean_samples) * (item.compute_s - mean_s) for item in observations
     )
     least_s = _MIN_SAMPLE_S + _MIN_PART * without_fixed_s
     sample_s = max(least_s, min(without_fixed_s, covariance / spread))
-    return Speed(max(0.0, mean_s - sample_s * mean_samples), sample_s)
+    return ComputeTime(max(0.0, mean_s - sample_s * mean_samples), sample_s)
 
 
-def plan_shares(speeds: Sequence[Speed], total: int, limits: Limits = Limits()) -> Shares:  # noqa: B008
+def plan_shares(speeds: Sequence[ComputeTime], total: int, limits: ShareLimits = ShareLimits()) -> Shares:  # noqa: B008
     """Divide a global batch so that the slowest rank takes as little time as possible.
 
     Args:
@@ -124,7 +124,7 @@ def plan_shares(speeds: Sequence[Speed], total: int, limits: Limits = Limits()) 
     Raises:
         ConfigError: the limits leave no division.
 
-    >>> plan_shares([Speed(0.0, 1.0), Speed(0.0, 3.0), Speed(0.0, 3.0)], 96)
+    >>> plan_shares([ComputeTime(0.0, 1.0), ComputeTime(0.0, 3.0), ComputeTime(0.0, 3.0)], 96)
     (58, 19, 19)
     """
     unit = limits.multiple_of
@@ -163,7 +163,7 @@ def _up(count: int, unit: int) -> int:
 
 
 def _at_equal_times(
-    speeds: Sequence[Speed], total: int, lows: Sequence[int], highs: Sequence[int]
+    speeds: Sequence[ComputeTime], total: int, lows: Sequence[int], highs: Sequence[int]
 ) -> List[float]:
     """The shares, not whole numbers, of the least time in which the ranks together compute the total."""
 
@@ -183,12 +183,12 @@ def _at_equal_times(
     return shares_in(below_s)
 
 
-def _soonest(speeds: Sequence[Speed], shares: Sequence[int], able: Sequence[int], unit: int) -> int:
+def _soonest(speeds: Sequence[ComputeTime], shares: Sequence[int], able: Sequence[int], unit: int) -> int:
     """The rank that is done first if it gets one unit more; of equal ones the first."""
     return min(able, key=lambda rank: (speeds[rank].compute_s(shares[rank] + unit), rank))
 
 
-def compute_s(speeds: Sequence[Speed], shares: Sequence[int]) -> float:
+def compute_s(speeds: Sequence[ComputeTime], shares: Sequence[int]) -> float:
     """Return how long the slowest rank computes."""
     return max(speed.compute_s(share) for speed, share in zip(speeds, shares))
 
@@ -203,7 +203,7 @@ def spread_of(times: Sequence[float]) -> float:
     return (max(some) - min(some)) / max(some) if some else 0.0
 
 
-def proportional_shares(ratios: Sequence[float], total: int, limits: Limits = Limits()) -> Shares:  # noqa: B008
+def proportional_shares(ratios: Sequence[float], total: int, limits: ShareLimits = ShareLimits()) -> Shares:  # noqa: B008
     """Divide in fixed proportions, such as ``[3, 1, 1]``; a rank of proportion 0 gets nothing.
 
     Raises:
@@ -213,7 +213,7 @@ def proportional_shares(ratios: Sequence[float], total: int, limits: Limits = Li
         raise ConfigError(f"speeds={list(ratios)}: they are numbers, not negative, and not all 0.")
     working = [rank for rank, ratio in enumerate(ratios) if ratio]
     most = None if limits.max_batch is None else [limits.max_batch[rank] for rank in working]
-    speeds = [Speed(0.0, 1.0 / ratios[rank]) for rank in working]
+    speeds = [ComputeTime(0.0, 1.0 / ratios[rank]) for rank in working]
     some = plan_shares(speeds, total, limits._replace(max_batch=most))
     shares = [0] * len(ratios)
     for rank, share in zip(working, some):

@@ -12,8 +12,8 @@ from ..collective.codec_rates import Rates, code_s
 from ..schedule.closed_form import CODEC_SHARE
 from ..schedule.cost import CostModel
 from .advise import Advice, compare
-from .plan import Limits, Observation, Shares, Speed, fit, plan_shares, proportional_shares
-from .replan import Change, Report
+from .plan import ComputeTime, ShareLimits, Shares, TimedShare, fit, plan_shares, proportional_shares
+from .replan import NewShares, RankTimes
 
 WARM_UP = 3
 """Steps that do not count: compilers compile, and caches fill."""
@@ -39,16 +39,16 @@ class Probe:
         finished: whether all measurements are there.
     """
 
-    def __init__(self, shares: Shares, total: int, limits: Limits) -> None:
+    def __init__(self, shares: Shares, total: int, limits: ShareLimits) -> None:
         self.window = WARM_UP
         self.finished = False
         self._shares = shares
         self._total = total
         self._limits = limits
-        self._reports: List[Sequence[Report]] = []
+        self._reports: List[Sequence[RankTimes]] = []
         self._warm = False
 
-    def decide(self, step: int, reports: Sequence[Report]) -> Optional[Change]:
+    def decide(self, step: int, reports: Sequence[RankTimes]) -> Optional[NewShares]:
         """Take the reports of all ranks; see :meth:`.replan.Replanner.decide`."""
         if not self._warm:
             self._warm, self.window = True, WINDOW
@@ -66,13 +66,13 @@ class Probe:
             shares = plan_shares(self._speeds(len(reports)), self._total, limits)
         text = "measured " + "/".join(map(str, self._shares)) + ", now " + "/".join(map(str, shares))
         self._shares = shares
-        return Change(max(report.ahead for report in reports) + _MARGIN, shares, text)
+        return NewShares(max(report.ahead for report in reports) + _MARGIN, shares, text)
 
-    def _speeds(self, size: int) -> List[Speed]:
+    def _speeds(self, size: int) -> List[ComputeTime]:
         """The model of each rank, from all that was measured."""
         return [
             fit([
-                Observation(reports[rank].samples, reports[rank].compute_s)
+                TimedShare(reports[rank].samples, reports[rank].compute_s)
                 for reports in self._reports
                 if reports[rank].compute_s > 0.0 and reports[rank].samples
             ])

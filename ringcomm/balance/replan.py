@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from .plan import Limits, Observation, Shares, Speed, fit, plan_shares, spread_of
+from .plan import ComputeTime, ShareLimits, Shares, TimedShare, fit, plan_shares, spread_of
 
 WINDOW = 20
 """So many steps are one observation."""
@@ -36,7 +36,7 @@ _MARGIN = 2
 """Steps by which ranks may differ when they decide."""
 
 
-class Report(NamedTuple):
+class RankTimes(NamedTuple):
     """What one rank has measured since its last report.
 
     Attributes:
@@ -68,7 +68,7 @@ class Promise(NamedTuple):
     after_s: float
 
 
-class Change(NamedTuple):
+class NewShares(NamedTuple):
     """New shares.
 
     Attributes:
@@ -101,14 +101,14 @@ class Replanner:
         hosts: name of each rank, for texts.
     """
 
-    def __init__(self, shares: Shares, total: int, limits: Limits, hosts: Sequence[str]) -> None:
+    def __init__(self, shares: Shares, total: int, limits: ShareLimits, hosts: Sequence[str]) -> None:
         self.shares = shares
         self.window = FIRST_WINDOW
         self.changes = 0
         self._total = total
         self._limits = limits
         self._hosts = list(hosts)
-        self._observed: List[Dict[int, Observation]] = [{} for _ in shares]
+        self._observed: List[Dict[int, TimedShare]] = [{} for _ in shares]
         self._decisions = 0
         self._refinements: List[Tuple[float, float]] = []
         self._changed_at = -PAUSE
@@ -117,11 +117,11 @@ class Replanner:
         self._caution = 1
 
     @property
-    def speeds(self) -> List[Optional[Speed]]:
+    def speeds(self) -> List[Optional[ComputeTime]]:
         """The model of each rank; None: nothing was measured yet."""
         return [_fitted(observed) if observed else None for observed in self._observed]
 
-    def decide(self, step: int, reports: Sequence[Report]) -> Optional[Change]:
+    def decide(self, step: int, reports: Sequence[RankTimes]) -> Optional[NewShares]:
         """Take the reports of all ranks, in rank order.
 
         Args:
@@ -189,7 +189,9 @@ class Replanner:
             self._caution = min(_MAX_CAUTION, 2 * self._caution)
         return longer
 
-    def _take_back(self, step: int, promise: Promise, now_s: float, reports: Sequence[Report]) -> Change:
+    def _take_back(
+        self, step: int, promise: Promise, now_s: float, reports: Sequence[RankTimes]
+    ) -> NewShares:
         before, after = ("/".join(map(str, item)) for item in (self.shares, promise.shares))
         text = (
             f"steps became longer at step {step}, {promise.before_s:.3g} -> {now_s:.3g} s: "
@@ -198,13 +200,13 @@ class Replanner:
         self._refinements = []
         return self._change(step, reports, promise.shares, text)
 
-    def _change(self, step: int, reports: Sequence[Report], shares: Shares, text: str) -> Change:
+    def _change(self, step: int, reports: Sequence[RankTimes], shares: Shares, text: str) -> NewShares:
         self.shares, self._changed_at = shares, step
         self._slower = [1.0 for _ in shares]
         self.changes += 1
-        return Change(max(report.ahead for report in reports) + _MARGIN, shares, text)
+        return NewShares(max(report.ahead for report in reports) + _MARGIN, shares, text)
 
-    def _learn_limits(self, reports: Sequence[Report]) -> bool:
+    def _learn_limits(self, reports: Sequence[RankTimes]) -> bool:
         """Take over what ranks have found out about their memory; whether the shares exceed it."""
         most = list(self._limits.max_batch or [None] * len(reports))
         exceeded = False
@@ -216,7 +218,7 @@ class Replanner:
         self._limits = self._limits._replace(max_batch=tuple(most))
         return exceeded
 
-    def _learn(self, rank: int, report: Report, steps: int) -> float:
+    def _learn(self, rank: int, report: RankTimes, steps: int) -> float:
         """Take an observation into the model; by which factor the rank has become slower (1.0: as before)."""
         if report.compute_s <= 0.0 or report.samples <= 0:
             return 1.0
@@ -228,18 +230,20 @@ class Replanner:
                 factor = ratio
                 for samples, item in observed.items():
                     observed[samples] = item._replace(compute_s=item.compute_s * factor)
-        found = Observation(report.samples, report.compute_s, steps)
+        found = TimedShare(report.samples, report.compute_s, steps)
         before = observed.pop(report.samples, None)
         if before is not None and factor == 1.0:
             together = before.steps + steps
             mean_s = (before.compute_s * before.steps + found.compute_s * steps) / together
-            found = Observation(report.samples, mean_s, min(_STEPS_KEPT, together))
+            found = TimedShare(report.samples, mean_s, min(_STEPS_KEPT, together))
         observed[report.samples] = found
         while len(observed) > _SIZES_KEPT:
             del observed[next(iter(observed))]
         return factor
 
-    def _text(self, step: int, reports: Sequence[Report], shares: Shares, now_s: float, then_s: float) -> str:
+    def _text(
+        self, step: int, reports: Sequence[RankTimes], shares: Shares, now_s: float, then_s: float
+    ) -> str:
         """Like ``jetson1 slowed to 0.6x at step 812: batches 54/21/21 -> 62/13/21, step 1.9 -> 1.1 s``."""
         factors = self._slower
         rank = max(range(len(factors)), key=lambda rank: abs(factors[rank] - 1.0))
@@ -253,5 +257,5 @@ class Replanner:
         return f"{why}: batches {before} -> {after}, step {now_s:.3g} -> {then_s:.3g} s predicted"
 
 
-def _fitted(observed: Dict[int, Observation]) -> Speed:
+def _fitted(observed: Dict[int, TimedShare]) -> ComputeTime:
     return fit(list(observed.values()), _PROPORTIONAL)

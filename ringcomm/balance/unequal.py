@@ -16,7 +16,7 @@ class Usage(NamedTuple):
     Attributes:
         elapsed_s: all of it, in seconds.
         waited_s: in collectives, moving data or waiting for other ranks.
-        balanced: whether its data were dealt by speed.
+        balanced: whether its data were divided by speed.
     """
 
     elapsed_s: float

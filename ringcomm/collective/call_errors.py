@@ -17,8 +17,8 @@ from ..errors import (
 )
 from ..group.failures import FailureReporter
 from ..transport.base import Fabric, LinkClosed, Stopped
+from ..wire.signature import Signature
 from .call_sites import Site, call_site, site_text
-from .calls import Call
 from .drive import StoodStill
 from .part import Part
 
@@ -36,7 +36,7 @@ class CallErrors:
         stopped: whether this rank has left the job.
     """
 
-    def __init__(self, fabric: Fabric, reporter: FailureReporter, doing: Callable[[Call], str]) -> None:
+    def __init__(self, fabric: Fabric, reporter: FailureReporter, doing: Callable[[Signature], str]) -> None:
         self.broken: Optional[BaseException] = None
         self.stopped = False
         self._fabric = fabric
@@ -73,7 +73,7 @@ class CallErrors:
                 self._interrupted = self._reporter.note_interrupted(doing, describe_error(problem))
 
     def in_call(
-        self, problem: BaseException, execution: Part, call: Call, site: Optional[Site], timeout_s: float
+        self, problem: BaseException, execution: Part, call: Signature, site: Optional[Site], timeout_s: float
     ) -> BaseException:
         """An exception has stopped a call.
 
@@ -92,7 +92,7 @@ class CallErrors:
         return self.broken
 
     def _translated(
-        self, problem: BaseException, execution: Part, call: Call, site: Optional[Site], timeout_s: float
+        self, problem: BaseException, execution: Part, call: Signature, site: Optional[Site], timeout_s: float
     ) -> BaseException:
         doing = self._doing(call)
         error: BaseException = problem

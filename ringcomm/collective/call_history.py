@@ -73,6 +73,6 @@ class CallHistory:
 
 def _row(sequence: int, call: Any, site: Any, began_s: float) -> Row:
     return {
-        "op": sequence, "kind": call.kind, "name": call.name, "what": call.describe(),
+        "op": sequence, "kind": call.verb, "name": call.name, "what": call.describe(),
         "site": site_text(site), "state": DONE, "began": began_s,
     }  # fmt: skip

@@ -17,17 +17,17 @@ from ..config import Settings
 from ..errors import RingcommError
 from ..group.failures import FailureReporter
 from ..group.reporter import Reporter
-from ..transport.base import Fabric
+from ..transport.base import Fabric, StoppableWatch
 from ..transport.huge_pages import MIN_BYTES
 from ..wire.frames import VOTE
+from ..wire.signature import Signature
 from .call_errors import CallErrors
 from .call_history import CallHistory, Row
 from .call_lock import Parts
 from .call_sites import CallSites, Site, find_site
-from .calls import Call, Plan
 from .drive import run
 from .part import Part
-from .plans import Plans
+from .plans import Plan, Plans
 from .progress import Progress
 from .staged import Mirror, Staging
 from .totals import Tally, Totals
@@ -88,8 +88,8 @@ class CallRunner:
         self._lock = threading.RLock()
         self._sequence = 0
         self._started = 0
-        self._last: Optional[Call] = None
-        self._running: Optional[Tuple[Call, Part, bool]] = None
+        self._last: Optional[Signature] = None
+        self._running: Optional[Tuple[Signature, Part, bool]] = None
 
     def progress(self) -> Progress:
         """Return how far this rank is. For any thread, and at any time."""
@@ -160,13 +160,17 @@ class CallRunner:
             if start < stop:
                 data.store(start * itemsize, stop * itemsize)
 
-    def stop(self) -> None:
+    def stop(self, watch: Optional[StoppableWatch] = None) -> None:
         """Refuse further calls: this rank has left the job.
 
-        If the fabric's watch says so too, a call of another thread ends with an error; otherwise it may end
-        by itself before the links are closed. At most a second is spent on that.
+        At most a second is spent on a call of another thread.
+
+        Args:
+            watch: the fabric's; ends such a call with an error. None: it may end by itself.
         """
-        self._errors.stopped = True
+        self._errors.stopped = True  # before the call ends: its error says so
+        if watch is not None:
+            watch.stopping = True
         self._fabric.wake()
         if self._lock.acquire(timeout=_LEAVING_S):
             self.release()
@@ -290,7 +294,7 @@ class CallRunner:
             self.fetch([staging.data])
         return self._plans.staged(plan, staging, dtype)
 
-    def _doing(self, call: Call) -> str:
+    def _doing(self, call: Signature) -> str:
         """A call, for messages, in the program's own terms."""
         number = "" if call.is_internal else f", call number {self._sequence}"
         return f"{call.describe()}{number}" if self.purpose is None else self.purpose()

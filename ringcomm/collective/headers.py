@@ -11,11 +11,11 @@ from ..wire.frames import (
     SITE_AT,
     VOTE,
     Header,
-    explain_difference,
     packed_site,
     stamp,
     unpack_header,
 )
+from ..wire.signature import explain_difference
 from .call_sites import OtherSite, number_text
 
 

@@ -19,12 +19,13 @@ from typing import Any, Callable, List, NamedTuple, Optional, Protocol, Sequence
 
 import numpy as np
 
+from ..dtypes import dtype_named
 from ..errors import DeviceError, describe_error
 from ..group.failures import FailureReporter
 from ..ops import Collective, ReduceOp
 from ..schedule.hierarchy import Hosts
 from ..transport.base import Watch
-from .calls import Call
+from ..wire.signature import Signature
 from .device_group import TICKET_BYTES, DeviceGroup, DevicePort
 from .progress import Progress
 from .reduce import Kernel
@@ -110,7 +111,7 @@ class HostGroups:
 
     # ---- making the groups -------------------------------------------------------------------
 
-    def prepare(self, call: Call, mirror: Optional[Mirror]) -> None:
+    def prepare(self, call: Signature, mirror: Optional[Mirror]) -> None:
         """Make the groups, together with all ranks in the same call; log what has come of it.
 
         Args:
@@ -136,7 +137,7 @@ class HostGroups:
             threading.Thread(target=self._look_out, name="ringcomm-devices", daemon=True).start()
         self._log(port, reason)
 
-    def _join(self, call: Call, port: DevicePort) -> str:
+    def _join(self, call: Signature, port: DevicePort) -> str:
         """Make this host's group; why that, or a group of another host, has failed; empty if none has."""
         local = self._make(self._local)
         ticket, reason = np.zeros(1 + TICKET_BYTES, np.uint8), ""
@@ -197,7 +198,7 @@ class HostGroups:
 
     # ---- running -----------------------------------------------------------------------------
 
-    def all_reduce(self, call: Call, mirror: Optional[Mirror], fold: Kernel, op: ReduceOp) -> bool:
+    def all_reduce(self, call: Signature, mirror: Optional[Mirror], fold: Kernel, op: ReduceOp) -> bool:
         """Reduce an array in place, if all ranks' are on devices.
 
         Args:
@@ -233,7 +234,7 @@ class HostGroups:
             raise
         return True
 
-    def _between_hosts(self, column: Reducer, call: Call, part: Mirror, op: ReduceOp) -> None:
+    def _between_hosts(self, column: Reducer, call: Signature, part: Mirror, op: ReduceOp) -> None:
         column.timeout_s = self._whole.timeout_s
         self._exchanging = True
         op = ReduceOp.SUM if op == ReduceOp.AVERAGE else op
@@ -244,10 +245,10 @@ class HostGroups:
             self._exchanging = False
         part.finish()
 
-    def _exchange(self, call: Call, values: Sequence[int]) -> np.ndarray[Any, Any]:
+    def _exchange(self, call: Signature, values: Sequence[int]) -> np.ndarray[Any, Any]:
         """One row of numbers from each rank; ranks that make different calls all raise an error."""
-        kind, shape = Collective(call.collective), (call.items,)
-        return self._whole.exchange(values, kind, call.dtype, call.name, shape, call.op)
+        kind, dtype = Collective(call.kind), dtype_named(call.dtypes[0])
+        return self._whole.exchange(values, kind, dtype, call.name, (call.items,), call.op)
 
     # ---- for the runner ----------------------------------------------------------------------
 

@@ -69,16 +69,16 @@ def measure(runner: Runner, host_index: Sequence[int]) -> Optional[CostModel]:
         return None
     rank, firsts = runner.rank, leaders(host_index)
     own = [other for other, host in enumerate(host_index) if host == host_index[rank]]
-    scout = _Scout(runner)
-    local = scout.pair(own[0], own[1]) if rank in own[:2] and len(own) > 1 else (0.0, 0.0)
+    timer = _LinkTimer(runner)
+    local = timer.pair(own[0], own[1]) if rank in own[:2] and len(own) > 1 else (0.0, 0.0)
     wires: List[Tuple[float, float]] = []
     if rank in firsts and len(firsts) > 1:
         for pairs in pairings(firsts, _MAX_ROUNDS):
-            wires += [scout.pair(*pair) for pair in pairs if rank in pair]
+            wires += [timer.pair(*pair) for pair in pairs if rank in pair]
     latency_s = min((wire[0] for wire in wires), default=0.0)
     byte_s = min((wire[1] for wire in wires), default=0.0)
     if len(firsts) > 2:
-        byte_s = _measure_centres(runner, scout, firsts, byte_s)
+        byte_s = _measure_centres(runner, timer, firsts, byte_s)
     mine = Calibration(_reduce_byte_s(), *local, latency_s, byte_s)
     return model_of([Calibration(*row.tolist()) for row in _gather(runner, mine)], host_index)
 
@@ -89,7 +89,7 @@ def _gather(runner: Runner, values: Sequence[float]) -> np.ndarray[Any, Any]:
     return runner.exchange(bits, Collective.EXCHANGE, _FLOAT64, "measure", ()).view(np.float64)
 
 
-def _measure_centres(runner: Runner, scout: _Scout, firsts: Sequence[int], byte_s: float) -> float:
+def _measure_centres(runner: Runner, timer: _LinkTimer, firsts: Sequence[int], byte_s: float) -> float:
     """The hosts that may be faster than any pair could show; this host's seconds per byte after that."""
     everybodys = _gather(runner, [byte_s])[:, 0]
     fastest = min(everybodys[rank] for rank in firsts)
@@ -98,13 +98,13 @@ def _measure_centres(runner: Runner, scout: _Scout, firsts: Sequence[int], byte_
     if runner.rank in centres and 2 < len(centres) <= _MAX_CENTRES:
         for centre in centres:
             others = [rank for rank in centres if rank != centre]
-            together_s = scout.burst(centre, others, fastest)
+            together_s = timer.burst(centre, others, fastest)
             if runner.rank == centre:
                 byte_s = min(byte_s, together_s)
     return byte_s
 
 
-class _Scout:
+class _LinkTimer:
     """Swaps bytes with single ranks, and takes the time."""
 
     def __init__(self, runner: Runner) -> None:

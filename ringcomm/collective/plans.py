@@ -6,18 +6,85 @@ from typing import Any, Callable, Dict, Optional, Sequence
 
 import numpy as np
 
+from ..ops import Collective
 from ..schedule.staging import plan_copies
 from ..schedule.steps import Step
 from ..transport.base import Fabric
-from .calls import Call, Plan
+from ..wire.frames import Header
+from ..wire.signature import Signature
+from .call_sites import Site, nowhere, number_of_known
 from .flows import SegmentPool
 from .part import Part
 from .reduce import Kernel
 from .short import make_execution
 from .staged import StagedExecution, Staging
-from .totals import Totals
+from .totals import OperationTotal, Totals
 
 _PLANS_KEPT = 512
+
+
+class Plan:
+    """How a call is run, kept for the next time the same call comes.
+
+    Attributes:
+        runs: how often it has been run to its end.
+        took_s: the time of all these runs, in seconds.
+    """
+
+    __slots__ = (
+        "call", "execution", "fold", "has_place", "header", "items", "runs", "schedule", "site", "staged",
+        "took_s", "warns",
+    )  # fmt: skip
+
+    def __init__(
+        self, call: Signature, schedule: Sequence[Step], header: Header, fold: Optional[Kernel]
+    ) -> None:
+        self.call = call
+        self.schedule = schedule
+        self.header = header
+        self.fold = fold
+        self.items = -1
+        # Ranks may well wait for each other at different lines: one prepares what the others then use.
+        self.has_place = call.kind != Collective.BARRIER
+        self.warns = fold is not None and fold.warns
+        self.execution: Optional[Part] = None
+        self.staged: Optional[StagedExecution] = None  # for arrays on devices
+        self.site = nowhere()
+        self.runs = 0
+        self.took_s = 0.0
+
+    def site_number(self, site: Site) -> int:
+        """For the header: where the program makes this call; 0 where ranks may well be at different lines."""
+        if not self.has_place:
+            return 0
+        known = self.site
+        if site[1] == known[2] and site[0] is known[1]:
+            return int(known[3])
+        return number_of_known(site, known)
+
+    def add_to(self, totals: Totals, rank_of: Callable[[int], int]) -> None:
+        """Add what it has done so far to sums; another thread may be running it.
+
+        Args:
+            totals: the sums.
+            rank_of: the rank in the whole job of a peer.
+        """
+        runs, took_s = self.runs, self.took_s
+        executions = [part for part in (self.execution, self.staged) if part is not None]
+        if not executions:
+            return
+        moved_bytes = 0
+        # Both move the same bytes: one does it for arrays in host memory, the other for those of devices.
+        for peer, (sent, received) in executions[0].volume().items():
+            totals.peer(rank_of(peer)).exchanged(runs * sent, runs * received)
+            moved_bytes += runs * (sent + received)
+        for execution in executions:
+            for peer, seconds in list(execution.slept_s.items()):
+                totals.peer(rank_of(peer)).slept_s += seconds
+        call = self.call
+        if not (call.is_internal or call.ahead):
+            for sums, name in ((totals.kinds, call.verb), (totals.operations, call.describe())):
+                sums.setdefault(name, OperationTotal()).add(runs, took_s, moved_bytes)
 
 
 class Plans:
@@ -36,21 +103,21 @@ class Plans:
         self._fabric = fabric
         self._generation = generation
         self._pool = SegmentPool(segment_bytes)
-        self._plans: Dict[Call, Plan] = {}
+        self._plans: Dict[Signature, Plan] = {}
         self._dropped = Totals()  # of plans that are not kept any more
-        self.get: Callable[[Call], Optional[Plan]] = self._plans.get
+        self.get: Callable[[Signature], Optional[Plan]] = self._plans.get
 
     def __len__(self) -> int:
         return len(self._plans)
 
-    def find(self, call: Call, schedule: Sequence[Step], fold: Optional[Kernel] = None) -> Plan:
+    def find(self, call: Signature, schedule: Sequence[Step], fold: Optional[Kernel] = None) -> Plan:
         """Return what is needed to run this call, from the last time if it was the same schedule."""
         plan = self._plans.get(call)
         if plan is None or plan.schedule is not schedule:
             if plan is None and len(self._plans) >= _PLANS_KEPT:
                 plan = self._plans.pop(next(iter(self._plans)))
             if plan is not None:
-                self._dropped.add(plan, self._fabric.rank_of)
+                plan.add_to(self._dropped, self._fabric.rank_of)
             plan = self._plans[call] = Plan(call, schedule, call.header(self._generation), fold)
         return plan
 
@@ -76,12 +143,12 @@ class Plans:
         """Return what all runs that have ended did. For any thread."""
         totals = self._dropped.copy()
         for plan in list(self._plans.values()):
-            totals.add(plan, self._fabric.rank_of)
+            plan.add_to(totals, self._fabric.rank_of)
         return totals
 
     def release(self) -> None:
         """Free the plans and the segments; the sums remain."""
         for plan in self._plans.values():
-            self._dropped.add(plan, self._fabric.rank_of)
+            plan.add_to(self._dropped, self._fabric.rank_of)
         self._plans.clear()
         self._pool.release()

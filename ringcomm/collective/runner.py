@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence, Tuple
 import numpy as np
 
 from ..config import Settings
+from ..dtypes import dtype_named, type_names, usable_codec
 from ..group.failures import FailureReporter
 from ..ops import Collective, ReduceOp
 from ..schedule.hierarchy import Hosts
 from ..schedule.select import Selector
 from ..schedule.steps import Step, even_bounds
-from ..transport.base import Fabric
+from ..transport.base import Fabric, StoppableWatch
 from ..transport.subset import Subset
 from ..wire.frames import NO_OP, NO_ROOT
+from ..wire.signature import Signature
 from .call_runner import CallRunner
-from .calls import Call, Intent, Plan, usable_codec
 from .device_group import DEVICE_TYPES
 from .placement import MIN_BYTES, Placement
+from .plans import Plan
 from .progress import Progress
 from .reduce import Kernel, kernel
 from .staged import Staging
@@ -100,9 +102,9 @@ class Runner(CallRunner):
             totals.merge(inner)
         return totals
 
-    def stop(self) -> None:
-        """Refuse further calls: this rank has left the job."""
-        super().stop()
+    def stop(self, watch: Optional[StoppableWatch] = None) -> None:
+        """Refuse further calls: this rank has left the job; see :meth:`.CallRunner.stop`."""
+        super().stop(watch)
         if self._groups is not None:
             self._groups.close()
 
@@ -112,7 +114,7 @@ class Runner(CallRunner):
             self._groups.close()
         super().release()
 
-    def twin(self, settings: Settings) -> Runner:
+    def with_settings(self, settings: Settings) -> Runner:
         """Another runner over the same links that chooses by rule: to measure with, before this one runs."""
         return Runner(self._fabric, settings, self._generation, self.spin_s, self._reporter)
 
@@ -125,7 +127,7 @@ class Runner(CallRunner):
         prescale: float = 1.0,
         postscale: float = 1.0,
         collective: Collective = Collective.ALLREDUCE,
-        intent: Optional[Intent] = None,
+        intent: Optional[Signature] = None,
         codec: int = 0,
         residuals: Optional[np.ndarray[Any, Any]] = None,
         staging: Optional[Staging] = None,
@@ -155,10 +157,11 @@ class Runner(CallRunner):
         self.reduced_bytes += data.nbytes
         # The numbers of the enumerations: hashing those is quick.
         scales = (prescale, postscale)
-        call = Call(
-            int(collective), data.dtype, data.size, int(op), NO_ROOT, name, shape, scales, codec=codec
-        )
-        call = call if intent is None else intent.applied(call)
+        call = Signature(
+            name, 0, int(collective), int(op), NO_ROOT, type_names(data.dtype), (shape,), prescale, postscale,
+            codec, False, data.size,
+        )  # fmt: skip
+        call = call if intent is None else call.meaning(intent)
         if data.nbytes >= MIN_BYTES and self.size > 1 and not codec and not fused:
             self._all_reduce_placed(call, data, op, scales, staging)
             return
@@ -175,7 +178,7 @@ class Runner(CallRunner):
         self._run(plan, data, residuals if codec else None, True, staging)
 
     def _reduction(
-        self, call: Call, data: np.ndarray[Any, Any], op: ReduceOp, scales: Tuple[float, float]
+        self, call: Signature, data: np.ndarray[Any, Any], op: ReduceOp, scales: Tuple[float, float]
     ) -> Plan:
         """The plan of an all-reduce that is run for the first time."""
         fold = kernel(op, data.dtype, self.size, *scales)
@@ -193,7 +196,7 @@ class Runner(CallRunner):
 
     def _all_reduce_placed(
         self,
-        call: Call,
+        call: Signature,
         data: np.ndarray[Any, Any],
         op: ReduceOp,
         scales: Tuple[float, float],
@@ -212,15 +215,16 @@ class Runner(CallRunner):
             placement.heard(self._run(plan, data, None, True, staging, vote))
 
     def _within_hosts(
-        self, call: Call, op: ReduceOp, scales: Tuple[float, float], staging: Optional[Staging]
+        self, call: Signature, op: ReduceOp, scales: Tuple[float, float], staging: Optional[Staging]
     ) -> bool:
         """Run a long all-reduce with the devices of each host as a group; whether that was possible."""
-        groups, fold = self._groups, kernel(op, call.dtype, self.size, *scales)
-        if groups is None or fold.needs_single_fold or call.collective != Collective.ALLREDUCE:
+        groups, dtype = self._groups, dtype_named(call.dtypes[0])
+        fold = kernel(op, dtype, self.size, *scales)
+        if groups is None or fold.needs_single_fold or call.kind != Collective.ALLREDUCE:
             return False
-        if call.dtype.name not in DEVICE_TYPES:
+        if dtype.name not in DEVICE_TYPES:
             return False
-        if op in (ReduceOp.MIN, ReduceOp.MAX) and call.dtype.kind not in "iu":
+        if op in (ReduceOp.MIN, ReduceOp.MAX) and dtype.kind not in "iu":
             return False  # Devices may leave out NaN.
         self._errors.check_usable()  # here nothing has begun that other ranks could wait for
         mirror = None if staging is None or staging.data.shared else staging.data
@@ -247,7 +251,7 @@ class Runner(CallRunner):
         shape: Tuple[int, ...] = (),
         prescale: float = 1.0,
         postscale: float = 1.0,
-        intent: Optional[Intent] = None,
+        intent: Optional[Signature] = None,
         staging: Optional[Staging] = None,
     ) -> None:
         """Reduce over all ranks; afterwards chunk ``rank`` of ``data`` is finished, the rest is not."""
@@ -255,11 +259,11 @@ class Runner(CallRunner):
             with self.loaded(staging):
                 self.reduce_scatter(data, bounds, op, name, shape, prescale, postscale, intent)
             return
-        call = Call(
-            int(Collective.REDUCESCATTER), data.dtype, data.size, int(op), NO_ROOT, name, shape,
-            (prescale, postscale), bounds=bounds,
+        call = Signature(
+            name, 0, int(Collective.REDUCESCATTER), int(op), NO_ROOT, type_names(data.dtype), (shape,),
+            prescale, postscale, items=data.size, bounds=bounds,
         )  # fmt: skip
-        call = call if intent is None else intent.applied(call)
+        call = call if intent is None else call.meaning(intent)
         plan = self._plans.get(call)
         fold = plan.fold if plan is not None else None
         if fold is None:
@@ -279,7 +283,7 @@ class Runner(CallRunner):
         name: str = "",
         shape: Tuple[int, ...] = (),
         collective: Collective = Collective.ALLGATHER,
-        intent: Optional[Intent] = None,
+        intent: Optional[Signature] = None,
         staging: Optional[Staging] = None,
     ) -> None:
         """Fill ``data`` with every rank's chunk; this rank's own must be in its place already."""
@@ -287,8 +291,11 @@ class Runner(CallRunner):
             return
         schedule = self._selector.all_gather(bounds, data.itemsize)
         # With the number of elements no header is the same as that of the exchange before it.
-        call = Call(int(collective), data.dtype, data.size, NO_OP, NO_ROOT, name, shape, bounds=bounds)
-        call = call if intent is None else intent.applied(call)
+        call = Signature(
+            name, 0, int(collective), NO_OP, NO_ROOT, type_names(data.dtype), (shape,), items=data.size,
+            bounds=bounds,
+        )  # fmt: skip
+        call = call if intent is None else call.meaning(intent)
         self._run(self._plans.find(call, schedule), data, staging=staging)
 
     def exchange(
@@ -299,17 +306,21 @@ class Runner(CallRunner):
         name: str,
         shape: Tuple[int, ...],
         op: int = NO_OP,
+        weighted: bool = False,
     ) -> np.ndarray[Any, Any]:
         """Exchange a few numbers (how many rows will come) with all ranks; returns one row per rank.
 
-        ``dtype`` and ``shape`` are those of the operation that follows: if ranks disagree about
-        it, they learn so here.
+        ``dtype``, ``shape``, ``op`` and ``weighted`` are those of the operation that follows: if ranks
+        disagree about it, they learn so here.
         """
         numbers = np.zeros((self.size, len(values)), np.int64)
         numbers[self.rank] = values
         if self.size > 1:
             flat = numbers.reshape(-1)
-            call = Call(int(collective), dtype, 0, op, NO_ROOT, name, shape, ahead=True)
+            call = Signature(
+                name, 0, int(collective), op, NO_ROOT, type_names(dtype), (shape,), weighted=weighted,
+                ahead=True,
+            )  # fmt: skip
             plan = self._plans.get(call)
             if plan is None or plan.items != flat.size:
                 bounds = even_bounds(flat.size, self.size)
@@ -331,7 +342,9 @@ class Runner(CallRunner):
         if self.size == 1:
             return
         schedule = self._selector.broadcast(root, data.size, data.itemsize)
-        call = Call(int(collective), data.dtype, data.size, NO_OP, root, name, shape)
+        call = Signature(
+            name, 0, int(collective), NO_OP, root, type_names(data.dtype), (shape,), items=data.size
+        )
         self._run(self._plans.find(call, schedule), data, staging=staging)
 
     def all_to_all(
@@ -342,7 +355,7 @@ class Runner(CallRunner):
         recv_bounds: Tuple[int, ...],
         name: str = "",
         shape: Tuple[int, ...] = (),
-        intent: Optional[Intent] = None,
+        intent: Optional[Signature] = None,
         staging: Optional[Staging] = None,
         has_own: bool = False,
     ) -> None:
@@ -356,8 +369,9 @@ class Runner(CallRunner):
         if self.size == 1:
             return
         schedule = self._selector.all_to_all(send_bounds, recv_bounds)
-        call = Call(int(Collective.ALLTOALL), data.dtype, 0, NO_OP, NO_ROOT, name, shape)
-        call = call if intent is None else intent.applied(call)
+        kind = int(Collective.ALLTOALL)
+        call = Signature(name, 0, kind, NO_OP, NO_ROOT, type_names(data.dtype), (shape,))
+        call = call if intent is None else call.meaning(intent)
         self._run(self._plans.find(call, schedule), data, source, staging=staging)
 
     def barrier(self, name: str = "") -> None:
@@ -372,5 +386,6 @@ class Runner(CallRunner):
 
         A schedule that folds needs ``fold``.
         """
-        call = Call(Collective.EXCHANGE, data.dtype, 0, NO_OP, NO_ROOT, name, ())
+        kind = int(Collective.EXCHANGE)
+        call = Signature(name, 0, kind, NO_OP, NO_ROOT, type_names(data.dtype), ((),))
         self._run(self._plans.find(call, schedule, fold), data, source, counted=False)

@@ -5,9 +5,9 @@ Plans count their own runs while calls are made; these sums are made only on req
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Tuple
+from typing import Dict, List, Tuple
 
-from .calls import Call, Plan
+from ..wire.signature import Signature
 
 
 class PeerTotal:
@@ -65,9 +65,10 @@ class Tally:
 
     def __init__(self, label: str) -> None:
         self.label = label
-        self._calls: Dict[int, Tuple[Call, OperationTotal]] = {}  # by the call's id: plans may be dropped
+        # By the call's id: plans may be dropped.
+        self._calls: Dict[int, Tuple[Signature, OperationTotal]] = {}
 
-    def add(self, call: Call, took_s: float) -> None:
+    def add(self, call: Signature, took_s: float) -> None:
         """Count one run of a call."""
         counted = self._calls.get(id(call))
         if counted is None:
@@ -119,30 +120,6 @@ class Totals:
     def peer(self, rank: int) -> PeerTotal:
         """The sums of what was exchanged with a rank."""
         return self.peers.setdefault(rank, PeerTotal())
-
-    def add(self, plan: Plan, rank_of: Callable[[int], int]) -> None:
-        """Add what a plan has done so far.
-
-        Args:
-            plan: the plan; another thread may be running it.
-            rank_of: the rank in the whole job of a peer.
-        """
-        runs, took_s = plan.runs, plan.took_s
-        executions = [part for part in (plan.execution, plan.staged) if part is not None]
-        if not executions:
-            return
-        moved_bytes = 0
-        # Both move the same bytes: one does it for arrays in host memory, the other for those of devices.
-        for peer, (sent, received) in executions[0].volume().items():
-            self.peer(rank_of(peer)).exchanged(runs * sent, runs * received)
-            moved_bytes += runs * (sent + received)
-        for execution in executions:
-            for peer, seconds in list(execution.slept_s.items()):
-                self.peer(rank_of(peer)).slept_s += seconds
-        call = plan.call
-        if not (call.is_internal or call.ahead):
-            for totals, name in ((self.kinds, call.kind), (self.operations, call.describe())):
-                totals.setdefault(name, OperationTotal()).add(runs, took_s, moved_bytes)
 
 
 def longest(operations: Dict[str, OperationTotal], count: int) -> List[str]:

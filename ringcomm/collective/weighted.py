@@ -9,7 +9,7 @@ import numpy as np
 
 from ..dtypes import check_weighable
 from ..errors import Misuse
-from ..ops import WEIGHTED_AVERAGE, Collective, ReduceOp, weight_of
+from ..ops import Collective, ReduceOp, weight_of
 from .reduce import weigh
 from .runner import Runner
 
@@ -66,7 +66,7 @@ def apply_weight(
     own = np.array([weight_of(weight)])
     check_weighable(data.dtype, op)
     bits = runner.exchange(
-        own.view(np.int64).tolist(), Collective.ALLREDUCE, data.dtype, name, shape, WEIGHTED_AVERAGE
+        own.view(np.int64).tolist(), Collective.ALLREDUCE, data.dtype, name, shape, int(op), weighted=True
     )
     total = Total.of(bits.view(np.float64)[:, 0].tolist())
     if not total.part:

@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Sequence
 
 from ..errors import ConfigError
 from .samples import ElasticSampler, SamplerPart
-from .state import ObjectState, Part
+from .state import ObjectState, StatePart
 
 
 class PartsState(ObjectState):
@@ -17,7 +17,7 @@ class PartsState(ObjectState):
         kwargs: initial values of further attributes, which must be picklable, or samplers.
     """
 
-    def __init__(self, parts: Dict[str, Part], **kwargs: Any) -> None:
+    def __init__(self, parts: Dict[str, StatePart], **kwargs: Any) -> None:
         parts = dict(parts)
         for name, value in list(kwargs.items()):
             if isinstance(value, ElasticSampler):
@@ -62,7 +62,7 @@ class PartsState(ObjectState):
         super().__setattr__(name, value)
 
 
-class VariablesPart(Part):
+class VariablesPart(StatePart):
     """A part that saves the values of a framework's variables.
 
     Args:

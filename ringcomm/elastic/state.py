@@ -184,7 +184,7 @@ class ObjectState(State):
             setattr(self, name, value)
 
 
-class Part:
+class StatePart:
     """A member of a state with its own way to save, restore and synchronize.
 
     Args:
@@ -219,7 +219,7 @@ class Part:
         self.save()
 
 
-class DictPart(Part):
+class DictPart(StatePart):
     """A part whose object has ``state_dict()`` and ``load_state_dict()``.
 
     Args:

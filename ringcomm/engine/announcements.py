@@ -8,8 +8,8 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 
 from ..collective.weighted import NO_WEIGHTS, Total
 from ..wire.messages import Message
+from ..wire.signature import Key, Signature
 from .cache import IssuedIds
-from .request import Key, Signature
 
 
 class Announcement(NamedTuple):

@@ -26,11 +26,11 @@ from .packing import (
     Work,
     arrays_of,
     bucket_text,
-    dealt,
     groups_by_index,
     groups_of,
     in_blocks,
     nothing,
+    per_work,
     residuals_of,
     side_by_side,
     tensors_of,
@@ -238,7 +238,7 @@ class BucketRunner:
             )
             for index, own in zip(indices, layout.pieces(packed, runner.rank)):
                 outputs[index] = own.copy()
-        return dealt(outputs, bucket)
+        return per_work(outputs, bucket)
 
     # ---- movement ----------------------------------------------------------------------------
 
@@ -257,7 +257,7 @@ class BucketRunner:
             runner.all_gather(gathered, layout.bounds)
             for index, joined in zip(indices, layout.join(gathered)):
                 outputs[index] = joined
-        return dealt(outputs, bucket)
+        return per_work(outputs, bucket)
 
     def _broadcast(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
         for work in bucket:

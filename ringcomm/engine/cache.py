@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Set
 
-from .request import Signature
+from ..wire.signature import Signature
 
 
 class IssuedIds:

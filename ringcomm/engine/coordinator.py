@@ -16,20 +16,15 @@ from ..configuration.bucket_sizes import FUSION_BYTES
 from ..errors import ProtocolError, RingcommError
 from ..ops import Collective
 from ..wire.messages import Message
-from .announcements import (
-    Announced,
-    Announcement,
-    announcements,
-    masks_as_text,
-    no_weight_text,
-)
+from ..wire.signature import Key, Signature
+from .announcements import Announced, Announcement, announcements, masks_as_text, no_weight_text
 from .cache import IssuedIds
 from .deadlocks import PATIENCE, BlockedRanks
-from .fusion import Member, by_need, plan_buckets
+from .fusion import Ready, by_need, plan_buckets
 from .mismatch import calls_text, deadlock_text, last_seen_text, mismatch_text, ranks_text, whereabouts
 from .piggyback import settle
 from .process_sets import GLOBAL_SET, ProcessSets, UnknownProcessSetError
-from .request import MAX_SITES, Key, Signature
+from .request import MAX_SITES
 
 _CHANGES = ("ready", "blocked", "unblocked", "joined", "paused", "resumed")
 """Messages after which ranks that wait may get on; after the others they wait as before."""
@@ -206,9 +201,9 @@ class Coordinator:
         elif missing and first.kind not in _WITH_JOINED:
             self._fail(
                 entry,
-                f"{first.describe()} {entry.key} needs every rank, but {ranks_text(missing, self._hosts)} "
-                "called join() before. Only allreduce and barrier work then (for sparse gradients: "
-                "sparse_as_dense=True).",
+                f"{first.describe(named=False)} {entry.key} needs every rank, but "
+                f"{ranks_text(missing, self._hosts)} called join() before. Only allreduce and barrier work "
+                "then (for sparse gradients: sparse_as_dense=True).",
             )
         elif entry.key.number and first.kind != Collective.BARRIER and self._differ(entry, first):
             self._fail(
@@ -217,7 +212,7 @@ class Coordinator:
                 f"{calls_text(entry.signatures, entry.sites, self._hosts)}.",
             )
         elif first.weighted and not any(entry.weights.values()):
-            self._fail(entry, no_weight_text(f"{first.describe()} {entry.key}"))
+            self._fail(entry, no_weight_text(f"{first.describe(named=False)} {entry.key}"))
         elif len(entry.piggybacked) == len(entry.members):
             value = settle(first, entry.members, entry.piggybacked, entry.weights)
             self._settled.append((entry.key, first, value))
@@ -241,7 +236,7 @@ class Coordinator:
                 missing = ranks_text(self._missing(entry), self._hosts)
                 self._fail(
                     entry,
-                    f"{first.describe()} {entry.key} was not submitted by {missing} before "
+                    f"{first.describe(named=False)} {entry.key} was not submitted by {missing} before "
                     "remove_process_set() was called: wait for all operations of a process set first.",
                 )
 
@@ -284,7 +279,7 @@ class Coordinator:
         if self.on_responses is not None and ready:
             self.on_responses(sum(signature.nbytes for _, signature in ready), now_s)
         fresh: List[List[Any]] = []
-        members = [Member(self._number(signature, fresh), key.number, signature) for key, signature in ready]
+        members = [Ready(self._number(signature, fresh), key.number, signature) for key, signature in ready]
         buckets = plan_buckets(members, self.tuning.fusion_bytes)
         keys = [item.signature.key(item.number) for bucket in buckets for item in bucket]
         message: Message = {
@@ -317,7 +312,7 @@ class Coordinator:
         number = self._ids.id_of(signature)
         if number is None:
             number = self._ids.issue(signature)
-            fresh.append([number, list(signature)])
+            fresh.append([number, signature.to_json()])
         return number
 
     def _due(self, now_s: float) -> bool:
@@ -391,7 +386,7 @@ class Coordinator:
 
     def _stall_text(self, entry: Announced, missing: Sequence[int], now_s: float) -> str:
         waiting = sorted(entry.signatures)
-        what = f"{entry.signatures[waiting[0]].describe()} {entry.key}"
+        what = f"{entry.signatures[waiting[0]].describe(named=False)} {entry.key}"
         site = entry.sites[waiting[0]]
         seen = last_seen_text(missing, self._last, self._stacks, now_s)
         return (

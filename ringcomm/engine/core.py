@@ -89,7 +89,7 @@ class EngineCore:
         if self.size == 1:
             self._single = SingleRank(self._bucket_runner)
             return
-        from .peer_channels import Limits  # what follows is not needed by a rank that is alone
+        from .peer_channels import SilenceLimits  # what follows is not needed by a rank that is alone
         from .thread import EngineThread
 
         watch = StoppableWatch(channels.background.watch)
@@ -107,7 +107,7 @@ class EngineCore:
             hosts,
             channels.direct.wake,
             spin_s,
-            Limits(settings.dead_after_s, settings.stall_warning_s, settings.late_after_s),
+            SilenceLimits(settings.dead_after_s, settings.stall_warning_s, settings.late_after_s),
         )
         if settings.flight_recorder:
             self.history = OperationHistory(settings.flight_recorder, self._bucket_runner.moved_bytes)

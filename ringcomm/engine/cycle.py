@@ -14,6 +14,7 @@ from ..errors import MismatchError, NotInitializedError, PeerStalledError, Proto
 from ..group.failures import FailureReporter
 from ..transport.base import Fabric, Link, StoppableWatch, Stopped
 from ..wire.messages import Message
+from ..wire.signature import Key
 from .announcements import masks_of, totals_of
 from .bucket_runner import BucketRunner
 from .coordinator import Coordinator
@@ -22,7 +23,7 @@ from .operation_history import OperationHistory, began, finish
 from .peer_channels import PeerChannels
 from .pending import Pending, Work
 from .piggyback import unpack
-from .request import Handle, Key, Request
+from .request import Handle, Request
 from .stacks import main_stack
 from .waiters import NOTHING_REPORTED, Waiters
 
@@ -279,7 +280,7 @@ class EngineState:
             return running
         with self.lock:
             waiting = self.pending.waiting()
-        return f"{waiting[0].signature.describe()} {waiting[0].key}" if waiting else ""
+        return f"{waiting[0].signature.describe(named=False)} {waiting[0].key}" if waiting else ""
 
     # ---- responses ----------------------------------------------------------------------------
 
@@ -348,7 +349,7 @@ class EngineState:
         missing = [signature for signature, request in bucket if request is None]
         if missing and self.join is None:
             raise ProtocolError(
-                f"Rank 0 has ordered {missing[0].describe()} {missing[0].name!r}, which this rank "
+                f"Rank 0 has ordered {missing[0].describe(named=False)} {missing[0].name!r}, which this rank "
                 f"({self.rank}) has not submitted."
             )
 

@@ -17,10 +17,11 @@ from ..dtypes import Array, check_weighable, code_of
 from ..errors import ConfigError, RingcommError, UnsupportedDtypeError, describe_error
 from ..ops import Collective, ReduceOp, codec_number, factor_of, name_of, weight_of
 from ..wire.frames import NO_OP, NO_ROOT
+from ..wire.signature import Shape, Signature
 from .adasum import check_adasum
 from .core import EngineCore
 from .process_sets import GLOBAL_SET, ProcessSets
-from .request import Handle, Request, Shape, Signature
+from .request import Handle, Request
 
 Convert = Optional[Callable[[Any], Any]]
 Mirrors = Sequence[Optional[Mirror]]

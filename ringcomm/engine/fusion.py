@@ -6,12 +6,12 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ..configuration.bucket_sizes import NEEDED_BYTES
 from ..ops import Collective, ReduceOp
-from .request import Key, Signature
+from ..wire.signature import Key, Signature
 
 FUSIBLE = (Collective.ALLREDUCE, Collective.REDUCESCATTER, Collective.ALLGATHER)
 
 
-class Member(NamedTuple):
+class Ready(NamedTuple):
     """An operation that is ready on every rank.
 
     Attributes:
@@ -24,10 +24,10 @@ class Member(NamedTuple):
     signature: Signature
 
 
-Bucket = List[Member]
+Bucket = List[Ready]
 
 
-def plan_buckets(ready: Sequence[Member], threshold_bytes: int) -> List[Bucket]:
+def plan_buckets(ready: Sequence[Ready], threshold_bytes: int) -> List[Bucket]:
     """Divide operations into buckets, in the order in which they became ready.
 
     An operation joins the last bucket of its kind if there is room, also past others that do not fit

@@ -18,7 +18,7 @@ from ..transport.base import Fabric, StoppableWatch, Stopped
 from ..wire.messages import Message
 from .mismatch import whereabouts
 from .observer import Observer, Sink
-from .peer_channels import Limits, PeerChannels
+from .peer_channels import PeerChannels, SilenceLimits
 from .stacks import main_stack
 
 logger = logging.getLogger("ringcomm.engine")
@@ -33,7 +33,7 @@ class HeartbeatThread:
     Args:
         fabric: those links; only this thread uses them.
         hosts: of every rank, for texts.
-        limits: how long to be patient with others.
+        limits: how long others may be silent.
         reporter: a watch that says when the job is over, and that is told of lost peers.
         progress: how far this rank is in its calls.
         failed: called in the thread, with the error, when the group has come to its end; the last thing that
@@ -48,7 +48,7 @@ class HeartbeatThread:
         self,
         fabric: Fabric,
         hosts: Sequence[str],
-        limits: Limits,
+        limits: SilenceLimits,
         reporter: Any,
         progress: Callable[[], Progress],
         failed: Callable[[RingcommError], None],

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import Collection, Dict, Iterable, List, Mapping, Sequence, Set, Tuple
 
-from ..ops import Collective
-from .request import Key, Signature
+from ..wire.signature import Key, Signature, first_difference
 
 
 def ranks_text(ranks: Sequence[int], hosts: Sequence[str], most: int = 8) -> str:
@@ -16,19 +15,6 @@ def ranks_text(ranks: Sequence[int], hosts: Sequence[str], most: int = 8) -> str
         names.append(f"{len(ranks) - most} more")
     listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
     return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
-
-
-_WHAT = (
-    ("kind", "operations"),
-    ("dtypes", "data types"),
-    ("op", "reduction operations"),
-    ("root", "broadcast root ranks"),
-    ("shapes", "tensor shapes"),
-    ("prescale", "prescale factors"),
-    ("postscale", "postscale factors"),
-    ("codec", "compressions"),
-    ("weighted", "averages, some with and some without weights,"),
-)
 
 
 def mismatch_text(
@@ -43,12 +29,9 @@ def mismatch_text(
         hosts: of every rank of the job.
     """
     some = list(signatures.values())
-    differing = next(
-        (label for field, label in _WHAT if len({getattr(item, field) for item in some}) > 1), "calls"
-    )
-    if differing == "tensor shapes":
-        kind = Collective(some[0].kind).name.lower()
-        differing = f"{kind} tensor shapes"
+    field, _, differing = first_difference(some)
+    kind = f"{some[0].verb} " if field in ("root", "shapes") else ""
+    differing = f"{kind}{differing or 'calls'}"
     return f"Mismatched {differing} for the operation {what}: {calls_text(signatures, sites, hosts)}."
 
 
@@ -58,7 +41,7 @@ def calls_text(signatures: Mapping[int, Signature], sites: Mapping[int, str], ho
     for rank in sorted(signatures):
         site = f" at {sites[rank]}" if sites.get(rank) else ""
         name = f" named {signatures[rank].name!r}" if signatures[rank].name else ""
-        alike.setdefault(f"{signatures[rank].describe()}{name}{site}", []).append(rank)
+        alike.setdefault(f"{signatures[rank].describe(named=False)}{name}{site}", []).append(rank)
     return "; ".join(f"{ranks_text(ranks, hosts)}: {call}" for call, ranks in alike.items())
 
 
@@ -159,7 +142,8 @@ def last_seen_text(
         if rank in last:
             signature, key, when_s = last[rank]
             seen.append(
-                f"rank {rank} last submitted {signature.describe()} {key}, {now_s - when_s:.0f} s ago"
+                f"rank {rank} last submitted {signature.describe(named=False)} {key}, "
+                f"{now_s - when_s:.0f} s ago"
             )
         else:
             seen.append(f"rank {rank} has submitted nothing yet")

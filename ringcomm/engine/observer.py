@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
 
 from ..ops import Collective
-from .request import Key, Signature
+from ..wire.signature import Key, Signature
 
 Event = Tuple[str, str, str, float, Optional[Dict[str, Any]]]
 """Tensor, phase (B, E, X, i), activity, microseconds on this rank's clock, arguments."""
@@ -23,7 +23,7 @@ def now_us() -> float:
 
 def label_of(signature: Signature, number: int) -> str:
     """What an operation is called in reports: Horovod's ``allreduce.NAME``, or ``allreduce.noname.3``."""
-    kind = Collective(signature.kind).name.lower()
+    kind = signature.verb
     if signature.name.startswith(f"{kind}."):
         return signature.name  # adapters' names say the kind already
     return f"{kind}.{signature.name}" if signature.name else f"{kind}.noname.{number}"
@@ -128,3 +128,22 @@ class Observer:
         return [
             [name, phase, activity, at + offset, arguments] for name, phase, activity, at, arguments in events
         ]
+
+
+class EventSource(Protocol):
+    """What brings a rank's events to rank 0: an engine, a failure detector, or the trace of a rank alone."""
+
+    rank: int
+
+    @property
+    def observer(self) -> Optional[Observer]:
+        """The observer that receives this rank's events, if there is one."""
+
+    def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
+        """Set the observer, or none (None); on rank 0 the sink takes the events of all ranks."""
+
+    def settle(self, limit_s: float) -> None:
+        """Wait for the events that are on their way when this rank leaves; seconds."""
+
+    def stop(self) -> None:
+        """End it."""

@@ -8,10 +8,11 @@ from typing import Callable, Deque, List, Optional
 from ..clock import monotonic
 from ..collective.call_history import DONE, FAILED, RUNNING, SUBMITTED, Row
 from ..ops import Collective
-from .request import Key, Request, Signature
+from ..wire.signature import Key, Signature
+from .request import Request
 
 
-class Operation:
+class RecordedOperation:
     """What is remembered of a request. Not its arrays: they belong to the program again when it is done."""
 
     __slots__ = ("began_s", "ended_s", "error", "key", "number", "signature", "site", "submitted_s")
@@ -40,7 +41,7 @@ class OperationHistory:
     """
 
     def __init__(self, capacity: int, moved_bytes: Callable[[int], int]) -> None:
-        self._operations: Deque[Operation] = deque(maxlen=capacity)
+        self._operations: Deque[RecordedOperation] = deque(maxlen=capacity)
         self._moved_bytes = moved_bytes
         self._count = 0
         self.paused = ""
@@ -49,21 +50,21 @@ class OperationHistory:
     def submitted(self, request: Request) -> None:
         """A request has been accepted. Called under the engine's lock."""
         self._count += 1
-        request.operation = Operation(self._count, request.signature, request.key, request.site)
+        request.operation = RecordedOperation(self._count, request.signature, request.key, request.site)
         self._operations.append(request.operation)
 
     def rows(self) -> List[Row]:
         """All that is kept, oldest first. For any thread."""
         return [self._row(operation) for operation in list(self._operations)]
 
-    def _row(self, operation: Operation) -> Row:
+    def _row(self, operation: RecordedOperation) -> Row:
         signature = operation.signature
         state = SUBMITTED if operation.began_s is None else RUNNING
         if operation.ended_s is not None:
             state = FAILED if operation.error else DONE
         row = {
             "op": operation.number, "kind": Collective(signature.kind).name.lower(), "name": signature.name,
-            "what": signature.describe(), "site": operation.site, "state": state,
+            "what": signature.describe(named=False), "site": operation.site, "state": state,
             "began": operation.submitted_s, "ended": operation.ended_s,
             "set": signature.process_set,
         }  # fmt: skip

@@ -16,7 +16,8 @@ from ..configuration.bucket_sizes import ALONE_BYTES
 from ..dtypes import Array, dtype_named
 from ..errors import RingcommError
 from ..ops import ReduceOp
-from .request import Key, Request, Signature
+from ..wire.signature import Key, Signature
+from .request import Request
 
 Work = Tuple[Signature, Optional[Request]]
 """A member of a bucket; without a request if this rank has joined, and contributes nothing."""
@@ -43,7 +44,7 @@ def bucket_text(bucket: Sequence[Work]) -> str:
     key = Key(signature.process_set, signature.name, 0) if request is None else request.key
     others = len(bucket) - 1
     more = "" if not others else " and another" if others == 1 else f" and {others} others"
-    return f"{signature.describe()} {key}{more}"
+    return f"{signature.describe(named=False)} {key}{more}"
 
 
 def nothing() -> None:
@@ -138,7 +139,7 @@ def tensors_of(bucket: Sequence[Work]) -> List[Tuple[Array, Tuple[int, ...]]]:
     return [(array, shape) for work in bucket for array, shape in zip(arrays_of(work), work[0].shapes)]
 
 
-def dealt(outputs: Sequence[Any], bucket: Sequence[Work]) -> List[Any]:
+def per_work(outputs: Sequence[Any], bucket: Sequence[Work]) -> List[Any]:
     """The outputs as lists, one per member; an error in place of those of which one is an error."""
     results: List[Any] = []
     start = 0

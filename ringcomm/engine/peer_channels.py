@@ -26,8 +26,8 @@ LOOK_AGAIN_S = 0.5
 """How long after a look that has found this rank in a new direct call it looks again, in seconds."""
 
 
-class Limits(NamedTuple):
-    """How long to be patient, in seconds; 0: for ever.
+class SilenceLimits(NamedTuple):
+    """How long others may be silent, in seconds; 0: for ever.
 
     Attributes:
         dead_after_s: with a rank that gives no heartbeat, and with a transfer that stands still.
@@ -66,7 +66,7 @@ class PeerChannels:
         self,
         fabric: Fabric,
         hosts: Sequence[str],
-        limits: Limits,
+        limits: SilenceLimits,
         lost: Lost,
         progress: Callable[[], Tuple[Progress, Progress]],
         clock: Clock,

@@ -7,10 +7,11 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 from ..collective.weighted import Total
 from ..errors import DuplicateNameError
 from ..wire.messages import Message
+from ..wire.signature import Key, Signature
 from .announcements import masks_as_text
 from .cache import KnownIds
 from .piggyback import may_piggyback, pack
-from .request import MAX_SITES, Key, Request, Signature
+from .request import MAX_SITES, Request
 
 Work = Tuple[Signature, Optional[Request]]
 
@@ -71,7 +72,7 @@ class Pending:
             number = self.ids.id_of(request.signature)
             if number is None:
                 kinds[2].append(request)
-                fresh.append([list(request.signature), request.key.number, self._site(request, sites)])
+                fresh.append([request.signature.to_json(), request.key.number, self._site(request, sites)])
             elif request.urgent and may_piggyback(request):
                 kinds[1].append(request)
                 site = self._site(request, sites)

@@ -18,7 +18,8 @@ from ..collective.weighted import Total
 from ..dtypes import Array, dtype_named
 from ..errors import ProtocolError
 from ..ops import Collective, ReduceOp
-from .request import Request, Signature
+from ..wire.signature import Signature
+from .request import Request
 
 PIGGYBACK_BYTES = 512
 """Maximum bytes of an operation. Rank 0 handles those of all ranks, so this is for losses and accuracies."""
@@ -92,7 +93,7 @@ def _numbers(signature: Signature, text: str, rank: int) -> Array:
     data = bytearray(a2b_base64(text))
     if len(data) != signature.nbytes:
         raise ProtocolError(
-            f"rank {rank} sent {len(data)} bytes along with {signature.describe()}, "
+            f"rank {rank} sent {len(data)} bytes along with {signature.describe(named=False)}, "
             f"which has {signature.nbytes}"
         )
     numbers: Array = np.frombuffer(data, dtype_named(signature.dtypes[0]))

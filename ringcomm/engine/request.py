@@ -3,134 +3,17 @@
 from __future__ import annotations
 
 import threading
-from functools import lru_cache
-from math import prod
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence
 
 import numpy as np
 
 from ..collective.staged import Mirror
 from ..collective.weighted import Total
 from ..errors import fresh_copy
-from ..ops import CODECS, Collective, ReduceOp, factor_of
-from ..wire.frames import NO_OP, NO_ROOT
-
-Shape = Tuple[int, ...]
-
-BY_ROWS = (Collective.ALLGATHER, Collective.ALLTOALL)
-"""Their first dimension may differ from rank to rank."""
-
+from ..wire.signature import Signature
 
 MAX_SITES = 4096
 """For how many lines of the program rank 0 is told where they are, so that a number stands for each."""
-
-
-class Signature(NamedTuple):
-    """All that ranks must agree on about an operation. Equal signatures are run alike.
-
-    Attributes:
-        name: as the user named it; empty for operations that are matched by their order.
-        process_set: number of the process set.
-        kind: a :class:`~ringcomm.ops.Collective`.
-        op: a :class:`~ringcomm.ops.ReduceOp`, or ``NO_OP``.
-        root: rank in the job, or ``NO_ROOT``.
-        dtypes, shapes: of every tensor; for collectives by rows the shape of a row.
-        prescale, postscale: factors before and after a reduction.
-        codec: place in :data:`ringcomm.ops.CODECS`, for reductions.
-        weighted: whether every rank gives its contribution a weight; the weights themselves may differ.
-    """
-
-    name: str
-    process_set: int
-    kind: int
-    op: int
-    root: int
-    dtypes: Tuple[str, ...]
-    shapes: Tuple[Shape, ...]
-    prescale: float = 1.0
-    postscale: float = 1.0
-    codec: int = 0
-    weighted: bool = False
-
-    @classmethod
-    def from_json(cls, data: Sequence[Any]) -> Signature:
-        """The signature of which ``list(signature)`` has travelled as JSON.
-
-        Raises:
-            ValueError, TypeError, OverflowError: nothing that could be run.
-        """
-        name, process_set, kind, op, root, dtypes, shapes, prescale, postscale, codec, weighted = data
-        found = cls(
-            str(name), int(process_set), int(kind), int(op), int(root), tuple(map(str, dtypes)),
-            tuple(tuple(map(int, shape)) for shape in shapes), factor_of(float(prescale)),
-            factor_of(float(postscale)), int(codec), bool(weighted),
-        )  # fmt: skip
-        Collective(found.kind)
-        if not 0 <= found.codec < len(CODECS):
-            raise ValueError("no such codec")
-        for dtype in found.dtypes:
-            _itemsize(dtype)
-        if len(found.dtypes) != len(found.shapes) or any(n < 0 for shape in found.shapes for n in shape):
-            raise ValueError("tensors without a type or of negative length")
-        return found
-
-    def key(self, number: int = 0) -> Key:
-        """By what the operation is matched, of which ``number`` counts those without a name."""
-        return Key(self.process_set, self.name, number)
-
-    @property
-    def nbytes(self) -> int:
-        """Payload of all tensors together in bytes (by rows: of one row)."""
-        return sum(_itemsize(dtype) * prod(shape) for dtype, shape in zip(self.dtypes, self.shapes))
-
-    def describe(self) -> str:
-        """The call as a person would write it."""
-        kind = Collective(self.kind)
-        message = self.process_set < 0  # between two ranks, which its name says
-        verb = "message" if message else kind.name.lower()
-        arguments: List[str] = []
-        if len(self.shapes) > 1:
-            verb = f"grouped_{verb}"
-            arguments.append(f"{len(self.shapes)} tensors")
-            arguments.append("types " + "/".join(sorted(set(self.dtypes))))
-        elif self.shapes and kind not in (Collective.BARRIER, Collective.JOIN):
-            rows = "rows of " if kind in BY_ROWS else ""
-            arguments += [f"{rows}shape {self.shapes[0]}", self.dtypes[0]]
-        if self.op != NO_OP:
-            arguments.append(f"op={ReduceOp(self.op).name.capitalize()}")
-        if self.root != NO_ROOT and not message:
-            arguments.append(f"root_rank={self.root}")
-        if self.prescale != 1.0:
-            arguments.append(f"prescale_factor={self.prescale!r}")
-        if self.postscale != 1.0:
-            arguments.append(f"postscale_factor={self.postscale!r}")
-        if self.codec:
-            arguments.append(f"compression={CODECS[self.codec]!r}")
-        if self.weighted:
-            arguments.append("with a weight")
-        if self.process_set and not message:
-            arguments.append(f"process set {self.process_set}")
-        return f"{verb}({', '.join(arguments)})"
-
-
-@lru_cache(maxsize=None)
-def _itemsize(dtype: str) -> int:
-    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
-
-
-class Key(NamedTuple):
-    """By what the same operation on several ranks is recognised.
-
-    Attributes:
-        number: counts the operations without a name of a process set, from 1; 0 for those with one.
-    """
-
-    process_set: int
-    name: str
-    number: int
-
-    def __str__(self) -> str:
-        return repr(self.name) if self.name else f"without a name (number {self.number})"
 
 
 class Handle:

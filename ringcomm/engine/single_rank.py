@@ -44,6 +44,9 @@ class OwnTrace:
     def settle(self, limit_s: float) -> None:
         """There is no peer to send events to."""
 
+    def stop(self) -> None:
+        """There is no thread to end."""
+
     def _added(self) -> None:
         observer = self.observer
         if observer is not None:
@@ -75,7 +78,7 @@ class SingleRank:
         """The result of an operation."""
         if request.signature.weighted:
             if not request.weight:
-                raise Misuse(f"{request.signature.describe()}: {NO_WEIGHTS}")
+                raise Misuse(f"{request.signature.describe(named=False)}: {NO_WEIGHTS}")
             request.total = Total.of([request.weight])
         observer = self.trace.observer
         if observer is None:

@@ -34,7 +34,7 @@ from .coordinator import Coordinator
 from .cycle import EngineState
 from .observer import Observer, Sink
 from .operation_history import OperationHistory
-from .peer_channels import Limits, PeerChannels
+from .peer_channels import PeerChannels, SilenceLimits
 from .request import Handle, Request
 from .waiters import NOTHING_REPORTED, BlockedReport, Wait
 
@@ -62,7 +62,7 @@ class EngineThread:
         hosts: of every rank, for texts.
         on_lost: called when a peer has been reported.
         spin_s: how long to poll while a caller waits, in seconds.
-        limits: how long to be patient with others.
+        limits: how long others may be silent.
 
     Attributes:
         waited: the time that threads have waited for operations.
@@ -80,7 +80,7 @@ class EngineThread:
         hosts: Sequence[str],
         on_lost: Callable[[], None],
         spin_s: float = 0.0,
-        limits: Limits = Limits(),  # noqa: B008 - a tuple of constants
+        limits: SilenceLimits = SilenceLimits(),  # noqa: B008 - a tuple of constants
         clock: Clock = monotonic,
     ) -> None:
         self.rank = control.rank

@@ -29,14 +29,14 @@ NO_SPLITS = np.zeros(0, np.int32)
 """Row counts of an alltoall that mean: every rank gets the same number of rows."""
 
 
-class Place(NamedTuple):
+class SetPosition(NamedTuple):
     """This rank's position in a process set, and the set's size, where shapes depend on them."""
 
     position: int
     size: int
 
 
-def place_for(operation: Operation) -> Optional[Place]:
+def place_for(operation: Operation) -> Optional[SetPosition]:
     """The place that a program with this operation is compiled for; None: it fits every number of ranks.
 
     Raises:
@@ -46,7 +46,7 @@ def place_for(operation: Operation) -> Optional[Place]:
     process_set = operation.how.process_set
     api.context().engine.sets.check_member(number_of(process_set))
     if operation.kind in ("reducescatter", "allgather", "alltoall"):
-        return Place(rank_in(process_set), size_of(process_set))
+        return SetPosition(rank_in(process_set), size_of(process_set))
     return None
 
 
@@ -60,7 +60,7 @@ class HostCall(NamedTuple):
     """
 
     operation: Operation
-    place: Optional[Place]
+    place: Optional[SetPosition]
     site: Site
 
     @property
@@ -170,7 +170,7 @@ def results_of(call: HostCall, shapes: Sequence[Sequence[int]]) -> List[List[int
     return results
 
 
-def part_of(rows: int, place: Place) -> int:
+def part_of(rows: int, place: SetPosition) -> int:
     """Return how many of so many rows a rank gets in a reducescatter: the first ranks get one more."""
     each, more = divmod(rows, place.size)
     return each + (place.position < more)

@@ -23,7 +23,7 @@ from ..errors import NotOfferedError
 from ..ops import ReduceOp, weight_of
 from . import mechanism, started
 from .eager import from_host, to_host
-from .host_call import HostCall, Place, part_of, place_for, results_of, run_now
+from .host_call import HostCall, SetPosition, part_of, place_for, results_of, run_now
 
 collective_p = Primitive("ringcomm_collective")
 collective_p.multiple_results = True
@@ -171,7 +171,7 @@ def _gradients(call: HostCall, cotangents: List[Any], shapes: Sequence[Sequence[
     return _gather_parts(operation, place, cotangents, [shape[0] for shape in shapes])
 
 
-def _gather_parts(operation: Operation, place: Place, parts: List[Any], rows: List[int]) -> List[Any]:
+def _gather_parts(operation: Operation, place: SetPosition, parts: List[Any], rows: List[int]) -> List[Any]:
     """All ranks' gradients of a reducescatter, by rows; times the number of ranks for a sum."""
     factor = operation.how.factor
     if operation.how.op == ReduceOp.SUM:

@@ -49,7 +49,7 @@ _ENDED_OPERATIONS = 20
 """Number of operations per channel in the record of a process that ends without an error."""
 
 
-class Facts(NamedTuple):
+class GroupFacts(NamedTuple):
     """The rank and the group that records are about.
 
     Attributes:
@@ -87,7 +87,7 @@ class FlightRecorder:
 
     def __init__(
         self,
-        facts: Facts,
+        facts: GroupFacts,
         settings: Settings,
         runner: Runner,
         activity: Activity,
@@ -103,13 +103,13 @@ class FlightRecorder:
         self._reported = threading.Lock()  # taken by the first thread that reports, for ever
         self._runner = runner
         self._calls: Optional[CallHistory] = None
-        self._channel: Optional[Channel] = None
+        self._channel: Optional[RecorderSocket] = None
         if settings.flight_recorder:
             self._calls = runner.history = CallHistory(settings.flight_recorder)
             self._calls.on_failure = self.failed
             if engine is not None and engine.history is not None:
                 engine.history.on_failure = self.failed
-            self._channel = Channel.of_this_process()
+            self._channel = RecorderSocket.of_this_process()
             if self._channel is not None:
                 self._channel.add(self)
 
@@ -179,7 +179,7 @@ class FlightRecorder:
 
 def forget_what_is_closed() -> None:
     """Drop closed recorders, before this process joins another job."""
-    channel = Channel.made_before()
+    channel = RecorderSocket.made_before()
     if channel is not None:
         channel.forget_closed()
 
@@ -246,7 +246,7 @@ def _write(directory: Path, content: Dict[str, Any]) -> None:
         logger.warning("the flight record %s cannot be written: %s", path, problem.strerror)
 
 
-class Channel:
+class RecorderSocket:
     """This process's end of the socket to ringrun's agent, with the thread that answers requests.
 
     Args:
@@ -257,7 +257,7 @@ class Channel:
         recorders: the recorders whose operations records contain.
     """
 
-    _own: Optional[Channel] = None
+    _own: Optional[RecorderSocket] = None
     _opened = False
     _opening = threading.Lock()
 
@@ -277,7 +277,7 @@ class Channel:
         threading.Thread(target=self._answer, name="ringcomm-flight", daemon=True).start()
 
     @classmethod
-    def of_this_process(cls) -> Optional[Channel]:
+    def of_this_process(cls) -> Optional[RecorderSocket]:
         """The channel that ringrun has passed to this process, if any; opened at the first call."""
         with cls._opening:
             if not cls._opened:
@@ -291,7 +291,7 @@ class Channel:
         return cls.made_before()
 
     @classmethod
-    def made_before(cls) -> Optional[Channel]:
+    def made_before(cls) -> Optional[RecorderSocket]:
         """The channel that :meth:`of_this_process` has opened earlier, if any."""
         return cls._own if cls._own is not None and cls._own._pid == os.getpid() else None
 

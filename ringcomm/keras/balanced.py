@@ -73,7 +73,9 @@ class BalancedDataset(keras.utils.PyDataset):
             ConfigError: no optimizer has ``batches=``, so gradients would not be weighted.
         """
         if not self._running:
-            return self._of(self.pace.deal.batch(self._epoch, index)[:PLACEHOLDERS])  # Keras looks at types
+            return self._of(
+                self.pace.division.batch(self._epoch, index)[:PLACEHOLDERS]
+            )  # Keras looks at types
         if not self.pace.counted:
             raise ConfigError(
                 "No optimizer has this BalancedDataset, so gradients of ranks with few samples would "
@@ -81,7 +83,7 @@ class BalancedDataset(keras.utils.PyDataset):
             )
         indices = self.pace.take(self._epoch, self._step)
         if not indices.size:
-            indices = self.pace.deal.batch(self._epoch, self._step)[:PLACEHOLDERS]
+            indices = self.pace.division.batch(self._epoch, self._step)[:PLACEHOLDERS]
         self._step += 1
         return self._of(indices)
 

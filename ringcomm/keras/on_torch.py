@@ -10,8 +10,9 @@ from .._adapter.compressed import state_of
 from .._adapter.graph_callbacks import Batch, Operation
 from .._adapter.names import group_name
 from .._adapter.reduction import Reduction, is_coded
+from ..arrays.torch_tensors import tensor_of
 from ..torch.handles import grouped_allreduce_async, synchronize
-from ..torch.tensors import flat_array, on_host, tensor_of
+from ..torch.tensors import array_of
 
 
 def reduce(how: Reduction, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:
@@ -22,9 +23,8 @@ def reduce(how: Reduction, gradients: Sequence[Any], variables: Sequence[Any]) -
         how, sent, restore = how.prepared(dense)
         if is_coded(how.compression):
             operation = Operation("allreduce", how, name, len(sent), state=state_of(variables[0]))
-            arrays = [flat_array(on_host(item)).reshape(tuple(item.shape)) for item in sent]
-            results = Batch([operation]).run(arrays)
-            return [tensor_of(result, item) for result, item in zip(results, dense)]
+            results = Batch([operation]).run([array_of(item, "a reduction") for item in sent])
+            return [tensor_of(result).to(item.device) for result, item in zip(results, dense)]
         handle = grouped_allreduce_async(
             sent, None, name, how.op, how.prescale, how.postscale, how.process_set, True, how.weight_now()
         )

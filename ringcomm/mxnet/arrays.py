@@ -9,12 +9,13 @@ overwritten only after what was to read it has read it.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, check_call
 
+from ..arrays.operands import Operand
 from ..dtypes import Array
 from ..errors import ConfigError
 
@@ -73,52 +74,44 @@ def flat_array(array: mx.nd.NDArray) -> Array:
     return np.asarray(_Memory(array, address.value, items, dtype))
 
 
-class InPlace:
-    """An NDArray that is to be overwritten.
+class NDArrayOperand(Operand):
+    """A dense NDArray on any device as the argument of a collective.
 
     Args:
-        array: a dense NDArray on any device.
-
-    Attributes:
-        flat: its elements; in its own memory on the CPU.
+        array: the result overwrites it.
+        rows: whether the result has other rows; then the array is only read.
     """
 
-    def __init__(self, array: mx.nd.NDArray) -> None:
-        self.array = array
+    __slots__ = ("_array", "_staged", "flat")
+
+    def __init__(self, array: mx.nd.NDArray, rows: bool = False) -> None:
+        self._array = array
         self.flat = flat_array(array)
         self._staged = array.context.device_type not in HOST_MEMORY
-        if not self._staged:
+        if not (self._staged or rows):
             check_call(_LIB.MXNDArrayWaitToWrite(array.handle))
 
     @property
-    def shape(self) -> Tuple[int, ...]:
+    def shape(self) -> Tuple[int, ...]:  # type: ignore[override]
         """The NDArray's shape."""
-        return tuple(self.array.shape)
+        return tuple(self._array.shape)
 
-    def finish(self) -> mx.nd.NDArray:
-        """Copy staged elements back, and return the NDArray."""
+    def finish(self, shape: Optional[Tuple[int, ...]] = None) -> mx.nd.NDArray:
         if self._staged:
-            self.array[:] = self.flat.reshape(self.shape)
-        return self.array
+            self._array[:] = self.flat.reshape(self.shape)
+        return self._array if shape is None else self._array.reshape(shape)
+
+    def deliver(self, rows: Array) -> mx.nd.NDArray:
+        return _filled(rows.reshape(-1), rows.shape, self._array).finish()
 
 
-def copy_of(array: mx.nd.NDArray) -> InPlace:
+def copy_of(array: mx.nd.NDArray) -> NDArrayOperand:
     """A new NDArray with the elements of another one, on the same device."""
     return _filled(flat_array(array), array.shape, array)
 
 
-def ndarray_of(array: Array, like: mx.nd.NDArray) -> mx.nd.NDArray:
-    """A new NDArray with an array's elements, on the device of another NDArray and of its class."""
-    return _filled(array.reshape(-1), array.shape, like).finish()
-
-
-def _filled(flat: Array, shape: Sequence[int], like: mx.nd.NDArray) -> InPlace:
+def _filled(flat: Array, shape: Sequence[int], like: mx.nd.NDArray) -> NDArrayOperand:
     module = mx.np if isinstance(like, mx.np.ndarray) else mx.nd
-    target = InPlace(module.empty(tuple(shape), dtype=flat.dtype, ctx=like.context))
+    target = NDArrayOperand(module.empty(tuple(shape), dtype=flat.dtype, ctx=like.context))
     target.flat[:] = flat
     return target
-
-
-def shapes_of(tensors: Sequence[mx.nd.NDArray]) -> List[Tuple[int, ...]]:
-    """The shapes of NDArrays."""
-    return [tuple(tensor.shape) for tensor in tensors]

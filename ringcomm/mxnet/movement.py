@@ -8,12 +8,12 @@ import mxnet as mx
 import numpy as np
 
 from .. import api
-from .._adapter.arguments import wire_name
+from .._adapter.submit import start_allgather, start_alltoall, start_broadcast
 from ..calls.process_set import ProcessSet, global_process_set, number_of
 from ..collective.rows import row_counts
 from ..docstrings import documented
 from ..errors import ConfigError, ShapeError
-from .arrays import InPlace, copy_of, dense, flat_array, ndarray_of, shapes_of
+from .arrays import NDArrayOperand, copy_of, dense
 
 __all__ = ["allgather", "alltoall", "broadcast", "broadcast_", "grouped_allgather"]
 
@@ -71,12 +71,9 @@ def grouped_allgather(
     """
     if not tensors:
         return []
-    given = [dense(tensor, "allgather") for tensor in tensors]
-    wholes = api.context().engine.allgather(
-        [flat_array(tensor) for tensor in given], shapes_of(given), wire_name("allgather", name),
-        number_of(process_set), True,
-    ).wait()  # fmt: skip
-    return [ndarray_of(whole, tensor) for whole, tensor in zip(wholes, given)]
+    operands = [NDArrayOperand(dense(tensor, "allgather"), rows=True) for tensor in tensors]
+    gathered: List[mx.nd.NDArray] = start_allgather(operands, name, process_set, True, True).wait()
+    return gathered
 
 
 @documented
@@ -103,7 +100,8 @@ def broadcast(
         ConfigError: it is not a dense NDArray, or ``root_rank`` is not in the process set.
         {call_errors}
     """
-    return _spread(copy_of(dense(tensor, "broadcast")), root_rank, name, process_set)
+    operand = copy_of(dense(tensor, "broadcast"))
+    return start_broadcast([operand], root_rank, name, process_set, True).wait()
 
 
 @documented
@@ -130,16 +128,8 @@ def broadcast_(
         ConfigError: it is not a dense NDArray, or ``root_rank`` is not in the process set.
         {call_errors}
     """
-    return _spread(InPlace(dense(tensor, "broadcast_")), root_rank, name, process_set)
-
-
-def _spread(
-    target: InPlace, root_rank: int, name: Optional[str], process_set: ProcessSet
-) -> mx.nd.NDArray:
-    api.context().engine.broadcast(
-        [target.flat], root_rank, wire_name("broadcast", name), [target.shape], number_of(process_set), True
-    ).wait()
-    return target.finish()
+    operand = NDArrayOperand(dense(tensor, "broadcast_"))
+    return start_broadcast([operand], root_rank, name, process_set, True).wait()
 
 
 @documented
@@ -170,22 +160,19 @@ def alltoall(
         ShapeError: the splits do not fit the NDArray, or it has no first dimension.
         {call_errors}
     """
-    given = dense(tensor, "alltoall")
-    engine = api.context().engine
-    number = number_of(process_set)
-    members = len(engine.sets.check_member(number))
-    shape = tuple(given.shape)
+    operand = NDArrayOperand(dense(tensor, "alltoall"), rows=True)
+    members = len(api.context().engine.sets.check_member(number_of(process_set)))
     listed = _listed(splits)
     try:
-        counts = row_counts(shape[0], listed, members) if shape else [0] * members
+        counts = row_counts(operand.shape[0], listed, members) if operand.shape else [0] * members
     except ConfigError as problem:
         # Horovod's adapter for MXNet raises a RuntimeError; in its other adapters this is a ValueError.
         raise ShapeError(str(problem)) from None
-    rows, received = engine.alltoall(
-        flat_array(given), shape, counts, wire_name("alltoall", name), number, True
-    ).wait()
-    result = ndarray_of(rows, given)
-    return result if splits is None else (result, ndarray_of(np.asarray(received, np.int32), given))
+    rows, received = start_alltoall(
+        operand, counts, name, process_set, True,
+        lambda numbers: operand.deliver(np.asarray(numbers, np.int32)),
+    ).wait()  # fmt: skip
+    return rows if splits is None else (rows, received)
 
 
 def _listed(splits: Any) -> Optional[List[int]]:

@@ -9,13 +9,13 @@ import numpy as np
 from mxnet.gluon.parameter import DeferredInitializationError, Parameter, ParameterDict
 
 from .. import api
-from .._adapter.arguments import wire_name
 from .._adapter.late_broadcast import LateBroadcasts, Presence, disagreement
 from .._adapter.objects import allgather_object
+from .._adapter.submit import start_broadcast
 from ..calls.process_set import ProcessSet, global_process_set, number_of, size_of
 from ..docstrings import documented
 from ..errors import ConfigError
-from .arrays import InPlace, dense, flat_array
+from .arrays import NDArrayOperand, dense, flat_array
 
 
 @documented
@@ -97,13 +97,9 @@ def _broadcast_now(found: List[_Found], root_rank: int, label: str, process_set:
     """Overwrite parameters that all ranks have, as one operation."""
     if not found:
         return
-    targets = [InPlace(item.arrays[0]) for item in found]
-    api.context().engine.broadcast(
-        [target.flat for target in targets], root_rank, wire_name("broadcast", label),
-        [target.shape for target in targets], number_of(process_set), True,
-    ).wait()  # fmt: skip
-    for target, item in zip(targets, found):
-        target.finish()
+    operands = [NDArrayOperand(item.arrays[0]) for item in found]
+    start_broadcast(operands, root_rank, label, process_set, True).wait()
+    for item in found:
         item.copy_to_other_contexts()
 
 
@@ -123,7 +119,7 @@ def _exchange(late: LateBroadcasts, item: _Found) -> None:
     if late.is_root:
         late.send(item.name, flat_array(item.arrays[0]))
         return
-    target = InPlace(item.arrays[0])
+    target = NDArrayOperand(item.arrays[0])
     late.receive(item.name, target.flat)
     target.finish()
     item.copy_to_other_contexts()

@@ -12,7 +12,7 @@ from .._adapter.gradients import Gradient, bucket_name, plan_buckets, plan_group
 from .._adapter.graph_callbacks import Batch, Operation
 from .._adapter.reduction import Reduction
 from ..dtypes import Array
-from .arrays import InPlace, dense
+from .arrays import NDArrayOperand, dense
 
 
 class GradientReducer:
@@ -50,11 +50,11 @@ class GradientReducer:
         # one of the program's own returns may be a copy.
         is_own = hasattr(self.how.compression, "kind")
         _, sent, restore = (self.how, given, list) if is_own else self.how.prepared(given)
-        targets: List[InPlace] = []
+        targets: List[NDArrayOperand] = []
 
         def elements() -> Iterator[Array]:
             for index in self._order:
-                target = InPlace(sent[index])
+                target = NDArrayOperand(sent[index])
                 targets.append(target)
                 yield target.flat.reshape(target.shape)
 

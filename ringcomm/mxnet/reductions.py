@@ -6,13 +6,14 @@ from typing import List, Optional, Sequence
 
 import mxnet as mx
 
-from .. import api
-from .._adapter.arguments import reduction, scattered_reduction, wire_name
-from ..calls.process_set import ProcessSet, global_process_set, number_of
+from .._adapter.arguments import reduction, scattered_reduction
+from .._adapter.reduction import Reduction
+from .._adapter.submit import Operands, start_allreduce, start_reducescatter
+from ..calls.process_set import ProcessSet, global_process_set
 from ..collective.call_sites import look_through
 from ..docstrings import documented
 from ..ops import ReduceOp
-from .arrays import InPlace, copy_of, dense, flat_array, ndarray_of, shapes_of
+from .arrays import NDArrayOperand, copy_of, dense
 
 __all__ = [
     "allreduce", "allreduce_", "grouped_allreduce", "grouped_allreduce_", "grouped_reducescatter",
@@ -129,9 +130,9 @@ def grouped_allreduce(
         ConfigError: one is not a dense NDArray, or ``average`` and ``op`` are both given.
         {call_errors}
     """
-    chosen = reduction(op, average)
-    targets = [copy_of(dense(tensor, "allreduce")) for tensor in tensors]
-    return _reduce(targets, chosen, name, prescale_factor, postscale_factor, process_set, weight)
+    how = Reduction(reduction(op, average), prescale_factor, postscale_factor, process_set)
+    operands = [copy_of(dense(tensor, "allreduce")) for tensor in tensors]
+    return _reduce(operands, how, name, weight)
 
 
 @documented
@@ -165,27 +166,18 @@ def grouped_allreduce_(
         ConfigError: one is not a dense NDArray, or ``average`` and ``op`` are both given.
         {call_errors}
     """
-    chosen = reduction(op, average)
-    targets = [InPlace(dense(tensor, "allreduce_")) for tensor in tensors]
-    return _reduce(targets, chosen, name, prescale_factor, postscale_factor, process_set, weight)
+    how = Reduction(reduction(op, average), prescale_factor, postscale_factor, process_set)
+    operands = [NDArrayOperand(dense(tensor, "allreduce_")) for tensor in tensors]
+    return _reduce(operands, how, name, weight)
 
 
 def _reduce(
-    targets: Sequence[InPlace],
-    op: ReduceOp,
-    name: Optional[str],
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    weight: Optional[float],
+    operands: Operands, how: Reduction, name: Optional[str], weight: Optional[float]
 ) -> List[mx.nd.NDArray]:
-    if targets:
-        api.context().engine.allreduce(
-            [target.flat for target in targets], op, wire_name("allreduce", name),
-            [target.shape for target in targets], prescale, postscale, number_of(process_set), True,
-            weight=weight,
-        ).wait()  # fmt: skip
-    return [target.finish() for target in targets]
+    if not operands:
+        return []
+    reduced: List[mx.nd.NDArray] = start_allreduce(operands, how, name, True, True, weight=weight).wait()
+    return reduced
 
 
 @documented
@@ -253,12 +245,9 @@ def grouped_reducescatter(
         ShapeError: an NDArray has no first dimension.
         {call_errors}
     """
-    chosen = scattered_reduction(op)
+    how = Reduction(scattered_reduction(op), prescale_factor, postscale_factor, process_set)
     if not tensors:
         return []
-    given = [dense(tensor, "reducescatter") for tensor in tensors]
-    parts = api.context().engine.reducescatter(
-        [flat_array(tensor).copy() for tensor in given], shapes_of(given), chosen,
-        wire_name("reducescatter", name), prescale_factor, postscale_factor, number_of(process_set), True,
-    ).wait()  # fmt: skip
-    return [ndarray_of(part, tensor) for part, tensor in zip(parts, given)]
+    operands = [copy_of(dense(tensor, "reducescatter")) for tensor in tensors]
+    parts: List[mx.nd.NDArray] = start_reducescatter(operands, how, name, True, True).wait()
+    return parts

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Seque
 
 import ray
 
-from .._adapter.placed import Outcome, PlacedJob
+from .._adapter.placed import PlacedJob, RankOutcome
 from ..clock import Deadline
 from ..errors import ConfigError, NotOfferedError, RemoteError
 from ..storage.results import unpack
@@ -301,14 +301,14 @@ def _refuse(callbacks: Optional[Sequence[Any]]) -> None:
         )
 
 
-def _poll(left: Dict[Any, int], timeout_s: float) -> Iterable[Tuple[int, Outcome]]:
+def _poll(left: Dict[Any, int], timeout_s: float) -> Iterable[Tuple[int, RankOutcome]]:
     """Which ranks are done since the last call. ``left`` has the references of the others."""
     done, _ = ray.wait(list(left), num_returns=1, timeout=timeout_s)
     found = []
     for reference in done:
         try:
-            outcome = Outcome(unpack(ray.get(reference)))
+            outcome = RankOutcome(unpack(ray.get(reference)))
         except ray.exceptions.RayError as problem:
-            outcome = Outcome.of_error(problem)
+            outcome = RankOutcome.of_error(problem)
         found.append((left.pop(reference), outcome))
     return found

@@ -20,11 +20,11 @@ class Worker:
         self._ticket: Optional[Ticket] = None
         self._executable: Any = None
 
-    def describe(self) -> Facts:
+    def describe(self) -> WorkerFacts:
         """Where this worker runs."""
         context = ray.get_runtime_context()
         gpus = [str(item) for item in context.get_accelerator_ids().get("GPU", [])]
-        return Facts(Host(context.get_node_id(), socket.gethostname()), gpus)
+        return WorkerFacts(Host(context.get_node_id(), socket.gethostname()), gpus)
 
     def export(self, variables: Mapping[str, str]) -> None:
         """Set environment variables."""
@@ -69,7 +69,7 @@ class Worker:
             raise
 
 
-class Facts(NamedTuple):
+class WorkerFacts(NamedTuple):
     """Where a worker runs: its host, and the numbers of its GPUs."""
 
     host: Host
@@ -128,7 +128,7 @@ class Placement:
         if gpus:
             self._share_gpus(facts)
 
-    def _share_gpus(self, facts: Mapping[Any, Facts]) -> None:
+    def _share_gpus(self, facts: Mapping[Any, WorkerFacts]) -> None:
         """Let every worker see all GPUs of its host's workers, so that the local rank is a number of one."""
         by_node: Dict[str, List[str]] = {}
         for item in self.workers:

@@ -30,7 +30,7 @@ from .echo import Echo, check_echo
 from .link_table import ranges_of
 from .probe import PROBE_S
 from .probing import Probing
-from .race import ECHO_LIMIT_BYTES, Race, Speed
+from .race import ECHO_LIMIT_BYTES, Race, WireSpeed
 from .relay import Relay
 
 logger = logging.getLogger("ringcomm.rendezvous")
@@ -207,7 +207,7 @@ class LinkSetup:
             return
         target, wires = int(pair["rank"]), list(pair["wires"])
 
-        def finished(found: List[Optional[Speed]]) -> None:
+        def finished(found: List[Optional[WireSpeed]]) -> None:
             self._race = None
             speeds.extend(
                 {

@@ -30,7 +30,7 @@ _LOOK_S = 0.01
 _FILLER = memoryview(bytes(64 * 1024))
 
 
-class Speed(NamedTuple):
+class WireSpeed(NamedTuple):
     """What was measured of one wire.
 
     Attributes:
@@ -67,7 +67,7 @@ class Race:
         key: bytes,
         claim: Claim,
         wires: Sequence[Mapping[str, Any]],
-        finished: Callable[[List[Optional[Speed]]], None],
+        finished: Callable[[List[Optional[WireSpeed]]], None],
         encryption: Optional[Encryption] = None,
         one_way: bool = False,
     ) -> None:
@@ -188,12 +188,12 @@ class _Runner:
         keep_queue_short(self._sock)
         self._reactor.watch(self._sock, READ | WRITE, self._run)
 
-    def speed(self, now_s: float) -> Optional[Speed]:
+    def speed(self, now_s: float) -> Optional[WireSpeed]:
         """Return what is known by now."""
         if self.lap is None:
             return None
         there, back = (meter.rate(now_s) / 1e6 for meter in self.lap)
-        return Speed(there, back, self._round_trip_ms)
+        return WireSpeed(there, back, self._round_trip_ms)
 
     def _run(self) -> None:
         assert self._sock is not None

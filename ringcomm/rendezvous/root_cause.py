@@ -339,13 +339,15 @@ def _covers(ranges: Ranges, rank: int) -> bool:
 
 
 def _grouped(texts: Mapping[int, str]) -> List[str]:
-    """Texts, by rank; those that start with ``rank N: `` and are the same after that become one line.
+    """Return lines from texts, by rank; ranks whose texts name the same call share a line.
 
-    Of two ranks that report each other, the second one need not repeat the difference.
+    A difference stands once, in the line of the lowest rank that reports it. It is repeated for a peer that
+    reports nothing itself, as no line names that peer's call.
     """
     lines: List[str] = []
-    ranks: Dict[str, List[int]] = {}
-    differences: Set[Tuple[int, str]] = set()
+    calls: Dict[str, List[int]] = {}
+    differences: Dict[str, List[str]] = {}
+    seen: Set[str] = set()
     for rank in sorted(texts):
         start = f"rank {rank}: "
         if not texts[rank].startswith(start):
@@ -353,14 +355,15 @@ def _grouped(texts: Mapping[int, str]) -> List[str]:
             continue
         text = texts[rank][len(start) :]
         found = ANOTHER_CALL.search(text)
+        call = text[: found.start()] if found is not None else text.rstrip(".")
+        calls.setdefault(call, []).append(rank)
         if found is not None:
             why = text[found.end() :]
-            if (int(found[1]), _HERE_AND_THERE.sub(r"(\2 here, \1 there)", why)) in differences:
-                text = f"{text[: found.start()]}."
-            else:
-                differences.add((rank, why))
-        ranks.setdefault(text, []).append(rank)
+            if why not in seen or int(found[1]) not in texts:
+                differences.setdefault(call, []).append(text[found.start() :].rstrip("."))
+            seen |= {why, _HERE_AND_THERE.sub(r"(\2 here, \1 there)", why)}
     return lines + [
-        f"rank{'s' if len(group) > 1 else ''} {', '.join(map(str, group))}: {text}"
-        for text, group in ranks.items()
+        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {call}"
+        f"{''.join(differences.get(call, ()))}."
+        for call, ranks in calls.items()
     ]

@@ -13,7 +13,7 @@ from ..configuration.polling import waited_for_cores_s
 from ..schedule.calibration import Calibration, model_of
 from ..schedule.machine import Machine, link_byte_s, machine_of
 from ..storage.files import open_named
-from .prediction import Prediction, Row, predictions
+from .prediction import PredictedRow, Prediction, predictions
 from .recorder import Measured, StepRecorder, description, doubt, missing, workload_of
 
 _TOPIC, _NO_TOPIC = "predict", "no prediction"
@@ -36,7 +36,7 @@ class JobPrediction:
         self._done = False
         self._began_s, self._waited_s = monotonic(), waited_for_cores_s()
         self._recorder = StepRecorder(lambda: context.waited_s, self._finish)
-        context._runner.on_reduction = context.engine.on_reduction = self._recorder.requested
+        context.group.runner.on_reduction = context.engine.on_reduction = self._recorder.requested
 
     def _finish(self, own: Measured) -> None:
         """All ranks come here before the same reduction."""
@@ -77,7 +77,7 @@ class JobPrediction:
         if threading.current_thread() is threading.main_thread():
             raise SystemExit(1 if problem else 0)
 
-    def _as_run(self, found: Prediction) -> Row:
+    def _as_run(self, found: Prediction) -> PredictedRow:
         """The row of how this job reduces gradients: as ringcomm chooses, or with the job's compression."""
         wanted = f", {self._context.settings.compression}"
         return next((row for row in found.rows if row.method.endswith(wanted)), found.rows[0])

@@ -21,7 +21,7 @@ _SLOW = 1.1
 """From here on the slowest rank's computation is what bounds a step."""
 
 
-class Row(NamedTuple):
+class PredictedRow(NamedTuple):
     """One number of ranks, and one way to reduce their gradients.
 
     Attributes:
@@ -59,7 +59,7 @@ class Prediction(NamedTuple):
         bound: ``at most`` or ``at least``, if steps only are known to take no longer, or no shorter; else "".
     """
 
-    rows: Tuple[Row, ...]
+    rows: Tuple[PredictedRow, ...]
     batch: int = 0
     bound: str = ""
 
@@ -220,7 +220,7 @@ def predictions(
         local_steps: for the rows of local steps.
         coding_byte_s: by codec, the measured processor time per byte for encoding and decoding.
     """
-    rows: List[Row] = []
+    rows: List[PredictedRow] = []
     for count in sorted({int(count) for count in ranks}):
         places = grid(count, slots)
         for method in _methods(count, places, sum(work.gradients), machine, local_steps, coding_byte_s):
@@ -254,7 +254,7 @@ def _row(
     places: Sequence[int],
     batch: int,
     price: Optional[Number],
-) -> Row:
+) -> PredictedRow:
     count = sum(places)
 
     def cost(nbytes: int) -> Cost:
@@ -269,7 +269,7 @@ def _row(
     if timing.exposed_s < _HIDDEN * timing.step_s:
         bound = "slow rank" if work.compute_s > _SLOW * usual_s else "compute"
     per_hour = None if price is None or not batch else machines * float(price)
-    return Row(
+    return PredictedRow(
         count, machines, method.label, timing.step_s, timing.exposed_s, rate, usual_s / timing.step_s, bound,
         max(whole.wire_bytes) / method.local_steps,
         None if per_hour is None else 1e6 * per_hour / (3600 * rate),

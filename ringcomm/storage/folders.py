@@ -47,7 +47,7 @@ def another_users(path: Path, facts: os.stat_result) -> OSError:
 # -- paths ----------------------------------------------------------------------------------------
 
 
-class Place(NamedTuple):
+class NameInFolder(NamedTuple):
     """Where a path leads: a name in an opened folder.
 
     Attributes:
@@ -129,7 +129,7 @@ def _why_untrusted(facts: os.stat_result, around: Optional[os.stat_result]) -> s
 @contextmanager
 def walk(
     path: Path, trusted: bool = False, mode: Optional[int] = None, follow_last: bool = True
-) -> Iterator[Place]:
+) -> Iterator[NameInFolder]:
     """The folder of the last component of a path, component by component.
 
     Args:
@@ -162,7 +162,7 @@ def walk(
                 continue
             follow = os.O_NOFOLLOW if target is None else 0
             if not left:
-                yield Place(here, name, follow)
+                yield NameInFolder(here, name, follow)
                 return
             below = _entered(here, name, _ENTER | follow, mode)
             os.close(here)

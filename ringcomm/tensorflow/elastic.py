@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ..elastic.parts import PartsState, VariablesPart, check_built
 from ..elastic.samples import ElasticSampler
-from ..elastic.state import ObjectState, Part, State, run
+from ..elastic.state import ObjectState, State, StatePart, run
 from .functions import broadcast_variables
 
 __all__ = ["ElasticSampler", "ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
@@ -33,7 +33,7 @@ class TensorFlowState(PartsState):
     def __init__(self, variables: Optional[Sequence[Any]] = None, session: Any = None, **kwargs: Any) -> None:
         listed = list(tf1.global_variables() if variables is None else variables)
         if tf.executing_eagerly():
-            part: Part = _eager_part(listed)
+            part: StatePart = _eager_part(listed)
         else:
             part = _session_part(listed, session or tf1.get_default_session())
         super().__init__({"variables": part}, **kwargs)
@@ -58,7 +58,7 @@ class TensorFlowKerasState(PartsState):
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
         chosen = check_built(model, optimizer)
-        parts: Dict[str, Part] = {"model": _eager_part(model)}
+        parts: Dict[str, StatePart] = {"model": _eager_part(model)}
         if chosen is not None:
             parts["optimizer"] = _eager_part(chosen)
         super().__init__(parts, **kwargs)

@@ -10,10 +10,11 @@ import torch
 from .. import api
 from .._adapter.graph_callbacks import Operation
 from .._adapter.reduction import Reduction, is_coded
+from ..arrays.torch_tensors import tensor_of
 from ..calls.process_set import ProcessSet, rank_in, size_of
 from ..ops import ReduceOp, weight_of
 from . import handles
-from .tensors import flat_array, on_host, plain, tensor_of
+from .tensors import array_of
 
 
 def _reduce_codes(
@@ -21,13 +22,12 @@ def _reduce_codes(
     weight: Optional[float] = None,
 ) -> Any:  # fmt: skip
     """Run a reduction whose compressor it executes itself, on copies in host memory."""
-    hosts = [on_host(plain(tensor, "a reduction")) for tensor in tensors]
-    arrays = [flat_array(host).reshape(tuple(host.shape)) for host in hosts]
+    arrays = [array_of(tensor, "a reduction") for tensor in tensors]
     if weight is not None:
         arrays.append(np.float64(weight_of(weight)))
     operation = Operation(kind, how, name, len(arrays), has_weight=weight is not None)
     results = operation.start(arrays, urgent=True).wait()
-    return tuple(tensor_of(result, tensor) for result, tensor in zip(results, tensors))
+    return tuple(tensor_of(result).to(tensor.device) for result, tensor in zip(results, tensors))
 
 
 class Allreduce(torch.autograd.Function):

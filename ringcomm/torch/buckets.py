@@ -13,19 +13,15 @@ from typing import Any, Callable, List, Optional, Sequence, Set
 
 import torch
 
-from .. import api
-from .._adapter.arguments import wire_name
 from .._adapter.feedback import Residuals
 from .._adapter.gradients import bucket_name
 from .._adapter.reduction import Reduction
-from ..arrays.operands import mirrors
-from ..calls.process_set import number_of
+from .._adapter.submit import Operands, start_allreduce
 from ..codec.base import BLOCK_ITEMS
 from ..dtypes import Array
 from . import handles
 from .compression import wire_torch_dtype
-from .submit import start_allreduce
-from .tensors import InPlace, like_parameter
+from .tensors import like_parameter, operand_of
 
 Parameters = Sequence[torch.Tensor]
 
@@ -73,6 +69,12 @@ class Bucket:
     def submit(self) -> None:
         """Start the reduction, after all members have been taken."""
         raise NotImplementedError
+
+    def _start(self, operands: Operands, **options: Any) -> None:
+        weight, absent = self.reduction.weight_now(), self._absent_here()
+        self.handle = start_allreduce(
+            operands, self.reduction, self.name, False, True, weight=weight, absent=absent, **options
+        )
 
     @property
     def changed(self) -> bool:
@@ -131,12 +133,7 @@ class EachBucket(Bucket):
         gradients = [_dense(_gradient(parameter)) for parameter in self.parameters]
         self._versions = [_gradient(parameter)._version for parameter in self.parameters]
         _, sent, self._restore = self.reduction.prepared(gradients)
-        targets = [InPlace(tensor, "allreduce") for tensor in sent]
-        self.handle = start_allreduce(
-            targets, self.reduction.op, self.name, self.reduction.prescale, self.reduction.postscale,
-            self.reduction.process_set, lambda: [target.finish() for target in targets], False,
-            self.reduction.weight_now(), self._absent_here(),
-        )  # fmt: skip
+        self._start([operand_of(tensor, "allreduce", in_place=True) for tensor in sent])
 
     @property
     def changed(self) -> bool:
@@ -210,7 +207,6 @@ class FlatBucket(Bucket):
         self._fresh = False
         self._version = 0  # of the flat tensor, as the reduction has started: PyTorch counts changes in place
         self._wire: Optional[torch.Tensor] = None
-        self._sent: Optional[InPlace] = None
         self._sparse: Set[torch.Tensor] = set()
 
     def _after(self, stop: int) -> int:
@@ -259,14 +255,8 @@ class FlatBucket(Bucket):
             flat = self._wire.copy_(flat)
         # Memory of the CPU is reduced in place. Memory of a CUDA device is being copied from here on, in
         # order with the backward pass, which goes on at once.
-        sent = self._sent = InPlace(flat, "allreduce")
-        reduction = self.reduction
-        self.handle = api.context().engine.allreduce(
-            [sent.flat], reduction.op, wire_name("allreduce", self.name), [(self._count,)],
-            reduction.prescale, reduction.postscale, number_of(reduction.process_set),
-            compression=self._codec, residuals=self._own_residuals(),
-            weight=reduction.weight_now(), absent=self._absent_here(), mirrors=mirrors([sent]),
-        )  # fmt: skip
+        operand = operand_of(flat, "allreduce", in_place=True)
+        self._start([operand], compression=self._codec, residuals=self._own_residuals())
 
     @property
     def changed(self) -> bool:
@@ -276,16 +266,14 @@ class FlatBucket(Bucket):
     def finish(self) -> None:
         """Wait for the reduction, and set every member's gradient to its result."""
         handle, self.handle = self.handle, None
-        handles.synchronize(handle)
+        (reduced,) = handles.synchronize(handle)
         if self.changed:
             warnings.warn(_CHANGED, stacklevel=2)
-        self._deliver(handle.absent)
+        self._deliver(reduced, handle.absent)
 
-    def _deliver(self, absent: int) -> None:
+    def _deliver(self, reduced: torch.Tensor, absent: int) -> None:
         """Set every member's gradient to its part of the reduced elements, but of those that no rank has."""
         flat = self._flat_tensor()
-        assert self._sent is not None
-        reduced, self._sent = self._sent.finish(), None
         if reduced is not flat:
             flat.copy_(reduced)
         for parameter, place in self._places.items():
@@ -305,7 +293,7 @@ class FlatBucket(Bucket):
             self._residuals.drop(self.names)
         super().reset()
         # The engine may still write to these.
-        self._flat = self._wire = self._feedback = self._sent = None
+        self._flat = self._wire = self._feedback = None
         self._fresh = False
         self._sparse.clear()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence
+from typing import Any, List, Optional, Sequence
 
 import torch
 
@@ -11,8 +11,9 @@ from .._adapter.compression import NoneCompressor, codec_for, is_elementwise
 from .._adapter.feedback import Residuals
 from .._adapter.powersgd import Matrix, PowerIteration
 from .._adapter.reduction import Reduction
+from ..arrays.operands import Operand
 from .buckets import BLOCKWISE, Bucket, EachBucket, FlatBucket, Parameters
-from .tensors import InPlace
+from .tensors import operand_of
 
 
 class PowerBucket(FlatBucket):
@@ -30,6 +31,7 @@ class PowerBucket(FlatBucket):
         self._all_residuals = residuals
         self._power = self._begin()
         self._absent_everywhere = 0
+        self._sent: Optional[Operand] = None
 
     def _begin(self) -> PowerReduction:
         matrices = [
@@ -47,7 +49,7 @@ class PowerBucket(FlatBucket):
         """Start the first of two reductions, after all members have been taken."""
         flat = self._flat_tensor()
         self._version = flat._version
-        sent = self._sent = InPlace(flat, "allreduce")
+        sent = self._sent = operand_of(flat, "allreduce", in_place=True)
         elements = sent.flat if sent.mirror is None else sent.mirror.fetch()
         sizes = [parameter.numel() for parameter in self.parameters]
         own = [elements[start : start + size] for start, size in zip(self._starts, sizes)]
@@ -60,14 +62,17 @@ class PowerBucket(FlatBucket):
     def finish(self) -> None:
         """Wait for the reduction, and set every member's gradient to its result."""
         self._power.finish()
-        if self._sent is not None and self._sent.mirror is not None:
-            self._sent.mirror.store_all()
-        self._deliver(self._absent_everywhere)
+        sent, self._sent = self._sent, None
+        assert sent is not None
+        if sent.mirror is not None:
+            sent.mirror.store_all()
+        self._deliver(sent.finish(), self._absent_everywhere)
 
     def reset(self) -> None:
         """Drop a reduction in progress, and its memory."""
         if self._power.running:
             self._power = self._begin()  # the engine may still write to the thin matrices
+        self._sent = None
         super().reset()
 
     def _like(self, parameters: Parameters, names: Sequence[str]) -> Bucket:

@@ -10,7 +10,7 @@ from torch.utils.data import Sampler
 from ..elastic import samples
 from ..elastic.parts import PartsState
 from ..elastic.samples import SamplerPart
-from ..elastic.state import DictPart, ObjectState, Part, State, run
+from ..elastic.state import DictPart, ObjectState, State, StatePart, run
 from .state import broadcast_optimizer_state, broadcast_parameters
 
 __all__ = [
@@ -41,7 +41,7 @@ def _optimizer_part(optimizer: torch.optim.Optimizer) -> DictPart:
     return DictPart(optimizer, lambda value: broadcast_optimizer_state(value, 0))
 
 
-Registry = List[Tuple[Type[Any], Callable[[Any], Part]]]
+Registry = List[Tuple[Type[Any], Callable[[Any], StatePart]]]
 
 _registry: Registry = [
     (torch.nn.Module, _model_part),
@@ -76,7 +76,7 @@ class TorchState(PartsState):
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
         values = {**kwargs, "model": model, "optimizer": optimizer}
-        parts: Dict[str, Part] = {}
+        parts: Dict[str, StatePart] = {}
         for name, value in list(values.items()):
             make = next((make for kind, make in _registry if isinstance(value, kind)), None)
             if make is not None:

@@ -11,6 +11,8 @@ from typing import Any, Callable, Optional, Sequence, Union
 import torch
 
 from .._adapter.arguments import reduction
+from .._adapter.reduction import Reduction
+from .._adapter.submit import start_allreduce, start_reducescatter
 from ..calls.process_set import ProcessSet, global_process_set, size_of
 from ..collective.call_sites import look_through
 from ..docstrings import documented
@@ -24,8 +26,7 @@ from .movement import (
     broadcast_async_,
     grouped_allgather_async,
 )
-from .submit import start_allreduce, start_reducescatter
-from .tensors import Copied, InPlace
+from .tensors import operand_of
 
 __all__ = [
     "AnyHandle", "Handle", "allgather_async", "allreduce_async", "allreduce_async_", "alltoall_async",
@@ -68,11 +69,9 @@ def allreduce_async(
         ConfigError: it is not a dense tensor, or ``average`` and ``op`` are both given.
         {start_errors}
     """
-    chosen = reduction(op, average)
-    copied = Copied(tensor, "allreduce")
-    return start_allreduce(
-        [copied], chosen, name, prescale_factor, postscale_factor, process_set, copied.finish, urgent, weight
-    )
+    how = Reduction(reduction(op, average), prescale_factor, postscale_factor, process_set)
+    operands = [operand_of(tensor, "allreduce")]
+    return start_allreduce(operands, how, name, urgent, False, weight=weight)
 
 
 @documented
@@ -102,12 +101,9 @@ def allreduce_async_(
         ConfigError: it is not a dense tensor, or ``average`` and ``op`` are both given.
         {start_errors}
     """
-    chosen = reduction(op, average)
-    target = InPlace(tensor, "allreduce_")
-    return start_allreduce(
-        [target], chosen, name, prescale_factor, postscale_factor, process_set, target.finish, urgent,
-        weight,
-    )
+    how = Reduction(reduction(op, average), prescale_factor, postscale_factor, process_set)
+    operands = [operand_of(tensor, "allreduce_", in_place=True)]
+    return start_allreduce(operands, how, name, urgent, False, weight=weight)
 
 
 @documented
@@ -137,12 +133,9 @@ def grouped_allreduce_async(
         ConfigError: it is not a dense tensor, or ``average`` and ``op`` are both given.
         {start_errors}
     """
-    chosen = reduction(op, average)
-    copies = [Copied(tensor, "allreduce") for tensor in tensors]
-    return start_allreduce(
-        copies, chosen, name, prescale_factor, postscale_factor, process_set,
-        lambda: [copied.finish() for copied in copies], urgent, weight,
-    )  # fmt: skip
+    how = Reduction(reduction(op, average), prescale_factor, postscale_factor, process_set)
+    operands = [operand_of(tensor, "allreduce") for tensor in tensors]
+    return start_allreduce(operands, how, name, urgent, True, weight=weight)
 
 
 @documented
@@ -172,12 +165,9 @@ def grouped_allreduce_async_(
         ConfigError: it is not a dense tensor, or ``average`` and ``op`` are both given.
         {start_errors}
     """
-    chosen = reduction(op, average)
-    targets = [InPlace(tensor, "grouped_allreduce_") for tensor in tensors]
-    return start_allreduce(
-        targets, chosen, name, prescale_factor, postscale_factor, process_set,
-        lambda: [target.finish() for target in targets], urgent, weight,
-    )  # fmt: skip
+    how = Reduction(reduction(op, average), prescale_factor, postscale_factor, process_set)
+    operands = [operand_of(tensor, "grouped_allreduce_", in_place=True) for tensor in tensors]
+    return start_allreduce(operands, how, name, urgent, True, weight=weight)
 
 
 @documented
@@ -206,9 +196,9 @@ def reducescatter_async(
         NotOfferedError: op is Adasum.
         {start_errors}
     """
-    return start_reducescatter(
-        [tensor], name, op, process_set, prescale_factor, postscale_factor, urgent, False
-    )
+    operands = [operand_of(tensor, "reducescatter", rows=True)]
+    how = Reduction(op, prescale_factor, postscale_factor, process_set)
+    return start_reducescatter(operands, how, name, urgent, False)
 
 
 @documented
@@ -236,9 +226,9 @@ def grouped_reducescatter_async(
         NotOfferedError: op is Adasum.
         {start_errors}
     """
-    return start_reducescatter(
-        tensors, name, op, process_set, prescale_factor, postscale_factor, urgent, True
-    )
+    operands = [operand_of(tensor, "reducescatter", rows=True) for tensor in tensors]
+    how = Reduction(op, prescale_factor, postscale_factor, process_set)
+    return start_reducescatter(operands, how, name, urgent, True)
 
 
 @documented

@@ -11,14 +11,12 @@ from typing import Any, List, Optional, Sequence
 import torch
 
 from .. import api
-from .._adapter.arguments import wire_name
-from ..arrays.operands import mirrors
-from ..calls.process_set import ProcessSet, global_process_set, number_of
+from .._adapter.submit import start_allgather, start_alltoall, start_broadcast
+from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
 from ..engine.request import Handle
 from ..errors import ConfigError
-from .submit import start_allgather, start_broadcast
-from .tensors import Copied, InPlace, Moved
+from .tensors import operand_of
 
 
 @documented
@@ -43,7 +41,8 @@ def allgather_async(
         ConfigError: it is not a dense tensor.
         {start_errors}
     """
-    return start_allgather([tensor], name, process_set, urgent, False)
+    operands = [operand_of(tensor, "allgather", rows=True, waits=urgent)]
+    return start_allgather(operands, name, process_set, urgent, False)
 
 
 @documented
@@ -67,7 +66,8 @@ def grouped_allgather_async(
         ConfigError: it is not a dense tensor.
         {start_errors}
     """
-    return start_allgather(tensors, name, process_set, urgent, True)
+    operands = [operand_of(tensor, "allgather", rows=True, waits=urgent) for tensor in tensors]
+    return start_allgather(operands, name, process_set, urgent, True)
 
 
 @documented
@@ -93,8 +93,8 @@ def broadcast_async(
         ConfigError: it is not a dense tensor.
         {start_errors}
     """
-    argument = Copied(tensor, "broadcast", api.rank() == root_rank)
-    return start_broadcast(argument, root_rank, name, process_set, urgent)
+    operand = operand_of(tensor, "broadcast", read=api.rank() == root_rank)
+    return start_broadcast([operand], root_rank, name, process_set, urgent)
 
 
 @documented
@@ -120,8 +120,8 @@ def broadcast_async_(
         ConfigError: it is not a dense tensor.
         {start_errors}
     """
-    argument = InPlace(tensor, "broadcast_", api.rank() == root_rank)
-    return start_broadcast(argument, root_rank, name, process_set, urgent)
+    operand = operand_of(tensor, "broadcast_", True, read=api.rank() == root_rank)
+    return start_broadcast([operand], root_rank, name, process_set, urgent)
 
 
 @documented
@@ -148,17 +148,13 @@ def alltoall_async(
         ConfigError: it is not a dense tensor, or the splits do not fit it.
         {start_errors}
     """
-    moved = Moved(tensor, "alltoall", urgent)
+    operand = operand_of(tensor, "alltoall", rows=True, waits=urgent)
 
-    def convert(result: Any) -> Any:
-        rows, received = result
-        counted = torch.from_numpy(received)
-        return moved.deliver(rows), counted.to(splits.device) if _is_tensor(splits) else counted
+    def counted(received: Any) -> torch.Tensor:
+        counts = torch.from_numpy(received)
+        return counts.to(splits.device) if _is_tensor(splits) else counts
 
-    return api.context().engine.alltoall(
-        moved.flat, moved.shape, _listed(splits), wire_name("alltoall", name), number_of(process_set),
-        urgent, convert, mirrors=mirrors([moved]),
-    )  # fmt: skip
+    return start_alltoall(operand, _listed(splits), name, process_set, urgent, counted)
 
 
 def _is_tensor(value: Any) -> bool:

@@ -8,14 +8,14 @@ import torch
 
 from .. import api
 from .._adapter.objects import broadcast_object
+from .._adapter.submit import start_broadcast
 from .._adapter.trees import put_together, take_apart
-from ..arrays.operands import mirrors
-from ..calls.process_set import ProcessSet, global_process_set, number_of
+from ..calls.process_set import ProcessSet, global_process_set
 from ..configuration import setting_aliases
 from ..docstrings import documented
 from ..errors import ConfigError
 from . import handles
-from .tensors import InPlace, like_parameter
+from .tensors import like_parameter, operand_of
 
 Named = Union[Mapping[str, Any], Iterable[Tuple[str, Any]]]
 
@@ -108,13 +108,8 @@ def _broadcast_all(tensors: Sequence[torch.Tensor], root_rank: int, process_set:
     if not tensors:
         return
     read = api.rank() == root_rank
-    targets = [InPlace(tensor, "broadcast_optimizer_state", read) for tensor in tensors]
-    api.context().engine.broadcast(
-        [target.flat for target in targets], root_rank, "optimizer_state",
-        [target.shape for target in targets], number_of(process_set), True, mirrors=mirrors(targets),
-    ).wait()  # fmt: skip
-    for target in targets:
-        target.finish()
+    operands = [operand_of(tensor, "broadcast_optimizer_state", True, read) for tensor in tensors]
+    start_broadcast(operands, root_rank, "optimizer_state", process_set, True).wait()
 
 
 def _install(optimizer: torch.optim.Optimizer, state: Any, stays: Mapping[int, bool]) -> None:

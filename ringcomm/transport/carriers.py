@@ -87,7 +87,7 @@ def _ends() -> List[ReadingLink]:
     try:
         for _ in range(2):
             rings.append(Ring.make())
-            rings.append(rings[-1].twin())
+            rings.append(rings[-1].duplicate())
         leases = [Lease(), Lease()]
         memory = [PeerMemory(os.getpid(), lease.address, lease.token) for lease in leases]
         return [

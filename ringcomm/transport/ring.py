@@ -120,7 +120,7 @@ class Ring:
             ring._close_descriptor()
         return message, ring
 
-    def twin(self) -> Ring:
+    def duplicate(self) -> Ring:
         """The same memory once more, for another end in this process.
 
         Raises:

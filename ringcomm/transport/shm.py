@@ -80,7 +80,7 @@ class SharedLink(SocketLink):
         self._announced_read = 0  # the same, as the other end has seen it
         self._ready = 0  # at least so many more have come
         self._loans_read = 0
-        self._reader_seen = self._writer_seen = 0  # the other end's states, as they were last dealt with
+        self._reader_seen = self._writer_seen = 0  # the other end's states, as they were last handled
         self._sleeps = 0
         self._make_fence()
 

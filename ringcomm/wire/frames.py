@@ -13,9 +13,6 @@ import struct
 import zlib
 from typing import NamedTuple, Sequence, Tuple, Union
 
-from ..dtypes import name_of_code
-from ..ops import CODECS, WEIGHTED_AVERAGE, Collective, op_name
-
 _HEADER = struct.Struct("<HHIBBBBiQQQQII")
 HEADER_BYTES = _HEADER.size
 _SEQUENCE = struct.Struct("<I")
@@ -87,29 +84,6 @@ class Header(NamedTuple):
         """The header that the peer must send if it makes the same call."""
         return self._replace(sends=self.expects, expects=self.sends)
 
-    def describe(self) -> str:
-        """The call as a person would write it, like ``allreduce(1000 x float32, Sum)``."""
-        try:
-            what = Collective(self.collective).name.lower()
-            if self.collective == Collective.EXCHANGE:
-                return MEASUREMENT
-            arguments = [
-                f"{self.items} x {name_of_code(self.dtype)}" if self.items else name_of_code(self.dtype)
-            ]
-            if self.op != NO_OP:
-                arguments.append(f"op={op_name(self.op)}")
-            if self.root != NO_ROOT:
-                arguments.append(f"root_rank={self.root}")
-            if self.codec:
-                arguments.append(f"compression={CODECS[self.codec]!r}")
-        except (ValueError, KeyError, IndexError):
-            return "something that this version of ringcomm does not have"
-        return f"{what}({', '.join(arguments)})"
-
-
-MEASUREMENT = "the measurement of links in init()"
-"""What messages call the one kind of exchange that no program asks for."""
-
 
 def stamp(packed: bytearray, sequence: int, site: int = 0) -> None:
     """Write another sequence number and site into a packed header."""
@@ -131,57 +105,8 @@ def unpack_header(data: Union[bytes, bytearray, memoryview]) -> Header:
     return Header._make((generation, sequence, collective, op, dtype, *rest, file << 32 | line, codec))
 
 
-def digest(
-    name: str, shape: Sequence[int], factors: Tuple[float, float], bounds: Sequence[int] = ()
-) -> int:
+def digest(name: str, shape: Sequence[int], factors: Tuple[float, float], bounds: Sequence[int] = ()) -> int:
     """64 bits: the lower half differs when names do, the upper one when shape, scale factors or sizes do."""
     sizes = f"\0{tuple(bounds)}" if bounds else ""
     rest = f"{tuple(shape)}\0{factors[0]!r}\0{factors[1]!r}{sizes}".encode()
     return zlib.crc32(name.encode()) | zlib.crc32(rest) << 32
-
-
-def explain_difference(mine: Header, theirs: Header) -> str:
-    """In which respect two calls differ, in words; empty if only their sites do.
-
-    Args:
-        mine: the header that was expected: this rank's own, :meth:`~Header.turned`.
-        theirs: the header that came.
-
-    >>> a = Header(0, 7, 1, 1, 10, -1, 8, 0)
-    >>> explain_difference(a, a._replace(items=9))
-    'they disagree about the number of elements (8 here, 9 there)'
-    """
-    if theirs.collective == 0:
-        return "what arrived is not the start of a ringcomm message"
-    if mine.generation & 0xFFFF != theirs.generation:
-        return f"they belong to different generations ({mine.generation} here, {theirs.generation} there)"
-    if mine.sequence & 0xFFFFFFFF != theirs.sequence:
-        numbers = f"number {mine.sequence} here, {theirs.sequence} there"
-        return f"they are not the same call ({numbers}, which is {theirs.describe()})"
-    both_reduce = mine.collective == theirs.collective
-    if both_reduce and (mine.op == WEIGHTED_AVERAGE) is not (theirs.op == WEIGHTED_AVERAGE):
-        where = "a weight here, none there" if mine.op == WEIGHTED_AVERAGE else "no weight here, one there"
-        return f"only one of the two gives a weight ({where}): all ranks pass weight=... or none does"
-    for field, words in (
-        ("collective", "what to do"),
-        ("op", "the reduction"),
-        ("dtype", "the element type"),
-        ("codec", "the compression"),
-        ("root", "the root rank"),
-        ("items", "the number of elements"),
-    ):
-        here, there = getattr(mine, field), getattr(theirs, field)
-        if here != there:
-            if field in ("collective", "op", "dtype", "codec", "root"):
-                return f"they disagree about {words} ({mine.describe()} here, {theirs.describe()} there)"
-            return f"they disagree about {words} ({here} here, {there} there)"
-    if mine.sends != theirs.sends:
-        return f"its message has {theirs.sends} elements, but {mine.sends} are expected here"
-    if mine.expects != theirs.expects:
-        return f"it expects {theirs.expects} elements, but the message from here has {mine.expects}"
-    if mine.digest == theirs.digest:
-        return ""
-    if mine.digest >> 32 == theirs.digest >> 32:
-        return "they disagree about the name, and about nothing else"
-    name = "" if mine.digest & 0xFFFFFFFF == theirs.digest & 0xFFFFFFFF else "the name, "
-    return f"they disagree about {name}the shape, the scale factors or the list of sizes"

@@ -65,7 +65,7 @@ def use(link, there, others, changes):
 def both_ends_of_rings():
     """Two rings, and the same two for the other end."""
     rings = [Ring.make(), Ring.make()]
-    return rings, [ring.twin() for ring in rings]
+    return rings, [ring.duplicate() for ring in rings]
 
 
 @fuzz(stored)

@@ -21,7 +21,7 @@ from ringcomm.rendezvous.actions import Seat
 from ringcomm.rendezvous.board import Board
 from ringcomm.rendezvous.state import Rendezvous
 from ringcomm.transport.memory import memory_fabrics
-from ringcomm.wire import frames, messages
+from ringcomm.wire import frames, messages, signature
 from ringcomm.wire.auth import Initiator, Responder
 from ringcomm.wire.messages import MessageReader, encode, validate
 from ringcomm.wire.signing import Signer
@@ -38,7 +38,7 @@ from ringrun.reach.protocol import FrameReader, event_facts
 from ringrun.show.visible import visible
 from ringrun.watch import table
 from ringrun.watch.history import History
-from ringrun.watch.html_report import Facts, html_report
+from ringrun.watch.html_report import ReportFacts, html_report
 from ringrun.watch.prometheus import exposition
 from tests.fuzz.cases import CASES, at_most
 from tests.fuzz.test_wire import DIALLING, JOB, KEY, RIGHT, challenge
@@ -145,8 +145,8 @@ def header(rng: random.Random) -> None:
     mine = frames.Header(1, 7, 1, 1, 10, -1, 8, 0)
     theirs = frames.unpack_header((damage(rng, mine.pack()) + bytes(56))[:56])
     # Damage to the site alone, or to the byte that is not used, makes no other call.
-    assert frames.explain_difference(mine, theirs) or theirs._replace(site=0) == mine
-    assert theirs.describe()
+    assert signature.explain_difference(mine, theirs) or theirs._replace(site=0) == mine
+    assert signature.header_text(theirs)
 
 
 def rendezvous(rng: random.Random) -> None:
@@ -216,7 +216,7 @@ def numbers_of_ranks(rng: random.Random) -> None:
     table.table(history, hosts, 4.0, True, True, 20)
     table.line(history, hosts)
     exposition(history, hosts).encode("utf-8", "replace")
-    html_report(Facts("train.py", "1", 0.0, 4.0, "it ended"), history, hosts).encode("utf-8", "replace")
+    html_report(ReportFacts("train.py", "1", 0.0, 4.0, "it ended"), history, hosts).encode("utf-8", "replace")
     if taken < 6:
         raise ProtocolError("a report is not valid")
 

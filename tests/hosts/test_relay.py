@@ -46,7 +46,7 @@ class Attack:
         )  # fmt: skip
         self.real, self.twin = self.server.start()
         addresses = map(str, (*self.twin, *self.real))
-        command = [*SETPRIV, sys.executable, "-m", "tests.contract.relay", *addresses]
+        command = [*SETPRIV, sys.executable, "-m", "tests.support.relay", *addresses]
         self.relay = lab.popen(
             "jetson1", command, cwd=str(ROOT), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             env={"PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}"},

@@ -31,7 +31,7 @@ RUN_BY = {
     "# keras_train.py": "tests/adapters/keras/test_examples.py",
     "# mxnet_train.py": "tests/adapters/mxnet/test_examples.py",
     "# elastic_numpy.py": "tests/proc/test_elastic_page.py",
-    "# test_training.py": "tests/contract/test_reliability_page.py",
+    "# test_training.py": "tests/integration/job/test_reliability_page.py",
 }
 """First lines of whole programs, and the tests that run them."""
 

@@ -90,7 +90,7 @@ def test_ctrl_c_once(stubborn: Launched) -> None:
 
 
 def test_ctrl_c_twice(stubborn: Launched) -> None:
-    """That it does not wait is shown in ``tests/contract/test_user_ends_job.py``."""
+    """That it does not wait is shown in ``tests/integration/ringrun/job/test_user_ends_job.py``."""
     stubborn.process.send_signal(signal.SIGINT)
     time.sleep(0.3)
     stubborn.process.send_signal(signal.SIGINT)

@@ -15,8 +15,8 @@ from typing import Dict, Iterable, List
 
 import pytest
 
-from tests.contract.another_user import OTHER_USER
 from tests.proc.test_ringrun_support import Launched
+from tests.support.another_user import OTHER_USER
 
 PROGRAM = """
 import logging, os, pathlib, sys, time

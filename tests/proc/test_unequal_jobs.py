@@ -115,7 +115,7 @@ def quotas() -> ModuleType:
 
 @pytest.mark.slow
 def test_shares_follow_a_quota_that_is_halved_in_a_running_job(tmp_path: Path) -> None:
-    """The limits are wider than in tests/contract/test_balance.py: other tests run on the same cores."""
+    """The limits are wider than in integration/balance/test_balance.py: other tests run on the same cores."""
     reason = quotas().unavailable()
     if reason:
         pytest.skip(reason)

@@ -112,7 +112,7 @@ def _all_to_all(size: int, count: int, dtype: Any) -> Case:
 
 
 def grid(size: int) -> Tuple[Tuple[int, ...], ...]:
-    """As many hosts as the least divisor of the number of ranks says; ranks are dealt out one by one."""
+    """As many hosts as the least divisor of the number of ranks says; ranks are assigned one by one."""
     hosts = next((number for number in range(2, size) if size % number == 0), size)
     return tuple(tuple(range(host, size, hosts)) for host in range(hosts))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from ringcomm.collective.progress import Progress
-from ringcomm.engine.peer_channels import Limits, PeerChannels
+from ringcomm.engine.peer_channels import PeerChannels, SilenceLimits
 from ringcomm.errors import PeerLostError, PeerStalledError, RingcommError
 from ringcomm.rendezvous.control import error_from
 from ringcomm.rendezvous.link_table import ranges_of
@@ -100,7 +100,12 @@ class Rank:
         self._part: Any = None
         hosts = [f"pc{number}" for number in range(job.plan.size)]
         self.peers = PeerChannels(
-            self.control, hosts, Limits(DEAD_AFTER_S), _Ask, lambda: (self.progress(), Progress()), job.clock
+            self.control,
+            hosts,
+            SilenceLimits(DEAD_AFTER_S),
+            _Ask,
+            lambda: (self.progress(), Progress()),
+            job.clock,
         )
 
     def progress(self) -> Progress:

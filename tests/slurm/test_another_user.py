@@ -10,10 +10,10 @@ from typing import Iterator
 
 import pytest
 
-from tests.contract.another_user import KNOCKS, LOOKS, OTHER_USER, become
 from tests.hosts.netlab import Lab, wait_for
 from tests.slurm.cluster import Slurm
 from tests.slurm.test_slurm import MEMBER, await_state, await_text, batch, places
+from tests.support.another_user import KNOCKS, LOOKS, OTHER_USER, become
 
 PROGRAM = f"""
 import os, runpy, sys

@@ -53,7 +53,7 @@ def shares(policy: str, processors: List[Processor], ranks: int) -> List[Set[int
         cores.setdefault((item.socket, item.core), []).append(item)
     if ranks > len(cores):
         return [set() for _ in range(ranks)]
-    # Equal capacities keep neighbours together, which share caches. Unlike cores are dealt out one by one.
+    # Equal capacities keep neighbours together, which share caches. Unequal cores are assigned one by one.
     order = sorted(cores.values(), key=lambda core: (-core[0].capacity, core[0].socket, core[0].core))
     count = len(order) // ranks
     if len({core[0].capacity for core in order}) == 1:

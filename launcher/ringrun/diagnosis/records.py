@@ -17,7 +17,7 @@ from ringcomm.storage.folders import inner_folder, new_folder, own_folder, owned
 
 from ..plan.job import Job
 from .first_failure import Complaint, Exit
-from .reports import LOST_WITH_HOST, Report, parse_record, read_report
+from .reports import LOST_WITH_HOST, RankReport, parse_record, read_report
 from .waiting import diagnose, different_lines
 
 PATTERN = "flight.*.json"
@@ -138,7 +138,7 @@ def explain_lines(contents: Mapping[int, Mapping[str, Any]]) -> str:
     return "\n".join(different_lines(_reports(contents)))
 
 
-def _reports(contents: Mapping[int, Mapping[str, Any]]) -> Dict[int, Report]:
+def _reports(contents: Mapping[int, Mapping[str, Any]]) -> Dict[int, RankReport]:
     return {rank: read_report(content) for rank, content in contents.items()}
 
 
@@ -221,7 +221,7 @@ def _write(folder: int, contents: Mapping[int, Mapping[str, Any]]) -> None:
         write_file(folder, f"flight.{rank}.json", json.dumps(content).encode())
 
 
-def read_records(folder: Path) -> Tuple[Dict[int, Report], List[str]]:
+def read_records(folder: Path) -> Tuple[Dict[int, RankReport], List[str]]:
     """The reports in a directory, and a sentence for each file that could not be read.
 
     Raises:
@@ -233,7 +233,7 @@ def read_records(folder: Path) -> Tuple[Dict[int, Report], List[str]]:
         raise ConfigError(
             f"{folder} {what}. When a job fails, the box of ringrun names the directory that they are in."
         )
-    reports: Dict[int, Report] = {}
+    reports: Dict[int, RankReport] = {}
     bad: List[str] = []
     for path in paths:
         found = _read(path)

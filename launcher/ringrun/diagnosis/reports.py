@@ -19,7 +19,7 @@ LOST_WITH_HOST = "lost with its host"
 """The end of a rank on a host that was lost."""
 
 
-class Operation(NamedTuple):
+class ReportedOperation(NamedTuple):
     """One operation of a rank.
 
     Attributes:
@@ -66,7 +66,7 @@ class Difference(NamedTuple):
     sites: Dict[int, str]
 
 
-class Channel(NamedTuple):
+class ReportedChannel(NamedTuple):
     """Operations that run on the same links.
 
     Attributes:
@@ -80,12 +80,12 @@ class Channel(NamedTuple):
     ordered: bool
     members: Tuple[int, ...]
     sets: Dict[int, Tuple[int, ...]]
-    operations: Tuple[Operation, ...]
+    operations: Tuple[ReportedOperation, ...]
     lines: Tuple[Difference, ...] = ()
 
 
 @dataclass(frozen=True)
-class Report:
+class RankReport:
     """One rank.
 
     Attributes:
@@ -112,7 +112,7 @@ class Report:
     blocked: bool = False
     paused: str = ""
     left: str = ""
-    channels: Tuple[Channel, ...] = field(default=())
+    channels: Tuple[ReportedChannel, ...] = field(default=())
 
 
 def parse_record(data: bytes) -> Dict[str, Any]:
@@ -134,7 +134,7 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number")
 
 
-def read_report(content: Any) -> Report:
+def read_report(content: Any) -> RankReport:
     """The report in a record that was JSON.
 
     Raises:
@@ -151,7 +151,7 @@ def read_report(content: Any) -> Report:
         rows = content.get("lanes", ())
         channels = tuple(_channel(row) for row in rows)
         paused = next((str(row["paused"]) for row in rows if row.get("paused")), "")
-        return Report(
+        return RankReport(
             rank=int(content["rank"]), host=str(content["host"]), reason=str(content["reason"]),
             error=str(content.get("error", "")), culprit=None if culprit is None else int(culprit),
             end=str(content.get("end", "")),
@@ -162,12 +162,12 @@ def read_report(content: Any) -> Report:
         raise ValueError(f"something is missing in it or has the wrong form ({problem!r})") from None
 
 
-def _channel(content: Mapping[str, Any]) -> Channel:
+def _channel(content: Mapping[str, Any]) -> ReportedChannel:
     sets = {int(number): tuple(map(int, ranks)) for number, ranks in content.get("sets", {}).items()}
     operations = tuple(_operation(row) for row in content["operations"])
     members = tuple(map(int, content["members"]))
     lines = tuple(_difference(row) for row in content.get("lines", ()))
-    return Channel(str(content["name"]), bool(content["ordered"]), members, sets, operations, lines)
+    return ReportedChannel(str(content["name"]), bool(content["ordered"]), members, sets, operations, lines)
 
 
 def _difference(row: Mapping[str, Any]) -> Difference:
@@ -175,10 +175,10 @@ def _difference(row: Mapping[str, Any]) -> Difference:
     return Difference(int(row["op"]), str(row["what"]), sites)
 
 
-def _operation(row: Mapping[str, Any]) -> Operation:
+def _operation(row: Mapping[str, Any]) -> ReportedOperation:
     kind, name = str(row["kind"]), str(row["name"])
     moved = row.get("moved")
-    return Operation(
+    return ReportedOperation(
         int(row["op"]), f"{kind} `{name}`" if name else kind,
         (int(row.get("set", 0)), name, int(row.get("count", 0))), str(row["what"]),
         short_place(str(row["site"])), str(row["state"]), None if moved is None else int(moved),

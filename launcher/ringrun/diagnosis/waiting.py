@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from .failure_report import ranks_text
-from .reports import LOST_WITH_HOST, Channel, Operation, Report
+from .reports import LOST_WITH_HOST, RankReport, ReportedChannel, ReportedOperation
 
 MAX_LINES = 12
 MAX_DIFFERENCES = 3
@@ -31,7 +31,7 @@ UNCAUGHT = "uncaught "
 MISMATCH = "MismatchError: "
 """The beginning of a rank's error if another one has made another call."""
 
-Place = Tuple[Channel, Operation]
+Place = Tuple[ReportedChannel, ReportedOperation]
 Waits = Dict[int, Set[int]]
 """For each rank that waits, the ranks that it waits for."""
 
@@ -43,8 +43,8 @@ class Dispute(NamedTuple):
         sides: for each of the calls, the ranks that made it; most ranks first.
     """
 
-    channel: Channel
-    sides: List[Tuple[Operation, List[int]]]
+    channel: ReportedChannel
+    sides: List[Tuple[ReportedOperation, List[int]]]
 
     @property
     def ranks(self) -> List[int]:
@@ -52,7 +52,7 @@ class Dispute(NamedTuple):
         return [rank for _, side in self.sides for rank in side]
 
 
-def diagnose(reports: Mapping[int, Report]) -> List[str]:
+def diagnose(reports: Mapping[int, RankReport]) -> List[str]:
     """Sentences for people, one per line: what ranks wait in, where the others are, and what follows.
 
     What :func:`different_lines` says, which comes before all that, is not among them.
@@ -71,7 +71,7 @@ def diagnose(reports: Mapping[int, Report]) -> List[str]:
     return [*lines, *_conclusions(reports, waits, quarrels)]
 
 
-def different_lines(reports: Mapping[int, Report]) -> List[str]:
+def different_lines(reports: Mapping[int, RankReport]) -> List[str]:
     """Sentences on calls that count as the same and come from different lines of the program.
 
     If a rank has made a call more than the others, and no call looked different, that is all there is to see.
@@ -97,10 +97,10 @@ def different_lines(reports: Mapping[int, Report]) -> List[str]:
     return texts
 
 
-def disputes(reports: Mapping[int, Report]) -> List[Dispute]:
+def disputes(reports: Mapping[int, RankReport]) -> List[Dispute]:
     """Where ranks that should make the same call have come with different ones."""
-    channels: Dict[Any, Channel] = {}
-    calls_made: Dict[Any, Dict[str, Tuple[Operation, List[int]]]] = {}
+    channels: Dict[Any, ReportedChannel] = {}
+    calls_made: Dict[Any, Dict[str, Tuple[ReportedOperation, List[int]]]] = {}
     for rank, report in sorted(reports.items()):
         place = _waits_in(report)
         if place is not None:
@@ -115,7 +115,7 @@ def disputes(reports: Mapping[int, Report]) -> List[Dispute]:
     ]
 
 
-def waits_for(reports: Mapping[int, Report]) -> Waits:
+def waits_for(reports: Mapping[int, RankReport]) -> Waits:
     """For each rank that waits, the ranks that have not come to where it waits."""
     found: Waits = {}
     at_odds = {rank for dispute in disputes(reports) for rank in dispute.ranks}
@@ -137,7 +137,7 @@ def waits_for(reports: Mapping[int, Report]) -> Waits:
     return found
 
 
-def _waits_in(report: Report) -> Optional[Place]:
+def _waits_in(report: RankReport) -> Optional[Place]:
     """The operation in which a rank waits for others, or failed because of them."""
     failed = report.reason == "failure"
     if report.error.startswith(UNCAUGHT) or _has_left(report):
@@ -160,11 +160,11 @@ def _waits_in(report: Report) -> Optional[Place]:
     return next((place for place in reversed(named) if failed and place[1].state == "failed"), None)
 
 
-def _same_channel(report: Report, channel: Channel) -> Optional[Channel]:
+def _same_channel(report: RankReport, channel: ReportedChannel) -> Optional[ReportedChannel]:
     return next((item for item in report.channels if item[:3] == channel[:3]), None)
 
 
-def _behind(report: Optional[Report], channel: Channel, number: int) -> bool:
+def _behind(report: Optional[RankReport], channel: ReportedChannel, number: int) -> bool:
     """Return whether a rank is known not to have come to a certain call."""
     if report is None or _is_silent(report) or report.error.startswith(UNCAUGHT):
         return report is not None
@@ -174,7 +174,7 @@ def _behind(report: Optional[Report], channel: Channel, number: int) -> bool:
     return theirs.operations[-1].number < number
 
 
-def _has_not_come(report: Optional[Report], channel: Channel, wanted: Operation) -> bool:
+def _has_not_come(report: Optional[RankReport], channel: ReportedChannel, wanted: ReportedOperation) -> bool:
     if report is None or _is_silent(report) or report.error.startswith(UNCAUGHT):
         return report is not None
     theirs = _same_channel(report, channel)
@@ -182,25 +182,25 @@ def _has_not_come(report: Optional[Report], channel: Channel, wanted: Operation)
     return wanted.key not in [item.key for item in pending]
 
 
-def _has_met_another_call(report: Report) -> bool:
+def _has_met_another_call(report: RankReport) -> bool:
     """Whether it failed because others made another call, not because one of them ended with that error."""
     return report.error.startswith(MISMATCH) and report.culprit is None
 
 
-def _is_silent(report: Report) -> bool:
+def _is_silent(report: RankReport) -> bool:
     return report.reason in ("silent", "nothing")
 
 
-def _has_left(report: Report) -> bool:
+def _has_left(report: RankReport) -> bool:
     return report.reason == "ended" or bool(report.left)
 
 
-def _is_away(report: Report) -> bool:
+def _is_away(report: RankReport) -> bool:
     """Return whether it has ended or does not answer, so that others wait in vain."""
     return _is_silent(report) or _has_left(report)
 
 
-def _waiters(reports: Mapping[int, Report], waiting: Mapping[int, Optional[Place]]) -> List[str]:
+def _waiters(reports: Mapping[int, RankReport], waiting: Mapping[int, Optional[Place]]) -> List[str]:
     """The ranks that wait in the same operation, in one line."""
     groups: Dict[str, List[int]] = {}
     for rank, place in sorted(waiting.items()):
@@ -218,12 +218,12 @@ def _waiters(reports: Mapping[int, Report], waiting: Mapping[int, Optional[Place
     return lines
 
 
-def _shares(report: Report) -> bool:
+def _shares(report: RankReport) -> bool:
     """Return whether a rank has ended with an error of its own, which others may have, too."""
     return report.error.startswith(UNCAUGHT)
 
 
-def _alike(reports: Mapping[int, Report]) -> List[str]:
+def _alike(reports: Mapping[int, RankReport]) -> List[str]:
     """The ranks that have ended with the same error, in one line."""
     groups: Dict[str, List[int]] = {}
     for rank, report in sorted(reports.items()):
@@ -237,18 +237,18 @@ def _alike(reports: Mapping[int, Report]) -> List[str]:
     ]
 
 
-def _uncaught(report: Report) -> str:
+def _uncaught(report: RankReport) -> str:
     last = _last(report)
     at = f"; its last operation was {last.text()}" if last is not None else ""
     return f"ended with an {report.error.splitlines()[0].rstrip('.')}{at}"
 
 
-def _waiting_text(operation: Operation) -> str:
+def _waiting_text(operation: ReportedOperation) -> str:
     moved = operation.moved
     return operation.text() + ("" if moved is None else f", {_bytes(moved)} moved")
 
 
-def _describe(report: Report, is_wanted: bool) -> str:
+def _describe(report: RankReport, is_wanted: bool) -> str:
     """Where a rank is that does not wait; others may wait for it."""
     last = _last(report)
     at = f"; its last operation was {last.text()}" if last is not None else ""
@@ -276,20 +276,20 @@ def _describe(report: Report, is_wanted: bool) -> str:
     return f"{_name(report)} {'; '.join(parts)}{where}."
 
 
-def _farewell(report: Report) -> str:
+def _farewell(report: RankReport) -> str:
     """Return how a rank without an error ended."""
     if report.end:
         return f"has ended{' with' if report.end.startswith(_CODE) else ':'} {report.end}"
     return "has come to the end of its program" if report.reason == "ended" else f"has left: {report.left}"
 
 
-def _last(report: Report) -> Optional[Operation]:
+def _last(report: RankReport) -> Optional[ReportedOperation]:
     """The operation that a rank has begun last, in any channel."""
     found = [channel.operations[-1] for channel in report.channels if channel.operations]
     return max(found, key=lambda operation: operation.at, default=None)
 
 
-def _name(report: Report) -> str:
+def _name(report: RankReport) -> str:
     return f"Rank {report.rank} ({report.host})"
 
 
@@ -297,7 +297,7 @@ def _bytes(count: int) -> str:
     return "nothing" if count == 0 else f"{count} bytes"
 
 
-def _conclusions(reports: Mapping[int, Report], waits: Waits, quarrels: Sequence[Dispute]) -> List[str]:
+def _conclusions(reports: Mapping[int, RankReport], waits: Waits, quarrels: Sequence[Dispute]) -> List[str]:
     """Which ranks disagree, and which ranks all the others wait for in the end."""
     found = [line for dispute in quarrels for line in _dispute_lines(dispute, len(reports))]
     if not found and any(MISMATCH in report.error[: len(UNCAUGHT + MISMATCH)] for report in reports.values()):
@@ -340,5 +340,5 @@ def _dispute_lines(dispute: Dispute, size: int) -> List[str]:
     ]
 
 
-def _call(operation: Operation) -> str:
+def _call(operation: ReportedOperation) -> str:
     return f"{operation.what} (op {operation.number}, {operation.place})"

@@ -32,5 +32,5 @@ CHECKS = ("login", "software", "addresses", "network", "links", "cpu", "memory",
 
 
 def is_usable(iface: Dict[str, Any]) -> bool:
-    """Whether an interface may connect hosts. Those of containers usually have twins on other hosts."""
+    """Return whether an interface may connect hosts. Other hosts usually have those of containers, too."""
     return not str(iface["name"]).startswith(("docker", "br-", "virbr", "veth", "lxc", "cni"))

@@ -27,7 +27,7 @@ MEASUREMENTS = 3
 """The best counts: nothing makes a route look fast but being fast."""
 
 
-class Place(NamedTuple):
+class ProbedHost(NamedTuple):
     """A host as a job's rendezvous has it: each has one rank, with the host's number."""
 
     rank: int
@@ -175,7 +175,7 @@ class _Network:
         self, job: Job, probes: Sequence[HostProbe], pool: Executor, found: Examination
     ) -> None:
         self._job, self._probes, self._pool, self._found = job, probes, pool, found
-        self._places: Dict[int, Place] = {}
+        self._places: Dict[int, ProbedHost] = {}
 
     def examine(self) -> None:
         """All of it."""
@@ -209,7 +209,7 @@ class _Network:
                 found.unheard[index] = answer["problem"]
             elif answer is not None:
                 found.ahead_s[index] = answer["time_s"] - at_s, error_s
-                self._places[index] = Place(
+                self._places[index] = ProbedHost(
                     index, found.hosts[index], index, 0, answer["machine"], answer["addresses"]
                 )
 

@@ -13,7 +13,7 @@ from ringcomm.errors import ProtocolError
 
 from ..agent import processes
 from ..plan.job import HostJob, Job
-from ..reach.agent_process import Link
+from ..reach.agent_process import AgentLink
 from ..reach.base import AT_ONCE, retry_delay_s
 from ..reach.protocol import Frame
 from .event_loop import READ, WRITE, Loop
@@ -47,7 +47,7 @@ class AgentHandler(Protocol):
     def unstartable(self, host: HostJob, text: str) -> None:
         """The process of an agent's link could not be started on this machine."""
 
-    def hung_up(self, host: HostJob, link: Link, status: Optional[int]) -> bool:
+    def hung_up(self, host: HostJob, link: AgentLink, status: Optional[int]) -> bool:
         """An agent's link has ended; returns whether to start it again."""
 
 
@@ -67,7 +67,7 @@ class Agents:
 
     def __init__(self, job: Job, loop: Loop, handler: AgentHandler) -> None:
         self.job = job
-        self.links = [Link(host.argv, caches=not host.is_local) for host in job.hosts]
+        self.links = [AgentLink(host.argv, caches=not host.is_local) for host in job.hosts]
         self.closed: Set[int] = set()
         self._loop = loop
         self._handler = handler
@@ -98,7 +98,7 @@ class Agents:
         for host, link in zip(self.job.hosts, self.links):
             self._watch(host, link, reading)
 
-    def _watch(self, host: HostJob, link: Link, reading: bool) -> None:
+    def _watch(self, host: HostJob, link: AgentLink, reading: bool) -> None:
         readable = link.alive and reading
         self._loop.watch(link.descriptor("stdout"), READ if readable else 0, lambda: self._read(host))
         self._loop.watch(link.descriptor("stderr"), READ, lambda: self._read_stderr(host))
@@ -239,7 +239,7 @@ class Agents:
 
     def add(self, host: HostJob) -> None:
         """Start an agent on a host that has become part of the job; its index is the next one."""
-        self.links.append(Link(host.argv, caches=not host.is_local))
+        self.links.append(AgentLink(host.argv, caches=not host.is_local))
         self._unstarted.append(host)
 
     def abandon(self, host: HostJob) -> None:

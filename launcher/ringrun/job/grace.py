@@ -29,7 +29,7 @@ class Grace:
         self._loop = loop
         self._exited = exited
         self._end = end
-        self._patient = False
+        self._waits = False
 
     def begin(self) -> bool:
         """The job has failed; whether the time begins now."""
@@ -40,14 +40,14 @@ class Grace:
 
     def _over(self) -> None:
         """End the job, but let the rank that failed first end by itself if it is about to."""
-        if self.leaving - set(self._exited) and not self._patient:
-            self._patient = True
+        if self.leaving - set(self._exited) and not self._waits:
+            self._waits = True
             self._loop.after("grace", LEAVING_S, self._over)
         else:
             self._end()
 
     def exited(self) -> None:
         """A rank has ended."""
-        if self._patient and self._loop.is_set("grace") and not self.leaving - set(self._exited):
+        if self._waits and self._loop.is_set("grace") and not self.leaving - set(self._exited):
             self._loop.cancel("grace")
             self._end()

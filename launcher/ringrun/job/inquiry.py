@@ -7,7 +7,7 @@ from typing import Callable, List, Mapping, Sequence, Tuple
 from ..diagnosis.first_failure import Complaint, FirstFailure
 from ..diagnosis.records import Records, explain, explain_lines, has_operations, keep_records
 from ..plan.job import Job
-from ..reach.agent_process import Link
+from ..reach.agent_process import AgentLink
 from .event_loop import Loop
 
 ANSWER_S = 1.8
@@ -27,7 +27,7 @@ class Inquiry:
     def __init__(
         self,
         job: Job,
-        links: Sequence[Link],
+        links: Sequence[AgentLink],
         loop: Loop,
         print_text: Callable[[str], None],
         failure: FirstFailure,

@@ -9,7 +9,7 @@ import tty
 from typing import Any, Callable, List, Optional, Sequence
 
 from ..plan.job import Job
-from ..reach.agent_process import Link
+from ..reach.agent_process import AgentLink
 from ..show.console import Console
 from ..show.printer import STDERR, STDOUT
 from .event_loop import READ, Loop
@@ -71,7 +71,7 @@ class RemoteTerminal:
         console: what the rank writes goes there, without a prefix.
     """
 
-    def __init__(self, job: Job, links: Sequence[Link], loop: Loop, console: Console) -> None:
+    def __init__(self, job: Job, links: Sequence[AgentLink], loop: Loop, console: Console) -> None:
         self._job, self._links, self._console = job, links, console
         debugged = job.debug
         self._rank = debugged.rank if debugged is not None and not debugged.device else -1

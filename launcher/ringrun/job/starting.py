@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Callable, Optional
 
 from ..plan.job import HostJob
-from ..reach.agent_process import Link
+from ..reach.agent_process import AgentLink
 from ..reach.base import NOTHING, RETRIES, last_lines
 
 _IN_PIPES_BYTES = 1 << 16
 """So much may wait here for a moment although the network is fast."""
 
 
-def not_ready_text(host: HostJob, link: Link, limit_s: float, wheels: str = "") -> str:
+def not_ready_text(host: HostJob, link: AgentLink, limit_s: float, wheels: str = "") -> str:
     """The problem of a host that is not ready in time: what was going on.
 
     Args:
@@ -40,7 +40,7 @@ def not_ready_text(host: HostJob, link: Link, limit_s: float, wheels: str = "") 
 
 
 def failed_start(
-    host: HostJob, link: Link, status: Optional[int], note: Callable[[str], None]
+    host: HostJob, link: AgentLink, status: Optional[int], note: Callable[[str], None]
 ) -> Optional[str]:
     """The problem of a host whose agent has ended before it answered.
 
@@ -61,6 +61,6 @@ def failed_start(
         note(f"{host.name} has no {host.python}: using python3 there")
         link.argv = list(host.fallback)
         return None
-    if failure.retry and (failure.patient or link.attempt <= RETRIES):
+    if failure.retry and (failure.may_appear or link.attempt <= RETRIES):
         return None
     return failure.text

@@ -17,7 +17,7 @@ from ..agent import framing, processes, threads
 from ..diagnosis import failure_report
 from ..diagnosis.first_failure import Complaint, Exit, FirstFailure, signal_name
 from ..plan.job import HostJob, Job
-from ..reach.agent_process import Link
+from ..reach.agent_process import AgentLink
 from ..reach.origin import install_for
 from ..reach.protocol import Frame, event_facts
 from ..ship.source_tree import FETCHED
@@ -306,7 +306,7 @@ class Supervisor:
 
     # -- links that end ------------------------------------------------------------------------
 
-    def hung_up(self, host: HostJob, link: Link, status: Optional[int]) -> bool:
+    def hung_up(self, host: HostJob, link: AgentLink, status: Optional[int]) -> bool:
         """A link has ended; whether to try again."""
         if host.index in self._done or self._ending:
             return False

@@ -10,12 +10,12 @@ from ringcomm.errors import ConfigError
 from ringcomm.storage.files import open_named
 
 from ..plan.job import Job
-from ..reach.agent_process import Link
+from ..reach.agent_process import AgentLink
 from ..show.console import Console
 from ..show.printer import Printer
 from ..watch import table
 from ..watch.history import History
-from ..watch.html_report import Facts, html_report
+from ..watch.html_report import ReportFacts, html_report
 from .event_loop import Loop
 from .keyboard import Keys
 from .metrics_server import MetricsServer
@@ -45,7 +45,7 @@ class Watching:
     def __init__(
         self,
         job: Job,
-        links: Sequence[Link],
+        links: Sequence[AgentLink],
         loop: Loop,
         printer: Printer,
         console: Console,
@@ -160,7 +160,7 @@ class Watching:
         path = self._job.observation.report
         if path is None:
             return
-        facts = Facts(
+        facts = ReportFacts(
             self._job.command.shown, self._job.version, self._began_at,
             self._loop.clock() - self.history.began_s, reason, failure, tuple(changes),
             self._job.setting_rows,

@@ -27,7 +27,7 @@ class Allocation(NamedTuple):
         via: how hosts are reached: ``srun``, a template for :class:`ringrun.reach.via.Via`, or "" for ssh.
         job: the scheduler's number of the job.
         here: the scheduler's name of this machine, or "".
-        patient: whether hosts may still be starting.
+        may_appear: whether hosts may still be starting.
         is_stated: whether the scheduler was asked for a number of tasks. Otherwise ``-np`` may be more.
     """
 
@@ -36,7 +36,7 @@ class Allocation(NamedTuple):
     via: str = ""
     job: str = ""
     here: str = ""
-    patient: bool = False
+    may_appear: bool = False
     is_stated: bool = True
 
     def has(self, spec: HostSpec) -> bool:
@@ -148,7 +148,7 @@ def _operator(environ: Mapping[str, str], read: Read) -> Optional[Allocation]:
         path = environ.get(variable, "")
         if path:
             hosts = tuple(parse_hostfile(read(f"hostfile of {variable}", path), path))
-            return Allocation(f"{path} ({variable})", hosts, patient=True)
+            return Allocation(f"{path} ({variable})", hosts, may_appear=True)
     return None
 
 

@@ -18,13 +18,13 @@ class Failure(NamedTuple):
         text: one paragraph for the user.
         retry: whether a retry may succeed.
         no_python: whether the host does not have the interpreter.
-        patient: with ``retry``: whether to retry until the start timeout, because the host may still appear.
+        may_appear: with ``retry``: whether to retry until the start timeout, as the host may still appear.
     """
 
     text: str
     retry: bool = False
     no_python: bool = False
-    patient: bool = False
+    may_appear: bool = False
 
 
 class Reach(Protocol):

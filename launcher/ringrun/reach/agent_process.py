@@ -23,7 +23,7 @@ from .protocol import (
 STDERR_LIMIT_BYTES = 16 * 1024
 
 
-class Link:
+class AgentLink:
     """Starts an agent, sends it commands without blocking, and parses its output into frames.
 
     Args:

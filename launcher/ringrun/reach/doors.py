@@ -37,7 +37,7 @@ class Doors:
     def __init__(self, via: Optional[str], ssh: SshOptions, allocation: Optional[Allocation]) -> None:
         self._here = ThisMachine()
         self._allocation = allocation
-        self._ssh = Ssh(ssh, patient=allocation is not None and allocation.patient)
+        self._ssh = Ssh(ssh, may_appear=allocation is not None and allocation.may_appear)
         self._via = Via(via) if via is not None and via != "ssh" else None
         self._inside: Optional[Via] = None
         if allocation is not None and allocation.via and via is None and ssh == SshOptions():

@@ -38,15 +38,15 @@ class Ssh(CommandReach):
 
     Args:
         options: how to log in.
-        patient: whether hosts may still be starting, so that their names may not be known yet and their sshd
-            may not listen: both are tried again until the start timeout.
+        may_appear: whether hosts may still be starting, so that their names may not be known yet and
+            their sshd may not listen: both are tried again until the start timeout.
     """
 
     connection = "the ssh connection to it"
     description = "ssh"
 
-    def __init__(self, options: SshOptions, patient: bool = False) -> None:
-        self._options, self._patient = options, patient
+    def __init__(self, options: SshOptions, may_appear: bool = False) -> None:
+        self._options, self._may_appear = options, may_appear
 
     def argv(self, spec: HostSpec, python: str) -> List[str]:
         """The ssh command line that starts the agent on one host; see :class:`.plan.reaching.Reach`."""
@@ -79,8 +79,8 @@ class Ssh(CommandReach):
         if status != 255:
             return None
         failure = _ssh_failure(host, login_line(argv), output, last_lines(output))
-        if self._patient and re.search(_STILL_STARTING, output, re.I):
-            return failure._replace(retry=True, patient=True)
+        if self._may_appear and re.search(_STILL_STARTING, output, re.I):
+            return failure._replace(retry=True, may_appear=True)
         return failure
 
     def explain_unstarted(self, host: str, argv: Sequence[str], python: str, why: str) -> str:

@@ -89,5 +89,5 @@ class Via(CommandReach):
         said = last_lines(output)
         return Failure(
             f"{host}: it does not run yet ({said}). By hand: {self.by_hand(argv)}true",
-            retry=True, patient=True,
+            retry=True, may_appear=True,
         )  # fmt: skip

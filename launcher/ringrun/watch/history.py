@@ -25,7 +25,7 @@ MAX_POINTS = 480
 """A curve with more points is thinned to half of them."""
 
 
-class Rates(NamedTuple):
+class RankRates(NamedTuple):
     """What a rank has done in a period, per second.
 
     Attributes:
@@ -51,15 +51,15 @@ class Point(NamedTuple):
     """
 
     at_s: float
-    rates: Rates
+    rates: RankRates
 
 
-def rates_between(before: Sample, after: Sample) -> Optional[Rates]:
+def rates_between(before: Sample, after: Sample) -> Optional[RankRates]:
     """The rates between two samples of one rank; None if there is no time between them."""
     period_s = after.elapsed_s - before.elapsed_s
     if period_s <= 0.0 or after.generation != before.generation:
         return None
-    return Rates(
+    return RankRates(
         period_s,
         max(0, after.steps - before.steps) / period_s,
         max(0, after.calls - before.calls) / period_s,
@@ -69,7 +69,7 @@ def rates_between(before: Sample, after: Sample) -> Optional[Rates]:
     )
 
 
-class Process:
+class RankHistory:
     """The samples of one rank, or of one process of an elastic job.
 
     Args:
@@ -134,7 +134,7 @@ class Process:
         return (self._recent[0], self._recent[-1]) if len(self._recent) > 1 else (None, self.latest)
 
     @property
-    def rates(self) -> Optional[Rates]:
+    def rates(self) -> Optional[RankRates]:
         """The rates in the present window."""
         first, last = self.window
         return None if first is None or last is None else rates_between(first, last)
@@ -145,7 +145,7 @@ def _mean(one: Point, other: Point) -> Point:
     first_s, second_s = one.rates.period_s, other.rates.period_s
     total_s = first_s + second_s
     means = [(a * first_s + b * second_s) / total_s for a, b in zip(one.rates[1:], other.rates[1:])]
-    return Point((one.at_s + other.at_s) / 2, Rates(total_s, *means))
+    return Point((one.at_s + other.at_s) / 2, RankRates(total_s, *means))
 
 
 class History:
@@ -161,7 +161,7 @@ class History:
 
     def __init__(self, began_s: float) -> None:
         self.began_s = began_s
-        self.processes: Dict[int, Process] = {}
+        self.processes: Dict[int, RankHistory] = {}
         self.interfaces: Dict[Tuple[int, int], str] = {}
 
     def take(self, process: int, data: bytes, now_s: float) -> bool:
@@ -169,7 +169,7 @@ class History:
         sample = parse_sample(data, now_s)
         if sample is None:
             return False
-        self.processes.setdefault(process, Process(self.began_s)).add(sample)
+        self.processes.setdefault(process, RankHistory(self.began_s)).add(sample)
         return True
 
     def linked(self, links: Sequence[Mapping[str, Any]]) -> None:

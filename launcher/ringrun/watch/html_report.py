@@ -6,7 +6,7 @@ import time
 from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from . import svg
-from .history import History, Process
+from .history import History, RankHistory
 from .numbers import KindNumbers, Sample
 from .table import slowest_text
 from .waiting import MIN_DELIVERED_BYTES, names_of
@@ -34,7 +34,7 @@ svg{max-width:100%;height:auto;font:12px system-ui,sans-serif}.lines,.bars{width
 """
 
 
-class Facts(NamedTuple):
+class ReportFacts(NamedTuple):
     """What the report says beside numbers.
 
     Attributes:
@@ -58,7 +58,7 @@ class Facts(NamedTuple):
     settings: Tuple[Tuple[str, str, str], ...] = ()
 
 
-def html_report(facts: Facts, history: History, hosts: Mapping[int, str]) -> str:
+def html_report(facts: ReportFacts, history: History, hosts: Mapping[int, str]) -> str:
     """The file.
 
     Args:
@@ -181,7 +181,7 @@ def _curves(history: History, hosts: Mapping[int, str]) -> str:
     )
 
 
-def _steps_or_calls(process: Process, steps: bool) -> List[Tuple[float, float]]:
+def _steps_or_calls(process: RankHistory, steps: bool) -> List[Tuple[float, float]]:
     return [(item.at_s, item.rates.steps if steps else item.rates.calls) for item in process.points]
 
 

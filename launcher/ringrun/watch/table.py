@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import List, Mapping, Optional, Sequence, Tuple
 
 from ..show.visible import columns, visible_line
-from .history import History, Process, Rates
+from .history import History, RankHistory, RankRates
 from .numbers import Sample
 from .waiting import Slowest, names_of
 
@@ -76,7 +76,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  " + "  ".join(padded).rstrip()
 
 
-def _cells(rank: int, host: str, process: Process, now_s: float) -> Tuple[str, ...]:
+def _cells(rank: int, host: str, process: RankHistory, now_s: float) -> Tuple[str, ...]:
     sample, rates = process.latest, process.rates
     assert sample is not None
     step = str(sample.steps) if sample.steps else "-"
@@ -123,7 +123,7 @@ def line(history: History, hosts: Mapping[int, str]) -> str:
     """
     present = history.present()
     rates = [history.processes[number].rates for number in present.values()]
-    known: List[Rates] = [item for item in rates if item is not None]
+    known: List[RankRates] = [item for item in rates if item is not None]
     if not known:
         return ""
     steps = max((process.latest.steps for process in _of(history, present) if process.latest), default=0)
@@ -136,5 +136,5 @@ def line(history: History, hosts: Mapping[int, str]) -> str:
     return text if slowest is None else f"{text}; {slowest_text(slowest, names_of(history.present(), hosts))}"
 
 
-def _of(history: History, present: Mapping[int, int]) -> List[Process]:
+def _of(history: History, present: Mapping[int, int]) -> List[RankHistory]:
     return [history.processes[number] for number in present.values()]

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 import torch
 
-from ...arrays.torch_tensors import elements_of
+from ...arrays.torch_tensors import TensorOperand
 from ...collective.rows import check_rows, cumulative, row_counts
 from ...dtypes import Array
 from ...errors import Misuse, UnsupportedDtypeError
@@ -42,31 +42,25 @@ def movable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(word)
 
 
-class Flat:
-    """A tensor's elements as a flat array in C order.
+class GroupOperand(TensorOperand):
+    """A tensor that the result of an operation overwrites.
 
     Args:
         tensor: on the CPU, of any layout but sparse.
         arithmetic: whether the elements are computed with, not only moved.
 
     Attributes:
-        array: shares the tensor's memory if that is contiguous; otherwise :meth:`finish` copies it back.
-        dtype: of the tensor.
-        moved_as: the tensor's dtype if the array has another dtype of the same size; otherwise empty.
+        element: the tensor's dtype.
+        moved_as: that dtype as text if :attr:`flat` has another dtype of the same size; otherwise empty.
 
     Raises:
         Misuse: the tensor is not on the CPU, or is sparse.
         UnsupportedDtypeError: the elements cannot be sent, or not be computed with.
     """
 
-    __slots__ = ("_copy", "_tensor", "array", "dtype", "moved_as")
+    __slots__ = ("_arithmetic", "element", "moved_as")
 
     def __init__(self, tensor: torch.Tensor, arithmetic: bool = False) -> None:
-        if tensor.requires_grad:
-            tensor = tensor.detach()
-        self._tensor = tensor
-        self.dtype = tensor.dtype
-        self._copy = None
         if not tensor.is_cpu or tensor.layout is not torch.strided:
             raise Misuse(
                 f"The backend 'ringcomm' supports dense tensors in the CPU's memory; this one is on "
@@ -74,44 +68,44 @@ class Flat:
             )
         if arithmetic and tensor.dtype not in _REDUCIBLE:
             raise UnsupportedDtypeError(f"elements of type {tensor.dtype} cannot be reduced.")
-        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-            tensor = self._copy = tensor.resolve_conj().resolve_neg().contiguous()
-        moved = tensor if arithmetic else movable(tensor)
-        self.array: Array = elements_of(moved.view(-1))
-        self.moved_as = "" if moved is tensor else str(self.dtype)
+        self._arithmetic = arithmetic
+        super().__init__(tensor)
 
-    def finish(self) -> None:
-        """Write the copy back, if there is one."""
-        if self._copy is not None:
-            self._tensor.copy_(self._copy)
+    def _elements(self, host: torch.Tensor) -> Array:
+        moved = host if self._arithmetic else movable(host)
+        self.element = host.dtype
+        self.moved_as = "" if moved is host else str(host.dtype)
+        return super()._elements(moved)
 
 
 class Parts:
     """Parts of a flat array: of one tensor, which is divided, or several tensors, side by side.
 
     Args:
-        flats: the tensors.
+        operands: the tensors.
         bounds: the parts' boundaries in the array.
         space: memory for the array, and copies of the tensors; None: the memory of the only tensor.
 
     Attributes:
         array: see ``space``.
-        dtype: of the tensors.
+        element: the dtype of the tensors.
     """
 
-    __slots__ = ("_copies", "array", "bounds", "dtype", "flats")
+    __slots__ = ("_copies", "array", "bounds", "element", "operands")
 
-    def __init__(self, flats: List[Flat], bounds: Tuple[int, ...], space: Optional[Array] = None) -> None:
-        self.flats = flats
+    def __init__(
+        self, operands: List[GroupOperand], bounds: Tuple[int, ...], space: Optional[Array] = None
+    ) -> None:
+        self.operands = operands
         self.bounds = bounds
-        self.dtype = flats[0].dtype
+        self.element = operands[0].element
         self._copies = space is not None
-        self.array: Array = flats[0].array if space is None else space
+        self.array: Array = operands[0].flat if space is None else space
 
     def load(self) -> Array:
         """Return the array, after copying the tensors to it."""
         if self._copies:
-            np.concatenate([flat.array for flat in self.flats], out=self.array)
+            np.concatenate([operand.flat for operand in self.operands], out=self.array)
         return self.array
 
     def part(self, number: int) -> Array:
@@ -121,11 +115,11 @@ class Parts:
     def finish(self) -> None:
         """Copy the array back to the tensors."""
         start = 0
-        for flat in self.flats:
+        for operand in self.operands:
             if self._copies:
-                start, begin = start + flat.array.size, start
-                flat.array[...] = self.array[begin:start]
-            flat.finish()
+                start, begin = start + operand.flat.size, start
+                operand.flat[...] = self.array[begin:start]
+            operand.finish()
 
 
 def bounds_of(tensors: Sequence[torch.Tensor]) -> Tuple[int, ...]:

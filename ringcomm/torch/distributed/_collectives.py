@@ -7,7 +7,6 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, T
 import numpy as np
 import torch
 
-from ...collective.calls import Intent, sizes_text
 from ...collective.runner import Runner
 from ...collective.staged import Staging
 from ...dtypes import Array
@@ -15,7 +14,8 @@ from ...errors import Misuse
 from ...ops import Collective, ReduceOp
 from ...schedule.steps import even_bounds
 from ...wire.frames import NO_OP, NO_ROOT
-from ._bridge import Flat, Parts, bounds_of, even_parts, row_parts
+from ...wire.signature import Signature, sizes_text
+from ._bridge import GroupOperand, Parts, bounds_of, even_parts, row_parts
 from ._reductions import Reduction
 
 Tensors = Sequence[torch.Tensor]
@@ -83,12 +83,16 @@ class Collectives:
         if tensor.is_sparse:
             self._all_reduce_sparse(tensor, how)
             return
-        flat = Flat(tensor, arithmetic=True)
-        self._reduce(flat.array, how, staging=staging)
-        flat.finish()
+        operand = GroupOperand(tensor, arithmetic=True)
+        self._reduce(operand.flat, how, staging=staging)
+        operand.finish()
 
     def _reduce(
-        self, data: Array, how: Reduction, intent: Optional[Intent] = None, staging: Optional[Staging] = None
+        self,
+        data: Array,
+        how: Reduction,
+        intent: Optional[Signature] = None,
+        staging: Optional[Staging] = None,
     ) -> None:
         how.prepare(data)
         self.runner.all_reduce(data, how.op, how.name, data.shape, intent=intent, staging=staging)
@@ -102,24 +106,26 @@ class Collectives:
             self.for_each(alone, lambda tensor, label: self.all_reduce(tensor, how.labelled(label)))
         if not together:
             return
-        parts = self._copied([Flat(tensor, arithmetic=True) for tensor in small], bounds_of(small))
+        parts = self._copied([GroupOperand(tensor, arithmetic=True) for tensor in small], bounds_of(small))
         bounds = parts.bounds
-        intent = Intent(Collective.ALLREDUCE, how.code, NO_ROOT, how.name, bounds, sizes_text(bounds))
+        intent = Signature.intent(
+            Collective.ALLREDUCE, how.code, NO_ROOT, how.name, bounds, sizes_text(bounds)
+        )
         self._reduce(parts.load(), how, intent)
         parts.finish()
 
     def all_reduce_packed(self, tensor: torch.Tensor, parts: Sequence[Packed]) -> None:
         """Average parts of a tensor over all ranks, each with its codec, in place."""
-        flat = Flat(tensor, arithmetic=True)
+        operand = GroupOperand(tensor, arithmetic=True)
         for codec, places, array, residuals in parts:
             for start, stop, place in places:
-                array[place : place + stop - start] = flat.array[start:stop]
+                array[place : place + stop - start] = operand.flat[start:stop]
             self.runner.all_reduce(
                 array, ReduceOp.AVERAGE, "compressed gradients", codec=codec, residuals=residuals
             )
             for start, stop, place in places:
-                flat.array[start:stop] = array[place : place + stop - start]
-        flat.finish()
+                operand.flat[start:stop] = array[place : place + stop - start]
+        operand.finish()
 
     def for_each(self, items: Sequence[_Item], act: Callable[[_Item, str], None]) -> None:
         """Call ``act`` with each of an operation's tensors and a label (its number, and the count).
@@ -137,19 +143,19 @@ class Collectives:
             raise Misuse("sparse tensors can be summed and averaged only.")
         mine = tensor.coalesce()
         values, indices = mine.values(), mine.indices()
-        how.prepare(Flat(values, arithmetic=True).array)
-        flat = Flat(values)
-        label = " ".join(filter(None, ("sparse", f"in {mine.sparse_dim()} dimensions", flat.moved_as)))
+        how.prepare(GroupOperand(values, arithmetic=True).flat)
+        operand = GroupOperand(values)
+        label = " ".join(filter(None, ("sparse", f"in {mine.sparse_dim()} dimensions", operand.moved_as)))
         rows = self.runner.exchange(
-            [indices.shape[1]], Collective.ALLREDUCE, flat.array.dtype, label, tuple(tensor.shape), how.code
+            [indices.shape[1]], Collective.ALLREDUCE, operand.dtype, label, tuple(tensor.shape), how.code
         )[:, 0].tolist()
         all_values = values.new_empty((sum(rows), *values.shape[1:]))
         # Entry by entry, so that each rank's indices are contiguous.
         all_indices = indices.new_empty((sum(rows), indices.shape[0]))
         for output, own in ((all_values, values), (all_indices, indices.t().contiguous())):
             parts = self._parts(output, rows=rows)
-            intent = Intent(Collective.ALLREDUCE, name="sparse", text=sizes_text(parts.bounds))
-            self._gather_parts(parts, Flat(own), intent)
+            intent = Signature.intent(Collective.ALLREDUCE, name="sparse", text=sizes_text(parts.bounds))
+            self._gather_parts(parts, GroupOperand(own), intent)
         total = torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.shape).coalesce()
         if how.op == ReduceOp.AVERAGE:
             total = total / self.size
@@ -158,12 +164,12 @@ class Collectives:
 
     def reduce(self, tensor: torch.Tensor, root: int, how: Reduction) -> None:
         """Reduce a tensor to the root, in place; the other ranks' tensors do not change."""
-        flat = Flat(tensor, arithmetic=True)
-        data = flat.array
-        intent = Intent(Collective.REDUCE, how.code, root, how.name, text=_count_text(data))
+        operand = GroupOperand(tensor, arithmetic=True)
+        data = operand.flat
+        intent = Signature.intent(Collective.REDUCE, how.code, root, how.name, text=_count_text(data))
         if self.rank != root:
-            data = self._scratch(flat.array.size, flat.array.dtype)
-            np.copyto(data, flat.array)
+            data = self._scratch(operand.flat.size, operand.dtype)
+            np.copyto(data, operand.flat)
         if data.nbytes <= _REDUCE_ALL_BYTES:
             self._reduce(data, how, intent)
         else:
@@ -173,58 +179,63 @@ class Collectives:
             own = data[bounds[self.rank] : bounds[self.rank + 1]]
             self._to_root(own, data if self.rank == root else None, bounds, intent)
         if self.rank == root:
-            flat.finish()
+            operand.finish()
 
     def reduce_scatter(self, output: torch.Tensor, source: Divided, how: Reduction, label: str = "") -> None:
         """Reduce the ranks' sources; rank r gets part r of the result."""
-        parts, target = self._parts(source, arithmetic=True, copied=True), Flat(output, arithmetic=True)
+        parts = self._parts(source, arithmetic=True, copied=True)
+        target = GroupOperand(output, arithmetic=True)
         own = parts.part(self.rank)
-        _check_room("output", target.dtype, target.array, parts.dtype, own)
+        _check_room("output", target.element, target.flat, parts.element, own)
         data, bounds = parts.load(), parts.bounds
         how.prepare(data)
         name = how.labelled(label).name
-        intent = Intent(Collective.REDUCESCATTER, how.code, NO_ROOT, name, bounds, sizes_text(bounds))
+        intent = Signature.intent(
+            Collective.REDUCESCATTER, how.code, NO_ROOT, name, bounds, sizes_text(bounds)
+        )
         self.runner.reduce_scatter(data, bounds, how.op, intent=intent)
-        target.array[...] = own
+        target.flat[...] = own
         target.finish()
 
     # ---- movement ----------------------------------------------------------------------------
 
     def broadcast(self, tensor: torch.Tensor, root: int, staging: Optional[Staging] = None) -> None:
         """Copy the root's tensor to all ranks; with ``staging`` while it is copied from and to devices."""
-        flat = Flat(tensor)
-        self.runner.broadcast(flat.array, root, flat.moved_as, flat.array.shape, staging=staging)
+        operand = GroupOperand(tensor)
+        self.runner.broadcast(operand.flat, root, operand.moved_as, operand.flat.shape, staging=staging)
         if self.rank != root:
-            flat.finish()
+            operand.finish()
 
     def all_gather(self, output: Divided, source: torch.Tensor, label: str = "") -> None:
         """Copy every rank's tensor to all ranks: rank r's to part r of ``output``; sizes may differ."""
-        parts, own = self._parts(output), Flat(source)
+        parts, own = self._parts(output), GroupOperand(source)
         name, bounds = f"{own.moved_as} {label}".strip(), parts.bounds
-        intent = Intent(Collective.ALLGATHER, NO_OP, NO_ROOT, name, bounds, sizes_text(bounds))
+        intent = Signature.intent(Collective.ALLGATHER, NO_OP, NO_ROOT, name, bounds, sizes_text(bounds))
         self._gather_parts(parts, own, intent)
 
-    def _gather_parts(self, parts: Parts, own: Flat, intent: Intent) -> None:
+    def _gather_parts(self, parts: Parts, own: GroupOperand, intent: Signature) -> None:
         place = parts.part(self.rank)
-        _check_room("input", own.dtype, own.array, parts.dtype, place)
-        place[...] = own.array
+        _check_room("input", own.element, own.flat, parts.element, place)
+        place[...] = own.flat
         self.runner.all_gather(parts.array, parts.bounds, intent=intent)
         parts.finish()
 
     def gather(self, outputs: Tensors, source: torch.Tensor, root: int) -> None:
         """Copy rank r's tensor to ``outputs[r]`` on the root; the other ranks have no outputs."""
-        own = Flat(source)
+        own = GroupOperand(source)
         if self.rank != root:
-            intent = Intent(Collective.GATHER, NO_OP, root, own.moved_as, text=_count_text(own.array))
-            self._to_root(own.array, None, (), intent)
+            intent = Signature.intent(
+                Collective.GATHER, NO_OP, root, own.moved_as, text=_count_text(own.flat)
+            )
+            self._to_root(own.flat, None, (), intent)
             return
         parts = self._parts(outputs)
-        _check_room("input", own.dtype, own.array, parts.dtype, parts.part(root))
-        intent = Intent(Collective.GATHER, NO_OP, root, own.moved_as, text=sizes_text(parts.bounds))
-        self._to_root(own.array, parts.array, parts.bounds, intent)
+        _check_room("input", own.element, own.flat, parts.element, parts.part(root))
+        intent = Signature.intent(Collective.GATHER, NO_OP, root, own.moved_as, text=sizes_text(parts.bounds))
+        self._to_root(own.flat, parts.array, parts.bounds, intent)
         parts.finish()
 
-    def _to_root(self, own: Array, data: Any, bounds: Tuple[int, ...], intent: Intent) -> None:
+    def _to_root(self, own: Array, data: Any, bounds: Tuple[int, ...], intent: Signature) -> None:
         """Send this rank's part to the root, which receives all parts in ``data``."""
         send = _only(intent.root, own.size, self.size)
         if data is None:
@@ -233,16 +244,16 @@ class Collectives:
 
     def scatter(self, output: torch.Tensor, inputs: Tensors, root: int) -> None:
         """Send the root's ``inputs[r]`` to rank r; the other ranks have no inputs."""
-        target = Flat(output)
-        source, send = np.empty(0, target.array.dtype), (0,) * (self.size + 1)
-        text = _count_text(target.array)
+        target = GroupOperand(output)
+        source, send = np.empty(0, target.dtype), (0,) * (self.size + 1)
+        text = _count_text(target.flat)
         if self.rank == root:
             parts = self._parts(inputs)
-            _check_room("output", target.dtype, target.array, parts.dtype, parts.part(root))
+            _check_room("output", target.element, target.flat, parts.element, parts.part(root))
             source, send, text = parts.load(), parts.bounds, sizes_text(parts.bounds)
-        into = _only(root, target.array.size, self.size)
-        intent = Intent(Collective.SCATTER, NO_OP, root, target.moved_as, text=text)
-        self.runner.all_to_all(source, target.array, send, into, intent=intent)
+        into = _only(root, target.flat.size, self.size)
+        intent = Signature.intent(Collective.SCATTER, NO_OP, root, target.moved_as, text=text)
+        self.runner.all_to_all(source, target.flat, send, into, intent=intent)
         target.finish()
 
     def all_to_all(
@@ -259,9 +270,9 @@ class Collectives:
         sent, received = self._parts(source, rows=send), self._parts(output, rows=into, index=1)
         to, come = sent.bounds, received.bounds
         place, own = received.part(self.rank), sent.part(self.rank)
-        _check_room("output", received.dtype, place, sent.dtype, own)
+        _check_room("output", received.element, place, sent.element, own)
         text = f"sending {sizes_text(to)}, receiving {sizes_text(come)}"
-        intent = Intent(Collective.ALLTOALL, name=sent.flats[0].moved_as, text=text)
+        intent = Signature.intent(Collective.ALLTOALL, name=sent.operands[0].moved_as, text=text)
         self.runner.all_to_all(sent.load(), received.array, to, come, intent=intent)
         received.finish()
 
@@ -283,14 +294,14 @@ class Collectives:
                 raise Misuse(f"one tensor per rank is needed: {self.size}, not {len(tensors)}.")
             if any(tensor.dtype != tensors[0].dtype for tensor in tensors):
                 raise Misuse("the tensors of one collective must be of one type.")
-            flats = [Flat(tensor, arithmetic) for tensor in tensors]
-            return self._copied(flats, bounds_of(tensors), index)
-        flat = Flat(tensors, arithmetic)
-        bounds = row_parts(tensors, rows, self.size) if rows else even_parts(flat.array.size, self.size)
-        return self._copied([flat], bounds, index) if copied else Parts([flat], bounds)
+            operands = [GroupOperand(tensor, arithmetic) for tensor in tensors]
+            return self._copied(operands, bounds_of(tensors), index)
+        operand = GroupOperand(tensors, arithmetic)
+        bounds = row_parts(tensors, rows, self.size) if rows else even_parts(operand.flat.size, self.size)
+        return self._copied([operand], bounds, index) if copied else Parts([operand], bounds)
 
-    def _copied(self, flats: List[Flat], bounds: Tuple[int, ...], index: int = 0) -> Parts:
-        return Parts(flats, bounds, self._scratch(bounds[-1], flats[0].array.dtype, index))
+    def _copied(self, operands: List[GroupOperand], bounds: Tuple[int, ...], index: int = 0) -> Parts:
+        return Parts(operands, bounds, self._scratch(bounds[-1], operands[0].dtype, index))
 
 
 def _count_text(data: Array) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import warnings
 from contextlib import nullcontext
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Optional
 
 import torch
 import typing_extensions
@@ -15,12 +15,11 @@ from torch.distributed.algorithms import join
 from ...arrays.mirrors import StagingPool
 from ...clock import Idleness
 from ...collective.call_sites import comparable_site, look_through, this_site
-from ...collective.runner import Runner
 from ...errors import Misuse, describe_error
 from ...group.message_matching import Address
 from ...group.operation_queue import OperationQueue
 from ...group.point_to_point import PointToPoint
-from ._bridge import Flat
+from ._bridge import GroupOperand
 from ._elements import type_code, type_name
 from ._group_transport import GroupTransport
 from ._staged import staged
@@ -38,8 +37,6 @@ class Operations:
 
     Args:
         name: the group's.
-        ranks: the ranks of the whole job that the group consists of.
-        runner: runs the collectives.
         transport: of the group.
         timeout_s: how long nothing may move in operations that have no limit of their own, in seconds.
 
@@ -49,17 +46,17 @@ class Operations:
         started: the number of collectives that have been started.
     """
 
-    def __init__(
-        self, name: str, ranks: Sequence[int], runner: Runner, transport: GroupTransport, timeout_s: float
-    ) -> None:
+    def __init__(self, name: str, transport: GroupTransport, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self.started = 0
         self.queue = OperationQueue(f"ringcomm-{name}")
-        thread, fabric = f"ringcomm-{name}-messages", transport.channels.background
-        self.messages = PointToPoint(fabric, transport.watch, transport.spin_s, thread, type_name)
+        group, thread = transport.group, f"ringcomm-{name}-messages"
+        self.messages = PointToPoint(
+            group.channels.background, transport.watch, group.spin_s, thread, type_name
+        )  # fmt: skip
         self._name = name
-        self._ranks = ranks
-        self._runner = runner
+        self._ranks = group.members
+        self._runner = group.runner
         self._transport = transport
         self._staging = StagingPool()
         self._idleness = Idleness()
@@ -118,12 +115,12 @@ class Operations:
         """
         what = f"send to rank {self._number_of(peer)} with tag {address[1]}"
         on_device = staged(self._staging, [tensor], [], False)
-        flat = Flat(tensor if on_device is None else on_device.fetched(self._transport.watch))
+        operand = GroupOperand(tensor if on_device is None else on_device.fetched(self._transport.watch))
         work = RingcommWork(what, [tensor], interrupted=self.interrupted)
         work.epilogue = lambda: setattr(work, "kept", None)
         # A copy, if the tensor is not contiguous or is on a device, must live until it has been sent.
-        work.kept = (flat, on_device)
-        return self._started(self.messages.send, peer, address, flat, work)
+        work.kept = (operand, on_device)
+        return self._started(self.messages.send, peer, address, operand, work)
 
     def receive(self, tensor: torch.Tensor, peer: Optional[int], address: Address) -> RingcommWork:
         """Start receiving a tensor from one rank, or (None) from any rank.
@@ -135,17 +132,18 @@ class Operations:
             raise Misuse("recv from any rank: this group has no other ranks.")
         source = "any rank" if peer is None else f"rank {self._number_of(peer)}"
         on_device = staged(self._staging, [tensor], [tensor], False)
-        flat = Flat(tensor if on_device is None else on_device.arguments[0])
+        operand = GroupOperand(tensor if on_device is None else on_device.arguments[0])
         what = f"recv from {source} with tag {address[1]}"
         work = RingcommWork(what, [tensor], interrupted=self.interrupted, on_device=on_device)
-        work.epilogue = flat.finish if on_device is None else on_device.deliver
+        work.epilogue = operand.finish if on_device is None else on_device.deliver
         work.site = this_site()
-        return self._started(self.messages.receive, peer, address, flat, work)
+        return self._started(self.messages.receive, peer, address, operand, work)
 
     def _started(
-        self, act: Callable[..., None], peer: Optional[int], address: Address, flat: Flat, work: RingcommWork
-    ) -> RingcommWork:
-        act(peer, address, flat.array.view("u1").data, work, self.timeout_s, type_code(flat.dtype))
+        self, act: Callable[..., None], peer: Optional[int], address: Address, operand: GroupOperand,
+        work: RingcommWork,
+    ) -> RingcommWork:  # fmt: skip
+        act(peer, address, operand.flat.view("u1").data, work, self.timeout_s, type_code(operand.element))
         self._note(work)
         return work
 

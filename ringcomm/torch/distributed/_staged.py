@@ -9,6 +9,7 @@ import torch
 
 from ...arrays.kinds import DeviceKind, device_kind
 from ...arrays.mirrors import BlockMirror, StagingPool
+from ...arrays.operands import DeviceOperand
 from ...collective.runner import Runner
 from ...collective.staged import Staging
 from ...errors import Misuse
@@ -30,23 +31,19 @@ class _Shadow:
         if tensor.layout is not torch.strided:
             raise Misuse(f"The backend 'ringcomm' supports dense tensors on devices, not {tensor.layout}.")
         self._tensor = tensor.detach()
-        self._flat, _ = kind.flat(movable(self._tensor))
-        self.mirror: BlockMirror = pool.mirror(kind, self._flat)
-        elements = torch.from_numpy(self.mirror.host)
-        self.host = elements.view(tensor.dtype).view(tensor.shape)
-        self.count = self.host.numel()
-        self.direct = bool(self._flat.data_ptr() == tensor.data_ptr()) or not tensor.numel()
+        self._operand = DeviceOperand(pool, kind, movable(self._tensor), "the operation")
+        self.mirror = self._operand.mirror
+        self.host = torch.from_numpy(self._operand.flat).view(tensor.dtype).view(tensor.shape)
         if read:
             self.mirror.preload()
 
     def publish(self) -> None:
         """Let the current stream wait for the result, and copy it to a tensor of another layout."""
-        self.mirror.finish()
-        if not self.direct:
-            self._tensor.copy_(self._flat.view(self._tensor.dtype).view(self._tensor.shape))
-            if self._tensor.is_cuda:  # pragma: no cover - needs a CUDA device
-                for used in (self._tensor, self._flat):
-                    used.record_stream(torch.cuda.current_stream(self._tensor.device))
+        self._operand.finish()
+        own, moved = self._tensor, self._operand.on_device
+        if own.is_cuda and moved.data_ptr() != own.data_ptr():  # pragma: no cover - needs a CUDA device
+            for used in (own, moved):
+                used.record_stream(torch.cuda.current_stream(own.device))
 
 
 class Staged:
@@ -101,7 +98,7 @@ class Staged:
         """
         shadows = list(self._shadows.values())
         if overlaps and len(shadows) == 1 and runner.size > 1:
-            do(*self.arguments, staging=Staging(shadows[0].mirror, ((0, shadows[0].count),)))
+            do(*self.arguments, staging=Staging(shadows[0].mirror, ((0, shadows[0].host.numel()),)))
             self._stored = True
         else:
             runner.fetch(self._read())

@@ -35,7 +35,7 @@ class WeightedAverage:
         self._cursor = None
         self._weight: Any = weight
         if isinstance(weight, Balanced):
-            if weight.pace.deal.measures and weight.pace.deal.size > 1:
+            if weight.pace.division.measures and weight.pace.division.size > 1:
                 raise ConfigError("With DDP pass speeds=[...] to the batches: its waits cannot be measured.")
             self._cursor = weight.pace.cursor()
 

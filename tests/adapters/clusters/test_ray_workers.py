@@ -21,7 +21,7 @@ ray = pytest.importorskip("ray")
 import ringcomm.ray  # noqa: E402 - it needs Ray
 from ringcomm.ray import RayExecutor, executor, workers  # noqa: E402
 from ringcomm.ray.settings import job_settings  # noqa: E402
-from ringcomm.ray.workers import Facts, Placement, Worker  # noqa: E402
+from ringcomm.ray.workers import Placement, Worker, WorkerFacts  # noqa: E402
 
 ALONE = Ticket("job", 0, 1, 0, {"RINGCOMM_SIZE": "1"})
 LOST = ray.exceptions.RayActorError
@@ -255,8 +255,8 @@ class TestPlacement:
             assert "has not started 2 workers within 5 s" in str(caught.value)
 
 
-def _facts(node: str, gpu: str) -> Facts:
-    return Facts(Host(node, f"{node}.local"), [gpu])
+def _facts(node: str, gpu: str) -> WorkerFacts:
+    return WorkerFacts(Host(node, f"{node}.local"), [gpu])
 
 
 class TestExecutor:

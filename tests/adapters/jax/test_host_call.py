@@ -16,7 +16,7 @@ from ringcomm.calls.process_set import global_process_set as every_rank  # noqa:
 from ringcomm.collective.call_sites import this_site  # noqa: E402
 from ringcomm.errors import MismatchError, NotInitializedError, ShapeError  # noqa: E402
 from ringcomm.jax import host_call  # noqa: E402
-from ringcomm.jax.host_call import HostCall, Place  # noqa: E402
+from ringcomm.jax.host_call import HostCall, SetPosition  # noqa: E402
 from ringcomm.ops import ReduceOp  # noqa: E402
 
 ALL = Reduction(process_set=every_rank)
@@ -76,7 +76,7 @@ def test_a_weight_is_no_array_to_reduce(alone: Any) -> None:
 
 def test_shapes_of_results_depend_on_the_place() -> None:
     def shapes(operation: Any, position: int, *given: Any) -> List[Any]:
-        return host_call.results_of(HostCall(operation, Place(position, 3), this_site()), given)
+        return host_call.results_of(HostCall(operation, SetPosition(position, 3), this_site()), given)
 
     assert shapes(Operation("allgather", ALL, None, 2), 1, (2, 5), (0,)) == [
         [6, 5],
@@ -92,7 +92,7 @@ def test_shapes_of_results_depend_on_the_place() -> None:
 
 
 def test_a_program_for_other_ranks_is_refused(alone: Any) -> None:
-    call = HostCall(Operation("allgather", ALL), Place(1, 2), this_site())
+    call = HostCall(Operation("allgather", ALL), SetPosition(1, 2), this_site())
     with pytest.raises(MismatchError, match=r"rank 1 of 2, .* Call jax.clear_caches\(\)") as raised:
         call.run([np.ones(2)])
     assert cause_of(RuntimeError(f"XLA: {raised.value}")) is raised.value

@@ -78,7 +78,7 @@ def test_local_layers_are_those_of_the_argument(alone: Any) -> None:
         layer.build((None, 2))
     for local, count in ((None, 0), (layers[0], 2), (layers, 3), (set(layers[1:]), 1)):
         optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=local)
-        assert len(optimizer._ringcomm_local) == count
+        assert len(optimizer._ringcomm_reducer._local) == count
 
 
 def test_half_precision_scales_losses_outside_of_the_reduction(alone: Any) -> None:
@@ -259,7 +259,7 @@ def test_loaded_models_have_distributed_optimizers(alone: Any, tmp_path: Path) -
         for load in (hvd.load_model, hvd_of_tensorflow.load_model):
             loaded = load(tmp_path / "model.keras", [Own], compression=hvd.Compression.fp16)
             assert isinstance(loaded.optimizer, type(own)), type(loaded.optimizer).__mro__
-            assert loaded.optimizer._ringcomm_how.compression is hvd.Compression.fp16
+            assert loaded.optimizer._ringcomm_reducer.how.compression is hvd.Compression.fp16
             assert float(loaded.optimizer.learning_rate) == 0.25
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import ringcomm.tensorflow as hvd
-from ringcomm.balance.deal import Deal
+from ringcomm.balance.division import SampleDivision
 from tests.adapters.jobs import same_everywhere
 
 COUNT, GLOBAL_BATCH, EPOCHS = 70, 16, 2
@@ -31,10 +31,10 @@ def loss_of(weights: Any, x: Any, y: Any) -> Any:
 
 
 def alone(optimizer: Any) -> List[Any]:
-    weights, deal, (inputs, targets) = start(), Deal(COUNT, GLOBAL_BATCH, 4), data()
+    weights, division, (inputs, targets) = start(), SampleDivision(COUNT, GLOBAL_BATCH, 4), data()
     for epoch in range(EPOCHS):
-        for step in range(deal.steps):
-            rows = deal.batch(epoch, step)
+        for step in range(division.steps):
+            rows = division.batch(epoch, step)
             with tf.GradientTape() as tape:
                 loss = loss_of(weights, inputs[rows], targets[rows])
             optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import ringcomm as rc
 import ringcomm.torch as hvd
 from ringcomm import api
-from ringcomm.balance.deal import Deal
+from ringcomm.balance.division import SampleDivision
 from tests.adapters.torch.checks_training import model_of
 from tests.adapters.torch.harness import same_everywhere, with_errors
 
@@ -43,11 +43,11 @@ def optimizers(model: nn.Module) -> Sequence[Any]:
 
 def alone(number: int) -> List[torch.Tensor]:
     """One process that computes the whole global batches."""
-    model, data, deal = model_of(), dataset(), Deal(COUNT, GLOBAL_BATCH, seed=4)
+    model, data, division = model_of(), dataset(), SampleDivision(COUNT, GLOBAL_BATCH, seed=4)
     optimizer = optimizers(model)[number]
     for epoch in range(EPOCHS):
-        for step in range(deal.steps):
-            rows = torch.from_numpy(deal.batch(epoch, step))
+        for step in range(division.steps):
+            rows = torch.from_numpy(division.batch(epoch, step))
             optimizer.zero_grad()
             (model(data.tensors[0][rows]) - data.tensors[1][rows]).square().mean().backward()
             optimizer.step()

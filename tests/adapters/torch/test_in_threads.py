@@ -157,13 +157,23 @@ def test_all_bytes_of_a_tensor():
     assert found.tolist() == [1, 0, 0, 1]
 
 
-def test_a_tensor_of_another_device_is_staged(monkeypatch):
+class Elsewhere(torch.Tensor):
+    """A tensor of a device that is neither the CPU nor of CUDA."""
+
+    is_cpu = False
+
+
+def test_a_tensor_of_another_device_is_staged():
     """Of one that is no CUDA device: the copy is made while the caller waits."""
-    staged = []
-    monkeypatch.setattr(tensors, "_staged", lambda tensor: staged.append(tensor.device.type) or "on the host")
-    elsewhere = torch.ones(2, device="meta")
-    assert [tensors.on_host(elsewhere), tensors._copy(elsewhere)] == ["on the host"] * 2
-    assert staged == ["meta"] * 2
+    tensor = torch.arange(6.0).view(2, 3).t().as_subclass(Elsewhere)
+    target = tensors.operand_of(tensor, "allreduce_", in_place=True)
+    assert target.shape == (3, 2) and target.flat.tolist() == [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]
+    target.flat += 1
+    assert tensor.tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+    assert target.finish() is tensor and tensor.tolist() == [[1.0, 4.0], [2.0, 5.0], [3.0, 6.0]]
+    copied = tensors.operand_of(tensor, "allreduce")
+    copied.flat[0] = 9.0
+    assert copied.finish()[0, 0].item() == 9.0 and tensor[0, 0].item() == 1.0
 
 
 class TestStateOfAnOptimizer:

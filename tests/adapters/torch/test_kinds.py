@@ -217,21 +217,61 @@ def test_the_memory_of_a_tensor_of_the_cpu():
 
 def test_a_tensor_of_a_type_that_numpy_lacks_cannot_be_sent():
     with pytest.raises(UnsupportedDtypeError, match="torch.float8_e5m2 cannot be sent"):
-        tensors.flat_array(torch.zeros(2, dtype=torch.float8_e5m2))
+        tensors.operand_of(torch.zeros(2, dtype=torch.float8_e5m2), "allreduce")
 
 
 def test_only_dense_tensors_are_taken():
     with pytest.raises(Exception, match="allreduce works on tensors, not on list"):
-        tensors.plain([1.0], "allreduce")
+        tensors.dense([1.0], "allreduce")
     with pytest.raises(Exception, match="allreduce works on dense tensors, not on torch.sparse_coo"):
-        tensors.plain(torch.zeros(2).to_sparse(), "allreduce")
-    turned = tensors.plain(torch.tensor([1 + 2j], requires_grad=True).conj(), "allreduce")
-    assert not turned.is_conj() and not turned.requires_grad and turned.tolist() == [1 - 2j]
+        tensors.dense(torch.zeros(2).to_sparse(), "allreduce")
 
 
-def test_a_copy_in_host_memory_is_another_tensor():
-    tensor = torch.arange(6.0).view(2, 3).t()
-    copy = tensors._staged(tensor)
-    assert copy.is_contiguous() and copy.tolist() == tensor.tolist()
-    copy[0, 0] = 9.0
-    assert tensor[0, 0].item() == 0.0
+class TestOperandsOfTheCpu:
+    def test_one_that_is_overwritten_shares_the_memory_of_its_tensor(self):
+        tensor = torch.zeros(2, 3, requires_grad=True)
+        operand = tensors.operand_of(tensor, "allreduce_", in_place=True)
+        operand.flat[5] = 7.0
+        assert operand.shape == (2, 3) and operand.finish() is tensor and tensor[1, 2].item() == 7.0
+
+    def test_one_of_another_layout_is_written_back(self):
+        for tensor in (
+            torch.arange(6.0).view(2, 3).t(),
+            torch.arange(16.0).view(1, 2, 2, 4).contiguous(memory_format=torch.channels_last),
+            torch.arange(6.0)[::2],
+            torch.tensor([1 + 2j, 3 - 1j]).conj(),
+            torch.tensor([1 + 2j, 3 - 1j]).conj().imag,
+        ):
+            before = tensor.tolist()
+            operand = tensors.operand_of(tensor, "allreduce_", in_place=True)
+            assert operand.flat.tolist() == tensor.reshape(-1).tolist()
+            operand.flat *= 2
+            assert tensor.tolist() == before
+            assert operand.finish() is tensor and tensor.tolist() == (np.array(before) * 2).tolist()
+
+    def test_a_copy_is_another_tensor_and_has_the_shape_that_is_wanted(self):
+        for tensor in (torch.arange(6.0).view(2, 3), torch.arange(6.0).view(3, 2).t()):
+            operand = tensors.operand_of(tensor, "allreduce")
+            assert operand.flat.tolist() == tensor.reshape(-1).tolist()
+            operand.flat[0] = 9.0
+            copy = operand.finish()
+            assert copy.is_contiguous() and copy.shape == tensor.shape and copy[0, 0].item() == 9.0
+            assert operand.finish((6,)).tolist() == [9.0, *tensor.reshape(-1).tolist()[1:]]
+            assert tensor[0, 0].item() == 0.0
+
+    def test_rows_are_read_where_they_are_if_the_caller_waits(self):
+        tensor = torch.arange(3.0)
+        for waits in (False, True):
+            operand = tensors.operand_of(tensor, "allgather", rows=True, waits=waits)
+            assert np.shares_memory(operand.flat, tensor.numpy()) == waits
+            assert operand.deliver(np.ones((2, 2), np.float32)).tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+    @pytest.mark.parametrize("shape", [(), (0, 3)])
+    def test_tensors_without_dimensions_or_elements(self, shape):
+        tensor = torch.ones(shape, dtype=torch.bfloat16)
+        operand = tensors.operand_of(tensor, "allreduce_", in_place=True)
+        assert operand.shape == shape and operand.dtype.name == "bfloat16"
+        operand.flat += 1
+        assert operand.finish() is tensor and tensor.tolist() == torch.full(shape, 2.0).tolist()
+        rows = operand.deliver(np.full(shape, 3.0).astype(operand.dtype))
+        assert rows.dtype == torch.bfloat16 and rows.shape == shape

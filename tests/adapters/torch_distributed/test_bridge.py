@@ -9,35 +9,35 @@ pytest.importorskip("torch")
 import torch
 
 from ringcomm.errors import Misuse, UnsupportedDtypeError
-from ringcomm.torch.distributed._bridge import Flat, Parts, bounds_of, even_parts, row_parts
+from ringcomm.torch.distributed._bridge import GroupOperand, Parts, bounds_of, even_parts, row_parts
 
 
 class TestFlatArrays:
     def test_contiguous_memory_is_shared_and_other_is_written_back(self):
         tensor = torch.zeros(2, 3, requires_grad=True)
-        Flat(tensor).array[5] = 1.0
+        GroupOperand(tensor).flat[5] = 1.0
         assert tensor[1, 2].item() == 1.0
         turned = torch.zeros(3, 2).t()
-        flat = Flat(turned)
-        flat.array[1] = 1.0
+        operand = GroupOperand(turned)
+        operand.flat[1] = 1.0
         assert turned[0, 1].item() == 0.0
-        flat.finish()
+        operand.finish()
         assert turned.tolist() == [[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
-        assert Flat(torch.tensor([1 + 2j]).conj()).array.tolist() == [1 - 2j]
+        assert GroupOperand(torch.tensor([1 + 2j]).conj()).flat.tolist() == [1 - 2j]
 
     def test_types_that_numpy_lacks_are_moved_by_their_size(self):
-        flat = Flat(torch.ones(3, dtype=torch.bfloat16))
-        assert (flat.array.dtype.name, flat.moved_as) == ("int16", "torch.bfloat16")
-        flat = Flat(torch.ones(3, dtype=torch.bfloat16), arithmetic=True)
-        assert (flat.array.dtype.name, flat.moved_as) == ("bfloat16", "")
-        assert Flat(torch.ones(3, dtype=torch.float8_e5m2)).array.dtype.name == "uint8"
+        operand = GroupOperand(torch.ones(3, dtype=torch.bfloat16))
+        assert (operand.dtype.name, operand.moved_as) == ("int16", "torch.bfloat16")
+        operand = GroupOperand(torch.ones(3, dtype=torch.bfloat16), arithmetic=True)
+        assert (operand.dtype.name, operand.moved_as) == ("bfloat16", "")
+        assert GroupOperand(torch.ones(3, dtype=torch.float8_e5m2)).dtype.name == "uint8"
         with pytest.raises(UnsupportedDtypeError, match="torch.float8_e5m2 cannot be reduced"):
-            Flat(torch.ones(3, dtype=torch.float8_e5m2), arithmetic=True)
+            GroupOperand(torch.ones(3, dtype=torch.float8_e5m2), arithmetic=True)
 
     def test_only_dense_tensors_of_the_cpu(self):
         for tensor in (torch.ones(2).to_sparse(), torch.ones(2, device="meta")):
             with pytest.raises(Misuse, match="supports dense tensors in the CPU's memory; this one is on"):
-                Flat(tensor)
+                GroupOperand(tensor)
 
     def test_equal_parts(self):
         assert even_parts(6, 3) == (0, 2, 4, 6) and even_parts(0, 2) == (0, 0, 0)
@@ -53,8 +53,8 @@ class TestFlatArrays:
 
     def test_several_tensors_are_copied_to_one_array_and_back(self):
         tensors = [torch.zeros(2, 2).t(), torch.zeros(0), torch.zeros(3)]
-        flats = [Flat(tensor) for tensor in tensors]
-        parts = Parts(flats, bounds_of(tensors), torch.empty(7).numpy())
+        operands = [GroupOperand(tensor) for tensor in tensors]
+        parts = Parts(operands, bounds_of(tensors), torch.empty(7).numpy())
         assert parts.bounds == (0, 4, 4, 7) and parts.load().tolist() == [0.0] * 7
         parts.array[:] = range(7)
         assert parts.part(2).tolist() == [4.0, 5.0, 6.0]
@@ -64,7 +64,7 @@ class TestFlatArrays:
 
     def test_one_tensor_is_not_copied(self):
         turned = torch.zeros(3, 2).t()
-        parts = Parts([Flat(turned)], even_parts(6, 3))
+        parts = Parts([GroupOperand(turned)], even_parts(6, 3))
         parts.load()[1] = 1.0
         parts.finish()
         assert turned.tolist() == [[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]

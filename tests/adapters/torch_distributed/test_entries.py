@@ -21,7 +21,7 @@ from ringcomm.errors import ConfigError, StartTimeoutError, StartupError
 from ringcomm.storage.keys import key_text
 from ringcomm.torch.distributed import _store
 from ringcomm.torch.distributed._store import JobEntry, StoreEntry, adopt, group_settings, meet
-from tests.contract.service import Service, eventually
+from tests.support.service import Service, eventually
 
 KEY = b"k" * 32
 SHORT = group_settings(timedelta(seconds=1))

@@ -18,8 +18,8 @@ from ringcomm.storage.certificate import make_certificate  # noqa: E402
 from ringcomm.storage.keys import key_text  # noqa: E402
 from tests.adapters.torch_distributed.forked import Forked  # noqa: E402
 from tests.adapters.torch_distributed.meets import meet  # noqa: E402
-from tests.contract.relay import Relay  # noqa: E402
-from tests.contract.service import eventually  # noqa: E402
+from tests.support.relay import Relay  # noqa: E402
+from tests.support.service import eventually  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 KEY = b"k" * 32

@@ -14,7 +14,7 @@ from ringcomm._adapter.choice import (
     STEPS,
     AutoCompression,
     Links,
-    Step,
+    StepTime,
     choose,
     choose_again,
     configured,
@@ -44,7 +44,7 @@ def step(mbit, backward_s, size=3):
     """What is measured without compression: a backward pass that hides what it can."""
     needed = send_s("none", RESNET, links(mbit, size))
     wait_s = max(0.0, needed - backward_s)
-    return Step(backward_s + wait_s, wait_s, backward_s)
+    return StepTime(backward_s + wait_s, wait_s, backward_s)
 
 
 def test_the_volume_of_a_gradient():
@@ -95,7 +95,7 @@ def seen(name, mbit, backward_s, rates=FAST):
     """What is measured with a compression."""
     needed, coding = send_s(name, RESNET, links(mbit)), code_s(RESNET, 3, rates.get(name))
     wait_s = max(0.0, needed - backward_s)
-    return Step(backward_s + coding + wait_s, wait_s, backward_s)
+    return StepTime(backward_s + coding + wait_s, wait_s, backward_s)
 
 
 @pytest.mark.parametrize("name, before, now, backward_s, expected", [
@@ -121,7 +121,7 @@ def test_what_the_backward_pass_hides_says_only_that_links_are_fast_enough():
 def test_what_becomes_ready_late_cannot_be_hidden():
     """Half of the gradients at the end of the backward pass: half of the sending is waited for, or more."""
     half = RESNET / 2
-    late = Step(2.0, 0.6, 1.0, ((0.0, half), (1.0, half)))
+    late = StepTime(2.0, 0.6, 1.0, ((0.0, half), (1.0, half)))
     assert exposed_s("none", RESNET, late, links(1000)) == pytest.approx(2 / 3 * RESNET * GIGABIT, rel=1e-3)
     assert exposed_s("none", RESNET, late, links(100)) == pytest.approx(9.88, rel=1e-3)
     choice = choose(RESNET, late, fitted("none", RESNET, late, links(10_000)), FAST)
@@ -131,7 +131,7 @@ def test_what_becomes_ready_late_cannot_be_hidden():
 
 
 def test_the_calibration_is_corrected_within_limits():
-    waits = Step(2.0, 1.0, 1.0)
+    waits = StepTime(2.0, 1.0, 1.0)
     assert fitted("none", RESNET, waits, links(1000), 2.0).byte_s == pytest.approx(1.84 * GIGABIT, rel=0.01)
     limited = fitted("none", RESNET, waits, links(100_000), 2.0)
     assert limited.byte_s == pytest.approx(0.02 * GIGABIT, rel=0.01)
@@ -175,11 +175,11 @@ def test_over_the_grid_the_choice_is_near_the_best_although_the_calibration_is_w
     true, overlap_s = links(mbit), backward_s * 12 / 13
 
     def took(name):
-        waits = Step(0.0, 0.0, overlap_s, arrivals(backward_s))
+        waits = StepTime(0.0, 0.0, overlap_s, arrivals(backward_s))
         return backward_s + code_s(RESNET, 3, FAST.get(name)) + exposed_s(name, RESNET, waits, true)
 
     steps_s = {name: took(name) for name in ("none", "bf16", "int8")}
-    seen = Step(steps_s["none"], steps_s["none"] - backward_s, overlap_s, arrivals(backward_s))
+    seen = StepTime(steps_s["none"], steps_s["none"] - backward_s, overlap_s, arrivals(backward_s))
     calibrated = true._replace(byte_s=true.byte_s * error)
     choice = choose(RESNET, seen, fitted("none", RESNET, seen, calibrated, 2.0), FAST)
     assert steps_s[choice.name] <= 1.03 * steps_s["none"]

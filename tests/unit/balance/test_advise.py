@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import ringcomm as rc
 from ringcomm.balance.advise import compare, reduce_s
-from ringcomm.balance.plan import Limits, Speed
+from ringcomm.balance.plan import ComputeTime, ShareLimits
 from ringcomm.errors import ConfigError
 from ringcomm.schedule.cost import CostModel
 
@@ -70,7 +70,7 @@ def test_ranks_of_one_host_are_used_together():
 def test_a_batch_that_is_far_from_what_was_measured_is_rough():
     """One machine alone has the whole batch, of which it has computed a part so far."""
     model = CostModel(1e-5, 1e-9, 1e-10, hosts=(0, 1), wire_latency_s=1e-4, wire_byte_s=(1e-8,) * 2)
-    speeds = [Speed(0.0, 0.01)] * 2
+    speeds = [ComputeTime(0.0, 0.01)] * 2
     advice = compare(["a", "b"], speeds, model, 1000, 96, {"float32": 1.0}, measured=[48, 80])
     rough = {row.hosts: row.is_bound for row in advice.rows}
     assert rough == {("a",): True, ("b",): False, ("a", "b"): False}
@@ -82,7 +82,7 @@ def test_a_batch_that_is_far_from_what_was_measured_is_rough():
 
 def test_measured_communication_scales_the_prediction():
     model = CostModel(1e-5, 1e-9, 1e-10, hosts=(0, 1, 2), wire_latency_s=1e-4, wire_byte_s=(1e-8,) * 3)
-    speeds = [Speed(0.0, 0.01)] * 3
+    speeds = [ComputeTime(0.0, 0.01)] * 3
     rows = compare(["a", "b", "c"], speeds, model, 10_000_000, 96, {"float32": 1.0}, measured_s=0.5).rows
     three = next(row for row in rows if len(row.hosts) == 3)
     two = next(row for row in rows if len(row.hosts) == 2)
@@ -113,9 +113,9 @@ def test_what_is_no_machine(arguments):
 
 
 def test_ranks_that_would_have_too_few_samples_are_not_considered():
-    speeds = [Speed(0.0, 0.01)] * 3
+    speeds = [ComputeTime(0.0, 0.01)] * 3
     model = CostModel(1e-5, 1e-9, 1e-10, hosts=(0, 1, 2), wire_latency_s=1e-4, wire_byte_s=(1e-8,) * 3)
-    limits = Limits(min_batch=8)
+    limits = ShareLimits(min_batch=8)
     advice = compare(["a", "b", "c"], speeds, model, 1000, 16, {"float32": 1.0}, limits=limits)
     assert {len(row.hosts) for row in advice.rows} == {1, 2}
     assert advice.best.hosts == ("a", "b")

@@ -13,13 +13,13 @@ from ringcomm.errors import ConfigError
 from tests.unit.balance.job import Job
 
 
-def dealt(count=10, global_batch=4, **options):
+def batches(count=10, global_batch=4, **options):
     return Balanced(count, global_batch, options.pop("seed", 1), context=Job(), **options)
 
 
 class TestEpochs:
     def test_every_sample_is_dealt_once_and_epochs_follow_each_other(self):
-        data, epochs = dealt(), []
+        data, epochs = batches(), []
         assert len(data) == 3 and data.global_batch == 4 and data.shares == (4,)
         for epoch in range(2):
             seen, weights = [], []
@@ -33,11 +33,11 @@ class TestEpochs:
         assert epochs[0] != epochs[1], "shuffled anew"
 
     def test_a_data_set_counts_as_its_length_and_may_stay_in_order(self):
-        data = dealt("abcde", 2, shuffle=False, drop_last=True)
+        data = batches("abcde", 2, shuffle=False, drop_last=True)
         assert [mine.tolist() for mine in data] == [[0, 1], [2, 3]]
 
     def test_the_next_epoch_can_be_chosen(self):
-        data, same = dealt(), dealt()
+        data, same = batches(), batches()
         data.set_epoch(5)
         found = [mine.tolist() for mine in data]
         same.pace.begin(5, 0)
@@ -46,7 +46,7 @@ class TestEpochs:
         assert data.epoch == 6
 
     def test_an_iteration_that_was_left_counts_no_more_steps(self):
-        data = dealt()
+        data = batches()
         left = iter(data)
         next(left)
         next(left)
@@ -60,11 +60,11 @@ class TestEpochs:
 
 class TestPositions:
     def test_another_object_continues_where_one_was(self):
-        data, whole = dealt(), [mine.tolist() for mine in dealt()]
+        data, whole = batches(), [mine.tolist() for mine in batches()]
         list(islice(data, 2))
         position = data.state_dict()
         assert position == {"epoch": 0, "step": 1, "seed": 1, "global_batch": 4, "count": 10}
-        other = dealt()
+        other = batches()
         other.load_state_dict(position)
         assert other.state_dict() == position
         other.set_epoch(0)  # as training loops do, and the position stays
@@ -72,13 +72,13 @@ class TestPositions:
         assert other.state_dict()["epoch"] == 1 and other.state_dict()["step"] == 0
 
     def test_another_epoch_begins_at_its_first_batch(self):
-        data = dealt()
+        data = batches()
         data.load_state_dict({**data.state_dict(), "step": 2})
         data.set_epoch(3)
         assert len(list(data)) == 3 and data.epoch == 3
 
     def test_steps_of_all_epochs_count(self):
-        data = dealt()
+        data = batches()
         list(data)
         data.set_step(7)
         assert (data.state_dict()["epoch"], data.state_dict()["step"]) == (2, 1)
@@ -86,7 +86,7 @@ class TestPositions:
 
     @pytest.mark.parametrize("name", ["seed", "global_batch", "count"])
     def test_the_position_in_other_data_is_refused(self, name):
-        data = dealt()
+        data = batches()
         with pytest.raises(ConfigError, match=f"one of {name}=99, not "):
             data.load_state_dict({**data.state_dict(), name: 99})
 

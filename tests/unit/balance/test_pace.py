@@ -10,10 +10,10 @@ import pytest
 
 from ringcomm.balance import pace as module
 from ringcomm.balance.batches import Balanced
-from ringcomm.balance.deal import Deal
+from ringcomm.balance.division import SampleDivision
 from ringcomm.balance.pace import Pace, weight_of_steps
 from ringcomm.balance.probe import Probe
-from ringcomm.balance.replan import Change, Replanner
+from ringcomm.balance.replan import NewShares, Replanner
 from ringcomm.collective.codec_rates import CODECS, Rates
 from ringcomm.errors import ConfigError
 from ringcomm.ops import Average, Sum
@@ -60,7 +60,7 @@ class Decisions:
 
 def pace_of(job, *changes, steps=100, **options):
     """A position at its beginning, and the decisions that will be made."""
-    made = Pace(Deal(TOTAL * steps, TOTAL, size=job.size, **options), job)
+    made = Pace(SampleDivision(TOTAL * steps, TOTAL, size=job.size, **options), job)
     decisions = made.replanner = Decisions(*changes)
     made.begin(0, 0)
     return made, decisions
@@ -97,7 +97,7 @@ class TestReports:
     def test_a_rank_without_samples_has_measured_nothing(self, clock):
         job = Job(rank=1, size=2)
         pace, _ = pace_of(job)
-        pace.deal.change(0, (TOTAL, 0))
+        pace.division.change(0, (TOTAL, 0))
         for _ in range(2):
             step(pace, job, clock)
         assert job.asked[0][1][:5] == [0, 0.0, 0.0, 1, 0]
@@ -110,7 +110,7 @@ class TestReports:
         assert pace.share(1) == 0 and pace.share(2) == 8
         step(pace, job, clock)
         assert job.asked[0][1][:5] == [8, 0.0, 0.0, 1, 7]
-        pace.deal.change(10, (12, 4))
+        pace.division.change(10, (12, 4))
         for _ in range(9):
             step(pace, job, clock)
         pace.lose()  # a larger share, of which nine tenths are more than did not fit before
@@ -119,7 +119,7 @@ class TestReports:
 
     def test_a_short_global_batch_is_no_measurement(self, clock):
         job = Job(size=2)
-        pace = Pace(Deal(TOTAL + 4, TOTAL, size=2), job)
+        pace = Pace(SampleDivision(TOTAL + 4, TOTAL, size=2), job)
         pace.replanner = Decisions()
         pace.begin(0, 0)
         step(pace, job, clock)
@@ -131,7 +131,7 @@ class TestChanges:
     def test_shares_change_at_the_step_that_all_ranks_agree_on(self, clock, lines):
         for rank in (0, 1):
             job = Job(rank=rank, size=2)
-            pace, _ = pace_of(job, Change(2, (12, 4), "jetson1 is slower"))
+            pace, _ = pace_of(job, NewShares(2, (12, 4), "jetson1 is slower"))
             shares = []
             for _ in range(8):
                 shares.append(pace.share(pace.step))
@@ -149,24 +149,24 @@ class TestChanges:
 
     def test_for_some_frameworks_only_the_next_epoch_may_differ(self, clock):
         job = Job(size=2)
-        pace, _ = pace_of(job, Change(2, (12, 4), "now"), steps=5)
+        pace, _ = pace_of(job, NewShares(2, (12, 4), "now"), steps=5)
         pace.by_epoch = True
         for _ in range(5):
             step(pace, job, clock)
-        assert pace.deal.shares(0, 4) == (8, 8) and pace.deal.shares(1, 0) == (12, 4)
+        assert pace.division.shares(0, 4) == (8, 8) and pace.division.shares(1, 0) == (12, 4)
 
 
 class TestJobs:
     def test_measured_speeds_need_several_ranks(self):
-        assert isinstance(Pace(Deal(96, 8, size=2), Job(size=2)).replanner, Replanner)
-        assert isinstance(Pace(Deal(96, 8, size=2), Job(size=2, advise=True)).replanner, Probe)
-        assert Pace(Deal(96, 8), Job()).replanner is None
-        assert Pace(Deal(96, 8, size=2, speeds=[2, 1]), Job(size=2)).replanner is None
+        assert isinstance(Pace(SampleDivision(96, 8, size=2), Job(size=2)).replanner, Replanner)
+        assert isinstance(Pace(SampleDivision(96, 8, size=2), Job(size=2, advise=True)).replanner, Probe)
+        assert Pace(SampleDivision(96, 8), Job()).replanner is None
+        assert Pace(SampleDivision(96, 8, size=2, speeds=[2, 1]), Job(size=2)).replanner is None
 
     def test_in_the_next_job_measuring_begins_anew_with_its_ranks(self, clock):
         first, second = Job(size=2), Job(rank=2, size=3)
         jobs = [first]
-        pace = Pace(Deal(TOTAL * 9, TOTAL, size=2), lambda: jobs[-1])
+        pace = Pace(SampleDivision(TOTAL * 9, TOTAL, size=2), lambda: jobs[-1])
         pace.replanner = Decisions()
         pace.begin(0, 0)
         for _ in range(2):
@@ -175,7 +175,7 @@ class TestJobs:
         jobs.append(second)
         pace.begin(0, 2)
         assert second.balance_count == 1 and isinstance(pace.replanner, Replanner)
-        assert [pace.deal.size, pace.share(2), pace.step] == [3, 5, 2]
+        assert [pace.division.size, pace.share(2), pace.step] == [3, 5, 2]
         step(pace, second, clock)  # the handle of the first job is not waited for
         assert second.asked == []
 
@@ -210,7 +210,7 @@ class TestSteps:
     ):
         job = Job(rank=rank, size=size)
         job.batch_norm = True
-        pace = Pace(Deal(100 * total, total, size=size), job)
+        pace = Pace(SampleDivision(100 * total, total, size=size), job)
         pace.begin(0, 0)
         for _ in range(3):
             step(pace, job, clock)
@@ -255,7 +255,7 @@ class TestAdvice:
     def measured(self, job, clock, monkeypatch):
         """Steps until all ranks have been measured, and the advice is there."""
         monkeypatch.setattr(module, "measured_rates", lambda s: dict.fromkeys(CODECS, Rates(1e-9, 2e-9)))
-        pace = Pace(Deal(TOTAL * 500, TOTAL, size=job.size), job)
+        pace = Pace(SampleDivision(TOTAL * 500, TOTAL, size=job.size), job)
         pace.begin(0, 0)
         while not pace.ended and pace.step < 400:
             step(pace, job, clock, 0.01 + 0.001 * pace.share(pace.step), 0.002)
@@ -279,7 +279,7 @@ class TestAdvice:
         """As docs/unequal.md and the line without advice say."""
         monkeypatch.setattr(module, "measured_rates", lambda s: dict.fromkeys(CODECS, Rates(1e-9, 2e-9)))
         job = Job(size=2, advise=True)
-        pace = Pace(Deal(TOTAL * 500, TOTAL, size=2), job)
+        pace = Pace(SampleDivision(TOTAL * 500, TOTAL, size=2), job)
         pace.begin(0, 0)
         with pytest.raises(SystemExit):
             while pace.step < 400:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from ringcomm.balance.order import epoch_order, steps_in
 from ringcomm.balance.plan import (
-    Limits,
-    Observation,
-    Speed,
+    ComputeTime,
+    ShareLimits,
+    TimedShare,
     compute_s,
     fit,
     plan_shares,
@@ -23,19 +23,19 @@ from ringcomm.balance.plan import (
 from ringcomm.errors import ConfigError
 
 positive = st.floats(1e-4, 1.0)
-speeds = st.lists(st.builds(Speed, st.floats(0.0, 2.0), positive), min_size=1, max_size=6)
+speeds = st.lists(st.builds(ComputeTime, st.floats(0.0, 2.0), positive), min_size=1, max_size=6)
 
 
 class TestPlanShares:
     @settings(deadline=None)
     @given(speeds, st.integers(1, 500), st.integers(1, 16))
     def test_all_samples_are_dealt_in_multiples(self, speeds, total, unit):
-        shares = plan_shares(speeds, total, Limits(multiple_of=unit))
+        shares = plan_shares(speeds, total, ShareLimits(multiple_of=unit))
         assert sum(shares) == total and min(shares) >= 0
         assert sum(share % unit > 0 for share in shares) <= (total % unit > 0)
 
     @given(
-        st.lists(st.builds(Speed, st.floats(0.0, 3.0), st.floats(0.05, 1.0)), min_size=1, max_size=3),
+        st.lists(st.builds(ComputeTime, st.floats(0.0, 3.0), st.floats(0.05, 1.0)), min_size=1, max_size=3),
         st.integers(1, 14),
     )
     @settings(max_examples=60, deadline=None)
@@ -53,7 +53,7 @@ class TestPlanShares:
         size = len(speeds)
         low = data.draw(st.integers(0, total // size))
         highs = data.draw(st.lists(st.integers(low, total) | st.none(), min_size=size, max_size=size))
-        limits = Limits(low, highs)
+        limits = ShareLimits(low, highs)
         if sum(total if high is None else high for high in highs) < total:
             with pytest.raises(ConfigError, match="does not fit"):
                 plan_shares(speeds, total, limits)
@@ -64,15 +64,15 @@ class TestPlanShares:
             assert low <= share <= (total if high is None else high)
 
     def test_a_rank_that_takes_longer_for_nothing_than_others_for_all_gets_nothing(self):
-        assert plan_shares([Speed(0.0, 0.01), Speed(5.0, 0.01)], 96) == (96, 0)
+        assert plan_shares([ComputeTime(0.0, 0.01), ComputeTime(5.0, 0.01)], 96) == (96, 0)
 
     def test_too_many_for_too_few(self):
         with pytest.raises(ConfigError, match="at least 40 samples"):
-            plan_shares([Speed(0.0, 1.0)] * 3, 96, Limits(min_batch=40))
+            plan_shares([ComputeTime(0.0, 1.0)] * 3, 96, ShareLimits(min_batch=40))
 
     def test_three_to_one(self):
         assert proportional_shares([3, 1, 1], 96) == (58, 19, 19)
-        assert proportional_shares([3, 1, 1], 96, Limits(multiple_of=8)) == (64, 16, 16)
+        assert proportional_shares([3, 1, 1], 96, ShareLimits(multiple_of=8)) == (64, 16, 16)
         assert proportional_shares([1, 0], 9) == (9, 0)
         assert proportional_shares([1] * 3, 8) == (3, 3, 2)
 
@@ -97,17 +97,17 @@ class TestFit:
     @settings(deadline=None)
     @given(st.floats(0.0, 2.0), positive, st.lists(st.integers(1, 200), min_size=2, max_size=8, unique=True))
     def test_exact_observations(self, fixed_s, sample_s, sizes):
-        found = fit([Observation(size, fixed_s + sample_s * size) for size in sizes])
+        found = fit([TimedShare(size, fixed_s + sample_s * size) for size in sizes])
         assert found.sample_s == pytest.approx(sample_s, rel=1e-3)
         assert found.fixed_s == pytest.approx(fixed_s, abs=1e-3 * max(1.0, sample_s * max(sizes)))
 
     def test_one_size_only_is_proportional(self):
-        assert fit([Observation(10, 2.0), Observation(10, 4.0)]) == Speed(0.0, pytest.approx(0.3))
+        assert fit([TimedShare(10, 2.0), TimedShare(10, 4.0)]) == ComputeTime(0.0, pytest.approx(0.3))
 
     @settings(deadline=None)
     @given(
         st.lists(
-            st.builds(Observation, st.integers(1, 99), st.floats(1e-6, 9.0), st.integers(1, 40)), min_size=1
+            st.builds(TimedShare, st.integers(1, 99), st.floats(1e-6, 9.0), st.integers(1, 40)), min_size=1
         ),
         st.floats(0.0, 0.5),
     )
@@ -120,15 +120,15 @@ class TestFit:
         assert found.compute_s(mean_samples) == pytest.approx(mean_s, rel=1e-6)
 
     def test_observations_of_many_steps_weigh_more(self):
-        few, many = Observation(10, 2.0, 4), Observation(10, 1.0, 20)
+        few, many = TimedShare(10, 2.0, 4), TimedShare(10, 1.0, 20)
         assert fit([few, many]).compute_s(10) == pytest.approx((4 * 2.0 + 20 * 1.0) / 24)
 
     def test_sizes_that_hardly_differ_say_little_about_the_fixed_part(self):
         """An error of 5 % in one of two sizes near each other is not taken for a fixed part."""
-        near = [Observation(20, 2.1), Observation(22, 2.2)]
+        near = [TimedShare(20, 2.1), TimedShare(22, 2.2)]
         assert fit(near).fixed_s == pytest.approx(1.1)
         assert fit(near, 0.2).fixed_s < 0.1
-        far = [Observation(20, 1.0 + 2.0), Observation(80, 1.0 + 8.0)]
+        far = [TimedShare(20, 1.0 + 2.0), TimedShare(80, 1.0 + 8.0)]
         assert fit(far, 0.2).fixed_s == pytest.approx(1.0, rel=0.2)
 
 

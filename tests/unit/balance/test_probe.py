@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from ringcomm.balance.plan import Limits, Speed, compute_s, proportional_shares
+from ringcomm.balance.plan import ComputeTime, ShareLimits, compute_s, proportional_shares
 from ringcomm.balance.probe import Probe
-from ringcomm.balance.replan import Report
+from ringcomm.balance.replan import RankTimes
 from ringcomm.collective.codec_rates import Rates
 from ringcomm.schedule.closed_form import CODEC_SHARE
 from ringcomm.schedule.cost import CostModel
 
 HOSTS = ["desk", "jetson1", "jetson2"]
-SPEEDS = [Speed(0.01, 0.001), Speed(0.0, 0.003), Speed(0.02, 0.003)]
+SPEEDS = [ComputeTime(0.01, 0.001), ComputeTime(0.0, 0.003), ComputeTime(0.02, 0.003)]
 MODEL = CostModel(1e-5, 1e-9, 1e-10, hosts=(0, 1, 2), wire_latency_s=1e-4, wire_byte_s=(1e-8,) * 3)
 
 RATES = [{"bf16": Rates(1e-9, 1e-9), "int8": Rates(1e-9 * factor, 1e-9)} for factor in (1, 1, 20)]
@@ -21,14 +21,14 @@ RATES = [{"bf16": Rates(1e-9, 1e-9), "int8": Rates(1e-9 * factor, 1e-9)} for fac
 def advised(speeds, exposed_s, hidden_s=0.0):
     """The advice about ranks whose reductions take so long; before balanced shares a part of it is hidden."""
     shares, step, lines = proportional_shares([1] * 3, 96), 0, []
-    probe = Probe(shares, 96, Limits())
+    probe = Probe(shares, 96, ShareLimits())
     while not probe.finished:
         step += probe.window
         longest_s = compute_s(speeds, shares)
         times = [speed.compute_s(share) for speed, share in zip(speeds, shares)]
         waited = [longest_s - own_s + exposed_s - (hidden_s if len(lines) < 2 else 0.0) for own_s in times]
         rows = zip(shares, times, waited)
-        change = probe.decide(step, [Report(n, s, w if n else 0.0, 1) for n, s, w in rows])
+        change = probe.decide(step, [RankTimes(n, s, w if n else 0.0, 1) for n, s, w in rows])
         if change is not None:
             shares = change.shares
             lines.append(shares)
@@ -52,7 +52,7 @@ def test_communication_is_what_it_is_when_all_ranks_arrive_at_once(hidden_s):
 
 
 def test_a_rank_that_gets_no_samples_does_not_make_communication_free():
-    speeds = [Speed(0.0, 0.001), Speed(0.0, 0.001), Speed(5.0, 0.001)]
+    speeds = [ComputeTime(0.0, 0.001), ComputeTime(0.0, 0.001), ComputeTime(5.0, 0.001)]
     advice, shares = advised(speeds, 0.05)
     assert shares[-1][2] == 0
     pair = next(row for row in advice.rows if row.hosts == ("desk", "jetson1") and row.codec == "float32")

@@ -9,27 +9,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringcomm.balance.plan import Limits, Speed, compute_s, plan_shares, proportional_shares
-from ringcomm.balance.replan import PAUSE, Change, Replanner, Report
+from ringcomm.balance.plan import ComputeTime, ShareLimits, compute_s, plan_shares, proportional_shares
+from ringcomm.balance.replan import PAUSE, NewShares, RankTimes, Replanner
 from tests.unit.balance.throttled import Setup, train
 
 
 class Ranks:
     """Ranks of given speeds that report whenever they should."""
 
-    def __init__(self, speeds: List[Speed], total: int = 96, noise: float = 0.0, ahead: int = 0) -> None:
+    def __init__(
+        self, speeds: List[ComputeTime], total: int = 96, noise: float = 0.0, ahead: int = 0
+    ) -> None:
         self.speeds = speeds
         hosts = [f"jetson{rank}" for rank in range(len(speeds))]
-        self.planner = Replanner(proportional_shares([1] * len(speeds), total), total, Limits(), hosts)
+        self.planner = Replanner(proportional_shares([1] * len(speeds), total), total, ShareLimits(), hosts)
         self.shares = self.planner.shares
         self.noise = np.random.default_rng(0).normal
         self.scale = noise
         self.ahead = ahead
         self.steps = 0
-        self.changes: List[Change] = []
+        self.changes: List[NewShares] = []
         self.most = [0] * len(speeds)
 
-    def run(self, steps: int) -> Optional[Change]:
+    def run(self, steps: int) -> Optional[NewShares]:
         stop = self.steps + steps
         change = None
         while self.steps + self.planner.window <= stop:
@@ -39,7 +41,7 @@ class Ranks:
             for rank, speed in enumerate(self.speeds):
                 own_s = speed.compute_s(self.shares[rank]) * (1.0 + self.scale * self.noise())
                 wait_s = max(0.0, longest_s - own_s) + 0.01
-                reports.append(Report(self.shares[rank], own_s, wait_s, self.ahead, self.most[rank]))
+                reports.append(RankTimes(self.shares[rank], own_s, wait_s, self.ahead, self.most[rank]))
             change = self.planner.decide(self.steps, reports)
             if change is not None:
                 self.changes.append(change)
@@ -51,7 +53,7 @@ class Ranks:
         return (max(times) - min(times)) / max(times)
 
 
-@given(st.lists(st.builds(Speed, st.floats(0.0, 0.05), st.floats(0.001, 0.01)), min_size=2, max_size=4))
+@given(st.lists(st.builds(ComputeTime, st.floats(0.0, 0.05), st.floats(0.001, 0.01)), min_size=2, max_size=4))
 @settings(max_examples=100, deadline=None)
 def test_balanced_after_20_steps(speeds):
     ranks = Ranks(speeds, total=240)
@@ -63,7 +65,7 @@ def test_balanced_after_20_steps(speeds):
 
 
 def test_three_to_one():
-    ranks = Ranks([Speed(0.0, 0.01), Speed(0.0, 0.03), Speed(0.0, 0.03)], noise=0.02)
+    ranks = Ranks([ComputeTime(0.0, 0.01), ComputeTime(0.0, 0.03), ComputeTime(0.0, 0.03)], noise=0.02)
     ranks.run(20)
     assert ranks.spread() < 0.10
     assert "jetson" in ranks.changes[0].text and "32/32/32 -> 5" in ranks.changes[0].text
@@ -73,30 +75,32 @@ def test_three_to_one():
 
 def test_the_first_change_is_refined_by_smaller_gains():
     """The first windows are short; what they have missed would cost a part of every step."""
-    planner = Replanner((32, 32, 32), 96, Limits(), ["a", "b", "c"])
-    first = planner.decide(5, [Report(32, 0.58, 0.4, 0), Report(32, 0.96, 0.0, 0), Report(32, 0.96, 0.0, 0)])
+    planner = Replanner((32, 32, 32), 96, ShareLimits(), ["a", "b", "c"])
+    first = planner.decide(
+        5, [RankTimes(32, 0.58, 0.4, 0), RankTimes(32, 0.96, 0.0, 0), RankTimes(32, 0.96, 0.0, 0)]
+    )
     assert first is not None and first.shares == (44, 26, 26)
-    slow = Report(26, 0.80, 0.0, 0)
-    second = planner.decide(13, [Report(44, 0.70, 0.1, 0), slow, slow])
+    slow = RankTimes(26, 0.80, 0.0, 0)
+    second = planner.decide(13, [RankTimes(44, 0.70, 0.1, 0), slow, slow])
     assert second is not None and second.shares[0] > 44
     times_s = [0.70 / 44 * second.shares[0], 0.80 / 26 * second.shares[1], 0.80 / 26 * second.shares[2]]
 
     def reports(factor: float):
         pairs = zip(second.shares, times_s)
-        return [Report(share, s * factor**n, 0.0, 0) for n, (share, s) in enumerate(pairs)]
+        return [RankTimes(share, s * factor**n, 0.0, 0) for n, (share, s) in enumerate(pairs)]
 
     assert planner.decide(34, reports(1.0)) is None  # less than REFINING_GAIN
     assert planner.decide(54, reports(1.03)) is None  # refining is over
 
 
 def test_equal_ranks_are_left_alone():
-    ranks = Ranks([Speed(0.01, 0.01)] * 3, noise=0.03)
+    ranks = Ranks([ComputeTime(0.01, 0.01)] * 3, noise=0.03)
     ranks.run(1000)
     assert ranks.changes == []
 
 
 def test_a_rank_that_slows_down_is_found_and_named():
-    ranks = Ranks([Speed(0.005, 0.01)] * 3, noise=0.02)
+    ranks = Ranks([ComputeTime(0.005, 0.01)] * 3, noise=0.02)
     ranks.run(200)
     ranks.speeds[1] = ranks.speeds[1].times(2.0)
     ranks.run(50)
@@ -111,20 +115,20 @@ def test_a_rank_that_slows_down_is_found_and_named():
 
 def test_communication_that_nothing_can_shorten_counts():
     """A gain of a fifth of the computation is no tenth of a step that is mostly communication."""
-    planner = Replanner((48, 48), 96, Limits(), ["a", "b"])
-    assert planner.decide(5, [Report(48, 0.8, 4.2, 0), Report(48, 1.0, 4.0, 0)]) is None
-    planner = Replanner((48, 48), 96, Limits(), ["a", "b"])
-    assert planner.decide(5, [Report(48, 0.5, 0.5, 0), Report(48, 1.0, 0.0, 0)]) is not None
+    planner = Replanner((48, 48), 96, ShareLimits(), ["a", "b"])
+    assert planner.decide(5, [RankTimes(48, 0.8, 4.2, 0), RankTimes(48, 1.0, 4.0, 0)]) is None
+    planner = Replanner((48, 48), 96, ShareLimits(), ["a", "b"])
+    assert planner.decide(5, [RankTimes(48, 0.5, 0.5, 0), RankTimes(48, 1.0, 0.0, 0)]) is not None
 
 
 def test_changes_are_announced_further_ahead_than_any_loader_takes():
-    planner = Replanner((48, 48), 96, Limits(), ["a", "b"])
-    change = planner.decide(5, [Report(48, 0.5, 0.5, 3), Report(48, 1.0, 0.0, 11)])
+    planner = Replanner((48, 48), 96, ShareLimits(), ["a", "b"])
+    change = planner.decide(5, [RankTimes(48, 0.5, 0.5, 3), RankTimes(48, 1.0, 0.0, 11)])
     assert change is not None and change.lead > 11
 
 
 def test_a_rank_out_of_memory_is_bounded_at_once():
-    ranks = Ranks([Speed(0.0, 0.01)] * 3)
+    ranks = Ranks([ComputeTime(0.0, 0.01)] * 3)
     ranks.run(100)
     ranks.most[2] = 20
     ranks.run(20)
@@ -133,8 +137,8 @@ def test_a_rank_out_of_memory_is_bounded_at_once():
 
 @pytest.mark.parametrize("steps", [5, 10])
 def test_without_measurements_nothing_is_decided(steps):
-    planner = Replanner((48, 48), 96, Limits(), ["a", "b"])
-    assert planner.decide(steps, [Report(48, 0.0, 0.0, 0)] * 2) is None
+    planner = Replanner((48, 48), 96, ShareLimits(), ["a", "b"])
+    assert planner.decide(steps, [RankTimes(48, 0.0, 0.0, 0)] * 2) is None
 
 
 class TestMachinesWithQuotas:
@@ -170,29 +174,29 @@ class TestMachinesWithQuotas:
 
 
 def test_a_change_that_makes_steps_longer_is_taken_back_and_the_next_one_must_promise_more():
-    planner = Replanner((32, 32), 64, Limits(), ["a", "b"])
-    assert planner.decide(5, [Report(32, 0.5, 0.5, 0), Report(32, 1.0, 0.0, 0)]).shares == (43, 21)
-    even = [Report(43, 0.67, 0.0, 0), Report(21, 0.66, 0.01, 0)]
+    planner = Replanner((32, 32), 64, ShareLimits(), ["a", "b"])
+    assert planner.decide(5, [RankTimes(32, 0.5, 0.5, 0), RankTimes(32, 1.0, 0.0, 0)]).shares == (43, 21)
+    even = [RankTimes(43, 0.67, 0.0, 0), RankTimes(21, 0.66, 0.01, 0)]
     assert planner.decide(16, even) is None and planner.decide(40, even) is None
-    change = planner.decide(60, [Report(43, 1.0, 0.0, 0), Report(21, 0.66, 0.34, 0)])
+    change = planner.decide(60, [RankTimes(43, 1.0, 0.0, 0), RankTimes(21, 0.66, 0.34, 0)])
     assert change is not None and change.shares[0] < 40
     first, other = change.shares
-    back = planner.decide(90, [Report(first, 0.6, 0.6, 0), Report(other, 1.2, 0.0, 0)])
+    back = planner.decide(90, [RankTimes(first, 0.6, 0.6, 0), RankTimes(other, 1.2, 0.0, 0)])
     assert back is not None and back.shares == (43, 21)
     assert back.text == f"steps became longer at step 90, 1 -> 1.2 s: batches {first}/{other} -> 43/21 again"
-    unequal = [Report(43, 0.85, 0.0, 0), Report(21, 0.65, 0.2, 0)]
+    unequal = [RankTimes(43, 0.85, 0.0, 0), RankTimes(21, 0.65, 0.2, 0)]
     assert planner.decide(90 + 2 * PAUSE, unequal) is None  # a tenth is not enough any more
-    very_unequal = [Report(43, 1.0, 0.0, 0), Report(21, 0.3, 0.7, 0)]
+    very_unequal = [RankTimes(43, 1.0, 0.0, 0), RankTimes(21, 0.3, 0.7, 0)]
     assert planner.decide(90 + 2 * PAUSE - 1, very_unequal) is None  # too early
     assert planner.decide(90 + 2 * PAUSE, very_unequal) is not None
 
 
 def test_the_first_change_is_refined_and_not_taken_back_if_a_machine_gets_other_work_at_that_time():
     """Equal batches would be the worst answer to it."""
-    planner = Replanner((32, 32, 32), 96, Limits(), ["a", "b", "c"])
-    slow = Report(32, 0.28, 0.0, 0)
-    assert planner.decide(5, [Report(32, 0.10, 0.18, 0), slow, slow]).shares[0] > 55
+    planner = Replanner((32, 32, 32), 96, ShareLimits(), ["a", "b", "c"])
+    slow = RankTimes(32, 0.28, 0.0, 0)
+    assert planner.decide(5, [RankTimes(32, 0.10, 0.18, 0), slow, slow]).shares[0] > 55
     first = planner.shares
     times = [0.33, 0.0087 * first[1], 0.0087 * first[2]]
-    second = planner.decide(16, [Report(share, s, 0.33 - s, 0) for share, s in zip(first, times)])
+    second = planner.decide(16, [RankTimes(share, s, 0.33 - s, 0) for share, s in zip(first, times)])
     assert second is not None and 36 < second.shares[0] < first[0]

@@ -6,8 +6,8 @@ from random import Random
 from statistics import median
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
-from ringcomm.balance.plan import Limits, Shares, proportional_shares
-from ringcomm.balance.replan import Replanner, Report
+from ringcomm.balance.plan import ShareLimits, Shares, proportional_shares
+from ringcomm.balance.replan import RankTimes, Replanner
 from ringcomm.balance.window import typical_s
 
 COMMUNICATION_S = 0.004
@@ -82,10 +82,10 @@ def train(setup: Setup, steps: int, seed: int, slow: Optional[Tuple[int, int, fl
     machines = [Throttled(quota, setup.period_s, draw) for quota in setup.quotas]
     size, work_s = len(machines), setup.step_s * sum(setup.quotas)
     hosts = [str(n) for n in range(size)]
-    planner = Replanner(proportional_shares([1] * size, setup.total), setup.total, Limits(), hosts)
+    planner = Replanner(proportional_shares([1] * size, setup.total), setup.total, ShareLimits(), hosts)
     shares, coming, effective, now_s = planner.shares, planner.shares, -1, 0.0
     job, window = Job([], [], []), []
-    reports: Optional[List[Report]] = None
+    reports: Optional[List[RankTimes]] = None
     for step in range(steps):
         if slow is not None and step == slow[0]:
             machines[slow[1]].quota = slow[2]
@@ -109,7 +109,7 @@ def train(setup: Setup, steps: int, seed: int, slow: Optional[Tuple[int, int, fl
             # Nothing is known about the first step of a job: no reduction has ended before it.
             rows = list(zip(*(window[1:] if step < planner.window else window)))
             reports = [
-                Report(share, typical_s([t for t, _ in row]), typical_s([w for _, w in row]), AHEAD)
+                RankTimes(share, typical_s([t for t, _ in row]), typical_s([w for _, w in row]), AHEAD)
                 for share, row in zip(shares, rows)
             ]
             window = []

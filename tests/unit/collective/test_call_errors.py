@@ -76,7 +76,7 @@ class TestFailures:
         assert "rank 0: allreduce(shape (2, 2), float32, op=Sum, name='x', prescale_factor=2.0) at " in text
         assert f"{__file__}:" in text
         assert "rank 1 makes another call" in text
-        assert "broadcast(4 x float32, root_rank=0) there" in text
+        assert "broadcast(4 elements, float32, root_rank=0) there" in text
 
     def test_the_rendezvous_has_the_last_word(self, wire):
         rendezvous = Rendezvous()

@@ -31,7 +31,7 @@ from ringcomm.transport.memory import memory_fabrics
 class Call:
     """Stands for what a runner remembers of a call."""
 
-    kind, name = "allreduce", "x"
+    verb, name = "allreduce", "x"
 
     def describe(self):
         return "allreduce(x)"

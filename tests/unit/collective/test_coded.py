@@ -7,7 +7,7 @@ import pytest
 
 from ringcomm.codec.base import BLOCK_ITEMS, SEGMENT_ITEMS
 from ringcomm.codec.table import make_codec
-from ringcomm.collective.calls import usable_codec
+from ringcomm.dtypes import usable_codec
 from ringcomm.ops import CODECS, Average, Max, Min, Product, Sum
 from ringcomm.schedule.select import Selector
 from ringcomm.testing.faulty import Cut, Faults

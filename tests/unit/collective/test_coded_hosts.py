@@ -12,13 +12,13 @@ from ringcomm.collective.coded_hosts import HostCodedExecution
 from ringcomm.collective.reduce import Kernel
 from ringcomm.dtypes import code_of
 from ringcomm.errors import MismatchError
-from ringcomm.ops import CODECS, Average, Sum
+from ringcomm.ops import CODECS, Average, Collective, Sum
 from ringcomm.schedule.select import Selector
 from ringcomm.schedule.steps import even_bounds
 from ringcomm.testing.faulty import Cut, Faults
 from ringcomm.transport.base import LinkClosed
 from ringcomm.transport.memory import memory_fabrics
-from ringcomm.wire.frames import NO_ROOT, Collective, Header
+from ringcomm.wire.frames import NO_ROOT, Header
 from tests.support.simulation import simulate_coded
 from tests.unit.collective.test_coded import gradients, through
 

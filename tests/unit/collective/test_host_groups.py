@@ -11,17 +11,19 @@ import numpy as np
 import pytest
 
 from ringcomm.collective import host_groups as module
-from ringcomm.collective.calls import Call
 from ringcomm.collective.device_group import DeviceGroup, DevicePort
 from ringcomm.collective.host_groups import HostGroups, even_chunks
 from ringcomm.collective.reduce import Kernel
 from ringcomm.errors import DeviceError, PeerLostError
 from ringcomm.ops import Average, Collective, Sum
 from ringcomm.wire.frames import NO_ROOT
+from ringcomm.wire.signature import Signature
 
 LIMIT_S = 60.0
 FLOAT32 = np.dtype(np.float32)
-CALL = Call(int(Collective.ALLREDUCE), FLOAT32, 12, int(Sum), NO_ROOT, "grad", (12,))
+CALL = Signature(
+    "grad", 0, int(Collective.ALLREDUCE), int(Sum), NO_ROOT, (FLOAT32.name,), ((12,),), items=12
+)
 ABLE, UNABLE, ON_HOST = [1, 7, 100], [0, 0, 0], [-1, 0, 0]
 """What a rank answers: whether it has a way, the number of its device, the version."""
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from ringcomm.collective import measure
-from ringcomm.collective.measure import _Scout
+from ringcomm.collective.measure import _LinkTimer
 
 
 @pytest.fixture
-def scout(monkeypatch):
-    """Rank 0's scout; ``times`` gives what each exchange takes, by its length in bytes."""
-    made = _Scout(types.SimpleNamespace(rank=0))
+def timer(monkeypatch):
+    """Rank 0's timer; ``times`` gives what each exchange takes, by its length in bytes."""
+    made = _LinkTimer(types.SimpleNamespace(rank=0))
     made.lengths = []
 
     def timed(steps, length):
@@ -26,46 +26,46 @@ def scout(monkeypatch):
     return made
 
 
-def test_the_latency_is_half_of_a_round_trip(scout):
+def test_the_latency_is_half_of_a_round_trip(timer):
     trips = iter([*[4.0] * (measure._PINGS - 1), 100.0])
-    scout.times = lambda length: next(trips)
-    assert scout._latency(0, 1) == 2.0
+    timer.times = lambda length: next(trips)
+    assert timer._latency(0, 1) == 2.0
 
 
-def test_a_quarter_of_the_round_trips_may_be_quicker(scout):
+def test_a_quarter_of_the_round_trips_may_be_quicker(timer):
     quicker = measure._PINGS // 4
     trips = iter([6.0] * (measure._PINGS - quicker) + [1.0] * quicker)
-    scout.times = lambda length: next(trips)
-    assert scout._latency(0, 1) == 3.0
+    timer.times = lambda length: next(trips)
+    assert timer._latency(0, 1) == 3.0
 
 
-def test_the_speed_is_measured_with_lengths_that_take_long_enough(scout):
+def test_the_speed_is_measured_with_lengths_that_take_long_enough(timer):
     """The first that is long enough in bytes and in seconds is repeated; the quicker one counts."""
     byte_s = measure._ENOUGH_S / measure._STEADY_BYTES / 4
-    scout.times = lambda length: byte_s * length
-    assert scout._speed(0, 1) == pytest.approx(byte_s)
-    *before, last, again = scout.lengths
+    timer.times = lambda length: byte_s * length
+    assert timer._speed(0, 1) == pytest.approx(byte_s)
+    *before, last, again = timer.lengths
     assert last == again == min(4 * measure._STEADY_BYTES, measure._LAST_BYTES)
     assert before == [measure._FIRST_BYTES << power for power in range(len(before))]
 
 
-def test_few_bytes_do_not_show_the_speed_however_long_they_take(scout):
-    scout.times = lambda length: 1.5 * measure._ENOUGH_S + 1e-12 * length
-    scout._speed(0, 1)
-    assert scout.lengths[-2:] == [measure._STEADY_BYTES] * 2
+def test_few_bytes_do_not_show_the_speed_however_long_they_take(timer):
+    timer.times = lambda length: 1.5 * measure._ENOUGH_S + 1e-12 * length
+    timer._speed(0, 1)
+    assert timer.lengths[-2:] == [measure._STEADY_BYTES] * 2
 
 
-def test_a_slow_wire_is_measured_once(scout):
-    scout.times = lambda length: measure._AT_MOST_S
-    assert scout._speed(0, 1) == measure._AT_MOST_S / measure._FIRST_BYTES
-    assert scout.lengths == [measure._FIRST_BYTES]
+def test_a_slow_wire_is_measured_once(timer):
+    timer.times = lambda length: measure._AT_MOST_S
+    assert timer._speed(0, 1) == measure._AT_MOST_S / measure._FIRST_BYTES
+    assert timer.lengths == [measure._FIRST_BYTES]
 
 
-def test_the_speed_with_all_others_at_the_same_time_is_that_of_the_second_exchange(scout):
+def test_the_speed_with_all_others_at_the_same_time_is_that_of_the_second_exchange(timer):
     took_s = iter([9.0, 3.0])
-    scout.times = lambda length: next(took_s)
-    assert scout.burst(0, [1, 2], measure._ENOUGH_S) == 3.0 / (2 * measure._FIRST_BYTES)
-    assert scout.lengths == [2 * measure._FIRST_BYTES] * 2
+    timer.times = lambda length: next(took_s)
+    assert timer.burst(0, [1, 2], measure._ENOUGH_S) == 3.0 / (2 * measure._FIRST_BYTES)
+    assert timer.lengths == [2 * measure._FIRST_BYTES] * 2
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,6 @@ def test_hosts_of_which_three_or_more_are_the_fastest_are_each_measured_with_all
         return 0.5 if centre == 0 else 0.1
 
     monkeypatch.setattr(measure, "_gather", lambda runner, values: np.array(each_s)[:, np.newaxis])
-    runner, scout = types.SimpleNamespace(rank=0), types.SimpleNamespace(burst=burst)
-    found = measure._measure_centres(runner, scout, range(len(each_s)), each_s[0])
+    runner, timer = types.SimpleNamespace(rank=0), types.SimpleNamespace(burst=burst)
+    found = measure._measure_centres(runner, timer, range(len(each_s)), each_s[0])
     assert (bursts, found) == (centres, 0.5 if centres else each_s[0])

@@ -13,7 +13,6 @@ from ringcomm.clock import Deadline, give_way
 from ringcomm.collective import call_runner
 from ringcomm.collective.call_history import CallHistory
 from ringcomm.collective.call_sites import CallSites, site_text
-from ringcomm.collective.calls import Call
 from ringcomm.collective.progress import Progress
 from ringcomm.collective.runner import Runner
 from ringcomm.config import Settings
@@ -27,6 +26,7 @@ from ringcomm.errors import (
 from ringcomm.ops import CODECS, Average, Collective, Max, Sum
 from ringcomm.transport.memory import memory_fabrics
 from ringcomm.wire.frames import HEADER_BYTES, NO_ROOT, unpack_header
+from ringcomm.wire.signature import Signature
 from tests.unit.collective.building import NOW, fail, ones
 
 
@@ -99,6 +99,11 @@ class TestCalls:
             Runner(wire.fabric, Settings(algorithm="magic")).all_reduce(ones(), Sum)
 
 
+def allreduce(kind=Collective.ALLREDUCE, shape=(4,)):
+    """A direct call that sums four numbers."""
+    return Signature("", 0, int(kind), int(Sum), NO_ROOT, ("float32",), (shape,), items=4)
+
+
 class TestOtherLines:
     """A peer that makes what counts as the same call at another line of the program."""
 
@@ -110,7 +115,7 @@ class TestOtherLines:
         runner = Runner(wire.fabric, NOW)
         runner.sites = CallSites(told.append, strict)
         for number in range(1, times + 1):
-            call = Call(int(collective), np.dtype(np.float32), 4, int(Sum), NO_ROOT, "", (4,))
+            call = allreduce(int(collective))
             header = call.header(0)._replace(sequence=number, sends=4, expects=4, site=site)
             wire.put(header.pack() + ones().tobytes())
             data = ones()
@@ -142,7 +147,7 @@ class TestOtherLines:
         lines = []
 
         def call(number):
-            header = Call(1, np.dtype(np.float32), 4, int(Sum), NO_ROOT, "", ()).header(0)
+            header = allreduce(shape=()).header(0)
             wire.put(header._replace(sequence=number, sends=4, expects=4).pack() + ones().tobytes())
 
         def elsewhere():
@@ -177,7 +182,7 @@ class TestOtherLines:
         told = []
         sites = CallSites(told.append)
         for number in range(1, 100):
-            call = Call(int(Collective.ALLREDUCE), np.dtype(np.float32), 4, int(Sum), NO_ROOT, "", (4,))
+            call = allreduce()
             here = self.THERE << 32 | number
             sites.met(number, call, wire.fabric, [(1, here, here + 1)])
         assert len(sites.differences) == 8 and len(told) == 1
@@ -255,7 +260,7 @@ class TestTogether:
 
     def test_a_twin_has_the_same_links_and_no_selector_of_its_own(self):
         def work(runner):
-            twin = runner.twin(Settings(timeout_s=5.0))
+            twin = runner.with_settings(Settings(timeout_s=5.0))
             data = ones()
             twin.all_reduce(data, Sum)
             return twin.timeout_s, runner.timeout_s, data.tolist(), runner.progress().sequence

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from ringcomm.collective import plans as plans_module
-from ringcomm.collective.calls import Call
 from ringcomm.collective.totals import OperationTotal, Tally, Totals, longest
 from ringcomm.ops import Collective, Sum
 from ringcomm.testing.cluster import run_ranks
 from ringcomm.wire.frames import HEADER_BYTES, NO_ROOT
+from ringcomm.wire.signature import Signature
 
 COUNTS = [1, 100, 20_000, 300_000]
 """The first two use the executor for short messages."""
@@ -109,7 +109,7 @@ def test_the_sums_stay_when_a_rank_has_left():
 
 
 def test_calls_for_a_purpose_are_counted_under_its_label():
-    call = Call(Collective.ALLREDUCE, np.dtype(np.float32), 3, int(Sum), NO_ROOT, "", (3,))
+    call = Signature("", 0, Collective.ALLREDUCE, int(Sum), NO_ROOT, ("float32",), ((3,),), items=3)
     totals, tally, other = Totals(), Tally("allreduce 'conv'"), Tally("allreduce 'dense'")
     for each, took_s in ((tally, 1.0), (tally, 2.0), (other, 4.0)):
         each.add(call, took_s)

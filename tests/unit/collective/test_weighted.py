@@ -8,7 +8,7 @@ import pytest
 from ringcomm.collective.weighted import Total, apply_weight
 from ringcomm.dtypes import dtype_named
 from ringcomm.errors import Misuse, UnsupportedDtypeError
-from ringcomm.ops import WEIGHTED_AVERAGE, Average, Collective, Sum
+from ringcomm.ops import Average, Collective, Sum
 
 
 class Runner:
@@ -19,8 +19,8 @@ class Runner:
         self.size = 1 + len(others)
         self.calls = []
 
-    def exchange(self, values, collective, dtype, name, shape, op):
-        self.calls.append((collective, dtype, name, shape, op))
+    def exchange(self, values, collective, dtype, name, shape, op, weighted):
+        self.calls.append((collective, dtype, name, shape, op, weighted))
         weights = np.array([[other] for other in self.others], np.float64)
         return np.array([values, *weights.view(np.int64).tolist()])
 
@@ -31,7 +31,7 @@ def test_contributions_count_by_their_weights(dtype):
     runner = Runner(3.0)
     apply_weight(runner, data, 1.0, name="grad", shape=(1, 2))
     assert data.astype(complex).tolist() == [0.5, 1.0], "relative to the mean of the weights"
-    assert runner.calls == [(Collective.ALLREDUCE, data.dtype, "grad", (1, 2), WEIGHTED_AVERAGE)]
+    assert runner.calls == [(Collective.ALLREDUCE, data.dtype, "grad", (1, 2), Average, True)]
 
 
 def test_data_of_weight_0_are_ignored_whatever_they_are():

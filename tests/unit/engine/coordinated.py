@@ -6,10 +6,10 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from ringcomm.engine.coordinator import Coordinator, Tuning
 from ringcomm.engine.process_sets import UnknownProcessSetError
-from ringcomm.engine.request import Signature
 from ringcomm.ops import Collective, ReduceOp
 from ringcomm.wire.frames import NO_ROOT
 from ringcomm.wire.messages import encode, validate
+from ringcomm.wire.signature import Signature
 
 HOSTS = ["desk", "jetson1", "jetson2"]
 
@@ -51,7 +51,7 @@ class Job:
             if item in self.ids:
                 known += [self.ids[item], number, lines.index(site) + 1]
             else:
-                fresh.append([list(item), number, lines.index(site) + 1])
+                fresh.append([item.to_json(), number, lines.index(site) + 1])
         message = {"type": "ready", "known": known, "carried": [], "fresh": fresh, "sites": sites}
         self.send(rank, {**message, "weights": [], "absent": [], "urgent": urgent})
 

@@ -12,9 +12,9 @@ from ringcomm.config import Settings
 from ringcomm.engine.bucket_runner import BucketRunner
 from ringcomm.engine.coordinator import Coordinator, Tuning
 from ringcomm.engine.cycle import EngineState
-from ringcomm.engine.peer_channels import Limits, PeerChannels
+from ringcomm.engine.peer_channels import PeerChannels, SilenceLimits
 from ringcomm.engine.process_sets import ProcessSets
-from ringcomm.engine.request import Handle, Request, Signature
+from ringcomm.engine.request import Handle, Request
 from ringcomm.errors import (
     PeerLostError,
 )
@@ -23,6 +23,7 @@ from ringcomm.ops import Collective, ReduceOp
 from ringcomm.transport.base import StoppableWatch
 from ringcomm.transport.memory import memory_fabrics
 from ringcomm.wire.frames import NO_ROOT
+from ringcomm.wire.signature import Signature
 
 NOTHING: Dict[str, Any] = {
     "type": "orders", "fresh": [], "settled": [], "run": [], "totals": [], "absent": [], "failed": [],
@@ -37,7 +38,7 @@ class Job:
         closed: ranks whose links were reported as ended, by the rank that has reported it.
     """
 
-    def __init__(self, size: int = 2, limits: Limits = Limits()) -> None:  # noqa: B008
+    def __init__(self, size: int = 2, limits: SilenceLimits = SilenceLimits()) -> None:  # noqa: B008
         self.now_s = 0.0
         self.closed: List[List[int]] = [[] for _ in range(size)]
         hosts = [f"host{rank}" for rank in range(size)]
@@ -46,7 +47,7 @@ class Job:
         self.running = [Progress() for _ in range(size)]
         self.states = [self._state(rank, hosts, limits) for rank in range(size)]
 
-    def _state(self, rank: int, hosts: Sequence[str], limits: Limits) -> EngineState:
+    def _state(self, rank: int, hosts: Sequence[str], limits: SilenceLimits) -> EngineState:
         def make_runner(fabric: Any) -> Runner:
             return Runner(fabric, Settings(timeout_s=0.01))
 

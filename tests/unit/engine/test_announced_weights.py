@@ -11,11 +11,12 @@ from ringcomm.collective.weighted import Total
 from ringcomm.engine.announcements import totals_of
 from ringcomm.engine.coordinator import Coordinator, Tuning
 from ringcomm.engine.pending import Pending
-from ringcomm.engine.request import Handle, Request, Signature
+from ringcomm.engine.request import Handle, Request
 from ringcomm.errors import ProtocolError
 from ringcomm.ops import Collective, ReduceOp
 from ringcomm.wire.frames import NO_ROOT
 from ringcomm.wire.messages import encode, validate
+from ringcomm.wire.signature import Signature
 
 HOSTS = ["desk", "jetson1", "jetson2"]
 
@@ -61,7 +62,7 @@ def test_known_short_and_new_operations_keep_their_weights():
     pending = Pending()
     items = {name: signature(name) for name in ("known", "short", "new", "known too")}
     for number, name in enumerate(("known", "short", "known too")):
-        pending.learn([[number, list(items[name])]])
+        pending.learn([[number, items[name].to_json()]])
     for weight, name in enumerate(("new", "short", "known", "known too")):
         request = Request(items[name], [np.zeros(4, np.float32)], Handle(name), weight=float(weight))
         request.urgent = name == "short"
@@ -98,6 +99,6 @@ def test_what_is_no_weight(weights):
 
 def test_a_response_without_the_sum_of_weights():
     pending = Pending()
-    pending.learn([[1, list(signature("w"))]])
+    pending.learn([[1, signature("w").to_json()]])
     with pytest.raises(ValueError, match="without a sum of weights"):
         pending.take_bucket([1, 0])

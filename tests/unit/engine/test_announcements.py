@@ -17,9 +17,9 @@ from ringcomm.engine.announcements import (
     totals_of,
 )
 from ringcomm.engine.cache import IssuedIds
-from ringcomm.engine.request import Key, Signature
 from ringcomm.ops import Collective, ReduceOp
 from ringcomm.wire.frames import NO_ROOT
+from ringcomm.wire.signature import Key, Signature
 
 LINES = ["train.py:7", "train.py:9"]
 
@@ -46,7 +46,7 @@ def test_known_short_and_new_operations_follow_each_other():
     plain, weighed, new = signature("plain"), signature("weighed", True), signature("new", True)
     found = listed(
         known(plain, weighed), [1, 0, 0, 2, 0, 1], [[2, 3, 0, "AAAA"], [1, 4, 1, "BBBB"]],
-        [[list(new), 5, 1]], [0.5, 2, 0.0], [[1, "a"], [4, "1"]],
+        [[new.to_json(), 5, 1]], [0.5, 2, 0.0], [[1, "a"], [4, "1"]],
     )  # fmt: skip
     assert [item.absent for item in found] == [0, 10, 0, 0, 1]
     assert [(item.signature, item.number, item.site, item.weight, item.packed) for item in found] == [
@@ -66,8 +66,8 @@ def test_an_empty_message_announces_nothing():
     "error, message",
     [
         (LookupError, {"known_": [7, 0, 0]}),  # a number that was not given
-        (LookupError, {"fresh": [[list(signature("x")), 0, 9]]}),  # a line that was not sent
-        (ValueError, {"fresh": [[list(signature("x"))[:-1], 0, 0]]}),
+        (LookupError, {"fresh": [[signature("x").to_json(), 0, 9]]}),  # a line that was not sent
+        (ValueError, {"fresh": [[signature("x").to_json()[:-1], 0, 0]]}),
         (TypeError, {"fresh": [[None, 0, 0]]}),
         (ValueError, {"short": [[1, 0, 0]]}),
         (ValueError, {"absent": [[0, "parts"]]}),
@@ -84,7 +84,7 @@ def test_what_makes_no_sense(error, message):
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
 def test_what_is_no_weight(weight):
     with pytest.raises(ValueError, match="a weight of"):
-        listed(fresh=[[list(signature("w", True)), 0, 0]], weights=[weight])
+        listed(fresh=[[signature("w", True).to_json(), 0, 0]], weights=[weight])
 
 
 def test_a_weight_that_is_missing():

@@ -9,7 +9,7 @@ import pytest
 from ringcomm.collective.progress import Progress
 from ringcomm.engine.observer import Observer
 from ringcomm.engine.operation_history import OperationHistory
-from ringcomm.engine.peer_channels import Limits
+from ringcomm.engine.peer_channels import SilenceLimits
 from ringcomm.engine.request import Handle
 from ringcomm.errors import (
     MismatchError,
@@ -56,7 +56,7 @@ class TestSettled:
         job = Job()
         request = job.submit(1, "loss", 1.0)
         job.turn()
-        job.responses(fresh=[[1, list(request.signature)]], settled=[[1, 0, text]])
+        job.responses(fresh=[[1, request.signature.to_json()]], settled=[[1, 0, text]])
         with pytest.raises(ProtocolError):
             job.turn()
         assert isinstance(error_of(request.handle), ProtocolError)
@@ -80,7 +80,7 @@ def test_responses_that_make_no_sense_are_an_error_of_rank_0(content):
     request = job.submit(1, "a", 1.0, weighted=True)
     job.turn()
     if "totals" in content:
-        content = {**content, "fresh": [[1, list(request.signature)]], "run": [[1, 0]]}
+        content = {**content, "fresh": [[1, request.signature.to_json()]], "run": [[1, 0]]}
     job.responses(**content)
     with pytest.raises(ProtocolError, match="Rank 0 sent responses that this rank cannot execute"):
         job.turn()
@@ -245,7 +245,7 @@ class TestLinksThatEnd:
 
 class TestLate:
     def test_of_a_direct_call_is_warned_asked_and_given_up(self, caplog):
-        job = Job(2, Limits(0.0, 1.0, 3.0))
+        job = Job(2, SilenceLimits(0.0, 1.0, 3.0))
         job.running[0] = Progress(2, 0, "allreduce(shape (8,))", (1,))
         for tenth in range(25):
             job.now_s = tenth / 10
@@ -259,7 +259,7 @@ class TestLate:
                 job.turn(2)
 
     def test_rank_0_shows_its_own_stack_too(self, caplog):
-        job = Job(2, Limits(0.0, 1.0, 0.0))
+        job = Job(2, SilenceLimits(0.0, 1.0, 0.0))
         job.running[1] = Progress(2, 0, "barrier()", (0,))
         for tenth in range(25):
             job.now_s = tenth / 10
@@ -304,7 +304,7 @@ def test_joined_ranks_are_told_of_the_last_one():
 
 def test_numbers_that_rank_0_withdraws_are_forgotten_and_confirmed():
     job = Job()
-    job.responses(fresh=[[5, list(job.submit(1, "a", 1.0).signature)]])
+    job.responses(fresh=[[5, job.submit(1, "a", 1.0).signature.to_json()]])
     job.turn()
     assert job.states[1].pending.ids.known() == [5]
     job.responses(forget=1)
@@ -325,6 +325,6 @@ def test_an_error_of_the_kind_that_all_ranks_raise_stays_what_it_is():
         raise Refused("in its own words")
 
     job.states[1].bucket_runner.members = members  # type: ignore[method-assign]
-    job.responses(fresh=[[1, list(signature)]], run=[[1, 0]])
+    job.responses(fresh=[[1, signature.to_json()]], run=[[1, 0]])
     with pytest.raises(Refused, match="in its own words"):
         job.turn()

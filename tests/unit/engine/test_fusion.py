@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from ringcomm.configuration.bucket_sizes import NEEDED_BYTES
-from ringcomm.engine.fusion import Member, by_need, plan_buckets
-from ringcomm.engine.request import Key, Signature
+from ringcomm.engine.fusion import Ready, by_need, plan_buckets
 from ringcomm.ops import Collective, ReduceOp
 from ringcomm.wire.frames import NO_OP, NO_ROOT
+from ringcomm.wire.signature import Key, Signature
 
 
-def member(number: int, items: int = 1, **changes) -> Member:
+def member(number: int, items: int = 1, **changes) -> Ready:
     plain = Signature(
         f"t{number}", 0, int(Collective.ALLREDUCE), int(ReduceOp.SUM), NO_ROOT, ("float32",), ((items,),)
     )
-    return Member(number, 0, plain._replace(**changes))
+    return Ready(number, 0, plain._replace(**changes))
 
 
 def planned(members, threshold_bytes=100):

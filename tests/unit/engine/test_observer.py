@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ringcomm.engine.observer import Observer, label_of, labels_of
-from ringcomm.engine.request import Key, Signature
 from ringcomm.ops import Collective, ReduceOp
+from ringcomm.wire.signature import Key, Signature
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,11 @@ import weakref
 import numpy as np
 
 from ringcomm.engine.operation_history import OperationHistory, began, finish
-from ringcomm.engine.request import Handle, Key, Request, Signature
+from ringcomm.engine.request import Handle, Request
 from ringcomm.errors import MismatchError
 from ringcomm.ops import Collective, ReduceOp
 from ringcomm.wire.frames import NO_ROOT
+from ringcomm.wire.signature import Key, Signature
 
 
 def request(name: str = "a") -> Request:

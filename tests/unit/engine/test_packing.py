@@ -12,18 +12,19 @@ from ringcomm.engine.packing import (
     arrays_of,
     as_one,
     bucket_text,
-    dealt,
     groups_by_index,
     groups_of,
     in_blocks,
     neutral,
+    per_work,
     residuals_of,
     side_by_side,
     tensors_of,
 )
-from ringcomm.engine.request import Handle, Key, Request, Signature
+from ringcomm.engine.request import Handle, Request
 from ringcomm.ops import Collective, ReduceOp
 from ringcomm.wire.frames import NO_ROOT
+from ringcomm.wire.signature import Key, Signature
 
 
 def work(name: str, number: int = 0, joined: bool = False):
@@ -127,7 +128,7 @@ def test_the_parts_of_a_bucket():
     assert [array.tolist() for array in arrays_of(joined)] == [[0.0] * 6, [0] * 4]
     assert [shape for _, shape in tensors_of([joined])] == [(2, 3), (4,)]
     assert residuals_of(joined) == [None, None]
-    assert dealt(["x", "y", "z", "u"], [joined, joined]) == [["x", "y"], ["z", "u"]]
+    assert per_work(["x", "y", "z", "u"], [joined, joined]) == [["x", "y"], ["z", "u"]]
 
 
 def test_small_arrays_travel_side_by_side_and_get_their_results_back():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringcomm.collective.progress import Progress
-from ringcomm.engine.peer_channels import Limits, PeerChannels
+from ringcomm.engine.peer_channels import PeerChannels, SilenceLimits
 from ringcomm.errors import PeerLostError, PeerStalledError, ProtocolError
 from ringcomm.transport.base import StoppableWatch, Stopped, Watch
 from ringcomm.transport.memory import memory_fabrics
@@ -29,7 +29,7 @@ class Bell(Watch):
 class Job:
     """The channels of all ranks, over memory and a clock that is a number."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SilenceLimits) -> None:
         self.now_s = 0.0
         self.doing = [(Progress(), Progress()) for _ in HOSTS]
         self.fabrics = memory_fabrics(len(HOSTS))
@@ -78,10 +78,10 @@ class TestStoppableWatch:
 
 class TestHeartbeats:
     def test_ranks_that_only_live_are_not_lost(self):
-        Job(Limits(3.0, 0.0, 0.0)).run(10.0)
+        Job(SilenceLimits(3.0, 0.0, 0.0)).run(10.0)
 
     def test_one_that_is_frozen_is(self):
-        job = Job(Limits(3.0, 0.0, 0.0))
+        job = Job(SilenceLimits(3.0, 0.0, 0.0))
         job.run(1.0)
         with pytest.raises(PeerStalledError, match="^silent: no heartbeat for 3 s") as caught:
             job.run(10.0, ranks=(0, 1))
@@ -89,38 +89,38 @@ class TestHeartbeats:
         assert job.peers[0].divided() == ([1], [2])
 
     def test_one_without_any_heartbeat_is_cut_off_itself(self):
-        job = Job(Limits(3.0, 0.0, 0.0))
+        job = Job(SilenceLimits(3.0, 0.0, 0.0))
         job.run(1.0)
         with pytest.raises(PeerStalledError, match="^cut off: no heartbeat from any rank .*: its host"):
             job.run(10.0, ranks=(0,))
 
     def test_a_transfer_without_progress_between_ranks_that_live(self):
-        job = Job(Limits(3.0, 0.0, 0.0))
+        job = Job(SilenceLimits(3.0, 0.0, 0.0))
         job.doing[0] = (Progress(2, 10, "allreduce()", (1,), ((1, 10, 10),)), Progress())
         job.doing[1] = (Progress(2, 10, "allreduce()", (0,), ((0, 10, 5),)), Progress())
         with pytest.raises(PeerStalledError, match="^still: "):
             job.run(20.0)
 
     def test_without_limits_nothing_is_ever_due(self):
-        assert Limits().interval_s == 3600.0 and Limits(0.6, 0.0, 60.0).interval_s == 0.6 / 6
-        assert Limits(600.0, 0.0, 0.0).interval_s == 5.0
-        job = Job(Limits())
+        assert SilenceLimits().interval_s == 3600.0 and SilenceLimits(0.6, 0.0, 60.0).interval_s == 0.6 / 6
+        assert SilenceLimits(600.0, 0.0, 0.0).interval_s == 5.0
+        job = Job(SilenceLimits())
         job.run(1.0)
         assert job.peers[0].alarm_s() > 1000.0
 
 
 def test_slow_links_are_pointed_out(caplog):
-    job = Job(Limits(3.0, 0.0, 0.0))
+    job = Job(SilenceLimits(3.0, 0.0, 0.0))
     job.fabrics[0].slow_links = lambda: ["the link to rank 1 is slow"]
     job.peers[0] = PeerChannels(
-        job.fabrics[0], HOSTS, Limits(3.0, 0.0, 0.0), job._lost, job._progress(0), lambda: job.now_s
+        job.fabrics[0], HOSTS, SilenceLimits(3.0, 0.0, 0.0), job._lost, job._progress(0), lambda: job.now_s
     )
     job.run(0.2)
     assert "the link to rank 1 is slow" in [record.getMessage() for record in caplog.records]
 
 
 def test_what_it_does_is_the_direct_call_or_else_the_engines():
-    job = Job(Limits())
+    job = Job(SilenceLimits())
     peers = job.peers[0]
     assert peers.doing() == ""
     job.doing[0] = (Progress(), Progress(2, 12, "allreduce() 'x'"))
@@ -130,7 +130,7 @@ def test_what_it_does_is_the_direct_call_or_else_the_engines():
 
 
 def test_after_the_goodbye_it_is_nowhere_and_nothing_is_lost():
-    job = Job(Limits(3.0, 0.0, 0.0))
+    job = Job(SilenceLimits(3.0, 0.0, 0.0))
     job.doing[1] = (Progress(2, 3, "barrier()"), Progress())
     job.peers[1].close()
     assert job.peers[1].doing() == "" and isinstance(job.peers[1].lost(0, "why", "lost"), Stopped)
@@ -144,7 +144,7 @@ def test_after_the_goodbye_it_is_nowhere_and_nothing_is_lost():
 
 
 def test_nonsense_is_refused():
-    job = Job(Limits(3.0, 0.0, 0.0))
+    job = Job(SilenceLimits(3.0, 0.0, 0.0))
     job.peers[1].messages.send({"type": "beat", "calls": [1], "engine": []}, 0)
     with pytest.raises(ProtocolError):
         job.run(1.0, ranks=(0,))

@@ -10,11 +10,12 @@ import pytest
 from ringcomm.engine.coordinator import Coordinator, Tuning
 from ringcomm.engine.pending import Pending
 from ringcomm.engine.piggyback import PIGGYBACK_BYTES, may_piggyback, pack, settle, unpack
-from ringcomm.engine.request import Handle, Request, Signature
+from ringcomm.engine.request import Handle, Request
 from ringcomm.errors import ProtocolError
 from ringcomm.ops import Collective, ReduceOp
 from ringcomm.wire.frames import NO_OP, NO_ROOT
 from ringcomm.wire.messages import encode, validate
+from ringcomm.wire.signature import Signature
 from tests.support.reference import all_dtypes, assert_reduced, contributions, ops_for
 
 

@@ -28,7 +28,7 @@ class Job:
     """What a preparation uses of a job, seen from one rank.
 
     Attributes:
-        scouts: the settings of the runners that were made for it, and what these exchanges are called.
+        runners: the settings of the runners that were made for it, and what these exchanges are called.
         adopted: what the selector was told.
         warned: what was shown at the launcher.
     """
@@ -40,21 +40,22 @@ class Job:
             Peer(number, f"host{host}", host, local, 1)
             for number, (host, local) in enumerate(zip(hosts, locals_))
         ]
-        self.scouts, self.adopted, self.warned = [], [], []
+        self.runners, self.adopted, self.warned = [], [], []
         link = SimpleNamespace(carrier=carrier)
         channels = SimpleNamespace(direct=SimpleNamespace(link=lambda peer: link))
-        self.job = SimpleNamespace(
-            control=SimpleNamespace(warn=lambda *what: self.warned.append(what)),
-        )
-        self.prepared = Preparation(
-            SimpleNamespace(twin=self._twin), channels, rank, self.peers, Settings(**settings),
-            self.job if joined else None,
+        control = SimpleNamespace(warn=lambda *what: self.warned.append(what))
+        group = SimpleNamespace(
+            runner=SimpleNamespace(with_settings=self._with_settings), channels=channels, rank=rank,
+            size=self.size, peers=self.peers, settings=Settings(**settings),
+            control=control if joined else None,
+            hosts=[peer.host for peer in self.peers], local_size=hosts.count(hosts[rank]),
         )  # fmt: skip
+        self.prepared = Preparation(group)
 
-    def _twin(self, settings):
-        scout = SimpleNamespace(settings=settings, purpose=None)
-        self.scouts.append(scout)
-        return scout
+    def _with_settings(self, settings):
+        runner = SimpleNamespace(settings=settings, purpose=None)
+        self.runners.append(runner)
+        return runner
 
     def adopt(self, model, oversubscribed):
         self.adopted.append((model, oversubscribed))
@@ -65,11 +66,11 @@ def machine(monkeypatch):
     """The cores of this host, what a measurement finds, and what other ranks agree to."""
     found = SimpleNamespace(cores=4, model=MODEL, others=lambda flags: flags, asked=[], measured=0)
 
-    def measure(scout, hosts):
+    def measure(runner, hosts):
         found.measured += 1
         return found.model
 
-    def agreed(scout, flags):
+    def agreed(runner, flags):
         found.asked.append(flags)
         return found.others(flags)
 
@@ -112,8 +113,8 @@ class TestTuning:
         for timeout_s, limit_s in ((0.0, 7.0), (3.0, 3.0), (9.0, 7.0)):
             job = Job([0, 1], timeout_s=timeout_s, start_timeout_s=7.0)
             job.prepared.tune(job)
-            (scout,) = job.scouts
-            assert scout.settings.timeout_s == limit_s
+            (runner,) = job.runners
+            assert runner.settings.timeout_s == limit_s
 
 
 class TestPrograms:
@@ -129,8 +130,8 @@ class TestPrograms:
     def test_rank_0_reports_to_the_launcher_that_they_differ(self, monkeypatch, rank, joined, text, warned):
         asked = []
 
-        def compare(scout, hosts):
-            asked.append((scout.purpose(), hosts))
+        def compare(runner, hosts):
+            asked.append((runner.purpose(), hosts))
             return text
 
         monkeypatch.setattr(module, "compare_programs", compare)
@@ -150,8 +151,7 @@ class Reading(ReadingLink):
 def test_what_carries_the_data_in_one_line():
     def text(*links):
         channels = SimpleNamespace(direct=SimpleNamespace(link=lambda peer: links[peer - 1]))
-        peers = [Peer(rank, "host", 0, rank, 1) for rank in range(1 + len(links))]
-        return Preparation(None, channels, 0, peers, Settings(), None).carriers()
+        return Preparation(SimpleNamespace(channels=channels, rank=0, size=1 + len(links))).carriers()
 
     tcp, memory = SimpleNamespace(carrier="TCP"), Reading()
     assert text(tcp) == "rank 0 exchanges data through TCP with rank 1"

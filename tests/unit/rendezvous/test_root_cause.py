@@ -237,6 +237,26 @@ def test_ranks_with_one_call_share_a_line_and_a_difference_is_told_once(members)
     assert "barrier there" in analysis.due(members, 6.0).text, "another difference is told"
 
 
+def test_ranks_with_one_call_share_a_line_whichever_rank_each_of_them_met(members):
+    """Rank 1 may meet rank 2 before rank 0 has reported: the difference is the same."""
+    analysis = RootCauseAnalysis()
+    analysis.mismatch(0, another_call_text(0, "allreduce(4)", 1, "sizes (4 here, 3 there)"), 5.0)
+    analysis.mismatch(1, another_call_text(1, "allreduce(3)", 2, "sizes (3 here, 4 there)"), 5.0)
+    analysis.mismatch(2, another_call_text(2, "allreduce(4)", 1, "sizes (4 here, 3 there)"), 5.0)
+    assert analysis.due(members, 6.0).text.splitlines()[1:] == [
+        "ranks 0, 2: allreduce(4); rank 1 makes another call: sizes (4 here, 3 there).",
+        "rank 1: allreduce(3).",
+    ]
+
+
+def test_a_difference_is_repeated_for_a_peer_that_reports_nothing(members):
+    analysis = RootCauseAnalysis()
+    analysis.mismatch(0, another_call_text(0, "allreduce(4)", 1, "sizes (4 here, 3 there)"), 5.0)
+    analysis.mismatch(1, another_call_text(1, "allreduce(3)", 0, "sizes (3 here, 4 there)"), 5.0)
+    analysis.mismatch(3, another_call_text(3, "allreduce(5)", 2, "sizes (4 here, 3 there)"), 5.0)
+    assert "rank 3: allreduce(5); rank 2 makes another call: sizes" in analysis.due(members, 6.0).text
+
+
 def test_mismatch_comes_before_the_losses_it_causes(members):
     analysis = RootCauseAnalysis()
     analysis.suspect(loss(2, 1, due_s=5.3))

@@ -11,7 +11,7 @@ from tests.support.prover.verify import check_all_gather, check_all_reduce, chec
 
 
 def grid(hosts, places, scattered=False):
-    """Ranks in the order of the hosts, or dealt out to the hosts one by one."""
+    """Ranks in the order of the hosts, or assigned to the hosts one by one."""
     size = hosts * places
     if scattered:
         return tuple(tuple(range(host, size, hosts)) for host in range(hosts))

@@ -37,7 +37,7 @@ def links():
     """The two ends of a link of this process with itself; what is larger than 1000 bytes is lent."""
     sockets = socket.socketpair()
     made = [Ring.make(SMALL_RING_BYTES) for _ in sockets]
-    rings = [(made[0], made[1].twin()), (made[1], made[0].twin())]
+    rings = [(made[0], made[1].duplicate()), (made[1], made[0].duplicate())]
     leases = [Lease(), Lease()]
     memory = [PeerMemory(os.getpid(), lease.address, lease.token) for lease in leases]
     links = [

@@ -23,7 +23,7 @@ def tried(address="10.0.0.2", local_iface="eth0", remote_iface="eth0", speed=Non
     )  # fmt: skip
 
 
-TWIN = tried("172.17.0.1", "docker0", "docker0", why="rank 0 answered there, not rank 1")
+SAME_ADDRESS = tried("172.17.0.1", "docker0", "docker0", why="rank 0 answered there, not rank 1")
 OVERLAY = tried("172.20.0.2", "docker1", "docker1")
 WIRE = tried("10.0.0.2", "eth0", "enp3s0")
 WIFI = tried("192.168.0.2", "wlan0", "wlan0")
@@ -60,22 +60,22 @@ def chosen(*attempts, speeds=()):
 
 def test_nothing_works():
     assert chosen() is None
-    assert candidates([TWIN, REFUSED]) == []
+    assert candidates([SAME_ADDRESS, REFUSED]) == []
 
 
 def test_the_docker_twin_never_wins():
-    assert chosen(TWIN, WIRE) == WIRE.address
-    assert chosen(TWIN, WIRE, speeds=[(9999.0, 0.1)] * 3) == WIRE.address
-    assert chosen(TWIN, OVERLAY) == OVERLAY.address
+    assert chosen(SAME_ADDRESS, WIRE) == WIRE.address
+    assert chosen(SAME_ADDRESS, WIRE, speeds=[(9999.0, 0.1)] * 3) == WIRE.address
+    assert chosen(SAME_ADDRESS, OVERLAY) == OVERLAY.address
 
 
 @pytest.mark.parametrize(
     "attempts, order",
     [
         ([], []),
-        ([TWIN, REFUSED], []),
+        ([SAME_ADDRESS, REFUSED], []),
         ([OVERLAY, WIFI, WIRE], [WIRE, WIFI, OVERLAY]),
-        ([WIFI, WIRE, TWIN, REFUSED], [WIRE, WIFI]),
+        ([WIFI, WIRE, SAME_ADDRESS, REFUSED], [WIRE, WIFI]),
         ([WIRE_LOCAL, WIRE_V6, WIRE], [WIRE]),
         ([WIRE_LOCAL, WIRE_V6], [WIRE_V6]),
         ([SECOND_WIRE, WIRE, WIRE_V6], [WIRE, SECOND_WIRE]),
@@ -92,7 +92,7 @@ def test_a_choice_is_measured_first(attempts):
     assert chosen(*attempts) is None
 
 
-@pytest.mark.parametrize("attempts", [(WIRE,), (WIRE, WIRE_V6, WIRE_LOCAL), (WIRE, TWIN, REFUSED)])
+@pytest.mark.parametrize("attempts", [(WIRE,), (WIRE, WIRE_V6, WIRE_LOCAL), (WIRE, SAME_ADDRESS, REFUSED)])
 def test_where_there_is_no_choice_nothing_is_measured(attempts):
     assert chosen(*attempts) == WIRE.address
 
@@ -191,7 +191,7 @@ def test_order_of_reports_does_not_matter(seed):
 # ---- reports ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("attempt", [WIRE, TWIN, WIFI._replace(mb_per_s=12.5), WIRE_LOCAL])
+@pytest.mark.parametrize("attempt", [WIRE, SAME_ADDRESS, WIFI._replace(mb_per_s=12.5), WIRE_LOCAL])
 def test_reports_travel_as_json(attempt):
     assert Attempt.from_json(json.loads(json.dumps(attempt.to_json()))) == attempt
 
@@ -231,7 +231,7 @@ def test_report_that_is_no_object(data):
 
 def test_explanation_lists_every_attempt():
     text = explain_no_route(
-        {0: "head", 1: "jetson1"}, [TWIN, REFUSED, tried(source=1, target=0, why="timed out")]
+        {0: "head", 1: "jetson1"}, [SAME_ADDRESS, REFUSED, tried(source=1, target=0, why="timed out")]
     )
     assert text.splitlines() == [
         "  head -> jetson1 at 172.17.0.1 (docker0): rank 0 answered there, not rank 1",

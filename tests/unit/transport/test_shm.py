@@ -29,7 +29,7 @@ def links():
     """The two ends of a link."""
     sockets = socket.socketpair()
     made = [Ring.make(SIZE) for _ in sockets]
-    rings = [(made[0], made[1].twin()), (made[1], made[0].twin())]
+    rings = [(made[0], made[1].duplicate()), (made[1], made[0].duplicate())]
     links = [SharedLink(1 - rank, sockets[rank], *rings[rank]) for rank in range(2)]
     yield links
     for link in links:

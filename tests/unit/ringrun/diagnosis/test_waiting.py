@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import pytest
 
-from ringrun.diagnosis.reports import Channel, Difference, Operation, Report
+from ringrun.diagnosis.reports import Difference, RankReport, ReportedChannel, ReportedOperation
 from ringrun.diagnosis.waiting import diagnose, different_lines, waits_for
 
 MEMBERS = (0, 1, 2)
@@ -16,7 +16,7 @@ SETS = {0: MEMBERS, 1: (0, 2)}
 
 def call(
     number: int, state: str = "running", label: str = "allreduce `conv3.grad`", **more: Any
-) -> Operation:
+) -> ReportedOperation:
     facts: Dict[str, Any] = {
         "key": (0, "", 0),
         "what": label,
@@ -25,28 +25,32 @@ def call(
         "at": 5.0,
     }
     facts.update(more)
-    return Operation(number=number, label=label, state=state, **facts)
+    return ReportedOperation(number=number, label=label, state=state, **facts)
 
 
-def named(name: str, state: str = "submitted", number: int = 9, process_set: int = 0) -> Operation:
+def named(name: str, state: str = "submitted", number: int = 9, process_set: int = 0) -> ReportedOperation:
     return call(number, state, f"allreduce `{name}`", key=(process_set, name, 0))
 
 
-def report(rank: int, calls: Sequence[Operation] = (), ops: Sequence[Operation] = (), **more: Any) -> Report:
+def report(
+    rank: int, calls: Sequence[ReportedOperation] = (), ops: Sequence[ReportedOperation] = (), **more: Any
+) -> RankReport:
     channels = (
-        Channel("calls", True, MEMBERS, {}, tuple(calls)),
-        Channel("engine", False, MEMBERS, SETS, tuple(ops)),
+        ReportedChannel("calls", True, MEMBERS, {}, tuple(calls)),
+        ReportedChannel("engine", False, MEMBERS, SETS, tuple(ops)),
     )
     facts: Dict[str, Any] = {"reason": "asked", "blocked": True, "channels": channels}
     facts.update(more)
-    return Report(rank, f"host{rank}", **facts)
+    return RankReport(rank, f"host{rank}", **facts)
 
 
-def busy(rank: int, calls: Sequence[Operation] = (), ops: Sequence[Operation] = (), **more: Any) -> Report:
+def busy(
+    rank: int, calls: Sequence[ReportedOperation] = (), ops: Sequence[ReportedOperation] = (), **more: Any
+) -> RankReport:
     return report(rank, calls, ops, blocked=False, main="load (loader.py:12)", **more)
 
 
-def told(*reports: Report) -> List[str]:
+def told(*reports: RankReport) -> List[str]:
     return diagnose({item.rank: item for item in reports})
 
 
@@ -75,11 +79,11 @@ def test_a_victim_is_not_blamed() -> None:
     assert told(*reports)[-1] == "Ranks 0, 1 wait for rank 2."
 
 
-def failed(rank: int, number: int = 812) -> Report:
+def failed(rank: int, number: int = 812) -> RankReport:
     return report(rank, [call(number, "failed")], reason="failure", error="PeerLostError: rank 2 was lost")
 
 
-NOTHING = Report(2, "host2", end="killed by SIGKILL")
+NOTHING = RankReport(2, "host2", end="killed by SIGKILL")
 LAST = "; its last operation was allreduce `conv3.grad` (op 811, train.py:88)"
 BEFORE = f"before the operation in which others wait{LAST}"
 
@@ -88,10 +92,10 @@ BEFORE = f"before the operation in which others wait{LAST}"
     ("third", "sentence"),
     [
         (NOTHING, "Rank 2 (host2) left nothing behind: killed by SIGKILL."),
-        (Report(2, "host2"), "Rank 2 (host2) left nothing behind: no process could ask it."),
-        (Report(2, "host2", end="lost with its host"), "Rank 2 (host2) was lost with its host."),
+        (RankReport(2, "host2"), "Rank 2 (host2) left nothing behind: no process could ask it."),
+        (RankReport(2, "host2", end="lost with its host"), "Rank 2 (host2) was lost with its host."),
         (
-            Report(2, "host2", end="exit code 0"),
+            RankReport(2, "host2", end="exit code 0"),
             "Rank 2 (host2) ended with exit code 0 and left nothing behind.",
         ),
         (
@@ -112,16 +116,16 @@ BEFORE = f"before the operation in which others wait{LAST}"
             "(loader.py:12).",
         ),
         (
-            Report(2, "host2", "silent", state="S", end="exit code 0"),
+            RankReport(2, "host2", "silent", state="S", end="exit code 0"),
             "Rank 2 (host2) did not answer: a C call keeps the interpreter lock and sleeps, or the program "
             "does not use ringcomm. It has ended since then: exit code 0.",
         ),
         (
-            Report(2, "host2", "silent", state="T"),
+            RankReport(2, "host2", "silent", state="T"),
             "Rank 2 (host2) did not answer: its process is stopped (SIGSTOP, Ctrl-Z, or a debugger).",
         ),
         (
-            Report(2, "host2", "silent", state="R", main="spin (spin.py:9)"),
+            RankReport(2, "host2", "silent", state="R", main="spin (spin.py:9)"),
             "Rank 2 (host2) did not answer: a C call keeps the interpreter lock and computes; its main "
             "thread is in spin (spin.py:9).",
         ),
@@ -137,7 +141,7 @@ BEFORE = f"before the operation in which others wait{LAST}"
         ),
     ],
 )
-def test_why_a_rank_does_not_come(third: Report, sentence: str) -> None:
+def test_why_a_rank_does_not_come(third: RankReport, sentence: str) -> None:
     text = told(failed(0), failed(1), third)
     assert text[0] == "Ranks 0, 1 wait in allreduce `conv3.grad` (op 812, train.py:88)."
     assert text[1:] == [sentence, "Ranks 0, 1 wait for rank 2."]
@@ -154,7 +158,7 @@ def test_why_a_rank_does_not_come(third: Report, sentence: str) -> None:
         (([named("b", "done"), named("a")], [named("a"), named("b")], [named("a")]), {0: set(), 1: set()}),
     ],
 )
-def test_operations_by_name(ops: Tuple[List[Operation], ...], waits: Dict[int, Any]) -> None:
+def test_operations_by_name(ops: Tuple[List[ReportedOperation], ...], waits: Dict[int, Any]) -> None:
     reports = {0: report(0, (), ops[0]), 1: report(1, (), ops[1]), 2: busy(2, (), ops[2])}
     assert waits_for(reports) == waits
 
@@ -195,12 +199,14 @@ def test_different_calls_with_the_same_number() -> None:
     ]
 
 
-def grouped(rank: int, default: Operation, group: Optional[Operation] = None, **more: Any) -> Report:
+def grouped(
+    rank: int, default: ReportedOperation, group: Optional[ReportedOperation] = None, **more: Any
+) -> RankReport:
     """A rank of four; 0, 1 and 2 have a group of their own."""
-    channels = [Channel("group 0", True, (0, 1, 2, 3), {}, (default,))]
+    channels = [ReportedChannel("group 0", True, (0, 1, 2, 3), {}, (default,))]
     if group is not None:
-        channels.append(Channel("group 1", True, (0, 1, 2), {}, (group,)))
-    return Report(rank, f"host{rank}", "failure", blocked=True, channels=tuple(channels), **more)
+        channels.append(ReportedChannel("group 1", True, (0, 1, 2), {}, (group,)))
+    return RankReport(rank, f"host{rank}", "failure", blocked=True, channels=tuple(channels), **more)
 
 
 ANOTHER = "MismatchError: The ranks do not make the same call.\n…"
@@ -254,7 +260,7 @@ def test_an_old_failure_by_name_is_not_what_it_waits_in() -> None:
 
 
 def test_many_ranks_are_cut_short() -> None:
-    reports = {rank: Report(rank, f"host{rank}", end=f"exit code {rank}") for rank in range(40)}
+    reports = {rank: RankReport(rank, f"host{rank}", end=f"exit code {rank}") for rank in range(40)}
     lines = diagnose(reports)
     assert len(lines) < 20
     assert "(28 more are in the files.)" in lines

@@ -80,7 +80,7 @@ def test_a_dropped_login_is_tried_again_some_times(host: HostJob) -> None:
 
 
 def test_a_host_that_is_still_starting_is_tried_until_the_start_timeout(host: HostJob) -> None:
-    patient = replace(host, reach=type(host.reach)(host.reach._options, patient=True))  # type: ignore[attr-defined]
-    refused = link(patient, stderr_text="connect to host far port 22: Connection refused", attempt=99)
-    assert failed_start(patient, refused, 255, lambda text: None) is None
+    may_appear = replace(host, reach=type(host.reach)(host.reach._options, may_appear=True))  # type: ignore[attr-defined]
+    refused = link(may_appear, stderr_text="connect to host far port 22: Connection refused", attempt=99)
+    assert failed_start(may_appear, refused, 255, lambda text: None) is None
     assert failed_start(host, refused, 255, lambda text: None) is not None

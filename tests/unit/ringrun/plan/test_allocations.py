@@ -57,7 +57,7 @@ def test_hosts(environ: Dict[str, str], content: str, hosts: List[Tuple[str, int
     assert [(host.name, host.slots) for host in allocation.hosts] == hosts
     assert allocation.via == via
     assert all(f"{name}:{slots}" in allocation.describe() for name, slots in hosts)
-    assert allocation.patient is (via == "" and "PBS_JOBID" not in environ)
+    assert allocation.may_appear is (via == "" and "PBS_JOBID" not in environ)
 
 
 @pytest.mark.parametrize(

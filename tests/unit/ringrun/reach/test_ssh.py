@@ -190,10 +190,10 @@ def test_an_ssh_that_cannot_be_started() -> None:
 
 
 def test_a_host_that_is_still_starting_is_tried_again() -> None:
-    patient = Ssh(SshOptions(), patient=True)
+    may_appear = Ssh(SshOptions(), may_appear=True)
     for output, again in (("Connection refused", True), ("Permission denied (publickey)", False)):
-        failure = patient.explain_start("a", ["ssh", "a", ""], "/p", 255, output)
-        assert (failure.retry, failure.patient) == (again, again)
+        failure = may_appear.explain_start("a", ["ssh", "a", ""], "/p", 255, output)
+        assert (failure.retry, failure.may_appear) == (again, again)
 
 
 @pytest.mark.parametrize(("is_folder", "program"), [(True, "rsync -a"), (False, "scp ")])

@@ -58,7 +58,7 @@ def test_no_shell_expands_a_tilde() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "status", "output", "words", "no_python", "patient"),
+    ("template", "status", "output", "words", "no_python", "may_appear"),
     [
         ("docker exec -i {host}", 127, 'OCI runtime exec failed: exec: "/p": no such file or directory',
          ["no Python at /p", "--python box1=PATH"], True, False),
@@ -73,13 +73,13 @@ def test_no_shell_expands_a_tilde() -> None:
     ],
 )  # fmt: skip
 def test_failures_have_a_remedy(
-    template: str, status: int, output: str, words: List[str], no_python: bool, patient: bool
+    template: str, status: int, output: str, words: List[str], no_python: bool, may_appear: bool
 ) -> None:
     via = Via(template)
     failure = via.explain_start("box1", via.argv(BOX, "/p"), "/p", status, output)
     assert all(word in failure.text for word in ["box1: ", *words]), failure.text
-    assert (failure.no_python, failure.patient) == (no_python, patient)
-    assert failure.retry is patient and "\n" not in failure.text and BOOT not in failure.text
+    assert (failure.no_python, failure.may_appear) == (no_python, may_appear)
+    assert failure.retry is may_appear and "\n" not in failure.text and BOOT not in failure.text
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_lost_step_is_named() -> None:
 
 
 SLURM = Allocation("Slurm job 7", (BOX,), "srun", "7", "box0")
-PODS = Allocation("/etc/mpi/hostfile (HYDRA_HOST_FILE)", (BOX,), patient=True)
+PODS = Allocation("/etc/mpi/hostfile (HYDRA_HOST_FILE)", (BOX,), may_appear=True)
 
 
 @pytest.mark.parametrize(
@@ -149,10 +149,10 @@ def test_the_way_to_a_host(
 
 def test_hosts_of_a_cluster_that_starts_are_waited_for() -> None:
     output = "ssh: Could not resolve hostname box1: Name or service not known"
-    for patient in (False, True):
-        ssh = Ssh(SshOptions(), patient)
+    for may_appear in (False, True):
+        ssh = Ssh(SshOptions(), may_appear)
         failure = ssh.explain_start("box1", ssh.argv(BOX, "/p"), "/p", 255, output)
-        assert (failure.retry, failure.patient) == (patient, patient)
+        assert (failure.retry, failure.may_appear) == (may_appear, may_appear)
         assert "cannot be resolved" in failure.text
     argv = ["ssh", "box1", ""]
     assert not Ssh(SshOptions(), True).explain_start("box1", argv, "/p", 255, "Permission denied").retry

@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 import pytest
 
 from ringrun.watch.history import MAX_POINTS, History
-from ringrun.watch.html_report import Facts, html_report
+from ringrun.watch.html_report import ReportFacts, html_report
 from tests.unit.ringrun.watch.samples import EQUAL, HOSTS, SLOW_2, report, running
 
-FACTS = Facts("train.py", "0.1.0", 1.7e9, 75.0, "done")
+FACTS = ReportFacts("train.py", "0.1.0", 1.7e9, 75.0, "done")
 _VOID = ("meta",)
 
 
@@ -46,7 +46,7 @@ class Checker(HTMLParser):
             self.text += f" {data}"
 
 
-def page_of(history: History, facts: Facts = FACTS) -> str:
+def page_of(history: History, facts: ReportFacts = FACTS) -> str:
     return html_report(facts, history, HOSTS)
 
 

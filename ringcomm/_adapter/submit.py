@@ -1,0 +1,97 @@
+"""Starts collectives on operands (:mod:`ringcomm.arrays.operands`), in the same way in every adapter."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Sequence
+
+from .. import api
+from ..arrays.operands import Operand, mirrors
+from ..calls.process_set import ProcessSet, number_of
+from ..engine.request import Handle
+from .arguments import scattered_reduction, wire_name
+from .reduction import Reduction
+
+Operands = Sequence[Operand]
+
+
+def start_allreduce(
+    operands: Operands, how: Reduction, name: Optional[str], urgent: bool, grouped: bool, **options: Any
+) -> Handle:
+    """Start a reduction; a list as result if ``grouped``. ``options`` are for ``Engine.allreduce``."""
+    return api.context().engine.allreduce(
+        [item.flat for item in operands], how.op, wire_name("allreduce", name),
+        [item.shape for item in operands], how.prescale, how.postscale, number_of(how.process_set), urgent,
+        _finisher(operands, grouped), mirrors=mirrors(operands), **options,
+    )  # fmt: skip
+
+
+def start_broadcast(
+    operands: Operands,
+    root_rank: int,
+    name: Optional[str],
+    process_set: ProcessSet,
+    urgent: bool,
+    grouped: bool = False,
+) -> Handle:
+    """Start copying the root's elements to all ranks; a list as result if ``grouped``."""
+    return api.context().engine.broadcast(
+        [item.flat for item in operands], root_rank, wire_name("broadcast", name),
+        [item.shape for item in operands], number_of(process_set), urgent, _finisher(operands, grouped),
+        mirrors=mirrors(operands),
+    )  # fmt: skip
+
+
+def start_reducescatter(
+    operands: Operands, how: Reduction, name: Optional[str], urgent: bool, grouped: bool
+) -> Handle:
+    """Start a reduction of which every rank gets its rows; a list as result if ``grouped``."""
+    return api.context().engine.reducescatter(
+        [item.flat for item in operands], [item.shape for item in operands], scattered_reduction(how.op),
+        wire_name("reducescatter", name), how.prescale, how.postscale, number_of(how.process_set), urgent,
+        _deliverer(operands, grouped), mirrors=mirrors(operands),
+    )  # fmt: skip
+
+
+def start_allgather(
+    operands: Operands, name: Optional[str], process_set: ProcessSet, urgent: bool, grouped: bool
+) -> Handle:
+    """Start gathering the rows of all ranks; a list as result if ``grouped``."""
+    return api.context().engine.allgather(
+        [item.flat for item in operands], [item.shape for item in operands], wire_name("allgather", name),
+        number_of(process_set), urgent, _deliverer(operands, grouped), mirrors=mirrors(operands),
+    )  # fmt: skip
+
+
+def start_alltoall(
+    operand: Operand,
+    splits: Optional[Sequence[int]],
+    name: Optional[str],
+    process_set: ProcessSet,
+    urgent: bool,
+    counted: Callable[[Any], Any],
+) -> Handle:
+    """Start exchanging rows; the result is the rows, and what ``counted`` makes of their number by rank."""
+    return api.context().engine.alltoall(
+        operand.flat, operand.shape, splits, wire_name("alltoall", name), number_of(process_set), urgent,
+        lambda result: (operand.deliver(result[0]), counted(result[1])), mirrors=mirrors([operand]),
+    )  # fmt: skip
+
+
+def _finisher(operands: Operands, grouped: bool) -> Callable[[Any], Any]:
+    """Return what makes the results of operands that have been overwritten."""
+
+    def convert(_: Any) -> Any:
+        results = [item.finish() for item in operands]
+        return results if grouped else results[0]
+
+    return convert
+
+
+def _deliverer(operands: Operands, grouped: bool) -> Callable[[Any], Any]:
+    """Return what makes the results of the engine's arrays, which have other rows than the operands."""
+
+    def convert(arrays: Sequence[Any]) -> Any:
+        results = [item.deliver(array) for array, item in zip(arrays, operands)]
+        return results if grouped else results[0]
+
+    return convert

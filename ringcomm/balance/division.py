@@ -1,0 +1,207 @@
+"""Global batches and the shares of ranks in them: which samples a rank computes in which step."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence, Tuple, Union
+from zlib import crc32
+
+import numpy as np
+
+from ..dtypes import Array
+from ..errors import BrokenInvariantError, ConfigError
+from ..ops import number
+from .order import epoch_order, steps_in
+from .plan import ComputeTime, ShareLimits, Shares, plan_shares, proportional_shares, shorten
+
+Speeds = Union[str, Sequence[float]]
+MEASURE = "measure"
+
+
+def check_whole(**values: Any) -> None:
+    """Check that arguments, given by name, are whole numbers, of Python or of NumPy.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    for name, value in values.items():
+        if not isinstance(value, (int, np.integer)):
+            raise ConfigError(f"{name}={value!r}: a whole number is needed.")
+
+
+def check_counts(count: int, global_batch: int) -> None:
+    """Check the size of a data set and of a global batch.
+
+    Raises:
+        ConfigError: they are no numbers of samples.
+    """
+    check_whole(count=count, global_batch=global_batch)
+    if count < 0:
+        raise ConfigError(f"A data set of {count} samples cannot be divided.")
+    if global_batch < 1:
+        raise ConfigError(f"global_batch={global_batch}: a global batch has at least one sample.")
+
+
+def check_position(**values: Any) -> None:
+    """Check numbers of epochs and steps, given by name.
+
+    Raises:
+        ConfigError: one is no whole number, or negative.
+    """
+    check_whole(**values)
+    for name, value in values.items():
+        if value < 0:
+            raise ConfigError(f"{name}={value}: epochs and steps are counted from 0.")
+
+
+class SampleDivision:
+    """Divides the samples of each epoch among any number of ranks.
+
+    Global batches follow from the data set, ``global_batch``, ``seed`` and the epoch alone, so the number of
+    ranks may change between any two steps. Shares may change at any step that no rank has taken yet.
+
+    Args:
+        count: number of samples.
+        global_batch: samples of all ranks together per step; the last one of an epoch has what is left.
+        seed: of the order of samples, the same on all ranks.
+        size: number of ranks.
+        speeds: ``"measure"`` (equal shares at first) or numbers in the proportion of which shares are made.
+        limits: what shares must respect; of a short global batch all limits but ``max_batch`` are ignored.
+        shuffle: False: the order of the data set.
+        drop_last: leave out what does not fill a global batch.
+
+    Raises:
+        ConfigError: the arguments leave no division.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        global_batch: int,
+        seed: int = 0,
+        size: int = 1,
+        speeds: Speeds = MEASURE,
+        limits: ShareLimits = ShareLimits(),  # noqa: B008 - a tuple of constants
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        check_counts(count, global_batch)
+        check_whole(seed=seed)
+        if not isinstance(speeds, str):
+            try:
+                speeds = [number(speed) for speed in speeds]
+            except (TypeError, ValueError, OverflowError):
+                raise ConfigError(f'speeds={speeds!r}: pass "measure", or one number per rank.') from None
+        self.count = int(count)
+        self.global_batch = int(global_batch)
+        self.seed = int(seed)
+        self.limits = limits
+        self.steps = steps_in(count, global_batch, drop_last)
+        self._speeds = speeds
+        self._shuffle, self._drop_last = bool(shuffle), bool(drop_last)
+        self._order: Tuple[int, Any] = (-1, None)
+        self.furthest = -1
+        self.resize(size)
+
+    def resize(self, size: int) -> None:
+        """Start anew with another number of ranks.
+
+        Raises:
+            ConfigError: the speeds are those of another number of ranks, or leave no division.
+        """
+        most = self.limits.max_batch
+        if most is not None and len(most) != size:
+            if len(set(most)) > 1:
+                raise ConfigError(f"max_batch={list(most)} has not one number per rank ({size}).")
+            self.limits = self.limits._replace(max_batch=(most[0],) * size)
+        if isinstance(self._speeds, str):
+            if self._speeds != MEASURE:
+                raise ConfigError(f'speeds={self._speeds!r}: pass "measure", or one number per rank.')
+            shares = plan_shares([ComputeTime(0.0, 1.0)] * size, self.global_batch, self.limits)
+        else:
+            if len(self._speeds) != size:
+                raise ConfigError(
+                    f"speeds={list(self._speeds)} has {len(self._speeds)} numbers, not one per rank ({size})."
+                )
+            shares = proportional_shares(self._speeds, self.global_batch, self.limits)
+        self.size = size
+        self._plans: List[Tuple[int, Shares]] = [(0, shares)]
+        self.furthest = -1
+
+    @property
+    def digest(self) -> int:
+        """A number of 32 bits that differs where global batches or limits do; all ranks have the same."""
+        parts = (self.count, self.global_batch, self.seed, self._shuffle, self._drop_last, *self.limits)
+        return crc32(repr(parts).encode())
+
+    @property
+    def measures(self) -> bool:
+        """Whether shares follow from measured speeds."""
+        return self._speeds == MEASURE
+
+    def position(self, epoch: int, step: int) -> int:
+        """The number of a step among the steps of all epochs."""
+        return epoch * self.steps + step
+
+    def batch(self, epoch: int, step: int) -> Array:
+        """The indices of a global batch."""
+        if self._order[0] != epoch or self._order[1] is None:
+            self._order = (epoch, epoch_order(self.count, self.seed, epoch, self._shuffle))
+        order: Array = self._order[1]
+        return order[step * self.global_batch : (step + 1) * self.global_batch]
+
+    def full_shares(self, epoch: int, step: int) -> Shares:
+        """The shares that apply from or before a step, of a global batch that is not short."""
+        position = self.position(epoch, step)
+        return next(shares for start, shares in reversed(self._plans) if start <= position)
+
+    def shares(self, epoch: int, step: int) -> Shares:
+        """Return how many samples of a global batch each rank gets."""
+        full = self.full_shares(epoch, step)
+        left = min(self.global_batch, self.count - step * self.global_batch)
+        return shorten(full, left)
+
+    def take(self, epoch: int, step: int, rank: int) -> Array:
+        """The indices of a rank's share. From now on the shares of this step do not change."""
+        self.furthest = max(self.furthest, self.position(epoch, step))
+        shares = self.shares(epoch, step)
+        start = sum(shares[:rank])
+        return self.batch(epoch, step)[start : start + shares[rank]]
+
+    def change(self, position: int, shares: Shares) -> None:
+        """Make other shares apply from a position on.
+
+        Raises:
+            BrokenInvariantError: this rank has taken its share of that step already.
+        """
+        if position <= self.furthest:
+            raise BrokenInvariantError(
+                f"New shares apply from step {position} on, but this rank has taken its share of step "
+                f"{self.furthest} already."
+            )
+        self._plans = [item for item in self._plans if item[0] < position][-8:] + [(position, shares)]
+
+
+def limits_of(
+    min_batch: int, max_batch: Union[int, Sequence[Optional[int]], None], multiple_of: int, size: int
+) -> ShareLimits:
+    """The limits that the arguments of the public functions stand for.
+
+    Raises:
+        ConfigError: an argument is out of range, or has not one number for each rank.
+    """
+    check_whole(min_batch=min_batch, multiple_of=multiple_of)
+    if multiple_of < 1 or min_batch < 0:
+        raise ConfigError(f"multiple_of={multiple_of} is at least 1, min_batch={min_batch} at least 0.")
+    if max_batch is None:
+        return ShareLimits(int(min_batch), None, int(multiple_of))
+    limits: Any = max_batch
+    try:
+        given = list(limits)
+    except TypeError:
+        given = [limits] * size
+    for limit in given:
+        check_whole(max_batch=0 if limit is None else limit)
+    if len(given) != size or any(limit is not None and limit < 0 for limit in given):
+        raise ConfigError(f"max_batch={max_batch}: pass one number, or one per rank ({size}), none negative.")
+    most = tuple(None if limit is None else int(limit) for limit in given)
+    return ShareLimits(int(min_batch), most, int(multiple_of))

@@ -1,0 +1,308 @@
+"""Jobs whose processes another system keeps; here that system is this test, with processes of Python."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from types import SimpleNamespace
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+import pytest
+
+import ringcomm as rc
+from ringcomm._adapter.placed import (
+    Host,
+    PlacedJob,
+    RankOutcome,
+    Ticket,
+    attempt,
+    by_host,
+    call,
+    end,
+    enter,
+    settings_for,
+)
+from ringcomm.config import Membership, Settings
+from ringcomm.errors import ConfigError, PeerLostError, RemoteError
+from ringcomm.job.context import Context
+from ringcomm.storage.keys import read_key
+from ringcomm.storage.results import unpack
+
+SETTINGS = Settings(start_timeout_s=100.0)
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def describe() -> List[Any]:
+    rc.init()
+    total = rc.allreduce(np.full(2, rc.rank() + 1.0), op=rc.Sum)
+    return [rc.rank(), rc.size(), rc.local_rank(), rc.local_size(), total.tolist()]
+
+
+def in_two_jobs(ticket: Ticket, other: Ticket) -> List[Any]:
+    """A process that is a rank of one job after the other, and then of none."""
+    found = [call(ticket, describe, (), {}), call(other, describe, (), {})]
+    return [*found, rc.is_initialized()]
+
+
+def fail() -> None:
+    if rc.rank() == 1:
+        raise KeyError("sample")
+    rc.barrier()
+
+
+def die() -> None:
+    rc.barrier()
+    if rc.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    rc.barrier()
+
+
+def be_two() -> None:
+    """A second rank in the process of the first."""
+    call(Ticket("other", 0, 1, 0, {"RINGCOMM_SIZE": "1"}), describe, (), {})
+
+
+def never(ticket: Ticket) -> None:
+    """A worker that fails before it takes part."""
+    raise OSError("no space")
+
+
+def work(pipe: Connection, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    pipe.send_bytes(attempt(lambda: function(*arguments)))
+
+
+class Workers:
+    """One process for each of some calls."""
+
+    def __init__(self, calls: Sequence[Tuple[Callable[..., Any], Sequence[Any]]]) -> None:
+        self.left: Dict[Connection, int] = {}
+        self.processes = []
+        for rank, (function, arguments) in enumerate(calls):
+            here, there = SPAWN.Pipe(duplex=False)
+            self.left[here] = rank
+            process = SPAWN.Process(target=work, args=(there, function, arguments), daemon=True)
+            process.start()
+            there.close()
+            self.processes.append(process)
+
+    def poll(self, timeout_s: float) -> List[Tuple[int, RankOutcome]]:
+        """Outcomes that have arrived; this system never notices that a process has ended."""
+        found = []
+        for pipe in wait(list(self.left), timeout_s):
+            rank = self.left.pop(pipe)  # type: ignore[call-overload]
+            try:
+                found.append((rank, RankOutcome(unpack(pipe.recv_bytes()))))  # type: ignore[union-attr]
+            except EOFError:
+                continue
+        return found
+
+    def end(self) -> None:
+        """End all processes."""
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+def run(size: int, function: Callable[..., Any], hosts: Optional[Sequence[Host]] = None) -> List[Any]:
+    job = PlacedJob("test", size, SETTINGS, hosts)
+    workers = Workers([(call, (ticket, function, (), {})) for ticket in job.tickets])
+    try:
+        return job.collect(workers.poll)
+    finally:
+        workers.end()
+        job.close()
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("size", [1, 3])
+def test_every_rank_has_its_place_and_its_result(size: int) -> None:
+    total = [size * (size + 1) / 2] * 2
+    assert run(size, describe) == [[rank, size, rank, size, total] for rank in range(size)]
+
+
+def test_planned_hosts_count() -> None:
+    results = run(3, describe, [Host("a", "left"), Host("b", "right"), Host("b", "right")])
+    assert [item[:4] for item in results] == [[0, 3, 0, 1], [1, 3, 0, 2], [2, 3, 1, 2]]
+
+
+def test_a_process_can_take_part_in_one_job_after_another() -> None:
+    jobs = [PlacedJob("test", 2, SETTINGS) for _ in range(2)]
+    workers = Workers([(in_two_jobs, pair) for pair in zip(jobs[0].tickets, jobs[1].tickets)])
+    results: Dict[int, Any] = {}
+    while len(results) < 2:
+        results.update((rank, outcome.facts) for rank, outcome in workers.poll(1.0))
+    workers.end()
+    for job in jobs:
+        job.close()
+    expected = [[[rank, 2, rank, 2, [3.0, 3.0]]] * 2 + [False] for rank in range(2)]
+    assert [results[rank].get("value", results[rank]) for rank in range(2)] == expected
+
+
+def test_the_error_of_the_rank_that_failed_is_raised() -> None:
+    with pytest.raises(RemoteError, match="rank 1 on .*KeyError") as caught:
+        run(3, fail)
+    assert caught.value.rank == 1
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_lost_process_is_named_by_the_others(planned: bool) -> None:
+    with pytest.raises(RemoteError, match=r"rank 1 \(\w.*\) was lost while others were in barrier") as caught:
+        run(3, die, [Host("a", "left")] * 3 if planned else None)
+    assert caught.value.rank == 1
+    assert isinstance(caught.value.__cause__, PeerLostError)
+    assert caught.value.host == ("left" if planned else caught.value.__cause__.host)
+
+
+def test_a_worker_that_fails_before_it_takes_part_is_named() -> None:
+    job = PlacedJob("test", 2, SETTINGS, [Host("a", "left")] * 2)
+    workers = Workers([(call, (job.tickets[0], describe, (), {})), (never, (job.tickets[1],))])
+    try:
+        with pytest.raises(RemoteError, match="rank 1 on left: OSError: no space") as caught:
+            job.collect(workers.poll)
+    finally:
+        workers.end()
+        job.close()
+    assert caught.value.rank == 1
+
+
+def test_what_the_system_reports_itself_ends_the_wait_of_the_others() -> None:
+    job = PlacedJob("test", 2, SETTINGS, [Host("a", "left")] * 2)
+    workers = Workers([(call, (job.tickets[0], describe, (), {}))])
+    reports = [(1, RankOutcome.of_error(RuntimeError("the worker has ended\nsee its log")))]
+
+    def poll(timeout_s: float) -> List[Tuple[int, RankOutcome]]:
+        return reports and [reports.pop()] or workers.poll(timeout_s)
+
+    try:
+        with pytest.raises(RemoteError, match="rank 1 .*RuntimeError: the worker has ended") as caught:
+            job.collect(poll)
+    finally:
+        workers.end()
+        job.close()
+    assert caught.value.rank == 1
+
+
+def test_a_process_is_one_rank_only() -> None:
+    with pytest.raises(RemoteError, match="cannot be rank 0 of other: it is rank 0 of test-") as caught:
+        run(1, be_two)
+    assert isinstance(caught.value.__cause__, ConfigError)
+
+
+def test_a_process_may_be_a_rank_again_after_its_end() -> None:
+    ticket = Ticket("job", 0, 1, 0, {"RINGCOMM_SIZE": "1"})
+    enter(ticket)
+    with pytest.raises(ConfigError, match="it is rank 0 of job already"):
+        enter(ticket)
+    end()
+    assert call(ticket, describe, (), {}) == [0, 1, 0, 1, [1.0, 1.0]]
+
+
+def test_the_key_of_a_ticket_is_not_printed() -> None:
+    job = PlacedJob("test", 2, SETTINGS)
+    job.close()
+    ticket = pickle.loads(pickle.dumps(job.tickets[1]))
+    assert ticket == job.tickets[1]
+    assert ticket.variables["RINGCOMM_KEY"] not in repr(ticket)
+
+
+def test_workers_of_a_host_follow_each_other() -> None:
+    hosts = {"w1": Host("b", "b"), "w2": Host("a", "a"), "w3": Host("b", "b")}
+    assert by_host(["w1", "w2", "w3"], hosts.__getitem__) == ["w1", "w3", "w2"]
+
+
+def test_an_error_of_the_function_ends_the_part_of_the_process() -> None:
+    ticket = Ticket("job", 0, 1, 0, {"RINGCOMM_SIZE": "1"})
+
+    def broken(sample: str, *, twice: bool) -> None:
+        raise KeyError(sample if twice else "")
+
+    for _ in range(2):  # the process can be a rank again
+        with pytest.raises(KeyError, match="sample"):
+            call(ticket, broken, ("sample",), {"twice": True})
+        assert not rc.is_initialized()
+
+
+def test_process_groups_that_the_function_has_left_are_destroyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = ["the default one"]
+    stands_in = SimpleNamespace(
+        is_available=lambda: True, is_initialized=lambda: bool(groups), destroy_process_group=groups.clear
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", stands_in)
+    for expected in (["the default one"], []):
+        assert groups == expected
+        call(Ticket("job", 0, 1, 0, {"RINGCOMM_SIZE": "1"}), rc.rank, (), {})
+    assert groups == []
+
+
+def test_a_job_of_one_rank_has_no_rendezvous() -> None:
+    job = PlacedJob("test", 1, SETTINGS)
+    job.ended(0, "OSError: no space")
+    assert (job.failure, job.culprit) == (None, -1)
+    assert job.tickets[0].variables["RINGCOMM_SIZE"] == "1"
+    assert "RINGCOMM_KEY" not in job.tickets[0].variables
+    job.close()
+
+
+def test_a_failure_is_reported_to_whatever_asks_before_or_after_it() -> None:
+    job = PlacedJob("test", 2, SETTINGS, [Host("a", "left"), Host("b", "right")])
+    before, after = threading.Event(), threading.Event()
+    raised = []
+
+    def join() -> None:
+        try:
+            Context.start(Membership.from_environment(job.tickets[0].variables), SETTINGS)
+        except rc.RingcommError as error:
+            raised.append(str(error))
+
+    waiting = threading.Thread(target=join)
+    try:
+        job.when_failed(before.set)
+        assert job.failure is None and not before.is_set()
+        job.check({})
+        waiting.start()
+        job.ended(1, "OSError: no space")
+        assert before.wait(60)
+        waiting.join(60)
+        assert len(raised) == 1 and "no space" in raised[0]
+        job.when_failed(after.set)
+        assert after.wait(60)
+        assert job.culprit == 1
+        with pytest.raises(RemoteError, match="no space") as caught:
+            job.check({})
+        assert caught.value.rank == 1 and str(caught.value.__cause__) == str(job.failure)
+        arrived = RankOutcome(unpack(attempt(lambda: 5)))
+        with pytest.raises(RemoteError, match="no space"):
+            job.check({0: arrived})
+    finally:
+        job.close()
+
+
+def test_an_encrypted_job_has_a_certificate() -> None:
+    job = PlacedJob("test", 2, replace(SETTINGS, encrypt=True))
+    job.close()
+    keys = [read_key(None, "", ticket.variables["RINGCOMM_KEY"]) for ticket in job.tickets]
+    assert keys[0] == keys[1] and "BEGIN CERTIFICATE" in keys[0][1]
+
+
+def test_outcomes() -> None:
+    good = RankOutcome(unpack(attempt(lambda: [1, 2])))
+    assert good.ok and good.facts["value"] == [1, 2] and not good.lost
+    bad = RankOutcome(unpack(attempt(lambda: [][1])))
+    assert not bad.ok and bad.describe() == "IndexError: list index out of range"
+    assert RankOutcome({"ok": False, "summary": ""}).describe() == "an error"
+    assert RankOutcome.of_error(OSError("gone")).lost
+
+
+def test_the_drivers_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGCOMM_START_TIMEOUT", "7")
+    assert settings_for().start_timeout_s == 7.0
+    given = settings_for(start_timeout_s=8.0, iface="lo")
+    assert (given.start_timeout_s, given.iface) == (8.0, "lo")

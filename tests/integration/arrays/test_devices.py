@@ -1,0 +1,232 @@
+"""Arrays on devices: every collective on a device that is slow, out of order and full of poison."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ringcomm.arrays.mapped import slowdown
+from ringcomm.arrays.mirrors import BlockMirror
+from ringcomm.config import Settings
+from ringcomm.ops import Sum
+from ringcomm.schedule.registry import Problem, build
+from ringcomm.schedule.steps import even_bounds
+from ringcomm.testing.cluster import RankFailed, run_ranks
+from tests.integration.arrays.fake_lab import SETTINGS, AtOnce, FakeLab, run_check, start, submitted_in_place
+from tests.support import device_contract
+from tests.support.device_contract import CHECKS, LONG, numbers, same
+from tests.support.fake_device import FakeEngine
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_numbers_are_those_of_numpy_arrays(check, size):
+    run_check(check, size, seed=size)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_overtakes_what(seed):
+    for check in (device_contract.check_order_of_the_stream, device_contract.check_asynchronous):
+        run_check(check, 2, seed)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "doubling", "one_shot", "pipelined"])
+def test_every_algorithm_of_all_reduce(algorithm):
+    settings = Settings(spin_us=0.0, timeout_s=30.0, segment_bytes=4096, algorithm=algorithm)
+
+    def work(context):
+        with FakeLab(context.rank, delay_s=0.0005) as lab:
+            for count in (3, LONG // 3):
+                values = numbers(context, count)
+                same(
+                    lab.numpy(context.allreduce(lab.array(values), op=Sum)),
+                    context.allreduce(values, op=Sum),
+                    algorithm,
+                )
+
+    run_ranks(4, work, settings=settings)
+
+
+LONGER = 900_000
+"""Elements of arrays for which ranks vote on the schedule, and that have several blocks in `pipelined`."""
+
+
+def staged_runs(runner):
+    """How often all-reduces have been run by the schedule for arrays on devices, and by others."""
+    plans = runner._plans._plans.values()
+    assert all(
+        tuple(plan.schedule) == build("allreduce", "pipelined", problem(runner, plan.call.items))
+        for plan in plans
+        if plan.call.staged
+    )
+    return sum(plan.runs for plan in plans if plan.call.staged), sum(
+        plan.runs for plan in plans if not plan.call.staged
+    )
+
+
+def problem(runner, count):
+    return Problem(runner.rank, runner.size, count, even_bounds(count, runner.size))
+
+
+def test_the_schedule_for_devices_is_used_once_all_ranks_have_seen_that_all_arrays_are_on_them():
+    """With three ranks a round of votes takes two calls. Numbers are the same whatever was agreed."""
+    size, rank_on_host = 3, 1
+
+    def work(context):
+        values = numbers(context, LONGER)
+        expected = context.allreduce(values, op=Sum)  # the first vote: no array is on a device
+        context.allreduce(values, op=Sum)
+        found = []
+        with FakeLab(context.rank) as lab:
+            for on_host in (False, False, False, True, True, False, False, False):
+                if on_host and context.rank == rank_on_host:
+                    same(context.allreduce(values, op=Sum), expected, "in host memory")
+                else:
+                    same(lab.numpy(context.allreduce(lab.array(values), op=Sum)), expected, "on a device")
+                found.append(staged_runs(context._runner)[0])
+        return found
+
+    # Calls 0 and 1 agree that all are; calls 4 and 5 that they are not.
+    found = run_ranks(size, work, settings=SETTINGS)
+    assert found == [[0, 0, 1, 2, 3, 4, 4, 4]] * size
+
+
+def test_operations_by_name_agree_too():
+    def work(context):
+        values = numbers(context, LONGER)
+        expected = context.allreduce(values, op=Sum)
+        with FakeLab(context.rank) as lab:
+            for step in range(3):
+                target = submitted_in_place(context, array := lab.array(values))
+                start(context, target, str(step)).wait()
+                same(lab.numpy(array), expected, "by name")
+        (runner,) = context.engine._bucket_runner._runners.values()
+        return staged_runs(runner)
+
+    assert run_ranks(2, work, settings=SETTINGS) == [(2, 1)] * 2
+
+
+def test_arrays_in_host_memory_never_use_the_schedule_for_devices():
+    def work(context):
+        for _ in range(3):
+            context.allreduce(numbers(context, LONGER), op=Sum)
+        return staged_runs(context._runner)
+
+    assert run_ranks(2, work, settings=SETTINGS) == [(0, 3)] * 2
+
+
+def test_tensors_of_the_cpu_are_reduced_in_place():
+    torch = pytest.importorskip("torch")
+
+    def work(context):
+        tensor = torch.full((3, 4), context.rank + 1.0)
+        assert context.allreduce_(tensor, op=Sum) is tensor
+        half = torch.ones(5, dtype=torch.bfloat16)
+        context.broadcast_(context.allreduce_(half, op=Sum))
+        return tensor.unique().tolist() + half.unique().tolist()
+
+    assert run_ranks(2, work) == [[3.0, 2.0]] * 2
+
+
+@pytest.mark.parametrize("transport", ["tcp", "auto"])
+def test_over_sockets(transport):
+    run_check(device_contract.check_order_of_the_stream, 2, transport=transport)
+    run_check(device_contract.check_asynchronous, 2, transport=transport)
+
+
+@pytest.mark.parametrize("times", [1.0, 20.0], ids=["cached", "uncached"])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_memory_that_host_and_device_share(check, times):
+    """Numbers are right whether arrays are used without a copy or, where that is slow, are copied."""
+
+    def work(context):
+        with FakeLab(context.rank, delay_s=0.0005, mapped_slowdown=times) as lab:
+            check(context, lab)
+
+    run_ranks(2, work, settings=SETTINGS)
+
+
+@pytest.mark.parametrize("times, copied", [(1.0, False), (20.0, True), (None, True)])
+def test_a_measurement_decides_whether_mapped_memory_is_copied(times, copied):
+    def work(context):
+        with FakeLab(context.rank, mapped_slowdown=times) as lab:
+            context.allreduce_(lab.array(numbers(context, 1000)), op=Sum)
+            return lab.device.copies_out > 0, lab.device.copies_in > 0, lab.device.blocks > 0
+
+    assert run_ranks(2, work, settings=SETTINGS) == [(copied, copied, copied)] * 2
+
+
+def test_additions_are_measured_on_memory():
+    assert slowdown(np.empty(1 << 20, np.uint8)) > 0.0
+
+
+def test_the_host_waits_for_the_program_before_it_uses_mapped_memory(monkeypatch):
+    monkeypatch.setattr(FakeEngine, "reached", lambda engine, mark: AtOnce())
+
+    def work(context):
+        with FakeLab(context.rank, delay_s=0.004, mapped_slowdown=1.0) as lab:
+            for _ in range(20):
+                device_contract.check_order_of_the_stream(context, lab)
+
+    with pytest.raises(RankFailed) as caught:
+        run_ranks(2, work, settings=SETTINGS)
+    assert isinstance(caught.value.__cause__, AssertionError)
+
+
+def test_the_rows_of_a_rank_that_is_alone():
+    def work(context):
+        values = numbers(context, 5, 3)
+        with FakeLab(0, delay_s=0.0005) as lab:
+            same(lab.numpy(context.reducescatter(lab.array(values), op=Sum)), values, "reducescatter")
+            array = lab.array(values)
+            found = context.reducescatter_(array, op=Sum, prescale_factor=2.0)
+            same(lab.numpy(found), 2 * values, "in place")
+            same(lab.numpy(array), 2 * values, "the array itself")
+
+    run_ranks(1, work, settings=SETTINGS)
+
+
+# ---- steady state ------------------------------------------------------------------------------
+
+
+def test_nothing_is_allocated_and_no_thread_waits_in_steady_state(monkeypatch):
+    fetched = []
+    fetch = BlockMirror.fetch
+    monkeypatch.setattr(
+        BlockMirror, "fetch", lambda mirror, watch=None: fetched.append(1) or fetch(mirror, watch)
+    )
+
+    def work(context):
+        with FakeLab(context.rank) as lab:
+            arrays = [lab.array(numbers(context, 400_000)) for _ in range(3)]
+            counts = []
+            for step in range(10):
+                for array in arrays:
+                    context.allreduce_(array, op=Sum)
+                targets = [submitted_in_place(context, array) for array in arrays]
+                handles = [start(context, target, f"{step}.{n}") for n, target in enumerate(targets)]
+                for handle in handles:
+                    handle.wait()
+                lab.device.main.put().wait()  # all results are there, so all blocks are free
+                counts.append(lab.device.blocks)
+            return counts, context.staging.allocations, lab.device
+
+    for counts, allocations, device in run_ranks(2, work, settings=SETTINGS):
+        # A block for each array on its way at the same time, once: three direct calls, three by name.
+        assert allocations == device.blocks == counts[-1] <= 6, counts
+        assert device.host_waits == 0
+        # 1.6 MB each: loads are cut where steps are (two chunks), in pieces of 512 KiB at most.
+        assert 60 * 2 <= device.copies_out <= 60 * 8 and 60 * 2 <= device.copies_in <= 60 * 8
+    assert fetched == []
+
+
+def test_calls_on_devices_are_in_the_sums():
+    def work(context):
+        with FakeLab(context.rank) as lab:
+            for _ in range(3):
+                context.allreduce(lab.array(numbers(context, LONG)), op=Sum)
+            totals = context._runner.totals()
+            return totals.kinds["allreduce"].runs, totals.peers[1 - context.rank].sent_bytes
+
+    for runs, sent_bytes in run_ranks(2, work):
+        assert runs == 3 and sent_bytes >= 3 * 4 * LONG

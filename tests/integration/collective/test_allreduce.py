@@ -1,0 +1,195 @@
+"""Right numbers, and the same bits on every rank: all-reduces of every type, shape and layout."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from ringcomm.engine import adasum
+from ringcomm.errors import Misuse, UnsupportedDtypeError
+from ringcomm.ops import Adasum, Average, Max, Min, Product, Sum
+from tests.integration.collective.contributions import DTYPES, FLOATS, numbers, small
+from tests.support.reference import (
+    assert_reduced,
+    contributions,
+    hard_bits,
+    ops_for,
+    reduced,
+    same_bits,
+)
+from tests.unit.schedule.building import names
+
+
+class TestAllreduce:
+    def test_every_op_and_type(self, on_ranks, size):
+        cases = [(op, dtype) for dtype in DTYPES for op in ops_for(dtype)]
+        inputs = list(zip(*(contributions(dtype, size, 7 * size + 3) for _, dtype in cases)))
+
+        def work(context):
+            return [context.allreduce(array, op) for (op, _), array in zip(cases, inputs[context.rank])]
+
+        for index, results in enumerate(zip(*on_ranks(size, work, settings=small()))):
+            assert_reduced(results[0], [row[index] for row in inputs], cases[index][0])
+            assert same_bits(results)
+
+    @pytest.mark.parametrize("algorithm", names("allreduce"))
+    def test_every_count(self, on_ranks, size, algorithm):
+        counts = sorted({0, 1, size - 1, size, size + 1, 16 * size - 1, 16 * size, 16 * size + 1, 333})
+
+        def work(context):
+            return [context.allreduce(numbers(context.rank, count), Sum) for count in counts]
+
+        results = on_ranks(size, work, settings=small(algorithm=algorithm))
+        for count, arrays in zip(counts, zip(*results)):
+            assert_reduced(arrays[0], [numbers(rank, count) for rank in range(size)], Sum)
+            assert same_bits(arrays)
+
+    @pytest.mark.parametrize("algorithm", ["", *names("allreduce")])
+    def test_special_numbers_have_the_same_bits_everywhere(self, on_ranks, size, algorithm):
+        cases = [(op, dtype, count) for dtype in FLOATS for op in ops_for(dtype) for count in (1, 6, 67)]
+
+        def work(context):
+            results = []
+            for op, dtype, count in cases:
+                # Alignment must not matter, so it differs from rank to rank.
+                array = np.empty(count + context.rank, dtype)[context.rank :]
+                array[...] = hard_bits(dtype, count, (count, context.rank))
+                results.append(context.allreduce_(array, op))
+            return results
+
+        for case, arrays in zip(cases, zip(*on_ranks(size, work, settings=small(algorithm=algorithm)))):
+            assert same_bits(arrays), case
+
+    @pytest.mark.parametrize("algorithm", names("allreduce"))
+    def test_repeated_runs_have_the_same_bits(self, on_ranks, algorithm):
+        size, seen = 3, set()
+
+        def work(context):
+            array = np.random.default_rng(context.rank).standard_normal(5000) * 10.0**context.rank
+            return [context.allreduce(array).tobytes() for _ in range(5)]
+
+        for results in on_ranks(size, work, settings=small(algorithm=algorithm)):
+            seen.update(results)
+        assert len(seen) == 1
+
+    def test_every_layout(self, on_ranks):
+        def work(context):
+            base = numbers(context.rank, 4, 6, dtype=np.float64)
+            fortran, swapped = np.asfortranarray(base), base.astype(">f8")
+            strided, backwards = np.repeat(base, 2, axis=1)[:, ::2], base[::-1, ::-1].copy()[::-1, ::-1]
+            frozen = base.copy()
+            frozen.flags.writeable = False
+            layouts = [base, fortran, swapped, strided, backwards, frozen, base.tolist()]
+            # No two ranks have the same layout in the same call.
+            layouts = layouts[context.rank :] + layouts[: context.rank]
+            outputs = [context.allreduce(array, Sum) for array in layouts]
+            assert (np.asarray(layouts[0]) == base).all()
+            writable = [base.copy(), fortran, swapped, strided, backwards]
+            writable = writable[context.rank :] + writable[: context.rank]
+            for array in writable:
+                assert context.allreduce_(array, Sum) is array
+            return outputs + [np.ascontiguousarray(array, np.float64) for array in writable]
+
+        expected = sum(numbers(rank, 4, 6, dtype=np.float64) for rank in range(3))
+        for results in on_ranks(3, work, settings=small()):
+            for array in results:
+                assert array.flags.c_contiguous
+                np.testing.assert_array_equal(array, expected)
+
+    @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (2, 3, 4), (1, 1, 1)])
+    def test_shapes_survive(self, on_ranks, shape):
+        def work(context):
+            array = np.full(shape, context.rank + 1.0)
+            copy = context.allreduce(array, Sum)
+            assert (array == context.rank + 1.0).all()
+            context.allreduce_(array, Sum)
+            return copy, array
+
+        for copy, array in on_ranks(2, work):
+            for result in (copy, array):
+                assert isinstance(result, np.ndarray)
+                assert result.shape == shape
+                assert (result == 3.0).all()
+
+    def test_scale_factors(self, on_ranks, size):
+        def work(context):
+            one = np.full(3, 10.0 * (context.rank + 1))
+            whole = np.full(3, context.rank + 1, np.int16)
+            return [
+                context.allreduce(one, Sum, prescale_factor=0.5, postscale_factor=4.0)[0],
+                context.allreduce(one, prescale_factor=3.0)[0],
+                context.allreduce(one, Max, postscale_factor=-1.0)[0],
+                context.allreduce(whole, Sum, postscale_factor=0.5)[0],
+                context.allreduce(whole, Average, postscale_factor=10.0)[0],
+            ]
+
+        total = size * (size + 1) / 2
+        expected = [20 * total, 30 * total / size, -10.0 * size, int(total / 2), int(10 * total / size)]
+        for results in on_ranks(size, work):
+            assert results == pytest.approx(expected, rel=1e-14)
+
+    def test_scaled_extremes_do_not_wrap(self, on_ranks):
+        def work(context):
+            return context.allreduce(np.array([100], np.int8), Average, postscale_factor=1.27).tolist()
+
+        assert on_ranks(3, work) == [[127]] * 3
+
+    def test_what_makes_no_sense_is_refused_before_anything_is_sent(self, on_ranks):
+        def work(context):
+            for op in (6, "total", None, 9):
+                with pytest.raises(Misuse, match="there are Average, Sum, Adasum, Min, Max, Product"):
+                    context.allreduce(np.ones(2), op)
+            with pytest.raises(UnsupportedDtypeError, match="booleans"):
+                context.allreduce(np.ones(2, bool))
+            with pytest.raises(UnsupportedDtypeError, match="Sum and Average"):
+                context.allreduce(np.ones(2, complex), Min)
+            with pytest.raises(UnsupportedDtypeError, match="broadcast_object"):
+                context.allreduce(["a"])
+            with pytest.raises(Misuse, match="read-only"):
+                context.allreduce_(np.broadcast_to(1.0, (2,)))
+            return context.allreduce(np.ones(2), Sum).tolist()
+
+        assert on_ranks(2, work) == [[2.0, 2.0]] * 2
+
+
+class TestAdasum:
+    @pytest.mark.parametrize("odd_one", [0, 1, 2])
+    def test_the_same_bits_although_dot_products_differ(self, on_ranks, size, odd_one, monkeypatch):
+        """As BLAS does on a rank with another processor, or another number of threads."""
+        here = threading.local()
+        plain = adasum.dot
+        monkeypatch.setattr(adasum, "dot", lambda a, b: plain(a, b) * (1 + 2e-7 * getattr(here, "is_odd", 0)))
+
+        def work(context):
+            here.is_odd = context.rank == odd_one
+            rng = np.random.default_rng(context.rank)
+            return [
+                context.allreduce(rng.standard_normal(count).astype(dtype), Adasum)
+                for dtype in (np.float32, np.float64)
+                for count in (1, 1000)
+            ]
+
+        first, *others = on_ranks(size, work)
+        for other in others:
+            assert [array.tobytes() for array in other] == [array.tobytes() for array in first]
+
+
+class TestReference:
+    """The yardstick itself, where it is not obvious."""
+
+    def test_integers(self):
+        arrays = [np.array([value], np.int8) for value in (100, 100, 103)]
+        assert reduced(arrays, Average) == [101]
+        assert reduced(arrays, Sum) == [np.int8(303 - 256)]
+        assert reduced(arrays, Product).dtype == np.int8
+
+    def test_wrong_numbers_are_noticed(self):
+        for dtype in DTYPES:
+            arrays = contributions(dtype, 3, 50)
+            right = reduced(arrays, Sum)
+            assert_reduced(right, arrays, Sum)
+            wrong = ~right if dtype.kind == "b" else (right + right.dtype.type(1)).astype(dtype)
+            with pytest.raises(AssertionError):
+                assert_reduced(wrong, arrays, Sum)

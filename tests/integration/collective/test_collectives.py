@@ -1,0 +1,311 @@
+"""Right numbers, and the same bits on every rank: all collectives but all-reduce, see test_allreduce.py."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from ringcomm.errors import Misuse
+from ringcomm.ops import Sum
+from ringcomm.schedule.steps import even_bounds
+from tests.integration.collective.contributions import DTYPES, FLOATS, numbers, small
+from tests.support.reference import (
+    assert_reduced,
+    contributions,
+    hard_bits,
+    ops_for,
+    same_bits,
+)
+
+
+class TestReducescatter:
+    def test_uneven_rows_of_every_type(self, on_ranks, size):
+        cases = [(op, dtype, rows) for dtype in DTYPES for op in ops_for(dtype)[:3] for rows in (0, size + 2)]
+
+        def inputs(rank, dtype, rows):
+            return contributions(dtype, size, rows * 6)[rank].reshape(rows, 2, 3)
+
+        def work(context):
+            return [context.reducescatter(inputs(context.rank, dtype, rows), op) for op, dtype, rows in cases]
+
+        results = on_ranks(size, work, settings=small())
+        for index, (op, dtype, rows) in enumerate(cases):
+            arrays = [inputs(rank, dtype, rows) for rank in range(size)]
+            bounds = even_bounds(rows, size)
+            for rank in range(size):
+                own = slice(bounds[rank], bounds[rank + 1])
+                assert_reduced(results[rank][index], [array[own] for array in arrays], op)
+
+    def test_in_place(self, on_ranks, size):
+        def work(context):
+            array = numbers(context.rank, 2 * size + 1, 3)
+            own = context.reducescatter_(array, Sum)
+            assert np.shares_memory(own, array)
+            whole = context.allgather_(array)
+            assert whole is array
+            fortran = np.asfortranarray(numbers(context.rank, 2 * size + 1, 3))
+            np.testing.assert_array_equal(context.reducescatter_(fortran, Sum), own)
+            return array
+
+        for array in on_ranks(size, work):
+            assert_reduced(array, [numbers(rank, 2 * size + 1, 3) for rank in range(size)], Sum)
+
+    def test_scale_factors_and_zero_dimensions(self, on_ranks):
+        def work(context):
+            with pytest.raises(Misuse, match="zero-dimensional"):
+                context.reducescatter(np.float32(1))
+            with pytest.raises(Misuse, match="zero-dimensional"):
+                context.reducescatter_(np.array(1.0))
+            return context.reducescatter(
+                np.array([1.0, 2.0, 4.0]), Sum, prescale_factor=2.0, postscale_factor=0.5
+            ).tolist()
+
+        assert on_ranks(2, work) == [[2.0, 4.0], [8.0]]
+
+
+class TestAllgather:
+    def test_rows_that_differ_from_rank_to_rank(self, on_ranks, size):
+        def own(rank, dtype, shape):
+            return numbers(rank, (rank * 3 + 1) % 4, *shape, dtype=dtype)
+
+        cases = [(dtype, shape) for dtype in DTYPES for shape in ((), (3,), (2, 2), (0,))]
+
+        def work(context):
+            return [context.allgather(own(context.rank, *case)) for case in cases]
+
+        for case, arrays in zip(cases, zip(*on_ranks(size, work, settings=small()))):
+            expected = np.concatenate([own(rank, *case) for rank in range(size)])
+            np.testing.assert_array_equal(arrays[0], expected)
+            assert arrays[0].dtype == case[0]
+            assert same_bits(arrays)
+
+    def test_single_numbers_count_as_one_row(self, on_ranks, size):
+        def work(context):
+            return context.allgather(context.rank).tolist(), context.allgather([context.rank] * 2).tolist()
+
+        ones = list(range(size))
+        assert on_ranks(size, work) == [(ones, sorted(ones * 2))] * size
+
+    def test_nothing_from_any_rank(self, on_ranks):
+        assert [array.shape for array in on_ranks(3, lambda c: c.allgather(np.zeros((0, 5))))] == [(0, 5)] * 3
+
+    def test_layouts(self, on_ranks):
+        def work(context):
+            array = numbers(context.rank, 2, 3)
+            return context.allgather([array, np.asfortranarray(array), array.astype(">f4")][context.rank])
+
+        for array in on_ranks(3, work):
+            np.testing.assert_array_equal(array, np.concatenate([numbers(rank, 2, 3) for rank in range(3)]))
+
+
+class TestBroadcast:
+    def test_from_every_root(self, on_ranks, size):
+        counts = (0, 1, 5, 20_000)
+
+        def work(context):
+            results = []
+            for root in range(size):
+                for count in counts:
+                    array = numbers(context.rank, count, dtype=np.int32)
+                    results.append(context.broadcast(array, root))
+                    assert (array == numbers(context.rank, count, dtype=np.int32)).all()
+                    assert context.broadcast_(array, root) is array
+                    results.append(array)
+            return results
+
+        expected = [numbers(root, n, dtype=np.int32) for root in range(size) for n in counts for _ in "ab"]
+        for results in on_ranks(size, work):
+            for actual, array in zip(results, expected):
+                np.testing.assert_array_equal(actual, array)
+
+    def test_every_type_and_nan_bits(self, on_ranks):
+        def work(context):
+            own = [hard_bits(d, 9, (1, context.rank)) if d in FLOATS else numbers(context.rank, 9, dtype=d)
+                   for d in DTYPES]  # fmt: skip
+            results = [context.broadcast(array, 1) for array in own]
+            return [array.tobytes() for array in (own if context.rank == 1 else results)]
+
+        results = on_ranks(3, work)
+        assert results[0] == results[1] == results[2]
+
+    def test_layouts_and_zero_dimensions(self, on_ranks):
+        def work(context):
+            base = numbers(context.rank, 3, 4)
+            array = [base, np.asfortranarray(base), base.astype(">f4")][context.rank]
+            context.broadcast_(array, 2)
+            scalar = np.array(context.rank)
+            context.broadcast_(scalar, 1)
+            return array.tolist(), scalar.item()
+
+        assert on_ranks(3, work) == [(numbers(2, 3, 4).tolist(), 1)] * 3
+
+    def test_no_such_root(self, on_ranks):
+        def work(context):
+            for root in (-1, 2):
+                with pytest.raises(Misuse, match="ranks 0 to 1"):
+                    context.broadcast(np.ones(2), root)
+                with pytest.raises(Misuse, match="ranks 0 to 1"):
+                    context.broadcast_object(1, root)
+
+        on_ranks(2, work)
+
+
+class TestAlltoall:
+    def test_splits(self, on_ranks, size):
+        def split(sender, receiver):
+            return (sender * 2 + receiver * 3) % 4
+
+        def block(sender, receiver, dtype):
+            return numbers(10 * sender + receiver, split(sender, receiver), 2, dtype=dtype)
+
+        def work(context):
+            results = []
+            for dtype in DTYPES:
+                blocks = [block(context.rank, peer, dtype) for peer in range(size)]
+                splits = [len(rows) for rows in blocks]
+                results.append(context.alltoall(np.concatenate(blocks), splits))
+            return results
+
+        for rank, results in enumerate(on_ranks(size, work, settings=small())):
+            for dtype, (array, received) in zip(DTYPES, results):
+                assert array.dtype == dtype
+                np.testing.assert_array_equal(
+                    array, np.concatenate([block(peer, rank, dtype) for peer in range(size)])
+                )
+                assert received.dtype == np.int32
+                assert received.tolist() == [split(peer, rank) for peer in range(size)]
+
+    def test_even_and_in_place(self, on_ranks, size):
+        def work(context):
+            array = numbers(context.rank, 2 * size, 3)
+            copy = context.alltoall(array)
+            fortran = np.asfortranarray(array)
+            assert context.alltoall_(fortran) is fortran
+            assert context.alltoall_(array) is array
+            assert same_bits([copy, array, np.ascontiguousarray(fortran)])
+            return copy
+
+        for rank, array in enumerate(on_ranks(size, work)):
+            rows = slice(2 * rank, 2 * rank + 2)
+            expected = np.concatenate([numbers(peer, 2 * size, 3)[rows] for peer in range(size)])
+            np.testing.assert_array_equal(array, expected)
+
+    def test_nothing_to_any_rank(self, on_ranks):
+        def work(context):
+            array, received = context.alltoall(np.zeros((0, 3)), [0, 0])
+            return array.shape, received.tolist(), context.alltoall(np.zeros((0,))).shape
+
+        assert on_ranks(2, work) == [((0, 3), [0, 0], (0,))] * 2
+
+    @pytest.mark.parametrize(
+        ("splits", "words"),
+        [
+            ([1, 1], "have sum 2, the tensor 4 rows"), ([5, -1], "is negative"), ([4], "does not equal"),
+            ([2, 1, 1], "does not equal"), ([2.0, 2.0], "contain 32-bit"), (4, "contain 32-bit"),
+        ],
+    )  # fmt: skip
+    def test_splits_that_do_not_fit(self, on_ranks, splits, words):
+        def work(context):
+            with pytest.raises(Misuse, match=words):
+                context.alltoall(np.zeros((4, 2)), splits)
+
+        on_ranks(2, work)
+
+    def test_rows_that_cannot_be_dealt_out(self, on_ranks):
+        def work(context):
+            for call in (context.alltoall, context.alltoall_):
+                with pytest.raises(Misuse, match="3 is not an even multiple"):
+                    call(np.zeros((3, 2)))
+                with pytest.raises(Misuse, match="zero-dimensional"):
+                    call(np.array(1.0))
+
+        on_ranks(2, work)
+
+
+class TestObjects:
+    def test_broadcast(self, on_ranks, size):
+        thing = {"weights": [1, 2.5], "name": "größe", "nested": (None, {3})}
+
+        def work(context):
+            return [context.broadcast_object(thing if context.rank == root else "mine", root)
+                    for root in range(size)]  # fmt: skip
+
+        assert on_ranks(size, work) == [[thing] * size] * size
+
+    def test_allgather(self, on_ranks, size):
+        def work(context):
+            return context.allgather_object(["x" * 1000 * context.rank, context.rank])
+
+        assert on_ranks(size, work) == [[["x" * 1000 * rank, rank] for rank in range(size)]] * size
+
+
+class TestBarrier:
+    def test_no_rank_passes_before_all_have_come(self, on_ranks):
+        size, arrived = 4, []
+
+        def work(context):
+            seen = []
+            for _ in range(5):
+                arrived.append(context.rank)
+                context.barrier()
+                seen.append(len(arrived))
+                context.barrier()
+            return seen
+
+        assert on_ranks(size, work) == [[4, 8, 12, 16, 20]] * size
+
+    def test_names_are_allowed_everywhere(self, on_ranks):
+        def work(context):
+            array = np.ones((2, 2), np.float32)
+            context.barrier(name="b")
+            context.allreduce(array, name="gradient 1")
+            context.allreduce_(array, name="gradient 1")
+            context.reducescatter(array, name="größe")
+            context.allgather(array, name="")
+            context.allgather_(array, name="x" * 10_000)
+            context.broadcast(array, name="b")
+            context.alltoall(array, name="b")
+            context.broadcast_object(1, name="b")
+            context.allgather_object(1, name="b")
+
+        on_ranks(2, work)
+
+
+class TestThreads:
+    """Several threads of one rank call at the same time; on all ranks all of them make the same call."""
+
+    CALLS = {
+        "allreduce": (lambda c: c.allreduce(np.ones(40), Sum), lambda size: np.full(40, float(size))),
+        "allgather": (lambda c: c.allgather(np.full(3, c.rank)), lambda size: np.repeat(range(size), 3)),
+        "alltoall": (lambda c: c.alltoall(np.full(size_of(c), c.rank)), lambda size: np.arange(size)),
+        "broadcast_object": (lambda c: c.broadcast_object("x" * 50, 1), lambda size: "x" * 50),
+        "allgather_object": (lambda c: c.allgather_object(c.rank), lambda size: list(range(size))),
+    }
+
+    @pytest.mark.parametrize("name", list(CALLS))
+    def test_they_do_not_mix(self, on_ranks, name):
+        call, expected = self.CALLS[name]
+
+        def work(context):
+            wrong = []
+
+            def calls():
+                for _ in range(10):
+                    result = call(context)
+                    if not np.array_equal(result, expected(context.size)):
+                        wrong.append(result)
+
+            threads = [threading.Thread(target=calls) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            return wrong
+
+        assert on_ranks(3, work, settings=small()) == [[], [], []]
+
+
+def size_of(context):
+    return context.size

@@ -1,0 +1,116 @@
+"""Measuring together: every rank ends with the same model, and collectives chosen by it are right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ringcomm.collective.measure import agreed, measure
+from ringcomm.config import Settings
+from ringcomm.errors import PeerLostError
+from ringcomm.job import preparation
+from ringcomm.ops import Sum
+from ringcomm.testing.cluster import RankFailed, run_ranks
+from tests.support.reference import assert_reduced, contributions, same_bits
+
+FLOAT32 = np.dtype(np.float32)
+
+
+def measured(context):
+    hosts = [peer.host_index for peer in context.peers]
+    return measure(context._runner.with_settings(context.settings), hosts)
+
+
+@pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 1), (3, 1), (4, 2), (5, 2), (6, 2), (9, 1), (4, 4)])
+def test_all_ranks_have_the_same_model(size, ranks_per_host):
+    first, *others = run_ranks(size, measured, ranks_per_host=ranks_per_host)
+    assert all(model == first for model in others)
+    hosts = tuple(rank // ranks_per_host for rank in range(size))
+    assert first.hosts == (hosts if hosts[-1] else ())
+    assert len(first.wire_byte_s) == (hosts[-1] + 1 if hosts[-1] else 0)
+    for value in (first.latency_s, first.byte_s, first.reduce_byte_s, *first.wire_byte_s):
+        assert 1e-12 < value < 0.1
+
+
+def test_one_rank_that_does_not_measure_is_enough():
+    def work(context):
+        return agreed(context._runner.with_settings(context.settings), [True, context.rank != 1, False])
+
+    assert run_ranks(3, work) == [[True, False, False]] * 3
+
+
+@pytest.mark.parametrize(("transport", "cores", "name"), [
+    ("tcp", 2, "ring"), ("unix", 2, "ring"), ("tcp", 3, "direct"), ("shm", 2, "direct"),
+])  # fmt: skip
+def test_three_ranks_on_two_cores_with_sockets_make_a_ring(
+    monkeypatch, caplog, transport, cores, name
+):
+    monkeypatch.setattr(preparation, "usable_cores", lambda: cores)
+    settings = Settings(spin_us=0.0, timeout_s=30.0, verbose=True)
+    data = contributions(FLOAT32, 3, 600_000)
+
+    def work(job):
+        job._tune()
+        return job.allreduce(data[job.rank], Sum), job.allreduce(data[job.rank][:9], Sum)
+
+    with caplog.at_level("INFO", logger="ringcomm"):
+        results = run_ranks(3, work, transport=transport, settings=settings)
+    assert same_bits([large for large, _ in results]) and same_bits([small for _, small in results])
+    assert_reduced(results[0][0], data, Sum)
+    large, small = [item.getMessage() for item in caplog.records if "allreduce of" in item.getMessage()]
+    assert f"bytes: {name}" in large and "bytes: one_shot" in small
+
+
+def test_not_worth_it():
+    assert run_ranks(1, measured) == [None]
+    assert run_ranks(9, measured, ranks_per_host=9) == [None] * 9
+
+
+def test_a_rank_that_ends_meanwhile():
+    def work(context):
+        return measured(context) if context.rank else None
+
+    with pytest.raises(RankFailed) as caught:
+        run_ranks(3, work, settings=Settings(spin_us=0.0, timeout_s=5.0))
+    assert any(isinstance(error, PeerLostError) for error in caught.value.errors)
+
+
+@pytest.mark.parametrize(("size", "ranks_per_host"), [(3, 1), (4, 2), (6, 3), (6, 2), (5, 2)])
+@pytest.mark.parametrize("algorithm", ["", "hierarchical"])
+def test_collectives_after_that(size, ranks_per_host, algorithm):
+    inputs = contributions(FLOAT32, size, 5000)
+
+    def work(context):
+        context._tune()
+        own = inputs[context.rank]
+        scattered = context.reducescatter(own, Sum)
+        return [
+            context.allreduce(own, Sum),
+            context.allreduce(own[:3], Sum),
+            context.allgather(scattered),
+            context.broadcast(own, size - 1),
+            context.allreduce(own.astype(np.float16), Sum),
+        ]
+
+    settings = Settings(spin_us=0.0, timeout_s=30.0, segment_bytes=256, algorithm=algorithm)
+    results = run_ranks(size, work, settings=settings, ranks_per_host=ranks_per_host)
+    for column in zip(*results):
+        assert same_bits(column)
+    assert_reduced(results[0][0], inputs, Sum)
+    assert_reduced(results[0][1], [array[:3] for array in inputs], Sum)
+    assert_reduced(results[0][2], inputs, Sum)
+    np.testing.assert_array_equal(results[0][3], inputs[-1])
+
+
+def test_rank_0_says_what_was_chosen(caplog):
+    settings = Settings(spin_us=0.0, timeout_s=30.0, verbose=True)
+
+    def work(context):
+        context._tune()
+        context.allreduce(np.ones(5), Sum)
+
+    with caplog.at_level("INFO", logger="ringcomm"):
+        run_ranks(3, work, settings=settings)
+    model, text = [record.getMessage() for record in caplog.records]
+    assert model.startswith("measured: ")
+    assert text.startswith("allreduce of 0 to 127 bytes: ") and "ms predicted" in text

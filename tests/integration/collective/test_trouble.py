@@ -1,0 +1,275 @@
+"""Ranks that fail, leave or fall silent: all ranks learn which and why, and none hangs."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from ringcomm.config import Settings
+from ringcomm.errors import (
+    LinkLostError,
+    Misuse,
+    NotInitializedError,
+    PeerLostError,
+    PeerStalledError,
+    RingcommError,
+)
+from ringcomm.ops import Max, Sum
+from ringcomm.testing.cluster import RankFailed, errors_of, run_ranks
+from ringcomm.testing.faulty import Cut, Faults, FaultyFabric
+from tests.integration.collective.contributions import ONES, ROWS
+
+SIZE = 3
+
+COLLECTIVES = {
+    "allreduce": lambda c: c.allreduce(ONES),
+    "reducescatter": lambda c: c.reducescatter(ONES),
+    "allgather": lambda c: c.allgather(ONES),
+    "broadcast": lambda c: c.broadcast(ONES, 1),
+    "alltoall": lambda c: c.alltoall(ROWS),
+    "barrier": lambda c: c.barrier(),
+    "broadcast_object": lambda c: c.broadcast_object("x", 1),
+    "allgather_object": lambda c: c.allgather_object("x"),
+}
+
+
+def survivors(failure, culprit):
+    """The errors of all ranks but the culprit."""
+    return [error for rank, error in enumerate(failure.errors) if rank != culprit]
+
+
+@pytest.mark.parametrize("name", list(COLLECTIVES))
+class TestCulprits:
+    def test_a_rank_that_raises_is_named_with_its_error(self, name):
+        def work(context):
+            context.barrier()
+            if context.rank == 1:
+                raise KeyError("learning_rate.")
+            COLLECTIVES[name](context)
+            context.barrier()
+
+        with pytest.raises(RankFailed) as caught:
+            run_ranks(SIZE, work, transport="tcp")
+        assert isinstance(caught.value.errors[1], KeyError)
+        errors = survivors(caught.value, 1)
+        assert len({str(error) for error in errors}) == 1
+        for error in errors:
+            assert type(error) is PeerLostError
+            assert (error.rank, error.host) == (1, "localhost")
+            assert "rank 1 (localhost) was lost" in str(error)
+            assert "KeyError: 'learning_rate.'" in str(error)
+
+    def test_a_rank_that_leaves_early_is_named(self, name):
+        def work(context):
+            context.barrier()
+            if context.rank != 1:
+                COLLECTIVES[name](context)
+                context.barrier()
+
+        with pytest.raises(RankFailed) as caught:
+            run_ranks(SIZE, work, transport="tcp")
+        errors = survivors(caught.value, 1)
+        assert len({str(error) for error in errors}) == 1
+        for error in errors:
+            assert type(error) is PeerLostError
+            assert error.rank == 1
+            assert "rank 1 (localhost) has finished (it called shutdown())" in str(error)
+            assert "Every rank must make the same calls" in str(error)
+
+
+@pytest.mark.parametrize("name", ["allreduce", "allgather", "barrier"])
+def test_a_silent_rank_is_named_and_told(name):
+    over = threading.Event()
+
+    def work(context):
+        context.barrier()
+        if context.rank == 1:
+            over.wait(30)
+        try:
+            COLLECTIVES[name](context)
+            context.barrier()
+        finally:
+            over.set()
+
+    settings = Settings(spin_us=0.0, timeout_s=0.5, start_timeout_s=30.0)
+    errors = errors_of(SIZE, work, transport="tcp", settings=settings)
+    assert len({str(error) for error in errors}) == 1
+    for error in errors:
+        assert type(error) is PeerStalledError
+        assert error.rank == 1
+        assert "rank 1 (localhost) is silent while others were in" in str(error)
+        assert "not a byte for 0.5 s" in str(error)
+
+
+class TestLate:
+    """A rank that lives, but whose program does not come to a direct call."""
+
+    def test_it_is_asked_where_it_is_and_given_up(self, caplog):
+        over = threading.Event()
+
+        def work(context):
+            context.barrier()
+            if context.rank == 1:
+                over.wait(30)
+            try:
+                context.allreduce(ONES)
+                context.barrier()
+            finally:
+                over.set()
+
+        limits = Settings(spin_us=0.0, stall_warning_s=0.3, late_after_s=1.5, dead_after_s=0.0)
+        errors = errors_of(SIZE, work, transport="tcp", settings=limits)
+        assert len({str(error) for error in errors}) == 1
+        for error in errors:
+            assert type(error) is PeerStalledError
+            assert (error.rank, error.host) == (1, "localhost")
+            assert "rank 1 (localhost) is late while others were in allreduce(shape (8,)," in str(error)
+            assert "has waited for" in str(error) and "RINGCOMM_LATE_AFTER" in str(error)
+            assert "run_ranks" in str(error)  # where the main thread is
+        texts = [record.getMessage() for record in caplog.records]
+        assert any(
+            "allreduce(shape (8,), float32, op=Average), call number 2, has waited for" in text
+            and "on ranks 0 (localhost) and 2 (localhost) for rank 1 (localhost)" in text
+            for text in texts
+        )
+        assert any(text.startswith("Rank 1 (localhost), for which others wait, is here:") for text in texts)
+
+    def test_a_pause_is_waited_for(self, caplog):
+        def work(context):
+            context.barrier()
+            if context.rank == 1:
+                with context.engine.pause("saving checkpoint"):
+                    time.sleep(1.2)
+            return float(context.allreduce(ONES, Sum)[0])
+
+        limits = Settings(spin_us=0.0, stall_warning_s=0.3, late_after_s=0.6, dead_after_s=0.0)
+        assert run_ranks(SIZE, work, "tcp", limits) == [3.0] * SIZE
+        assert not [record for record in caplog.records if "waited for" in record.getMessage()]
+
+    def test_never(self):
+        def work(context):
+            context.barrier()
+            if context.rank == 1:
+                time.sleep(1.0)
+            return float(context.allreduce(ONES, Sum)[0])
+
+        limits = Settings(spin_us=0.0, stall_warning_s=0.0, late_after_s=0.0, dead_after_s=0.2)
+        assert run_ranks(SIZE, work, "tcp", limits) == [3.0] * SIZE
+
+
+@pytest.mark.parametrize("pair", [(0, 1), (1, 2)])
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_link_that_is_reset_is_named_and_neither_of_its_ranks(pair, busy):
+    """No rank waits: still it is noticed, and all ranks raise the same at the next call."""
+    noticed_s = []
+    cut = threading.Barrier(SIZE)
+
+    def work(context):
+        context.barrier()
+        cut.wait(10)
+        if context.rank == pair[0]:
+            sock = context.group.channels.control.link(pair[1]).sock
+            sock.shutdown(2)
+            if not busy:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        began_s = time.monotonic()
+        while busy and time.monotonic() < began_s + 30 and context.engine._thread._state.broken is None:
+            sum(range(1000))  # the program computes, and asks for nothing
+        noticed_s.append(time.monotonic() - began_s)
+        for _ in range(1000):
+            context.barrier()
+            time.sleep(0.01)
+
+    errors = errors_of(SIZE, work, transport="tcp", settings=Settings(spin_us=0.0))
+    assert len({str(error) for error in errors}) == 1
+    for error in errors:
+        assert type(error) is LinkLostError
+        assert (error.ranks, error.rank) == (pair, None)
+        assert f"rank {pair[0]} (localhost) and rank {pair[1]} (localhost) are running" in str(error)
+    assert max(noticed_s) < 5.0  # a second for the root cause, the rest for a slow machine
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("after_bytes", [0, 10, 40, 100])
+def test_a_transfer_that_stands_still_is_noticed(size, after_bytes):
+    """Heartbeats arrive, as they may where only large packets get lost; the data do not."""
+    faults = Faults(would_block=0.0, short=0.0, cuts=(Cut(0, 1, True, after_bytes, silent=True),))
+    wrapped = []
+
+    def wrap(fabric):
+        wrapped.append(fabric)  # of each rank: direct, background, control
+        return FaultyFabric(fabric, faults) if len(wrapped) % 3 == 1 else fabric
+
+    def work(context):
+        for _ in range(20):
+            context.allreduce(ONES, Sum)
+
+    limits = Settings(spin_us=0.0, dead_after_s=0.4, measure=False)
+    errors = errors_of(size, work, transport="memory", settings=limits, wrap=wrap)
+    stuck = [error for error in errors if "the transfer stands still" in str(error)]
+    assert stuck
+    assert all(type(error) is PeerStalledError and error.rank in (0, 1) for error in stuck)
+    assert "although" in str(stuck[0]) and "bytes into allreduce" in str(stuck[0])
+
+
+def test_after_a_failure_the_same_context_refuses_and_says_why(on_ranks):
+    def work(context):
+        with pytest.raises(RingcommError) as first:
+            context.allreduce(ONES, Sum if context.rank else Max)
+            context.barrier()
+        with pytest.raises(Misuse, match="failed before, so no collective") as second:
+            context.barrier()
+        assert str(first.value) in str(second.value)
+
+    on_ranks(2, work)
+
+
+def test_a_call_after_leaving(on_ranks):
+    def work(context):
+        context.barrier()
+        context.close()
+        context.close()
+        for call in COLLECTIVES.values():
+            with pytest.raises(NotInitializedError, match="left the job"):
+                call(context)
+
+    on_ranks(2, work)
+
+
+def test_a_misused_call_on_all_ranks_breaks_nothing(on_ranks):
+    def work(context):
+        with pytest.raises(Misuse):
+            context.alltoall(ONES, [1])
+        return context.allreduce(ONES, Sum)[0]
+
+    assert on_ranks(2, work) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_real_threads_on_a_bad_network(seed):
+    faults = Faults(seed=seed, would_block=0.3, short=0.7, most_bytes=50, delay=0.05, most_turns=3)
+
+    def work(context):
+        results = [call(context) for call in COLLECTIVES.values()]
+        return [np.asarray(result).tolist() for result in results]
+
+    settings = Settings(spin_us=0.0, segment_bytes=16)
+    results = run_ranks(SIZE, work, settings=settings, wrap=lambda fabric: FaultyFabric(fabric, faults))
+    assert results == run_ranks(SIZE, work)
+
+
+@pytest.mark.parametrize("after_bytes", [0, 10, 32, 60, 200, 333])
+def test_a_cable_breaks_between_two_threads(after_bytes):
+    faults = Faults(seed=after_bytes, cuts=(Cut(0, 1, True, after_bytes),))
+
+    def work(context):
+        for _ in range(50):
+            assert context.allreduce(ONES, Sum)[0] == SIZE
+
+    errors = errors_of(SIZE, work, transport="memory", wrap=lambda fabric: FaultyFabric(fabric, faults))
+    assert all(type(error) is PeerLostError for error in errors)

@@ -1,0 +1,99 @@
+"""Fixtures: a real rendezvous (`service`), `no_leaks`, a `reactor`, `runtime` of launchers, `as_default`."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List
+
+import pytest
+
+from ringcomm import api
+from ringcomm.job.context import Context
+from ringcomm.rendezvous import links
+from ringcomm.transport.connect import listen
+from ringcomm.transport.kinds import LOOPBACK
+from ringcomm.transport.reactor import Reactor
+from ringrun.reach import doors
+from tests.support.service import Service, eventually, opened, remains
+
+
+@pytest.fixture
+def no_leaks() -> Iterator[None]:
+    """After the test there are no more descriptors and threads than before."""
+    before = opened()
+    yield
+    assert eventually(lambda: not remains(before)), remains(before)
+
+
+@pytest.fixture
+def service(no_leaks: None) -> Iterator[Callable[..., Service]]:
+    """Makes rendezvous servers, stops them, and sees that nothing remains."""
+    with ExitStack() as stack:
+
+        def make(*args: Any, **options: Any) -> Service:
+            made = Service(*args, **options)
+            stack.callback(made.server.stop)
+            return made
+
+        yield make
+
+
+@pytest.fixture
+def as_default(monkeypatch: pytest.MonkeyPatch) -> Callable[[Context], None]:
+    """Lets every thread have a default context of its own, as every process has."""
+    mine = threading.local()
+
+    def context() -> Context:
+        found: Context = mine.context
+        return found
+
+    monkeypatch.setattr(api, "context", context)
+    monkeypatch.setattr(api, "placed", context)
+    monkeypatch.setattr(api, "is_initialized", lambda: hasattr(mine, "context"))
+    return lambda context: setattr(mine, "context", context)
+
+
+@pytest.fixture
+def reactor(no_leaks: None) -> Iterator[Reactor]:
+    """A loop that the test turns."""
+    reactor = Reactor()
+    yield reactor
+    reactor.close()
+
+
+@pytest.fixture
+def refusing() -> Iterator[Dict[str, Any]]:
+    """An address at which no connection is accepted, as a rank would offer it."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address, port = taken.getsockname()
+        yield {"address": address, "port": port, "iface": "lo", "kind": LOOPBACK}
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of control sockets, with a short path; names that start with "local" are this machine."""
+    local = lambda specs, **_: [spec.name.startswith("local") for spec in specs]  # noqa: E731
+    monkeypatch.setattr(doors, "find_local", local)
+    with tempfile.TemporaryDirectory(prefix="ringrun-") as name:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", name)
+        yield Path(name) / "ringrun"
+
+
+@pytest.fixture
+def rank_ports(monkeypatch: pytest.MonkeyPatch) -> List[int]:
+    """The ports on which ranks of this process have listened on 127.0.0.1, as they come."""
+    ports: List[int] = []
+
+    def spy(address: str, *args: Any, **options: Any) -> socket.socket:
+        sock = listen(address, *args, **options)
+        if address == "127.0.0.1":
+            ports.append(sock.getsockname()[1])
+        return sock
+
+    monkeypatch.setattr(links, "listen", spy)
+    return ports

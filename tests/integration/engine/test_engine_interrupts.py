@@ -1,0 +1,165 @@
+"""What interrupts an engine, or fails in it: the job ends, and the errors name the rank."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+import numpy as np
+import pytest
+
+from ringcomm.clock import Stopwatch
+from ringcomm.errors import (
+    BrokenInvariantError,
+    Misuse,
+    PeerLostError,
+    RingcommError,
+)
+from ringcomm.ops import Sum
+from ringcomm.testing.cluster import RankFailed, run_ranks
+from tests.integration.engine.engines import LIMIT_S, PLAIN, reduced
+from tests.support.service import eventually
+
+
+def lost_by_rank_0(work):
+    """Rank 1 ends regularly, and rank 0 has lost it: the error of rank 0."""
+    with pytest.raises(RankFailed) as caught:
+        run_ranks(2, work, "tcp", PLAIN)
+    error, nothing = caught.value.errors
+    assert nothing is None and isinstance(error, PeerLostError) and error.rank == 1
+    return error
+
+
+class TestInterrupts:
+    def test_a_wait_that_is_interrupted_ends_the_job_and_names_the_rank(self):
+        """An exception from outside, as Ctrl-C is one in the main thread."""
+        thread_of_rank_1, waits = [], threading.Event()
+
+        def work(context):
+            context.engine.barrier("all are here").wait(LIMIT_S)
+            if context.rank == 0:
+                assert waits.wait(LIMIT_S)
+                (ident,) = thread_of_rank_1
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(Stop))
+                context.engine.barrier("never").wait(LIMIT_S)
+            thread_of_rank_1.append(threading.get_ident())
+            handle = context.engine.allreduce([np.ones(3)], Sum, "x")
+            errors = []
+
+            def other():
+                with pytest.raises(RingcommError) as caught:
+                    handle.wait()
+                errors.append(caught.value)
+
+            thread = threading.Thread(target=other)
+            thread.start()
+            state = context.engine._thread._state
+
+            def look():
+                if eventually(lambda: len(state.waiters._waits) == 2):
+                    waits.set()
+
+            threading.Thread(target=look).start()
+            with pytest.raises(Stop):
+                handle.wait()
+            thread.join(LIMIT_S)
+            assert "was interrupted (Stop) in allreduce(shape (3,), float64, op=Sum) 'x'" in str(errors[0])
+            with pytest.raises(RingcommError):
+                context.engine.barrier("again")
+            return "interrupted"
+
+        class Stop(BaseException):
+            pass
+
+        assert "interrupted (Stop)" in str(lost_by_rank_0(work))
+
+    def test_in_the_thread_that_does_the_engines_work(self):
+        def work(context):
+            context.engine.barrier("all are here").wait(LIMIT_S)
+            if context.rank == 0:
+                context.engine.barrier("never").wait(LIMIT_S)
+            handle = context.engine.allreduce([np.ones(3)], Sum, "x")
+
+            def interrupt():
+                raise KeyboardInterrupt
+
+            with pytest.raises(KeyboardInterrupt):
+                context.engine._thread._guarded(interrupt)
+            with pytest.raises(PeerLostError, match=r"interrupted \(KeyboardInterrupt\)"):
+                handle.wait(LIMIT_S)
+            return True
+
+        lost_by_rank_0(work)
+
+    @pytest.mark.parametrize("where", ["enters", "starts"])
+    def test_where_a_wait_begins(self, where):
+        """No later call of this thread would end what it has announced, and no other rank could find out."""
+
+        def work(context):
+            context.engine.barrier("all are here").wait(LIMIT_S)
+            if context.rank == 0:
+                context.engine.barrier("never").wait(LIMIT_S)
+            thread = context.engine._thread
+            waiters = thread._state.waiters
+            handle = context.engine.allreduce([np.ones(3)], Sum, "x")
+            if where == "enters":
+                enter, waiters.enter = waiters.enter, interrupt
+            else:
+                thread.waited = Interrupted()
+            with pytest.raises(KeyboardInterrupt):
+                handle.wait()
+            assert not waiters
+            if where == "enters":
+                waiters.enter = enter
+            with pytest.raises(RingcommError):
+                context.engine.barrier("again")
+            return True
+
+        def interrupt(_):
+            raise KeyboardInterrupt
+
+        class Interrupted(Stopwatch):
+            def start(self):
+                raise KeyboardInterrupt
+
+        assert "interrupted (KeyboardInterrupt) in allreduce" in str(lost_by_rank_0(work))
+
+    def test_between_the_parts_of_a_call(self):
+        """No other rank could find out that the rest does not come."""
+
+        def work(context):
+            context.engine.barrier("all are here").wait(LIMIT_S)
+            if context.rank == 0:
+                context.engine.barrier("second part").wait(LIMIT_S)
+            with pytest.raises(KeyError), context.engine.in_parts():
+                raise KeyError("learning_rate")
+            assert eventually(lambda: context.engine._thread._state.broken is not None)
+            return True
+
+        assert "KeyError: 'learning_rate'" in str(lost_by_rank_0(work))
+
+    def test_errors_that_all_ranks_raise_end_no_job(self):
+        def work(context):
+            with pytest.raises(Misuse), context.engine.in_parts():
+                raise Misuse("on every rank")
+            with context.engine.in_parts():
+                return reduced(context, "x")[0]
+
+        assert run_ranks(2, work, settings=PLAIN) == [3.0, 3.0]
+
+
+def test_a_bug_in_the_engine_fails_what_is_on_its_way_and_the_job(caplog):
+    def work(context):
+        context.engine.barrier("all are here").wait(LIMIT_S)
+        if context.rank == 0:
+            context.engine.barrier("never").wait(LIMIT_S)
+        handle = context.engine.allreduce([np.ones(3)], Sum, "x")
+        assert context.engine._thread._guarded(lambda: 1 // 0) is False
+        with pytest.raises(BrokenInvariantError, match="engine of rank 1 failed: ZeroDivisionError"):
+            handle.wait(LIMIT_S)
+        with pytest.raises(Misuse, match="has failed before.*ZeroDivisionError"):
+            context.engine.barrier("again")
+        return True
+
+    lost_by_rank_0(work)
+    assert "the engine of rank 1 failed" in caplog.text

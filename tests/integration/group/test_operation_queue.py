@@ -1,0 +1,214 @@
+"""The queue in which a group's collectives run: their order, their threads, and its end."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ringcomm.clock import Deadline
+from ringcomm.errors import NotInitializedError
+from ringcomm.group.operation_queue import OperationQueue
+from tests.integration.group.works import LIMIT_S, Task
+from tests.support.service import eventually
+
+OVER = NotInitializedError("the group has ended")
+
+
+@pytest.fixture
+def queue():
+    made = OperationQueue("queue")
+    yield made
+    made.close("the test is over", OVER)
+    assert made._thread is None or not made._thread.is_alive() or made._thread is threading.current_thread()
+
+
+@pytest.fixture
+def manual(queue):
+    """A queue whose thread does not come to run: only its callers do."""
+    queue._thread = threading.current_thread()
+    return queue
+
+
+class Gate:
+    """A work that is running until it is opened."""
+
+    def __init__(self):
+        self.running, self.opened = threading.Event(), threading.Event()
+        self.work = Task("gate", self._run)
+
+    def _run(self):
+        self.running.set()
+        assert self.opened.wait(LIMIT_S)
+
+
+def in_thread(function):
+    """Run it in another thread, to its end."""
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join(LIMIT_S)
+    assert not thread.is_alive()
+
+
+def test_works_run_in_the_order_of_the_calls(queue):
+    log = []
+    works = [Task(str(number), lambda number=number: log.append(number)) for number in range(20)]
+    for work in works:
+        assert queue.submit(work, inline=False) is work
+    assert [work.ended() for work in works] == [None] * 20
+    assert log == list(range(20))
+    assert len({work.thread for work in works}) == 1 and works[0].thread != threading.get_ident()
+
+
+def test_an_idle_queue_runs_a_synchronous_work_in_the_callers_thread(queue):
+    work = queue.submit(Task("work"), inline=True)
+    assert work.is_completed() and work.thread == threading.get_ident() and work.waiters == 1
+    assert queue._thread is None, "no thread was needed"
+
+
+def test_a_synchronous_work_behind_others_is_queued(queue):
+    gate, work = Gate(), Task("work")
+    queue.submit(gate.work, inline=False)
+    assert gate.running.wait(LIMIT_S)
+    assert not queue.submit(work, inline=True).is_completed()
+    gate.opened.set()
+    assert work.ended() is None and work.thread == gate.work.thread
+
+
+def test_a_thread_that_waits_runs_what_is_before_its_work(manual):
+    works = [manual.submit(Task(str(number)), inline=False) for number in range(3)]
+    manual.help(works[1])
+    assert [work.thread for work in works] == [threading.get_ident()] * 2 + [None]
+    manual.help(works[2])
+    assert works[2].is_completed()
+    manual.help(Task("a work that was never submitted"))
+
+
+def test_a_thread_that_waits_leaves_a_running_work_to_its_thread(manual):
+    gate, behind = Gate(), Task("behind")
+    runner = threading.Thread(target=manual.submit, args=(gate.work, True))
+    runner.start()
+    assert gate.running.wait(LIMIT_S)
+    manual.submit(behind, inline=False)
+    manual.help(behind)
+    assert not behind.is_completed(), "the order of works would be another one on each rank"
+    gate.opened.set()
+    runner.join(LIMIT_S)
+    manual.help(behind)
+    assert behind.is_completed()
+
+
+def test_a_running_work_may_wait_for_what_is_queued(manual):
+    """Of a callback that waits for a collective of another thread."""
+    log = []
+    first, second, third = (Task(name, lambda name=name: log.append(name)) for name in "abc")
+
+    def run():
+        in_thread(lambda: [manual.submit(work, inline=True) for work in (first, second, third)])
+        assert not first.is_completed()
+        manual.help(second)
+        log.append("outer")
+
+    outer = manual.submit(Task("outer", run), inline=True)
+    assert outer.ended() is None
+    assert log == ["a", "b", "outer"] and not third.is_completed()
+    assert {first.thread, second.thread} == {threading.get_ident()}
+
+
+def test_what_a_running_work_starts_runs_at_once(manual):
+    log = []
+
+    def run():
+        manual.submit(Task("inner", lambda: log.append("inner")), inline=False)
+        log.append("outer")
+
+    manual.submit(Task("before", lambda: log.append("before")), inline=False)
+    last = manual.submit(Task("outer", run), inline=False)
+    manual.help(last)
+    assert log == ["before", "inner", "outer"]
+
+
+def test_an_interrupted_caller_leaves_a_queue_that_goes_on(queue):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    interrupted = Task("interrupted", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        queue.submit(interrupted, inline=True)
+    assert isinstance(interrupted.error, KeyboardInterrupt)
+    assert queue.submit(Task("next"), inline=False).ended() is None
+    assert queue.submit(Task("last"), inline=True).ended() is None
+
+
+class TestDrain:
+    def test_an_idle_queue_is_drained(self, queue):
+        queue.drain(Deadline(None))
+        queue.submit(Task("work"), inline=True)
+        queue.drain(Deadline(None))
+
+    def test_it_waits_for_what_runs_and_what_is_queued(self, queue):
+        gate, behind = Gate(), Task("behind")
+        queue.submit(gate.work, inline=False)
+        queue.submit(behind, inline=False)
+        timer = threading.Timer(0.01, gate.opened.set)
+        timer.start()
+        queue.drain(Deadline(LIMIT_S))
+        timer.join()
+        assert gate.work.is_completed() and behind.is_completed()
+
+    def test_its_time_may_be_over_before(self, queue):
+        gate = Gate()
+        queue.submit(gate.work, inline=False)
+        assert gate.running.wait(LIMIT_S)
+        queue.drain(Deadline(0.0))
+        assert not gate.work.is_completed()
+        gate.opened.set()
+
+    def test_a_running_work_does_not_wait_for_itself(self, manual):
+        work = Task("leaves", lambda: manual.drain(Deadline(None)))
+        assert manual.submit(work, inline=True).ended() is None
+
+    def test_it_ends_with_the_queue(self, manual):
+        """A thread aborts the group while another one waits for what is queued."""
+        work = manual.submit(Task("work"), inline=False)
+        thread = threading.Thread(target=manual.drain, args=(Deadline(None),), daemon=True)
+        thread.start()
+        assert eventually(lambda: bool(manual._idle._waiters))
+        manual.close("it called abort()", OVER)
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
+        assert work.ended() is OVER
+
+
+class TestClose:
+    def test_queued_works_fail_and_no_more_are_accepted(self, queue):
+        gate, behind = Gate(), Task("behind")
+        queue.submit(gate.work, inline=False)
+        assert gate.running.wait(LIMIT_S)
+        queue.submit(behind, inline=True)
+        closing = threading.Thread(target=queue.close, args=("it called abort()", OVER))
+        closing.start()
+        assert behind.ended() is OVER and behind.thread is None
+        with pytest.raises(NotInitializedError, match=r"it called abort\(\)"):
+            queue.submit(Task("late"), inline=True)
+        gate.opened.set()
+        closing.join(LIMIT_S)
+        assert gate.work.ended() is None and not closing.is_alive(), "what runs ends as it does"
+
+    def test_the_first_reason_is_given(self, queue):
+        queue.close("it called abort()", OVER)
+        queue.close("its program ended", OVER)
+        with pytest.raises(NotInitializedError, match=r"it called abort\(\)"):
+            queue.submit(Task("late"), inline=False)
+
+    def test_an_idle_thread_ends(self, queue):
+        queue.submit(Task("work"), inline=False).ended()
+        thread = queue._thread
+        queue.close("over", OVER)
+        assert not thread.is_alive()
+
+    def test_the_queues_own_thread_may_close_it(self, queue):
+        work = queue.submit(Task("closes", lambda: queue.close("over", OVER)), inline=False)
+        assert work.ended() is None
+        queue._thread.join(LIMIT_S)
+        assert not queue._thread.is_alive()

@@ -1,0 +1,254 @@
+"""The point-to-point engines of a group, each with its thread: messages, lost peers, limits, and the end."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ringcomm.errors import (
+    BrokenInvariantError,
+    MismatchError,
+    NotInitializedError,
+    PeerLostError,
+    PeerStalledError,
+    ProtocolError,
+)
+from ringcomm.group.message_channel import SHORT_BYTES
+from ringcomm.group.point_to_point import PointToPoint
+from ringcomm.group.reporter import Reporter
+from ringcomm.transport.memory import memory_fabrics
+from tests.integration.group.works import LIMIT_S, Task
+from tests.support.service import eventually
+
+OVER = NotInitializedError("the group has ended")
+TAG = (0, 5)
+LONG = bytes(range(256)) * (SHORT_BYTES // 64)
+
+
+class Rank:
+    """A rank of a group whose links are pipes."""
+
+    def __init__(self, fabric, spin_s=0.0):
+        self.fabric, self.reporter = fabric, Reporter()
+        self.engine = PointToPoint(fabric, self.reporter, spin_s, f"messages-{fabric.rank}")
+
+    def send(self, peer, content, tag=5, limit_s=None):
+        work = Task(f"send to rank {peer}")
+        self.engine.send(peer, (0, tag), memoryview(content), work, limit_s)
+        return work
+
+    def receive(self, peer, nbytes, tag=5, limit_s=None):
+        """The work, which has the memory as ``into``."""
+        work = Task(f"recv from rank {peer}")
+        work.into = bytearray(nbytes)
+        self.engine.receive(peer, (0, tag), memoryview(work.into), work, limit_s)
+        return work
+
+    def leave(self):
+        """Close the links, as a process that ends does."""
+        self.engine.close(OVER)
+        self.fabric.close()
+
+    def has_lost(self, peer):
+        return eventually(lambda: peer in self.engine._gone)
+
+
+@pytest.fixture
+def ranks():
+    made = []
+
+    def make(size, capacity=1 << 20, **options):
+        made.extend(Rank(fabric, **options) for fabric in memory_fabrics(size, capacity))
+        return made
+
+    yield make
+    for rank in made:
+        rank.engine.close(OVER)
+        assert rank.engine._thread is None or not rank.engine._thread.is_alive()
+
+
+@pytest.mark.parametrize("content", [b"", b"abcd", LONG], ids=["empty", "short", "long"])
+@pytest.mark.parametrize("spin_s", [0.0, 0.05])
+def test_messages_arrive(ranks, content, spin_s):
+    one, other = ranks(2, 4096, spin_s=spin_s)
+    for early in (True, False):
+        if early:
+            got = other.receive(0, len(content))
+            got.waiters += 1  # a thread waits for it, so its engine polls
+        sent = one.send(1, content)
+        if not early:
+            got = other.receive(0, len(content))
+        assert (got.ended(), sent.ended()) == (None, None)
+        assert bytes(got.into) == content and got.source == 0
+
+
+def test_a_receive_from_any_peer_gets_the_first_message(ranks):
+    one, two, three = ranks(3)
+    works = [one.receive(None, 4) for _ in range(2)]
+    two.send(0, b"two!")
+    assert works[0].ended() is None
+    three.send(0, b"3333")
+    assert works[1].ended() is None
+    assert [(work.source, bytes(work.into)) for work in works] == [(1, b"two!"), (2, b"3333")]
+
+
+class TestLostPeers:
+    def test_a_receive_fails_with_its_peer(self, ranks):
+        one, two = ranks(2)
+        works = [one.receive(1, 4), one.receive(1, 4, tag=6)]
+        two.leave()
+        errors = [work.ended() for work in works]
+        assert isinstance(errors[0], PeerLostError) and errors[0] is errors[1] and errors[0].rank == 1
+        assert "recv from rank 1: it closed the connection" in str(errors[0])
+        assert one.send(1, b"late").ended() is errors[0], "the engine has ended"
+
+    def test_a_send_that_is_under_way_fails_with_its_peer(self, ranks):
+        one, two = ranks(2, 4096)
+        work = one.send(1, LONG)
+        got = two.receive(0, 8, tag=6)
+        two.leave()
+        assert got.ended() is OVER
+        assert isinstance(work.ended(), PeerLostError)
+
+    def test_a_peer_that_is_not_needed_may_leave(self, ranks):
+        one, two, three = ranks(3)
+        waiting = one.receive(2, 4)
+        two.leave()
+        assert one.has_lost(1)
+        three.send(0, b"abcd")
+        assert waiting.ended() is None
+        error = one.send(1, b"abcd").ended()
+        assert isinstance(error, PeerLostError) and error.rank == 1
+
+    def test_what_it_sent_before_it_left_is_received(self, ranks):
+        one, two, three = ranks(3)
+        waiting = one.receive(2, 4)
+        assert two.send(0, b"abcd").ended() is None
+        two.leave()
+        assert one.has_lost(1)
+        got = one.receive(1, 4)
+        assert got.ended() is None and bytes(got.into) == b"abcd"
+        three.send(0, b"3333")
+        assert waiting.ended() is None
+
+    def test_what_it_only_announced_is_lost(self, ranks):
+        one, two, _ = ranks(3)
+        one.receive(2, 4)
+        work = two.send(0, LONG)
+        assert eventually(lambda: bool(one.engine._matcher._arrivals))
+        two.leave()
+        assert work.ended() is OVER and one.has_lost(1)
+        error = one.receive(1, len(LONG)).ended()
+        assert isinstance(error, PeerLostError) and error.rank == 1
+
+    def test_a_receive_from_any_peer_waits_while_there_is_one(self, ranks):
+        one, two, three = ranks(3)
+        work = one.receive(None, 4)
+        two.leave()
+        assert one.has_lost(1) and not work.is_completed()
+        three.leave()
+        error = work.ended()
+        assert isinstance(error, PeerLostError) and error.rank == 2
+
+    def test_a_receive_from_any_peer_fails_if_there_is_none(self, ranks):
+        one, two = ranks(2)
+        assert two.send(0, b"abcd").ended() is None
+        two.leave()
+        assert one.receive(1, 4).ended() is None
+        assert one.has_lost(1)
+        error = one.receive(None, 4).ended()
+        assert isinstance(error, PeerLostError) and error.rank == 1
+
+
+class TestFailures:
+    def test_ranks_that_disagree(self, ranks):
+        one, two = ranks(2)
+        work = one.receive(1, 8)
+        two.send(0, b"abcd")
+        error = work.ended()
+        assert isinstance(error, MismatchError) and error.peer == 1
+        assert "rank 0: recv(8 bytes, src=1, tag=5) at train.py:7" in str(error)
+        assert "send(4 bytes, tag=5)" in str(error)
+
+    def test_invalid_bytes(self, ranks):
+        one, two = ranks(2)
+        work = one.receive(1, 8)
+        two.fabric.link(0).send([memoryview(b"GET / HTTP/1.1\r\nHost: example\r\n")])
+        assert isinstance(work.ended(), ProtocolError)
+
+    def test_a_defect_fails_what_is_pending(self, ranks):
+        one, two = ranks(2)
+
+        class Broken(Task):
+            def finish(self, error=None):
+                if error is None:
+                    raise KeyError("x")
+                super().finish(error)
+
+        works = [Broken("recv from rank 1"), Task("recv from rank 1")]
+        for tag, work in enumerate(works):
+            one.engine.receive(1, (0, tag), memoryview(bytearray(4)), work, None)
+        two.send(0, b"abcd", tag=0)
+        errors = [work.ended() for work in works]
+        assert errors[0] is errors[1] and isinstance(errors[0], BrokenInvariantError)
+        assert str(errors[0]) == "messages-0 failed: KeyError: 'x'"
+
+    def test_the_root_cause_ends_a_wait(self, ranks):
+        one, _ = ranks(2)
+        one.fabric.watch = one.reporter
+        work = one.receive(1, 8)
+        one.reporter.abort_error = PeerLostError("rank 1 was killed", rank=1)
+        one.fabric.wake()
+        assert str(work.ended()) == "rank 1 was killed"
+
+
+class TestLimits:
+    def test_a_peer_that_sends_nothing_is_reported(self, ranks):
+        one, _ = ranks(2)
+        error = one.receive(1, 8, limit_s=0.01).ended()
+        assert isinstance(error, PeerStalledError) and error.rank == 1
+        assert "recv from rank 1: not done within 0.01 s" in str(error)
+        assert one.reporter.abort_error is not None
+
+    def test_without_a_peer_only_the_receive_ends(self, ranks):
+        one, two = ranks(2)
+        waiting = one.receive(1, 4, tag=6)
+        error = one.receive(None, 8, limit_s=0.01).ended()
+        assert isinstance(error, PeerStalledError) and error.rank is None
+        assert str(error) == "recv from rank None: no peer has sent a message; not done within 0.01 s."
+        two.send(0, b"abcd", tag=6)
+        assert waiting.ended() is None
+
+
+class TestClose:
+    def test_what_is_pending_fails_and_so_does_what_is_started_later(self, ranks):
+        one, _ = ranks(2)
+        works = [one.receive(1, 8), one.send(1, LONG)]
+        one.engine.close(OVER)
+        one.engine.close(NotInitializedError("again"))
+        assert [work.ended() for work in [*works, one.receive(None, 8)]] == [OVER] * 3
+
+    def test_an_engine_that_was_not_used_has_no_thread(self, ranks):
+        one, _ = ranks(2)
+        one.engine.close(OVER)
+        assert one.engine._thread is None
+        assert one.receive(1, 8).ended() is OVER
+
+    def test_its_own_thread_may_close_it(self, ranks):
+        """From a callback of a message."""
+        one, two = ranks(2)
+        closed = threading.Event()
+
+        class Closing(Task):
+            def finish(self, error=None):
+                super().finish(error)
+                one.engine.close(OVER)
+                closed.set()
+
+        work = Closing("recv from rank 1")
+        one.engine.receive(1, TAG, memoryview(bytearray(4)), work, None)
+        behind = one.receive(1, 4, tag=6)
+        two.send(0, b"abcd")
+        assert work.ended() is None and closed.wait(LIMIT_S)
+        assert behind.ended() is OVER

@@ -1,0 +1,189 @@
+"""A context from its start to its end: what it says of the job, and what is left when it fails."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import threading
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from ringcomm.arrays.mirrors import StagingPool
+from ringcomm.config import Membership, Settings
+from ringcomm.errors import PeerLostError, StartTimeoutError
+from ringcomm.group.view import Peer
+from ringcomm.job import context as context_module
+from ringcomm.job.context import Context
+from ringcomm.job.entry import Entry
+from ringcomm.job.preparation import Preparation
+from ringcomm.ops import Sum
+from ringcomm.rendezvous.client import join
+from ringcomm.rendezvous.embedded import EmbeddedRendezvous
+from ringcomm.testing.cluster import RankFailed, run_ranks
+from ringcomm.transport.memory import memory_channels
+from tests.support.service import together
+
+LIMIT_S = 60.0
+SETTINGS = Settings(spin_us=0.0, timeout_s=20.0, start_timeout_s=20.0)
+
+
+def peers(size):
+    return [Peer(rank, f"host{rank}", rank, 0, 1) for rank in range(size)]
+
+
+def test_where_ranks_are():
+    def work(context):
+        return context.local_size, context.cross_rank, context.cross_size, context.is_homogeneous
+
+    assert run_ranks(4, work, ranks_per_host=2) == [(2, host, 2, True) for host in (0, 0, 1, 1)]
+    # The second host has one rank only.
+    assert run_ranks(3, work, ranks_per_host=2) == [(2, 0, 2, False), (2, 0, 1, False), (1, 1, 2, False)]
+
+
+def test_numbers_of_calls_and_of_operations_together():
+    def work(context):
+        context.allreduce(np.ones(100, np.float32), Sum)
+        context.engine.allreduce([np.ones(50, np.float64)], Sum, "x").wait()
+        assert isinstance(context.staging, StagingPool)
+        assert context.waited_s > 0.0 and context.stats()["ringcomm/calls"] >= 1
+        assert context.take_changes() == 0 and not context.is_elastic
+        return context.reduced_bytes
+
+    assert run_ranks(2, work, settings=SETTINGS) == [800, 800]
+
+
+class TestAlone:
+    def test_it_has_no_peers_and_may_write_a_timeline(self, tmp_path, no_leaks):
+        path = tmp_path / "timeline.json"
+        with Context.start(Membership(), Settings(timeline=str(path))) as context:
+            context.engine.allreduce([np.ones(3)], Sum, "loss").wait()
+        assert "allreduce.loss" in json.dumps(json.loads(path.read_text()))
+
+    def test_lines_for_the_user_are_logged(self, caplog):
+        with Context.start(Membership(), Settings()) as context:
+            context.announce("topic", "a line")
+        assert "a line" in [record.getMessage() for record in caplog.records]
+
+    def test_advice_that_was_not_given_is_pointed_out(self, caplog):
+        with Context.start(Membership(), Settings(advise=True)):
+            pass
+        assert any(record.getMessage().startswith("No advice: ") for record in caplog.records)
+
+
+    def test_a_prediction_that_was_not_made_is_pointed_out(self, caplog):
+        with Context.start(Membership(), Settings(predict=True)):
+            pass
+        assert any(record.getMessage().startswith("No prediction: ") for record in caplog.records)
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_the_rank_that_serves_the_rendezvous_stops_it_at_its_end(ok, monkeypatch, no_leaks):
+    key, stopped = secrets.token_bytes(32), []
+    embedded, endpoints = EmbeddedRendezvous.serve(key, "", "job", 2, SETTINGS)
+    stop = embedded.stop
+    monkeypatch.setattr(embedded, "stop", lambda failed: stopped.append(failed) or stop(failed))
+
+    def start(rank):
+        membership = Membership(2, tuple(endpoints), key, "job", None, rank, "desk")
+        joined = join(membership, SETTINGS)
+        return Context._of(Entry(joined, membership, embedded if rank == 0 else None), SETTINGS)
+
+    contexts = together([0, 1], start)
+    together(contexts, lambda context: context.barrier())
+    together(contexts, lambda context: context.close("its program ended", ok))
+    assert stopped == [not ok]
+
+
+class TestFailures:
+    def test_one_that_cannot_be_made_leaves_no_thread(self, monkeypatch, no_leaks):
+        def broken(*arguments):
+            raise MemoryError("no room for the flight recorder")
+
+        monkeypatch.setattr(context_module, "FlightRecorder", broken)
+        channels = memory_channels(2)
+        for rank in range(2):
+            with pytest.raises(MemoryError):
+                Context(channels[rank], peers(2), SETTINGS)
+
+    def test_one_that_cannot_be_made_leaves_the_job(self, service, monkeypatch):
+        made = service(2)
+        both = threading.Barrier(2)  # so that neither loses the other before
+
+        def broken(*arguments):
+            both.wait(LIMIT_S)
+            raise MemoryError("no room for the flight recorder")
+
+        monkeypatch.setattr(context_module, "FlightRecorder", broken)
+        found = together([0, 1], lambda rank: error_of(lambda: made.start(rank)))
+        assert [type(error) for error in found] == [MemoryError] * 2
+
+    def test_one_that_fails_before_its_first_call_leaves_the_job(self, service, monkeypatch):
+        made = service(2)
+        both = threading.Barrier(2)  # so that neither loses the other before
+
+        def broken(preparation):
+            both.wait(LIMIT_S)
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(Preparation, "compare_programs", broken)
+        found = together([0, 1], lambda rank: error_of(lambda: made.start(rank)))
+        assert [type(error) for error in found] == [ZeroDivisionError] * 2
+
+    def test_ranks_that_do_not_come_leave_no_rendezvous_behind(self, no_leaks):
+        """Rank 0 serves it, in its own process."""
+        membership = Membership(2, (("127.0.0.1", 0),), secrets.token_bytes(32), "job", None, 0, "desk")
+        with pytest.raises(StartTimeoutError):
+            Context.start(membership, Settings(start_timeout_s=0.3))
+
+    def test_a_program_that_raises_ends_the_job_with_its_error(self):
+        def work(context):
+            context.barrier()
+            if context.rank == 1:
+                raise KeyError("learning_rate")
+            context.barrier()
+
+        with pytest.raises(RankFailed) as caught:
+            run_ranks(2, work, "tcp", SETTINGS)
+        error, _ = caught.value.errors
+        assert isinstance(error, PeerLostError) and "KeyError: 'learning_rate'" in str(error)
+
+    def test_a_second_end_is_none(self, service):
+        made = service(2)
+        with ExitStack() as stack:
+            contexts = made.start_all(stack)
+            contexts[0].close()
+            contexts[0].close("another reason", ok=False)
+            contexts[1].close()
+        assert not made.texts("failed")
+
+
+def error_of(call):
+    try:
+        call().close()
+    except BaseException as error:  # noqa: BLE001 - looked at by the test
+        return error
+    return None
+
+
+def test_details_are_shown_at_the_launcher_if_asked_for(service, caplog):
+    made = service(2)
+    made.settings = Settings(**{**vars(made.settings), "verbose": True})
+    with caplog.at_level(logging.INFO, "ringcomm"), ExitStack() as stack:
+        contexts = made.start_all(stack)
+        contexts[1].announce("topic", "a line for the user")
+        together(contexts, lambda context: context.barrier())
+    assert any("rank 0 exchanges data through" in text for text in made.texts("note"))
+    assert made.texts("warning") == ["a line for the user"]
+
+
+def test_misspelt_settings_are_pointed_out(monkeypatch, caplog):
+    monkeypatch.setenv("RINGCOMM_TRANSPROT", "tcp")
+    monkeypatch.setenv("RINGCOMM_TRANSPORT", "tcp")
+    with caplog.at_level(logging.WARNING, "ringcomm"), Context.start(Membership(), Settings()):
+        pass
+    (line,) = [item.getMessage() for item in caplog.records if "TRANSPROT" in item.getMessage()]
+    assert "did you mean RINGCOMM_TRANSPORT?" in line
+    assert not any(item.getMessage().startswith("RINGCOMM_TRANSPORT ") for item in caplog.records)

@@ -1,0 +1,372 @@
+"""The flight recorder of a process and its channel to ringrun: answers, failures, and what is not told."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import signal
+import stat
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ringcomm.config import Settings
+from ringcomm.errors import NotInitializedError, PeerLostError
+from ringcomm.job import flight_recorder as module
+from ringcomm.job.flight_recorder import NUMBERS, RECORD, RecorderSocket, forget_what_is_closed, record
+from ringcomm.ops import Sum
+from ringcomm.testing.cluster import RankFailed, run_ranks
+from tests.integration.job.flight_agent import LIMIT_S, Agent
+from tests.support.service import eventually
+
+SETTINGS = Settings(spin_us=0.0, timeout_s=30.0, start_timeout_s=30.0)
+
+
+@pytest.fixture
+def silent():
+    """An agent whose channel is not opened yet."""
+    made = Agent()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def agent(silent):
+    """An agent whose channel has said hello."""
+    silent.open()
+    assert silent.next() == {"type": "hello", "signal": True}
+    return silent
+
+
+@pytest.fixture
+def launched(agent, monkeypatch):
+    """An agent to which all ranks of this process report."""
+    monkeypatch.setattr(RecorderSocket, "_opened", True)
+    monkeypatch.setattr(RecorderSocket, "_own", agent.channel)
+    return agent
+
+
+def operations(context, count=1):
+    for number in range(count):
+        context.allreduce(np.ones(3, np.float32), Sum, name=f"grad{number}")
+
+
+class TestAnswers:
+    def test_numbers_and_records_of_a_running_job(self, agent):
+        def work(context):
+            operations(context)
+            context.engine.allreduce([np.ones(2)], Sum, "loss").wait()
+            if context.rank == 0:
+                agent.channel.add(context.group.flight)
+                agent.ask(NUMBERS, RECORD)
+                return agent.next(), agent.next()
+            return context.barrier()
+
+        def main(context):
+            found = work(context)
+            if context.rank == 0:
+                context.barrier()
+            return found
+
+        (numbers, found), _ = run_ranks(2, main, settings=SETTINGS)
+        assert (numbers["type"], numbers["rank"], numbers["size"]) == ("numbers", 0, 2)
+        assert numbers["kinds"]["allreduce"][0] >= 1
+        assert (found["type"], found["reason"], found["error"]) == ("record", "asked", "")
+        assert (found["rank"], found["size"], found["pid"]) == (0, 2, os.getpid())
+        calls, engine = found["lanes"]
+        assert calls["name"] == "calls" and calls["ordered"] and calls["members"] == [0, 1]
+        assert [row["name"] for row in calls["operations"]] == ["grad0"]
+        assert abs(calls["operations"][0]["at"] - found["at"]) < LIMIT_S
+        assert engine["name"] == "engine" and engine["sets"] == {"0": [0, 1]} and engine["paused"] == ""
+        assert [row["name"] for row in engine["operations"]] == ["loss"]
+        assert engine["operations"][0]["took"] >= 0.0 and found["threads"]
+
+    def test_before_the_first_context_there_are_no_numbers(self, agent):
+        agent.ask(NUMBERS)
+        agent.ask(RECORD)
+        found = agent.next()
+        assert found["type"] == "record" and found["lanes"] == [] and "rank" not in found
+
+    def test_recorders_of_jobs_that_are_made_at_the_same_time_are_all_kept(self, agent):
+        """The second one is added while the third one is, and after both at the latest."""
+        second, third = (SimpleNamespace(closed=False, number=number) for number in (2, 3))
+        adding = threading.Thread(target=agent.channel.add, args=(second,))
+
+        class First:
+            @property
+            def closed(self):
+                if adding.ident is None:
+                    adding.start()
+                    adding.join(0.05)
+                return False
+
+        agent.channel.recorders = [First()]
+        agent.channel.add(third)
+        adding.join()
+        assert second in agent.channel.recorders and third in agent.channel.recorders
+
+    def test_calls_from_different_lines_are_in_it(self):
+        def work(context):
+            if context.rank == 0:
+                context.allreduce(np.ones(3), Sum)
+            else:
+                context.allreduce(np.ones(3), Sum)
+            context.barrier()
+            return context.group.flight.channels()[0]["lines"]
+
+        found = [line for lines in run_ranks(2, work, settings=SETTINGS) for line in lines]
+        assert found and all(set(line["sites"]) == {"0", "1"} for line in found)
+
+    def test_the_signal_writes_stacks_without_the_lock(self, agent):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        text = b""
+        while b"most recent call first" not in text or b"test_flight_recorder" not in text:
+            text += os.read(agent.pipe, 65536)
+
+    def test_a_handler_of_the_program_stays(self, silent):
+        seen = []
+        before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
+        try:
+            silent.open()
+            assert silent.next() == {"type": "hello", "signal": False}
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert eventually(lambda: seen == [signal.SIGUSR1])
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+
+    def test_a_launcher_that_ends_without_reading_ends_the_thread(self, silent):
+        """Its end of the socket is reset then, not closed."""
+        silent.open()
+        assert len(silent.threads()) == 1
+        silent.hang_up()
+        assert eventually(lambda: not silent.threads())
+
+
+class TestEnds:
+    def test_a_program_that_ends_sends_its_last_operations(self, agent, monkeypatch):
+        monkeypatch.setattr(sys, "last_value", KeyError("bad sample"), raising=False)
+
+        def work(context):
+            operations(context, 30)
+            if context.rank == 0:
+                agent.channel.add(context.group.flight)
+            return context.group.flight
+
+        recorder, _ = run_ranks(2, work, settings=SETTINGS)
+        assert recorder.closed
+        agent.channel._report_end()
+        found = agent.next()
+        assert (found["reason"], found["error"]) == ("ended", "uncaught KeyError: 'bad sample'")
+        assert found["left"] == "it called shutdown()" and found["threads"] == []
+        names = [row["name"] for row in found["lanes"][0]["operations"]]
+        assert names == [f"grad{number}" for number in range(10, 30)]
+
+    def test_numbers_come_first_if_they_were_asked_for(self, agent, monkeypatch):
+        monkeypatch.delattr(sys, "last_value", raising=False)
+
+        def work(context):
+            operations(context)
+            if context.rank == 0:
+                agent.channel.add(context.group.flight)
+                agent.ask(NUMBERS)
+                agent.next()
+
+        run_ranks(2, work, settings=SETTINGS)
+        agent.channel._report_end()
+        numbers, found = agent.next(), agent.next()
+        assert numbers["type"] == "numbers" and numbers["kinds"]["allreduce"][0] == 1
+        assert (found["reason"], found["error"]) == ("ended", "")
+
+    def test_a_fork_and_a_program_without_ringcomm_have_nothing_to_say(self, agent):
+        agent.channel._report_end()
+        run_ranks(1, lambda context: agent.channel.add(context.group.flight))
+        agent.channel._pid = -1
+        agent.channel._report_end()
+        agent.channel._pid = os.getpid()
+        agent.channel.send({"type": "next"})
+        assert agent.next() == {"type": "next"}
+
+
+def fail_in_a_job(**settings):
+    """Rank 1 of two fails, and rank 0 loses it."""
+
+    def work(context):
+        operations(context)
+        if context.rank == 1:
+            raise KeyError("bad sample")
+        context.barrier()
+
+    changed = Settings(spin_us=0.0, timeout_s=30.0, start_timeout_s=30.0, **settings)
+    with pytest.raises(RankFailed) as caught:
+        run_ranks(2, work, "tcp", changed)
+    lost, _ = caught.value.errors
+    assert isinstance(lost, PeerLostError) and lost.rank == 1
+
+
+class TestFailures:
+    def test_each_rank_reports_its_failure_once_and_the_culprit(self, launched):
+        fail_in_a_job()
+        found = [launched.next(), launched.next()]
+        launched.channel.send({"type": "next"})
+        assert launched.next() == {"type": "next"}
+        assert [item["reason"] for item in found] == ["failure"] * 2
+        assert {item["culprit"] for item in found} == {None, 1}
+        lost = next(item for item in found if item["culprit"] == 1)
+        assert lost["error"].startswith("PeerLostError: ") and lost["because"] in lost["error"]
+        assert any("bad sample" in item["error"] for item in found)
+        # Recorders of jobs that have ended are in no record of the next one.
+        forget_what_is_closed()
+        assert launched.channel.recorders == []
+
+    def test_without_ringrun_each_rank_writes_a_file_for_its_user_alone(self, tmp_path):
+        folder = tmp_path / "records"
+        fail_in_a_job(diagnose_dir=str(folder))
+        files = sorted(folder.iterdir())
+        assert [path.name for path in files] == ["flight.0.json", "flight.1.json"]
+        for rank, path in enumerate(files):
+            found = json.loads(path.read_text())
+            assert (found["rank"], found["reason"]) == (rank, "failure")
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+    def test_a_folder_that_cannot_be_written_is_a_warning(self, tmp_path, caplog):
+        path = tmp_path / "a file"
+        path.write_text("")
+        fail_in_a_job(diagnose_dir=str(path))
+        texts = [item.getMessage() for item in caplog.records]
+        assert sum("flight.0.json cannot be written: Not a directory" in text for text in texts) == 1
+
+    def test_only_the_first_failure_counts_and_leaving_is_none(self, tmp_path):
+        def work(context):
+            recorder = context.group.flight
+            path = tmp_path / f"flight.{context.rank}.json"
+            recorder.failed(NotInitializedError("shutdown() was called"))
+            recorder.failed(KeyboardInterrupt())
+            assert not path.exists()
+            recorder._pid = -1  # a fork
+            recorder.failed(ValueError("in a fork"))
+            assert not path.exists()
+            recorder._pid = os.getpid()
+            recorder.failed(ValueError("first"))
+            recorder.failed(ValueError("second"))
+            return json.loads(path.read_text())["error"]
+
+        settings = Settings(spin_us=0.0, timeout_s=30.0, diagnose_dir=str(tmp_path))
+        assert run_ranks(2, work, settings=settings) == ["ValueError: first"] * 2
+
+    def test_of_two_threads_that_fail_at_the_same_time_one_reports(self, launched):
+        class Meeting:
+            """The recorder's process id: both threads have begun to report before one of them goes on."""
+
+            both = threading.Barrier(2)
+
+            def __ne__(self, other):
+                self.both.wait(LIMIT_S)
+                return False
+
+        def work(context):
+            context.group.flight._pid = Meeting()
+            report = context.group.flight.report
+            threads = [threading.Thread(target=report, args=(text,)) for text in ("1", "2")]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+        run_ranks(1, work)
+        assert launched.next()["error"] in ("1", "2")
+        launched.channel.send({"type": "next"})
+        assert launched.next() == {"type": "next"}
+
+    @pytest.mark.parametrize("why, culprit", [("abort: rank 3 is gone", 3), ("the user wished it", None)])
+    def test_an_earlier_error_is_the_cause_if_it_is_the_reason(self, why, culprit, launched):
+        def work(context):
+            context.group.flight.close(why, False, PeerLostError("rank 3 is gone.", rank=3))
+
+        run_ranks(1, work)
+        found = launched.next()
+        assert (found["error"], found["culprit"]) == (why, culprit)
+
+    def test_without_a_recorder_nothing_is_kept_or_reported(self, launched, tmp_path):
+        def work(context):
+            operations(context)
+            context.group.flight.failed(ValueError("x"))
+            return context.group.flight.channels()
+
+        settings = Settings(spin_us=0.0, timeout_s=30.0, flight_recorder=0, diagnose_dir=str(tmp_path))
+        assert run_ranks(2, work, settings=settings) == [[], []]
+        assert list(tmp_path.iterdir()) == [] and launched.channel.recorders == []
+        assert record([], "asked")["lanes"] == []
+
+
+class TestSending:
+    def test_a_launcher_that_does_not_read_holds_nothing_up(self, agent, monkeypatch):
+        monkeypatch.setattr(module, "SEND_S", 0.05)
+        agent.channel.send({"text": "x" * (1 << 24)})
+        assert agent.channel._sending.acquire(blocking=False)
+        agent.channel.send({"text": "another thread sends"})  # it waits for that thread no longer
+        agent.channel._sending.release()
+
+    def test_a_launcher_that_is_gone_is_no_error(self, agent, caplog):
+        caplog.set_level(logging.DEBUG, "ringcomm.job.flight_recorder")
+        agent.hang_up()
+        agent.channel.send({"type": "x"})
+        assert any("ringrun does not receive" in item.getMessage() for item in caplog.records)
+
+
+class TestDescriptors:
+    def given(self, monkeypatch, *items):
+        monkeypatch.setenv("RINGCOMM_FLIGHT_FD", ",".join(f"{number}:{inode}" for number, inode in items))
+        monkeypatch.setattr(RecorderSocket, "_opened", False)
+        monkeypatch.setattr(RecorderSocket, "_own", None)
+
+    def test_the_channel_is_opened_once_and_not_inherited(self, silent, monkeypatch):
+        sock, stacks = silent.theirs.detach(), silent.stacks
+        os.set_inheritable(stacks, True)
+        self.given(monkeypatch, (sock, os.fstat(sock).st_ino), (stacks, os.fstat(stacks).st_ino))
+        silent.channel = made = RecorderSocket.of_this_process()
+        silent.theirs = made._socket
+        assert RecorderSocket.of_this_process() is RecorderSocket.made_before() is made
+        assert not os.get_inheritable(sock) and not os.get_inheritable(stacks)
+        assert silent.next()["type"] == "hello"
+        made._pid = -1  # in a fork
+        assert RecorderSocket.of_this_process() is None
+        forget_what_is_closed()
+
+    @pytest.mark.parametrize("wrong", ["inode", "closed", "file", "variable"])
+    def test_descriptors_of_something_else_are_left_alone(self, wrong, silent, monkeypatch, tmp_path):
+        sock, stacks = silent.theirs.fileno(), silent.stacks
+        inode = os.fstat(stacks).st_ino
+        with Path(tmp_path / "file").open("w") as file:
+            descriptors = {"closed": 1 << 20, "file": file.fileno()}
+            if wrong == "inode":
+                inode += 1
+            elif wrong == "file":
+                inode = os.fstat(file.fileno()).st_ino
+            items = [(sock, os.fstat(sock).st_ino), (descriptors.get(wrong, stacks), inode)]
+            self.given(monkeypatch, *items[: 1 if wrong == "variable" else 2])
+            assert RecorderSocket.of_this_process() is None and RecorderSocket.of_this_process() is None
+        silent.theirs.sendall(b"still open\n")
+        assert silent.lines.readline() == b"still open\n"
+
+
+class TestSignals:
+    def test_one_that_is_caught_in_c_is_not_free(self):
+        assert module._is_free(signal.SIGUSR2)
+        faulthandler.register(signal.SIGUSR2, file=sys.__stderr__)
+        try:
+            assert not module._is_free(signal.SIGUSR2)
+        finally:
+            faulthandler.unregister(signal.SIGUSR2)
+
+    def test_without_proc_only_pythons_handlers_are_known(self, monkeypatch):
+        def refuse(path, *options):
+            raise FileNotFoundError
+
+        monkeypatch.setattr(Path, "read_text", refuse)
+        assert module._is_free(signal.SIGUSR2) and not module._is_free(signal.SIGINT)

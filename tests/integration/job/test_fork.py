@@ -1,0 +1,102 @@
+"""A fork of a rank's process: it shares the connections, so nothing that it does may reach them."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import threading
+import warnings
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from ringcomm.clock import Deadline
+from ringcomm.ops import Sum
+from ringcomm.rendezvous.pmi import Pmi
+from ringcomm.testing.cluster import run_ranks
+from tests.support.service import together
+
+LIMIT_S = 60
+
+
+def forked(work) -> str:
+    """What ``work`` returns in a fork of this process, or the error that it raises, as text."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # that this process has threads
+        pid = os.fork()
+    if pid == 0:
+        signal.alarm(LIMIT_S)  # instead of a wait for ever
+        try:
+            text = repr(work())
+        except Exception as problem:  # noqa: BLE001 - the parent looks at it
+            text = f"{type(problem).__name__}: {problem}"
+        os.write(writing, text.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        text = file.read()
+    os.waitpid(pid, 0)
+    return text
+
+
+def test_it_may_not_wait_for_an_operation_of_its_parent():
+    """It has no engine thread, and would read what is sent to its parent."""
+
+    def work(context):
+        if context.rank == 1:
+            context.barrier()
+            context.engine.allreduce([np.ones(1)], Sum, "x").wait()
+            return None
+        array = np.ones(1)
+        handle = context.engine.allreduce([array], Sum, "x")
+        texts = [forked(handle.wait), forked(lambda: handle.wait(5.0))]
+        context.barrier()
+        handle.wait()
+        return [array[0], *texts]
+
+    (total, *texts), _ = run_ranks(2, work)
+    assert total == 2.0
+    for text in texts:
+        assert text.startswith("Misuse: This process is a fork of rank 0 and shares its connections")
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm", "auto"])
+def test_when_it_ends_its_parent_remains_in_the_job(service, transport):
+    """At the end of a program the default context is closed, in a fork that calls sys.exit() too."""
+    made = service(2, transport=transport)
+    with ExitStack() as stack:
+        contexts = made.start_all(stack)
+        for ok in (True, False):
+            assert forked(lambda ok=ok: contexts[1].close("its program ended", ok)) == "None"
+        sums = together(contexts, lambda context: context.allreduce(np.ones(50_000), Sum)[-1])
+        assert sums == [2.0, 2.0]
+        named = together(contexts, lambda context: context.engine.barrier("named").wait())
+        assert named == [None, None]
+    assert not made.texts("abort")
+
+
+def test_it_does_not_finalize_for_its_parent_at_mpirun():
+    ours, mpiruns = socket.socketpair()
+    said = []
+
+    def answer():
+        with mpiruns, mpiruns.makefile("rw") as file:
+            for line in file:
+                said.append(line.split()[0])
+                file.write("rc=0 kvsname=job\n")
+                file.flush()
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    with ours:
+        pmi = Pmi(ours.fileno(), Deadline(LIMIT_S))
+        atexit.unregister(pmi._finalize)
+        assert forked(pmi._finalize) == "None"
+        assert said == ["cmd=init", "cmd=get_my_kvsname"]
+        pmi._finalize()
+    thread.join(LIMIT_S)
+    assert said[2:] == ["cmd=finalize"]

@@ -1,0 +1,102 @@
+"""Leaving a job from another thread, and joining one of which a late step fails."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ringcomm.config import Membership, Settings
+from ringcomm.errors import ConfigError, MismatchError, NotInitializedError, PeerLostError, RefusedError
+from ringcomm.job.context import Context
+from ringcomm.ops import Sum
+from ringcomm.testing.cluster import run_ranks
+from tests.support.service import eventually
+
+LIMIT_S = 30.0
+SETTINGS = Settings(spin_us=0.0, timeout_s=20.0, start_timeout_s=20.0)
+
+
+@pytest.mark.parametrize("nbytes", [8, 8_000_000])
+@pytest.mark.parametrize("transport", ["memory", "tcp", "auto", "shm"])
+def test_a_call_of_another_thread_ends_and_says_why(transport, nbytes):
+    """No rank is blamed for it, and the other ranks learn that this one has left."""
+    left = threading.Event()
+
+    def work(context):
+        array = np.ones(nbytes // 8)
+        context.barrier()
+        if context.rank == 1:
+            assert left.wait(LIMIT_S)
+            with pytest.raises(PeerLostError, match="rank 0"):
+                # A short one may be complete here: rank 0 had sent its part before it left.
+                assert (context.allreduce(array, Sum) == 2.0).all()
+                context.barrier()
+            return True
+
+        def leave():
+            assert eventually(lambda: context._runner.progress().doing, LIMIT_S)
+            context.close()
+            left.set()
+
+        with ThreadPoolExecutor(1) as pool:
+            leaving = pool.submit(leave)
+            with pytest.raises(NotInitializedError, match=r"left .* while it was in allreduce") as caught:
+                context.allreduce(array, Sum)
+            leaving.result(LIMIT_S)
+        assert "rank 1" not in str(caught.value)
+        return True
+
+    assert run_ranks(2, work, transport, SETTINGS) == [True] * 2
+
+
+def test_a_late_step_of_joining_that_fails_leaves_nothing_open(no_leaks, tmp_path):
+    """Without ringrun: rank 0 serves the rendezvous, and its engine cannot open the log for autotuning."""
+    log = str(tmp_path / "missing" / "log")
+    settings = replace(SETTINGS, autotune=True, autotune_log=log, measure=False)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    problems = {}
+
+    def start(rank):
+        membership = Membership(2, (("127.0.0.1", port),), b"k" * 32, "test", rank=rank, host="localhost")
+        try:
+            with Context.start(membership, settings) as context:
+                context.barrier()
+        except (ConfigError, PeerLostError) as problem:
+            problems[rank] = f"{type(problem).__name__}: {problem}"
+
+    threads = [threading.Thread(target=start, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert "ConfigError: The autotuning log" in problems[0]
+    assert problems[1].startswith("PeerLostError: rank 0") and "The autotuning log" in problems[1]
+
+
+def test_a_failed_job_of_a_launcher_refuses_ranks_that_come_back(monkeypatch):
+    memberships = {}
+    start = Context.start.__func__
+
+    def remember(cls, membership, settings):
+        memberships[membership.slot] = membership
+        return start(cls, membership, settings)
+
+    monkeypatch.setattr(Context, "start", classmethod(remember))
+
+    def work(context):
+        with pytest.raises(MismatchError):
+            context.allreduce(np.ones(2 + context.rank), Sum)
+            context.barrier()
+        context.close()
+        mine = next(item for slot, item in memberships.items() if slot.local == context.rank)
+        with pytest.raises(RefusedError, match=r"init\(\) cannot start it again.*do not make the same call"):
+            start(Context, mine, SETTINGS)
+        return True
+
+    assert run_ranks(2, work, "tcp", SETTINGS) == [True] * 2

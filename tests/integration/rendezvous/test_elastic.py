@@ -1,0 +1,340 @@
+"""Elastic jobs whose processes are threads: what is hard to meet with real processes."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import secrets
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Iterator, List
+
+import numpy as np
+import pytest
+
+import ringcomm as rc
+from ringcomm.config import Membership, Settings, Slot
+from ringcomm.configuration.limits import Limits
+from ringcomm.job.context import Context
+from ringcomm.job.newcomer import newcomer_of
+from ringcomm.job.preparation import Preparation
+from ringcomm.rendezvous import channels, client, connect_server
+from ringcomm.rendezvous.actions import Notice
+from ringcomm.rendezvous.client import Joiner, join, running_size
+from ringcomm.rendezvous.control import Resume
+from ringcomm.rendezvous.server import RendezvousServer
+from ringcomm.storage.certificate import make_certificate
+from ringcomm.transport.encryption import encryption_of
+from tests.integration.rendezvous.fake_rendezvous import ABORT, PROBE, FakeRendezvous
+from tests.integration.rendezvous.peer import Peer
+from tests.support.service import eventually
+
+SETTINGS = Settings(spin_us=0.0, measure=False, start_timeout_s=20.0)
+
+
+class Job:
+    """A server, and what its processes need."""
+
+    def __init__(self, certificate: str = "") -> None:
+        self.notices: List[Notice] = []
+        key = secrets.token_bytes(32)
+        self.server = RendezvousServer(
+            key=key, job="threads", addresses=["127.0.0.1"], start_timeout_s=20.0, notify=self.notices.append,
+            limits=Limits(), launched=True, encryption=encryption_of(certificate),
+        )  # fmt: skip
+        self.membership = Membership(
+            rendezvous=tuple(self.server.start()), key=key, job="threads", elastic=True,
+            certificate=certificate,
+        )
+
+    def member(self, number: int) -> Membership:
+        """The membership of a new process."""
+        self.server.expect(number, Slot(0, number), "here")
+        return replace(self.membership, member=number, slot=Slot(0, number), host="here")
+
+    def start(self, size: int) -> List[Context]:
+        """The first view."""
+        members = [self.member(number) for number in range(size)]
+        return together(lambda item: Context.start(item, SETTINGS), members)
+
+    def kinds(self) -> List[str]:
+        return [item.kind for item in self.notices]
+
+
+def together(call: Any, arguments: Any) -> List[Any]:
+    """Call a function for each argument, in a thread each."""
+    with ThreadPoolExecutor(len(arguments)) as pool:
+        return [future.result(timeout=60) for future in [pool.submit(call, item) for item in arguments]]
+
+
+def total(contexts: List[Context]) -> float:
+    """The sum of ones over all ranks, which all must have."""
+    sums = together(lambda item: float(item.allreduce(np.ones(3), rc.Sum)[0]), contexts)
+    assert len(set(sums)) == 1
+    return float(sums[0])
+
+
+def test_a_process_asks_for_the_size_without_joining(job: Job) -> None:
+    first = job.member(0)
+    assert running_size(first, SETTINGS) == 0
+    contexts = job.start(2)
+    newcomer = newcomer_of(job.member(2), SETTINGS)
+    assert newcomer is not None and (newcomer.rank, newcomer.size, newcomer.local_rank) == (2, 3, 2)
+    assert total(contexts) == 2.0, "it has not joined"
+    contexts[0].take_changes()
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    made = Job()
+    yield made
+    made.server.stop()
+
+
+def test_a_boundary_without_a_change_gives_the_same_members_a_new_epoch(job: Job) -> None:
+    contexts = job.start(3)
+    assert total(contexts) == 3
+    ranks = [item.rank for item in contexts]
+    again = together(lambda item: item.restart(1), contexts)
+    assert [item.rank for item in again] == ranks
+    assert [item.generation for item in again] == [1, 1, 1]
+    assert total(again) == 3
+    with pytest.raises(rc.NotInitializedError):
+        contexts[0].allreduce(np.ones(3))
+    together(lambda item: item.close(), again)
+    assert "lost" not in job.kinds()
+
+
+def test_a_new_process_is_reported_while_the_others_compute(job: Job) -> None:
+    contexts = job.start(2)
+    new: List[Context] = []
+    thread = threading.Thread(target=lambda: new.append(Context.start(job.member(2), SETTINGS)))
+    thread.start()
+    deadline = threading.Event()
+    changes = [0, 0]
+    while not all(changes) and not deadline.wait(0.01):
+        changes = [before | item.take_changes() for before, item in zip(changes, contexts)]
+    assert changes == [2, 2]
+    assert total(contexts) == 2, "nothing is interrupted"
+    again = together(lambda item: item.restart(1), contexts)
+    thread.join(60)
+    assert total([*again, *new]) == 3
+    together(lambda item: item.close(), [*again, *new])
+
+
+def test_one_rank_alone_learns_of_a_new_process(job: Job) -> None:
+    (alone,) = job.start(1)
+    assert alone.size == 1 and alone.allreduce(np.ones(2), rc.Sum)[0] == 1
+    thread_result: List[Context] = []
+    thread = threading.Thread(target=lambda: thread_result.append(Context.start(job.member(1), SETTINGS)))
+    thread.start()
+    pause = threading.Event()
+    while not alone.take_changes():
+        pause.wait(0.01)
+    both = [alone.restart(1)]
+    thread.join(60)
+    both += thread_result
+    assert total(both) == 2
+    together(lambda item: item.close(), both)
+
+
+def test_a_member_lost_after_the_last_link_costs_one_more_view(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contexts = job.start(3)
+    real, lock, failures = channels.make_links, threading.Lock(), []
+
+    def make_links(*arguments: Any) -> Any:
+        with lock:
+            first = not failures
+            failures.append(1)
+        if first:
+            raise OSError(errno.ECONNRESET, "Connection reset by peer")
+        return real(*arguments)
+
+    monkeypatch.setattr(channels, "make_links", make_links)
+    again = together(lambda item: item.restart(1), contexts)
+    assert len({item.generation for item in again}) == 1 and again[0].generation > 1
+    assert total(again) == 3
+    together(lambda item: item.close(), again)
+
+
+def test_an_epoch_that_fails_before_its_first_call_costs_one_more_view(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls, both = Preparation.compare_programs, itertools.count(), threading.Barrier(2)
+
+    def compare(preparation: Preparation) -> None:
+        if next(calls) < 2:  # both ranks of the first epoch
+            both.wait(60)
+            raise rc.PeerLostError("a rank was lost")
+        real(preparation)
+
+    monkeypatch.setattr(Preparation, "compare_programs", compare)
+    contexts = job.start(2)
+    assert total(contexts) == 2 and next(calls) == 4
+    together(lambda item: item.close(), contexts)
+
+
+def test_an_error_of_the_program_before_the_first_call_ends_the_process(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = threading.Barrier(2)
+
+    def compare(preparation: Preparation) -> None:
+        both.wait(60)
+        raise ZeroDivisionError("before the first call")
+
+    monkeypatch.setattr(Preparation, "compare_programs", compare)
+    with pytest.raises(ZeroDivisionError, match="before the first call"):
+        job.start(2)
+
+
+def test_links_that_can_never_be_used_are_an_error(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make_links(*_: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(channels, "make_links", make_links)
+    with pytest.raises(rc.StartupError, match="Too many open files"):
+        job.start(1)
+
+
+def test_a_report_about_the_last_view_does_not_interrupt_the_next(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was on its way when a member asked for the next view is about processes that are in it."""
+    joiner = Joiner(job.member(0), SETTINGS, Resume(), None)
+    monkeypatch.setattr(Joiner, "_handle_start", lambda *_: None)
+    joiner._handle({"type": "updated", "change": 2})
+    joiner._handle({"type": "probe", "generation": 1})
+    assert joiner._changes == 0
+    joiner._handle({"type": "updated", "change": 2})
+    assert joiner._changes == 2, "another process has come since"
+    joiner.reactor.close()
+
+
+def test_views_of_a_job_that_encrypts() -> None:
+    job = Job(make_certificate())
+    try:
+        contexts = job.start(2)
+        assert total(contexts) == 2
+        again = together(lambda item: item.restart(1), contexts)
+        assert total(again) == 2
+        together(lambda item: item.close(), again)
+    finally:
+        job.server.stop()
+
+
+def test_an_excluded_member_ends_at_the_next_boundary_and_the_others_go_on(job: Job) -> None:
+    contexts = job.start(3)
+    out = next(item for item in contexts if item.joined_as is not None and item.joined_as.member == 1)
+    job.server.exclude(1, "its host was removed")
+    pause = threading.Event()
+    while not out.take_changes():
+        pause.wait(0.01)
+
+    def go_on(context: Context) -> Any:
+        try:
+            return context.restart(1)
+        except rc.ExcludedError as error:
+            return error.reason
+
+    results = together(go_on, contexts)
+    assert [item for item in results if isinstance(item, str)] == ["its host was removed"]
+    rest = [item for item in results if isinstance(item, Context)]
+    assert total(rest) == 2
+    together(lambda item: item.close(), rest)
+
+
+def test_a_process_that_no_launcher_has_announced_is_refused(job: Job) -> None:
+    with pytest.raises(rc.StartupError, match="was not started by this job's launcher"):
+        Context.start(replace(job.membership, member=7, host="here"), SETTINGS)
+
+
+def test_a_rendezvous_that_has_ended_before_a_view_is_dialled_in_vain(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connect_server, "_PATIENCE_S", 0.0)
+    (alone,) = job.start(1)
+    joined = alone._joined
+    assert joined is not None
+    job.server.stop()
+    assert eventually(lambda: not joined.control.open)
+    with pytest.raises(rc.StartTimeoutError, match="No answer from the rendezvous"):
+        alone.restart(1)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeRendezvous]:
+    made = FakeRendezvous()
+    made.membership = replace(made.membership, elastic=True)
+    yield made
+    made.close()
+
+
+def test_a_rendezvous_that_falls_silent_is_given_up(
+    fake: FakeRendezvous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It pings processes that wait, so none of them waits for ever."""
+    monkeypatch.setattr(client, "DIAL_S", 0.1)
+    settings = replace(SETTINGS, dead_after_s=0.1)
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(join, replace(fake.membership, member=4), settings)
+        fake.accept()
+        request = fake.read("join")
+        assert (request["member"], request["epoch"], request["position"]) == (4, -1, 0)
+        fake.send({"type": "waiting", "member": 4})
+        with pytest.raises(rc.StartTimeoutError, match="The rendezvous has sent nothing for 0.2 s"):
+            future.result(timeout=60)
+
+
+def test_a_rendezvous_that_ends_while_a_member_waits_for_the_next_view(fake: FakeRendezvous) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(join, fake.membership, SETTINGS, Resume(member=4, epoch=0, position=3))
+        fake.accept()
+        request = fake.read("join")
+        assert (request["member"], request["epoch"], request["position"]) == (4, 0, 3)
+        fake.close()
+        with pytest.raises(rc.StartupError, match="No view after epoch 0 for this process. The rendezvous"):
+            future.result(timeout=60)
+
+
+def test_only_the_end_of_its_own_epoch_makes_a_process_ask_again(fake: FakeRendezvous) -> None:
+    """The end of an older one may still have been on its way."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(join, fake.membership, SETTINGS)
+        fake.accept()
+        assert "member" not in fake.read("join")
+        fake.send({"type": "waiting", "member": 9}, {**PROBE, "generation": 1}, {**ABORT, "epoch": 0})
+        fake.send({"type": "ping"})
+        assert fake.read("pong")
+        fake.send({**ABORT, "epoch": 1})
+        assert fake.read("join")["member"] == 9
+        fake.send({"type": "excluded", "reason": "its host was removed"})
+        with pytest.raises(rc.ExcludedError) as caught:
+            future.result(timeout=60)
+    assert caught.value.reason == "its host was removed"
+
+
+def test_how_a_member_ended_is_what_the_others_raise(job: Job) -> None:
+    """Then they go on without it."""
+    contexts = job.start(3)
+    (gone,) = [item for item in contexts if item.joined_as is not None and item.joined_as.member == 1]
+    rest = [item for item in contexts if item is not gone]
+    job.server.process_exited(1, "killed by SIGKILL", False)
+    for item in rest:
+        with pytest.raises(rc.PeerLostError, match="killed by SIGKILL"):
+            item.allreduce(np.ones(3))
+    again = together(lambda item: item.restart(1), rest)
+    assert total(again) == 2 and {item.generation for item in again} == {1}
+    together(lambda item: item.close(), [*again, gone])
+
+
+def test_what_only_a_rendezvous_sends_ends_the_connection(job: Job) -> None:
+    peer = Peer(job.membership.rendezvous, job.membership.key, job.membership.job)
+    with peer.sock:
+        peer.send({"type": "go", "table": ""})
+        assert peer.read() == []

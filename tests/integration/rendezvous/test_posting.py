@@ -1,0 +1,105 @@
+"""Posting at a real rendezvous, and waiting there."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from ringcomm.config import Membership
+from ringcomm.errors import StartTimeoutError, StartupError
+from ringcomm.rendezvous.message_server import MessageServer
+from ringcomm.rendezvous.posting import await_entry, post
+from ringcomm.wire.auth import Purpose
+from ringcomm.wire.messages import encode
+from tests.support.relay import Relay
+from tests.support.service import Service
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "encrypted"])
+def service(request, no_leaks):
+    service = Service(2, encrypt=request.param)
+    yield service
+    service.server.stop()
+
+
+def test_an_entry_reaches_waiting_and_later_readers(service):
+    member = service.membership(0)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(await_entry, member, "group 1", 20.0) for _ in range(2)]
+        post(member, "group 1", "where it is", 20.0)
+        assert [item.result() for item in waiting] == ["where it is"] * 2
+    assert await_entry(member, "group 1", 20.0) == "where it is"
+
+
+def test_a_wait_for_an_entry_that_is_never_posted_ends_in_time(service):
+    with pytest.raises(StartTimeoutError, match="No rank has posted group 2 .* within 0.2 s"):
+        await_entry(service.membership(0), "group 2", 0.2)
+
+
+def test_a_process_without_the_key_posts_nothing(service):
+    unauthenticated = service.membership(0, key=b"x" * 32)
+    with pytest.raises(StartupError, match="does not hold this job's key"):
+        post(unauthenticated, "group 3", "elsewhere", 5.0)
+    with pytest.raises(StartTimeoutError):
+        await_entry(service.membership(0), "group 3", 0.2)
+
+
+def test_a_relay_is_refused(service):
+    with Relay(service.endpoints[0]) as relay, pytest.raises(StartupError, match="passed on from there"):
+        post(service.membership(0, rendezvous=(relay.at,)), "group 4", "elsewhere", 5.0)
+
+
+def test_posting_does_not_disturb_a_job(service):
+    with ExitStack() as stack:
+        contexts = service.start_all(stack)
+        post(service.membership(0), "group 5", "x", 20.0)
+        assert await_entry(service.membership(1), "group 5", 20.0) == "x"
+        assert [context.size for context in contexts] == [2, 2]
+    assert service.server.wait_idle(5.0)
+
+
+class Odd(MessageServer):
+    """A program with the key that does not answer as a rendezvous does."""
+
+    def __init__(self, key, job, answer):
+        super().__init__(title="odd", key=key, job=job, purpose=Purpose.CONTROL, addresses=["127.0.0.1"])
+        self.answer = answer
+
+    def received(self, number, message):
+        self.answer(self, number, message)
+
+
+ANSWERS = (
+    (lambda odd, number, message: odd.drop(number), "it closed the connection"),
+    (lambda odd, number, message: odd.send_message(number, {"type": "ping"}), "it sent 'ping'"),
+)
+
+
+def test_a_rendezvous_that_does_not_answer_a_request_is_an_error(no_leaks):
+    for answer, words in ANSWERS:
+        odd = Odd(b"k" * 32, "job", answer)
+        membership = Membership(2, tuple(odd.start()), b"k" * 32, "job")
+        try:
+            with pytest.raises(StartupError, match=f"has ended during a request: {words}"):
+                post(membership, "group 6", "x", 20.0)
+        finally:
+            odd.stop()
+
+
+def test_an_answer_may_arrive_in_pieces(no_leaks):
+    """The reader has the beginning of a message when more comes."""
+
+    def answer(odd, number, message):
+        connection = odd._connections[number]
+        data = encode({"type": "entry", "entry": "group 7", "text": "where it is"}, connection.session)
+        for position in range(len(data)):
+            connection.sock.send(data[position : position + 1])
+
+    odd = Odd(b"k" * 32, "job", answer)
+    membership = Membership(2, tuple(odd.start()), b"k" * 32, "job")
+    try:
+        assert await_entry(membership, "group 7", 20.0) == "where it is"
+    finally:
+        odd.stop()

@@ -1,0 +1,304 @@
+"""Measuring wires over real sockets: the numbers, wires that break, and what others may not do."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+import time
+
+import pytest
+
+from ringcomm.clock import Deadline
+from ringcomm.rendezvous import race as race_module
+from ringcomm.rendezvous.echo import BLOCK, REQUEST, Echo
+from ringcomm.rendezvous.links import LinkSetup
+from ringcomm.rendezvous.meter import BURST_BYTES, LIMIT_BYTES, TAIL_S
+from ringcomm.rendezvous.race import Race
+from ringcomm.transport.accept import Acceptor
+from ringcomm.transport.connect import listen
+from ringcomm.transport.kinds import LOOPBACK
+from ringcomm.transport.nics import Interface
+from ringcomm.transport.reactor import READ, WRITE, Reactor
+from ringcomm.wire.auth import Claim, Purpose, job_digest
+from ringcomm.wire.messages import encode
+from ringcomm.wire.signing import session_of
+from tests.support.service import eventually, turn_until
+
+KEY, JOB = b"k" * 32, job_digest("job")
+CLAIM = Claim(Purpose.PROBE, JOB, generation=3, source=0, target=1)
+
+
+@pytest.fixture
+def mesh(no_leaks):
+    """That of rank 1, on two addresses, ready to be probed."""
+    loopback = [Interface("lo", address, LOOPBACK, 8) for address in ("127.0.0.1", "127.0.0.2")]
+    mesh = LinkSetup(Reactor(), loopback, KEY, JOB, [].append)
+    mesh.assign_rank(1, 3)
+    yield mesh
+    mesh.close()
+    mesh.reactor.close()
+
+
+def wires(mesh):
+    return [{**offer, "scope": 0} for offer in mesh.offers()]
+
+
+def run(mesh, claim, ways):
+    results = []
+    race = Race(mesh.reactor, KEY, claim, ways, results.append)
+    deadline = Deadline(20.0)
+    while not results and not deadline.expired():
+        mesh.reactor.run_once(1.0)
+    race.close()
+    (speeds,) = results
+    return speeds
+
+
+def test_every_wire_has_a_speed(mesh):
+    speeds = run(mesh, CLAIM, wires(mesh))
+    assert len(speeds) == 2
+    for speed in speeds:
+        assert speed.mb_per_s == min(speed.there_mb_per_s, speed.back_mb_per_s) > 10.0
+        assert speed.round_trip_ms is None or 0.0 <= speed.round_trip_ms < 1000.0
+
+
+def test_one_direction_alone(mesh):
+    results = []
+    race = Race(mesh.reactor, KEY, CLAIM, wires(mesh), results.append, one_way=True)
+    turn_until(mesh.reactor, lambda: results)
+    sent = [runner._sent for runner in race._runners]
+    race.close()
+    assert sent == [0, 0]
+    for speed in results[0]:
+        # The loopback's segments are so long that an end that only receives delays its acknowledgements.
+        assert speed.back_mb_per_s == speed.there_mb_per_s > 0.5
+
+
+def test_a_wire_without_a_listener_has_none(mesh):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    gone = {"address": "127.0.0.1", "port": port, "scope": 0}
+    first, second = wires(mesh)
+    speeds = run(mesh, CLAIM, [first, gone, second])
+    assert [speed is None for speed in speeds] == [False, True, False]
+    assert run(mesh, CLAIM, [gone]) == [None]
+
+
+def test_another_rank_there_is_no_wire(mesh):
+    assert run(mesh, CLAIM._replace(target=2), wires(mesh)) == [None, None]
+
+
+def test_what_connects_after_the_end_is_closed(mesh):
+    """Its dials go on for a while; nothing of theirs is kept, and nothing is called."""
+    results = []
+    race = Race(mesh.reactor, KEY, CLAIM, wires(mesh), results.append)
+    race.close()
+    watched = len(mesh.reactor._selector.get_map())
+    # Both dials end, and none of their connections is watched then.
+    turn_until(mesh.reactor, lambda: len(mesh.reactor._selector.get_map()) <= watched - 2)
+    assert results == [] and all(runner._sock is None for runner in race._runners)
+
+
+class Silent:
+    """An answering side that sends all it may, then reads all, and reports nothing beyond the burst."""
+
+    def __init__(self, reactor):
+        self.reactor, self.received, self.told = reactor, 0, False
+        self.unsent = memoryview(BLOCK.pack(0, 0, 0, 0, 0, LIMIT_BYTES) + bytes(LIMIT_BYTES))
+        self.listener = listen("127.0.0.1", 0)
+        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 128 * 1024)
+        self.acceptor = Acceptor(reactor, [self.listener], KEY, JOB, self.arrived, lambda *why: None)
+
+    def arrived(self, sock, claim, session):
+        self.sock = sock
+        sock.send(encode({"type": "echo", "rank": 1}, session))
+        self.reactor.watch(sock, WRITE, self.write)
+
+    def write(self):
+        self.unsent = self.unsent[self.sock.send(self.unsent) :]
+        if not self.unsent:
+            self.reactor.watch(self.sock, READ, self.read)
+
+    def read(self):
+        try:
+            self.received += len(self.sock.recv(64 * 1024))
+        except ConnectionResetError:  # The race is over.
+            self.reactor.forget(self.sock)
+            return
+        if not self.told and self.received >= REQUEST.size + BURST_BYTES:
+            self.told = True
+            self.sock.send(BLOCK.pack(BURST_BYTES, 10_000, 0, 0, 0, 0))
+
+    def close(self):
+        self.acceptor.close()
+        self.sock.close()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux says what was acknowledged")
+def test_acknowledgements_count_while_the_other_end_reports_nothing(no_leaks):
+    """Its processor has other work, but its system takes what arrives."""
+    reactor, results = Reactor(), []
+    silent = Silent(reactor)
+    wire = {"address": "127.0.0.1", "port": silent.listener.getsockname()[1], "scope": 0}
+    race = Race(reactor, KEY, CLAIM, [wire], results.append)
+    deadline = Deadline(20.0)
+    while not results and not deadline.expired():
+        reactor.run_once(1.0)
+    ((speed,),) = results
+    race.close()
+    silent.close()
+    reactor.close()
+    assert silent.told and speed.mb_per_s > 10.0
+
+
+@pytest.fixture
+def asked(no_leaks):
+    """An answering side, and the socket of the side that asks."""
+    here, there = socket.socketpair()
+    here.setblocking(False)
+    there.settimeout(5.0)
+    reactor, ended = Reactor(), []
+    echo = Echo(reactor, here, session_of(bytes(32), False), 1, ended.append)
+    assert b"echo" in there.recv(1000)
+    yield reactor, there, ended
+    reactor.forget(echo.sock)
+    reactor.close()
+    here.close()
+    there.close()
+
+
+def test_the_answer_says_what_has_arrived(asked):
+    reactor, there, ended = asked
+    there.sendall(REQUEST.pack(40_000) + bytes(30_000))
+    there.settimeout(0.0)
+    heads, data = [], bytearray()
+
+    def read():
+        reactor.run_once(0.0)
+        try:
+            data.extend(there.recv(1 << 20))
+        except BlockingIOError:
+            pass
+        while len(data) >= BLOCK.size and len(data) >= BLOCK.size + BLOCK.unpack_from(data)[-1]:
+            total, passed_us, *_, size = BLOCK.unpack_from(data)
+            heads.append((total, passed_us, size))
+            del data[: BLOCK.size + size]
+        return heads and heads[-1][0] == 30_000 and sum(head[2] for head in heads) == 40_000
+
+    assert eventually(read)
+    assert heads == sorted(heads, key=lambda head: head[:2])
+    there.send(bytes(5_000))
+    assert eventually(lambda: read() or heads[-1] == (35_000, heads[-1][1], 0))
+    assert not ended
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        REQUEST.pack(0),
+        REQUEST.pack(LIMIT_BYTES + 1),
+        REQUEST.pack(1000) + bytes(1001),
+    ],
+)
+def test_the_answering_side_has_limits(asked, data):
+    reactor, there, ended = asked
+    there.sendall(data)
+    turn_until(reactor, lambda: ended)
+
+
+def test_a_burst_of_a_mebibyte_leaves_something_to_measure():
+    assert BURST_BYTES > 1024 * 1024
+    assert LIMIT_BYTES > 2 * BURST_BYTES
+
+
+def test_after_a_time_without_a_processor_it_reads_before_it_decides(mesh, monkeypatch):
+    """Or every wire would look as if nothing had come through for all that time."""
+    monkeypatch.setattr(race_module, "MAX_S", 60.0, raising=False)
+    results = []
+    race = Race(mesh.reactor, KEY, CLAIM, wires(mesh), results.append)
+    deadline = Deadline(20.0)
+
+    def beyond_the_burst():
+        laps = [runner.lap for runner in race._runners]
+        return None not in laps and all(meter._tail is not None for lap in laps for meter in lap)
+
+    while not beyond_the_burst() and not deadline.expired():
+        mesh.reactor.run_once(1.0)
+    assert not results
+    time.sleep(3 * TAIL_S)  # Now each wire has been listened to for long enough.
+    mesh.reactor.run_once(0.0)
+    assert not results
+    while not results and not deadline.expired():
+        mesh.reactor.run_once(1.0)
+    race.close()
+    assert len(results) == 1
+
+
+# ---- another end that does not keep to the rules ---------------------------------------------
+
+
+class Odd:
+    """An answering side that does as the test says once the connection is authenticated."""
+
+    def __init__(self, reactor, arrived):
+        self.reactor, self.socks = reactor, []
+        self.listener = listen("127.0.0.1", 0)
+        self.acceptor = Acceptor(reactor, [self.listener], KEY, JOB, self.arrived, lambda *why: None)
+        self._then = arrived
+
+    def arrived(self, sock, claim, session):
+        self.socks.append(sock)
+        self._then(self, sock, session)
+
+    @property
+    def wire(self):
+        return {"address": "127.0.0.1", "port": self.listener.getsockname()[1], "scope": 0}
+
+    def close(self):
+        self.acceptor.close()
+        for sock in self.socks:
+            sock.close()
+
+
+def say_nothing(odd, sock, session):
+    sock.shutdown(socket.SHUT_WR)
+
+
+def end_after_the_echo(odd, sock, session):
+    sock.send(encode({"type": "echo", "rank": 1}, session))
+    sock.shutdown(socket.SHUT_WR)
+
+
+def report(total, passed_us):
+    """When the measurement has begun, report so many bytes after so many microseconds."""
+
+    def arrived(odd, sock, session):
+        def asked():
+            odd.reactor.forget(sock)
+            sock.send(BLOCK.pack(total, passed_us, 0, 0, 0, 0))
+
+        sock.send(encode({"type": "echo", "rank": 1}, session))
+        odd.reactor.watch(sock, READ, asked)
+
+    return arrived
+
+
+RULES = (
+    (say_nothing, "it closed the connection"),
+    (end_after_the_echo, "it closed the connection"),
+    (report(LIMIT_BYTES + 1, 10), "it has received more than was sent"),
+    (report(0, 2 * 10**9), "it has received more than was sent"),
+)
+
+
+def test_a_wire_whose_other_end_breaks_the_rules_has_no_speed(mesh, caplog):
+    caplog.set_level(logging.INFO, "ringcomm.rendezvous")
+    good, _ = wires(mesh)
+    odd = [Odd(mesh.reactor, behaviour) for behaviour, _ in RULES]
+    *broken, speed = run(mesh, CLAIM, [*(item.wire for item in odd), good])
+    for item in odd:
+        item.close()
+    assert broken == [None] * len(odd) and speed.mb_per_s > 0.0
+    said = [item.getMessage() for item in caplog.records if "could not be measured" in item.getMessage()]
+    assert sorted(said) == sorted(f"a wire to rank 1 could not be measured: {why}" for _, why in RULES)

@@ -1,0 +1,204 @@
+"""A process without the key that gets a rank to dial it: nothing goes through it, whatever it tries."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from ringcomm import newkey
+from ringcomm.data_service.service import ComputeClient, ComputeService
+from ringcomm.errors import AuthenticationError, PeerLostError, RingcommError, StartupError
+from tests.support.relay import TAG_BYTES, Relay, content, replaced
+from tests.support.service import Service, eventually
+
+ITEMS = 1000
+
+
+@pytest.fixture
+def make_service(no_leaks):
+    with ExitStack() as stack:
+
+        def make(size=2, forwarding=False, **options):
+            service = Service(size, start_timeout_s=2.0, allow_forwarding=forwarding, **options)
+            stack.callback(service.server.stop)
+            return service
+
+        yield make
+
+
+def run(service, relay):
+    """Start two ranks, rank 1 by way of the relay: each one's sum of ones, or its error."""
+
+    def one(rank):
+        places = [relay.at] if rank == 1 else service.endpoints
+        try:
+            with service.start(rank, rendezvous=tuple(places)) as context:
+                return float(context.allreduce(np.ones(ITEMS), op=1)[0])
+        except RingcommError as problem:
+            return problem
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(one, range(2)))
+
+
+@pytest.mark.parametrize("encrypt", [False, True])
+def test_a_rank_that_dials_a_relay_is_refused(make_service, encrypt):
+    """The proof says where it was meant to arrive, and the error names that place."""
+    service = make_service(encrypt=encrypt)
+    with Relay(service.endpoints[0]) as relay:
+        zero, one = run(service, relay)
+    assert isinstance(one, AuthenticationError)
+    assert f"{relay.at[0]}:{relay.at[1]}" in str(one) and "RINGCOMM_ALLOW_FORWARDING" in str(one)
+    assert isinstance(zero, StartupError)
+    refused = " ".join(service.texts("log"))
+    assert f"dialled {relay.at[0]}:{relay.at[1]}" in refused, refused
+
+
+PROGRAM = """
+import numpy, ringcomm
+ringcomm.init()
+print(ringcomm.allreduce(numpy.ones(3), op=ringcomm.Sum))
+"""
+
+
+@pytest.mark.parametrize("encrypt", [False, True])
+@pytest.mark.full
+def test_in_a_job_without_launcher_too(tmp_path, encrypt):
+    """Rank 0 serves the rendezvous, where a key file and variables are all that the ranks have."""
+    key = tmp_path / "key"
+    assert newkey.main([*(["--encrypt"] if encrypt else []), str(key)]) == 0
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        target = free.getsockname()
+    with Relay(target) as relay:
+        ranks = []
+        for rank, place in enumerate((target, relay.at)):
+            environ = {name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM")}
+            environ.update(
+                RINGCOMM_SIZE="2", RINGCOMM_RANK=str(rank), RINGCOMM_KEY_FILE=str(key),
+                RINGCOMM_RENDEZVOUS=f"{place[0]}:{place[1]}", RINGCOMM_START_TIMEOUT="10",
+            )  # fmt: skip
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            ranks.append(subprocess.Popen([sys.executable, "-c", PROGRAM], env=environ, **pipes))
+            if rank == 0:
+                assert eventually(lambda: listens(target), 30.0)
+        results = [process.communicate(timeout=60.0) for process in ranks]
+    assert [process.returncode for process in ranks] == [1, 1]
+    assert [out for out, _ in results] == ["", ""]
+    assert f"{relay.at[0]}:{relay.at[1]}" in results[1][1] and "AuthenticationError" in results[1][1]
+    assert relay.came
+
+
+def listens(address):
+    try:
+        socket.create_connection(address, 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_forwarding_may_be_allowed(make_service):
+    service = make_service(forwarding=True)
+    with Relay(service.endpoints[0]) as relay:
+        assert run(service, relay) == [2.0, 2.0]
+
+
+def add_1000(data):
+    """Change what looks like an array of numbers."""
+    usable = len(data) // 8 * 8
+    numbers = np.frombuffer(data[:usable], np.float64).copy()
+    numbers[numbers == 1.0] += 1000.0
+    return numbers.tobytes() + data[usable:]
+
+
+@pytest.mark.parametrize("forwarding", [False, True])
+def test_a_relay_cannot_lead_the_links_through_itself(make_service, forwarding):
+    """It owns the control connection of rank 1 and says that rank 0 is where the relay is."""
+    service = make_service(forwarding=forwarding)
+    with ExitStack() as stack:
+
+        def change(direction, number, frame):
+            message = content(frame)
+            if message["type"] != "link":
+                return [(direction, frame)]
+            for route in message["routes"]:
+                offers = [item for item in route["addresses"] if item["address"] == "127.0.0.1"]
+                route["addresses"] = offers
+                for offer in offers:
+                    data = stack.enter_context(Relay(("127.0.0.1", offer["port"]), stream=add_1000))
+                    offer["port"] = data.at[1]
+            return [(direction, replaced(frame, message))]
+
+        outcome = run(service, stack.enter_context(Relay(service.endpoints[0], change)))
+    assert all(isinstance(item, (StartupError, PeerLostError)) for item in outcome), outcome
+
+
+# ---- what a relay can do with messages, where forwarding is allowed ----------------------------
+
+
+def altered(frame):
+    message = content(frame)
+    message["pid" if "pid" in message else "more"] = 4711
+    return [replaced(frame, message)]
+
+
+TRICKS = {
+    "alter": altered,
+    "repeat": lambda frame: [frame, frame],
+    "forge": lambda frame: [frame[:-TAG_BYTES] + bytes(TAG_BYTES)],
+    "leave out": lambda frame: [],
+}
+PLACES = [("there", 0), ("there", 1), ("back", 0), ("back", 1), ("back", 2)]
+"""Of the first messages in each way: join and an answer; the rank, the routes and the start."""
+
+
+@pytest.mark.parametrize("trick", sorted(TRICKS))
+@pytest.mark.parametrize("way, place", PLACES)
+def test_no_message_can_be_changed(make_service, trick, way, place):
+    """Each message that travels while a job starts, in each way: an error, and never another number."""
+    if trick == "leave out" and (way, place) in (("there", 0), ("there", 1), ("back", 2)):
+        pytest.skip("nothing follows by which it could be missed before the start's time is over")
+    service = make_service(forwarding=True)
+    met = []
+
+    def change(direction, number, frame):
+        if (direction, number) != (way, place):
+            return [(direction, frame)]
+        met.append(content(frame)["type"])
+        return [(direction, piece) for piece in TRICKS[trick](frame)]
+
+    with Relay(service.endpoints[0], change) as relay:
+        outcome = run(service, relay)
+    assert len(met) == 1
+    assert all(isinstance(item, (StartupError, PeerLostError)) for item in outcome), (met, outcome)
+
+
+def test_what_a_rank_has_said_is_worth_nothing_to_itself(make_service):
+    """Its own message sent back to it, although it has the number that is due."""
+    service = make_service(forwarding=True)
+
+    def change(direction, number, frame):
+        return [("back", frame)] if direction == "there" and number == 0 else [(direction, frame)]
+
+    with Relay(service.endpoints[0], change) as relay:
+        outcome = run(service, relay)
+    assert all(isinstance(item, (StartupError, PeerLostError)) for item in outcome), outcome
+
+
+def test_the_registry_of_data_workers_refuses_a_relay(no_leaks):
+    service = ComputeService(1, 1, b"k" * 32, nics=["lo"])
+    try:
+        ((where, *_),) = service.addresses().values()
+        with Relay(where) as relay:
+            client = ComputeClient({"lo": [relay.at]}, b"k" * 32)
+            with pytest.raises(AuthenticationError, match=f"127.0.0.1:{relay.at[1]} .*passed on from there"):
+                client.register_dispatcher(0, "elsewhere:1")
+    finally:
+        service.shutdown()

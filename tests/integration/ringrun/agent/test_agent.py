@@ -1,0 +1,372 @@
+"""The agent of a host, as a program: commands go in over stdin, and frames come out."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import termios
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+
+import pytest
+
+from ringcomm.clock import Deadline
+from ringrun.agent import framing
+from ringrun.agent.framing import CODE, EVENT, FILE, JSON, NUMBERS, RECORD, RESULT, STDERR, STDOUT, TO_AGENT
+from ringrun.job.launch import prepare
+from ringrun.plan.options import Options
+from ringrun.reach.agent_process import AgentLink
+from ringrun.reach.protocol import BOOT, Frame, event_facts
+from ringrun.ship.package import Package
+from tests.support.service import eventually
+
+LIMIT_S = 60.0
+GO: Dict[str, Any] = {"do": "go", "env": {}}
+TERM_IS_ENOUGH: Dict[str, Any] = {"do": "stop", "steps": [[15, 0.0], [9, 60.0]]}
+
+
+class Agent:
+    """A running agent.
+
+    Args:
+        argv: the ranks' command.
+        np: the number of ranks.
+        payload: bytes for the ranks.
+        config: fields of the job on this host with other values.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], np: int = 1, payload: Optional[bytes] = None, **config: Any
+    ) -> None:
+        job = prepare(Options(np=np), argv)
+        self.frames: List[Frame] = []
+        self.link = AgentLink([sys.executable, "-c", BOOT])
+        given = {**job.agent_config(job.hosts[0]), "payload": payload is not None, **config}
+        self.link.start(given, payload)
+
+    @property
+    def events(self) -> List[Dict[str, Any]]:
+        """The facts of all events, with their rank."""
+        return [
+            {"rank": frame.rank, **event_facts(frame.data)} for frame in self.frames if frame.kind == EVENT
+        ]
+
+    def data(self, kind: int, rank: int = 0) -> bytes:
+        return b"".join(frame.data for frame in self.frames if (frame.kind, frame.rank) == (kind, rank))
+
+    def turn(self) -> None:
+        """Exchange what is there, or wait a moment."""
+        self.link.write()
+        if select.select([self.link.descriptor("stdout")], [], [], 0.05)[0]:
+            self.frames += self.link.read()
+
+    def until(self, condition: Callable[[], object]) -> None:
+        deadline = Deadline(LIMIT_S)
+        while not condition():
+            assert self.link.alive and not deadline.expired(), (self.events, self.said())
+            self.turn()
+
+    def said(self) -> str:
+        self.link.drain_stderr()
+        return self.link.stderr_text
+
+    def event(self, name: str, rank: int = -1) -> Dict[str, Any]:
+        """Wait for an event; its facts."""
+        self.until(lambda: self._found(name, rank))
+        return self._found(name, rank)[0]
+
+    def _found(self, name: str, rank: int) -> List[Dict[str, Any]]:
+        return [item for item in self.events if (item["event"], item["rank"]) == (name, rank)]
+
+    def send(self, *commands: Dict[str, Any]) -> None:
+        for command in commands:
+            self.link.send(command)
+
+    def wait_for_end(self) -> int:
+        """Its exit code, after all that it has written."""
+        deadline = Deadline(LIMIT_S)
+        while self.link.alive:
+            assert not deadline.expired(), (self.events, self.said())
+            self.turn()
+        assert self.link.process is not None
+        return self.link.process.wait(LIMIT_S)
+
+    def dismiss(self) -> None:
+        """As the launcher does when the agent has reported ``done``."""
+        self.event("done")
+        self.link.close_stdin()
+        assert self.wait_for_end() == 0 and self.said() == ""
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Agent]]:
+    made: List[Agent] = []
+
+    def begin(*argv: str, **more: Any) -> Agent:
+        made.append(Agent(argv, **more))
+        return made[-1]
+
+    yield begin
+    for agent in made:
+        agent.link.kill()
+        agent.link.close()
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return bool(int(status["SigCgt"], 16) >> signum - 1 & 1)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_output_and_ends_of_ranks_are_reported(start: Callable[..., Agent]) -> None:
+    program = "echo $RANK of $WORLD_SIZE at $MORE; echo note >&2; exit $RANK"
+    agent = start("sh", "-c", program, np=2, threads="none")
+    ready = agent.event("ready")
+    assert ready["limits"]["ranks"] == 2 and ready["port"] > 0
+    assert [item["event"] for item in agent.events] == ["ready"], "no rank runs before the launcher says so"
+    agent.send(*({"do": "go", "env": {"MORE": text}} for text in ("once", "twice")), {"do": "nothing"})
+    agent.dismiss()
+    for rank in range(2):
+        assert agent.data(STDOUT, rank) == b"%d of 2 at once\n" % rank
+        assert agent.data(STDERR, rank) == b"note\n"
+        end = agent.event("exit", rank)
+        assert (end["code"], end["signal"], end["sent"]) == (rank, None, 0)
+        assert agent.event("started", rank)["pid"] > 0
+
+
+def test_bytes_for_the_ranks_and_their_results(start: Callable[..., Agent]) -> None:
+    program = 'cat <&$1 >&$2; wc -c </proc/self/fd/$RINGCOMM_KEY_FD'
+    argv = ["bash", "-c", program, "rank"]
+    agent = start(*argv, np=2, payload=b"call" * 50_000)
+    agent.event("ready")
+    agent.send(GO)
+    agent.dismiss()
+    for rank in range(2):
+        assert agent.data(RESULT, rank) == b"call" * 50_000
+        assert int(agent.data(STDOUT, rank)) == 64, "the key, in hexadecimal digits"
+
+
+def test_ranks_of_an_elastic_job_come_and_go(start: Callable[..., Agent]) -> None:
+    agent = start("sh", "-c", "echo here; exec sleep 1000", elastic=True, ranks=[])
+    agent.event("ready")
+    agent.send(GO)
+    for rank in (3, 4):
+        agent.send({"do": "start", "rank": {"rank": rank, "env": {"RINGCOMM_SLOT": f"0:{rank}"}}})
+    agent.until(lambda: agent.data(STDOUT, 3) == b"here\n" == agent.data(STDOUT, 4))
+    agent.send({"do": "end", "rank": 3, "steps": [[15, 0.0]]})
+    end = agent.event("exit", 3)
+    assert (end["code"], end["signal"], end["sent"]) == (None, 15, 15)
+    assert is_running(agent.event("started", 4)["pid"])
+    agent.send({"do": "stop", "steps": [[2, 0.0], [9, 60.0]]})
+    agent.send({"do": "start", "rank": {"rank": 5, "env": {}}})
+    end = agent.event("exit", 4)
+    assert end["signal"] == end["sent"] == 2
+    agent.dismiss()
+    assert not [item for item in agent.events if item["rank"] == 5], "none is started after that"
+
+
+def test_a_program_that_cannot_be_executed(start: Callable[..., Agent], tmp_path: Path) -> None:
+    """It is there and may be executed, so that only the attempt shows it."""
+    program = tmp_path / "train"
+    program.write_bytes(b"\x7fELF, but nothing more")
+    program.chmod(0o755)
+    agent = start(str(program))
+    agent.event("ready")
+    agent.send(GO)
+    problem = agent.event("problem")
+    assert problem["problem"] == "start" and problem["path"] == str(program) and "format" in problem["why"]
+    agent.dismiss()
+
+
+def test_what_a_host_lacks_ends_the_job_there(start: Callable[..., Agent], tmp_path: Path) -> None:
+    agent = start("sh", "-c", "true", cwd=str(tmp_path / "gone"))
+    problem = agent.event("problem")
+    assert (problem["problem"], problem["path"]) == ("cwd", str(tmp_path / "gone"))
+    agent.send(TERM_IS_ENOUGH)
+    agent.dismiss()
+    assert [item["event"] for item in agent.events] == ["problem", "done"]
+
+
+def test_the_ranks_interpreter_tries_the_imports(start: Callable[..., Agent]) -> None:
+    agent = start(sys.executable, "-c", "print('hi')")
+    found = agent.event("ready")["found"]
+    assert found["python"] == sys.executable and "ringcomm" in found and "numpy" in found
+    agent.send(GO)
+    agent.dismiss()
+    assert agent.data(STDOUT) == b"hi\n"
+
+
+def test_an_interpreter_with_another_version_of_ringcomm(start: Callable[..., Agent]) -> None:
+    agent = start(sys.executable, "-c", "print('hi')", version="0.0.7")
+    assert agent.event("problem")["wanted"] == "0.0.7"
+    agent.send(GO)
+    agent.dismiss()
+    assert agent.data(STDOUT) == b""
+
+
+def test_a_job_that_ends_during_the_trial_import(start: Callable[..., Agent]) -> None:
+    agent = start(sys.executable, "-c", "print('hi')")
+    agent.send({"do": "stop", "steps": [[9, 0.0]]}, GO)
+    agent.dismiss()
+    assert agent.data(STDOUT) == b""
+
+
+def test_a_package_that_the_host_does_not_have_is_asked_for(
+    start: Callable[..., Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    agent = start("sh", "-c", "echo $PYTHONPATH")
+    agent.event("ready")
+    package = Package("one more", {"one_more.py": b"x = 1\n"})
+    agent.send({"do": "use", "package": package.digest})
+    agent.event("lacks")
+    agent.link.send_archive(framing.PACKAGE, package.archive)
+    agent.until(lambda: [item["event"] for item in agent.events] == ["ready", "lacks", "ready"])
+    agent.send(GO, {"do": "use", "package": "too late"})
+    agent.dismiss()
+    first = agent.data(STDOUT).decode().split(":")[0].strip()
+    assert Path(first, "one_more.py").read_text() == "x = 1\n"
+
+
+def test_files_are_sent_there_and_back(
+    start: Callable[..., Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them than the launcher reads at once."""
+    content = b"#!/bin/sh\nmkdir out\nhead -c 2000000 /dev/zero >out/large\necho 1 >out/small\n>no\n"
+    digest = sha256(content).hexdigest()[:32]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    files = [["run.sh", digest, True]]
+    agent = start("sh", "-c", "./run.sh", code=files, folder="job-0", fetch=["out/*"])
+    assert agent.event("lacks")["files"] == [digest]
+    agent.link.send_archive(CODE, Package("files", {digest: content}).archive)
+    agent.event("ready")
+    agent.send(GO)
+    agent.event("exit", 0)
+    agent.dismiss()
+    pieces = [frame.data.partition(b"\n") for frame in agent.frames if frame.kind == FILE]
+    sizes: Dict[str, int] = {}
+    for line, _, piece in pieces:
+        facts = json.loads(line.decode())
+        assert facts["offset"] == sizes.get(facts["path"], 0)
+        sizes[facts["path"]] = facts["offset"] + len(piece)
+    assert sizes == {"out/large": 2_000_000, "out/small": 2}
+    assert agent.events[-1]["event"] == "done"
+
+
+def test_a_launcher_that_reads_slowly_gets_everything(start: Callable[..., Agent]) -> None:
+    agent = start("sh", "-c", "yes 0123456789 | head -c 5000000")
+    agent.event("ready")
+    agent.send(GO)
+    agent.event("started", 0)
+    agent.link.write()
+    assert eventually(lambda: has_unread(agent), LIMIT_S)
+    agent.dismiss()
+    assert len(agent.data(STDOUT)) == 5_000_000
+
+
+def has_unread(agent: Agent) -> bool:
+    """Whether there is anything in the agent's stdout that was not read."""
+    held = array.array("i", [0])
+    fcntl.ioctl(agent.link.descriptor("stdout"), termios.FIONREAD, held)
+    return held[0] > 0
+
+
+def test_commands_may_come_in_pieces(start: Callable[..., Agent]) -> None:
+    agent = start("sh", "-c", "echo here")
+    agent.event("ready")
+    data = json.dumps(GO).encode()
+    for byte in TO_AGENT.pack(JSON, len(data)) + data:
+        os.write(agent.link.descriptor("stdin"), bytes([byte]))
+    agent.dismiss()
+    assert agent.data(STDOUT) == b"here\n"
+
+
+@pytest.mark.full
+def test_ranks_are_asked_for_records_and_numbers(start: Callable[..., Agent]) -> None:
+    agent = start("sh", "-c", "echo here; exec sleep 1000")
+    agent.event("ready")
+    agent.send(GO)
+    agent.until(lambda: agent.data(STDOUT))
+    agent.send({"do": "numbers"}, {"do": "type", "text": "no terminal"}, {"do": "diagnose"})
+    agent.until(lambda: agent.data(RECORD))
+    assert json.loads(agent.data(RECORD).decode())["reason"] == "silent"
+    assert agent.data(NUMBERS) == b"", "the program does not use ringcomm"
+    agent.send(TERM_IS_ENOUGH)
+    agent.dismiss()
+
+
+# ---- ends ---------------------------------------------------------------------------------------------
+
+
+def test_what_ranks_leave_behind_is_ended(start: Callable[..., Agent], tmp_path: Path) -> None:
+    """One is in the rank's group, one in a group of its own; both ignore SIGTERM, and have the pipes open."""
+    (tmp_path / "stubborn").write_text("trap '' TERM\necho $$ >$1\nexec sleep 1000\n")
+    files = [tmp_path / "one", tmp_path / "two"]
+    starts = f"sh {tmp_path}/stubborn {files[0]} & setsid sh {tmp_path}/stubborn {files[1]} &"
+    wait = f"until [ -s {files[0]} ] && [ -s {files[1]} ]; do sleep 0.01; done"
+    agent = start("sh", "-c", f"{starts} {wait}; exit 4")
+    agent.event("ready")
+    agent.send(GO)
+    assert agent.event("exit", 0)["code"] == 4
+    agent.dismiss()
+    assert eventually(lambda: not [path for path in files if is_running(int(path.read_text()))], LIMIT_S)
+
+
+@pytest.mark.parametrize("way", ["stdin", "terminated", pytest.param("silence", marks=pytest.mark.full)])
+def test_an_agent_that_loses_its_launcher_ends_its_ranks(start: Callable[..., Agent], way: str) -> None:
+    agent = start("sh", "-c", "echo $$; exec sleep 1000", silence_s=3.0 if way == "silence" else None)
+    agent.event("ready")
+    agent.send(GO)
+    agent.until(lambda: agent.send({"do": "numbers"}) or agent.data(STDOUT))  # not silent yet
+    pid = int(agent.data(STDOUT))
+    assert is_running(pid) and agent.link.process is not None
+    if way == "stdin":
+        agent.link.close_stdin()
+    elif way == "terminated":
+        guard = agent.link.process.pid
+        assert eventually(lambda: catches(guard, signal.SIGTERM), LIMIT_S)
+        os.kill(guard, signal.SIGTERM)  # which passes it on
+    assert agent.wait_for_end() == 0
+    assert eventually(lambda: not is_running(pid), LIMIT_S)
+    assert "done" not in [item["event"] for item in agent.events]
+
+
+def test_a_launcher_that_ends_before_the_ranks_are_started(start: Callable[..., Agent]) -> None:
+    agent = start("sh", "-c", "true")
+    agent.event("ready")
+    agent.link.close_stdin()
+    assert agent.wait_for_end() == 0
+
+
+def test_a_launcher_that_no_longer_reads_ends_the_ranks(start: Callable[..., Agent], tmp_path: Path) -> None:
+    agent = start("sh", "-c", f"echo $$ >{tmp_path}/pid; while :; do echo step || sleep 1000; done")
+    agent.event("ready")
+    agent.send(GO)
+    agent.until(lambda: agent.data(STDOUT))
+    assert agent.link.process is not None and agent.link.process.stdout is not None
+    agent.link.process.stdout.close()
+    assert agent.link.process.wait(LIMIT_S) == 0
+    assert eventually(lambda: not is_running(int((tmp_path / "pid").read_text())), LIMIT_S)
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x01\x00", TO_AGENT.pack(JSON, 100) + b"{"])
+def test_a_launcher_that_ends_while_it_sends_the_job(sent: bytes) -> None:
+    program = "from ringrun.agent import agent; agent.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=sent, capture_output=True, timeout=LIMIT_S, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

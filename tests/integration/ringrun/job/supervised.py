@@ -1,0 +1,206 @@
+"""Jobs in this process: a supervisor, hosts that are commands of this machine, and programs of a shell."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
+
+from ringcomm.config import Slot
+from ringrun.job.launch import prepare
+from ringrun.job.outcome import Outcome
+from ringrun.job.supervise import Supervisor
+from ringrun.plan.job import Job
+from ringrun.plan.options import Options
+from ringrun.plan.setting_sources import from_values
+from ringrun.show.console import Console
+from tests.support.service import eventually
+
+LIMIT_S = 60.0
+STAYS = "echo up $RANK; exec sleep 1000"
+
+
+class Kept(Console):
+    """A console that keeps what it gets, and lets a test react to it.
+
+    Attributes:
+        react: called with everything that was written to both streams so far.
+    """
+
+    def __init__(self) -> None:
+        self.written = {1: b"", 2: b""}
+        self.react: Callable[[str], None] = lambda text: None
+
+    def write(self, stream: int, data: bytes) -> None:
+        self.written[stream] += data
+        self.react(self.text)
+
+    @property
+    def text(self) -> str:
+        return (self.written[1] + self.written[2]).decode()
+
+    @property
+    def lines(self) -> List[str]:
+        """Of stdout, sorted."""
+        return sorted(self.written[1].decode().splitlines())
+
+
+class Supervised:
+    """Runs a job; if it does not end in time, the test ends it and fails.
+
+    Args:
+        supervisor: makes the supervisor of the job, which writes to this console.
+    """
+
+    def __init__(self, job: Any, supervisor: Callable[[Kept], Any]) -> None:
+        self.console, self.job = Kept(), job
+        self.supervisor = supervisor(self.console)
+
+    def once(self, action: Callable[[], None], *words: str) -> None:
+        """Call `action` when all these words have been written, one time."""
+
+        def react(text: str) -> None:
+            if all(word in text for word in words):
+                self.console.react = lambda text: None
+                action()
+
+        self.console.react = react
+
+    def run(self) -> Outcome:
+        late: List[bool] = []
+
+        def end() -> None:
+            late.append(True)
+            for _ in range(2):
+                self.supervisor.interrupt(15)
+
+        timer = threading.Timer(LIMIT_S, end)
+        timer.start()
+        try:
+            outcome: Outcome = self.supervisor.run()
+        finally:
+            timer.cancel()
+            timer.join()
+        assert not late, self.console.text
+        assert none_remain(self.job)
+        return outcome
+
+
+class Running(Supervised):
+    """Runs a job that is not elastic.
+
+    Args:
+        rendezvous: what takes the place of its rendezvous, if anything.
+    """
+
+    def __init__(self, job: Job, rendezvous: Any = None) -> None:
+        opens = None if rendezvous is None else rendezvous.open
+        super().__init__(job, lambda console: Supervisor(job, console, opens))
+
+
+def notice(kind: str, text: str = "", **facts: Any) -> Any:
+    """What a rendezvous sends to a supervisor."""
+    given = {"rank": None, "culprit": None, "detail": {}, **facts}
+    return SimpleNamespace(kind=kind, text=text, **given)
+
+
+def processes_of(job: Any) -> List[int]:
+    """What still runs of a job."""
+    wanted = f"RINGCOMM_JOB={job.id}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue  # it has ended meanwhile
+    return found
+
+
+def none_remain(job: Any) -> bool:
+    """Whether all processes of a job end; one that was killed needs a processor once more for that."""
+    return eventually(lambda: processes_of(job) == [], LIMIT_S)
+
+
+def shell_job(
+    folder: Path, program: str, hosts: str = "localhost:2", argv: Sequence[str] = (), **more: Any
+) -> Job:
+    """A job whose ranks run a shell program; ``argv``, if given, in place of the first host's command."""
+    values = {"diagnose_dir": str(folder / "records"), **more.pop("settings", {})}
+    options = Options(
+        hosts=hosts, via="env TEST_HOST={host}", ship_self=False, setting_values=from_values(values), **more
+    )
+    made = prepare(options, ["sh", "-c", program])
+    if argv:
+        made = replace(made, hosts=(replace(made.hosts[0], argv=tuple(argv)), *made.hosts[1:]))
+    assert isinstance(made, Job)
+    return made
+
+
+class Server:
+    """In place of the rendezvous of an elastic job: publishes a view when so many processes are announced.
+
+    Attributes:
+        size: processes of the next view.
+        member_places: by member, its slot and its host's name.
+        exits: what has been reported of the processes' ends.
+        excluded: members that have to leave, and why.
+        react: called with the members of each view that is published.
+    """
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.folder, self.size = folder, size
+        self.notify: Callable[[Any], None] = lambda notice: None
+        self.member_places: Dict[int, Tuple[Slot, str]] = {}
+        self.exits: List[Tuple[int, str, bool]] = []
+        self.excluded: List[Tuple[int, str]] = []
+        self.events: List[str] = []
+        self.react: Callable[[Sequence[int]], None] = lambda members: None
+        self._gone: Set[int] = set()
+        self._view: Tuple[int, ...] = ()
+        self._epoch = -1
+
+    def open(self, notify: Callable[[Any], None]) -> Any:
+        self.notify = notify
+        return self
+
+    def start(self) -> List[Tuple[str, int]]:
+        self.events.append("start")
+        return []
+
+    def stop(self) -> None:
+        self.events.append("stop")
+
+    def expect(self, member: int, slot: Slot, host: str) -> None:
+        self.member_places[member] = slot, host
+        self.publish()
+
+    def process_exited(self, member: int, how: str, ok: bool) -> None:
+        self.exits.append((member, how, ok))
+        self._gone.add(member)
+
+    def exclude(self, member: int, why: str) -> None:
+        self.excluded.append((member, why))
+        self._gone.add(member)
+        (self.folder / f"left.{member}").touch()
+        self.publish(left=(member,))
+
+    def publish(self, left: Tuple[int, ...] = ()) -> None:
+        """A view of all processes that are announced, and not gone, if they are as many as expected."""
+        members = tuple(item for item in self.member_places if item not in self._gone)
+        if len(members) < self.size:
+            return
+        before, self._view, self._epoch = self._view, members, self._epoch + 1
+        detail = {
+            "epoch": self._epoch, "members": [{"rank": r, "member": m} for r, m in enumerate(members)],
+            "lost": [item for item in before if item not in members and item not in left],
+            "joined": [item for item in members if item not in before], "left": list(left),
+            "pause_s": 0.5, "links": (), "table": f"{len(members)} ranks",
+        }  # fmt: skip
+        self.notify(notice("view", detail=detail))
+        self.react(members)
+
+    def fail(self, kind: str, text: str = "") -> None:
+        self.notify(notice("failed", text, detail={"kind": kind}))

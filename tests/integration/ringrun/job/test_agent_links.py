@@ -1,0 +1,264 @@
+"""The supervisor's links to its hosts with programs that are no agents; the test sets the clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Callable, Iterator, List, Optional, Tuple
+
+import pytest
+
+from ringcomm.clock import Deadline
+from ringrun.job.agents import END, EXIT_S, FORCE_S, LINGER_S, PING_S, Agents
+from ringrun.job.event_loop import Loop
+from ringrun.job.launch import prepare
+from ringrun.plan.job import HostJob, Job
+from ringrun.plan.options import Options
+from ringrun.reach import doors
+from ringrun.reach.agent_process import AgentLink
+from ringrun.reach.base import AT_ONCE, MAX_DELAY_S
+from ringrun.reach.protocol import Frame
+
+LIMIT_S = 60.0
+ANSWERS = r"printf '\nringrun-agent/1\n'; "
+READS = "cat >/dev/null; exit 0"
+STAYS = "exec sleep 1000"
+
+
+class Handler:
+    """Keeps what the links report.
+
+    Attributes:
+        again: whether links that have ended are started again.
+        ended: the status of each link's process.
+    """
+
+    def __init__(self) -> None:
+        self.again = False
+        self.frames: List[Frame] = []
+        self.chatter = b""
+        self.confusion: List[str] = []
+        self.problems: List[str] = []
+        self.ended: List[Optional[int]] = []
+
+    def received(self, host: HostJob, frame: Frame) -> None:
+        self.frames.append(frame)
+
+    def chattered(self, host: HostJob, data: bytes) -> None:
+        self.chatter += data
+
+    def confused(self, host: HostJob, why: str) -> None:
+        self.confusion.append(why)
+
+    def unstartable(self, host: HostJob, text: str) -> None:
+        self.problems.append(text)
+
+    def hung_up(self, host: HostJob, link: AgentLink, status: Optional[int]) -> bool:
+        self.ended.append(status)
+        return self.again
+
+
+class Started:
+    """Links to hosts that run a program each; the time passes when a test lets it."""
+
+    def __init__(self, job: Job) -> None:
+        self.now_s = 100.0
+        self.loop = Loop(lambda: self.now_s)
+        self.handler = Handler()
+        self.agents = Agents(job, self.loop, self.handler)
+
+    @property
+    def links(self) -> List[AgentLink]:
+        return self.agents.links
+
+    def turn(self, reading: bool = True, limit_s: float = 0.05) -> None:
+        self.agents.go_on(reading)
+        self.loop.run_once(limit_s)
+        self.agents.look()
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = Deadline(LIMIT_S)
+        while not condition():
+            assert not deadline.expired(), vars(self.handler)
+            self.turn()
+
+    def pass_time(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.turn(limit_s=0.0)
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Started]]:
+    """`start(*programs)`: links to one host for each of these shell programs."""
+    monkeypatch.setattr(doors, "find_local", lambda specs, **_: [False] * len(specs))
+    made: List[Started] = []
+
+    def begin(*programs: str, argv: Tuple[str, ...] = (), is_local: bool = False) -> Started:
+        names = ",".join(f"h{number}" for number in range(len(programs)))
+        job = prepare(Options(hosts=names, via="reach {host}"), ["true"])
+        lines = [argv or ("sh", "-c", program) for program in programs]
+        hosts = [replace(host, argv=line, is_local=is_local) for host, line in zip(job.hosts, lines)]
+        made.append(Started(replace(job, hosts=hosts)))
+        return made[-1]
+
+    yield begin
+    for item in made:
+        item.agents.force()
+        item.loop.close()
+
+
+def test_a_program_that_cannot_be_started_is_a_problem_of_its_host(start: Callable[..., Started]) -> None:
+    job = start("", argv=("/no/such/program",))
+    job.turn()
+    (text,) = job.handler.problems
+    assert "h0" in text and "/no/such/program" in text and "No such file or directory" in text
+    assert job.agents.all_closed and job.handler.ended == []
+
+
+def test_a_host_is_tried_again_after_a_while(start: Callable[..., Started]) -> None:
+    job = start("exit 3")
+    job.handler.again = True
+    job.until(lambda: job.loop.is_set("retry 0"))
+    assert job.links[0].attempt == 1 and not job.agents.all_closed and not job.agents.fading
+    job.handler.again = False
+    job.pass_time(2 * MAX_DELAY_S)
+    job.until(lambda: job.agents.all_closed)
+    assert job.links[0].attempt == 2 and job.handler.ended == [3, 3]
+
+
+def test_a_job_that_ends_between_two_attempts(start: Callable[..., Started]) -> None:
+    job = start("exit 3")
+    job.handler.again = True
+    job.until(lambda: job.loop.is_set("retry 0"))
+    job.agents.stop(END)
+    assert job.agents.all_closed and not job.loop.is_set("retry 0")
+
+
+def test_a_login_that_is_not_over_is_ended(start: Callable[..., Started]) -> None:
+    """No process of the job runs there yet, so nothing has to end in good time."""
+    job = start(STAYS, ANSWERS + READS)
+    job.until(lambda: job.links[1].answered)
+    job.agents.stop(END)
+    job.until(lambda: 0 in job.agents.closed)
+    assert job.handler.ended == [-9] and job.links[1].alive
+    job.pass_time(max(after_s for _, after_s in END) + FORCE_S)
+    assert job.agents.all_closed and job.handler.ended == [-9], "the other one has not answered in time"
+
+
+def test_hosts_that_have_not_been_started_never_are(start: Callable[..., Started]) -> None:
+    job = start(*[READS] * (AT_ONCE + 2))
+    job.turn()
+    assert [link.attempt for link in job.links] == [1] * AT_ONCE + [0] * 2, "a jump host has a limit"
+    job.agents.stop(END)
+    job.until(lambda: job.agents.all_closed)
+    assert [link.attempt for link in job.links] == [1] * AT_ONCE + [0] * 2
+
+
+def test_the_next_host_is_started_when_one_has_answered(start: Callable[..., Started]) -> None:
+    job = start(*[READS] * (AT_ONCE - 1), ANSWERS + READS, ANSWERS + READS)
+    job.until(lambda: job.links[-1].answered)
+    assert all(link.alive for link in job.links)
+
+
+def test_a_host_whose_output_is_no_agents(start: Callable[..., Started]) -> None:
+    job = start(ANSWERS + "printf 'this is not a frame of the agent'; " + STAYS)
+    job.until(lambda: job.agents.all_closed)
+    (why,) = job.handler.confusion
+    assert why.startswith("h0: its agent sent invalid data: ") and job.handler.ended == [-9]
+
+
+def test_what_is_written_to_stderr_is_passed_on(start: Callable[..., Started]) -> None:
+    job = start("echo Permission denied >&2; " + ANSWERS + "exec 2>&-; " + READS)
+    job.until(lambda: job.handler.chatter.endswith(b"\n") and job.links[0].descriptor("stderr") < 0)
+    assert job.handler.chatter == b"Permission denied\n" == job.links[0].stderr_text.encode()
+    assert job.links[0].alive
+
+
+def test_nothing_is_read_while_the_console_is_full(start: Callable[..., Started]) -> None:
+    job = start(ANSWERS + r"printf '\001\000\000\000\000\000\000\000\002hi\n'; " + READS)
+    for _ in range(3):
+        job.turn(reading=False)
+    assert not job.links[0].answered
+    job.until(lambda: bool(job.handler.frames))
+    assert job.handler.frames == [Frame(1, 0, b"hi")]
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+def test_only_agents_of_other_hosts_are_pinged(start: Callable[..., Started], is_local: bool) -> None:
+    """An agent of this machine sees by its stdin that the launcher has ended."""
+    job = start(ANSWERS + READS, is_local=is_local)
+    job.until(lambda: job.links[0].answered and not job.links[0].has_outgoing)
+    job.agents.ping()
+    assert job.links[0].has_outgoing is not is_local and job.loop.is_set("ping")
+    job.pass_time(PING_S)
+    assert job.loop.is_set("ping"), "again and again"
+
+
+def test_a_connection_that_does_not_end_after_its_agent_is_cut(start: Callable[..., Started]) -> None:
+    job = start(ANSWERS + STAYS)
+    job.until(lambda: job.links[0].answered)
+    job.agents.dismiss(job.agents.job.hosts[0])
+    assert job.links[0].descriptor("stdin") < 0
+    job.turn()
+    assert job.links[0].alive
+    job.pass_time(LINGER_S)
+    job.until(lambda: job.agents.all_closed)
+    assert job.handler.ended == [-9]
+
+
+def test_a_connection_that_ends_in_time_is_not_cut(start: Callable[..., Started]) -> None:
+    job = start(ANSWERS + READS)
+    job.until(lambda: job.links[0].answered)
+    job.agents.dismiss(job.agents.job.hosts[0])
+    job.until(lambda: job.agents.all_closed)
+    job.pass_time(LINGER_S)
+    assert job.handler.ended == [0] and job.agents.all_closed
+
+
+@pytest.mark.full
+def test_a_process_that_stays_after_its_output_has_ended(start: Callable[..., Started]) -> None:
+    job = start(ANSWERS + "exec >&-; " + STAYS)
+    job.until(lambda: job.agents.fading)
+    job.turn()
+    assert job.handler.ended == [], "it may still exit"
+    job.pass_time(EXIT_S + 0.1)
+    assert job.handler.ended == [None] and job.agents.all_closed and not job.agents.fading
+
+
+def test_a_host_that_is_abandoned_hangs_up_once(start: Callable[..., Started]) -> None:
+    job = start(ANSWERS + STAYS)
+    (host,) = job.agents.job.hosts
+    job.until(lambda: job.links[0].answered)
+    for _ in range(2):
+        job.agents.abandon(host)
+    job.until(lambda: job.agents.all_closed)
+    job.agents.abandon(host)
+    assert job.handler.ended == [-9] and job.agents.all_closed
+
+
+def test_a_host_that_is_added_is_started_and_gets_commands(start: Callable[..., Started]) -> None:
+    job = start(ANSWERS + READS)
+    job.until(lambda: job.links[0].answered)
+    (first,) = job.agents.job.hosts
+    hosts: Any = job.agents.job.hosts
+    hosts.append(replace(first, index=1))
+    job.agents.add(hosts[1])
+    assert not job.agents.all_closed
+    job.until(lambda: job.links[1].answered and not job.links[1].has_outgoing)
+    job.agents.send(hosts[1], {"do": "numbers"})
+    job.agents.send_archive(hosts[1], 3, b"x" * 10)
+    assert job.links[1].has_outgoing and not job.links[0].has_outgoing
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+def test_at_the_very_end_everything_is_closed_at_once(
+    start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch, is_local: bool
+) -> None:
+    swept: List[int] = []
+    monkeypatch.setattr("ringrun.agent.processes.sweep", lambda job, index: swept.append(index))
+    job = start(ANSWERS + STAYS, ANSWERS + "exec >&-; " + STAYS, is_local=is_local)
+    job.until(lambda: job.links[0].answered and job.agents.fading)
+    processes = [link.process for link in job.links]
+    job.agents.force()
+    assert job.agents.all_closed and not job.agents.fading and job.handler.ended == []
+    assert [process.poll() for process in processes if process is not None] == [-9, -9]
+    assert swept == ([0, 1] if is_local else []), "this machine has no agent any more that would do that"

@@ -1,0 +1,136 @@
+"""The thread that runs the host discovery script: its first run, and its end at any time."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Iterator, List, Optional, Sequence
+
+import pytest
+
+from ringrun.job.discovery import Discovery, ScriptError, run_script
+from ringrun.plan.hosts import HostSpec
+from tests.support.service import eventually
+
+LIMIT_S = 60.0
+
+
+class Job:
+    """What a discovery thread reports.
+
+    Attributes:
+        lists: the hosts' names after each run.
+        failure: why the first run has failed, or None.
+        reported: set when anything has come.
+    """
+
+    def __init__(self) -> None:
+        self.lists: List[List[str]] = []
+        self.lines: List[str] = []
+        self.failure: Optional[str] = None
+        self.reported = threading.Event()
+        self.threads: List[Discovery] = []
+
+    def run(self, command: str) -> Discovery:
+        made = Discovery(command, 2, self.listed, self.lines.append, self.failed, interval_s=0.001)
+        self.threads.append(made)
+        return made
+
+    def listed(self, hosts: Sequence[HostSpec]) -> None:
+        self.lists.append([f"{item.target}:{item.slots}" for item in hosts])
+        self.reported.set()
+
+    def failed(self, text: str) -> None:
+        self.failure = text
+        self.reported.set()
+
+
+@pytest.fixture
+def job(no_leaks: None) -> Iterator[Job]:
+    made = Job()
+    yield made
+    for thread in made.threads:
+        thread.stop()
+
+
+def test_the_output_of_a_script() -> None:
+    assert run_script("echo one; echo two:3; echo note >&2", LIMIT_S, threading.Event()) == "one\ntwo:3\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("echo it is broken >&2; exit 5", "ended with exit code 5: it is broken"),
+        ("exit 6", "ended with exit code 6$"),
+        ("head -c 1048577 /dev/zero", "has written more than 1048576 bytes"),
+        (r"printf '\377'", "has written bytes that are not text in UTF-8"),
+    ],
+)
+def test_a_script_that_fails(command: str, text: str) -> None:
+    with pytest.raises(ScriptError, match=text):
+        run_script(command, LIMIT_S, threading.Event())
+
+
+def test_a_script_that_takes_too_long() -> None:
+    with pytest.raises(ScriptError, match="sleep 1000 has not ended within 0.05 s"):
+        run_script("sleep 1000", 0.05, threading.Event())
+
+
+def test_a_job_that_ends_does_not_wait_for_the_script() -> None:
+    stopped = threading.Event()
+    stopped.set()
+    with pytest.raises(ScriptError, match="has not ended"):
+        run_script("sleep 1000", LIMIT_S, stopped)
+
+
+def test_hosts_are_listed_after_every_run(job: Job) -> None:
+    job.run("echo one; echo two:3").start()
+    assert job.reported.wait(LIMIT_S)
+    job.reported.clear()
+    assert job.reported.wait(LIMIT_S)
+    job.threads[0].stop()
+    assert job.lists[:2] == [["one:2", "two:3"]] * 2 and job.lines == [] and job.failure is None
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("exit 5", "exit 5 ended with exit code 5."),
+        ("echo 'It is off.' >&2; exit 5", "exit code 5: It is off."),
+        ("echo 'a b'", "line 1 of the discovery script's output"),
+    ],
+)
+def test_a_first_run_that_fails_is_the_last(job: Job, command: str, text: str) -> None:
+    job.run(command).start()
+    assert job.reported.wait(LIMIT_S)
+    job.threads[0]._thread.join(LIMIT_S)
+    assert not job.threads[0]._thread.is_alive() and job.lists == [] == job.lines
+    assert job.failure is not None and text in job.failure
+    assert job.failure.startswith("The host discovery script failed at its first run: ")
+    assert not job.failure.endswith("..")
+
+
+def test_a_later_failure_is_reported(job: Job, tmp_path: Path) -> None:
+    """The hosts that were listed before remain."""
+    job.run(f"[ -e {tmp_path}/broken ] && exit 6; echo one").start()
+    assert job.reported.wait(LIMIT_S)
+    (tmp_path / "broken").touch()
+    assert eventually(lambda: bool(job.lines), LIMIT_S)
+    job.threads[0].stop()
+    assert job.lines[0].startswith("the discovery script failed; its last hosts remain: ")
+    assert "exit code 6" in job.lines[0]
+    assert job.failure is None
+
+
+def test_a_thread_that_is_stopped_ends_its_script(job: Job, tmp_path: Path) -> None:
+    running = tmp_path / "running"
+    job.run(f"touch {running}; exec sleep 1000").start()
+    assert eventually(running.exists, LIMIT_S)
+    job.threads[0].stop()
+    assert job.lists == [] and job.failure is None, "it was ended by the job"
+    job.threads[0].stop()
+
+
+def test_a_thread_that_was_not_started_can_be_stopped(job: Job) -> None:
+    job.run("exit 1").stop()
+    assert job.failure is None

@@ -1,0 +1,360 @@
+"""The supervisor of an elastic job, in this process: programs of a shell, and a rendezvous of the test."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Sequence
+
+import pytest
+
+from ringcomm.config import Slot
+from ringcomm.errors import ConfigError
+from ringrun.elastic.job import ElasticJob
+from ringrun.job import elastic_supervisor as module
+from ringrun.job import grace
+from ringrun.job.control_socket import send_command
+from ringrun.job.elastic_supervisor import ElasticSupervisor
+from ringrun.job.launch import prepare
+from ringrun.job.outcome import Outcome
+from ringrun.plan.options import Options
+from ringrun.plan.setting_sources import from_values
+from tests.integration.ringrun.job.supervised import LIMIT_S, Server, Supervised, notice
+
+WAIT = "until [ -e enough ] || [ -e left.$RINGCOMM_MEMBER ]; do sleep 0.02; done"
+"""A program's end: until a test has had enough, or this process is to leave."""
+STAYS = f"echo up $RINGCOMM_MEMBER; {WAIT}"
+
+
+class Running(Supervised):
+    """Runs an elastic job; see :class:`Supervised`."""
+
+    def __init__(self, job: ElasticJob, folder: Path, size: int) -> None:
+        self.server = Server(folder, size)
+        super().__init__(job, lambda console: ElasticSupervisor(job, console, self.server.open))
+
+    def run(self) -> Outcome:
+        outcome = super().run()
+        assert self.server.events == ["start", "stop"]
+        return outcome
+
+
+@pytest.fixture
+def folder(runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of the ranks."""
+    monkeypatch.setattr(grace, "GRACE_S", 0.1)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PWD", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def job(folder: Path) -> Callable[..., Running]:
+    """`job(program, hosts, size, **elastic)`: a job whose processes run a shell program."""
+
+    def make(program: str, hosts: Any = "local:2", size: int = 2, **more: Any) -> Running:
+        values = from_values({"diagnose_dir": str(folder / "records"), **more.pop("settings", {})})
+        made = prepare(
+            Options(
+                hosts=hosts, via="env TEST_HOST={host}", ship_self=False, setting_values=values,
+                **{"min_np": 1, **more},
+            ),
+            ["sh", "-c", program],
+        )  # fmt: skip
+        assert isinstance(made, ElasticJob)
+        return Running(made, folder, size)
+
+    return make
+
+
+def enough(folder: Path, count: int) -> Callable[[Sequence[int]], None]:
+    """End the programs after so many views."""
+    views: List[Sequence[int]] = []
+
+    def react(members: Sequence[int]) -> None:
+        views.append(members)
+        if len(views) == count:
+            (folder / "enough").touch()
+
+    return react
+
+
+def test_a_job_without_changes(job: Callable[..., Running], folder: Path) -> None:
+    running = job(STAYS, settings={"verbose": True})
+    running.server.react = enough(folder, 1)
+    outcome = running.run()
+    assert (outcome.exit_code, outcome.reason, outcome.report) == (0, "done", "")
+    assert outcome.members == [0, 1]
+    assert running.server.member_places == {0: (Slot(0, 0), "local"), 1: (Slot(0, 1), "local")}
+    assert sorted(running.server.exits) == [(0, "exit code 0", True), (1, "exit code 0", True)]
+    assert "ringrun: 2 ranks\n" in running.console.text, "the table of links"
+
+
+def test_a_job_that_was_to_measure_and_has_not_fails(job: Callable[..., Running], folder: Path) -> None:
+    running = job(STAYS, settings={"advise": True})
+    running.server.react = enough(folder, 1)
+    outcome = running.run()
+    assert (outcome.reason, outcome.exit_code) == ("done", 1)
+
+
+def test_a_process_that_fails_is_started_again(job: Callable[..., Running], folder: Path) -> None:
+    running = job(f"[ $RINGCOMM_MEMBER = 0 ] && exit 3; {WAIT}")
+    running.server.react = enough(folder, 2)
+    outcome = running.run()
+    assert outcome.exit_code == 0 and outcome.members == [1, 2]
+    assert (0, "exit code 3", False) in running.server.exits
+    assert "the ranks changed" in outcome.report and "exit code 3" in outcome.report
+    assert running.supervisor._changes()
+
+
+def test_all_processes_fail(job: Callable[..., Running]) -> None:
+    running = job("echo broken >&2; exit 4")
+
+    def react(members: Sequence[int]) -> None:
+        running.server.size = 99  # those that are started again do not join
+
+    running.server.react = react
+    outcome = running.run()
+    assert (outcome.exit_code, outcome.reason) == (4, "failure")
+    assert "one or more processes exited with non-zero status" in outcome.report
+    assert "broken" in outcome.report and outcome.members == []
+
+
+def test_hosts_are_added_and_dropped(job: Callable[..., Running], folder: Path) -> None:
+    running = job(STAYS, hosts="local:1", size=1, slots_per_host=1)
+    runtime = Path(running.supervisor._control._path).parent
+    answers: List[str] = []
+
+    def command(what: str, host: Any) -> str:
+        try:
+            return send_command(runtime, running.job.id, {"do": what, "host": host})
+        except ConfigError as problem:
+            return str(problem)
+
+    def add() -> None:
+        answers.extend([command("add", 7), command("add", "a b"), command("drop", "nowhere")])
+        answers.append(command("drop", "local"))
+        answers.append(command("add", "other:2"))
+
+    threads = [threading.Thread(target=add)]
+
+    def react(members: Sequence[int]) -> None:
+        if members == (0,):
+            threads[0].start()
+        elif len(members) == 3:
+            running.server.size = 2
+        elif members == (1, 2):
+            (folder / "enough").touch()
+
+    running.server.react = react
+    outcome = running.run()
+    threads[0].join(LIMIT_S)
+    assert answers[0] == "ringrun add needs a host." and "is not a host" in answers[1]
+    assert answers[2:] == [
+        "nowhere is no host of this job.", "local leaves when other hosts have joined: --min-np 1",
+        "other with 2 slots is being added",
+    ]  # fmt: skip
+    assert running.server.excluded == [(0, "local is not available any more")]
+    assert outcome.exit_code == 0 and sorted(outcome.members or ()) == [1, 2]
+    assert [host.name for host in running.job.hosts] == ["local", "other"]
+
+
+def test_a_host_that_can_be_spared_leaves_at_the_next_commit(
+    job: Callable[..., Running], folder: Path
+) -> None:
+    running = job(STAYS, hosts="local:1,other:1")
+    answers: List[str] = []
+    runtime = Path(running.supervisor._control._path).parent
+
+    def drop() -> None:
+        answers.append(send_command(runtime, running.job.id, {"do": "drop", "host": "other"}))
+
+    thread = threading.Thread(target=drop)
+
+    def react(members: Sequence[int]) -> None:
+        if len(members) == 2:
+            running.server.size = 1
+            thread.start()
+        else:
+            (folder / "enough").touch()
+
+    running.server.react = react
+    outcome = running.run()
+    thread.join(LIMIT_S)
+    assert answers == ["other leaves at the next commit"] and outcome.exit_code == 0
+    assert outcome.members == [0] or sorted(outcome.members or ()) == [0, 1]
+
+
+def test_a_job_that_cannot_be_told_an_unknown_command(job: Callable[..., Running]) -> None:
+    running = job("true")
+    with pytest.raises(ConfigError, match="There is no command 'pause' for this job"):
+        running.supervisor._command({"do": "pause"})
+    running.supervisor._tear_down()
+
+
+# ---- hosts --------------------------------------------------------------------------------------------
+
+
+def test_the_hosts_of_a_script(job: Callable[..., Running], folder: Path) -> None:
+    running = job(STAYS, hosts=None, host_discovery_script="echo local:2")
+    running.server.react = enough(folder, 1)
+    assert running.run().exit_code == 0
+    assert [host.name for host in running.job.hosts] == ["local"]
+
+
+def test_a_script_that_fails_at_its_first_run(job: Callable[..., Running]) -> None:
+    outcome = job(STAYS, hosts=None, host_discovery_script="echo it is broken >&2; exit 5").run()
+    assert (outcome.exit_code, outcome.reason) == (1, "failure")
+    assert "it is broken" in outcome.report and "the job cannot continue" in outcome.report
+
+
+@pytest.mark.full
+def test_later_failures_of_a_script_are_shown(job: Callable[..., Running], folder: Path) -> None:
+    (folder / "hosts").write_text("local:2\n")
+    running = job(STAYS, hosts=None, host_discovery_script=f"cat {folder}/hosts")
+    running.server.react = lambda members: (folder / "hosts").unlink(missing_ok=True)
+    show = running.console.write
+
+    def write(stream: int, data: bytes) -> None:
+        show(stream, data)
+        if b"the discovery script failed; its last hosts remain" in data:
+            (folder / "enough").touch()
+
+    running.console.write = write  # type: ignore[method-assign]
+    assert running.run().exit_code == 0
+
+
+def test_an_option_for_a_host_that_is_not_valid(
+    job: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = job(STAYS)
+
+    def refuse(*_: object) -> None:
+        raise ConfigError("--iface local=x/99 is not a network")
+
+    monkeypatch.setattr(running.job.maker, "make", refuse)
+    outcome = running.run()
+    assert outcome.reason == "failure" and "is not a network" in outcome.report
+
+
+def test_no_host_starts(job: Callable[..., Running]) -> None:
+    outcome = job(STAYS, hosts="local:1,other:1", size=2, min_np=2, python=("/no/such/python",)).run()
+    assert (outcome.exit_code, outcome.reason) == (1, "start")
+    assert "/no/such/python" in outcome.report
+
+
+@pytest.mark.parametrize(
+    ("prints", "settings", "problem"),
+    [
+        ("", {"start_timeout_s": 0.3}, "local: not ready within 0.3 s"),
+        (r"\nringrun-agent/1\nno frame of an agent", {}, "its agent sent invalid data"),
+    ],
+    ids=["is not ready in time", "has output that is not an agent's"],
+)
+def test_a_host_that(
+    job: Callable[..., Running], folder: Path, prints: str, settings: Dict[str, Any], problem: str
+) -> None:
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\nprintf '{prints}'\nexec sleep 1000\n")
+    python.chmod(0o755)
+    outcome = job(STAYS, min_np=2, python=(str(python),), settings=settings).run()
+    assert outcome.reason == "start" and problem in " ".join(outcome.report.replace("│", " ").split())
+
+
+def test_a_host_that_is_lost(job: Callable[..., Running], folder: Path) -> None:
+    """Its process is reported as lost; another host goes on."""
+    running = job(f"[ -n \"$TEST_HOST\" ] && kill -9 $PPID; {WAIT}", hosts="local:1,other:1")
+
+    def exited(member: int, how: str, ok: bool) -> None:
+        report(member, how, ok)
+        if how == "lost with its host":
+            running.server.size = 1
+            running.server.publish()
+            (folder / "enough").touch()
+
+    report = running.server.process_exited
+    running.server.process_exited = exited  # type: ignore[method-assign]
+    outcome = running.run()
+    assert outcome.exit_code == 0 and outcome.members == [0]
+    assert (1, "lost with its host", False) in running.server.exits
+    assert "other" in running.console.text
+
+
+# ---- what the rendezvous reports ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "shown"),
+    [
+        ("reset_limit", "", "number of resets during elastic job exceeded limit: 3"),
+        ("timeout", "1 of 2 ranks are there", "Timed out waiting for minimum number of slots"),
+        ("other", "two ranks disagree", "two ranks disagree"),
+    ],
+)
+def test_the_rendezvous_ends_the_job(
+    job: Callable[..., Running], kind: str, text: str, shown: str
+) -> None:
+    running = job(STAYS, reset_limit=3)
+    running.server.react = lambda members: running.server.fail(kind, text)
+    outcome = running.run()
+    assert (outcome.exit_code, outcome.reason) == (1, "failure")
+    report = " ".join(outcome.report.replace("│", " ").split())
+    assert shown in report and text in report
+
+
+def test_a_member_that_is_declared_lost_is_ended(
+    job: Callable[..., Running], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOST", ((9, 0.0),))
+    running = job(f"[ $RINGCOMM_MEMBER = 1 ] && trap '' TERM INT && exec sleep 1000; {WAIT}")
+
+    def react(members: Sequence[int]) -> None:
+        if members == (0, 1):
+            running.server.notify(notice("lost", "no heartbeat for 30 s", detail={"member": 1}))
+            running.server.notify(notice("lost", "no single member", detail={"member": None}))
+        else:
+            (folder / "enough").touch()
+
+    running.server.react = react
+    outcome = running.run()
+    assert outcome.exit_code == 0 and outcome.members == [0, 2]
+    assert (1, "killed by SIGKILL", False) in running.server.exits
+    assert "no heartbeat for 30 s" in outcome.report
+
+
+def test_while_ranks_are_missing_it_is_shown_where_they_may_come_from(
+    job: Callable[..., Running], folder: Path
+) -> None:
+    running = job(STAYS, hosts=None, host_discovery_script="echo local:2")
+
+    def react(members: Sequence[int]) -> None:
+        running.server.notify(notice("waiting", "1 of 2 ranks"))
+        running.server.notify(notice("warning", "a warning"))
+        (folder / "enough").touch()
+
+    running.server.react = react
+    assert running.run().exit_code == 0
+    assert "ringrun: 1 of 2 ranks" in running.console.text
+    assert "echo local:2 may name other hosts" in running.console.text
+    assert "ringrun: a warning\n" in running.console.text
+
+
+# ---- ends ---------------------------------------------------------------------------------------------
+
+
+def test_a_signal_ends_all_processes(job: Callable[..., Running]) -> None:
+    running = job(STAYS)
+    running.once(lambda: running.supervisor.interrupt(2), "up 0", "up 1")
+    outcome = running.run()
+    assert (outcome.exit_code, outcome.reason, outcome.report) == (130, "interrupt", "")
+
+
+def test_output_files_that_cannot_be_made_end_the_job(job: Callable[..., Running], folder: Path) -> None:
+    plain = job(STAYS)
+    (folder / "out").mkdir()
+    running = Running(replace(plain.job, output_dir=folder / "out"), folder, 2)
+    plain.supervisor._tear_down()
+    (folder / "out" / "rank.0").touch()
+    outcome = running.run()
+    assert outcome.reason == "failure" and "--output-dir" in outcome.report

@@ -1,0 +1,174 @@
+"""Another user has prepared the directory of the control sockets, or sockets in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Iterator, Tuple
+
+import pytest
+
+from ringrun.job.control_socket import ControlSocket
+from tests.support.another_user import OTHER_USER, VICTIM, another_user, ringrun_as_victim
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+JOB = "0123456789abcdef"
+
+FORGES = """
+folder, name = sys.argv[1:3]
+os.umask(0)
+if not os.path.isdir(folder):
+    os.mkdir(folder, 0o777)
+sock = socket.socket(socket.AF_UNIX)
+sock.bind(os.path.join(folder, name + ".sock"))
+sock.listen()
+facts = {"pid": 1, "program": "\\x1b[2Jtrain.py", "began_at": time.time(), "ranks": 2, "hosts": ["desk"],
+         "elastic": True}
+print("listening", flush=True)
+while True:
+    link = sock.accept()[0]
+    try:
+        request = json.loads(link.recv(1000) or b"{}")
+        text = json.dumps(facts) if request.get("do") == "info" else "the job is being ended \\x1b]0;x\\x07"
+        link.sendall(json.dumps({"ok": True, "text": text}).encode() + b"\\n")
+    except (OSError, ValueError):
+        pass
+    link.close()
+"""
+
+
+@pytest.fixture
+def runtime() -> Iterator[Path]:
+    """A directory that every user may write, as ``/tmp``."""
+    with tempfile.TemporaryDirectory(prefix="ringrun-") as name:
+        path = Path(name)
+        path.chmod(0o1777)
+        yield path
+
+
+def ask(runtime: Path, *words: str) -> Any:
+    done = ringrun_as_victim(*words, environ={"XDG_RUNTIME_DIR": str(runtime)})
+    assert "Traceback" not in done.stderr and "\x1b" not in done.stdout + done.stderr, done
+    return done
+
+
+@pytest.mark.parametrize(
+    "words", [("ps",), ("stop",), ("stop", JOB), ("add", "h"), ("drop", "h")], ids=lambda words: words[0]
+)
+def test_a_directory_of_another_user_is_reported_and_its_sockets_are_not_believed(
+    runtime: Path, words: Tuple[str, ...]
+) -> None:
+    with another_user(FORGES, runtime / "ringrun", JOB):
+        done = ask(runtime, *words)
+    assert done.returncode == 1 and done.stdout == ""
+    assert f"{runtime / 'ringrun'} belongs to another user (number {OTHER_USER})" in done.stderr
+    assert "XDG_RUNTIME_DIR" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "file", "open"])
+def test_what_stands_in_the_place_of_the_directory(runtime: Path, kind: str) -> None:
+    folder, other = runtime / "ringrun", runtime / "elsewhere"
+    if kind == "open":  # of this user, but all users may put sockets there
+        folder.mkdir()
+        os.chown(folder, VICTIM, VICTIM)
+        folder.chmod(0o777)
+    elif kind == "file":
+        folder.touch()
+        os.chown(folder, OTHER_USER, OTHER_USER)
+    else:
+        if kind == "link":
+            other.mkdir(mode=0o700)
+            os.chown(other, VICTIM, VICTIM)
+        folder.symlink_to(other)
+        os.chown(folder, OTHER_USER, OTHER_USER, follow_symlinks=False)
+    done = ask(runtime, "ps")
+    assert done.returncode == 1 and str(folder) in done.stderr
+    assert ("other users may write" if kind == "open" else "another user") in done.stderr
+
+
+def test_a_socket_of_another_user_in_the_own_directory_is_told_nothing(runtime: Path) -> None:
+    """It was put there while the directory was open to all."""
+    folder = runtime / "ringrun"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with another_user(FORGES, folder, JOB):
+        os.chown(folder, VICTIM, VICTIM)
+        folder.chmod(0o700)
+        for words in (("ps",), ("stop",), ("stop", JOB)):
+            done = ask(runtime, *words)
+            assert done.returncode == 1 and "being ended" not in done.stdout and "train.py" not in done.stdout
+            assert f"it belongs to another user (number {OTHER_USER})" in done.stderr
+
+
+def test_a_socket_that_cannot_be_opened_is_named(runtime: Path) -> None:
+    folder = runtime / "ringrun"
+    server = ControlSocket(JOB, str, folder)
+    server.start()
+    try:
+        (folder / f"{JOB}.sock").chmod(0)
+        for path in (folder, folder / f"{JOB}.sock"):
+            os.chown(path, VICTIM, VICTIM)
+        done = ask(runtime, "ps")
+        assert done.returncode == 1 and f"The job {JOB} does not answer: Permission denied" in done.stderr
+    finally:
+        server.stop()
+
+
+def test_names_that_no_job_has_are_left_alone(runtime: Path) -> None:
+    folder = runtime / "ringrun"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, VICTIM, VICTIM)
+    odd = ["\x1b[2J.sock", "abc.sock", "0123456789ABCDEF.sock", f"{JOB}0.sock", "..sock"]
+    for name in odd:
+        (folder / name).touch()
+    done = ask(runtime, "ps")
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("No job of yours")
+    assert sorted(item.name for item in folder.iterdir()) == sorted(odd)
+
+
+def test_a_job_says_that_its_socket_has_no_place(runtime: Path) -> None:
+    """Also one that is neither elastic nor verbose."""
+    from ringrun.job.control_socket import ForeignFolderError
+
+    (runtime / "ringrun").mkdir()
+    os.chown(runtime / "ringrun", OTHER_USER, OTHER_USER)
+    with pytest.raises(ForeignFolderError, match=f"another user .number {OTHER_USER}."):
+        ControlSocket(JOB, str, runtime / "ringrun").start()
+    (runtime / "ringrun").rmdir()
+    (runtime / "ringrun").symlink_to("/nonexistent")
+    os.chown(runtime / "ringrun", OTHER_USER, OTHER_USER, follow_symlinks=False)
+    with pytest.raises(ForeignFolderError, match="another user"):
+        ControlSocket(JOB, str, runtime / "ringrun").start()
+
+
+def test_a_job_closes_its_own_directory(runtime: Path) -> None:
+    (runtime / "ringrun").mkdir()
+    (runtime / "ringrun").chmod(0o777)
+    server = ControlSocket(JOB, str, runtime / "ringrun")
+    server.start()
+    server.stop()
+    assert (runtime / "ringrun").stat().st_mode & 0o777 == 0o700
+
+
+def test_what_a_job_answers_is_made_visible(runtime: Path) -> None:
+    """The names of programs and hosts may be anything, lines of a table too."""
+    folder = runtime / "ringrun"
+    facts = {
+        "pid": 1, "program": "a\x1b[2J\nfffffffffffffff  1  2", "began_at": time.time(), "ranks": 2,
+        "hosts": ["b\x9b"], "elastic": False,
+    }  # fmt: skip
+    server = ControlSocket(
+        JOB, lambda request: json.dumps(facts) if request["do"] == "info" else "ended \x1b[2J", folder
+    )
+    server.start()
+    try:
+        for words in (("ps",), ("stop", JOB[:3]), ("stop", "\x1b[2J")):
+            done = ringrun_as_victim(*words, environ={"XDG_RUNTIME_DIR": str(runtime)}, user=0)
+            assert "\x1b" not in done.stdout + done.stderr and "\x9b" not in done.stdout
+            if words == ("ps",):
+                assert len(done.stdout.splitlines()) == 2
+    finally:
+        server.stop()

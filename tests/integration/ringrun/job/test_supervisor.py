@@ -1,0 +1,299 @@
+"""The supervisor of a job, with hosts that are commands of this machine, and programs of a shell."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable, List, Tuple
+
+import pytest
+
+from ringrun.job import grace
+from ringrun.job.outcome import BROKEN_PIPE
+from ringrun.plan.job import Job
+from tests.integration.ringrun.job.supervised import STAYS, Kept, Running, notice, shell_job
+
+AGENT = """
+import os, struct, sys
+
+os.write(1, b"\\nringrun-agent/1\\n")
+for text in sys.argv[2:]:
+    data = text.encode()
+    os.write(1, struct.pack("!BiI", 4, -1, len(data)) + data + b"\\n")
+text = b""
+while sys.argv[1].encode() not in text:
+    piece = os.read(0, 65536)
+    if not piece:
+        sys.exit()
+    text += piece
+os.write(1, b"no frame of an agent")
+os.read(0, 1)
+"""
+"""In place of an agent: sends these events, and something else when it has received the first word."""
+READY = {"event": "ready", "port": 7, "limits": {"threads": 1, "cores": 2.0, "ranks": 1, "kept": {}}}
+
+
+class Rendezvous:
+    """In place of a job's rendezvous.
+
+    Attributes:
+        notify: sends a notice to the supervisor.
+        exits: what has been reported of the ranks' ends.
+        events: ``start`` and ``stop``.
+    """
+
+    def __init__(self) -> None:
+        self.notify: Callable[[Any], None] = lambda notice: None
+        self.exits: List[Tuple[int, str, bool]] = []
+        self.events: List[str] = []
+
+    def open(self, notify: Callable[[Any], None]) -> Any:
+        self.notify = notify
+        return self
+
+    def start(self) -> List[Tuple[str, int]]:
+        self.events.append("start")
+        return [("127.0.0.1", 7)]
+
+    def process_exited(self, number: int, how: str, ok: bool) -> None:
+        self.exits.append((number, how, ok))
+
+    def stop(self) -> None:
+        self.events.append("stop")
+
+
+@pytest.fixture
+def job(runtime: Path, tmp_path: Path) -> Callable[..., Job]:
+    """`job(program, **options)`: a job whose ranks run a shell program."""
+    return partial(shell_job, tmp_path)
+
+
+def test_ranks_of_several_hosts_run_to_their_end(job: Callable[..., Job]) -> None:
+    running = Running(job("echo $RANK on $TEST_HOST at $RINGCOMM_RENDEZVOUS", hosts="localhost,a,b:2"))
+    outcome = running.run()
+    assert (outcome.exit_code, outcome.reason, outcome.report) == (0, "done", "")
+    assert sorted(outcome.exits) == [0, 1, 2, 3] and all(end.ok for end in outcome.exits.values())
+    assert running.console.lines == [
+        "[a:1] 1 on a at", "[b:2] 2 on b at", "[b:3] 3 on b at", "[localhost:0] 0 on at"
+    ]  # fmt: skip
+
+
+def test_the_ranks_get_the_address_of_the_rendezvous(job: Callable[..., Job]) -> None:
+    rendezvous = Rendezvous()
+    running = Running(job("echo $RINGCOMM_RENDEZVOUS"), rendezvous)
+    assert running.run().exit_code == 0
+    assert running.console.lines == [f"[localhost:{rank}] 127.0.0.1:7" for rank in range(2)]
+    assert rendezvous.events == ["start", "stop"]
+    assert sorted(rendezvous.exits) == [(rank, "exit code 0", True) for rank in range(2)]
+
+
+def test_one_rank_needs_no_rendezvous(job: Callable[..., Job]) -> None:
+    rendezvous = Rendezvous()
+    assert Running(job("true", hosts="localhost"), rendezvous).run().exit_code == 0
+    assert rendezvous.events == []
+
+
+def test_the_others_end_after_the_first_failure(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grace, "GRACE_S", 0.1)
+    running = Running(job("[ $RANK = 1 ] && echo broken >&2 && exit 3; exec sleep 1000", hosts="a,b"))
+    outcome = running.run()
+    assert (outcome.exit_code, outcome.reason) == (3, "failure")
+    assert "rank 1 on b failed first: exit code 3" in outcome.report and "broken" in outcome.report
+    assert outcome.exits[0].signal == outcome.exits[0].sent == 15
+
+
+def test_with_verbose_every_step_is_shown(job: Callable[..., Job]) -> None:
+    running = Running(job("true", hosts="a", settings={"verbose": True}))
+    assert running.run().exit_code == 0
+    assert "ringrun: rank 0 runs on a as process " in running.console.text
+
+
+def test_what_a_login_writes_is_shown_with_verbose_only(job: Callable[..., Job]) -> None:
+    for verbose in (False, True):
+        plain = job("true", hosts="a", settings={"verbose": verbose})
+        argv = ["sh", "-c", 'echo Welcome >&2; exec "$@"', "login", *plain.hosts[0].argv]
+        running = Running(replace(plain, hosts=(replace(plain.hosts[0], argv=tuple(argv)),)))
+        assert running.run().exit_code == 0
+        assert ("ringrun: a: Welcome\n" in running.console.text) is verbose
+
+
+# ---- hosts that do not start --------------------------------------------------------------------------
+
+
+def test_a_host_that_does_not_start_ends_the_job(job: Callable[..., Job]) -> None:
+    fails = ["sh", "-c", "echo access is denied >&2; exit 9"]
+    running = Running(job("echo started", hosts="a,b", argv=fails))
+    outcome = running.run()
+    assert (outcome.exit_code, outcome.reason) == (1, "start")
+    assert "access is denied" in outcome.report and "ringrun doctor -H a,b" in outcome.report
+    assert "started" not in running.console.text
+
+
+def test_a_host_that_does_not_run_yet_is_tried_again(job: Callable[..., Job], tmp_path: Path) -> None:
+    plain = job("echo started", hosts="a")
+    program = f'[ -e {tmp_path}/runs ] && exec "$@"; touch {tmp_path}/runs; echo PodInitializing >&2; exit 1'
+    argv = ["sh", "-c", program, "login", *plain.hosts[0].argv]
+    running = Running(replace(plain, hosts=(replace(plain.hosts[0], argv=tuple(argv)),)))
+    assert running.run().exit_code == 0 and running.console.lines == ["[a:0] started"]
+
+
+def test_a_command_that_does_not_exist_ends_the_job_at_once(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ringrun.job.supervise.PING_S", 1000.0)  # nothing else wakes the loop then
+    monkeypatch.setattr("ringrun.job.agents.FORCE_S", 1000.0)
+    outcome = Running(job("true", hosts="a", argv=["/no/such/program"])).run()
+    assert outcome.reason == "start" and "/no/such/program" in outcome.report
+
+
+def test_each_host_has_a_short_time_to_report_what_it_lacks(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One of them does not answer at all; the job does not wait for it until the start timeout."""
+    monkeypatch.setattr("ringrun.job.supervise.GATHER_S", 0.2)
+    outcome = Running(job("true", hosts="a,b", argv=["sleep", "1000"], cwd=(f"b={tmp_path}/gone",))).run()
+    assert outcome.reason == "start" and f"{tmp_path}/gone" in outcome.report
+
+
+def test_a_host_that_is_not_ready_in_time(job: Callable[..., Job]) -> None:
+    outcome = Running(job("true", hosts="a", argv=["sleep", "1000"], settings={"start_timeout_s": 0.3})).run()
+    assert outcome.reason == "start"
+    text = " ".join(outcome.report.replace("│", " ").split())
+    assert "a: not ready within 0.3 s (--start-timeout): " in text
+
+
+def test_an_agent_that_is_lost_before_the_ranks_run(job: Callable[..., Job]) -> None:
+    lost = ["sh", "-c", r"printf '\nringrun-agent/1\n'; echo killed >&2; exit 7"]
+    outcome = Running(job("true", hosts="a", argv=lost)).run()
+    assert outcome.reason == "start" and "ended with status 7" in outcome.report
+
+
+def test_a_host_whose_output_is_not_an_agents(job: Callable[..., Job]) -> None:
+    garbage = ["sh", "-c", r"printf '\nringrun-agent/1\nthis is no frame of an agent'; exec sleep 1000"]
+    outcome = Running(job("true", hosts="a", argv=garbage)).run()
+    assert outcome.reason == "start" and "its agent sent invalid data" in outcome.report
+
+
+def test_a_problem_that_makes_no_sense(job: Callable[..., Job]) -> None:
+    argv = [sys.executable, "-c", AGENT, "never", json.dumps({"event": "problem", "problem": "cwd"})]
+    outcome = Running(job("true", hosts="a", argv=argv)).run()
+    text = " ".join(outcome.report.replace("│", " ").split())
+    assert outcome.reason == "start" and "a problem that makes no sense" in text
+
+
+# ---- while the job runs -------------------------------------------------------------------------------
+
+
+def test_a_host_that_is_lost_has_failed(job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grace, "GRACE_S", 0.1)
+    rendezvous = Rendezvous()
+    program = "[ $RANK = 1 ] && kill -9 $PPID; exec sleep 1000"
+    running = Running(job(program, hosts="a,localhost"), rendezvous)
+    outcome = running.run()
+    assert (outcome.exit_code, outcome.reason) == (255, "failure")
+    assert outcome.cause is not None and outcome.cause.host_index == 1 and "localhost" in outcome.report
+    assert (1, "lost with its host", False) in rendezvous.exits
+
+
+def test_data_that_makes_no_sense_ends_the_link_of_a_host(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While ranks run, that is shown; the host counts as lost."""
+    monkeypatch.setattr(grace, "GRACE_S", 0.1)
+    argv = [sys.executable, "-c", AGENT, '"do": "go"', json.dumps(READY)]
+    running = Running(job("exec sleep 1000", hosts="a,b", argv=argv))
+    outcome = running.run()
+    assert "ringrun: a: its agent sent invalid data: " in running.console.text
+    assert outcome.reason == "failure"
+    assert outcome.cause is not None and outcome.cause.host_index == 0
+
+
+def test_a_cut_connection_is_named_by_the_rendezvous(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grace, "GRACE_S", 0.1)
+    rendezvous = Rendezvous()
+    running = Running(job(STAYS), rendezvous)
+
+    def cut() -> None:
+        rendezvous.notify(notice("up", detail={"links": ()}))
+        detail = {"kind": "cut", "leaving": True}
+        rendezvous.notify(notice("failed", "the network between a and b", culprit=1, detail=detail))
+
+    monkeypatch.setattr(grace, "LEAVING_S", 0.1)
+    running.once(cut, "up 0", "up 1")
+    outcome = running.run()
+    assert outcome.reason == "failure" and "the network between a and b" in outcome.report
+    assert outcome.exit_code == 255
+
+
+def test_output_that_cannot_be_written_ends_the_job(job: Callable[..., Job]) -> None:
+    running = Running(job(STAYS))
+
+    def react(text: str) -> None:
+        running.console.broken = "up" in text
+
+    running.console.react = react
+    outcome = running.run()
+    assert (outcome.exit_code, outcome.reason, outcome.report) == (BROKEN_PIPE, "pipe", "")
+
+
+class Full(Kept):
+    """A console that is full for some time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = 3
+        self.wake: Callable[[], None] = lambda: None
+
+    def on_change(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+
+    @property
+    def full(self) -> bool:
+        self.left -= self.left > 0
+        self.wake()
+        return self.left > 0
+
+
+def test_a_console_that_is_full_delays_the_ranks_only(job: Callable[..., Job]) -> None:
+    running = Running(job("echo one; echo two", hosts="localhost"))
+    running.console = running.supervisor._console = running.supervisor._printer._console = Full()
+    assert running.run().exit_code == 0
+    assert running.console.lines == ["[localhost:0] one", "[localhost:0] two"] and running.console.left == 0
+
+
+def test_notes_of_the_job_are_shown_in_its_first_attempt(job: Callable[..., Job]) -> None:
+    for attempt, count in ((0, 1), (1, 0)):
+        running = Running(replace(job("true", hosts="localhost"), notes=("a note",), attempt=attempt))
+        assert running.run().exit_code == 0
+        assert running.console.text.count("ringrun: a note\n") == count
+
+
+def test_results_that_the_rank_has_not_signed_do_not_count(job: Callable[..., Job]) -> None:
+    plain = job("true", hosts="localhost")
+    words = ("bash", "-c", "echo forged >&$2", "rank")
+    host = plain.hosts[0]
+    host = replace(host, command=host.command._replace(argv=words))
+    outcome = Running(replace(plain, hosts=(host,), payload=b"call")).run()
+    assert outcome.exit_code == 0 and outcome.results == {0: None}
+
+
+def test_files_come_back_from_the_hosts(
+    job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "data").write_text("given\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PWD", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    running = Running(job("cp data result", hosts="a", ship=".", fetch=("result",)))
+    assert running.run().exit_code == 0
+    assert (folder / "fetched" / "a" / "result").read_text() == "given\n"
+    assert "fetched 1 file, 0.0 MB, from a into fetched/a" in running.console.text

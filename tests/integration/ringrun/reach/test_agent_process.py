@@ -1,0 +1,211 @@
+"""The launcher's end of a process that it has started on a host: here one that is not an agent."""
+
+from __future__ import annotations
+
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Callable, Iterator
+
+import pytest
+
+from ringrun.agent.framing import PACKAGE, TO_AGENT
+from ringrun.job.launch import prepare
+from ringrun.plan.options import Options
+from ringrun.reach.agent_process import STDERR_LIMIT_BYTES, AgentLink
+from ringrun.reach.protocol import BOOT, event_facts
+
+READS_ALL = "import sys; data = sys.stdin.buffer.read(); sys.stderr.write(str(len(data)))"
+READS_NOTHING = "import time; print('up', flush=True); time.sleep(1000)"
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., AgentLink]]:
+    """`started(program)`: a link to a Python that runs this program."""
+    links = []
+
+    def start(program: str, payload: bytes = b"") -> AgentLink:
+        links.append(AgentLink([sys.executable, "-c", program]))
+        links[-1].start({"ranks": [0]}, payload or None)
+        return links[-1]
+
+    yield start
+    for link in links:
+        link.kill()
+        link.close()
+
+
+def test_all_that_is_queued_arrives(started: Callable[..., AgentLink]) -> None:
+    link = started(READS_ALL, b"x" * 3_000_000)
+    queued = sum(view.nbytes for view in link._outgoing)
+    while link.has_outgoing:
+        select.select([], [link.descriptor("stdin")], [], 10.0)
+        link.write()
+    link.close_stdin()
+    assert link.process is not None and link.process.stderr is not None
+    link.process.wait(20.0)
+    assert link.process.stderr.read() == str(queued).encode()
+    assert queued > 3_000_000
+
+
+def test_what_is_sent_after_the_end_is_dropped(started: Callable[..., AgentLink]) -> None:
+    link = started(READS_ALL)
+    link.close_stdin()
+    link.send({"do": "stop"})
+    assert not link.has_outgoing and link.descriptor("stdin") == -1
+
+
+def test_a_process_that_does_not_read_is_killed_with_its_group(started: Callable[..., AgentLink]) -> None:
+    link = started(READS_NOTHING, b"x" * 3_000_000)
+    assert link.process is not None
+    link.write()
+    assert link.has_outgoing
+    link.kill()
+    assert link.process.wait(20.0) == -signal.SIGKILL
+    link.kill()  # again, which has no effect
+    link.close()
+    assert link.at_end and [link.descriptor(name) for name in ("stdin", "stdout", "stderr")] == [-1] * 3
+
+
+def test_a_link_that_was_never_started_can_be_closed() -> None:
+    link = AgentLink(["true"])
+    link.kill()
+    link.close()
+    assert link.at_end
+
+
+def test_an_archive_is_sent_with_its_kind_and_length(started: Callable[..., AgentLink]) -> None:
+    link = started(READS_ALL)
+    link.send_archive(PACKAGE, b"x" * 10)
+    assert b"".join(bytes(view) for view in link._outgoing).endswith(TO_AGENT.pack(PACKAGE, 10) + b"x" * 10)
+    link.close_stdin()
+    link.send_archive(PACKAGE, b"x" * 10)
+    assert not link.has_outgoing
+
+
+def test_a_process_that_has_ended_takes_nothing(started: Callable[..., AgentLink]) -> None:
+    """Its end is reported by reading, so writing is no error."""
+    link = started("pass", b"x" * 3_000_000)
+    assert link.process is not None
+    link.process.wait(20.0)
+    assert link.has_outgoing
+    link.write()
+    assert not link.has_outgoing and link.read() == [] and link.at_end and link.poll() == 0
+
+
+def test_reading_does_not_wait(started: Callable[..., AgentLink]) -> None:
+    link = started(READS_NOTHING)
+    assert link.read_stderr() == b""
+    while link.noise != "up\n":
+        assert select.select([link.descriptor("stdout")], [], [], 20.0)[0]
+        assert link.read() == []
+    assert link.read() == []
+    assert link.alive and not link.answered and link.poll() is None
+
+
+def test_of_what_is_written_to_stderr_the_last_part_is_kept(started: Callable[..., AgentLink]) -> None:
+    link = started("import sys; sys.stderr.write('x' * 20000 + 'last line\\n')")
+    assert link.process is not None
+    read = b""
+    while link.descriptor("stderr") >= 0:
+        assert select.select([link.descriptor("stderr")], [], [], 20.0)[0]
+        read += link.read_stderr()
+    assert len(read) == 20010 and len(link.stderr_text) == STDERR_LIMIT_BYTES
+    assert link.stderr_text.endswith("xlast line\n")
+    link.drain_stderr()  # it is closed
+
+
+@pytest.mark.full
+def test_a_process_that_does_not_end_by_itself_is_killed(started: Callable[..., AgentLink]) -> None:
+    link = started(READS_NOTHING)
+    link.close()
+    assert link.poll() == -signal.SIGKILL
+
+
+def test_a_link_that_was_never_started_has_no_descriptors() -> None:
+    link = AgentLink(["true"])
+    assert link.poll() is None and link.descriptor("stdout") == -1
+    link.close_stdin()
+    link.write()
+    link.send({"do": "stop"})
+    assert not link.has_outgoing and link.stderr_text == "" == link.noise
+
+
+def test_what_is_written_to_the_console_is_complete_at_its_end() -> None:
+    program = (
+        "from ringrun.show.console import DescriptorConsole\n"
+        "console = DescriptorConsole()\n"
+        "for number in range(200): console.write(1 + number % 2, b'%d\\n' % number)\n"
+        "console.close()\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == [str(number) for number in range(0, 200, 2)]
+    assert done.stderr.split() == [str(number) for number in range(1, 200, 2)]
+
+
+def start_agent() -> int:
+    """Start a real agent until it is ready, and end it; the number of bytes that were sent."""
+    job = prepare(Options(np=1), [sys.executable, "-c", "pass"])
+    link = AgentLink([sys.executable, "-c", BOOT], caches=True)
+    link.start(job.agent_config(job.hosts[0]), None)
+    sent, events = 0, []
+    try:
+        while "ready" not in events:
+            before = sum(view.nbytes for view in link._outgoing)
+            link.write()
+            sent += before - sum(view.nbytes for view in link._outgoing)
+            if not link.has_outgoing:
+                assert select.select([link.descriptor("stdout")], [], [], 30.0)[0], link.stderr_text
+                events += [event_facts(frame.data)["event"] for frame in link.read()]
+            assert link.alive, link.process and link.process.stderr and link.process.stderr.read()
+        assert link.noise == ""
+    finally:
+        link.close_stdin()
+        link.close()
+    return sent
+
+
+def test_the_second_start_of_an_agent_sends_less_than_ten_kilobytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first, second = start_agent(), start_agent()
+    assert first > 15_000 and second < 10_000
+    (program,) = (tmp_path / "ringcomm-agent").iterdir()
+    program.write_bytes(program.read_bytes()[:-1] + b"x")
+    assert start_agent() == first  # a changed program is not run, but sent again
+    assert start_agent() == second
+
+
+def test_a_host_without_a_place_for_the_program_gets_it_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    assert start_agent() == start_agent() > 15_000
+
+
+def test_old_programs_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "ringcomm-agent").mkdir()
+    for number in range(9):
+        (tmp_path / "ringcomm-agent" / f"{number:064x}").touch()
+    start_agent()
+    assert len(list((tmp_path / "ringcomm-agent").iterdir())) == 3
+    assert start_agent() < 10_000
+
+
+def test_nothing_is_removed_or_written_through_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a cache that other users may write, another user has put it there."""
+    cache, documents = tmp_path / "cache", tmp_path / "documents"
+    cache.mkdir()
+    cache.chmod(0o777)
+    documents.mkdir()
+    for number in range(6):
+        (documents / f"{number}.txt").write_text("keep")
+    (cache / "ringcomm-agent").symlink_to(documents)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    start_agent()
+    assert sorted(path.name for path in documents.iterdir()) == [f"{number}.txt" for number in range(6)]

@@ -1,0 +1,348 @@
+"""Consoles whose descriptors are pipes, terminals and full disks of the test; and the files of ranks."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import os
+import select
+import struct
+import sys
+import termios
+import threading
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List
+
+import pytest
+
+from ringcomm.errors import ConfigError
+from ringrun.show.console import FULL_BYTES, Console, DescriptorConsole, OutputFiles, open_tee
+from tests.support.service import opened, remains
+
+LIMIT_S = 60.0
+
+
+class Streams:
+    """What descriptors 1 and 2 of this process lead to.
+
+    Attributes:
+        ends: by descriptor, the end from which a test reads.
+    """
+
+    def __init__(self) -> None:
+        self._kept = {stream: os.dup(stream) for stream in (1, 2)}
+        self._consoles: List[DescriptorConsole] = []
+        self.ends: Dict[int, int] = {}
+
+    def _lead(self, stream: int, descriptor: int) -> None:
+        os.dup2(descriptor, stream)
+        os.close(descriptor)
+
+    def pipe(self, stream: int) -> None:
+        self.ends[stream], writer = os.pipe()
+        self._lead(stream, writer)
+
+    def terminal(self, stream: int) -> None:
+        self.ends[stream], terminal = os.openpty()
+        modes: List[Any] = termios.tcgetattr(terminal)
+        modes[1] &= ~termios.OPOST
+        termios.tcsetattr(terminal, termios.TCSANOW, modes)
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 20, 0, 0))
+        self._lead(stream, terminal)
+
+    def file(self, stream: int, path: str) -> None:
+        self._lead(stream, os.open(path, os.O_WRONLY))
+
+    def console(self, tee: Any = None) -> DescriptorConsole:
+        self._consoles.append(DescriptorConsole(tee))
+        return self._consoles[-1]
+
+    def read(self, stream: int, count: int) -> bytes:
+        """So many bytes of what was written."""
+        data = b""
+        while len(data) < count:
+            assert select.select([self.ends[stream]], [], [], LIMIT_S)[0], data
+            data += os.read(self.ends[stream], count - len(data))
+        return data
+
+    def is_silent(self, stream: int) -> bool:
+        return not select.select([self.ends[stream]], [], [], 0.0)[0]
+
+    def hang_up(self, stream: int) -> None:
+        """The reader of a stream ends."""
+        os.close(self.ends.pop(stream))
+
+    def end(self) -> None:
+        for stream in list(self.ends):
+            self.hang_up(stream)
+        for stream, descriptor in self._kept.items():
+            os.dup2(descriptor, stream)
+            os.close(descriptor)
+        for console in self._consoles:
+            console.close(LIMIT_S)
+            assert not console._thread.is_alive()
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[Streams]:
+    monkeypatch.setenv("TERM", "xterm")
+    made = Streams()
+    yield made
+    made.end()
+
+
+def test_lines_arrive_in_the_sequence_in_which_they_were_written(streams: Streams) -> None:
+    streams.pipe(1)
+    streams.pipe(2)
+    console = streams.console()
+    assert list(console.terminals) == [] and console.rows == 24
+    assert console.coloured({"TERM": "xterm"}) == {1: False, 2: False}
+    for number in range(100):
+        console.write(1 + number % 2, b"%02d\n" % number)
+    console.write(1, b"")
+    console.close()
+    assert streams.read(1, 150) == b"".join(b"%02d\n" % number for number in range(0, 100, 2))
+    assert streams.read(2, 150) == b"".join(b"%02d\n" % number for number in range(1, 100, 2))
+
+
+def test_a_slow_reader_is_waited_for(streams: Streams) -> None:
+    """Nothing is lost, the caller is not blocked, and it is woken when there is room again."""
+    streams.pipe(1)
+    console = streams.console()
+    woken = threading.Event()
+    console.on_change(woken.set)
+    assert not console.full
+    pieces = 2 * FULL_BYTES // 65536
+    for _ in range(pieces):
+        console.write(1, bytes(65536))
+    assert console.full and not woken.is_set()
+    streams.read(1, (pieces - 4) * 65536)
+    assert woken.wait(LIMIT_S)
+    streams.read(1, 4 * 65536)
+    console.close()
+    assert not console.full and not console.broken
+
+
+def test_a_pipe_that_is_not_blocking_loses_nothing(streams: Streams) -> None:
+    streams.pipe(1)
+    os.set_blocking(1, False)
+    console = streams.console()
+    for _ in range(4):
+        console.write(1, bytes(65536))
+    assert streams.read(1, 4 * 65536) == bytes(4 * 65536)
+    console.close()
+    assert not console.broken
+
+
+def test_at_the_end_the_wait_for_a_reader_may_be_limited(streams: Streams) -> None:
+    streams.pipe(1)
+    console = streams.console()
+    console.write(1, bytes(1 << 20))
+    console.close(0.01)
+    assert console._thread.is_alive()
+
+
+def test_a_reader_that_has_ended_ends_both_streams(streams: Streams) -> None:
+    streams.pipe(1)
+    streams.pipe(2)
+    streams.hang_up(1)
+    console = streams.console()
+    woken = threading.Event()
+    console.on_change(woken.set)
+    console.write(1, b"a line\n")
+    assert woken.wait(LIMIT_S)
+    assert console.broken and console.problem == "" and not console.full
+    console.write(2, b"a line\n")
+    console.close()
+    assert streams.is_silent(2)
+
+
+@pytest.mark.parametrize(("stream", "name"), [(1, "stdout"), (2, "stderr")])
+def test_a_full_disk_ends_one_stream(streams: Streams, stream: int, name: str) -> None:
+    other = 3 - stream
+    streams.pipe(other)
+    streams.file(stream, "/dev/full")
+    console = streams.console()
+    woken = threading.Event()
+    console.on_change(woken.set)
+    console.write(stream, b"a line\n")
+    assert woken.wait(LIMIT_S)
+    console.write(stream, b"another\n")
+    console.write(other, b"a line\n")
+    console.close()
+    assert streams.read(other, 7) == b"a line\n"
+    assert console.broken
+    assert console.problem == f"The output cannot be written to {name}: No space left on device."
+
+
+def test_what_is_queued_for_the_other_stream_is_still_written(streams: Streams) -> None:
+    """The queue has output of both when writing to one of them fails."""
+    streams.file(1, "/dev/full")
+    streams.pipe(2)
+    console = streams.console()
+    with console._changed:  # so that the thread finds all of it
+        for number in range(4):
+            console.write(1 + number % 2, b"%d\n" % number)
+    console.close()
+    assert streams.read(2, 4) == b"1\n3\n" and console.broken
+
+
+def test_the_state_at_the_bottom_of_a_terminal_is_written_over(streams: Streams) -> None:
+    streams.pipe(1)
+    streams.terminal(2)
+    console = streams.console()
+    assert list(console.terminals) == [2] and console.rows == 40
+    assert console.coloured({"TERM": "xterm"}) == {1: False, 2: True}
+    console.show_state(2, [b"loss 0.25", b"x" * 100])
+    shown = b"loss 0.25\n" + b"x" * 19
+    assert streams.read(2, len(shown)) == shown
+    console.write(2, b"a warning\n")
+    cleared = b"\r\x1b[K\x1b[A\x1b[K"
+    assert streams.read(2, len(cleared) + 10) == cleared + b"a warning\n"
+    console.show_state(2, [b"50%"])
+    console.show_state(2, [])
+    assert streams.read(2, 3 + 4) == b"50%\r\x1b[K"
+    console.show_state(2, [b"60%"])
+    console.close()
+    assert streams.read(2, 3 + 4) == b"60%\r\x1b[K"
+
+
+def test_a_stream_without_a_size_is_eighty_columns_wide(streams: Streams) -> None:
+    streams.pipe(1)
+    console = streams.console()
+    console.show_state(1, [b"x" * 100])
+    console.close()
+    assert streams.read(1, 79 + 4) == b"x" * 79 + b"\r\x1b[K"
+
+
+def test_a_terminal_that_cannot_move_its_cursor_is_like_a_pipe(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams.terminal(1)
+    streams.terminal(2)
+    for kind in ("dumb", ""):
+        monkeypatch.setenv("TERM", kind)
+        console = streams.console()
+        assert list(console.terminals) == []
+        console.close()
+
+
+def test_a_file_gets_the_same_without_colours(streams: Streams, tmp_path: Path) -> None:
+    streams.terminal(1)
+    streams.pipe(2)
+    console = streams.console(open_tee(str(tmp_path / "log")))
+    console.write(1, b"\x1b[31mred\x1b[0m\n")
+    console.show_state(1, [b"50%"])
+    console.write(2, b"a warning\n")
+    assert (tmp_path / "log").read_bytes() == b"red\na warning\n", "no state of progress bars"
+    assert streams.read(1, 13) == b"\x1b[31mred\x1b[0m\n"
+    console.close()
+    console.close()
+
+
+def test_a_file_that_cannot_be_written_any_more(streams: Streams) -> None:
+    streams.pipe(1)
+    streams.pipe(2)
+    console = streams.console(open_tee("/dev/full"))
+    console.write(1, b"one\n")
+    console.write(1, b"two\n")
+    console.close()
+    problem = b"ringrun: --tee: No space left on device; the file is incomplete.\n"
+    assert streams.read(1, 8) == b"one\ntwo\n"
+    assert streams.read(2, len(problem)) == problem and streams.is_silent(2)
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("3", "--tee 3 means something else in torchrun"),
+        ("/proc/no/such/file", "--tee /proc/no/such/file: the file cannot be written: No such file"),
+    ],
+)
+def test_a_file_that_cannot_be_opened(path: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        open_tee(path)
+
+
+def test_no_file_is_opened_unless_it_is_named() -> None:
+    assert open_tee(None) is None
+
+
+# ---- the console of a process that calls run() ----------------------------------------------------
+
+
+class Binary(io.TextIOWrapper):
+    """Text on top of bytes, like a terminal's or a file's."""
+
+    def __init__(self) -> None:
+        self.data = io.BytesIO()
+        super().__init__(self.data, encoding="utf-8")
+
+
+def test_bytes_are_written_below_the_text_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err = Binary(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    console = Console()
+    print("before")
+    console.write(1, b"\xff\n")
+    console.write(2, b"\xc3\xa9\xff\n")
+    assert out.data.getvalue() == b"before\n\xff\n"
+    assert err.getvalue() == "\u00e9\ufffd\n", "a notebook's objects accept text only"
+    assert not console.broken
+
+
+def test_a_console_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console()
+    assert console.coloured({"TERM": "xterm"}) == {1: False, 2: False}
+    assert list(console.terminals) == [] and console.rows == 24 and not console.full
+    monkeypatch.setattr(sys, "stdout", None)  # as under pythonw
+    console.on_change(lambda: None)
+    console.show_state(1, [b"50%"])
+    console.write(1, b"a line\n")
+    console.close()
+    assert not console.broken
+
+
+@pytest.mark.parametrize("problem", [OSError(errno.EPIPE, "Broken pipe"), ValueError("closed file")])
+def test_a_stream_that_is_closed(problem: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise problem
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    console = Console()
+    console.write(1, b"a line\n")
+    assert console.broken
+
+
+# ---- the files of ranks ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda folder: folder.touch(), lambda folder: (folder.mkdir(), (folder / "rank.1").touch())],
+    ids=["folder", "rank"],
+)
+def test_a_directory_that_cannot_be_made(tmp_path: Path, spoil: Callable[[Path], object]) -> None:
+    before = opened()
+    spoil(tmp_path / "out")
+    with pytest.raises(ConfigError, match=f"--output-dir {tmp_path}/out: .*Name a directory"):
+        OutputFiles(tmp_path / "out", 2)
+    assert not remains(before), "the files of rank 0 are closed"
+
+
+def test_a_file_that_cannot_be_written_is_closed(tmp_path: Path) -> None:
+    files = OutputFiles(tmp_path, 1)
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, files._files[0, 2][1])
+    os.close(full)
+    files.write(0, 2, b"lost\n")
+    path = tmp_path / "rank.0" / "stderr"
+    assert files.problem == f"{path}: No space left on device; further output is not written to it."
+    files.write(0, 2, b"left out\n")
+    files.write(0, 1, b"kept\n")
+    files.close()
+    files.write(0, 1, b"late\n")
+    assert (tmp_path / "rank.0" / "stdout").read_bytes() == b"kept\n" and path.read_bytes() == b""

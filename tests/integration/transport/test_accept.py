@@ -1,0 +1,358 @@
+"""The acceptor with real sockets: which peers are accepted, which are not, and what that may cost."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import resource
+import socket
+import struct
+from contextlib import ExitStack
+
+import pytest
+
+from ringcomm.errors import AuthenticationError
+from ringcomm.transport import accept
+from ringcomm.transport.accept import GRACE_S, MAX_HALF_OPEN
+from ringcomm.transport.connect import listen
+from ringcomm.transport.secure import SecureSocket
+from ringcomm.wire.auth import Admission, Initiator, plain_answer
+from ringcomm.wire.place import place_of
+from tests.integration.transport.street import Street
+from tests.support.garbage import FORGED_PRELUDE, HALF_A_PRELUDE, HALF_AN_ADMISSION, HELLO
+from tests.support.service import CLAIM, KEY, Door
+
+LONG_S = 600.0
+
+
+@pytest.fixture(params=["plain", "encrypted"])
+def street(request, reactor, monkeypatch):
+    """With 20 places, which failed connections keep until the test gives them back."""
+    monkeypatch.setattr(accept, "MAX_HALF_OPEN", 20)
+    with ExitStack() as stack:
+        yield Street(reactor, stack, LONG_S, encrypt=request.param == "encrypted")
+
+
+def test_ranks_that_come_together_wait_for_nothing(street):
+    """More than there are places."""
+    for _ in range(50):
+        street.rank()
+    street.door.turn_until(lambda: len(street.ends) == len(street.door.arrived) == 50)
+    assert set(street.ends) == {""}
+    assert street.door.acceptor._failed == 0
+    assert not street.door.acceptor.shut
+    assert street.door.refused == []
+
+
+def test_no_connection_is_accepted_while_failed_ones_keep_all_places(street):
+    for _ in range(45):
+        street.peer(b"GET / HTTP/1.1\r\n\r\n")
+    street.door.turn_until(lambda: len(street.door.refused) >= 20)
+    street.door.turn_for(0.2)
+    assert len(street.door.refused) == 20
+    assert street.door.acceptor.shut
+    street.rank()
+    street.door.turn_for(0.3)
+    assert street.door.arrived == [] and street.ends == []
+    # The peer with the key comes after those that have waited before it.
+    street.time_passes()
+    street.door.turn_until(lambda: len(street.door.refused) >= 40)
+    street.time_passes()
+    street.door.turn_until(lambda: street.door.arrived and street.ends == [""])
+    assert len(street.door.refused) == 45 and street.door.acceptor.kept_waiting
+
+
+def test_a_place_comes_back_with_time(reactor):
+    with ExitStack() as stack:
+        street = Street(reactor, stack, 0.01)
+        for _ in range(3 * MAX_HALF_OPEN):
+            street.peer(b"GET / HTTP/1.1\r\n\r\n")
+        street.door.turn_until(lambda: len(street.door.refused) == 3 * MAX_HALF_OPEN)
+        street.door.turn_until(lambda: street.door.acceptor._failed == 0)
+        assert not street.door.acceptor.shut
+
+
+def test_connections_that_were_accepted_before_go_on(street):
+    """The last place is taken while a peer is about to authenticate."""
+    street.rank()
+    for _ in range(50):
+        street.peer(b"?")
+    street.door.turn_until(lambda: street.door.acceptor.shut)
+    street.door.turn_until(lambda: street.door.arrived and street.ends == [""])
+    street.door.turn_until(lambda: street.door.acceptor._failed == 20)
+    assert len(street.door.refused) == 20
+
+
+def test_tls_is_not_answered_without_the_jobs_key(reactor):
+    """A hello costs no more than any other bytes, and its sender receives nothing."""
+    with ExitStack() as stack:
+        street = Street(reactor, stack, LONG_S, encrypt=True)
+        copied = Admission.of(KEY)
+        street.peer(copied + HELLO).shutdown(socket.SHUT_WR)
+        street.door.turn_until(lambda: street.door.acceptor._failed == 1)
+        others = [b"", Admission.of(b"x" * 32), spoiled(Admission.of(KEY)), copied]
+        peers = [street.peer(other + HELLO) for other in others]
+        street.door.turn_until(lambda: len(street.door.refused) == len(others))
+        for peer, other in zip(peers, others):
+            answer = received(peer)
+            if other in (b"", copied):
+                assert answer == b""
+            else:
+                assert isinstance(plain_answer(answer), AuthenticationError)
+
+
+def spoiled(data):
+    """The same with the last bit flipped."""
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+def received(sock):
+    """All that the other end has sent before it closed the connection."""
+    sock.setblocking(True)
+    try:
+        return sock.recv(1000)
+    except ConnectionResetError:
+        return b""
+
+
+def test_an_admission_may_arrive_in_pieces(reactor):
+    with ExitStack() as stack:
+        street = Street(reactor, stack, encrypt=True)
+        data = Admission.of(KEY) + HELLO
+        peer = street.peer(data[:1])
+        for position in range(1, len(data)):
+            street.door.turn_for(0.001)
+            peer.send(data[position : position + 1])
+
+        def answered():
+            socks = [item.sock for item in street.door.acceptor._half_open]
+            return any(isinstance(sock, SecureSocket) and sock.answered for sock in socks)
+
+        street.door.turn_until(answered)
+        assert street.door.refused == []
+
+
+def test_silent_connections_make_room_but_a_peer_that_named_the_job_stays(reactor, monkeypatch):
+    """The oldest of all has named the job; the many silent ones are closed instead of it."""
+    monkeypatch.setattr(accept, "HANDSHAKE_S", LONG_S)
+    with ExitStack() as stack:
+        street = Street(reactor, stack)
+        door = street.door
+        initiator = Initiator(KEY, CLAIM, place=place_of(*door.address))
+        knowing = stack.enter_context(socket.create_connection(door.address, 5.0))
+        knowing.sendall(initiator.greeting)
+        door.turn_until(lambda: any(item.named_job for item in door.acceptor._half_open))
+        for number in range(2 * MAX_HALF_OPEN):
+            street.peer()
+            if number % 16 == 0:
+                door.reactor.run_once(0.0)
+        door.turn_until(lambda: len(door.refused) > MAX_HALF_OPEN / 2)
+        assert set(door.refused) == {"too many unproven connections at once"}
+        knowing.sendall(initiator.receive(knowing.recv(initiator.needs)))
+        door.turn_until(lambda: door.arrived)
+
+
+def test_a_connection_has_a_moment_before_another_takes_its_place(reactor, monkeypatch):
+    monkeypatch.setattr(accept, "GRACE_S", LONG_S)
+    with ExitStack() as stack:
+        street = Street(reactor, stack)
+        for _ in range(MAX_HALF_OPEN + 1):
+            street.peer()
+        street.door.turn_until(lambda: street.door.acceptor.shut)
+        street.door.turn_for(0.1)
+        assert street.door.refused == [] and len(street.door.acceptor._half_open) == MAX_HALF_OPEN
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_connections_that_copy_a_greeting_make_room_too(reactor, monkeypatch, crowded):
+    """They may be slow ranks, and have all the time that these have. Where many fail, they have a moment."""
+    limit_s = LONG_S if crowded else 3 * GRACE_S
+    monkeypatch.setattr(accept, "HANDSHAKE_S", limit_s)
+    with ExitStack() as stack:
+        street = Street(reactor, stack, LONG_S if crowded else 0.0)
+        door = street.door
+        door.acceptor._keep(20)
+        greeting = Initiator(KEY, CLAIM, place=place_of(*door.address)).greeting
+        for number in range(MAX_HALF_OPEN):
+            street.peer(greeting)
+            if number % 16 == 0:
+                door.reactor.run_once(0.0)
+        door.turn_until(lambda: door.acceptor.shut or door.refused)
+        street.rank()
+        door.turn_until(lambda: door.arrived)
+        late = f"it proved nothing within {limit_s:g} s"
+        assert set(door.refused) == {"too many unproven connections at once" if crowded else late}
+
+
+def test_unauthenticated_connections_leave_most_descriptors_to_the_process(reactor):
+    """With `ulimit -n 160` they take 40: starting a process of another host takes some, too."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (160, limits[1]))
+        try:
+            street = Street(reactor, stack)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for _ in range(MAX_HALF_OPEN):
+            street.peer()
+        street.door.turn_for(GRACE_S / 2)
+        assert len(street.door.acceptor._half_open) == 40
+        street.rank()
+        street.door.turn_until(lambda: street.door.arrived)
+
+
+def test_out_of_descriptors_it_does_not_spin(reactor, monkeypatch):
+    """No peer can be sent away, so it looks again a few times a second, and serves when it can."""
+    door = Door(reactor)
+    tried = []
+    accept = socket.socket.accept
+
+    def no_more_files(listener):
+        tried.append(listener)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket.socket, "accept", no_more_files)
+    with socket.create_connection(door.address) as visitor:
+        door.turn_until(lambda: tried)
+        door.turn_for(0.5)
+        assert len(tried) <= 6
+        monkeypatch.setattr(socket.socket, "accept", accept)
+        visitor.sendall(b"not a greeting" * 10)
+        door.turn_until(lambda: door.refused)
+    door.close()
+
+
+def test_a_look_waits_for_nothing(reactor, monkeypatch):
+    """The thread that looks has other connections to serve, and an alarm may come when nothing is there."""
+    door = Door(reactor)
+    selector, limits = door.acceptor._selector, []
+    select = selector.select
+
+    def noted(timeout=None):
+        limits.append(timeout)
+        return select(0)
+
+    monkeypatch.setattr(selector, "select", noted)
+    with socket.create_connection(door.address) as visitor:
+        visitor.sendall(b"not a greeting" * 10)
+        door.turn_until(lambda: door.refused)
+    door.close()
+    assert limits and set(limits) == {0}
+
+
+def test_closing_while_it_looks_away(reactor):
+    """The alarm for the next look comes when everything is closed."""
+    door = Door(reactor, place_s=LONG_S)
+    door.acceptor._keep(MAX_HALF_OPEN)
+    door.turn_for(0.01)
+    with socket.create_connection(door.address):
+        door.turn_for(0.1)
+        assert door.acceptor.shut
+        door.close()
+        door.turn_for(0.1)
+
+
+def test_a_peer_that_leaves_half_way_is_refused_by_what_it_did(reactor):
+    with ExitStack() as stack:
+        for encrypt in (False, True):
+            street = Street(reactor, stack, encrypt=encrypt)
+            start = HALF_AN_ADMISSION if encrypt else HALF_A_PRELUDE
+            street.peer(start).shutdown(socket.SHUT_WR)
+            street.door.turn_until(lambda street=street: street.door.refused)
+            assert street.door.refused == ["it closed the connection before it had proven anything"]
+            peer = street.peer(start)
+            street.door.turn_until(lambda street=street: street.door.acceptor._half_open)
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            peer.close()
+            street.door.turn_until(lambda street=street: len(street.door.refused) == 2)
+            assert street.door.refused[1] == "connection reset by peer"
+
+
+@pytest.mark.parametrize("encrypt", [False, True], ids=["plain", "encrypted"])
+def test_connections_that_a_rank_gives_up_are_not_reported(reactor, encrypt):
+    """Of several that it has opened it keeps one; the others end before the handshake, or during it."""
+    with ExitStack() as stack:
+        street = Street(reactor, stack, LONG_S, encrypt=encrypt)
+        door, half_open = street.door, street.door.acceptor._half_open
+        for named, abrupt in itertools.product((False, True), repeat=2):
+            greeting = Initiator(KEY, CLAIM, place=place_of(*door.address)).greeting
+            peer = street.peer((Admission.of(KEY) + HELLO if encrypt else greeting) if named else b"")
+            door.turn_until(lambda named=named: [item for item in half_open if item.named_job == named])
+            if abrupt:
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                peer.close()
+            else:
+                peer.shutdown(socket.SHUT_WR)
+            door.turn_until(lambda: not half_open)
+        assert door.refused == []
+        assert door.acceptor._failed >= 4
+        street.peer(b"GET / HTTP/1.1\r\n\r\n")
+        door.turn_until(lambda: door.refused)
+        assert len(door.refused) == 1
+
+
+def test_where_many_give_up_that_is_reported(reactor):
+    """They may keep a rank waiting, and the log says why."""
+    with ExitStack() as stack:
+        street = Street(reactor, stack, LONG_S)
+        for _ in range(300):
+            street.peer().close()
+        street.door.turn_until(lambda: street.door.refused)
+        assert set(street.door.refused) == {"it closed the connection before it had proven anything"}
+
+
+def test_a_program_that_does_not_encrypt_is_answered_in_plain_text(reactor):
+    """After its admission it goes on as a process of a job without a certificate does."""
+    with ExitStack() as stack:
+        street = Street(reactor, stack, encrypt=True)
+        peer = street.peer(Admission.of(KEY) + FORGED_PRELUDE)
+        street.door.turn_until(lambda: street.door.refused)
+        assert isinstance(plain_answer(received(peer)), AuthenticationError)
+        assert "does not encrypt" in street.door.refused[0]
+
+
+def test_processes_of_other_users_are_refused(reactor, monkeypatch):
+    def another_user(sock):
+        raise PermissionError(errno.EPERM, "it belongs to another user (number 7)")
+
+    door = Door(reactor, listen(f"@ringcomm-test-{os.getpid()}-users"))
+    monkeypatch.setattr(accept, "check_user", another_user)
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(door.listener.getsockname())
+        door.turn_until(lambda: door.refused)
+        assert door.refused == ["it belongs to another user (number 7)"]
+        assert peer.recv(1) == b""
+    door.close()
+    door.close()
+
+
+def test_a_listener_that_fails_is_no_peer_that_does(reactor, monkeypatch):
+    door = Door(reactor)
+
+    def broken(listener):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(socket.socket, "accept", broken)
+    with socket.create_connection(door.address), pytest.raises(OSError, match="Invalid argument"):
+        for _ in range(100):
+            reactor.run_once(0.1)
+    door.close()
+
+
+def test_out_of_descriptors_the_oldest_makes_room(reactor, monkeypatch):
+    with ExitStack() as stack:
+        street = Street(reactor, stack)
+        street.peer()
+        street.door.turn_until(lambda: street.door.acceptor._half_open)
+        usual = socket.socket.accept
+
+        def no_more_files(listener):
+            monkeypatch.setattr(socket.socket, "accept", usual)
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(socket.socket, "accept", no_more_files)
+        street.peer()
+        street.door.turn_until(lambda: street.door.refused)
+        assert street.door.refused == ["too many unproven connections at once"]
+        street.door.turn_until(lambda: street.door.acceptor._half_open)

@@ -1,0 +1,293 @@
+"""The reactor and the dial, with real sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+
+import pytest
+
+from ringcomm.transport import connect
+from ringcomm.transport.connect import ASK_AGAIN_S, Dial, listen, place_here
+from ringcomm.transport.reactor import READ, Reactor
+from ringcomm.wire.auth import job_digest
+from ringcomm.wire.place import NOWHERE, place_of
+from tests.support.service import CLAIM, KEY, Door, eventually
+
+
+@pytest.fixture
+def door(reactor):
+    """A listener with an acceptor behind it."""
+    door = Door(reactor)
+    yield door
+    door.close()
+
+
+def test_a_callback_may_close_a_socket_that_is_ready_too(reactor):
+    """Two sockets are ready in the same turn; whichever is served first closes both."""
+    pairs = [socket.socketpair() for _ in range(2)]
+    served = []
+
+    def close_both():
+        served.append(1)
+        for mine, _ in pairs:
+            reactor.forget(mine)
+            mine.close()
+
+    for mine, theirs in pairs:
+        theirs.send(b"!")
+        reactor.watch(mine, READ, close_both)
+    reactor.run_once(1.0)
+    assert served == [1]
+    for _, theirs in pairs:
+        theirs.close()
+
+
+def test_waits_may_be_endless(reactor):
+    moments = []
+    reactor.after(0.01, lambda: moments.append(1))
+    reactor.run_once(float("inf"))
+    mine, theirs = socket.socketpair()
+    theirs.send(b"!")
+    reactor.watch(mine, READ, lambda: moments.append(2))
+    for timeout_s in (float("inf"), 1e12):
+        reactor.run_once(timeout_s)
+    assert moments == [1, 2, 2]
+    theirs.close()
+
+
+def test_alarms_ring_once_and_in_order(reactor):
+    fired = []
+    for name, delay_s in (("c", 0.03), ("a", 0.0), ("b", 0.01)):
+        reactor.after(delay_s, lambda name=name: fired.append(name))
+    assert eventually(lambda: reactor.run_once(0.05) or len(fired) == 3)
+    reactor.run_once(0.01)
+    assert fired == ["a", "b", "c"]
+
+
+def test_closing_closes_what_is_still_watched():
+    reactor = Reactor()
+    mine, theirs = socket.socketpair()
+    kept, other = socket.socketpair()
+    reactor.watch(mine, READ, lambda: None)
+    reactor.watch(kept, READ, lambda: None)
+    reactor.forget(kept)
+    reactor.forget(kept)
+    reactor.close()
+    assert mine.fileno() == -1
+    assert kept.fileno() >= 0
+    for sock in (theirs, kept, other):
+        sock.close()
+
+
+def test_dial_and_accept(door):
+    ends = []
+    Dial(door.reactor, door.address, KEY, CLAIM, ends.append, 5.0)
+    door.turn_until(lambda: ends and door.arrived)
+    sock, claim = door.arrived[0]
+    assert claim == CLAIM
+    assert ends[0].reason == ""
+    sock.send(b"hello")
+    assert eventually(lambda: _peek(ends[0].sock) == b"hello")
+    ends[0].sock.close()
+
+
+def _peek(sock):
+    try:
+        return sock.recv(10)
+    except BlockingIOError:
+        return b""
+
+
+@pytest.mark.parametrize(
+    "change, reason, by_key",
+    [
+        ({"key": b"x" * 32}, "does not hold this job's key", True),
+        ({"claim": CLAIM._replace(job=job_digest("other"))}, "belongs to another job", True),
+    ],
+)
+def test_dial_that_is_not_accepted(door, change, reason, by_key):
+    ends = []
+    values = {"key": KEY, "claim": CLAIM, **change}
+    Dial(door.reactor, door.address, values["key"], values["claim"], ends.append, 5.0)
+    door.turn_until(lambda: ends and door.refused)
+    assert (ends[0].sock, ends[0].refused_by_key) == (None, by_key)
+    assert reason in ends[0].reason
+    assert reason in door.refused[0], "both ends report why"
+    assert door.arrived == []
+
+
+def test_a_dial_that_is_given_up_during_the_handshake_is_not_reported(door):
+    """As when another endpoint has answered first: the text of a timeout does not count it as turned away."""
+    half_open = door.acceptor._half_open
+    dial = Dial(door.reactor, door.address, KEY, CLAIM, lambda ended: None, 5.0)
+    door.turn_until(lambda: any(item.named_job for item in half_open))
+    assert dial.sock is None
+    dial.give_up("another endpoint answered first")
+    door.turn_until(lambda: not half_open)
+    assert door.refused == door.arrived == []
+
+
+def test_dial_to_a_closed_port(reactor):
+    listener = listen("127.0.0.1")
+    address = listener.getsockname()[:2]
+    listener.close()
+    ends = []
+    Dial(reactor, address, KEY, CLAIM, ends.append, 5.0)
+    assert eventually(lambda: reactor.run_once(0.01) or bool(ends))
+    assert "refused" in ends[0].reason and not ends[0].no_answer and not ends[0].too_slow
+
+
+def test_dial_to_an_address_that_cannot_be_reached_at_all(reactor):
+    ends = []
+    Dial(reactor, ("255.255.255.255", 1), KEY, CLAIM, ends.append, 5.0)
+    assert ends == [], "it ends in the loop, not while it is being made"
+    assert eventually(lambda: reactor.run_once(0.01) or bool(ends))
+    assert ends[0].reason and ends[0].sock is None
+
+
+def test_a_dial_to_a_silent_peer_gives_up_in_time(reactor):
+    silent = listen("127.0.0.1")
+    ends = []
+    Dial(reactor, silent.getsockname()[:2], KEY, CLAIM, ends.append, 0.05)
+    assert eventually(lambda: reactor.run_once(0.05) or bool(ends))
+    assert ends[0].reason == "no answer within 0.05 s" and ends[0].no_answer and ends[0].too_slow
+    silent.close()
+
+
+def test_a_peer_that_waits_in_vain_asks_again(reactor):
+    """The acceptor takes no connection, and later it does."""
+    closed = socket.socket()
+    closed.bind(("127.0.0.1", 0))
+    closed.listen(0)
+    closed.setblocking(False)
+    with closed, socket.create_connection(closed.getsockname()):
+        ends = []
+        Dial(reactor, closed.getsockname(), KEY, CLAIM, ends.append, 30.0)
+        until_s = time.monotonic() + 5 * ASK_AGAIN_S
+        while time.monotonic() < until_s:
+            reactor.run_once(0.05)
+        assert ends == []
+        acceptor = Door(reactor, closed)
+        acceptor.turn_until(lambda: ends and acceptor.arrived)
+        assert ends[0].sock is not None
+        ends[0].sock.close()
+        acceptor.close()
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+def test_a_peer_at_a_crowded_unix_socket_asks_again(reactor, turns):
+    """The system reports at once that too many wait, but not when there is room."""
+    address = f"@ringcomm-test-{os.getpid()}"
+    closed = listen(address)
+    closed.listen(0)
+    with closed, socket.socket(socket.AF_UNIX) as other:
+        other.connect(closed.getsockname())
+        ends = []
+        Dial(reactor, (address, 0), KEY, CLAIM, ends.append, 30.0)
+        until_s = time.monotonic() + turns * ASK_AGAIN_S
+        while time.monotonic() < until_s:
+            reactor.run_once(0.05)
+        assert ends == []
+        acceptor = Door(reactor, closed)
+        acceptor.turn_until(lambda: ends and acceptor.arrived)
+        ends[0].sock.close()
+        acceptor.close()
+
+
+def test_a_port_that_is_taken(no_leaks):
+    with listen("127.0.0.1") as listener, pytest.raises(OSError, match="in use"):
+        listen("127.0.0.1", port=listener.getsockname()[1])
+
+
+def test_the_place_of_a_socket():
+    with listen("127.0.0.1") as listener:
+        assert place_here(listener) == place_of(*listener.getsockname())
+    with listen(f"@ringcomm-test-{os.getpid()}-place") as listener:
+        assert place_here(listener) == place_of(f"@ringcomm-test-{os.getpid()}-place", 0)
+    one, other = socket.socketpair()
+    with one, other:
+        assert place_here(one) == NOWHERE  # it has no name
+
+
+class Program:
+    """What answers a dial, of its own: it accepts once, and does what the test says."""
+
+    def __init__(self, reactor, **options):
+        self.listener, self.ends = listen("127.0.0.1"), []
+        self.reactor = reactor
+        self.dial = Dial(
+            reactor, self.listener.getsockname()[:2], KEY, CLAIM, self.ends.append, 30.0, **options
+        )
+        self.listener.setblocking(True)
+        self.sock, _ = self.listener.accept()
+        self.listener.close()
+        reactor.run_once(1.0)
+
+    def end(self):
+        assert eventually(lambda: self.reactor.run_once(0.01) or bool(self.ends))
+        self.sock.close()
+        (dial,) = self.ends
+        assert dial is self.dial and dial.sock is None
+        return dial
+
+
+def test_a_program_that_closes_the_connection_may_have_been_busy(reactor):
+    program = Program(reactor)
+    program.sock.recv(10_000)
+    program.sock.shutdown(socket.SHUT_WR)
+    dial = program.end()
+    assert dial.reason == "it closed the connection during the handshake" and dial.too_slow
+    assert not dial.refused_by_key and not dial.no_answer
+
+
+def test_a_program_that_resets_the_connection(reactor):
+    program = Program(reactor)
+    program.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    program.sock.close()
+    dial = program.end()
+    assert dial.reason == "connection reset by peer" and not dial.too_slow
+
+
+def test_a_program_that_sends_something_else(reactor):
+    program = Program(reactor)
+    program.sock.sendall(b"HTTP/1.1 400 Bad Request\r\n" + bytes(100))
+    dial = program.end()
+    assert dial.reason and not dial.refused_by_key
+
+
+def test_a_dial_that_has_ended_does_not_end_again(reactor):
+    program = Program(reactor)
+    program.dial.give_up("first")
+    program.dial.give_up("second")
+    assert program.end().reason == "first"
+
+
+def test_a_connection_to_itself_is_refused(reactor, monkeypatch):
+    """TCP connects a free port of this machine to itself now and then."""
+    monkeypatch.setattr(connect, "_connected_to_itself", lambda sock: True)
+    assert Program(reactor).end().reason == "connection refused"
+    monkeypatch.undo()
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.connect(sock.getsockname())
+        assert connect._connected_to_itself(sock)
+
+
+def test_ipv6_and_ipv4_are_listened_on_apart(reactor):
+    """The same port of both, so that each address is bound by itself."""
+    try:
+        listener = listen("::1")
+    except OSError as problem:
+        pytest.skip(f"no IPv6 here: {problem}")
+    door, ends = Door(reactor, listener), []
+    with pytest.raises(OSError, match="in use"):
+        listen("::1", port=door.address[1])
+    assert listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == 1
+    Dial(reactor, door.address, KEY, CLAIM, ends.append, 30.0)
+    door.turn_until(lambda: ends and door.arrived)
+    assert ends[0].sock.getpeername()[:2] == door.address
+    ends[0].sock.close()
+    door.close()

@@ -1,0 +1,375 @@
+"""Encrypted connections, with real sockets: which peers are accepted, and what a listener sees."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ringcomm as rc
+from ringcomm import newkey
+from ringcomm.config import Membership, Settings
+from ringcomm.errors import AuthenticationError, ConfigError, StartupError
+from ringcomm.storage.certificate import make_certificate
+from ringcomm.storage.keys import read_key
+from ringcomm.testing.cluster import run_ranks
+from ringcomm.transport import tls
+from ringcomm.transport.accept import Acceptor
+from ringcomm.transport.connect import Dial, Reactor, listen
+from ringcomm.transport.encryption import encryption_of
+from ringcomm.wire.auth import UNENCRYPTED, Admission, Claim, Purpose, job_digest
+from tests.support.service import eventually, turn_until
+
+KEY, JOB = b"k" * 32, job_digest("job")
+CLAIM = Claim(Purpose.DIRECT, JOB, 1, 2, 3)
+
+
+@pytest.fixture(scope="module")
+def certificate():
+    return make_certificate()
+
+
+@pytest.fixture
+def house(no_leaks):
+    """A reactor, and what is to be closed in the end."""
+    with ExitStack() as stack:
+        yield House(stack)
+
+
+class House:
+    def __init__(self, stack):
+        self.reactor = Reactor()
+        stack.callback(self.reactor.close)
+        self.stack = stack
+        self.arrived, self.refused, self.ends = [], [], []
+
+    def door(self, certificate):
+        listener = listen("127.0.0.1")
+        acceptor = Acceptor(
+            self.reactor, [listener], KEY, JOB,
+            lambda sock, claim, session: self.arrived.append(self.stack.enter_context(closing(sock))),
+            lambda origin, reason: self.refused.append(reason), encryption_of(certificate),
+        )  # fmt: skip
+        self.stack.callback(acceptor.close)
+        return listener.getsockname()[:2]
+
+    def dial(self, address, certificate, key=KEY):
+        Dial(self.reactor, address, key, CLAIM, self._ended, 5.0, encryption=encryption_of(certificate))
+
+    def _ended(self, dial):
+        self.ends.append(dial)
+        if dial.sock is not None:
+            self.stack.enter_context(closing(dial.sock))
+
+    def until(self, condition):
+        turn_until(self.reactor, condition)
+
+
+def test_both_ends_with_the_jobs_certificate(house, certificate):
+    house.dial(house.door(certificate), certificate)
+    house.until(lambda: house.ends and house.arrived)
+    one, other = house.ends[0].sock, house.arrived[0]
+    one.sendall(b"hello" * 1000)
+    got = b""
+
+    def read():
+        nonlocal got
+        try:
+            got += other.recv(65536)
+        except BlockingIOError:
+            pass
+        return len(got) == 5000
+
+    assert eventually(read)
+    assert got == b"hello" * 1000
+    assert one._tls.version() == other._tls.version() == "TLSv1.3"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "dialled", "accepted"),
+    [
+        ("job", "other", "does not have this job's certificate", "does not have this job's certificate"),
+        ("job", "", "no certificate came with its key", "it does not encrypt, and this process does"),
+        ("", "job", "it does not encrypt, and this process does", "no certificate came with this job's key"),
+    ],
+)
+def test_a_peer_with_another_certificate_or_none_is_refused(
+    house, certificate, ours, theirs, dialled, accepted
+):
+    made = {"job": certificate, "other": make_certificate(), "": ""}
+    house.dial(house.door(made[ours]), made[theirs])
+    house.until(lambda: house.ends and house.refused)
+    end = house.ends[0]
+    assert end.sock is None and end.refused_by_key
+    assert dialled in end.reason
+    assert accepted in house.refused[0]
+    assert house.arrived == []
+
+
+def test_a_responder_that_closes_the_connection_before_tls_is_ready_may_have_been_busy(house, certificate):
+    """As without encryption: another attempt may succeed."""
+    with listen("127.0.0.1") as listener:
+        listener.setblocking(True)
+        house.dial(listener.getsockname()[:2], certificate)
+        sock, _ = listener.accept()
+        with sock:
+            house.reactor.run_once(1.0)
+            sock.recv(10_000)
+            sock.shutdown(socket.SHUT_WR)
+            house.until(lambda: house.ends)
+    assert house.ends[0].reason == "it closed the connection during the handshake"
+    assert house.ends[0].too_slow and not house.ends[0].refused_by_key
+
+
+def test_the_certificate_alone_opens_nothing(house, certificate):
+    house.dial(house.door(certificate), certificate, key=b"x" * 32)
+    house.until(lambda: house.ends and house.refused)
+    assert "does not hold this job's key" in house.ends[0].reason
+    assert house.arrived == []
+
+
+COPIED = Admission.of(KEY)
+"""What a process on the wire has seen a rank send ahead of TLS, to another port."""
+
+
+def tls_peer(address, certificate, **changes):
+    """What becomes of a peer that uses Python's TLS, in a thread: the exception."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    if "show" in changes:
+        context.load_cert_chain(changes["show"])
+    if "newest" in changes:
+        context.maximum_version = changes["newest"]
+    problems = []
+
+    def visit():
+        try:
+            with socket.create_connection(address) as plain:
+                if changes.get("admitted", True):
+                    plain.sendall(COPIED)
+                with context.wrap_socket(plain) as secured:
+                    secured.settimeout(5.0)
+                    problems.append(secured.recv(1))
+        except OSError as problem:
+            problems.append(problem)
+
+    thread = threading.Thread(target=visit)
+    thread.start()
+    return thread, problems
+
+
+@pytest.mark.parametrize("kind", ["without a certificate", "with another one", "with TLS 1.2"])
+def test_unauthenticated_peers_with_tls(house, certificate, tmp_path, kind):
+    changes = {}
+    if kind == "with another one":
+        (tmp_path / "pem").write_text(make_certificate())
+        changes["show"] = tmp_path / "pem"
+    if kind == "with TLS 1.2":
+        (tmp_path / "pem").write_text(certificate)
+        changes = {"show": tmp_path / "pem", "newest": ssl.TLSVersion.TLSv1_2}
+    thread, problems = tls_peer(house.door(certificate), certificate, **changes)
+    house.until(lambda: house.refused)
+    thread.join(10.0)
+    assert house.arrived == []
+    assert isinstance(problems[0], OSError) or problems == [b""]
+
+
+def test_the_certificate_without_an_admission_opens_nothing(house, certificate, tmp_path):
+    (tmp_path / "pem").write_text(certificate)
+    thread, problems = tls_peer(house.door(certificate), certificate, show=tmp_path / "pem", admitted=False)
+    house.until(lambda: house.refused)
+    thread.join(10.0)
+    assert house.arrived == []
+    assert house.refused == [UNENCRYPTED]
+    assert isinstance(problems[0], OSError)
+
+
+def test_no_peer_sends_much_before_it_is_authenticated(house, certificate):
+    """A record that is announced to be long, and comes in small pieces, is read up to the budget."""
+    address = house.door(certificate)
+    with socket.create_connection(address) as sock:
+        sock.sendall(COPIED + b"\x16\x03\x01\x40\x00" + bytes(tls.UNAUTHENTICATED_BYTES - 5))
+        house.until(lambda: house.refused)
+    assert house.refused == [f"it sent {tls.UNAUTHENTICATED_BYTES} bytes and proved nothing"]
+
+
+def test_silence_after_the_first_message_is_not_endured(house, certificate, monkeypatch):
+    monkeypatch.setattr("ringcomm.transport.accept.HANDSHAKE_S", 0.1)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    hello = encryption_of(certificate)._dialling.wrap_bio(incoming, outgoing)
+    with pytest.raises(ssl.SSLWantReadError):
+        hello.do_handshake()
+    with socket.create_connection(house.door(certificate)) as sock:
+        sock.sendall(COPIED + outgoing.read())
+        house.until(lambda: house.refused)
+    assert "proved nothing within" in house.refused[0]
+
+
+@pytest.mark.parametrize("position", [5, 100])
+def test_what_is_forged_on_the_way_ends_the_link(certificate, position):
+    plain = [socket.socketpair(), socket.socketpair()]
+    encryption = encryption_of(certificate)
+    for pair in plain:
+        for sock in pair:
+            sock.setblocking(False)
+    one, other = encryption.wrap(plain[0][0], False), encryption.wrap(plain[1][0], True)
+    wires = plain[0][1], plain[1][1]
+
+    def carry(change=lambda data: data):
+        for source, target in (wires, wires[::-1]):
+            try:
+                target.sendall(change(source.recv(65536)))
+            except BlockingIOError:
+                pass
+
+    while not (one.handshake() & other.handshake()):
+        carry()
+    for end in (one, other):
+        end.trust()
+    one.send(b"gradient" * 100)
+    carry(lambda data: data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
+    with pytest.raises(ConnectionAbortedError, match="damaged or forged"):
+        other.recv(10)
+    for sock in (one, other, *wires):
+        sock.close()
+
+
+class Listener:
+    """Sits between a rank and a port, passes everything on, and keeps a copy."""
+
+    def __init__(self, stack, target):
+        self.seen = bytearray()
+        self._target = target
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.address = self._door.getsockname()
+        self._stack = stack
+        stack.callback(self._door.close)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        try:
+            while True:
+                sock, _ = self._door.accept()
+                there = socket.create_connection(self._target)
+                for pair in ((sock, there), (there, sock)):
+                    threading.Thread(target=self._carry, args=pair, daemon=True).start()
+        except OSError:
+            pass
+
+    def _carry(self, source, target):
+        try:
+            while True:
+                data = source.recv(65536)
+                self.seen += data
+                target.sendall(data)
+                if not data:
+                    target.shutdown(socket.SHUT_WR)
+                    return
+        except OSError:
+            source.close()
+            target.close()
+
+
+@pytest.mark.parametrize("encrypt", [True, False])
+def test_what_a_listener_sees(monkeypatch, encrypt):
+    """The same job twice: with encryption neither what is sent nor what is said can be found on the wire."""
+    text = np.frombuffer(b"the gradient of a secret model! " * 4096, np.uint8)
+    listeners = []
+    with ExitStack() as stack:
+        connect = socket.socket.connect
+
+        def by_detour(sock, address):
+            if sock.family == socket.AF_INET and threading.current_thread().name.startswith("rank-"):
+                listeners.append(Listener(stack, address))
+                address = listeners[-1].address
+            return connect(sock, address)
+
+        monkeypatch.setattr(socket.socket, "connect", by_detour)
+
+        def work(context):
+            mine = text.copy() if context.rank == 0 else np.zeros_like(text)
+            context.allreduce_(mine, rc.Max)
+            return bool((mine == text).all())
+
+        settings = Settings(encrypt=encrypt, spin_us=0.0, measure=False)
+        assert run_ranks(2, work, "tcp", settings) == [True, True]
+    seen = b"".join(bytes(item.seen) for item in listeners)
+    assert len(seen) > text.nbytes
+    for word in (b"the gradient of a secret model!", b'"type":"join"', b"hostname", b"ringcomm"):
+        assert (word in seen) != encrypt, word
+
+
+# ---- keys and certificates -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encrypt", [True, False])
+def test_a_key_file_is_for_one_pair_of_eyes(tmp_path, encrypt, capsys):
+    path = tmp_path / "job.key"
+    assert newkey.main([*(["--encrypt"] if encrypt else []), str(path)]) == 0
+    assert path.stat().st_mode & 0o777 == 0o600
+    key, found = read_key(None, str(path), "")
+    assert len(key) == 32
+    assert bool(found) == encrypt
+    assert (encryption_of(found) is not None) == encrypt
+    assert newkey.main([str(path)]) == 1, "it may be in use"
+    assert "exists already" in capsys.readouterr().err
+    assert newkey.main([]) == newkey.main(["--what", "x"]) == 2
+
+
+def test_without_openssl_and_without_the_package_there_is_a_remedy(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "cryptography", None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(ConfigError, match=r"ringcomm\[encrypt\].*apt install openssl"):
+        make_certificate()
+
+
+def test_an_openssl_that_fails_is_quoted(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "cryptography", None)
+    monkeypatch.setattr("shutil.which", lambda name: "/bin/false")
+    with pytest.raises(ConfigError, match="/bin/false genpkey` ended with 1"):
+        make_certificate()
+
+
+def test_to_insist_without_a_certificate_says_what_is_needed():
+    with pytest.raises(ConfigError, match=r"newkey --encrypt FILE.*ringrun --encrypt"):
+        encryption_of("", insist=True)
+    with pytest.raises(ConfigError, match="newkey --encrypt FILE"):
+        rc.init(Membership(2, (("127.0.0.1", 1),), KEY), Settings(encrypt=True))
+
+
+@pytest.mark.parametrize("text", ["-----BEGIN PRIVATE KEY-----\nno\n", "-----BEGIN CERTIFICATE-----\nno\n"])
+def test_half_a_certificate_is_refused(text):
+    with pytest.raises(ConfigError, match="cannot be used"):
+        encryption_of(text)
+
+
+@pytest.mark.parametrize("how", ["memory", "file"])
+def test_loading_the_certificate_leaves_no_file(certificate, monkeypatch, tmp_path, how):
+    monkeypatch.setattr(tls.tempfile, "tempdir", str(tmp_path))
+    modes = []
+    if how == "file":
+        monkeypatch.delattr(tls.os, "memfd_create")
+    load = ssl.SSLContext.load_cert_chain
+
+    def look(context, path):
+        modes.append((Path(path).stat().st_mode & 0o77, Path(path).parent.stat().st_mode & 0o77))
+        load(context, path)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", look)
+    assert encryption_of(certificate) is not None
+    assert list(tmp_path.iterdir()) == []
+    if how == "file":
+        assert modes == [(0, 0)] * 2
+
+
+def test_ranks_with_different_certificates_do_not_meet(service):
+    """Each side reports why; no side hangs."""
+    with pytest.raises((AuthenticationError, StartupError), match="does not encrypt, and this process does"):
+        rendezvous = service(2)
+        rendezvous.start(0, certificate=make_certificate())

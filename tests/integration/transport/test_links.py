@@ -1,0 +1,199 @@
+"""The shipped conformance suite, run against every transport there is."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from ringcomm.storage.certificate import make_certificate
+from ringcomm.testing import contract
+from ringcomm.transport.base import Watch
+from ringcomm.transport.connect import listen
+from ringcomm.transport.local import make_links
+from ringcomm.transport.memory import memory_fabrics
+from ringcomm.transport.process_memory import Lease, PeerMemory, ReadingLink
+from ringcomm.transport.ring import MASK, RING_BYTES, SMALL_RING_BYTES, Ring
+from ringcomm.transport.tcp import SocketFabric, SocketLink
+from ringcomm.transport.tls import Tls
+
+
+def tcp_pair(address="127.0.0.1"):
+    listener = listen(address)
+    listener.setblocking(True)
+    dialled = socket.create_connection(listener.getsockname()[:2])
+    accepted, _ = listener.accept()
+    listener.close()
+    return dialled, accepted
+
+
+def narrow(sockets, buffer_bytes):
+    """With so small buffers that everything is partial."""
+    for sock in sockets:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+    return sockets
+
+
+def fabrics_of(sockets):
+    return [SocketFabric(0, {1: SocketLink(1, sockets[0])}), SocketFabric(1, {0: SocketLink(0, sockets[1])})]
+
+
+def rings(sizes):
+    """For each of two ends its outward and its inward ring."""
+    made = [Ring.make(size) for size in sizes]
+    return [(made[0], made[1].duplicate()), (made[1], made[0].duplicate())]
+
+
+def with_small_rings():
+    """Ends as where many ranks share a host."""
+    sockets = narrow(socket.socketpair(), 2048)
+    leases = [Lease(), Lease()]
+    memory = [PeerMemory(os.getpid(), lease.address, lease.token) for lease in leases]
+    ends = rings([SMALL_RING_BYTES, RING_BYTES])
+    links = [
+        ReadingLink(1 - rank, sockets[rank], memory[1 - rank], leases[rank], *ends[rank]) for rank in range(2)
+    ]
+    return [SocketFabric(rank, {1 - rank: links[rank]}) for rank in range(2)]
+
+
+def local_fabrics(wishes=("auto", "auto"), buffer_bytes=None):
+    """Each end as it wishes; "memory" reads the other's (which is the same, here)."""
+    sockets = socket.socketpair()
+    if buffer_bytes:
+        narrow(sockets, buffer_bytes)
+    with ThreadPoolExecutor(2) as pool:
+        ends = pool.map(make_links, [{1: sockets[0]}, {0: sockets[1]}], wishes)
+        return [SocketFabric(rank, links) for rank, links in enumerate(ends)]
+
+
+def lending_above(most_bytes):
+    """Ends that send up to so many bytes through the ring."""
+    fabrics = local_fabrics()
+    for fabric in fabrics:
+        fabric.link(1 - fabric.rank).lend_above(most_bytes)
+    return fabrics
+
+
+_tls = []
+
+
+def encrypted(sockets):
+    """The same, encrypted."""
+    if not _tls:
+        _tls.append(Tls(make_certificate()))
+    for sock in sockets:
+        sock.setblocking(False)
+    ends = [_tls[0].wrap(sock, accepted=bool(number)) for number, sock in enumerate(sockets)]
+    while not (ends[0].handshake() & ends[1].handshake()):
+        pass
+    for end in ends:
+        end.trust()
+    return ends
+
+
+TRANSPORTS = {
+    "local": local_fabrics,
+    "local, narrow": lambda: local_fabrics(buffer_bytes=2048),
+    "local, with small rings": with_small_rings,
+    "local, only through rings": lambda: lending_above(MASK),
+    "local, lent above 2 KiB": lambda: lending_above(2048),
+    "shm": lambda: local_fabrics(("shm", "shm")),
+    "shm, narrow": lambda: local_fabrics(("shm", "shm"), 2048),
+    "memory": lambda: memory_fabrics(2),
+    "memory of 100 bytes": lambda: memory_fabrics(2, 100),
+    "tcp": lambda: fabrics_of(tcp_pair()),
+    "tcp, narrow": lambda: fabrics_of(narrow(tcp_pair(), 32768)),
+    "tls": lambda: fabrics_of(encrypted(tcp_pair())),
+    "tls, narrow": lambda: fabrics_of(encrypted(narrow(tcp_pair(), 32768))),
+    "tls, very narrow": lambda: fabrics_of(encrypted(narrow(socket.socketpair(), 2048))),
+    "unix": lambda: fabrics_of(socket.socketpair()),
+    "unix, narrow": lambda: fabrics_of(narrow(socket.socketpair(), 2048)),
+}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("check", contract.CHECKS, ids=lambda check: check.__name__)
+def test_contract(transport, check):
+    contract.run(check, TRANSPORTS[transport])
+
+
+def test_every_check_says_what_it_checks():
+    assert len(contract.CHECKS) >= 18
+    for check in contract.CHECKS:
+        assert check.__doc__
+
+
+class Bell(Watch):
+    """A watch that can be triggered."""
+
+    def __init__(self):
+        self.inside, self.outside = socket.socketpair()
+        self.closed = False
+
+    def fileno(self):
+        return -1 if self.closed else self.inside.fileno()
+
+    def check(self):
+        return None
+
+    def close(self):
+        self.closed = True
+        self.inside.close()
+        self.outside.close()
+
+
+@pytest.fixture
+def bell():
+    bell = Bell()
+    yield bell
+    bell.close()
+
+
+@pytest.mark.parametrize("make", [tcp_pair, socket.socketpair])
+def test_a_watch_ends_a_wait(make, bell):
+    sockets = make()
+    one = SocketFabric(0, {1: SocketLink(1, sockets[0])}, watch=bell)
+    other = SocketFabric(1, {0: SocketLink(0, sockets[1])})
+    try:
+        bell.outside.send(b"!")
+        one.wait([one.link(1)], [], 30.0)  # the test's own time limit is the assertion
+        bell.close()
+        one.wait([one.link(1)], [], 0.01)  # a watch that is gone does not matter
+    finally:
+        one.close()
+        other.close()
+
+
+def test_a_tcp_link_is_set_up_for_small_messages():
+    sockets = tcp_pair()
+    fabrics = fabrics_of(sockets)
+    for sock in sockets:
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert sock.gettimeout() == 0.0
+    for fabric in fabrics:
+        fabric.close()
+    assert [sock.fileno() for sock in sockets] == [-1, -1]
+
+
+def test_room_in_memory_wakes_a_rank_that_waits_to_send():
+    fabrics = memory_fabrics(2, capacity_bytes=8)
+    one, other = fabrics[0].link(1), fabrics[1].link(0)
+    full = threading.Event()
+
+    def fill():
+        sent = one.send([memoryview(bytes(16))])
+        fabrics[0].wait([], [one], 0.0)  # what has changed so far has been seen
+        full.set()
+        fabrics[0].wait([], [one], 25.0)
+        return sent, one.send([memoryview(bytes(8))])
+
+    with ThreadPoolExecutor(1) as pool:
+        filling = pool.submit(fill)
+        assert full.wait(10.0)
+        assert other.recv([memoryview(bytearray(5))]) == 5
+        assert filling.result(15.0) == (8, 5)

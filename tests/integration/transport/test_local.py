@@ -1,0 +1,369 @@
+"""Which kind of link two ranks of one host get, and that shared memory is gone when they are."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ringcomm as rc
+from ringcomm.config import Settings
+from ringcomm.engine.control_messages import ControlMessages
+from ringcomm.errors import StartupError
+from ringcomm.testing.cluster import run_ranks
+from ringcomm.testing.driving import closed
+from ringcomm.transport import carriers, local, ring
+from ringcomm.transport.base import LinkClosed
+from ringcomm.transport.local import make_links
+from ringcomm.transport.process_memory import RING_MOST_BYTES, Lease, PeerMemory, ReadingLink
+from ringcomm.transport.ring import (
+    LENT,
+    MASK,
+    READ,
+    RETURNED,
+    RING_BYTES,
+    SMALL_RING_BYTES,
+    WRITTEN,
+    Ring,
+)
+from ringcomm.transport.shm import SharedLink
+from ringcomm.transport.tcp import SocketLink
+from tests.integration.transport.test_links import with_small_rings
+from tests.support.service import eventually, opened
+
+
+@pytest.fixture
+def pair():
+    """`pair(wish, wish)`: the links at both ends of a Unix socket, or what was raised instead."""
+    sockets = []
+
+    def make(*wishes):
+        ends = socket.socketpair()
+        sockets.extend(ends)
+        with ThreadPoolExecutor(2) as pool:
+            tasks = [pool.submit(make_links, {1 - rank: ends[rank]}, wishes[rank]) for rank in range(2)]
+        return [task.exception() or task.result()[1 - rank] for rank, task in enumerate(tasks)]
+
+    yield make
+    for sock in sockets:
+        sock.close()
+
+
+def refuse(*arguments, **options):
+    raise PermissionError(1, "Operation not permitted")
+
+
+def kinds(links):
+    for link in links:
+        link.close()
+    return [type(link) for link in links]
+
+
+@pytest.mark.parametrize(
+    ("wishes", "kind"),
+    [
+        (("auto", "auto"), ReadingLink),
+        (("memory", "auto"), ReadingLink),
+        (("shm", "auto"), SharedLink),
+        (("auto", "unix"), SocketLink),
+        (("unix", "unix"), SocketLink),
+    ],
+)
+def test_both_ends_get_the_best_that_both_wish_for(pair, wishes, kind):
+    assert kinds(pair(*wishes)) == [kind, kind]
+
+
+def test_memory_that_may_not_be_read_is_shared(pair, monkeypatch):
+    monkeypatch.setattr(PeerMemory, "read", refuse)
+    assert kinds(pair("auto", "auto")) == [SharedLink, SharedLink]
+
+
+def test_without_any_memory_a_plain_stream_remains(pair, monkeypatch):
+    monkeypatch.setattr(PeerMemory, "read", refuse)
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    assert kinds(pair("auto", "auto")) == [SocketLink, SocketLink]
+
+
+@pytest.mark.parametrize(
+    ("wish", "remedy"), [("memory", "use 'auto' or 'shm'"), ("shm", "use 'auto' or 'unix'")]
+)
+def test_a_wish_that_cannot_be_granted_is_an_error_with_a_remedy(pair, wish, remedy):
+    one, other = pair(wish, "unix")
+    assert isinstance(one, StartupError)
+    assert remedy in str(one)
+    assert "rank 1" in str(one)
+    assert type(other) is SocketLink
+
+
+def test_where_many_ranks_share_a_host_the_rings_are_small(monkeypatch, no_leaks):
+    def at_work(context):
+        link = context.group.channels.direct.link(1 - context.rank)
+        x = np.full(2_000_000, context.rank + 1.0, np.float32)  # lent
+        y = np.full(30_000, context.rank + 1.0, np.float32)  # more than a small ring holds
+        sums = (context.allreduce(x, rc.Sum)[-1], context.allreduce(y, rc.Sum)[-1])
+        return type(link), {made.size for made in link._rings}, link.ring_most_bytes, sums
+
+    monkeypatch.setattr(local, "measured", lambda: 123_456)
+    large = (ReadingLink, {RING_BYTES}, 123_456, (3.0, 3.0))
+    assert run_ranks(2, at_work, transport="auto") == [large] * 2
+    monkeypatch.setattr(local, "_MANY_PEERS", 1)
+    small = (ReadingLink, {SMALL_RING_BYTES}, SMALL_RING_BYTES, (3.0, 3.0))
+    assert run_ranks(2, at_work, transport="auto") == [small] * 2
+
+
+def test_pieces_of_all_sizes_come_in_their_order(pair):
+    one, other = pair("auto", "auto")
+    sizes = [32, 70_000, 5, 600_000, 3, 0, 2_000_000, 100, 65_536, 300_000, 1]
+    data = [np.random.default_rng(size).integers(0, 256, size, np.uint8) for size in sizes]
+    got = np.zeros(sum(sizes), np.uint8)
+    waiting, position = [item.data for item in data if item.size], 0
+    while position < got.size:
+        left = one.send(waiting) if waiting else 0
+        while left:
+            count = min(left, waiting[0].nbytes)
+            waiting[0] = waiting[0][count:]
+            left -= count
+            waiting = [view for view in waiting if view.nbytes]
+        position += other.recv([got[position : position + 7].data, got[position + 7 :].data])
+    assert (got == np.concatenate(data)).all()
+    assert kinds([one, other]) == [ReadingLink, ReadingLink]
+
+
+def test_whole_items_are_shown_where_they_lie(pair):
+    one, other = pair("shm", "shm")
+    item, most = 8, 1 << 20
+    assert not other.peek(most, item)
+    data = np.random.default_rng(1).integers(0, 256, RING_BYTES + 5 * item, np.uint8)
+    assert one.send([data[:3].data]) == 3
+    assert not other.peek(most, item)  # a part of an item
+    assert one.send([data[3:11].data]) == 8
+    shown = other.peek(most, item)
+    assert shown.nbytes == item  # the whole item, though a part of another one has come
+    assert shown == data[:item].data
+    other.skip(item)
+    sent, got = 11, item
+    while got < data.size:
+        sent += one.send([data[sent:].data]) if sent < data.size else 0
+        shown = other.peek(200_000, item)
+        if shown is None:  # at the end of the ring
+            into = np.zeros(item, np.uint8)
+            assert other.recv([into.data]) == item
+            assert (into == data[got : got + item]).all()
+            got += item
+            continue
+        assert shown.nbytes <= 200_000
+        assert shown == data[got : got + shown.nbytes].data
+        other.skip(shown.nbytes)
+        got += shown.nbytes
+    kinds([one])
+    with pytest.raises(LinkClosed):
+        assert other.peek(most, item) is None
+        other.recv([memoryview(bytearray(item))])
+    kinds([other])
+
+
+def test_an_item_whose_rest_is_lent_or_never_comes_is_to_be_received(pair):
+    one, other = pair("auto", "auto")
+    item = 8
+    data = np.random.default_rng(1).integers(0, 256, 4_000_003, np.uint8)
+    assert one.send([data[:3].data]) == 3
+    shown = other.peek(1 << 20, item)
+    assert shown is not None and not shown  # the rest may still come through the ring
+    one.lend_above(0)
+    assert one.send([data[3:].data]) == 0  # lent
+    assert other.peek(1 << 20, item) is None
+    got, position = np.zeros_like(data), 0
+    while position < 3:
+        position += other.recv([got[position:].data])
+    sent = 0
+    while position < data.size:
+        position += other.recv([got[position:].data])
+        sent += one.send([data[3 + sent :].data])
+    assert (got == data).all()
+    one.lend_above(1 << 20)
+    assert one.send([data[:3].data]) == 3
+    kinds([one])  # closes it
+    assert other.peek(1 << 20, item) is None
+    kinds([other])
+
+
+@pytest.mark.parametrize("transport", ["auto", "shm"])
+@pytest.mark.parametrize("algorithm", ["", "one_shot", "doubling", "ring"])
+def test_sums_are_right_wherever_in_the_ring_they_are_made(transport, algorithm):
+    counts = [1, 20_000, 65_536, 65_537, 130_000, 300_001, 1_000_003]
+
+    def work(context):
+        for turn, count in enumerate(2 * counts):
+            context.barrier()  # one byte: what follows is not aligned
+            dtype = (np.float32, np.float64, np.float16, np.complex128)[turn % 4]
+            mine = (np.arange(count) % 11 + context.rank).astype(dtype)
+            total = context.allreduce(mine, rc.Sum)
+            assert (total == 2 * (np.arange(count) % 11) + 1).all()
+            assert total.dtype == dtype
+        return True
+
+    settings = Settings(spin_us=0.0, timeout_s=30.0, start_timeout_s=30.0, algorithm=algorithm)
+    assert run_ranks(2, work, transport=transport, settings=settings) == [True] * 2
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "reason"),
+    [
+        (WRITTEN, RING_BYTES + 1, "sent more than there is room for"),
+        (READ, RING_BYTES, "read more than it was sent"),
+        (RETURNED, 2**31, "read more than it was lent"),
+        (LENT, 1, "lent nothing"),
+    ],
+)
+def test_what_a_peer_cannot_have_done_breaks_the_link(pair, word, value, reason):
+    one, other = pair("auto", "auto")
+    one.lend_above(300_000)
+    outward, inward = other._rings
+    if word in (WRITTEN, LENT):
+        outward.words[word] = value
+        problem = closed(lambda: one.recv([memoryview(bytearray(100))]))
+    else:
+        one.send([memoryview(bytes(400_000))] if word == RETURNED else [memoryview(bytes(10))])
+        inward.words[word] = value
+        problem = closed(lambda: one.send([memoryview(bytes(200_000))]))
+    assert reason in str(problem)
+    kinds([one, other])
+
+
+def test_a_broken_connection_leaves_nothing_behind(no_leaks):
+    one, other = socket.socketpair()
+    other.sendall(bytes(40) + b"\0" + b"\1")  # and then no ring
+    other.shutdown(socket.SHUT_WR)
+    with pytest.raises(OSError, match="closed the connection"):
+        make_links({1: one}, "shm")
+    one.close()
+    other.close()
+
+
+class TestRing:
+    @pytest.fixture(params=["memfd", "tmpfs"])
+    def ring(self, request, monkeypatch):
+        if request.param == "tmpfs":
+            monkeypatch.setattr(os, "memfd_create", refuse, raising=False)
+        ring = Ring.make()
+        yield ring
+        ring.close()
+
+    def test_what_one_end_writes_the_other_reads(self, ring):
+        ends = socket.socketpair()
+        ring.pass_on(ends[0], b"!")
+        message, twin = Ring.take(ends[1])
+        ring.bytes[RING_BYTES - 3 :] = b"abc"
+        ring.words[WRITTEN] = MASK
+        assert (message, bytes(twin.bytes[RING_BYTES - 3 :]), twin.words[WRITTEN]) == (b"!", b"abc", MASK)
+        twin.close()
+        for sock in ends:
+            sock.close()
+
+    def test_it_has_no_name_and_is_gone_when_it_is_closed(self, ring):
+        assert not any("ringcomm" in path.name for path in Path("/dev/shm").iterdir())
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        ring.close()
+        ring.close()
+        assert len(list(Path("/proc/self/fd").iterdir())) < before
+
+    def test_memory_that_is_too_small_is_refused(self):
+        ends = socket.socketpair()
+        reading, writing = os.pipe()
+        for descriptor in (reading, writing):
+            ends[0].sendmsg(
+                [b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, np.array([descriptor], np.int32))]
+            )
+            assert Ring.take(ends[1]) == (b"x", None)
+            os.close(descriptor)
+        for sock in ends:
+            sock.close()
+
+    def test_without_memory_there_is_none(self, monkeypatch):
+        monkeypatch.setattr(ring, "_nameless", refuse)
+        with pytest.raises(OSError, match="not permitted"):
+            Ring.make()
+
+
+def test_a_job_leaves_no_descriptor_and_no_mapping(no_leaks):
+    def work(context):
+        data = np.full(500_001, context.rank + 1.0)
+        context.allreduce_(data, rc.Sum)
+        return bool((data == 6).all())
+
+    assert run_ranks(3, work, transport="shm") == [True] * 3
+    assert eventually(lambda: "memfd:ringcomm" not in Path("/proc/self/maps").read_text())
+    assert opened()
+
+
+@pytest.mark.parametrize("length", [100_000, 700_000, 3_000_000])
+def test_long_messages_of_engines_stay_where_they_were_lent(length):
+    fabrics = with_small_rings()
+    ends = [ControlMessages(fabric, {1 - fabric.rank}) for fabric in fabrics]
+    try:
+        for text in ("a" * length, "b" * length):
+            ends[0].send({"type": "stack", "text": text})
+        got = []
+        for _ in range(10_000):
+            got += ends[1].receive()
+            ends[0].receive()
+            ends[0].flush()
+            ends[1].flush()
+            if len(got) == 2:
+                break
+        assert [(peer, set(message["text"]), len(message["text"])) for peer, message in got] == [
+            (0, {"a"}, length), (0, {"b"}, length),
+        ]  # fmt: skip
+        assert not any(end.gone for end in ends)
+        for _ in range(10):
+            ends[0].flush()
+        assert not ends[0].has_unsent()
+    finally:
+        for fabric in fabrics:
+            fabric.close()
+
+
+def test_what_is_measured_is_used_unless_it_is_not_wanted(monkeypatch):
+    monkeypatch.setattr(carriers, "_found", None)
+    found = carriers.measured()
+    assert carriers.LENGTHS[0] // 2 <= found <= 2 * carriers.LENGTHS[-1]
+    assert carriers.measured() == found
+    monkeypatch.setattr(carriers, "_found", 777_777)
+    for measure, expected in ((True, 777_777), (False, RING_MOST_BYTES)):
+        sockets = socket.socketpair()
+        with ThreadPoolExecutor(2) as pool:
+            ends = pool.map(
+                lambda end, measure=measure: make_links(*end, measure=measure),
+                [({1: sockets[0]}, "auto"), ({0: sockets[1]}, "auto")],
+            )
+            links = [link for end in ends for link in end.values()]
+        assert [link.ring_most_bytes for link in links] == [expected] * 2
+        kinds(links)
+
+
+def test_without_shared_memory_nothing_is_measured(monkeypatch, no_leaks):
+    monkeypatch.setattr(carriers, "_found", None)
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    assert carriers.measured() == RING_MOST_BYTES
+
+
+def test_memory_that_ends_half_way_is_an_error_unless_the_lease_was_revoked(no_leaks):
+    """The system copies the first page and then stops: fewer bytes, and no error number."""
+    page, lease = mmap.PAGESIZE, Lease()
+    with mmap.mmap(-1, 2 * page) as area:
+        place = ctypes.addressof(ctypes.c_char.from_buffer(area))
+        protect = ctypes.CDLL(None).mprotect
+        assert protect(ctypes.c_void_p(place + page), ctypes.c_size_t(page), 0) == 0
+        memory, into = PeerMemory(os.getpid(), lease.address, lease.token), memoryview(bytearray(2 * page))
+        with pytest.raises(OSError) as caught:
+            memory.read(place, into)
+        assert caught.value.errno == errno.EFAULT
+        lease.revoke()
+        assert memory.read(place, into) == 0

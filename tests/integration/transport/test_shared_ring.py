@@ -1,0 +1,120 @@
+"""Shared memory without a name: made by one end, handed to the other through their Unix socket."""
+
+from __future__ import annotations
+
+import array
+import errno
+import os
+import socket
+import sys
+
+import pytest
+
+from ringcomm.transport.ring import CONTROL_BYTES, RING_BYTES, SMALL_RING_BYTES, WRITTEN, Ring
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory without a name")
+
+
+@pytest.fixture
+def ends(no_leaks):
+    """The two ends of a Unix socket."""
+    one, other = socket.socketpair()
+    yield one, other
+    one.close()
+    other.close()
+
+
+def send_descriptor(sock, descriptor):
+    """As an end does that offers some memory."""
+    passed = array.array("i", [descriptor])
+    sock.sendmsg([b"y"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+    os.close(descriptor)
+
+
+def test_both_ends_see_the_same_memory(ends):
+    made = Ring.make(SMALL_RING_BYTES)
+    made.bytes[:5] = b"hello"
+    made.pass_on(ends[0], b"y")
+    message, taken = Ring.take(ends[1])
+    assert message == b"y" and taken.size == SMALL_RING_BYTES == len(taken.bytes)
+    assert bytes(taken.bytes[:5]) == b"hello" and taken.words[WRITTEN] == 0
+    taken.words[WRITTEN] = 7
+    assert made.words[WRITTEN] == 7
+    for ring in (made, taken):
+        ring.close()
+
+
+def test_a_twin_is_the_same_memory_in_the_same_process(no_leaks):
+    made = Ring.make()
+    twin = made.duplicate()
+    made.bytes[-1] = 9
+    assert (twin.size, twin.bytes[-1]) == (RING_BYTES, 9)
+    made.close()
+    assert twin.bytes[-1] == 9, "each is closed by itself"
+    twin.close()
+    twin.close()
+
+
+def test_memory_of_another_size_is_refused(ends):
+    """The words in front must not be looked for in less."""
+    descriptor = os.memfd_create("small")
+    os.ftruncate(descriptor, 100)
+    send_descriptor(ends[0], descriptor)
+    assert Ring.take(ends[1]) == (b"y", None)
+    descriptor = os.memfd_create("large")
+    os.ftruncate(descriptor, CONTROL_BYTES + RING_BYTES + 1)
+    with pytest.raises(OSError, match=f"cannot map shared memory: it has {CONTROL_BYTES + RING_BYTES + 1} b"):
+        Ring(descriptor)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+def test_an_end_without_memory_says_so_and_one_that_is_gone_is_an_error(ends):
+    ends[0].sendall(b"n")
+    assert Ring.take(ends[1]) == (b"n", None)
+    ends[0].shutdown(socket.SHUT_WR)
+    with pytest.raises(ConnectionError, match="it closed the connection"):
+        Ring.take(ends[1])
+
+
+def test_an_array_may_outlive_the_ring(no_leaks):
+    made = Ring.make()
+    part = made.bytes[:10]
+    made.bytes[:3] = b"abc"
+    made.close()
+    assert bytes(part[:3]) == b"abc"
+    part.release()
+
+
+def test_where_memory_runs_out_nothing_remains(no_leaks, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        Ring.make()
+
+
+def forbidden(*arguments):
+    raise PermissionError(errno.EPERM, "Operation not permitted")
+
+
+def test_where_one_kind_of_memory_is_forbidden_there_is_another(no_leaks, monkeypatch):
+    try:
+        os.close(os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_EXCL, 0o600))
+    except OSError as problem:
+        pytest.skip(f"no files without names in /dev/shm: {problem}")
+    monkeypatch.setattr(os, "memfd_create", forbidden)
+    made = Ring.make()
+    made.bytes[0] = 5
+    twin = made.duplicate()
+    assert twin.bytes[0] == 5 and os.fstat(made._descriptor).st_nlink == 0, "it has no name"
+    made.close()
+    twin.close()
+
+
+def test_where_there_is_no_memory_without_a_name_there_is_no_ring(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.delattr(os, "O_TMPFILE")
+    with pytest.raises(OSError, match="no shared memory without a name"):
+        Ring.make()
