@@ -125,16 +125,27 @@ class EachBucket(Bucket):
     """Gradients that are compressed separately: for custom compressions, mixed dtypes and devices."""
 
     _restore: Callable[[Sequence[Any]], List[Any]]
+    _versions: Sequence[int] = ()
+    """Of the gradients, as the reduction has started: PyTorch counts changes in place."""
 
     def submit(self) -> None:
         """Start the reduction, after all members have been taken."""
         gradients = [_dense(_gradient(parameter)) for parameter in self.parameters]
+        self._versions = [_gradient(parameter)._version for parameter in self.parameters]
         _, sent, self._restore = self.reduction.prepared(gradients)
         self._start([operand_of(tensor, "allreduce", in_place=True) for tensor in sent])
+
+    @property
+    def changed(self) -> bool:
+        """Whether the program has changed gradients that are being reduced."""
+        pairs = zip(self.parameters, self._versions)
+        return any(item.grad is not None and item.grad._version != version for item, version in pairs)
 
     def finish(self) -> None:
         """Wait for the reduction, and set every member's gradient to its result."""
         handle, self.handle = self.handle, None
+        if self.changed:
+            warnings.warn(_CHANGED, stacklevel=2)
         for parameter, whole in zip(self.parameters, self._restore(handles.synchronize(handle))):
             if parameter.grad is None:
                 parameter.grad = like_parameter(whole.reshape(parameter.shape), parameter)
