@@ -113,7 +113,7 @@ def _recorded(site: Site) -> Iterator[Context]:
     _here.inside = True
     try:
         context = api.context()
-        with context._runner.calls_of(site):
+        with context.group.runner.calls_of(site):
             yield context
     except Misuse as problem:
         # Several programs may have been started before the first one failed: each raises the failure.

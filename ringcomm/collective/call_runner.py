@@ -17,7 +17,7 @@ from ..config import Settings
 from ..errors import RingcommError
 from ..group.failures import FailureReporter
 from ..group.reporter import Reporter
-from ..transport.base import Fabric
+from ..transport.base import Fabric, StoppableWatch
 from ..transport.huge_pages import MIN_BYTES
 from ..wire.frames import VOTE
 from ..wire.signature import Signature
@@ -201,13 +201,17 @@ class CallRunner:
             if start < stop:
                 data.store(start * itemsize, stop * itemsize)
 
-    def stop(self) -> None:
+    def stop(self, watch: Optional[StoppableWatch] = None) -> None:
         """Refuse further calls: this rank has left the job.
 
-        If the fabric's watch says so too, a call of another thread ends with an error; otherwise it may end
-        by itself before the links are closed. At most a second is spent on that.
+        At most a second is spent on a call of another thread.
+
+        Args:
+            watch: the fabric's; ends such a call with an error. None: it may end by itself.
         """
-        self._errors.stopped = True
+        self._errors.stopped = True  # before the call ends: its error says so
+        if watch is not None:
+            watch.stopping = True
         self._fabric.wake()
         if self._lock.acquire(timeout=_LEAVING_S):
             self.release()

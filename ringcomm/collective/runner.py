@@ -17,7 +17,7 @@ from ..ops import Collective, ReduceOp
 from ..schedule.hierarchy import Hosts
 from ..schedule.select import Selector
 from ..schedule.steps import Step, even_bounds
-from ..transport.base import Fabric
+from ..transport.base import Fabric, StoppableWatch
 from ..transport.subset import Subset
 from ..wire.frames import NO_OP, NO_ROOT
 from ..wire.signature import Signature
@@ -102,9 +102,9 @@ class Runner(CallRunner):
             totals.merge(inner)
         return totals
 
-    def stop(self) -> None:
-        """Refuse further calls: this rank has left the job."""
-        super().stop()
+    def stop(self, watch: Optional[StoppableWatch] = None) -> None:
+        """Refuse further calls: this rank has left the job; see :meth:`.CallRunner.stop`."""
+        super().stop(watch)
         if self._groups is not None:
             self._groups.close()
 

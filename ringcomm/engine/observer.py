@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
 
 from ..ops import Collective
 from ..wire.signature import Key, Signature
@@ -128,3 +128,22 @@ class Observer:
         return [
             [name, phase, activity, at + offset, arguments] for name, phase, activity, at, arguments in events
         ]
+
+
+class EventSource(Protocol):
+    """What brings a rank's events to rank 0: an engine, a failure detector, or the trace of a rank alone."""
+
+    rank: int
+
+    @property
+    def observer(self) -> Optional[Observer]:
+        """The observer that receives this rank's events, if there is one."""
+
+    def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
+        """Set the observer, or none (None); on rank 0 the sink takes the events of all ranks."""
+
+    def settle(self, limit_s: float) -> None:
+        """Wait for the events that are on their way when this rank leaves; seconds."""
+
+    def stop(self) -> None:
+        """End it."""

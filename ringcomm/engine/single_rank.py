@@ -44,6 +44,9 @@ class OwnTrace:
     def settle(self, limit_s: float) -> None:
         """There is no peer to send events to."""
 
+    def stop(self) -> None:
+        """There is no thread to end."""
+
     def _added(self) -> None:
         observer = self.observer
         if observer is not None:

@@ -64,6 +64,7 @@ class PointToPoint:
         self._thread: Optional[threading.Thread] = None
         self._failure: Optional[BaseException] = None
         self._stopping = False
+        fabric.make_wakeable()
 
     # ---- called by any thread ----------------------------------------------------------------
 

@@ -8,32 +8,27 @@ from __future__ import annotations
 
 import logging
 import os
-from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Dict, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Dict, Optional, Sequence
 
 from ..arrays.mirrors import StagingPool
 from ..calls.collectives import Collectives
 from ..calls.objects import Objects
-from ..collective.call_sites import CallSites
-from ..collective.runner import Runner
 from ..config import Membership, Settings, misspelt_variables
-from ..configuration.polling import polling_s
 from ..engine.engine import Engine
 from ..errors import Recoverable, describe_error
-from ..group.reporter import Reporter
+from ..group.group import Group
 from ..group.view import Peer
 from ..schedule.select import Selector
-from ..transport.base import Channels, StoppableWatch
+from ..transport.base import Channels
 from ..transport.memory import memory_channels
 from ..wire.signing import Signer
-from .activity import Activity, flat
-from .flight_recorder import FlightRecorder, GroupFacts, forget_what_is_closed
-from .timeline import Recording, timeline_path
+from .activity import flat
+from .flight_recorder import forget_what_is_closed
+from .timeline import timeline_path
 
 if TYPE_CHECKING:
-    from ..rendezvous.control import ControlChannel
-    from ..rendezvous.elastic_control import Resume
+    from ..rendezvous.control import Resume
     from ..rendezvous.embedded import EmbeddedRendezvous
     from ..rendezvous.joined import Joined
     from ..schedule.cost import CostModel
@@ -71,6 +66,7 @@ class Context(Collectives):
         batch_norm: whether a model is known to have batch normalization.
         cost_model: the links as they were measured; None: they were not.
         advised: whether machines have been recommended (``RINGCOMM_ADVISE``).
+        group: the ranks as this one sees them: its links, runner, records and timeline.
         joined_as: how this process has taken part in the job, with address and key of the rendezvous; None:
             it runs alone.
         activity: what this rank has done so far, in numbers.
@@ -87,51 +83,31 @@ class Context(Collectives):
         rank, size = channels.direct.rank, channels.direct.size
         self.peers = tuple(peers)
         self.settings = settings
-        self.generation = joined.generation if joined is not None else 0
-        self._channels = channels
         self._joined = joined
         self._embedded = embedded
         self._closed = False
-        self._pid = os.getpid()
         self.balance_count = 0
         self.advised = self.batch_norm = False
         self.cost_model: Optional[CostModel] = None
-        self._leaving: Optional[StoppableWatch] = None
         self.joined_as: Optional[Membership] = None
-        own = self.peers[rank]
-        self.host, self.local_rank = own.host, own.local_rank
-        self.local_size = sum(1 for peer in self.peers if peer.host_index == own.host_index)
-        across = [peer for peer in self.peers if peer.local_rank == own.local_rank]
-        self.cross_rank = [peer.rank for peer in across].index(rank)
-        self.cross_size = len(across)
-        spin_s = polling_s(settings, self.local_size)
-        reporter: Union[Reporter, ControlChannel] = Reporter()
-        if joined is not None:
-            reporter = joined.control
-        elif size > 1:
-            channels.direct.watch = channels.background.watch = reporter
-        if size > 1:
-            # For a call that one thread is in while another one leaves the job.
-            self._leaving = channels.direct.watch = StoppableWatch(channels.direct.watch)
-            channels.direct.make_wakeable()
         hosts = [peer.host_index for peer in self.peers]
         report = self._report if settings.verbose and rank == 0 else None
         self._selector = Selector(rank, size, settings.algorithm or None, hosts, report)
-        runner = Runner(channels.direct, settings, self.generation, spin_s, reporter, self._selector)
-        runner.sites = CallSites(partial(reporter.warn, "lines"), settings.check_calls)
+        group = self.group = Group(channels, peers, settings, joined, selector=self._selector)
+        self.generation = group.generation
+        self.host, self.local_rank, self.local_size = group.host, group.local_rank, group.local_size
+        across = [peer.rank for peer in self.peers if peer.local_rank == self.local_rank]
+        self.cross_rank, self.cross_size = across.index(rank), len(across)
         # Without a job there is no other process from which anything could come.
         signer = joined.signer if joined is not None else Signer(b"")
-        super().__init__(runner, rank, size, Objects(signer, rank))
-        names = [peer.host for peer in self.peers]
+        super().__init__(group.runner, rank, size, Objects(signer, rank))
         self.engine = Engine(
-            channels, settings, self.generation, spin_s, reporter, names, self._selector,
-            self._runner.progress,
+            channels, settings, self.generation, group.spin_s, group.reporter, group.hosts, self._selector,
+            group.runner.progress,
         )  # fmt: skip
         try:
-            self._recording = Recording(self.engine, names)
-            facts = GroupFacts(self.rank, self.size, self.host, self.generation, range(self.size))
-            self.activity = Activity(self._runner, self.engine, range(self.size))
-            self._flight = FlightRecorder(facts, settings, self._runner, self.activity, self.engine)
+            group.record(self.engine, engine=self.engine)
+            self.activity = group.activity
             self._companions = [
                 import_module(module).attach(self)
                 for setting, module in COMPANIONS.items()
@@ -227,16 +203,11 @@ class Context(Collectives):
     def _preparation(self) -> Preparation:
         from .preparation import Preparation  # not needed by a process that is alone
 
-        return Preparation(self._runner, self._channels, self.rank, self.peers, self.settings, self._joined)
+        return Preparation(self.group)
 
     def _tune(self) -> None:
         """Measure the machine, together with all ranks, and choose schedules by that from now on."""
         self.cost_model = self._preparation().tune(self._selector)
-
-    @property
-    def _is_forked(self) -> bool:
-        """Whether this process is a fork of the rank's: it shares the connections, and must not end them."""
-        return os.getpid() != self._pid
 
     @property
     def is_elastic(self) -> bool:
@@ -267,14 +238,11 @@ class Context(Collectives):
         Args:
             position: as for :meth:`restart`.
         """
-        from ..rendezvous.elastic_control import ElasticChannel  # others cannot be suspended
-
-        assert self._joined is not None and isinstance(self._joined.control, ElasticChannel)
+        assert self._joined is not None
         self._closed = True
-        self._stop_calls("the next view begins", True)
+        self.group.stop("the next view begins", True)
         resume = self._joined.control.detach(position)
-        self._channels.close()
-        self._recording.close()
+        self.group.close()
         return resume
 
     def take_changes(self) -> int:
@@ -331,7 +299,7 @@ class Context(Collectives):
         Args:
             ok: False if this rank leaves because of an error; then all ranks are aborted.
         """
-        if self._closed or self._is_forked:
+        if self._closed or self.group.is_forked:
             return
         self._closed = True
         if ok:
@@ -339,24 +307,11 @@ class Context(Collectives):
                 self.announce("no advice", _NOT_ADVISED)
             for companion in self._companions:
                 companion.close()
-            self._recording.finish()
             self._report_usage()
-        self._stop_calls(reason, ok)
-        if self._joined is not None:
-            self._joined.control.leave(reason, ok)
-        self._channels.close()
-        self._recording.close()
+        self.group.leave(reason, ok)
+        self.group.close()
         if self._embedded is not None:
-            failed = not ok or (self._joined is not None and self._joined.control.abort_error is not None)
-            self._embedded.stop(failed)
-
-    def _stop_calls(self, reason: str, ok: bool) -> None:
-        """Refuse further calls, and end the threads that run them."""
-        self._flight.close(reason, ok)
-        if self._leaving is not None:
-            self._leaving.stopping = True
-        self._runner.stop()
-        self.engine.stop()
+            self._embedded.stop(self.group.failed)
 
     def __enter__(self) -> Context:
         return self
@@ -376,11 +331,11 @@ class Context(Collectives):
             Misuse: it is being written already.
             ConfigError: the file cannot be written.
         """
-        self._recording.start(path, mark_cycles)
+        self.group.recording.start(path, mark_cycles)
 
     def stop_timeline(self) -> None:
         """End the timeline. Every rank that started it must call it; the file is complete afterwards."""
-        self._recording.stop(lambda: self.engine.barrier("ringcomm.stop_timeline").wait())
+        self.group.recording.stop(lambda: self.engine.barrier("ringcomm.stop_timeline").wait())
 
     @property
     def is_homogeneous(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
-from typing import Callable, List, Optional, Union
+from typing import TYPE_CHECKING, Callable, List, Optional, Union
 
 import numpy as np
 
@@ -17,7 +17,9 @@ from ..config import Membership, Settings
 from ..docstrings import documented
 from ..errors import NotInitializedError, RingcommError, describe_error
 from .context import Context
-from .newcomer import Newcomer, newcomer_of
+
+if TYPE_CHECKING:
+    from .newcomer import Newcomer
 
 _lock = threading.Lock()
 _joining = threading.RLock()  # restart() may call functions that make collectives
@@ -54,7 +56,11 @@ def init(membership: Optional[Membership] = None, settings: Optional[Settings] =
             try:
                 settings = Settings.from_environment() if settings is None else settings
                 membership = Membership.from_environment() if membership is None else membership
-                _default = newcomer_of(membership, settings) or _started(membership, settings)
+                if membership.elastic:
+                    from .newcomer import newcomer_of  # other jobs have none
+
+                    _default = newcomer_of(membership, settings)
+                _default = _default or _started(membership, settings)
             except RingcommError as error:
                 # The message has all facts; a traceback through ringcomm's own code adds none.
                 raise error.with_traceback(None) from None
@@ -65,7 +71,7 @@ def init(membership: Optional[Membership] = None, settings: Optional[Settings] =
 
 def _started(membership: Membership, settings: Settings) -> Context:
     context = Context.start(membership, settings)
-    context._runner.before_call = _before_calls
+    context.group.runner.before_call = _before_calls
     return context
 
 
@@ -105,7 +111,7 @@ def restart(position: int = 0) -> None:
     with _lock:
         before, _default, _left = _default, None, True
         context = _default = before.restart(position)
-        context._runner.before_call = _before_calls
+        context.group.runner.before_call = _before_calls
     for callback in _after_restart:
         callback()
 
@@ -139,11 +145,11 @@ def before_calls(callback: Callable[[], None]) -> None:
     with _lock:
         _before_calls = callback
         if isinstance(_default, Context):
-            _default._runner.before_call = callback
+            _default.group.runner.before_call = callback
 
 
 def _finish_first() -> None:
-    if isinstance(_default, Context) and not _default._is_forked:
+    if isinstance(_default, Context) and not _default.group.is_forked:
         for callback in _before_leaving:
             callback()
 
@@ -168,8 +174,8 @@ def on_changes(listener: Optional[Callable[[int, bool], None]]) -> bool:
     Returns:
         whether this process is in an elastic job.
     """
-    joined = _default._joined if isinstance(_default, Context) else None
-    return joined is not None and joined.control.on_changes(listener)
+    control = _default.group.control if isinstance(_default, Context) else None
+    return control is not None and control.on_changes(listener)
 
 
 def gather_positions(position: int) -> List[int]:
@@ -263,7 +269,7 @@ def join_now() -> bool:
     """
     with _joining:
         before = _default
-        if not isinstance(before, Newcomer):
+        if before is None or isinstance(before, Context):
             return False
         restart()
         after = placed()

@@ -12,6 +12,7 @@ import socket
 from typing import Optional
 
 from ..config import Membership, Settings
+from ..rendezvous.client import running_size
 from .context import Context
 
 
@@ -55,14 +56,10 @@ class Newcomer:
 
 
 def newcomer_of(membership: Membership, settings: Settings) -> Optional[Newcomer]:
-    """This process as one that joins later; None if it belongs to the first ranks of its job.
+    """Return this process as one that joins an elastic job later; None if it is among the first ranks.
 
     Raises:
         StartupError: (or a subclass) the rendezvous does not answer.
     """
-    if not membership.elastic:
-        return None
-    from ..rendezvous.elastic_client import running_size
-
     size = running_size(membership, settings)
     return Newcomer(membership, settings, size) if size else None

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Optional
 
 from ..collective.measure import agreed, measure
 from ..collective.runner import Runner
-from ..config import Settings
 from ..configuration.polling import usable_cores
-from ..group.view import Peer
-from ..rendezvous.joined import Joined
+from ..group.group import Group
 from ..schedule.cost import CostModel
 from ..schedule.select import Selector
-from ..transport.base import Channels
 from ..transport.process_memory import ReadingLink
 from ..transport.tcp import STREAMS
 from .program import compare_programs
@@ -24,42 +21,28 @@ class Preparation:
     """Compares and measures, together with all ranks.
 
     Args:
-        runner: of the calls in order.
-        channels: links to the other ranks.
-        rank: this rank.
-        peers: all ranks, in rank order.
-        settings: tunables.
-        joined: the rendezvous' side of the job, if there is one.
+        group: the ranks of the job.
     """
 
-    def __init__(
-        self,
-        runner: Runner,
-        channels: Channels,
-        rank: int,
-        peers: Sequence[Peer],
-        settings: Settings,
-        joined: Optional[Joined],
-    ) -> None:
-        self._runner = runner
-        self._channels = channels
-        self._rank = rank
-        self._peers = peers
-        self._settings = settings
-        self._joined = joined
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._links = {
+            peer: group.channels.direct.link(peer) for peer in range(group.size) if peer != group.rank
+        }
 
     def compare_programs(self) -> None:
         """Warn if the ranks do not run the same files."""
         runner = self._preliminary()
         runner.purpose = lambda: "the comparison of programs in init()"
-        text = compare_programs(runner, [peer.host for peer in self._peers])
-        if text and self._rank == 0 and self._joined is not None:
-            self._joined.control.warn("program", text)
+        text = compare_programs(runner, self._group.hosts)
+        if text and self._group.rank == 0 and self._group.control is not None:
+            self._group.control.warn("program", text)
 
     def _preliminary(self) -> Runner:
         """A runner for what is exchanged before the first call."""
-        limit_s = min(self._settings.timeout_s or math.inf, self._settings.start_timeout_s)
-        return self._runner.with_settings(replace(self._settings, timeout_s=limit_s))
+        settings = self._group.settings
+        limit_s = min(settings.timeout_s or math.inf, settings.start_timeout_s)
+        return self._group.runner.with_settings(replace(settings, timeout_s=limit_s))
 
     def tune(self, selector: Selector) -> Optional[CostModel]:
         """Measure the machine, and choose schedules by that from now on.
@@ -70,15 +53,13 @@ class Preparation:
         Returns:
             the links as they were measured; None: they were not.
         """
-        own, size = self._peers[self._rank], len(self._peers)
-        hosts = [peer.host_index for peer in self._peers]
-        local_size = hosts.count(own.host_index)
+        group = self._group
+        hosts = [peer.host_index for peer in group.peers]
         runner = self._preliminary()
-        crowded = local_size > usable_cores()
-        alone = local_size == size
-        links = [self._channels.direct.link(peer) for peer in range(size) if peer != self._rank]
-        wanted = self._settings.measure and not (alone and crowded)
-        oversubscribed = alone and crowded and all(link.carrier in STREAMS for link in links)
+        crowded = group.local_size > usable_cores()
+        alone = group.local_size == group.size
+        wanted = group.settings.measure and not (alone and crowded)
+        oversubscribed = alone and crowded and all(link.carrier in STREAMS for link in self._links.values())
         wanted, oversubscribed = agreed(runner, [wanted, oversubscribed])
         model = measure(runner, hosts) if wanted else None
         selector.adopt(model, oversubscribed)
@@ -86,15 +67,13 @@ class Preparation:
 
     def carriers(self) -> str:
         """Return what this rank exchanges data through with each other rank, in one line."""
-        others = [peer for peer in range(len(self._peers)) if peer != self._rank]
-        links = {peer: self._channels.direct.link(peer) for peer in others}
         ways: Dict[str, List[int]] = {}
-        for peer, link in links.items():
+        for peer, link in self._links.items():
             ways.setdefault(link.carrier, []).append(peer)
         told = (f"{way} with rank {', '.join(str(peer) for peer in peers)}" for way, peers in ways.items())
         sizes = [
             f" (up to {link.ring_most_bytes // 1024} KiB through shared memory)"
-            for link in links.values()
+            for link in self._links.values()
             if isinstance(link, ReadingLink)
         ]
-        return f"rank {self._rank} exchanges data through " + ", ".join(told) + "".join(sizes[:1])
+        return f"rank {self._group.rank} exchanges data through " + ", ".join(told) + "".join(sizes[:1])

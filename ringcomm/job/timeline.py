@@ -13,16 +13,11 @@ import queue
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Set, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Union
 
-from ..engine.engine import Engine
-from ..engine.observer import Observer, now_us
-from ..engine.single_rank import OwnTrace
+from ..engine.observer import EventSource, Observer, now_us
 from ..errors import ConfigError, Misuse, RingcommError
 from ..storage.files import open_named
-
-if TYPE_CHECKING:
-    from ..engine.heartbeat import HeartbeatThread
 
 logger = logging.getLogger("ringcomm")
 
@@ -199,12 +194,12 @@ class Recording:
     """Starts and stops one rank's timeline.
 
     Args:
-        engine: is observed, and sends the events to rank 0.
+        source: is observed, and sends the events to rank 0.
         hosts: the name of every rank's host.
     """
 
-    def __init__(self, engine: Union[Engine, HeartbeatThread, OwnTrace], hosts: Sequence[str]) -> None:
-        self._engine = engine
+    def __init__(self, source: EventSource, hosts: Sequence[str]) -> None:
+        self._source = source
         self._hosts = hosts
         self._timeline: Optional[Timeline] = None
         self._on = False
@@ -222,10 +217,10 @@ class Recording:
         """
         if self._on:
             raise Misuse("A timeline is already being written; call stop_timeline() first.")
-        if self._engine.rank == 0:
+        if self._source.rank == 0:
             self._timeline = Timeline(path, self._hosts, now_us())
         self._on = True
-        self._engine.observe(
+        self._source.observe(
             Observer(mark_cycles), self._timeline.take if self._timeline is not None else None
         )
 
@@ -237,7 +232,7 @@ class Recording:
         """
         if self._on:
             self._on = False
-            self._engine.observe(None)
+            self._source.observe(None)
             meet()
             self.close()
 
@@ -246,11 +241,11 @@ class Recording:
         if self._on:
             self._on = False
             try:
-                self._engine.observe(None)
+                self._source.observe(None)
             except RingcommError as problem:
-                logger.warning("The timeline of rank %d lacks its end: %s", self._engine.rank, problem)
+                logger.warning("The timeline of rank %d lacks its end: %s", self._source.rank, problem)
                 return
-            self._engine.settle(FINISH_S)
+            self._source.settle(FINISH_S)
 
     def close(self) -> None:
         """Close the file, if it is open."""

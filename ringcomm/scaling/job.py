@@ -36,7 +36,7 @@ class JobPrediction:
         self._done = False
         self._began_s, self._waited_s = monotonic(), waited_for_cores_s()
         self._recorder = StepRecorder(lambda: context.waited_s, self._finish)
-        context._runner.on_reduction = context.engine.on_reduction = self._recorder.requested
+        context.group.runner.on_reduction = context.engine.on_reduction = self._recorder.requested
 
     def _finish(self, own: Measured) -> None:
         """All ranks come here before the same reduction."""

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 import weakref
 from datetime import timedelta
-from functools import partial
 from typing import Any, Callable, List, Optional, Sequence
 
 import torch
 import torch.distributed as dist
 
 from ...clock import Deadline
-from ...collective.call_sites import CallSites
-from ...collective.runner import Runner
 from ...errors import NotInitializedError, RingcommError
-from ...job.activity import Activity
-from ...job.flight_recorder import FlightRecorder, GroupFacts
 from ._arguments import address_of, pairs_of, reduction_of, root_of, single
 from ._collectives import Collectives, Divided, Packed, Tensors
 from ._group_transport import GroupTransport
 from ._monitored import MonitoredBarrier
 from ._operations import Operations
-from ._steps import optimizer_steps
 from ._store import group_settings
 from ._uncompiled import uncompiled
 from ._work import RingcommWork
@@ -63,21 +56,12 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
         self._ranks = tuple(ranks)
         settings = group_settings(timeout)
         transport = self._transport = GroupTransport(store, rank, ranks, name, settings, default)
-        self._watch, direct = transport.watch, transport.channels.direct
-        runner = Runner(direct, settings, transport.generation, transport.spin_s, self._watch)
-        runner.sites = CallSites(partial(self._watch.warn, "lines"), settings.check_calls)
+        self._watch = transport.watch
         if settings.predict and default and rank == 0:
             self._watch.warn("no prediction", _NOT_PREDICTED)
-        facts = GroupFacts(
-            ranks[rank], len(ranks), transport.host, transport.generation, ranks, f"group {name}"
-        )
-        activity = Activity(runner, None, ranks, optimizer_steps())
-        self._flight = FlightRecorder(facts, settings, runner, activity)
-        self._ops = Collectives(runner)
-        self._operations = Operations(name, self._ranks, runner, transport, settings.timeout_s)
-        transport.watch_over(runner.progress)
+        self._ops = Collectives(transport.group.runner)
+        self._operations = Operations(name, transport, settings.timeout_s)
         self._left = False
-        self._pid = os.getpid()
         _open_groups.add(self)
 
     # ---- names and abilities -----------------------------------------------------------------
@@ -299,17 +283,15 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
         self._leave("it called abort()", ok=False)
 
     def _leave(self, reason: str, ok: bool, wait: bool = False) -> None:
-        if self._left or os.getpid() != self._pid:
+        if self._left or self._transport.group.is_forked:
             return  # A fork that ends must not say goodbye for the process that it was made from.
         self._left = True
         _open_groups.discard(self)
         why = f"This process group has ended ({reason}). Make another one first."
         error = NotInitializedError(why)
-        self._flight.close(reason, ok, self._watch.failure)
         if not ok:
             self._watch.abort(error)
-        self._ops.runner.stop()  # first of all: another thread may be about to call
-        self._transport.say_goodbye(reason, ok)
+        self._transport.group.leave(reason, ok, self._watch.failure)
         self._operations.queue.close(why, error)
         self._operations.messages.close(error)
         self._transport.close(wait)

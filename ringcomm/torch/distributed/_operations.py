@@ -6,7 +6,7 @@ import contextlib
 import functools
 import warnings
 from contextlib import nullcontext
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Optional
 
 import torch
 import typing_extensions
@@ -15,7 +15,6 @@ from torch.distributed.algorithms import join
 from ...arrays.mirrors import StagingPool
 from ...clock import Idleness
 from ...collective.call_sites import comparable_site, look_through, this_site
-from ...collective.runner import Runner
 from ...errors import Misuse, describe_error
 from ...group.message_matching import Address
 from ...group.operation_queue import OperationQueue
@@ -38,8 +37,6 @@ class Operations:
 
     Args:
         name: the group's.
-        ranks: the ranks of the whole job that the group consists of.
-        runner: runs the collectives.
         transport: of the group.
         timeout_s: how long nothing may move in operations that have no limit of their own, in seconds.
 
@@ -49,17 +46,17 @@ class Operations:
         started: the number of collectives that have been started.
     """
 
-    def __init__(
-        self, name: str, ranks: Sequence[int], runner: Runner, transport: GroupTransport, timeout_s: float
-    ) -> None:
+    def __init__(self, name: str, transport: GroupTransport, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self.started = 0
         self.queue = OperationQueue(f"ringcomm-{name}")
-        thread, fabric = f"ringcomm-{name}-messages", transport.channels.background
-        self.messages = PointToPoint(fabric, transport.watch, transport.spin_s, thread, type_name)
+        group, thread = transport.group, f"ringcomm-{name}-messages"
+        self.messages = PointToPoint(
+            group.channels.background, transport.watch, group.spin_s, thread, type_name
+        )  # fmt: skip
         self._name = name
-        self._ranks = ranks
-        self._runner = runner
+        self._ranks = group.members
+        self._runner = group.runner
         self._transport = transport
         self._staging = StagingPool()
         self._idleness = Idleness()

@@ -122,9 +122,9 @@ def _reach_store(where: Tuple[str, int], otherwise: str, size: int, timeout: tim
 
 def _own_address(context: Context) -> str:
     """On rank 0, the address that the other ranks' links use; "" if they use several."""
-    links = [getattr(context._channels.direct.link(peer), "sock", None) for peer in range(1, context.size)]
-    across = {sock.getsockname()[0] for sock in links if sock is not None and sock.family != socket.AF_UNIX}
-    addresses = {str(item).split("%")[0] for item in across if "%" not in str(item)}
+    links = [context.group.addresses(peer) for peer in range(1, context.size)]
+    across = {ends[0] for ends in links if ends is not None}
+    addresses = {item for item in across if "%" not in item}
     if len(addresses) < len(across):
         return ""
     return addresses.pop() if len(addresses) == 1 else "" if addresses else "127.0.0.1"
@@ -132,10 +132,8 @@ def _own_address(context: Context) -> str:
 
 def _address_of_rank_0(context: Context) -> str:
     """Return the address of rank 0 in this rank's own link."""
-    sock: Any = getattr(context._channels.direct.link(0), "sock", None)
-    if sock is None or sock.family == socket.AF_UNIX:
-        return "localhost"
-    return str(sock.getpeername()[0])
+    ends = context.group.addresses(0)
+    return "localhost" if ends is None else ends[1]
 
 
 def register() -> None:

@@ -74,7 +74,7 @@ def local_rank() -> int:
     Raises:
         Misuse: CPU tensors of the default group do not go through ringcomm.
     """
-    return _default_group()._transport.local_rank
+    return _default_group()._transport.group.local_rank
 
 
 def _default_group() -> ProcessGroupRingcomm:

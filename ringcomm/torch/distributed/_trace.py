@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, Dict, Optional, Set, Union
+from typing import Any, Dict, Optional, Set
 
 from ... import api
-from ...engine.heartbeat import HeartbeatThread
-from ...engine.observer import Observer
-from ...engine.single_rank import OwnTrace
+from ...engine.observer import EventSource, Observer
 from ._staged import tensors_in
 
-_default_source: Optional[weakref.ref[Union[HeartbeatThread, OwnTrace]]] = None
+_default_source: Optional[weakref.ref[EventSource]] = None
 _lock = threading.Lock()
 _open: Dict[str, Set[int]] = {}
 
 
-def write_here(source: Union[HeartbeatThread, OwnTrace]) -> None:
+def write_here(source: EventSource) -> None:
     """Report collectives to the observer of this failure detector, unless the process is in a job."""
     global _default_source
     _default_source = weakref.ref(source)

@@ -289,9 +289,9 @@ class TestEnd:
 
     def test_a_fork_that_ends_leaves_the_group_alone(self):
         def run(group):
-            group._pid += 1
+            group._transport.group._pid += 1
             group._leave("its program ended", ok=True)
-            group._pid -= 1
+            group._transport.group._pid -= 1
             return group.allreduce([torch.ones(1)]).wait()
 
         assert on_ranks(run, 2) == [True, True]

@@ -7,6 +7,7 @@ import socket
 import threading
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ import torch.distributed as dist
 import ringcomm as rc
 from ringcomm import api
 from ringcomm.config import Membership
+from ringcomm.group.group import Group
 from ringcomm.testing.cluster import run_ranks
 from ringcomm.torch.distributed import _rendezvous, _store
 from tests.support.service import Service
@@ -63,7 +65,8 @@ class Links:
     def __init__(self, *socks):
         links = {peer: SimpleNamespace(sock=sock) for peer, sock in enumerate(socks)}
         self.size = len(links)
-        self._channels = SimpleNamespace(direct=SimpleNamespace(link=links.__getitem__))
+        channels = SimpleNamespace(direct=SimpleNamespace(link=links.__getitem__))
+        self.group = SimpleNamespace(addresses=partial(Group.addresses, SimpleNamespace(channels=channels)))
 
 
 @pytest.fixture
@@ -91,6 +94,8 @@ class Scoped:
 
     def getsockname(self):
         return ("fe80::1%eth0", 5, 0, 2)
+
+    getpeername = getsockname
 
 
 class TestAddresses:

@@ -173,7 +173,7 @@ def test_a_link_that_is_reset_is_named_and_neither_of_its_ranks(pair, busy):
         context.barrier()
         cut.wait(10)
         if context.rank == pair[0]:
-            sock = context._channels.control.link(pair[1]).sock
+            sock = context.group.channels.control.link(pair[1]).sock
             sock.shutdown(2)
             if not busy:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -63,7 +63,7 @@ class TestAnswers:
             operations(context)
             context.engine.allreduce([np.ones(2)], Sum, "loss").wait()
             if context.rank == 0:
-                agent.channel.add(context._flight)
+                agent.channel.add(context.group.flight)
                 agent.ask(NUMBERS, RECORD)
                 return agent.next(), agent.next()
             return context.barrier()
@@ -118,7 +118,7 @@ class TestAnswers:
             else:
                 context.allreduce(np.ones(3), Sum)
             context.barrier()
-            return context._flight.channels()[0]["lines"]
+            return context.group.flight.channels()[0]["lines"]
 
         found = [line for lines in run_ranks(2, work, settings=SETTINGS) for line in lines]
         assert found and all(set(line["sites"]) == {"0", "1"} for line in found)
@@ -155,8 +155,8 @@ class TestEnds:
         def work(context):
             operations(context, 30)
             if context.rank == 0:
-                agent.channel.add(context._flight)
-            return context._flight
+                agent.channel.add(context.group.flight)
+            return context.group.flight
 
         recorder, _ = run_ranks(2, work, settings=SETTINGS)
         assert recorder.closed
@@ -173,7 +173,7 @@ class TestEnds:
         def work(context):
             operations(context)
             if context.rank == 0:
-                agent.channel.add(context._flight)
+                agent.channel.add(context.group.flight)
                 agent.ask(NUMBERS)
                 agent.next()
 
@@ -185,7 +185,7 @@ class TestEnds:
 
     def test_a_fork_and_a_program_without_ringcomm_have_nothing_to_say(self, agent):
         agent.channel._report_end()
-        run_ranks(1, lambda context: agent.channel.add(context._flight))
+        run_ranks(1, lambda context: agent.channel.add(context.group.flight))
         agent.channel._pid = -1
         agent.channel._report_end()
         agent.channel._pid = os.getpid()
@@ -243,7 +243,7 @@ class TestFailures:
 
     def test_only_the_first_failure_counts_and_leaving_is_none(self, tmp_path):
         def work(context):
-            recorder = context._flight
+            recorder = context.group.flight
             path = tmp_path / f"flight.{context.rank}.json"
             recorder.failed(NotInitializedError("shutdown() was called"))
             recorder.failed(KeyboardInterrupt())
@@ -270,8 +270,9 @@ class TestFailures:
                 return False
 
         def work(context):
-            context._flight._pid = Meeting()
-            threads = [threading.Thread(target=context._flight.report, args=(text,)) for text in ("1", "2")]
+            context.group.flight._pid = Meeting()
+            report = context.group.flight.report
+            threads = [threading.Thread(target=report, args=(text,)) for text in ("1", "2")]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -285,7 +286,7 @@ class TestFailures:
     @pytest.mark.parametrize("why, culprit", [("abort: rank 3 is gone", 3), ("the user wished it", None)])
     def test_an_earlier_error_is_the_cause_if_it_is_the_reason(self, why, culprit, launched):
         def work(context):
-            context._flight.close(why, False, PeerLostError("rank 3 is gone.", rank=3))
+            context.group.flight.close(why, False, PeerLostError("rank 3 is gone.", rank=3))
 
         run_ranks(1, work)
         found = launched.next()
@@ -294,8 +295,8 @@ class TestFailures:
     def test_without_a_recorder_nothing_is_kept_or_reported(self, launched, tmp_path):
         def work(context):
             operations(context)
-            context._flight.failed(ValueError("x"))
-            return context._flight.channels()
+            context.group.flight.failed(ValueError("x"))
+            return context.group.flight.channels()
 
         settings = Settings(spin_us=0.0, timeout_s=30.0, flight_recorder=0, diagnose_dir=str(tmp_path))
         assert run_ranks(2, work, settings=settings) == [[], []]

@@ -43,13 +43,14 @@ class Job:
         self.runners, self.adopted, self.warned = [], [], []
         link = SimpleNamespace(carrier=carrier)
         channels = SimpleNamespace(direct=SimpleNamespace(link=lambda peer: link))
-        self.job = SimpleNamespace(
-            control=SimpleNamespace(warn=lambda *what: self.warned.append(what)),
-        )
-        self.prepared = Preparation(
-            SimpleNamespace(with_settings=self._with_settings), channels, rank, self.peers,
-            Settings(**settings), self.job if joined else None,
+        control = SimpleNamespace(warn=lambda *what: self.warned.append(what))
+        group = SimpleNamespace(
+            runner=SimpleNamespace(with_settings=self._with_settings), channels=channels, rank=rank,
+            size=self.size, peers=self.peers, settings=Settings(**settings),
+            control=control if joined else None,
+            hosts=[peer.host for peer in self.peers], local_size=hosts.count(hosts[rank]),
         )  # fmt: skip
+        self.prepared = Preparation(group)
 
     def _with_settings(self, settings):
         runner = SimpleNamespace(settings=settings, purpose=None)
@@ -150,8 +151,7 @@ class Reading(ReadingLink):
 def test_what_carries_the_data_in_one_line():
     def text(*links):
         channels = SimpleNamespace(direct=SimpleNamespace(link=lambda peer: links[peer - 1]))
-        peers = [Peer(rank, "host", 0, rank, 1) for rank in range(1 + len(links))]
-        return Preparation(None, channels, 0, peers, Settings(), None).carriers()
+        return Preparation(SimpleNamespace(channels=channels, rank=0, size=1 + len(links))).carriers()
 
     tcp, memory = SimpleNamespace(carrier="TCP"), Reading()
     assert text(tcp) == "rank 0 exchanges data through TCP with rank 1"

@@ -1,0 +1,160 @@
+"""A group of ranks, as one of them sees it: links, calls in order, failure detector, records and timeline.
+
+The context of a job is made of one, and so is a process group of ``torch.distributed``. Its life is: connect,
+:meth:`Group.record`, calls, :meth:`Group.leave` (or :meth:`Group.stop`), :meth:`Group.close`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from functools import partial
+from typing import TYPE_CHECKING, Any, Optional, Sequence, Tuple
+
+from ..clock import StepClock
+from ..collective.call_sites import CallSites
+from ..collective.runner import Runner
+from ..config import Settings
+from ..configuration.polling import polling_s
+from ..engine.engine import Engine
+from ..engine.observer import EventSource
+from ..errors import RingcommError
+from ..job.activity import Activity
+from ..job.flight_recorder import FlightRecorder, GroupFacts
+from ..job.timeline import Recording
+from ..schedule.select import Selector
+from ..transport.base import Channels, StoppableWatch
+from .reporter import Reporter
+from .view import Peer
+
+if TYPE_CHECKING:
+    from ..rendezvous.joined import Joined
+
+
+class Group:
+    """One rank's part in a group.
+
+    Args:
+        channels: links to the other ranks.
+        peers: the group's ranks, in rank order.
+        settings: tunables.
+        joined: the rendezvous' side of it, if there is one.
+        reporter: reports failures, and aborts all waits; by default the connection to the rendezvous.
+        members: the ranks of the whole job that the group consists of; by default all.
+        selector: chooses algorithms; by default the runner's own.
+
+    Attributes:
+        channels, peers, settings, members, reporter: the same.
+        rank, size: this rank in the group, and the number of ranks.
+        host, local_rank, local_size: the name of this rank's host, its place among the ranks there, and
+            their number.
+        hosts: the name of every rank's host.
+        generation: membership epoch of its rendezvous.
+        control: the connection to the rendezvous; None: there is none.
+        spin_s: how long a waiting call polls before it sleeps, in seconds.
+        runner: runs the calls in order, over the direct channel.
+        activity, flight, recording: the numbers, the flight recorder and the timeline; see :meth:`record`.
+        failed: after :meth:`leave`: whether the group has ended with an error.
+    """
+
+    activity: Activity
+    flight: FlightRecorder
+    recording: Recording
+
+    def __init__(
+        self,
+        channels: Channels,
+        peers: Sequence[Peer],
+        settings: Settings,
+        joined: Optional[Joined] = None,
+        reporter: Any = None,
+        members: Optional[Sequence[int]] = None,
+        selector: Optional[Selector] = None,
+    ) -> None:
+        rank, size = self.rank, self.size = channels.direct.rank, channels.direct.size
+        self.channels, self.peers, self.settings = channels, tuple(peers), settings
+        self.control = None if joined is None else joined.control
+        self.generation = 0 if joined is None else joined.generation
+        self.reporter = reporter = reporter or self.control or Reporter()
+        self.members = range(size) if members is None else members
+        self.failed = False
+        own = self.peers[rank]
+        self.host, self.local_rank = own.host, own.local_rank
+        self.hosts = [peer.host for peer in self.peers]
+        self.local_size = sum(1 for peer in self.peers if peer.host_index == own.host_index)
+        self.spin_s = polling_s(settings, self.local_size)
+        # For a call that one thread is in while another one leaves.
+        self._leaving = channels.direct.watch = StoppableWatch(reporter)
+        channels.background.watch = reporter
+        channels.direct.make_wakeable()
+        self.runner = Runner(channels.direct, settings, self.generation, self.spin_s, reporter, selector)
+        self.runner.sites = CallSites(partial(reporter.warn, "lines"), settings.check_calls)
+        self._pid = os.getpid()
+
+    def record(
+        self,
+        detector: EventSource,
+        name: str = "calls",
+        engine: Optional[Engine] = None,
+        steps: Optional[StepClock] = None,
+    ) -> None:
+        """Record what the rank does from now on.
+
+        Args:
+            detector: the failure detector, which also brings the events of the timeline to rank 0.
+            name: of the calls in order, in records.
+            engine: runs the calls by name, if there is one.
+            steps: counts the training steps; None: an own counter.
+        """
+        self._detector = detector
+        self.recording = Recording(detector, self.hosts)
+        self.activity = Activity(self.runner, engine, self.members, steps)
+        rank = self.members[self.rank]
+        facts = GroupFacts(rank, self.size, self.host, self.generation, self.members, name)
+        self.flight = FlightRecorder(facts, self.settings, self.runner, self.activity, engine)
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a fork of the rank's: it shares the connections, and must not end them."""
+        return os.getpid() != self._pid
+
+    def addresses(self, peer: int) -> Optional[Tuple[str, str]]:
+        """Return the addresses of this rank and of another one in their link; None without a network.
+
+        Args:
+            peer: the other rank.
+        """
+        sock: Any = getattr(self.channels.direct.link(peer), "sock", None)
+        if sock is None or sock.family == socket.AF_UNIX:
+            return None
+        return str(sock.getsockname()[0]), str(sock.getpeername()[0])
+
+    def stop(self, reason: str, ok: bool, failure: Optional[RingcommError] = None) -> None:
+        """End the threads of calls and of the failure detector, refuse further calls; see :meth:`leave`."""
+        self._stop_calls(reason, ok, failure)
+        self._detector.stop()
+
+    def _stop_calls(self, reason: str, ok: bool, failure: Optional[RingcommError]) -> None:
+        self.flight.close(reason, ok, failure)
+        self.runner.stop(self._leaving)
+
+    def leave(self, reason: str, ok: bool, failure: Optional[RingcommError] = None) -> None:
+        """:meth:`stop`, with a complete timeline, and report to the other ranks that this one leaves.
+
+        Args:
+            reason: appears in the other ranks' errors.
+            ok: False if this rank leaves because of an error; then all ranks are aborted.
+            failure: an earlier error; see :meth:`.FlightRecorder.close`.
+        """
+        self._stop_calls(reason, ok, failure)  # first of all: another thread may be about to call
+        if ok:
+            self.recording.finish()
+        self._detector.stop()
+        self.failed = not ok or self.reporter.abort_error is not None
+        if self.control is not None:
+            self.control.leave(reason, ok)
+
+    def close(self) -> None:
+        """Close the links and the timeline's file, after :meth:`stop` or :meth:`leave`."""
+        self.channels.close()
+        self.recording.close()

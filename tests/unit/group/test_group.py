@@ -1,0 +1,120 @@
+"""A group of ranks: what it is made of, and the order in which it ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+from types import SimpleNamespace
+
+import pytest
+
+from ringcomm.config import Settings
+from ringcomm.engine.single_rank import OwnTrace
+from ringcomm.errors import NotInitializedError, PeerLostError
+from ringcomm.group.group import Group
+from ringcomm.group.reporter import Reporter
+from ringcomm.group.view import Peer
+from ringcomm.transport.base import Stopped
+from ringcomm.transport.memory import memory_channels
+
+
+class Control(Reporter):
+    """A connection to a rendezvous; ``said`` has what it has sent."""
+
+    def __init__(self):
+        self.said = []
+
+    def leave(self, reason, ok):
+        self.said.append((reason, ok))
+
+
+@pytest.fixture
+def make():
+    """Makes rank 1 of a group of three on two hosts."""
+    groups = []
+
+    def group(**changes):
+        peers = [Peer(rank, f"host{host}", host, local, 1) for rank, host, local in
+                 ((0, 0, 0), (1, 1, 0), (2, 1, 1))]  # fmt: skip
+        made = Group(memory_channels(3)[1], peers, Settings(flight_recorder=0), **changes)
+        groups.append(made)
+        return made
+
+    yield group
+    for made in groups:
+        made.channels.close()
+
+
+def joined(control):
+    return SimpleNamespace(control=control, generation=4)
+
+
+def test_its_place_among_the_ranks(make):
+    group = make()
+    assert (group.rank, group.size, group.host) == (1, 3, "host1")
+    assert (group.local_rank, group.local_size) == (0, 2)
+    assert group.hosts == ["host0", "host1", "host1"] and list(group.members) == [0, 1, 2]
+    assert group.control is None and group.generation == 0 and not group.is_forked
+
+
+def test_all_waits_for_data_watch_for_an_abort(make):
+    control = Control()
+    group = make(joined=joined(control))
+    assert group.generation == 4 and group.reporter is control
+    control.report_lost(2, "", "its cable is out")
+    for fabric in (group.channels.direct, group.channels.background):
+        with pytest.raises(PeerLostError, match="cable"):
+            fabric.watch.check()
+
+
+@pytest.mark.parametrize(
+    "ok, aborted, failed", [(True, False, False), (False, False, True), (True, True, True)]
+)
+def test_the_order_in_which_it_leaves(make, ok, aborted, failed):
+    control, order = Control(), []
+    group = make(joined=joined(control), members=[3, 5, 7])
+    group.record(OwnTrace(), "group x")
+    assert group.flight.facts == (5, 3, "host1", 4, [3, 5, 7], "group x")
+    group.flight.close = lambda *facts: order.append(facts)
+    group.recording.finish = lambda: order.append("timeline")
+    group._detector.stop = lambda: order.append("detector")
+    if aborted:
+        control.report_lost(2, "", "its cable is out")
+    group.leave("bye", ok)
+    assert order == [("bye", ok, None), *(["timeline"] if ok else []), "detector"]
+    assert control.said == [("bye", ok)] and group.failed is failed
+    with pytest.raises(Stopped):
+        group.channels.direct.watch.check()
+    with pytest.raises(NotInitializedError, match="left the job"):
+        group.runner.barrier()
+    group.close()
+
+
+def test_without_a_rendezvous_it_leaves_silently(make):
+    group = make()
+    group.record(OwnTrace())
+    group.leave("bye", True)
+    assert not group.failed
+    group.close()
+
+
+def test_addresses_of_links_over_a_network(make):
+    group = make()
+    ends = [("10.0.0.1", 5), ("10.0.0.2", 6)]
+
+    def over(family):
+        return SimpleNamespace(
+            sock=SimpleNamespace(
+                family=family, getsockname=lambda: ends[0], getpeername=lambda: ends[1]
+            )  # fmt: skip
+        )
+
+    links = {0: over(socket.AF_INET), 1: over(socket.AF_UNIX), 2: SimpleNamespace()}
+    group.channels.direct.link = links.__getitem__
+    assert [group.addresses(peer) for peer in links] == [("10.0.0.1", "10.0.0.2"), None, None]
+
+
+def test_a_fork_is_recognized(make, monkeypatch):
+    group = make()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert group.is_forked
