@@ -1,4 +1,4 @@
-"""Forms x options of PyTorch's package, on ranks that are threads."""
+"""Forms x options of PyTorch's package, on ranks that are threads, as in integration/calls/test_options.py."""
 
 from __future__ import annotations
 

@@ -6,7 +6,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.adapters.signatures import COMMON, differences, differences_of_options  # noqa: E402 - the adapter needs torch
+from tests.adapters.signatures import (  # noqa: E402 - the adapter needs torch
+    COMMON,
+    differences,
+    differences_of_options,
+)
 
 LIKE_HOROVODS = f"""{COMMON}
 is_homogeneous()
