@@ -1,4 +1,4 @@
-"""Forms x options of PyTorch's package, on ranks that are threads, as in integration/calls/test_options.py."""
+"""Forms x options of PyTorch's package, on ranks that are threads."""
 
 from __future__ import annotations
 
