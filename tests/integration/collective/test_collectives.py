@@ -203,7 +203,7 @@ class TestAlltoall:
         ("splits", "words"),
         [
             ([1, 1], "have sum 2, the tensor 4 rows"), ([5, -1], "is negative"), ([4], "does not equal"),
-            ([2, 1, 1], "does not equal"), ([2.0, 2.0], "contain 32-bit"), (4, "contain 32-bit"),
+            ([2, 1, 1], "does not equal"), ([2.0, 2.0], "whole numbers"), (4, "whole numbers"),
         ],
     )  # fmt: skip
     def test_splits_that_do_not_fit(self, on_ranks, splits, words):
