@@ -10,6 +10,7 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import RingcommError, fresh_copy
 from ..transport.secure import SecureSocket
+from ..transport.wake_up import WakeUp
 from ..wire.messages import Message, MessageReader
 from ..wire.signing import Session
 from .control import ROOT_CAUSE_S, ControlChannel, Listener
@@ -40,7 +41,7 @@ class ElasticChannel(ControlChannel):
 
     A thread reads it all the time, so the rendezvous gets answers also between two views, and reports of
     processes that are to join arrive while the program computes. Threads that wait for peers are woken up by
-    a socket pair that becomes readable when the epoch has ended.
+    a descriptor that becomes readable when the epoch has ended.
 
     Args:
         sock, reader: the connection, and what has arrived on it.
@@ -72,8 +73,7 @@ class ElasticChannel(ControlChannel):
         self._listener: Optional[Listener] = None
         self._delivering = threading.RLock()
         self._over = threading.Event()
-        self._bell = socket.socketpair()
-        self._stop = socket.socketpair()
+        self._epoch_over, self._stop = WakeUp(), WakeUp()
         self._thread: Optional[threading.Thread] = threading.Thread(
             target=self._main, name="ringcomm-control", daemon=True
         )
@@ -81,7 +81,7 @@ class ElasticChannel(ControlChannel):
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when the epoch has ended."""
-        return self._bell[0].fileno()
+        return self._epoch_over.fileno()
 
     def check(self) -> None:
         """Raise the root cause, if the epoch has been aborted."""
@@ -141,11 +141,11 @@ class ElasticChannel(ControlChannel):
         thread, self._thread = self._thread, None
         if thread is None:
             return
-        self._stop[1].send(b"!")
+        self._stop.wake()
         if thread is not threading.current_thread():
             thread.join()
-        for sock in (*self._bell, *self._stop):
-            sock.close()
+        self._epoch_over.close()
+        self._stop.close()
 
     # ---- waiting for the root cause -----------------------------------------------------------
 
@@ -170,10 +170,10 @@ class ElasticChannel(ControlChannel):
 
     def _main(self) -> None:
         poller = select.poll()
-        for sock in (self._sock, self._stop[0]):
-            poller.register(sock, select.POLLIN)
+        for watched in (self._sock, self._stop):
+            poller.register(watched, select.POLLIN)
         while self._receive_all():
-            if any(descriptor == self._stop[0].fileno() for descriptor, _ in poller.poll()):
+            if any(descriptor == self._stop.fileno() for descriptor, _ in poller.poll()):
                 return
 
     def _receive_all(self) -> bool:
@@ -198,6 +198,5 @@ class ElasticChannel(ControlChannel):
             super()._take(message)
 
     def _end_reads(self) -> None:
-        if not self._over.is_set():
-            self._over.set()
-            self._bell[1].send(b"!")
+        self._over.set()
+        self._epoch_over.wake()
