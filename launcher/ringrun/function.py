@@ -23,7 +23,19 @@ from .job.outcome import Outcome
 from .job.restarts import Attempts
 from .plan.horovod import SettingValue
 from .plan.job import Job
-from .plan.options import PATH, PER_HOST, TEXT, VARIABLES, WHOLE, Option, Options, table, takes_options
+from .plan.options import (
+    NUMBER,
+    PATH,
+    PER_HOST,
+    RANGE,
+    TEXT,
+    VARIABLES,
+    WHOLE,
+    Option,
+    Options,
+    table,
+    takes_options,
+)
 from .plan.setting_sources import from_values
 from .show.console import Console
 from .show.notebook import own_console
@@ -115,10 +127,26 @@ def _converted(name: str, option: Option, value: Any) -> Any:
         return _per_host(value)
     if option.kind in (TEXT, PATH):
         _check_text(name, value, option.kind == PATH)
-    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if option.kind == WHOLE and not (value is None or is_whole):
-        raise ConfigError(f"{name}={value!r} is not a whole number.")
+    if option.kind in (WHOLE, NUMBER, RANGE) and value is not None:
+        _check_numbers(name, option, value)
     return value
+
+
+def _check_numbers(name: str, option: Option, value: Any) -> None:
+    """Check an argument that is a number, or two of them."""
+    what, of, count = {
+        WHOLE: ("a whole number", numbers.Integral, 1), NUMBER: ("a number above 0", numbers.Real, 1),
+        RANGE: ("a pair of numbers", numbers.Real, 2),
+    }[option.kind]  # fmt: skip
+    items = value if count == 2 and isinstance(value, (tuple, list)) else (value,)
+    fits = len(items) == count and all(isinstance(item, of) and not isinstance(item, bool) for item in items)
+    if not fits or (option.kind == NUMBER and not value > 0):
+        raise ConfigError(f"{name}={value!r} is not {what}.")
+    low, high = option.within
+    if low is not None and value < low:
+        raise ConfigError(f"{name}={value!r} is out of range: it must be at least {low}.")
+    if high is not None and value > high:
+        raise ConfigError(f"{name}={value!r} is out of range: it must be at most {high}.")
 
 
 def _check_table(name: str, value: object) -> None:

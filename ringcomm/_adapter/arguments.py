@@ -40,6 +40,13 @@ def scattered_reduction(op: Any) -> ReduceOp:
     return chosen
 
 
+def checked_passes(passes: int) -> int:
+    """Return a number of backward passes per step; a ConfigError if it is less than one."""
+    if passes < 1:
+        raise ConfigError("backward_passes_per_step must be at least 1")
+    return int(passes)
+
+
 def _outside() -> int:
     """The stack level of the first caller outside ringcomm."""
     package = __name__.partition(".")[0] + "."

@@ -1,7 +1,11 @@
-"""Distributed Keras optimizers: each has a class of its own, in which ``from_config()`` finds its options."""
+"""Classes of distributed optimizers and tapes, derived from the user's own.
+
+Each distributed Keras optimizer has a class of its own, in which ``from_config()`` finds its options.
+"""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Optional, Tuple
 
 
@@ -42,6 +46,26 @@ def derive(bases: Tuple[type, ...], options: Tuple[Any, ...]) -> Any:
     named = bases[-1]
     namespace = {"__doc__": named.__doc__, "__module__": named.__module__, "_ringcomm_options": options}
     return type(named.__name__, bases, namespace)
+
+
+def wrapped(mixin: type, thing: Any, but: str = "") -> Any:
+    """Return an object with the attributes of another one (``but`` one), of a class derived from both.
+
+    Args:
+        mixin: the first base of the class.
+        thing: the other object, whose class is the second base.
+        but: the name of an attribute that it does not get: a scheduler may have set ``step`` on the original.
+    """
+    own: Any = type(thing)
+    made: Any = object.__new__(_class_with(mixin, own))
+    made.__dict__.update(thing.__dict__)
+    made.__dict__.pop(but, None)
+    return made
+
+
+@lru_cache(maxsize=None)
+def _class_with(mixin: type, own: type) -> type:
+    return type(own.__name__, (mixin, own), {"__doc__": own.__doc__})
 
 
 def convert(optimizer: Any, kind: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from ..balance.step_weight import StepWeight
 from ..calls.process_set import ProcessSet, global_process_set, included_in, size_of
@@ -90,6 +90,77 @@ class Reduction(NamedTuple):
             return [compressor.decompress(item, context) for item, (_, context) in zip(received, pairs)]
 
         return how, [tensor for tensor, _ in pairs], restore
+
+
+class VariableReducer:
+    """Reduces the gradients of variables, except of those that only this rank has. Adapters say how.
+
+    Args:
+        how: the reduction.
+        scale_local: divide gradients of local variables by the number of ranks.
+    """
+
+    def __init__(self, how: Reduction = Reduction(), scale_local: bool = True) -> None:  # noqa: B008
+        self.how = how
+        self.scale_local = scale_local
+        self._local: Dict[int, Any] = {}
+
+    def fresh(self) -> VariableReducer:
+        """Return another reducer with the same options, without local variables."""
+        return type(self)(self.how, self.scale_local)
+
+    def register_local(self, variable: Any) -> None:
+        """Exclude the gradient of a variable from the reduction, because only this rank has the variable."""
+        self._local[id(variable)] = variable
+
+    def is_local(self, variable: Any) -> bool:
+        """Return whether the variable was passed to :meth:`register_local`."""
+        return id(variable) in self._local
+
+    def reduce(
+        self, gradients: Sequence[Any], variables: Sequence[Any], *args: Any, **kwargs: Any
+    ) -> List[Any]:
+        """Reduce gradients over all ranks.
+
+        Args:
+            gradients: tensors, or None.
+            variables: the variables, in the same order.
+            args, kwargs: further arguments of :meth:`reduce_shared`.
+
+        Returns:
+            the reduced gradients in the same order; None where the gradient is None.
+        """
+        how, results = self.how, list(gradients)
+        if not how.active():
+            factor = how.factor
+            return [item if item is None or factor == 1.0 else self.times(item, factor) for item in results]
+        shared: List[int] = []
+        for index, variable in enumerate(variables):
+            if results[index] is None:
+                continue
+            if not self.is_local(variable):
+                shared.append(index)
+            elif self.scale_local:
+                results[index] = self.divided(results[index], size_of(how.process_set))
+        if shared:
+            sent, owners = [results[index] for index in shared], [variables[index] for index in shared]
+            for index, gradient in zip(shared, self.reduce_shared(sent, owners, *args, **kwargs)):
+                results[index] = gradient
+        return results
+
+    def reduce_shared(
+        self, gradients: Sequence[Any], variables: Sequence[Any], *args: Any, **kwargs: Any
+    ) -> List[Any]:
+        """Reduce gradients of variables that all ranks have; there is at least one, and none is None."""
+        raise NotImplementedError
+
+    def times(self, gradient: Any, factor: float) -> Any:
+        """Return a gradient multiplied by a number."""
+        return gradient * factor
+
+    def divided(self, gradient: Any, divisor: int) -> Any:
+        """Return a gradient divided by a number."""
+        return gradient / divisor
 
 
 def is_coded(compression: Any) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -11,7 +10,7 @@ from .._adapter.compressed import state_of
 from .._adapter.gradients import bucket_name, plan_groups
 from .._adapter.graph_callbacks import Operation
 from .._adapter.names import variable_name
-from .._adapter.reduction import Reduction, is_coded
+from .._adapter.reduction import Reduction, VariableReducer, is_coded
 from ..calls.process_set import size_of
 from ..ops import ReduceOp
 from . import bridge
@@ -19,84 +18,55 @@ from . import bridge
 Name = Callable[[Any], str]
 
 
-class GradientReducer:
-    """Reduces the gradients of a model over all ranks.
+class GradientReducer(VariableReducer):
+    """Reduces the gradients of a model over all ranks; without groups, all gradients are one group."""
 
-    Args:
-        how: the reduction; without groups, all gradients are one group.
-        scale_local_gradients: divide gradients of local variables by the number of ranks.
-    """
-
-    def __init__(self, how: Reduction = Reduction(), scale_local_gradients: bool = True) -> None:  # noqa: B008
-        self.how = how
-        self.scale_local_gradients = scale_local_gradients
-        self._local: Dict[int, Any] = {}
-
-    def fresh(self) -> GradientReducer:
-        """Another reducer with the same options, without local variables."""
-        other = copy.copy(self)
-        other._local = {}
-        return other
-
-    def register_local(self, variable: Any) -> None:
-        """Exclude the gradient of a variable from the reduction, because only this rank has the variable."""
-        self._local[id(variable)] = variable
-
-    def is_local(self, variable: Any) -> bool:
-        """Return whether the variable was passed to :meth:`register_local`."""
-        return id(variable) in self._local
-
-    def reduce(
+    def reduce_shared(
         self,
         gradients: Sequence[Any],
         variables: Sequence[Any],
         scope: str = "gradients",
         name: Optional[Name] = None,
     ) -> List[Any]:
-        """Reduce gradients over all ranks.
+        """Reduce gradients of variables that all ranks have.
 
         Gradients are reduced in the order of the variables' names. If these are distinct, the variables may
         be in another order on each rank.
 
         Args:
-            gradients: tensors, ``tf.IndexedSlices`` or None.
+            gradients: tensors or ``tf.IndexedSlices``.
             variables: the variables, in the same order.
             scope: prefix of the operations' names, to distinguish several reductions of one program.
             name: function that returns the name of a variable.
 
         Returns:
-            the reduced gradients in the same order; None where the gradient is None.
+            the reduced gradients in the same order.
         """
-        if not self.how.active():
-            factor = self.how.factor
-            return [_times(item, factor) for item in gradients] if factor != 1.0 else list(gradients)
         named = name or variable_name
-        reduced: List[Any] = list(gradients)
-        for index, variable in enumerate(variables):
-            if self.is_local(variable):
-                reduced[index] = self._scaled(gradients[index])
-        chosen = [
-            index for index, variable in enumerate(variables)
-            if gradients[index] is not None and not self.is_local(variable)
-        ]  # fmt: skip
-        chosen.sort(key=lambda index: named(variables[index]))
+        chosen = sorted(range(len(variables)), key=lambda index: named(variables[index]))
         bundles = self._bundles(gradients, variables, chosen, scope, named)
         results = bridge.run(
             [bundle.operation for bundle in bundles],
             [tensor for bundle in bundles for tensor in bundle.tensors],
             [tensor.dtype for bundle in bundles for tensor in bundle.tensors],
             [shape for bundle in bundles for shape in bundle.shapes],
-        ) if bundles else []  # fmt: skip
+        )
+        reduced: List[Any] = list(gradients)
         for bundle in bundles:
             count = len(bundle.tensors)
             bundle.finish(results[:count], reduced)
             del results[:count]
         return reduced
 
-    def _scaled(self, gradient: Any) -> Any:
-        if not self.scale_local_gradients:
-            return gradient
-        return _times(gradient, 1.0 / size_of(self.how.process_set))
+    def times(self, gradient: Any, factor: float) -> Any:
+        """Return a gradient multiplied by a number."""
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+        return gradient * tf.cast(factor, gradient.dtype)
+
+    def divided(self, gradient: Any, divisor: int) -> Any:
+        """Return a gradient divided by a number."""
+        return self.times(gradient, 1.0 / divisor)
 
     def _bundles(
         self,
@@ -192,14 +162,6 @@ class Bundle(NamedTuple):
     tensors: List[Any]
     shapes: List[Any]
     finish: Callable[[Sequence[Any], List[Any]], None]
-
-
-def _times(gradient: Any, factor: float) -> Any:
-    if gradient is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(factor, gradient.dtype)
 
 
 def _known(shape: tf.TensorShape) -> Tuple[int, ...]:

@@ -65,14 +65,20 @@ class Membership:
         return self.size == 1 and not self.elastic
 
     @classmethod
-    def from_environment(cls, environ: Optional[Mapping[str, str]] = None) -> Membership:
+    def from_environment(
+        cls, environ: Optional[Mapping[str, str]] = None, elastic: bool = False
+    ) -> Membership:
         """Read the variables that ``ringrun`` or a user has set; without them those of srun and mpirun.
+
+        Args:
+            environ: the variables; None: this process's.
+            elastic: whether the job is elastic also without ``RINGCOMM_ELASTIC``.
 
         Raises:
             ConfigError: a variable is missing or does not parse.
         """
         environ = environment.variables(environ)
-        elastic = environ.get(PREFIX + "ELASTIC", "") not in ("", "0")
+        elastic = elastic or environ.get(PREFIX + "ELASTIC", "") not in ("", "0")
         size = _integer(environ, "SIZE", 1 if elastic else None, low=1)
         if size is None:
             _check_alone(environ)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .._adapter.arguments import checked_passes
 from .._adapter.compression import Compression
 from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
@@ -69,8 +70,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         raise ConfigError(f"DistributedOptimizer requires an optax optimizer, not {type(optimizer)}.")
-    if backward_passes_per_step < 1:
-        raise ConfigError("backward_passes_per_step must be at least 1")
+    checked_passes(backward_passes_per_step)
     share = 1.0 / backward_passes_per_step if average_aggregated_gradients else 1.0
     reduce = gradient_reducer(op, compression, gradient_predivide_factor, process_set, share)
     inner = optax.with_extra_args_support(optimizer)

@@ -28,7 +28,7 @@ from .flight_recorder import forget_what_is_closed
 from .timeline import timeline_path
 
 if TYPE_CHECKING:
-    from ..rendezvous.elastic_control import Resume
+    from ..rendezvous.control import Resume
     from ..rendezvous.embedded import EmbeddedRendezvous
     from ..rendezvous.joined import Joined
     from ..schedule.cost import CostModel
@@ -238,9 +238,7 @@ class Context(Collectives):
         Args:
             position: as for :meth:`restart`.
         """
-        from ..rendezvous.elastic_control import ElasticChannel  # others cannot be suspended
-
-        assert self._joined is not None and isinstance(self._joined.control, ElasticChannel)
+        assert self._joined is not None
         self._closed = True
         self.group.stop("the next view begins", True)
         resume = self._joined.control.detach(position)

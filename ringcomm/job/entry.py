@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple, Optional
 
 from ..config import Membership, Settings
-from ..rendezvous.client import join
-from ..rendezvous.elastic_client import NEW, join_view
-from ..rendezvous.elastic_control import Resume
+from ..rendezvous.client import NEW, join
+from ..rendezvous.control import Resume
 from ..rendezvous.embedded import EmbeddedRendezvous, OwnRendezvous
 from ..rendezvous.joined import Joined
 from ..rendezvous.launched import join_launched
@@ -44,10 +43,10 @@ def enter(membership: Membership, settings: Settings, resume: Optional[Resume] =
         StartupError: (or one of its kinds) the job could not be put together.
     """
     if membership.elastic:
-        return Entry(join_view(membership, settings, NEW if resume is None else resume), membership)
+        return Entry(join(membership, settings, NEW if resume is None else resume), membership)
     if membership.launched is not None:
         joined, embedded, membership = join_launched(membership, settings)
         return Entry(joined, membership, embedded)
     with OwnRendezvous(membership, settings) as own:
-        joined = join(membership, settings, listens=True)
+        joined = join(membership, settings)
     return Entry(joined, membership, own.embedded)

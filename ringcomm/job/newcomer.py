@@ -12,7 +12,7 @@ import socket
 from typing import Optional
 
 from ..config import Membership, Settings
-from ..rendezvous.elastic_client import running_size
+from ..rendezvous.client import running_size
 from .context import Context
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Dict, List, Optional, Sequence
 
 import keras
 
+from .._adapter.arguments import checked_passes
 from .._adapter.compressed import drop_residuals
 from .._adapter.compression import Compression
 from .._adapter.optimizer_classes import OptionsInClass, convert, derive, set_untracked
-from .._adapter.reduction import Groups, Reduction, of_gradients
+from .._adapter.reduction import Groups, Reduction, VariableReducer, of_gradients
 from ..balance.pace import StepCursor, weight_of_steps
-from ..calls.process_set import ProcessSet, global_process_set, size_of
+from ..calls.process_set import ProcessSet, global_process_set
 from ..collective.call_sites import look_through
 from ..docstrings import documented
 from ..errors import BrokenInvariantError, ConfigError
@@ -22,6 +24,23 @@ look_through(keras)
 
 _classes: Dict[type, type] = {}
 
+_SCALED_OUTSIDE = (
+    "LossScaleOptimizer takes the DistributedOptimizer: then each rank would leave out steps because of its "
+    "own gradients, and ranks would no longer be at the same step. Write it the other way round: "
+    "hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)), also where Model.compile() "
+    "scales losses because of the model's policy."
+)
+
+
+class _Reducer(VariableReducer):
+    """Reduces gradients on the present backend."""
+
+    def reduce_shared(
+        self, gradients: Sequence[Any], variables: Sequence[Any], *args: Any, **kwargs: Any
+    ) -> List[Any]:
+        """Reduce gradients of variables that all ranks have."""
+        return reduce(self.how, gradients, variables)
+
 
 class _Distributed(OptionsInClass):
     """Mixin that adds the reduction to the class of the user's optimizer.
@@ -30,11 +49,23 @@ class _Distributed(OptionsInClass):
     JAX: a reduction there would silently be skipped.
     """
 
-    _ringcomm_how: Reduction
-    _ringcomm_scale_local: bool
-    _ringcomm_local: Dict[int, Any]
+    _ringcomm_reducer: _Reducer
     _ringcomm_variables: List[Any]
     _ringcomm_reached = False
+
+    def build(self, variables: Any) -> None:
+        """As of every optimizer, but not within a ``LossScaleOptimizer``.
+
+        Args:
+            variables: to be trained.
+
+        Raises:
+            ConfigError: a ``LossScaleOptimizer`` calls it, which would leave out steps before the reduction.
+        """
+        caller = sys._getframe(1).f_locals.get("self")
+        if caller is not self and isinstance(caller, keras.optimizers.LossScaleOptimizer):
+            raise ConfigError(_SCALED_OUTSIDE)
+        super().build(variables)  # type: ignore[misc]
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         """Reduce gradients over all ranks, then apply them with the optimizer's own method."""
@@ -56,9 +87,7 @@ class _Distributed(OptionsInClass):
         return super().stateless_apply(optimizer_variables, grads, trainable_variables)  # type: ignore[misc]
 
     def _take_options(self, how: Reduction, scale_local: bool) -> None:
-        set_untracked(self, "_ringcomm_how", how)
-        set_untracked(self, "_ringcomm_scale_local", scale_local)
-        set_untracked(self, "_ringcomm_local", {})
+        set_untracked(self, "_ringcomm_reducer", _Reducer(how, scale_local))
 
     def _accumulates(self) -> bool:
         return bool(getattr(self, "gradient_accumulation_steps", None)) and hasattr(
@@ -73,26 +102,7 @@ class _Distributed(OptionsInClass):
 
     def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:
         set_untracked(self, "_ringcomm_reached", True)
-        results = list(gradients)
-        how = self._ringcomm_how
-        if not how.active():
-            factor = how.factor
-            return results if factor == 1.0 else [item if item is None else item * factor for item in results]
-        shared = []
-        for index, variable in enumerate(variables):
-            if results[index] is None:
-                continue
-            if id(variable) not in self._ringcomm_local:
-                shared.append(index)
-            elif self._ringcomm_scale_local:
-                results[index] = results[index] / size_of(how.process_set)
-        if shared:
-            reduced = reduce(
-                how, [results[index] for index in shared], [variables[index] for index in shared]
-            )
-            for index, gradient in zip(shared, reduced):
-                results[index] = gradient
-        return results
+        return self._ringcomm_reducer.reduce(gradients, variables)
 
     def load_own_variables(self, store: Any) -> None:
         """Load the optimizer's own state; what error feedback would add is dropped, with one line in the log.
@@ -109,7 +119,7 @@ class _Distributed(OptionsInClass):
         Args:
             var: the variable.
         """
-        self._ringcomm_local[id(var)] = var
+        self._ringcomm_reducer.register_local(var)
 
 
 def distributed_class(kind: type) -> type:
@@ -149,7 +159,7 @@ def samples_of(model: Any) -> Optional[int]:
     optimizer = getattr(model, "optimizer", None)
     if not isinstance(optimizer, _Distributed):
         return None
-    weight = optimizer._ringcomm_how.weight
+    weight = optimizer._ringcomm_reducer.how.weight
     return weight.samples if isinstance(weight, StepCursor) else None
 
 
@@ -224,8 +234,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             ``groups`` is neither a number nor lists of variables, or ``gradient_predivide_factor`` is given
             with an op other than Average.
     """
-    if backward_passes_per_step < 1:
-        raise ConfigError("backward_passes_per_step must be at least 1")
+    checked_passes(backward_passes_per_step)
     keras_2 = is_keras_2(optimizer)
     if not keras_2 and not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(f"DistributedOptimizer requires a Keras optimizer, not {type(optimizer)}.")

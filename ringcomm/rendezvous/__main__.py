@@ -3,8 +3,8 @@
 It reads the same variables as the ranks: ``RINGCOMM_RENDEZVOUS`` (where to listen), ``RINGCOMM_SIZE``,
 the key and the job's name. It ends when the job does, with exit code 0 if the job ended well.
 
-With ``--min-np`` it serves an elastic job: ranks may be lost and may join while the job runs. They need
-``RINGCOMM_ELASTIC=1`` in place of ``RINGCOMM_SIZE``.
+With ``--min-np`` it serves an elastic job: ranks may be lost and may join while the job runs. The ranks need
+``RINGCOMM_ELASTIC=1`` in place of ``RINGCOMM_SIZE``; the rendezvous needs neither.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any, Dict
 
 from ..config import Membership, Settings
 from ..configuration.endpoints import format_endpoint
+from ..configuration.limits import ELASTIC_TIMEOUT_S, Limits
 from ..errors import RingcommError
 from ..transport.encryption import encryption_of
 from .actions import Notice
-from .next_view import Limits
 from .server import RendezvousServer
 
 
@@ -30,7 +30,7 @@ def main() -> int:
     arguments = _arguments()
     notices: queue.SimpleQueue[Notice] = queue.SimpleQueue()
     try:
-        membership = Membership.from_environment()
+        membership = Membership.from_environment(elastic=arguments.min_np is not None)
         is_named = membership.size >= 2 and membership.launched is None  # not by srun or mpirun
         if arguments.min_np is None and not is_named:
             print("A rendezvous is for jobs of two or more ranks: set RINGCOMM_SIZE.", file=sys.stderr)
@@ -45,7 +45,8 @@ def main() -> int:
     code = 1
     while True:
         notice = notices.get()
-        print(f"{notice.kind}: {notice.text}", flush=True)
+        if notice.text:
+            print(f"{notice.kind}: {notice.text}", flush=True)
         if notice.kind in ("ended", "failed"):
             code = 0 if notice.kind == "ended" else 1
             break
@@ -61,8 +62,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-np", type=_positive, help="the most ranks; by default any number")
     parser.add_argument("--np", type=_positive, help="ranks to wait for at the start; by default --min-np")
     parser.add_argument(
-        "--elastic-timeout", type=float, default=600.0, help="how long to wait for --min-np ranks, in seconds"
-    )
+        "--elastic-timeout", type=float, default=ELASTIC_TIMEOUT_S,
+        help="how long to wait for --min-np ranks, in seconds",
+    )  # fmt: skip
     parser.add_argument("--reset-limit", type=int, help="the most changes of the membership")
     return parser.parse_args()
 
@@ -89,8 +91,8 @@ def _server(
     if arguments.min_np is None:
         return RendezvousServer(size=membership.size, **common)
     limits = Limits(
-        min_size=arguments.min_np, max_size=arguments.max_np, start_size=arguments.np or arguments.min_np,
-        elastic_timeout_s=arguments.elastic_timeout, reset_limit=arguments.reset_limit,
+        arguments.np or arguments.min_np, arguments.min_np, arguments.max_np, arguments.reset_limit,
+        arguments.elastic_timeout,
     )  # fmt: skip
     return RendezvousServer(limits=limits, **common)
 

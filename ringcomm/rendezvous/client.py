@@ -7,107 +7,105 @@ import logging
 import os
 import platform
 import socket
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from ..clock import Deadline
 from ..config import Membership, Settings
 from ..errors import (
-    AuthenticationError,
+    ExcludedError,
     ProtocolError,
     RefusedError,
     RingcommError,
     StartTimeoutError,
     StartupError,
 )
-from ..group.view import Peer
 from ..transport.encryption import encryption_of
 from ..transport.kinds import LOOPBACK
 from ..transport.nics import Interface, local_socket, machine, own_addresses
 from ..transport.reactor import READ, Reactor
 from ..version import __version__
-from ..wire.auth import Claim, Purpose, job_digest
+from ..wire.auth import job_digest
 from ..wire.messages import MAX_MESSAGE_BYTES, Message, MessageReader, encode
-from ..wire.signing import Session, Signer
-from .channels import make_channels, paces_of
-from .connect_server import DIAL_S, Reached, reach
-from .control import ControlChannel, error_from
-from .joined import Joined
+from ..wire.signing import Session
+from .connect_server import DIAL_S, RendezvousSearch, Watched, pause
+from .control import Resume, error_from
+from .joined import Joined, established, make_control
 from .links import LinkSetup
 from .probe import PROBE_AGAIN_S
 from .relayed_start import RelayedStart
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
-_RETRY_S = 0.25
-_PATIENCE_S = 3.0
-
-
-class Moved(StartupError):
-    """The rendezvous has another address now than the one that was given."""
-
-
-class Watched(NamedTuple):
-    """An address of the rendezvous that may change, because it comes from a store or a file.
-
-    Attributes:
-        moved: whether the store holds another address by now.
-        patience_s: for how many seconds the rendezvous at this address may refuse this process or not answer
-            before that is an error, in case that the address is about to change; 0: it does not change, and
-            a rendezvous that does not answer has the whole start timeout.
-        hint: what to try if it does not answer, for the error.
-    """
-
-    moved: Callable[[], bool]
-    patience_s: float
-    hint: str = ""
+NEW = Resume()
+_MAX_ATTEMPTS = 5
+"""After so many views whose links could not be used the cause is this process, not a lost member."""
 
 
 def join(
-    membership: Membership, settings: Settings, listens: bool = False, watched: Optional[Watched] = None
+    membership: Membership, settings: Settings, resume: Resume = NEW, watched: Optional[Watched] = None
 ) -> Joined:
-    """Become a rank of the job.
+    """Become a rank of the job, or in an elastic job of the next view.
+
+    A process that has been a member of the last view must have closed its links.
 
     Args:
         membership: how this process takes part in the job.
         settings: the tunables.
-        listens: whether an engine will answer the rendezvous' pings for as long as the job runs.
+        resume: what this process has kept of the last view; by default it is new.
         watched: where the address of the rendezvous comes from, if it may change.
 
     Raises:
         Moved: the address has changed.
-        StartupError: (or one of its subclasses) the job could not start; the message says why.
+        ExcludedError: this process is not to be in the job any more.
+        StartupError: (or one of its subclasses) the job could not start, or cannot go on with this process;
+            the message says why.
         ConfigError: ``settings.iface`` selects nothing on this machine, or encryption is required and
             there is no certificate.
     """
-    return Joiner(membership, settings, listens, watched).join()
+    return Joiner(membership, settings, resume, watched).join()
+
+
+def running_size(membership: Membership, settings: Settings) -> int:
+    """The number of ranks of the present view; 0 if there has been none yet, so that this process is to join.
+
+    Raises:
+        StartupError: (or one of its subclasses) the rendezvous does not answer; the message says why.
+    """
+    return Joiner(membership, settings, NEW, None).count()
 
 
 class Joiner:
-    """The steps of joining, driven by one reactor and one deadline."""
+    """The steps of joining, driven by one reactor and one deadline.
+
+    In an elastic job a process waits for the next view as long as the rendezvous answers.
+    """
 
     def __init__(
-        self, membership: Membership, settings: Settings, listens: bool, watched: Optional[Watched]
+        self, membership: Membership, settings: Settings, resume: Resume, watched: Optional[Watched]
     ) -> None:
-        self.listens = listens
-        self._watched = watched
-        self._patience = Deadline(watched.patience_s if watched is not None else 0.0)
         self.membership = membership
         self.settings = settings
         self.encryption = encryption_of(membership.certificate, settings.encrypt)
         self.reactor = Reactor()
+        self._search = RendezvousSearch(self.reactor, membership, settings, self.encryption, watched)
         # The server's own limit passes first, and its error names the missing ranks; this one is for a
         # server that does not answer.
         self._deadline = Deadline(settings.start_timeout_s + DIAL_S)
         self._reader = MessageReader(MAX_MESSAGE_BYTES)
         self._session: Optional[Session] = None
         self._control: Optional[socket.socket] = None
-        self._unsent = b""
         self._failure: Optional[RingcommError] = None
         self._assignment: Optional[Message] = None
         self._go: Optional[Message] = None
         self._setup: Optional[LinkSetup] = None
         self._relayed: Optional[RelayedStart] = None
         self._rejoin = False
+        self._resume = resume
+        self._member = membership.member if resume.member is None else resume.member
+        self._changes = 0
+        self._failed_view = False
+        self._attempts = 0
+        self._size: Optional[int] = None
 
     def join(self) -> Joined:
         """Become a rank of the job; see :func:`join`."""
@@ -119,10 +117,33 @@ class Joiner:
         finally:
             self.reactor.close()
 
+    def count(self) -> int:
+        """Ask how many ranks there are; see :func:`running_size`."""
+        try:
+            self._connect()
+            self._send({"type": "count"})
+            while self._size is None and self._failure is None:
+                self._wait()
+        finally:
+            self.abandon()
+            self.reactor.close()
+        if self._size is None:
+            assert self._failure is not None
+            raise self._failure
+        return self._size
+
+    def _connect(self) -> None:
+        """Take the connection of the last view, or else dial the rendezvous."""
+        if self._resume.connection is not None:
+            self._control, self._reader, self._session = self._resume.connection
+        else:
+            self._control, self._session = self._search.find(self._deadline)
+            self._reader = MessageReader(MAX_MESSAGE_BYTES, self._session)
+        self.reactor.watch(self._control, READ, self._readable)
+
     def _run(self) -> Joined:
         interfaces = self._interfaces()
-        sock = self._control = self._dial_rendezvous()
-        self.reactor.watch(sock, READ, self._readable)
+        self._connect()
         self._introduce(interfaces)
         return self._complete()
 
@@ -153,54 +174,63 @@ class Joiner:
         """Listen for the other ranks, and ask the rendezvous for a rank."""
         self._relayed = None
         setup = self._setup = LinkSetup(
-            self.reactor,
-            interfaces,
-            self.membership.key,
-            job_digest(self.membership.job),
-            self._send,
-            self.encryption,
-            self.settings.allow_forwarding,
-        )
+            self.reactor, interfaces, self.membership.key, job_digest(self.membership.job), self._send,
+            self.encryption, self.settings.allow_forwarding,
+        )  # fmt: skip
         self._send(self._introduction(setup.offers()))
 
     def _wait(self) -> None:
         """Go on with what has arrived, or wait for more."""
-        if self._deadline.expired():
-            raise StartTimeoutError(
-                f"The job's {self.membership.size} ranks did not start within "
-                f"{self._deadline.timeout_s:g} s, and the rendezvous has sent no reason."
-            )
-        if self._rejoin:
+        if self._failed_view:
+            self._start_over()
+        elif self._deadline.expired():
+            raise StartTimeoutError(self._timeout_text())
+        elif self._rejoin:
             self._join_again()
         else:
             self.reactor.run_once(self._deadline.remaining_s())
+
+    def _timeout_text(self) -> str:
+        limit = f"{self._deadline.timeout_s:g} s"
+        if not self.membership.elastic:
+            return (
+                f"The job's {self.membership.size} ranks did not start within {limit}, and the rendezvous "
+                "has sent no reason."
+            )
+        return (
+            f"The rendezvous has sent nothing for {limit}: its host is down, or this host is cut off from "
+            "it. The job may be going on there without this process."
+        )
+
+    def _start_over(self) -> None:
+        """A view has failed while its members were connecting: ask for the next one."""
+        self._failed_view = False
+        self._assignment = self._go = None
+        if self._setup is not None:
+            self._setup.close()
+        self._introduce(self._interfaces())
 
     def _finish(self) -> Joined:
         """All links are established: give them to their users."""
         assert self._assignment is not None and self._go is not None and self._setup is not None
         assert self._control is not None
-        rank = int(self._assignment["rank"])
         self.reactor.forget(self._control)
-        hosts = {int(item["rank"]): str(item["host"]) for item in self._assignment["members"]}
-        control = self._make_control(self._control, rank, [hosts[item] for item in sorted(hosts)])
-        peers = tuple(
-            Peer(
-                int(m["rank"]), str(m["host"]), int(m["host_index"]), int(m["local_rank"]), int(m["pid"]),
-                int(m.get("member", -1)),
+        kept = self._control, self._reader, self._session
+        control = make_control(*kept, self._assignment, self._changes)
+        try:
+            return established(
+                control, self._assignment, self._go, self._setup, self.membership, self.settings
             )
-            for m in self._assignment["members"]
-        )  # fmt: skip
-        generation = int(self._assignment["generation"])
-        channels = make_channels(rank, len(peers), self._setup.take_links(), control, self.settings)
-        paces = paces_of(rank, peers, self._setup.chosen, channels)
-        channels.control.slow_links = paces.look
-        signer = Signer(self.membership.key, self.membership.job, generation)
-        return Joined(
-            rank, generation, peers, channels, control, str(self._go["table"]), paces, signer
-        )
-
-    def _make_control(self, sock: socket.socket, rank: int, hosts: Sequence[str]) -> ControlChannel:
-        return ControlChannel(sock, self._reader, rank, hosts, self._session)
+        except BaseException as problem:
+            # In an elastic job a member may have been lost after the last link was established.
+            resume = control.detach(self._resume.position)
+            self._attempts += 1
+            again = self.membership.elastic and isinstance(problem, StartupError)
+            if not again or self._attempts == _MAX_ATTEMPTS or resume.connection is None:
+                raise
+        self._resume, self._failed_view, self._go = resume, True, None
+        self.reactor.watch(resume.connection[0], READ, self._readable)
+        return self._complete()
 
     def _join_again(self) -> None:
         """Join again, after the rendezvous closed the connection before it had assigned a rank.
@@ -211,15 +241,9 @@ class Joiner:
         assert self._control is not None and self._setup is not None
         self._rejoin = False
         self._control.close()
-        self._pause()
-        self._control = self._dial_rendezvous()
-        self.reactor.watch(self._control, READ, self._readable)
+        pause(self.reactor)
+        self._connect()
         self._send(self._introduction(self._setup.offers()))
-
-    def _pause(self) -> None:
-        pause = Deadline(_RETRY_S)
-        while not pause.expired():
-            self.reactor.run_once(pause.remaining_s())
 
     def abandon(self) -> None:
         """Close everything that joining had opened."""
@@ -229,46 +253,6 @@ class Joiner:
             self._control.close()
 
     # ---- the rendezvous ----------------------------------------------------------------------
-
-    def _dial_rendezvous(self) -> socket.socket:
-        """Dial every endpoint at once, again and again until one answers; keep the first."""
-        membership = self.membership
-        claim = Claim(Purpose.CONTROL, job_digest(membership.job))
-        while True:
-            found = reach(
-                self.reactor, membership.rendezvous, membership.key, claim, self.encryption, DIAL_S,
-                membership.rendezvous_last, membership.rendezvous_machine not in ("", machine()),
-            )  # fmt: skip
-            if found.sock is not None:
-                self._session = found.session
-                self._reader = MessageReader(MAX_MESSAGE_BYTES, found.session)
-                return found.sock
-            if self._watched is not None and self._watched.moved():
-                raise Moved("the rendezvous has another address now")
-            if found.refused_by is not None and self._patience.expired():
-                where, reason = found.refused_by
-                raise AuthenticationError(
-                    f"The rendezvous at {where} was not accepted: {reason}. Every process of a job needs the "
-                    "same key and job name."
-                )
-            if self._deadline.remaining_s() <= DIAL_S or self._refused_for_long(found):
-                iface = self.settings.iface
-                raise StartTimeoutError(
-                    f"No answer from the rendezvous within {self._deadline.elapsed_s():.0f} s. Tried:\n"
-                    + "\n".join(found.tried)
-                    + "\nIs ringrun (or the process that serves the rendezvous) still running, and does a "
-                    "firewall allow this host to reach it?"
-                    + (f" --iface {iface} (RINGCOMM_IFACE) is set: is it the right network?" if iface else "")
-                    + (self._watched.hint if self._watched is not None else "")
-                )
-            self._pause()
-
-    def _refused_for_long(self, found: Reached) -> bool:
-        """Return whether no answer is to be expected: the server serves before its address is published."""
-        if self._watched is not None and self._watched.patience_s:
-            return self._patience.expired()
-        refused = self.membership.slot is not None and not found.silent
-        return refused and self._deadline.elapsed_s() >= _PATIENCE_S
 
     def _introduction(self, addresses: List[Dict[str, Any]]) -> Message:
         membership = self.membership
@@ -281,8 +265,11 @@ class Joiner:
             "pid": os.getpid(),
             "addresses": addresses,
             "dead_after": self.settings.dead_after_s,
-            "listens": self.listens,
+            "epoch": self._resume.epoch,
+            "position": self._resume.position,
         }
+        if self._member is not None:
+            message["member"] = self._member
         if membership.slot is not None:
             message["slot"] = list(membership.slot)
         if membership.rank is not None:
@@ -321,12 +308,42 @@ class Joiner:
     def _connection_failed(self, text: str) -> None:
         assert self._control is not None
         self.reactor.forget(self._control)
-        if self._failure is None and self._assignment is None and self.membership.slot is None:
+        # Without its control connection a process of an elastic job is lost for the others.
+        may_rejoin = self.membership.slot is None and not self.membership.elastic
+        if self._failure is None and self._assignment is None and may_rejoin:
             self._rejoin = True
-        else:
-            self._failure = self._failure or StartupError(text)
+            return
+        if self._resume.epoch >= 0:
+            text = f"No view after epoch {self._resume.epoch} for this process. {text}"
+        self._failure = self._failure or StartupError(text)
 
     def _handle(self, message: Message) -> None:
+        kind = message["type"]
+        if self.membership.elastic:
+            # The rendezvous pings processes that wait, so silence means that it cannot be reached.
+            limit_s = self.settings.dead_after_s or self.settings.start_timeout_s
+            self._deadline = Deadline(limit_s + DIAL_S)
+        if kind == "excluded":
+            raise ExcludedError(str(message["reason"]))
+        if kind == "counted":
+            self._size = int(message["size"])
+        elif kind == "waiting":
+            self._member = int(message["member"])
+        elif kind == "updated":
+            self._changes |= int(message["change"])
+        elif kind == "announced":
+            pass  # the program does not run between two views
+        elif kind == "abort" and "epoch" in message:
+            # An older epoch's abort was on its way while this process asked for the next view.
+            generation = -1 if self._assignment is None else int(self._assignment["generation"])
+            self._failed_view = self._failed_view or int(message["epoch"]) == generation
+            self._go = None if self._failed_view else self._go
+        else:
+            if kind in ("probe", "assign"):
+                self._changes = 0  # Earlier reports are about processes that this view takes into account.
+            self._handle_start(message)
+
+    def _handle_start(self, message: Message) -> None:
         kind = message["type"]
         setup = self._setup
         assert setup is not None
@@ -361,7 +378,6 @@ class Joiner:
             self._go = message
         else:
             raise ProtocolError(f"the rendezvous may not send {kind!r}")
-
 
     def _take_assignment(self, message: Message, setup: LinkSetup) -> None:
         """The rendezvous has assigned a rank; the list of all ranks comes from another rank."""

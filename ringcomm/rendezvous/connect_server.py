@@ -7,21 +7,45 @@ be on this machine, such an address is not dialled.
 from __future__ import annotations
 
 import socket
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..clock import Deadline
+from ..config import Membership, Settings
 from ..configuration.endpoints import format_endpoint
+from ..errors import AuthenticationError, StartTimeoutError, StartupError
 from ..transport.connect import Dial
-from ..transport.nics import own_addresses
+from ..transport.nics import machine, own_addresses
 from ..transport.reactor import Reactor
 from ..transport.secure import Encryption
-from ..wire.auth import Claim
+from ..wire.auth import Claim, Purpose, job_digest
 from ..wire.signing import Session
 
 DIAL_S = 5.0
 """How long an address may take to answer."""
 _LATER_S = 1.0
 """How long the preferred addresses have to answer before the others are dialled too."""
+_RETRY_S = 0.25
+_PATIENCE_S = 3.0
+
+
+class Moved(StartupError):
+    """The rendezvous has another address now than the one that was given."""
+
+
+class Watched(NamedTuple):
+    """An address of the rendezvous that may change, because it comes from a store or a file.
+
+    Attributes:
+        moved: whether the store holds another address by now.
+        patience_s: for how many seconds the rendezvous at this address may refuse this process or not answer
+            before that is an error, in case that the address is about to change; 0: it does not change, and
+            a rendezvous that does not answer has the whole start timeout.
+        hint: what to try if it does not answer, for the error.
+    """
+
+    moved: Callable[[], bool]
+    patience_s: float
+    hint: str = ""
 
 
 class Reached(NamedTuple):
@@ -100,6 +124,87 @@ def reach(
         None if wrong_key is None else (format_endpoint(*wrong_key.address), wrong_key.reason),
         any(dial.no_answer for dial in dials),
     )
+
+
+class RendezvousSearch:
+    """Dials the rendezvous of a job, again and again until it answers.
+
+    Args:
+        reactor: drives the connections.
+        membership: how this process takes part in the job.
+        settings: the tunables.
+        encryption: how connections are encrypted; None: not at all.
+        watched: where the address of the rendezvous comes from, if it may change.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        membership: Membership,
+        settings: Settings,
+        encryption: Optional[Encryption],
+        watched: Optional[Watched],
+    ) -> None:
+        self._reactor = reactor
+        self._membership = membership
+        self._settings = settings
+        self._encryption = encryption
+        self._watched = watched
+        self._patience = Deadline(watched.patience_s if watched is not None else 0.0)
+
+    def find(self, deadline: Deadline) -> Tuple[socket.socket, Optional[Session]]:
+        """Dial every endpoint at once until one answers; return the connection and what authenticates it.
+
+        Args:
+            deadline: how long the rendezvous may take to answer.
+
+        Raises:
+            Moved: the address has changed.
+            AuthenticationError: the rendezvous has another key, or is of another job.
+            StartTimeoutError: it does not answer.
+        """
+        membership, watched = self._membership, self._watched
+        claim = Claim(Purpose.CONTROL, job_digest(membership.job))
+        while True:
+            found = reach(
+                self._reactor, membership.rendezvous, membership.key, claim, self._encryption, DIAL_S,
+                membership.rendezvous_last, membership.rendezvous_machine not in ("", machine()),
+            )  # fmt: skip
+            if found.sock is not None:
+                return found.sock, found.session
+            if watched is not None and watched.moved():
+                raise Moved("the rendezvous has another address now")
+            if found.refused_by is not None and self._patience.expired():
+                where, reason = found.refused_by
+                raise AuthenticationError(
+                    f"The rendezvous at {where} was not accepted: {reason}. Every process of a job needs the "
+                    "same key and job name."
+                )
+            if deadline.remaining_s() <= DIAL_S or self._refused_for_long(found, deadline):
+                iface = self._settings.iface
+                raise StartTimeoutError(
+                    f"No answer from the rendezvous within {deadline.elapsed_s():.0f} s. Tried:\n"
+                    + "\n".join(found.tried)
+                    + "\nIs ringrun (or the process that serves the rendezvous) still running, and does a "
+                    "firewall allow this host to reach it?"
+                    + (f" --iface {iface} (RINGCOMM_IFACE) is set: is it the right network?" if iface else "")
+                    + (watched.hint if watched is not None else "")
+                )
+            pause(self._reactor)
+
+    def _refused_for_long(self, found: Reached, deadline: Deadline) -> bool:
+        """Return whether no answer is to be expected: the server serves before its address is published."""
+        if self._watched is not None and self._watched.patience_s:
+            return self._patience.expired()
+        refused = self._membership.slot is not None and not found.silent
+        return refused and deadline.elapsed_s() >= _PATIENCE_S
+
+
+def pause(reactor: Reactor) -> None:
+    """Let a moment pass before the rendezvous is dialled again."""
+    moment = Deadline(_RETRY_S)
+    while not moment.expired():
+        reactor.run_once(moment.remaining_s())
 
 
 def _end_all_but(winner: Optional[Dial], dials: Sequence[Dial]) -> None:

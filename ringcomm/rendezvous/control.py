@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import select
 import socket
 import threading
-from typing import Callable, Dict, List, Optional, Sequence, Tuple, Type
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 from ..clock import Deadline
 from ..errors import (
@@ -22,14 +23,13 @@ from ..errors import (
     interruption_text,
 )
 from ..transport.base import Watch
+from ..transport.secure import SecureSocket
 from ..wire.messages import Message, MessageReader, encode
 from ..wire.signing import Session
+from .changes import Changes, Listener
 from .link_table import ranges_of
 
 logger = logging.getLogger("ringcomm.rendezvous")
-
-Listener = Callable[[int, bool], None]
-"""Takes changes of the membership (1: processes are to leave, 2: join), and whether that can be done now."""
 
 ROOT_CAUSE_S = 5.0
 """How long a rank that lost a peer waits for the root cause."""
@@ -41,17 +41,38 @@ _SILENT_KINDS = ("silent", "still", "cut off")
 """Kinds of reports about peers that have sent nothing for long."""
 
 
-class ControlChannel(Watch):
-    """The control connection to the rendezvous while the job runs.
+class Resume(NamedTuple):
+    """What a member takes from one view to the next.
 
-    The engine's thread reads it, and every thread that waits for peers. Once the job has been aborted, the
-    descriptor stays readable, so that each of these threads wakes up.
+    Attributes:
+        member: its member number; None: a new process without a number.
+        epoch: the last epoch that it was in; -1: none.
+        position: how many commits or steps its state contains.
+        connection: its control connection, what has arrived on it, and what authenticates the messages; None:
+            it has been closed, and the rendezvous is to be dialled.
+    """
+
+    member: Optional[int] = None
+    epoch: int = -1
+    position: int = 0
+    connection: Optional[Tuple[socket.socket, MessageReader, Optional[Session]]] = None
+
+
+class ControlChannel(Watch):
+    """The control connection to the rendezvous while the job runs, or a view of an elastic job is in force.
+
+    A thread reads it all the time, so that pings are answered while the program computes and between two
+    views, and reports of processes that are to join arrive. Threads that wait for peers are woken up by a
+    socket pair that becomes readable when the job or the view has been aborted, and stays so.
 
     Args:
         sock, reader: the connection, and what has arrived on it.
         rank: this rank.
         hosts: of every rank, for texts.
         session: authenticates the messages; None: there is no other process.
+        member: this process's member number in an elastic job; None: the size of the job is fixed.
+        epoch: number of the view or generation.
+        changes: changes of the membership that were reported while the view was set up.
 
     Attributes:
         heard_and_silent: returns (ranks from which heartbeats have arrived lately, ranks from which none
@@ -66,30 +87,72 @@ class ControlChannel(Watch):
         rank: int = -1,
         hosts: Sequence[str] = (),
         session: Optional[Session] = None,
+        member: Optional[int] = None,
+        epoch: int = 0,
+        changes: int = 0,
     ) -> None:
         self.heard_and_silent: Optional[Callable[[], Tuple[List[int], List[int]]]] = None
-        self._rank = rank
-        self._hosts = tuple(hosts)
-        self._sock = sock
-        self._session = session
-        self._reader = reader
+        self._rank, self._hosts = rank, tuple(hosts)
+        self._member, self._epoch = member, epoch
+        self._changes = Changes(rank, changes)
+        self._sock, self._reader, self._session = sock, reader, session
         self.abort_error: Optional[RingcommError] = None
         self._interruption: Optional[RingcommError] = None
         self._lock = threading.RLock()
         self.open = True
+        self._over = threading.Event()
+        # Waiting threads poll the first, which the thread makes readable; it polls the second, to be ended.
+        self._waker, self._stopper = socket.socketpair()
+        self._thread: Optional[threading.Thread] = threading.Thread(
+            target=self._main, name="ringcomm-control", daemon=True
+        )
+        self._thread.start()
 
     def fileno(self) -> int:
-        return self._sock.fileno() if self.open else -1
+        """A descriptor that becomes readable when the job, or the view, has been aborted."""
+        return self._waker.fileno()
 
     def check(self) -> None:
-        with self._lock:
-            self._read()
-            if self.abort_error is not None:
-                raise fresh_copy(self.abort_error)
+        """Raise the root cause, if the job or the view has been aborted."""
+        if self.abort_error is not None:
+            raise fresh_copy(self.abort_error)
+
+    # ---- the thread --------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        poller = select.poll()
+        for sock in (self._sock, self._stopper):
+            poller.register(sock, select.POLLIN)
+        ended = False
+        while not ended:
+            with self._lock:
+                self._read()
+            self._changes.deliver()
+            ended = not self.open or any(item == self._stopper.fileno() for item, _ in poller.poll())
+
+    def _end_thread(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        self._waker.send(b"!")
+        if thread is not threading.current_thread():
+            thread.join()
+        self._waker.close()
+        self._stopper.close()
 
     def _read(self) -> None:
-        if self.open and self.abort_error is None:
+        more = self.open
+        while more:
             self._receive()
+            more = self.open and isinstance(self._sock, SecureSocket) and self._sock.buffered()
+        if self.abort_error is not None:
+            self._wake_waiting()
+
+    def _wake_waiting(self) -> None:
+        """Make the descriptor of waiting threads readable from now on."""
+        if not self._over.is_set():
+            self._over.set()
+            self._stopper.send(b"!")
 
     def _receive(self) -> None:
         """Take what has arrived; if the connection has ended, that is the root cause."""
@@ -113,19 +176,15 @@ class ControlChannel(Watch):
         )
 
     def _take(self, message: Message) -> None:
+        if int(message.get("epoch", self._epoch)) != self._epoch:
+            return
         if message["type"] == "ping":
             heard, silent = ([], []) if self.heard_and_silent is None else self.heard_and_silent()
             self._send({"type": "pong", "heard": ranges_of(heard), "silent": ranges_of(silent)})
-        elif message["type"] == "abort" and self.abort_error is None:
-            self.abort_error = error_from(message)
-            self._end_reads()
-
-    def _end_reads(self) -> None:
-        """Make the connection read as ended from now on, so that other threads that wait for it wake up."""
-        try:
-            self._sock.shutdown(socket.SHUT_RD)
-        except OSError as problem:
-            logger.debug("the rendezvous has closed the connection already: %s", problem)
+        elif message["type"] == "abort":
+            self.abort_error = self.abort_error or error_from(message)
+        elif message["type"] in ("updated", "announced"):
+            self._changes.reported(message)
 
     def report_lost(self, peer: int, doing: str, why: str, kind: str = "lost") -> RingcommError:
         """Report that a peer is lost; the error that every rank will raise.
@@ -168,7 +227,7 @@ class ControlChannel(Watch):
             the sum of 1 (processes are to leave) and 2 (processes are ready to join); 0 in a job that is not
             elastic.
         """
-        return 0
+        return self._changes.take()
 
     def on_changes(self, listener: Optional[Listener]) -> bool:
         """Have a function called by the thread that receives reports of changes; first with earlier ones.
@@ -179,7 +238,8 @@ class ControlChannel(Watch):
         Returns:
             whether the job is elastic: in others nothing changes.
         """
-        return False
+        self._changes.listen(listener)
+        return self._member is not None
 
     def note_closed(self, peer: int, why: str) -> None:
         """Report to the rendezvous, without waiting for it, that a link ended while it was not in use."""
@@ -219,29 +279,21 @@ class ControlChannel(Watch):
         Args:
             otherwise: the error if the rendezvous does not answer in time.
         """
-        with self._lock:
-            return self._await_root_cause(otherwise, ROOT_CAUSE_S)
+        return self._await_root_cause(otherwise, ROOT_CAUSE_S)
 
     def _report(self, message: Message, otherwise: RingcommError, limit_s: float) -> RingcommError:
         with self._lock:
-            return self._ask(message, otherwise, limit_s)
-
-    def _ask(self, message: Message, otherwise: RingcommError, limit_s: float) -> RingcommError:
-        self._read()
-        sent = self.abort_error is None and self._send(message)
+            self._read()  # The root cause may have arrived, on a connection that ended after it.
+            sent = self.open and self.abort_error is None and self._send(message)
         return self._await_root_cause(otherwise, limit_s if sent else 0.0)
 
     def _await_root_cause(self, otherwise: RingcommError, limit_s: float) -> RingcommError:
-        deadline = Deadline(limit_s)
-        while self.open and self.abort_error is None and not deadline.expired():
-            self._sock.settimeout(max(0.01, deadline.remaining_s()))
-            self._read()
-        if self.open:
-            self._sock.setblocking(False)
-        if self.abort_error is None:
-            self.abort_error = otherwise
-            self._end_reads()
-        return fresh_copy(self.abort_error)
+        self._over.wait(limit_s)
+        with self._lock:
+            if self.abort_error is None:
+                self.abort_error = otherwise
+                self._wake_waiting()
+            return fresh_copy(self.abort_error)
 
     def _send(self, message: Message) -> bool:
         try:
@@ -257,22 +309,33 @@ class ControlChannel(Watch):
 
     def note(self, text: str) -> None:
         """Send a note that the launcher shows if its user asked for details."""
-        with self._lock:
-            if self.open:
-                self._send({"type": "note", "text": text})
+        self._send_if_open({"type": "note", "text": text})
 
     def warn(self, topic: str, text: str) -> None:
         """Have the user warned; the rendezvous passes on the first warning of each topic."""
-        with self._lock:
-            if self.open:
-                self._send({"type": "warning", "topic": topic, "text": text})
+        self._send_if_open({"type": "warning", "topic": topic, "text": text})
 
     def report_usage(self, elapsed_s: float, waited_s: float, balanced: bool) -> None:
         """Report how much of its time this rank has waited, see :class:`ringcomm.balance.unequal.Usage`."""
+        usage = {"elapsed_s": elapsed_s, "waited_s": waited_s, "balanced": balanced}
+        self._send_if_open({"type": "usage", **usage})
+
+    def _send_if_open(self, message: Message) -> None:
         with self._lock:
             if self.open:
-                usage = {"elapsed_s": elapsed_s, "waited_s": waited_s, "balanced": balanced}
-                self._send({"type": "usage", **usage})
+                self._send(message)
+
+    def detach(self, position: int) -> Resume:
+        """End this object's part in the view, and keep the connection for the next one.
+
+        Args:
+            position: how many commits or steps this process's state contains.
+        """
+        self._end_thread()
+        with self._lock:
+            kept = (self._sock, self._reader, self._session) if self.open else None
+            self.open = False
+        return Resume(self._member, self._epoch, position, kept)
 
     def leave(self, reason: str, ok: bool) -> None:
         """Send a goodbye message and close the connection.
@@ -281,6 +344,7 @@ class ControlChannel(Watch):
             reason: why this rank leaves.
             ok: whether that is a normal end.
         """
+        self._end_thread()
         with self._lock:
             if self.open:
                 if self._send({"type": "leaving", "reason": reason, "ok": ok}):

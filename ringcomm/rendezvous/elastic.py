@@ -15,18 +15,19 @@ from __future__ import annotations
 from typing import List, Optional, Sequence, Tuple
 
 from ..config import Slot
+from ..configuration.limits import Limits
 from ..errors import ProtocolError
 from ..group.view import NO_VIEW, View
 from ..group.view import Member as ViewMember
 from ..wire.messages import Message
-from .actions import Action, Drop, Notice, Send, Timer, exclude, refuse
+from .actions import Action, Drop, Notice, Seat, Send, Timer, exclude, refuse
 from .elastic_notices import lost_notice, ready_notice, view_notice, waiting_notice
 from .epoch import Epoch, Phase
 from .joining import REMOVED, Joining
 from .membership import Member, Refusal, number_hosts
-from .next_view import Cuts, Decision, Limits, NextView, Step
+from .next_view import Cuts, Decision, NextView, Step
 from .pings import Pings
-from .processes import Place, Process, Processes, Stage
+from .processes import Process, Processes, Stage
 from .root_cause import VANISHED
 
 _NO_MEMBER = -1
@@ -40,6 +41,7 @@ class ElasticRendezvous:
         limits: of the job.
         version: ringcomm's version; processes must have the same.
         launched: whether only processes that a launcher has announced may join.
+        start_timeout_s: how long the first view waits for all processes, in seconds.
 
     Attributes:
         view: the last view that was published.
@@ -47,15 +49,15 @@ class ElasticRendezvous:
         refused_connections: the connections that failed to authenticate, as text; empty if none did.
     """
 
-    def __init__(self, limits: Limits, version: str, launched: bool = False) -> None:
+    def __init__(self, limits: Limits, version: str, launched: bool, start_timeout_s: float) -> None:
         self.view: View = NO_VIEW
         self.abort_message: Optional[Message] = None
         self.refused_connections = ""
         self._limits = limits
-        self._launched = launched
+        self._start_timeout_s = start_timeout_s
         self._processes = Processes(version, launched)
         self._joining = Joining(self._processes, limits.most)
-        self._next = NextView(limits, self._processes, launched)
+        self._next = NextView(limits, self._processes, launched, start_timeout_s)
         self._epoch = Epoch()
         self._before: View = NO_VIEW
         self._over = self._excludes = self._network_changed = False
@@ -72,7 +74,7 @@ class ElasticRendezvous:
 
     def expect(self, number: int, slot: Slot, host: str) -> List[Action]:
         """A process is about to be started."""
-        return self._joining.expect(number, Place(slot, host))
+        return self._joining.expect(number, Seat(slot, host))
 
     def process_exited(self, number: int, how: str, ok: bool, now_s: float) -> List[Action]:
         """The process of a member has ended."""
@@ -310,7 +312,7 @@ class ElasticRendezvous:
         if not decision.is_new:
             return []
         limits = self._limits
-        timers: List[Action] = [Timer(limits.start_timeout_s), Timer(limits.elastic_timeout_s)]
+        timers: List[Action] = [Timer(self._start_timeout_s), Timer(limits.timeout_s)]
         return timers if self.view is NO_VIEW else [*timers, waiting_notice(decision, limits)]
 
     def _end_job(self) -> List[Action]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Collection, Dict, Iterable, Optional
 
+from ..configuration.limits import Limits
 from ..group.view import View
 from .actions import Notice
 from .membership import Member
-from .next_view import Decision, Limits
+from .next_view import Decision
 from .processes import Process
 
 
@@ -29,8 +30,8 @@ def waiting_notice(decision: Decision, limits: Limits) -> Notice:
         decision: to wait.
         limits: of the job.
     """
-    detail = {"size": decision.size, "min_size": limits.min_size, "timeout_s": limits.elastic_timeout_s}
-    text = f"{decision.text}; waiting for up to {limits.elastic_timeout_s:g} s"
+    detail = {"size": decision.size, "min_size": limits.min_np, "timeout_s": limits.timeout_s}
+    text = f"{decision.text}; waiting for up to {limits.timeout_s:g} s"
     return Notice("waiting", text, detail=detail)
 
 
@@ -79,7 +80,7 @@ def view_notice(
         "left": [number for number in gone if number in left],
         "pause_s": pause_s or 0.0, "table": notice.text, "links": notice.detail["links"],
     }  # fmt: skip
-    text = f"{view.size} ranks"
+    text = f"{view.size} rank{'' if view.size == 1 else 's'}"
     if pause_s is not None:
         text = f"going on with {text} after {pause_s:.1f} s"
     return Notice("view", text, detail=detail)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import List, Optional
 
-from .actions import Action, Send, Timer
-from .processes import Place, Process, Processes, Stage
+from .actions import Action, Seat, Send, Timer
+from .processes import Process, Processes, Stage
 
 ADDED, REMOVED = 2, 1
 """Changes of the membership, as bits: as in Horovod's ``HostUpdateResult``."""
@@ -30,7 +30,7 @@ class Joining:
         self._most = most
         self.held = False
 
-    def expect(self, number: int, place: Place) -> List[Action]:
+    def expect(self, number: int, place: Seat) -> List[Action]:
         """A process is about to be started: the members are told, and go on."""
         self._processes.expected[number] = place
         return [Send(item.connection, {"type": "announced"}) for item in self._processes.among(Stage.IN_VIEW)]

@@ -22,7 +22,8 @@ from ..errors import ConfigError, StartTimeoutError, StartupError
 from ..storage.certificate import make_certificate
 from ..storage.files import read_private, remove_file, write_private
 from ..transport.nics import machine
-from .client import Moved, Watched, join
+from .client import join
+from .connect_server import Moved, Watched
 from .embedded import EmbeddedRendezvous
 from .joined import Joined
 from .pmi import Pmi
@@ -188,7 +189,7 @@ def join_launched(
         full = _with_notice(membership, notice.read(deadline), notice.place)
         left = replace(settings, start_timeout_s=max(1.0, deadline.remaining_s()))
         try:
-            return join(full, left, listens=True, watched=Watched(notice.moved, PATIENCE_S)), None, full
+            return join(full, left, watched=Watched(notice.moved, PATIENCE_S)), None, full
         except Moved:
             continue  # the file was left from an earlier start
 
@@ -205,7 +206,7 @@ def _serve(
         try:
             notice.publish(text, deadline)
             full = _with_notice(membership, text, notice.place)
-            return join(full, settings, listens=True), embedded, full
+            return join(full, settings), embedded, full
         finally:
             notice.withdraw()
     except BaseException:

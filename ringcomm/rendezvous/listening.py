@@ -26,7 +26,7 @@ def listen(members: Collection[Member], running: bool, now_s: float) -> Tuple[Li
     Returns:
         the pings, and the root cause if there is one.
     """
-    here = [item for item in members if item.is_here and item.dead_after_s and (item.listens or not running)]
+    here = [item for item in members if item.is_here and item.dead_after_s]
     if not here:
         return [], []
     limit_s = min(member.dead_after_s for member in here)

@@ -54,7 +54,6 @@ class Member:
         left: the reason it gave in its goodbye message.
         gone: how it ended, if it failed.
         dead_after_s: how long it may leave pings unanswered, in seconds; 0: for ever.
-        listens: whether it answers pings not only while the job starts, but for as long as it runs.
         heard_s: when its last message arrived, on the rendezvous' monotonic clock.
         asked: whether it has been asked from which peers it receives heartbeats, and has not answered.
         number: its member number in an elastic job; -1 in others.
@@ -76,7 +75,6 @@ class Member:
         self.left: Optional[str] = None
         self.gone: Optional[str] = None
         self.dead_after_s = dead_after_s(message)
-        self.listens = message.get("listens") is True
         self.heard_s = 0.0
         self.asked = False
         self.number = -1

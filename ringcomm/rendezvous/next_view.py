@@ -5,35 +5,11 @@ from __future__ import annotations
 from enum import Enum
 from typing import FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
+from ..configuration.limits import Limits
 from ..group.view import NO_VIEW, View, rank_order
 from .processes import Process, Processes, Stage, names
 
 _ROUNDING_S = 1e-3
-
-
-class Limits(NamedTuple):
-    """The limits of an elastic job.
-
-    Attributes:
-        min_size: with fewer ranks the job waits for more.
-        max_size: at most so many ranks are in a view; None: any number.
-        start_size: the first view waits for so many processes, if no launcher announces them.
-        start_timeout_s: how long the first view waits for all processes.
-        elastic_timeout_s: how long the job waits while there are fewer than ``min_size``.
-        reset_limit: the most views after the first; None: any number.
-    """
-
-    min_size: int = 1
-    max_size: Optional[int] = None
-    start_size: int = 1
-    start_timeout_s: float = 60.0
-    elastic_timeout_s: float = 600.0
-    reset_limit: Optional[int] = None
-
-    @property
-    def most(self) -> int:
-        """The largest view."""
-        return self.max_size if self.max_size is not None else 2**30
 
 
 class Step(Enum):
@@ -72,9 +48,11 @@ class NextView:
         limits: of the job.
         processes: of the job.
         launched: whether a launcher announces processes.
+        start_timeout_s: how long the first view waits for all processes, in seconds.
     """
 
-    def __init__(self, limits: Limits, processes: Processes, launched: bool) -> None:
+    def __init__(self, limits: Limits, processes: Processes, launched: bool, start_timeout_s: float) -> None:
+        self._start_timeout_s = start_timeout_s
         self._limits = limits
         self._processes = processes
         self._launched = launched
@@ -102,9 +80,9 @@ class NextView:
         limits = self._limits
         order = rank_order([item.candidate() for item in waiting], limits.most)
         # Once a member has finished, the others need not wait for new processes.
-        enough = len(order) >= limits.min_size or self._finished(last)
-        if not enough and now_s >= since_s + limits.elastic_timeout_s - _ROUNDING_S:
-            within = f"within {limits.elastic_timeout_s:g} s (--elastic-timeout)"
+        enough = len(order) >= limits.min_np or self._finished(last)
+        if not enough and now_s >= since_s + limits.timeout_s - _ROUNDING_S:
+            within = f"within {limits.timeout_s:g} s (--elastic-timeout)"
             return self._fail(
                 "timeout", f"Not enough ranks {within}: {self._text(len(order), refused_connections)}."
             )
@@ -121,9 +99,9 @@ class NextView:
         size, limits = self._processes.count(Stage.WAITING), self._limits
         if not size or self._since_s is None or size >= limits.most:
             return False
-        if now_s >= self._since_s + min(limits.start_timeout_s, limits.elastic_timeout_s) - _ROUNDING_S:
+        if now_s >= self._since_s + min(self._start_timeout_s, limits.timeout_s) - _ROUNDING_S:
             return False
-        return self._processes.some_are_missing if self._launched else size < limits.start_size
+        return self._processes.some_are_missing if self._launched else size < limits.start_np
 
     def _checked(self, last: View, order: Tuple[int, ...], waiting: List[Process]) -> Decision:
         """Publish a view with enough ranks, unless the job must not go on with it."""
@@ -159,14 +137,14 @@ class NextView:
         """Return whether the first view has all processes that it waits for; later ones wait for none."""
         if last is not NO_VIEW or size >= self._limits.most:
             return True
-        if waited_s >= self._limits.start_timeout_s - _ROUNDING_S:
+        if waited_s >= self._start_timeout_s - _ROUNDING_S:
             return True
-        return not self._processes.missing() if self._launched else size >= self._limits.start_size
+        return not self._processes.missing() if self._launched else size >= self._limits.start_np
 
     def _text(self, size: int, refused_connections: str) -> str:
         missing = ", ".join(place.host for _, place in self._processes.missing())
         return (
-            f"{size} of at least {self._limits.min_size} ranks are ready"
+            f"{size} of at least {self._limits.min_np} ranks are ready"
             + (f"; missing: {missing}" if missing else "")
             + (f". The rendezvous turned away {refused_connections}" if refused_connections else "")
         )

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Dict, Iterable, List, Optional, Tuple
 
 from ..config import Slot
 from ..group.view import Candidate
 from ..wire.messages import Message
+from .actions import Seat
 from .membership import Refusal, checked_host, dead_after_s
-
-
-class Place(NamedTuple):
-    """Where a launcher starts a process."""
-
-    slot: Slot
-    host: str
 
 
 class Stage(Enum):
@@ -42,7 +36,7 @@ class Process:
         why_lost: how it was lost.
     """
 
-    def __init__(self, number: int, connection: int, place: Optional[Place], message: Message) -> None:
+    def __init__(self, number: int, connection: int, place: Optional[Seat], message: Message) -> None:
         self.number = number
         self.connection = connection
         self.place = place
@@ -106,7 +100,7 @@ class Processes:
     """
 
     def __init__(self, version: str, launched: bool) -> None:
-        self.expected: Dict[int, Place] = {}
+        self.expected: Dict[int, Seat] = {}
         self.exits: Dict[int, Tuple[str, bool]] = {}
         self._version = version
         self._launched = launched
@@ -137,7 +131,7 @@ class Processes:
         """Whether :meth:`missing` surely has some; False where it would have to look."""
         return len(self.expected) > len(self._by_number) + len(self.exits)
 
-    def missing(self) -> List[Tuple[int, Place]]:
+    def missing(self) -> List[Tuple[int, Seat]]:
         """The processes that a launcher has announced, and that have neither joined nor ended."""
         known = {*self._by_number, *self.exits}
         return [(number, place) for number, place in sorted(self.expected.items()) if number not in known]

@@ -7,6 +7,7 @@ from typing import Callable, Optional, Sequence, Union
 
 from ..clock import monotonic
 from ..config import Slot
+from ..configuration.limits import Limits
 from ..errors import RingcommError
 from ..transport.secure import Encryption
 from ..version import __version__
@@ -18,7 +19,6 @@ from .control import error_from
 from .elastic import ElasticRendezvous
 from .epoch import Phase
 from .message_server import MessageServer
-from .next_view import Limits
 from .state import Rendezvous
 
 
@@ -72,8 +72,8 @@ class RendezvousServer(MessageServer):
         if limits is None:
             self._state = Rendezvous(size or len(seats), seats, __version__, start_timeout_s)
         else:
-            limits = limits._replace(start_timeout_s=start_timeout_s)
-            self._state = self._elastic = ElasticRendezvous(limits, __version__, launched)
+            self._elastic = ElasticRendezvous(limits, __version__, launched, start_timeout_s)
+            self._state = self._elastic
         self._board = Board()
         self._notify = notify
         self._awaited = False

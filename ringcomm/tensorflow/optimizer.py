@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+from typing import Any, List, Optional
 
 import tensorflow as tf
 
+from .._adapter.arguments import checked_passes
 from .._adapter.compression import Compression
+from .._adapter.optimizer_classes import wrapped
 from .._adapter.reduction import Groups, of_gradients
 from .._tensorflow.gradients import GradientReducer, ReducingOptimizer
 from ..balance.pace import weight_of_steps
 from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
-from ..errors import ConfigError
 from ..ops import ReduceOp, op_of
 
 tf1 = tf.compat.v1
-
-_classes: Dict[Any, Any] = {}
 
 
 class _Distributed(ReducingOptimizer):
@@ -158,8 +157,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             is neither a number nor lists of variables, or ``gradient_predivide_factor`` is given with an op
             other than Average.
     """
-    if backward_passes_per_step < 1:
-        raise ConfigError("backward_passes_per_step must be at least 1")
+    checked_passes(backward_passes_per_step)
     if not isinstance(optimizer, tf1.train.Optimizer):
         # Imported here: Keras need not be installed.
         from ..keras.optimizer import DistributedOptimizer as for_keras
@@ -169,11 +167,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             gradient_predivide_factor, op, backward_passes_per_step, average_aggregated_gradients, num_groups,
             groups, process_set, scale_local_gradients, batches,
         )  # fmt: skip
-    kind: Any = type(optimizer)
-    if kind not in _classes:
-        _classes[kind] = type(kind.__name__, (_Distributed, kind), {"__doc__": kind.__doc__})
-    distributed: Any = _classes[kind].__new__(_classes[kind])
-    distributed.__dict__.update(optimizer.__dict__)
+    distributed = wrapped(_Distributed, optimizer)
     how = of_gradients(
         op, gradient_predivide_factor, process_set, compression,
         weight_of_steps(batches, op_of(op), backward_passes_per_step), sparse_as_dense, groups, num_groups,

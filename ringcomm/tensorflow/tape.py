@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
 
 import tensorflow as tf
 
 from .._adapter.compression import Compression
+from .._adapter.optimizer_classes import wrapped
 from .._adapter.reduction import Groups, of_gradients
 from .._tensorflow.gradients import GradientReducer
 from ..balance.pace import weight_of_steps
@@ -14,8 +15,6 @@ from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
 from ..errors import ConfigError
 from ..ops import ReduceOp, op_of
-
-_classes: Dict[Any, Any] = {}
 
 
 class _Distributed:
@@ -133,12 +132,8 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         ConfigError: ``groups`` is neither a number nor lists of variables, or
             ``gradient_predivide_factor`` is given with an op other than Average.
     """
-    kind: Any = type(gradtape)
-    if kind not in _classes:
-        _classes[kind] = type(kind.__name__, (_Distributed, kind), {"__doc__": kind.__doc__})
-    tape: Any = _classes[kind].__new__(_classes[kind])
-    # The same tape, so that what it has recorded is not lost.
-    tape.__dict__.update(gradtape.__dict__)
+    # The same recorded computation, so that it is not lost.
+    tape = wrapped(_Distributed, gradtape)
     how = of_gradients(
         op, gradient_predivide_factor, process_set, compression,
         weight_of_steps(batches, op_of(op), shared=True), sparse_as_dense, groups, num_groups,

@@ -11,9 +11,11 @@ from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List
 import torch
 
 from .. import api
+from .._adapter.arguments import checked_passes
 from .._adapter.checking import StepCheck
 from .._adapter.feedback import Residuals
 from .._adapter.gradients import names_of
+from .._adapter.optimizer_classes import wrapped
 from .._adapter.reduction import Groups, Reduction, is_coded, of_gradients
 from ..balance.batches import Balanced
 from ..balance.pace import weight_of_steps
@@ -23,8 +25,8 @@ from ..errors import ConfigError, NotOfferedError
 from ..ops import ReduceOp, op_of
 from . import handles
 from .compression import Compression
-from .own_optimizer import all_parameters, has_step_hooks, no_copies, of_kind, own_step, parameters_of
-from .reducer import GradientReducer, checked_passes
+from .own_optimizer import all_parameters, has_step_hooks, no_copies, own_step, parameters_of
+from .reducer import GradientReducer
 from .tensors import bytes_of
 
 _ZEROED_TOO_EARLY = (
@@ -376,8 +378,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
             "DistributedOptimizer wraps an optimizer, like torch.optim.SGD(model.parameters(), lr=0.1), and "
             f"this is a {type(optimizer).__name__}."
         )
-    chosen = op_of(op)
-    passes = checked_passes(backward_passes_per_step)
+    chosen, passes = op_of(op), checked_passes(backward_passes_per_step)
     if num_groups:
         warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
     reduction = of_gradients(
@@ -389,11 +390,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
     if chosen == ReduceOp.ADASUM and api.size() > 1:
         if process_set is not global_process_set:
             raise NotOfferedError("Adasum does not support non-global process sets yet.")
-        delta: Any = of_kind(_AdasumDistributed, optimizer)
+        delta: Any = wrapped(_AdasumDistributed, optimizer, but="step")
         delta._compression = Compression.none if is_coded(reduction.compression) else reduction.compression
         delta._passes, delta._check = passes, StepCheck(process_set)
         delta._names = [names[id(item)] for item in all_parameters(optimizer) if item.requires_grad]
         return delta
-    wrapped = of_kind(_Distributed, optimizer)
-    wrapped._distribute(reduction, named, passes)
-    return wrapped
+    distributed = wrapped(_Distributed, optimizer, but="step")
+    distributed._distribute(reduction, named, passes)
+    return distributed

@@ -40,12 +40,3 @@ def own_step(optimizer: Any, kind: type, closure: Any, options: Dict[str, Any]) 
     """Call the step of the user's own class; without a closure, without positional arguments."""
     step = getattr(super(kind, optimizer), "step")  # noqa: B009 - mypy finds no such method
     return step(**options) if closure is None else step(closure, **options)
-
-
-def of_kind(kind: type, optimizer: torch.optim.Optimizer) -> Any:
-    """An optimizer with the same state and parameter groups, of a class derived from ``kind`` and its own."""
-    own = type(optimizer)
-    wrapped: Any = object.__new__(type(own.__name__, (kind, own), {"__doc__": own.__doc__}))
-    # Not `step`: a scheduler may have set it on the original instance.
-    wrapped.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
-    return wrapped

@@ -335,13 +335,6 @@ class GradientReducer:
         self._arrivals.reset(passes)
 
 
-def checked_passes(passes: int) -> int:
-    """Return a number of backward passes per step; a ConfigError if it is less than one."""
-    if passes <= 0:
-        raise ConfigError("backward_passes_per_step must be > 0")
-    return int(passes)
-
-
 def _hook(owner: Any, index: int, method: Callable[[GradientReducer, int], None]) -> Callable[..., None]:
     """A hook for autograd, with a weak reference to the reducer (which holds the parameters)."""
 

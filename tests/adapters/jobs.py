@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import time
 import traceback
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -15,10 +16,15 @@ from ringcomm._adapter import placed
 from ringcomm.config import Settings
 
 LIMIT_S = 170.0
+Operation = Callable[[Any, Any], Any]
 
 
-def run_checks(modules: Sequence[str]) -> Dict[str, str]:
-    """On every rank: run the modules' ``check_*`` functions in order; what became of each."""
+def run_checks(modules: Sequence[str], before: Callable[[], Any] = lambda: None) -> Dict[str, str]:
+    """On every rank: run the modules' ``check_*`` functions in order; what became of each.
+
+    Args:
+        before: called before each check.
+    """
     checks = {
         f"{module.rpartition('.')[2]}.{name}": item
         for module in modules
@@ -28,12 +34,14 @@ def run_checks(modules: Sequence[str]) -> Dict[str, str]:
     outcome: Dict[str, str] = {}
     rc.init()
     for name, check in checks.items():
+        before()
         started = time.perf_counter()
         try:
             check()
             rc.barrier()
         except Exception:  # noqa: BLE001 - reported by the test
             outcome[name] = traceback.format_exc()
+            print(f"{name}: {outcome[name]}", file=sys.stderr)  # the others may be left waiting, and fail
             break
         outcome[name] = f"ok {time.perf_counter() - started:.2f} s"
     rc.shutdown()
@@ -178,3 +186,30 @@ def same_everywhere(array: Any) -> None:
     """Every rank has the same bits."""
     found = rc.allgather_object(np.asarray(array).tobytes())
     assert all(item == found[0] for item in found)
+
+
+def operations_with_a_set(hvd: Any, mine: Any, root: int) -> Dict[str, Tuple[Operation, float]]:
+    """Each operation on a tensor among the ranks of a set, and the gradient that comes of ones.
+
+    Args:
+        hvd: the module of a framework.
+        mine: the process set of this rank.
+        root: the rank of it that broadcasts.
+    """
+    members, at_root = mine.size(), 1.0 if hvd.rank() == root else 0.0
+    return {
+        "sum": (lambda item, group: hvd.allreduce(item, op=hvd.Sum, process_set=group), members),
+        "average": (lambda item, group: hvd.allreduce(item, process_set=group), 1.0),
+        "grouped": (
+            lambda item, group: hvd.grouped_allreduce([item, item], op=hvd.Sum, process_set=group)[1], members
+        ),
+        "allgather": (lambda item, group: hvd.allgather(item, process_set=group), 1.0),
+        "gathered": (lambda item, group: hvd.grouped_allgather([item], process_set=group)[0], 1.0),
+        "broadcast": (lambda item, group: hvd.broadcast(item, root, process_set=group), at_root),
+        "alltoall": (lambda item, group: hvd.alltoall(item, process_set=group), 1.0),
+        "scatter": (lambda item, group: hvd.reducescatter(item, op=hvd.Sum, process_set=group), members),
+        "part": (lambda item, group: hvd.reducescatter(item, process_set=group), 1.0),
+        "parts": (
+            lambda item, group: hvd.grouped_reducescatter([item], op=hvd.Sum, process_set=group)[0], members
+        ),
+    }  # fmt: skip

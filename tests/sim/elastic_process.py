@@ -102,7 +102,7 @@ class Process:
             self,
             validate({
                 "type": "join", "version": VERSION, "hostname": "pc", "pid": 100 + self.number,
-                "addresses": [], "dead_after": DEAD_AFTER_S, "listens": True, "member": self.number,
+                "addresses": [], "dead_after": DEAD_AFTER_S, "member": self.number,
                 "epoch": self.last_epoch, "position": self.position,
             }),
         )  # fmt: skip

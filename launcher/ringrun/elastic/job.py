@@ -9,7 +9,7 @@ from ..plan import horovod
 from ..plan.hosts import HostSpec
 from ..plan.job import HostJob, Job
 from ..plan.ranks import Place, Plan, PlannedHost
-from .limits import Limits
+from .limits import HostLimits
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class ElasticJob(Job):
         maker: makes the part of the job on a host.
     """
 
-    limits: Limits = field(default_factory=lambda: Limits(1, 1))
+    limits: HostLimits = field(default_factory=HostLimits)
     specs: Tuple[HostSpec, ...] = ()
     maker: Any = None
 
@@ -36,7 +36,7 @@ class ElasticJob(Job):
         return False
 
     @classmethod
-    def of(cls, job: Job, limits: Limits, specs: Tuple[HostSpec, ...], maker: Any) -> ElasticJob:
+    def of(cls, job: Job, limits: HostLimits, specs: Tuple[HostSpec, ...], maker: Any) -> ElasticJob:
         """Return an elastic job with what a job has.
 
         Args:

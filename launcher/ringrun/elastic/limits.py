@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional, Tuple
 
+from ringcomm.configuration.limits import Limits
 from ringcomm.errors import ConfigError
 
-TIMEOUT_S = 600.0
 MIN_COOLDOWN_S, MAX_COOLDOWN_S = 1, 3600
 """The limits of ``--blacklist-cooldown-range``, in seconds."""
 DROPS = ("slot", "host")
@@ -15,15 +15,10 @@ DROPS = ("slot", "host")
 
 
 @dataclass(frozen=True)
-class Limits:
-    """The limits of an elastic job.
+class HostLimits(Limits):
+    """The limits of an elastic job, and those of its hosts.
 
     Attributes:
-        start_np: number of slots that must be available before the first start.
-        min_np: fewest ranks with which training continues.
-        max_np: most ranks; None for no limit.
-        reset_limit: how often the ranks may change after the first start; None for no limit.
-        timeout_s: how long the job waits for ``start_np`` slots, and for ``min_np`` ranks, in seconds.
         cooldown_s: the shortest and longest exclusion of a host or slot that failed, in seconds; None: a slot
             is started again soon, and a host is excluded for the rest of the job.
         drop: what a failure excludes, one of :data:`DROPS`.
@@ -32,11 +27,6 @@ class Limits:
         horovod: whether error texts name Horovod.
     """
 
-    start_np: int
-    min_np: int
-    max_np: Optional[int] = None
-    reset_limit: Optional[int] = None
-    timeout_s: float = TIMEOUT_S
     cooldown_s: Optional[Tuple[float, float]] = None
     drop: str = "slot"
     script: str = ""
@@ -49,7 +39,7 @@ class Limits:
         return "Horovod" if self.horovod else "ringrun"
 
 
-def check_limits(limits: Limits) -> Limits:
+def check_limits(limits: HostLimits) -> HostLimits:
     """The limits, if they are valid.
 
     Raises:
@@ -76,13 +66,13 @@ def check_limits(limits: Limits) -> Limits:
     return limits
 
 
-def reset_limit_text(limits: Limits) -> str:
+def reset_limit_text(limits: HostLimits) -> str:
     """The error if the ranks would change more often than ``--reset-limit`` permits."""
     limit = limits.reset_limit
     return f"{limits.name} was shutdown because number of resets during elastic job exceeded limit: {limit}"
 
 
-def failed_text(limits: Limits, host: str, local: int, code: int) -> str:
+def failed_text(limits: HostLimits, host: str, local: int, code: int) -> str:
     """The error if all ranks have failed, or all hosts are excluded.
 
     Args:
@@ -98,7 +88,7 @@ def failed_text(limits: Limits, host: str, local: int, code: int) -> str:
     )
 
 
-def timeout_text(limits: Limits, needed: int) -> str:
+def timeout_text(limits: HostLimits, needed: int) -> str:
     """The error if too few slots or ranks were available for ``--elastic-timeout``.
 
     Args:

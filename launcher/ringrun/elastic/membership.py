@@ -14,7 +14,7 @@ from ..plan.hosts import HostSpec
 from .changes import Change, ChangeLog
 from .cooldown import NEVER
 from .discovery import host_key
-from .limits import Limits, failed_text, timeout_text
+from .limits import HostLimits, failed_text, timeout_text
 from .places import (
     Action,
     CloseHost,
@@ -53,7 +53,7 @@ class Membership:
         log: what has changed since the start.
     """
 
-    def __init__(self, limits: Limits, now_s: float, chance: Callable[[], float] = random.random) -> None:
+    def __init__(self, limits: HostLimits, now_s: float, chance: Callable[[], float] = random.random) -> None:
         self.limits = limits
         self.hosts: Dict[str, Host] = {}
         self.processes: Dict[int, Process] = {}

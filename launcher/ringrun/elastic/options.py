@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import List, Mapping, Optional, Sequence
 
+from ringcomm.configuration.limits import ELASTIC_TIMEOUT_S
 from ringcomm.errors import ConfigError
 
 from ..plan.hosts import HostSpec
 from ..plan.options import ELASTIC, Options, table
-from .limits import TIMEOUT_S, Limits, check_limits
+from .limits import HostLimits, check_limits
 
 
-def limits_of(options: Options, environ: Mapping[str, str]) -> Limits:
+def limits_of(options: Options, environ: Mapping[str, str]) -> HostLimits:
     """The limits that the options set.
 
     ``-np`` is the number of slots that must be available before the first start, by default the fewest ranks.
@@ -27,7 +28,7 @@ def limits_of(options: Options, environ: Mapping[str, str]) -> Limits:
     """
     start_np, horovod = options.np or options.min_np or 1, options.horovod
     return check_limits(
-        Limits(
+        HostLimits(
             start_np, options.min_np or start_np, options.max_np, options.reset_limit,
             _timeout_s(options.elastic_timeout_s, environ if horovod else {}),
             options.blacklist_cooldown_range, options.drop or ("host" if horovod else "slot"),
@@ -39,7 +40,7 @@ def limits_of(options: Options, environ: Mapping[str, str]) -> Limits:
 def _timeout_s(given: Optional[float], environ: Mapping[str, str]) -> float:
     text = environ.get("HOROVOD_ELASTIC_TIMEOUT", "")
     if given is not None or not text:
-        return TIMEOUT_S if given is None else given
+        return ELASTIC_TIMEOUT_S if given is None else given
     if not text.isdecimal() or not int(text):
         raise ConfigError(f"HOROVOD_ELASTIC_TIMEOUT={text!r} is not a whole number of seconds from 1.")
     return float(int(text))

@@ -8,7 +8,7 @@ from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Union
 from ..plan.hosts import HostSpec
 from .cooldown import NEVER, Cooldown
 from .discovery import host_key
-from .limits import Limits
+from .limits import HostLimits
 
 FIRST_PAUSE_S = 1.0
 """Time until an agent is started again on a host that was lost, in seconds."""
@@ -126,7 +126,7 @@ class Host:
         processes: the processes there, by slot.
     """
 
-    def __init__(self, spec: HostSpec, limits: Limits, chance: Callable[[], float]) -> None:
+    def __init__(self, spec: HostSpec, limits: HostLimits, chance: Callable[[], float]) -> None:
         self.spec = spec
         self.slots = spec.slots or limits.slots
         self.listed = self.added = self.dropped = False

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ringcomm.clock import Clock, monotonic
 from ringcomm.config import Slot
@@ -39,39 +39,12 @@ from ..show.console import Console
 from .agents import END, Steps
 from .discovery import Discovery
 from .outcome import Outcome, not_started, verified_results, with_changes
-from .rendezvous import (
-    NoticeLike,
-    OpenRendezvous,
-    RendezvousLike,
-    elastic_addresses,
-    rendezvous_variables,
-)
+from .rendezvous import NoticeLike, OpenRendezvous, rendezvous_variables
 from .starting import not_ready_text
 from .supervise import Supervisor
 
 LOST: Steps = ((9, 2.0),)
 """For a process that the rendezvous has declared lost: it may be writing its traceback, or be frozen."""
-
-
-def elastic_rendezvous_for(job: ElasticJob) -> OpenRendezvous:
-    """A function that opens the rendezvous of an elastic job; its argument receives the notices."""
-
-    def open_it(notify: Callable[[NoticeLike], None]) -> RendezvousLike:
-        from ringcomm.rendezvous.next_view import Limits
-        from ringcomm.rendezvous.server import RendezvousServer
-        from ringcomm.transport.encryption import encryption_of
-
-        limits, start_timeout_s = job.limits, job.settings.start_timeout_s
-        return RendezvousServer(
-            key=job.key, job=job.id, addresses=elastic_addresses(job.settings), notify=notify,
-            start_timeout_s=start_timeout_s, encryption=encryption_of(job.certificate),
-            forwarded=job.settings.allow_forwarding, launched=True, limits=Limits(
-                limits.min_np, limits.max_np, limits.start_np, start_timeout_s, limits.timeout_s,
-                limits.reset_limit,
-            ),
-        )  # fmt: skip
-
-    return open_it
 
 
 class ElasticSupervisor(Supervisor):

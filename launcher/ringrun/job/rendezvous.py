@@ -8,6 +8,7 @@ from ringcomm.config import Settings, Slot
 from ringcomm.configuration.endpoints import format_endpoint
 from ringcomm.errors import ConfigError
 
+from ..elastic.job import ElasticJob
 from ..plan.job import HostJob, Job
 from ..reach.local import is_loopback, numeric
 
@@ -48,10 +49,13 @@ def rendezvous_for(job: Job) -> OpenRendezvous:
         from ringcomm.rendezvous.server import RendezvousServer
         from ringcomm.transport.encryption import encryption_of
 
-        seats = [Seat(job.slot_of(place.rank), job.host_of(place.rank).name) for place in job.plan.places]
+        elastic = isinstance(job, ElasticJob)
+        places = () if elastic else job.plan.places  # those of an elastic job are announced one by one
         return RendezvousServer(
-            key=job.key, job=job.id, seats=seats, addresses=rendezvous_addresses(job),
-            start_timeout_s=job.settings.start_timeout_s, notify=notify,
+            key=job.key, job=job.id, notify=notify, start_timeout_s=job.settings.start_timeout_s,
+            addresses=elastic_addresses(job.settings) if elastic else rendezvous_addresses(job),
+            seats=[Seat(job.slot_of(place.rank), job.host_of(place.rank).name) for place in places],
+            limits=job.limits if isinstance(job, ElasticJob) else None, launched=elastic,
             encryption=encryption_of(job.certificate), forwarded=job.settings.allow_forwarding,
         )  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import Callable, Optional
 from ..elastic.job import ElasticJob
 from ..plan.job import Job
 from ..show.console import Console
-from .elastic_supervisor import ElasticSupervisor, elastic_rendezvous_for
+from .elastic_supervisor import ElasticSupervisor
 from .outcome import Outcome
 from .rendezvous import rendezvous_for
 from .supervise import Supervisor
@@ -72,7 +72,7 @@ def launch(job: Job, console: Console, started: Callable[[Supervisor], None]) ->
     """
     coloured = console.coloured(os.environ)
     if isinstance(job, ElasticJob):
-        supervisor: Supervisor = ElasticSupervisor(job, console, elastic_rendezvous_for(job), coloured)
+        supervisor: Supervisor = ElasticSupervisor(job, console, rendezvous_for(job), coloured)
     else:
         supervisor = Supervisor(job, console, rendezvous_for(job), coloured)
     started(supervisor)

@@ -67,7 +67,9 @@ def html_report(facts: ReportFacts, history: History, hosts: Mapping[int, str]) 
         hosts: by process, the name of its host.
     """
     samples = history.samples()
-    title = f"{facts.program} on {len(samples)} rank{'' if len(samples) == 1 else 's'}"
+    title = facts.program
+    if samples:
+        title += f" on {len(samples)} rank{'' if len(samples) == 1 else 's'}"
     began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(facts.began_at))
     parts = [
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
@@ -85,7 +87,10 @@ def html_report(facts: ReportFacts, history: History, hosts: Mapping[int, str]) 
         parts += [_ranks(history, hosts), _curves(history, hosts), _waiting(history, hosts), _kinds(samples)]
         parts += [_links(history, hosts), _operations(samples)]
     else:
-        parts.append("<p>No rank has reported numbers: none has called <code>ringcomm.init()</code>.</p>")
+        parts.append(
+            "<p>No rank has reported numbers: none has called <code>ringcomm.init()</code>, or the job ended "
+            "before the first numbers came.</p>"
+        )
     if facts.changes:
         rows = [(f"{at_s:.0f} s", text) for at_s, text in facts.changes]
         parts.append("<h2>Changes of membership</h2>" + _table(("after", "change"), rows, (0, 1)))

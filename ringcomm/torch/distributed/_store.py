@@ -27,7 +27,8 @@ from ...config import (
     torchrun_from_environment,
 )
 from ...errors import ConfigError, RingcommError, StartupError, describe_error
-from ...rendezvous.client import Moved, Watched, join
+from ...rendezvous.client import join
+from ...rendezvous.connect_server import Moved, Watched
 from ...rendezvous.embedded import EmbeddedRendezvous
 from ...rendezvous.joined import Joined
 from ...rendezvous.posting import await_entry, post

@@ -81,3 +81,9 @@ def check_ranks(described: List[List[Any]], size: int, factor: float) -> None:
         [rank, size, rank, size, total] for rank in range(size)
     ]
     assert len({item[4] for item in described}) == size
+
+
+def check_failure(failed: Dict[str, Any]) -> None:
+    """The error of a job of which rank 1 has raised ``KeyError("no such sample")``."""
+    assert (failed["type"], failed["rank"], failed["cause"]) == ("RemoteError", 1, "KeyError")
+    assert "no such sample" in failed["text"] and "functions.py" in failed["text"]

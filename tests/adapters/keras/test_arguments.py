@@ -78,7 +78,7 @@ def test_local_layers_are_those_of_the_argument(alone: Any) -> None:
         layer.build((None, 2))
     for local, count in ((None, 0), (layers[0], 2), (layers, 3), (set(layers[1:]), 1)):
         optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=local)
-        assert len(optimizer._ringcomm_local) == count
+        assert len(optimizer._ringcomm_reducer._local) == count
 
 
 def test_half_precision_scales_losses_outside_of_the_reduction(alone: Any) -> None:
@@ -96,6 +96,24 @@ def test_half_precision_scales_losses_outside_of_the_reduction(alone: Any) -> No
     for scaled in (optimizer, again):
         assert isinstance(scaled, keras.optimizers.LossScaleOptimizer)
         assert type(scaled.inner_optimizer) is keras.optimizers.SGD
+
+
+def test_losses_are_not_scaled_inside_of_the_reduction(alone: Any) -> None:
+    import keras
+
+    import ringcomm.keras as hvd
+
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    finally:
+        keras.config.set_dtype_policy("float32")
+    data = np.ones((2, 1), "float32")
+    optimizer = keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5)))
+    for given in (optimizer, hvd.DistributedOptimizer(keras.optimizers.SGD(0.5))):
+        model.compile(given, "mse")
+        with pytest.raises(ConfigError, match="the other way round: hvd.DistributedOptimizer.keras"):
+            model.fit(data, data, verbose=0)
 
 
 def test_the_state_of_an_optimizer_is_loaded(alone: Any) -> None:
@@ -241,7 +259,7 @@ def test_loaded_models_have_distributed_optimizers(alone: Any, tmp_path: Path) -
         for load in (hvd.load_model, hvd_of_tensorflow.load_model):
             loaded = load(tmp_path / "model.keras", [Own], compression=hvd.Compression.fp16)
             assert isinstance(loaded.optimizer, type(own)), type(loaded.optimizer).__mro__
-            assert loaded.optimizer._ringcomm_how.compression is hvd.Compression.fp16
+            assert loaded.optimizer._ringcomm_reducer.how.compression is hvd.Compression.fp16
             assert float(loaded.optimizer.learning_rate) == 0.25
 
 

@@ -11,37 +11,14 @@ import pytest
 
 from ringrun.function import RemoteError
 from tests.adapters.jobs import run, run_on
-from tests.adapters.signatures import differences
+from tests.adapters.signatures import COMMON, differences
 
 if find_spec("mxnet") is None:
     pytest.skip("MXNet is not installed", allow_module_level=True)
 
 CHECKS = [f"tests.adapters.mxnet.checks_{subject}" for subject in ("collectives", "parameters", "training")]
 
-LIKE_HOROVODS = """
-init(comm=None, process_sets=None)
-shutdown()
-is_initialized()
-start_timeline(file_path, mark_cycles=False)
-stop_timeline()
-size()
-rank()
-local_size()
-local_rank()
-cross_size()
-cross_rank()
-mpi_threads_supported()
-mpi_enabled()
-mpi_built()
-gloo_enabled()
-gloo_built()
-nccl_built()
-ddl_built()
-ccl_built()
-cuda_built()
-rocm_built()
-add_process_set(process_set)
-remove_process_set(process_set)
+LIKE_HOROVODS = f"""{COMMON}
 allreduce(tensor, average=None, name=None, priority=0, prescale_factor=1.0, postscale_factor=1.0, process_set=global, op=None)
 allreduce_(tensor, average=None, name=None, priority=0, prescale_factor=1.0, postscale_factor=1.0, process_set=global, op=None)
 grouped_allreduce(tensors, average=None, name=None, priority=0, prescale_factor=1.0, postscale_factor=1.0, process_set=global, op=None)

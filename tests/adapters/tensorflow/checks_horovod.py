@@ -8,10 +8,10 @@ import numpy as np
 import tensorflow as tf
 
 import ringcomm.tensorflow as hvd
+from tests.adapters.jobs import operations_with_a_set
 from tests.adapters.tensorflow.modes import MODES, in_a_graph, session_of_a_graph
 
 tf1 = tf.compat.v1
-Call = Callable[[Any, Any], Any]
 
 
 def raises(kind: Any, call: Callable[[], Any], text: str) -> None:
@@ -32,23 +32,7 @@ def check_gradients_with_process_sets() -> None:
     mine, other = (odd, even) if hvd.rank() % 2 else (even, odd)
     members = mine.size()
     root = mine.ranks[-1]
-    at_root = 1.0 if hvd.rank() == root else 0.0
-    operations: Dict[str, Tuple[Call, float]] = {
-        "sum": (lambda item, group: hvd.allreduce(item, op=hvd.Sum, process_set=group), members),
-        "average": (lambda item, group: hvd.allreduce(item, process_set=group), 1.0),
-        "grouped": (
-            lambda item, group: hvd.grouped_allreduce([item, item], op=hvd.Sum, process_set=group)[1], members
-        ),
-        "allgather": (lambda item, group: hvd.allgather(item, process_set=group), 1.0),
-        "gathered": (lambda item, group: hvd.grouped_allgather([item], process_set=group)[0], 1.0),
-        "broadcast": (lambda item, group: hvd.broadcast(item, root, process_set=group), at_root),
-        "alltoall": (lambda item, group: hvd.alltoall(item, process_set=group), 1.0),
-        "scatter": (lambda item, group: hvd.reducescatter(item, op=hvd.Sum, process_set=group), members),
-        "part": (lambda item, group: hvd.reducescatter(item, process_set=group), 1.0),
-        "parts": (
-            lambda item, group: hvd.grouped_reducescatter([item], op=hvd.Sum, process_set=group)[0], members
-        ),
-    }  # fmt: skip
+    operations = operations_with_a_set(hvd, mine, root)
 
     def all_gradients(source: Any) -> Any:
         found = []
@@ -127,26 +111,13 @@ def check_what_ranks_disagree_about() -> None:
     odd, size = hvd.rank() % 2 == 1, hvd.size()
     mixed = [np.ones(size * (2 if odd else 1), np.float32)]
     typed = [np.ones(size, np.int32 if odd else np.float32)]
-    rows = [np.ones((2, 2 if odd else 3), np.float32)]
     calls: Dict[str, Tuple[Callable[[Any], Any], Any]] = {
-        "shapes of allreduce": (lambda item: hvd.allreduce(item, name="a"), mixed),
-        "types of allreduce": (lambda item: hvd.allreduce(item, name="b"), typed),
-        "operations": (
-            lambda item: hvd.allreduce(item, name="c", op=hvd.Sum if odd else hvd.Max),
-            [np.ones(2, np.float32)],
-        ),
-        "shapes of allgather": (lambda item: hvd.allgather(item, name="d"), rows),
-        "types of allgather": (lambda item: hvd.allgather(item, name="e"), typed),
-        "shapes of broadcast": (lambda item: hvd.broadcast(item, 0, name="f"), mixed),
-        "types of broadcast": (lambda item: hvd.broadcast(item, 0, name="g"), typed),
-        "roots": (lambda item: hvd.broadcast(item, 1 if odd else 0, name="h"), [np.ones(2, np.float32)]),
-        "types of alltoall": (lambda item: hvd.alltoall(item, name="i"), typed),
-        "shapes of alltoall": (
-            lambda item: hvd.alltoall(item, name="j"), [np.ones((size, 2 if odd else 3), np.float32)]
-        ),
-        "shapes of reducescatter": (lambda item: hvd.reducescatter(item, name="k"), mixed),
-        "types of reducescatter": (lambda item: hvd.reducescatter(item, name="l"), typed),
-    }  # fmt: skip
+        "operations": (lambda item: hvd.allreduce(item, op=hvd.Sum if odd else hvd.Max), [np.ones(2)]),
+        "shapes": (lambda item: hvd.reducescatter(item, name="a"), mixed),
+        "types": (lambda item: hvd.allgather(item, name="b"), typed),
+        "types of alltoall": (lambda item: hvd.alltoall(item, name="c"), typed),
+        "roots": (lambda item: hvd.broadcast(item, 1 if odd else 0, name="d"), [np.ones(2, np.float32)]),
+    }
     for mode in MODES:
         for call, arrays in calls.values():
             kind = tf.errors.FailedPreconditionError

@@ -10,9 +10,8 @@ import torch
 import ringcomm as rc
 import ringcomm.torch as hvd
 from ringcomm.configuration import setting_aliases
+from tests.adapters.jobs import operations_with_a_set
 from tests.adapters.torch.harness import with_errors
-
-Call = Callable[[torch.Tensor, Any], torch.Tensor]
 
 
 def two_sets() -> Tuple[Any, Any]:
@@ -28,24 +27,7 @@ def check_gradients_with_process_sets() -> None:
         return
     mine, other = two_sets()
     members, place = mine.size(), mine.rank()
-    root = mine.ranks[-1]
-    at_root = 1.0 if hvd.rank() == root else 0.0
-    operations: Dict[str, Tuple[Call, float]] = {
-        "sum": (lambda item, group: hvd.allreduce(item, op=hvd.Sum, process_set=group), members),
-        "average": (lambda item, group: hvd.allreduce(item, process_set=group), 1.0),
-        "grouped": (
-            lambda item, group: hvd.grouped_allreduce([item, item], op=hvd.Sum, process_set=group)[1], members
-        ),
-        "allgather": (lambda item, group: hvd.allgather(item, process_set=group), 1.0),
-        "gathered": (lambda item, group: hvd.grouped_allgather([item], process_set=group)[0], 1.0),
-        "broadcast": (lambda item, group: hvd.broadcast(item, root, process_set=group), at_root),
-        "alltoall": (lambda item, group: hvd.alltoall(item, process_set=group), 1.0),
-        "scatter": (lambda item, group: hvd.reducescatter(item, op=hvd.Sum, process_set=group), members),
-        "part": (lambda item, group: hvd.reducescatter(item, process_set=group), 1.0),
-        "parts": (
-            lambda item, group: hvd.grouped_reducescatter([item], op=hvd.Sum, process_set=group)[0], members
-        ),
-    }  # fmt: skip
+    operations = operations_with_a_set(hvd, mine, mine.ranks[-1])
     for name, (operation, wanted) in operations.items():
         for dtype in (torch.float32, torch.float64):
             source = torch.full((2 * members, 3), float(place), dtype=dtype, requires_grad=True)
@@ -225,7 +207,7 @@ def check_barriers_and_joins_between_collectives() -> None:
 def check_handles_that_are_not_known() -> None:
     handle = hvd.allreduce_async(torch.ones(2), name="once")
     assert hvd.synchronize(handle).tolist() == [1.0, 1.0]
-    assert hvd.synchronize(10**9) is None
+    assert hvd.poll(handle) and hvd.synchronize(10**9) is None
 
 
 def check_what_cannot_be_reduced() -> None:

@@ -43,9 +43,6 @@ def check_every_function() -> None:
     ]
     for result in results:
         torch.testing.assert_close(result, average(), rtol=1e-12, atol=1e-14)
-    for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        result = hvd.allreduce(own(dtype), weight=100 * weight)
-        torch.testing.assert_close(result.double(), average(), rtol=2e-2, atol=2e-2)
     half = hvd.allreduce(own(torch.float32), weight=weight, compression=hvd.Compression.fp16)
     torch.testing.assert_close(half.double(), average(), rtol=2e-2, atol=2e-2)
 

@@ -1,71 +1,24 @@
-"""Real processes for checks: all checks of a module run in one job, because starting one takes seconds."""
+"""Jobs of checks of ringcomm.torch, and what ranks contribute, as tensors."""
 
 from __future__ import annotations
 
-import importlib
-import random
-import sys
-import time
-import traceback
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, Sequence
 
 import torch
 
-import ringcomm as rc
 import ringcomm.torch as hvd
-
-LIMIT_S = 60.0
+from tests.adapters import jobs
 
 
 def run_checks(modules: Sequence[str]) -> Dict[str, str]:
-    """On every rank: run the modules' ``check_*`` functions in order; what became of each."""
+    """On every rank: run the modules' ``check_*`` functions in order, each from the same state of chance."""
     torch.set_num_threads(1)
-    checks = {
-        name: item
-        for module in modules
-        for name, item in vars(importlib.import_module(module)).items()
-        if name.startswith("check_")
-    }
-    outcome: Dict[str, str] = {}
-    hvd.init()
-    for name, check in checks.items():
-        torch.manual_seed(1234)
-        started = time.perf_counter()
-        try:
-            check()
-            hvd.barrier()
-        except Exception:  # noqa: BLE001 - reported by the test
-            outcome[name] = traceback.format_exc()
-            print(f"{name}: {outcome[name]}", file=sys.stderr)  # the others may be left waiting, and fail
-            break
-        outcome[name] = f"ok {time.perf_counter() - started:.2f} s"
-    hvd.shutdown()
-    return outcome
+    return jobs.run_checks(modules, before=lambda: torch.manual_seed(1234))
 
 
 def run_on(ranks: int, *modules: str) -> None:
     """Run modules' checks as a job of so many processes, and fail if any has failed on any rank."""
-    outcomes: List[Dict[str, str]] = rc.run(
-        run_checks, (modules,), np=ranks, timeout_s=LIMIT_S, start_timeout_s=LIMIT_S,
-        env={"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert len(outcomes) == ranks
-    assert len(outcomes[0]) > 1
-    for name, result in outcomes[0].items():
-        print(f"{name} {result if result.startswith('ok') else 'failed'}")
-    bad = [
-        f"rank {rank}: {name}: {result}"
-        for rank, outcome in enumerate(outcomes)
-        for name, result in outcome.items()
-        if not result.startswith("ok")
-    ]
-    assert not bad, "\n".join(bad)
-
-
-def dawdle(chance: random.Random) -> None:
-    """Be late now and then."""
-    if chance.random() < 0.2:
-        time.sleep(chance.random() * 0.003)
+    jobs.run_on(ranks, modules, run_checks)
 
 
 def numbers(rank: int, shape: Any, dtype: torch.dtype, salt: int = 0) -> torch.Tensor:

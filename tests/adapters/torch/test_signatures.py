@@ -6,33 +6,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.adapters.signatures import differences  # noqa: E402 - the adapter needs torch
+from tests.adapters.signatures import COMMON, differences  # noqa: E402 - the adapter needs torch
 
-LIKE_HOROVODS = """
-init(comm=None, process_sets=None)
-shutdown()
-is_initialized()
-start_timeline(file_path, mark_cycles=False)
-stop_timeline()
-size()
-rank()
-local_size()
-local_rank()
-cross_size()
-cross_rank()
+LIKE_HOROVODS = f"""{COMMON}
 is_homogeneous()
-mpi_threads_supported()
-mpi_enabled()
-mpi_built()
-gloo_enabled()
-gloo_built()
-nccl_built()
-ddl_built()
-ccl_built()
-cuda_built()
-rocm_built()
-add_process_set(process_set)
-remove_process_set(process_set)
 allreduce(tensor, average=None, name=None, compression=none, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global)
 allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global)
 allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global)

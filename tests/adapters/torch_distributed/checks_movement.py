@@ -28,27 +28,30 @@ def same(got: torch.Tensor, wanted: torch.Tensor) -> None:
     )
 
 
+def types_and_shapes(*shapes: tuple[int, ...]) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+    """Each type with one shape, and each of these shapes with one type."""
+    return [(dtype, (3, 2)) for dtype in DTYPES] + [(torch.float32, shape) for shape in shapes]
+
+
 def check_broadcast(on: Ranks) -> None:
-    for dtype in DTYPES:
-        for shape in ((0,), (), (3, 2), (300, 300)):
-            for root in range(on.size):
-                mine = filled(on.rank, shape, dtype)
-                dist.broadcast(mine, root)
-                same(mine, filled(root, shape, dtype))
+    for dtype, shape in types_and_shapes((0,), (), (300, 300)):
+        for root in range(on.size):
+            mine = filled(on.rank, shape, dtype)
+            dist.broadcast(mine, root)
+            same(mine, filled(root, shape, dtype))
 
 
 def check_all_gather(on: Ranks) -> None:
-    for dtype in DTYPES:
-        for shape in ((0,), (1,), (3, 2), (200, 200)):
-            wanted = [filled(rank, shape, dtype) for rank in range(on.size)]
-            places = [torch.zeros(shape, dtype=torch.uint8).to(dtype) for _ in wanted]
-            dist.all_gather(places, wanted[on.rank])
-            for got, expected in zip(places, wanted):
-                same(got, expected)
-            whole = torch.zeros((on.size * shape[0], *shape[1:]), dtype=torch.uint8).to(dtype)
-            dist.all_gather_into_tensor(whole, wanted[on.rank])
-            same(whole, torch.cat([item.view(torch.uint8) for item in wanted]).view(dtype)
-                 if dtype.itemsize == 1 else torch.cat(wanted))  # fmt: skip
+    for dtype, shape in types_and_shapes((0,), (1,), (200, 200)):
+        wanted = [filled(rank, shape, dtype) for rank in range(on.size)]
+        places = [torch.zeros(shape, dtype=torch.uint8).to(dtype) for _ in wanted]
+        dist.all_gather(places, wanted[on.rank])
+        for got, expected in zip(places, wanted):
+            same(got, expected)
+        whole = torch.zeros((on.size * shape[0], *shape[1:]), dtype=torch.uint8).to(dtype)
+        dist.all_gather_into_tensor(whole, wanted[on.rank])
+        same(whole, torch.cat([item.view(torch.uint8) for item in wanted]).view(dtype)
+             if dtype.itemsize == 1 else torch.cat(wanted))  # fmt: skip
 
 
 def check_all_gather_in_place_and_stacked(on: Ranks) -> None:

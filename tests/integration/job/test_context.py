@@ -88,7 +88,7 @@ def test_the_rank_that_serves_the_rendezvous_stops_it_at_its_end(ok, monkeypatch
 
     def start(rank):
         membership = Membership(2, tuple(endpoints), key, "job", None, rank, "desk")
-        joined = join(membership, SETTINGS, listens=True)
+        joined = join(membership, SETTINGS)
         return Context._of(Entry(joined, membership, embedded if rank == 0 else None), SETTINGS)
 
     contexts = together([0, 1], start)

@@ -117,13 +117,13 @@ def test_the_root_cause_of_the_rendezvous_counts(channel):
 
 
 def test_all_threads_that_wait_for_the_rendezvous_wake_at_the_end(channel):
-    """One of them reads the message; for the others the connection reads as ended."""
     channel, outside = channel
     assert select.select([channel], [], [], 0.0)[0] == []
     outside.sendall(encode(ABORT))
-    with pytest.raises(PeerLostError):
-        channel.check()
-    assert select.select([channel], [], [], 0.0)[0] == [channel]
+    for _ in range(2):
+        assert select.select([channel], [], [], 30.0)[0] == [channel]
+        with pytest.raises(PeerLostError):
+            channel.check()
 
 
 @pytest.mark.parametrize("channel", [("desk", "jetson1")], indirect=True)
@@ -152,8 +152,7 @@ def test_a_rendezvous_that_is_gone_or_mad_is_named(channel, last_words):
     channel.check()
     outside.sendall(last_words)
     outside.close()
+    assert select.select([channel], [], [], 30.0)[0] == [channel]
     with pytest.raises(PeerLostError, match="The rendezvous of this job is gone"):
-        for _ in range(100):
-            channel.check()
-    assert channel.fileno() == -1
+        channel.check()
     assert "The rendezvous of this job is gone" in str(channel.report_lost(1, "allreduce", "reset"))

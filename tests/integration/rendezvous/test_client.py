@@ -13,8 +13,9 @@ import pytest
 from ringcomm.clock import Deadline
 from ringcomm.config import Membership, Settings, Slot
 from ringcomm.errors import AuthenticationError, PeerLostError, RefusedError, StartTimeoutError, StartupError
-from ringcomm.rendezvous import client
-from ringcomm.rendezvous.client import Joiner, Moved, Watched, join
+from ringcomm.rendezvous import client, connect_server
+from ringcomm.rendezvous.client import Joiner, join
+from ringcomm.rendezvous.connect_server import Moved, Watched
 from ringcomm.transport.kinds import LOCAL, LOOPBACK
 from ringcomm.version import __version__
 from tests.integration.rendezvous.fake_rendezvous import ABORT, GO, LINK, PROBE, FakeRendezvous
@@ -57,7 +58,7 @@ def refuse(fake, future):
 def test_a_rank_of_a_launcher_names_its_place(fake, joining):
     request, future = joining()
     assert (request["version"], request["slot"]) == (__version__, [0, 0])
-    assert "rank" not in request and "host" not in request and request["listens"] is False
+    assert "rank" not in request and "host" not in request
     assert request["dead_after"] == SETTINGS.dead_after_s
     refuse(fake, future)
 
@@ -241,7 +242,7 @@ def test_an_address_that_does_not_change_is_given_up_after_a_while(no_leaks, now
 def test_a_launcher_serves_before_it_starts_ranks_so_a_refusal_is_not_waited_out(
     no_leaks, nowhere, monkeypatch
 ):
-    monkeypatch.setattr(client, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(connect_server, "_PATIENCE_S", 0.0)
     with pytest.raises(StartTimeoutError, match="(?s)No answer from the rendezvous.*connection refused"):
         join(membership_at(nowhere, slot=Slot(0, 0)), SETTINGS)
 

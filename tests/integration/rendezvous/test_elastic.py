@@ -15,14 +15,14 @@ import pytest
 
 import ringcomm as rc
 from ringcomm.config import Membership, Settings, Slot
+from ringcomm.configuration.limits import Limits
 from ringcomm.job.context import Context
 from ringcomm.job.newcomer import newcomer_of
 from ringcomm.job.preparation import Preparation
-from ringcomm.rendezvous import channels, client, elastic_client
+from ringcomm.rendezvous import channels, client, connect_server
 from ringcomm.rendezvous.actions import Notice
-from ringcomm.rendezvous.elastic_client import ElasticJoiner, join_view, running_size
-from ringcomm.rendezvous.elastic_control import Resume
-from ringcomm.rendezvous.next_view import Limits
+from ringcomm.rendezvous.client import Joiner, join, running_size
+from ringcomm.rendezvous.control import Resume
 from ringcomm.rendezvous.server import RendezvousServer
 from ringcomm.storage.certificate import make_certificate
 from ringcomm.transport.encryption import encryption_of
@@ -206,8 +206,8 @@ def test_a_report_about_the_last_view_does_not_interrupt_the_next(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was on its way when a member asked for the next view is about processes that are in it."""
-    joiner = ElasticJoiner(job.member(0), SETTINGS, Resume())
-    monkeypatch.setattr(client.Joiner, "_handle", lambda *_: None)
+    joiner = Joiner(job.member(0), SETTINGS, Resume(), None)
+    monkeypatch.setattr(Joiner, "_handle_start", lambda *_: None)
     joiner._handle({"type": "updated", "change": 2})
     joiner._handle({"type": "probe", "generation": 1})
     assert joiner._changes == 0
@@ -257,7 +257,7 @@ def test_a_process_that_no_launcher_has_announced_is_refused(job: Job) -> None:
 def test_a_rendezvous_that_has_ended_before_a_view_is_dialled_in_vain(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(connect_server, "_PATIENCE_S", 0.0)
     (alone,) = job.start(1)
     joined = alone._joined
     assert joined is not None
@@ -270,6 +270,7 @@ def test_a_rendezvous_that_has_ended_before_a_view_is_dialled_in_vain(
 @pytest.fixture
 def fake() -> Iterator[FakeRendezvous]:
     made = FakeRendezvous()
+    made.membership = replace(made.membership, elastic=True)
     yield made
     made.close()
 
@@ -278,10 +279,10 @@ def test_a_rendezvous_that_falls_silent_is_given_up(
     fake: FakeRendezvous, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It pings processes that wait, so none of them waits for ever."""
-    monkeypatch.setattr(elastic_client, "DIAL_S", 0.1)
+    monkeypatch.setattr(client, "DIAL_S", 0.1)
     settings = replace(SETTINGS, dead_after_s=0.1)
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(join_view, replace(fake.membership, member=4), settings)
+        future = pool.submit(join, replace(fake.membership, member=4), settings)
         fake.accept()
         request = fake.read("join")
         assert (request["member"], request["epoch"], request["position"]) == (4, -1, 0)
@@ -292,7 +293,7 @@ def test_a_rendezvous_that_falls_silent_is_given_up(
 
 def test_a_rendezvous_that_ends_while_a_member_waits_for_the_next_view(fake: FakeRendezvous) -> None:
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(join_view, fake.membership, SETTINGS, Resume(member=4, epoch=0, position=3))
+        future = pool.submit(join, fake.membership, SETTINGS, Resume(member=4, epoch=0, position=3))
         fake.accept()
         request = fake.read("join")
         assert (request["member"], request["epoch"], request["position"]) == (4, 0, 3)
@@ -304,7 +305,7 @@ def test_a_rendezvous_that_ends_while_a_member_waits_for_the_next_view(fake: Fak
 def test_only_the_end_of_its_own_epoch_makes_a_process_ask_again(fake: FakeRendezvous) -> None:
     """The end of an older one may still have been on its way."""
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(join_view, fake.membership, SETTINGS)
+        future = pool.submit(join, fake.membership, SETTINGS)
         fake.accept()
         assert "member" not in fake.read("join")
         fake.send({"type": "waiting", "member": 9}, {**PROBE, "generation": 1}, {**ABORT, "epoch": 0})

@@ -1,4 +1,4 @@
-"""The control connection of an elastic job while a view is in force; the test is the rendezvous."""
+"""The control connection while a view of an elastic job is in force; the test is the rendezvous."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ringcomm.errors import PeerLostError
-from ringcomm.rendezvous import control, elastic_control
-from ringcomm.rendezvous.elastic_control import ElasticChannel, Resume
+from ringcomm.rendezvous import control
+from ringcomm.rendezvous.control import ControlChannel, Resume
 from ringcomm.wire.messages import MAX_MESSAGE_BYTES, MessageReader, encode
 from ringcomm.wire.signing import session_of
 from tests.support.service import eventually
@@ -30,7 +30,7 @@ class Played:
         self._reader = MessageReader(MAX_MESSAGE_BYTES, self.session)
         other = session_of(bytes(32), True)
         reader = MessageReader(MAX_MESSAGE_BYTES, other)
-        self.channel = ElasticChannel(there, reader, 0, ["here", "there"], other, 7, 3, changes=1)
+        self.channel = ControlChannel(there, reader, 0, ["here", "there"], other, 7, 3, changes=1)
 
     def send(self, *messages):
         self.sock.sendall(b"".join(encode(message, self.session) for message in messages))
@@ -130,7 +130,7 @@ def test_the_answer_to_a_report_is_what_the_rank_raises(played):
 
 
 def test_without_an_answer_the_own_view_counts(played, monkeypatch):
-    monkeypatch.setattr(elastic_control, "ROOT_CAUSE_S", 0.05)
+    monkeypatch.setattr(control, "ROOT_CAUSE_S", 0.05)
     own = PeerLostError("rank 0 was interrupted", rank=0)
     assert str(played.channel.root_cause(own)) == "rank 0 was interrupted"
     assert woken(played.channel)

@@ -53,18 +53,19 @@ def test_three_ranks_start_work_and_end(service, rank_ports):
     assert kinds == ["joined"] * 3 + ["started"] + ["usage"] * 3 + ["ended"]
 
 
-def test_groups_without_an_engine_are_not_pinged_while_they_run(service):
-    """No thread of theirs would answer, and the last rank would count as silent when the others have left."""
+def test_ranks_without_an_engine_answer_pings_too(service):
+    """Otherwise the last rank would count as silent when the others have left."""
     job = service(2)
     with ThreadPoolExecutor(2) as pool:
-        with_engine = pool.submit(client.join, job.membership(0), job.settings, listens=True)
-        without = pool.submit(client.join, job.membership(1), job.settings)
-        both = [with_engine.result(30.0), without.result(30.0)]
-    members = job.server._state.epoch.members.values()
-    assert {member.rank: member.listens for member in members} == {0: True, 1: False}
-    for joined in both:
-        joined.control.leave("it is done", True)
-        joined.channels.close()
+        joined = list(pool.map(lambda rank: client.join(job.membership(rank), job.settings), range(2)))
+    answered = threading.Event()
+    for item in joined:
+        item.control.heard_and_silent = lambda: (answered.set(), ([], []))[1]
+    joined[0].control.leave("it is done", True)
+    assert answered.wait(30.0)
+    joined[1].control.leave("it is done", True)
+    for item in joined:
+        item.channels.close()
 
 
 def test_ranks_without_a_plan(service):

@@ -7,8 +7,6 @@ import errno
 import mmap
 import os
 import socket
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -354,16 +352,6 @@ def test_without_shared_memory_nothing_is_measured(monkeypatch, no_leaks):
     monkeypatch.setattr(carriers, "_found", None)
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     assert carriers.measured() == RING_MOST_BYTES
-
-
-def test_memory_of_a_process_that_is_gone_is_an_error_of_the_system(no_leaks):
-    """Not a lease that was revoked: nothing must be taken for the bytes."""
-    lease = Lease()
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    memory = PeerMemory(process.pid, lease.address, lease.token)
-    with pytest.raises(ProcessLookupError):
-        memory.read(lease.address, memoryview(bytearray(100)))
 
 
 def test_memory_that_ends_half_way_is_an_error_unless_the_lease_was_revoked(no_leaks):

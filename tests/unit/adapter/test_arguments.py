@@ -8,6 +8,7 @@ import pytest
 import ringcomm as rc
 from ringcomm._adapter.arguments import (
     SequenceName,
+    checked_passes,
     predivided,
     reduction,
     scattered_reduction,
@@ -31,6 +32,13 @@ def test_reduction():
     with pytest.raises(NotImplementedError):
         scattered_reduction(rc.Adasum)
     assert scattered_reduction(1) is rc.Sum
+
+
+def test_the_passes_of_a_step():
+    assert checked_passes(1) == 1 and checked_passes(4) == 4
+    for bad in (0, -1):
+        with pytest.raises(ValueError, match="backward_passes_per_step must be at least 1"):
+            checked_passes(bad)
 
 
 def test_wire_name():

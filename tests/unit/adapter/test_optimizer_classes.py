@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringcomm._adapter.optimizer_classes import OptionsInClass, convert, derive, set_untracked
+from ringcomm._adapter.optimizer_classes import OptionsInClass, convert, derive, set_untracked, wrapped
 
 
 class Optimizer:
@@ -73,3 +73,12 @@ def test_an_attribute_that_keras_does_not_save():
 def test_every_mixin_takes_options():
     with pytest.raises(NotImplementedError):
         OptionsInClass()._take_options()
+
+
+def test_what_is_wrapped_has_the_attributes_of_its_original():
+    original = Optimizer(0.5)
+    original.step = "replaced"
+    made, other = wrapped(Reducing, original, but="step"), wrapped(Reducing, original)
+    assert isinstance(made, Reducing) and isinstance(made, Optimizer) and type(made) is type(other)
+    assert (made.rate, type(made).__name__, type(made).__doc__) == (0.5, "Optimizer", "Descends.")
+    assert not hasattr(made, "step") and other.step == original.step == "replaced"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringcomm._adapter.compression import Compression, NoneCompressor, PowerSGD
-from ringcomm._adapter.reduction import Reduction, chosen_groups, is_coded, of_gradients
+from ringcomm._adapter.reduction import Reduction, VariableReducer, chosen_groups, is_coded, of_gradients
 from ringcomm.balance.step_weight import StepWeight
 from ringcomm.calls.process_set import global_process_set
 from ringcomm.errors import ConfigError
@@ -62,3 +62,40 @@ def test_a_compression_of_the_programs_own_converts_every_tensor():
 def test_nothing_is_made_anew_without_a_compression():
     how = Reduction()
     assert how.prepared([])[0] is how
+
+
+class Doubling(VariableReducer):
+    """Stands in for a reduction over all ranks."""
+
+    def reduce_shared(self, gradients, variables, scope):
+        return [2 * gradient for gradient in gradients]
+
+
+class TestGradientsOfVariables:
+    @pytest.fixture
+    def active(self, monkeypatch):
+        """Whether there are ranks to reduce with: four."""
+        monkeypatch.setattr(Reduction, "active", lambda how: True)
+        monkeypatch.setattr("ringcomm._adapter.reduction.size_of", lambda process_set: 4)
+
+    @pytest.mark.parametrize(("scaled", "local"), [(True, 2.0), (False, 8.0)])
+    def test_those_of_local_variables_are_not_reduced(self, active, scaled, local):
+        reducer = Doubling(scale_local=scaled)
+        variables = [object() for _ in range(4)]
+        reducer.register_local(variables[1])
+        reducer.register_local(variables[3])
+        assert [reducer.is_local(item) for item in variables] == [False, True, False, True]
+        assert reducer.reduce([1.0, 8.0, None, None], variables, "scope") == [2.0, local, None, None]
+
+    def test_nothing_is_reduced_if_there_is_nothing(self, active):
+        assert Doubling().reduce([None], [object()]) == [None] and Doubling().reduce([], []) == []
+
+    def test_alone_they_have_the_factors_only(self, monkeypatch):
+        monkeypatch.setattr(Reduction, "active", lambda how: False)
+        for factor in (1.0, 0.5):
+            reducer = Doubling(Reduction(postscale=factor))
+            assert reducer.reduce([3.0, None], [object()] * 2) == [3.0 * factor, None]
+
+    def test_an_adapter_says_how(self):
+        with pytest.raises(NotImplementedError):
+            VariableReducer().reduce_shared([1.0], [object()])

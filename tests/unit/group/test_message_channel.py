@@ -1,32 +1,20 @@
-"""The messages of one channel: what a peer may not send, and which works need the peer."""
+"""The messages of channels: order, room, what a peer may not send, and which works need the peer."""
 
 from __future__ import annotations
+
+import random
 
 import pytest
 
 from ringcomm.errors import ProtocolError
 from ringcomm.group import message_channel
-from ringcomm.group.message_channel import OVERHEAD_BYTES, SHORT_BYTES, Channel
+from ringcomm.group.message_channel import OVERHEAD_BYTES, SHORT_BYTES, Channel, Disagreement
 from ringcomm.group.message_matching import Matcher, Receive
 from ringcomm.transport.memory import memory_fabrics
+from tests.support.messages import TAG, Note, Pair, receive
 
-TAG = (0, 5)
 SHORT, LONG, READY, BYTES, CREDIT = 1, 2, 3, 4, 5
 LARGE = bytes(SHORT_BYTES + 1)
-
-
-class Note:
-    """Stands for a work."""
-
-    def __init__(self):
-        self.ended = []
-        self.source = None
-
-    def finish(self, error=None):
-        self.ended.append(error)
-
-    def where(self):
-        return ""
 
 
 class End:
@@ -86,6 +74,11 @@ class TestInvalidFrames:
     def test_a_frame_of_no_kind(self, end, kind, nbytes):
         with pytest.raises(ProtocolError, match="what rank 0 sent is not the start of a message"):
             end.frame(kind, 1, nbytes)
+
+    def test_nonsense_is_not_taken_for_a_message(self, end):
+        end.link.send([memoryview(b"GET / HTTP/1.1\r\nHost: example\r\n")])
+        with pytest.raises(ProtocolError, match="not the start of a message"):
+            end.channel.advance()
 
     def test_bytes_of_a_message_that_no_receive_waits_for(self, refused):
         assert "sends 4 bytes of message 1, which nothing waits for" in refused(BYTES, 1, 4)
@@ -168,3 +161,101 @@ class TestUnfinished:
         end.link.send([memoryview(LARGE[5:])])
         end.channel.advance()
         assert receive.work.ended == [None] and end.channel.unfinished() == []
+
+
+@pytest.mark.parametrize("capacity", [1, 7, 24, 25, 4096, 1 << 20])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_message_arrives_whole_and_in_order(capacity, seed, monkeypatch):
+    monkeypatch.setattr(message_channel, "SHORT_BYTES", 100)
+    chance = random.Random(seed)
+    a, b = memory_fabrics(2, capacity)
+    matchers = Matcher(), Matcher()
+    ends = Channel(a.link(1), matchers[0]), Channel(b.link(0), matchers[1])
+    sizes = [chance.choice((0, 1, 5, 100, 101, 3000)) for _ in range(12)]
+    queues, sent, got = {}, [], []
+    for side in (0, 1):
+        for number, size in enumerate(sizes):
+            message = ((0, number % 3), bytes([number + 100 * side]) * size)
+            queues.setdefault(("send", side), []).append(message)
+            queues.setdefault(("receive", 1 - side), []).append(message)
+    for _ in range(1_000_000):
+        for (kind, side), queue in queues.items():
+            if queue and chance.random() < 0.3:
+                tag, content = queue.pop(0)
+                note = Note()
+                if kind == "send":
+                    ends[side].send(tag, memoryview(content), note)
+                    sent.append(note)
+                else:
+                    wanted = Receive(1 - side, tag, memoryview(bytearray(len(content))), note)
+                    got.append((wanted, content))
+                    arrival = matchers[side].post(wanted)
+                    if arrival is not None:
+                        ends[side].serve(wanted, arrival)
+        moved = [end.advance() for end in ends]
+        if not any(moved) and not any(queues.values()):
+            break
+    assert len(got) == len(sent) == 24
+    assert all(note.ended == [None] for note in sent)
+    for wanted, content in got:
+        assert wanted.work.ended == [None] and bytes(wanted.view) == content
+    assert ends[0].unfinished() == ends[1].unfinished() == []
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("sent, wanted", [(3, 9), (9, 3), (3, 0), (SHORT_BYTES + 1, 9), (9, SHORT_BYTES + 1)])
+def test_a_receive_of_another_size_is_found(sent, wanted, early):
+    pair, place = Pair(), receive(0, wanted)
+    if not early:
+        pair.post(place)
+    pair.send(TAG, bytes(sent))
+    with pytest.raises(Disagreement) as caught:
+        pair.move()
+        pair.post(place)
+    assert caught.value.peer == 0
+    here = f"recv({wanted} bytes, src=0, tag=5) at train.py:7"
+    assert str(caught.value) == f"{here}; rank 0 makes another call: send({sent} bytes, tag=5)."
+    assert place.work.ended == []
+
+
+class TestFlowControl:
+    @pytest.fixture(autouse=True)
+    def little_room(self, monkeypatch):
+        """Room for ten messages of 1000 bytes."""
+        monkeypatch.setattr(message_channel, "HELD_BYTES", 10 * (1000 + message_channel.OVERHEAD_BYTES))
+
+    def test_what_no_receive_asks_for_does_not_hold_up_what_is_behind_it(self):
+        pair, contents = Pair(4096), [bytes([number]) * 1000 for number in range(50)]
+        notes = [pair.send((0, tag), content) for tag, content in enumerate(contents)]
+        pair.move()
+        places = [receive(0, 1000, (0, tag)) for tag in range(50)]
+        for place in reversed(places):
+            pair.post(place)
+            pair.move()
+        assert [bytes(place.view) for place in places] == contents
+        assert all(note.ended == [None] for note in notes)
+        assert pair.sides[0].unfinished() == pair.sides[1].unfinished() == []
+
+    def test_the_receiver_holds_no_more_than_the_limit(self):
+        pair = Pair()
+        notes = [pair.send((0, tag), bytes(1000)) for tag in range(50)]
+        pair.move()
+        held = [arrival for queue in pair.matchers[1]._arrivals.values() for arrival in queue]
+        assert len(held) == 50
+        assert sum(arrival.content is not None for arrival in held) == 10
+        assert [note.ended for note in notes] == [[None]] * 10 + [[]] * 40
+
+    @pytest.mark.parametrize("early", [True, False])
+    def test_what_is_received_makes_room(self, early):
+        pair = Pair()
+        for number in range(100):
+            place = receive(0, 1000)
+            if early:
+                pair.post(place)
+            note = pair.send(TAG, bytes([number]) * 1000)
+            pair.move()
+            assert note.ended == [None], "sent right away"
+            if not early:
+                pair.post(place)
+                pair.move()
+            assert bytes(place.view) == bytes([number]) * 1000

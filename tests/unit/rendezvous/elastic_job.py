@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ringcomm.config import Slot
+from ringcomm.configuration.limits import Limits
 from ringcomm.rendezvous.elastic import ElasticRendezvous
-from ringcomm.rendezvous.next_view import Limits
 from ringcomm.wire.messages import validate
 from tests.unit.rendezvous.simulated import VERSION, Fed, join_message
 
@@ -12,8 +12,8 @@ from tests.unit.rendezvous.simulated import VERSION, Fed, join_message
 class ElasticJob(Fed):
     """Feeds one :class:`ElasticRendezvous`. The process of connection ``n`` is member ``n`` at first."""
 
-    def __init__(self, launched=False, **limits):
-        super().__init__(ElasticRendezvous(Limits(**limits), VERSION, launched))
+    def __init__(self, launched=False, start_timeout_s=60.0, **limits):
+        super().__init__(ElasticRendezvous(Limits(**limits), VERSION, launched, start_timeout_s))
         self.launched = launched
         self.answering = ()
 

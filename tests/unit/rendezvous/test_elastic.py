@@ -11,7 +11,7 @@ from tests.unit.rendezvous.simulated import join_message
 
 
 def test_the_first_view_waits_for_the_start_size():
-    job = ElasticJob(min_size=1, start_size=3)
+    job = ElasticJob(min_np=1, start_np=3)
     job.join(0)
     job.join(1)
     assert job.state.view.epoch == -1
@@ -24,7 +24,7 @@ def test_the_first_view_waits_for_the_start_size():
 
 
 def test_the_first_view_begins_with_fewer_after_the_start_timeout():
-    job = ElasticJob(min_size=1, start_size=3, start_timeout_s=60.0)
+    job = ElasticJob(min_np=1, start_np=3, start_timeout_s=60.0)
     job.join(0)
     job.join(1)
     job.pass_time(59.0, answering=(0, 1))
@@ -34,7 +34,7 @@ def test_the_first_view_begins_with_fewer_after_the_start_timeout():
 
 
 def test_the_first_view_waits_for_all_that_the_launcher_has_announced():
-    job = ElasticJob(launched=True, min_size=1)
+    job = ElasticJob(launched=True, min_np=1)
     job.expect(0, 1, 2)
     job.join(0)
     job.join(1)
@@ -63,7 +63,7 @@ def test_a_new_process_joins_at_the_next_boundary():
 
 
 def test_above_the_largest_size_new_processes_wait_as_spares():
-    job = ElasticJob(launched=True, max_size=2).start(2)
+    job = ElasticJob(launched=True, max_np=2).start(2)
     job.expect(2)
     job.join(2)
     assert "updated" not in job.kinds(0)
@@ -91,7 +91,7 @@ def test_another_process_cannot_take_a_members_number():
 
 
 def test_asking_twice_is_an_error_of_the_protocol():
-    job = ElasticJob(min_size=1, start_size=2)
+    job = ElasticJob(min_np=1, start_np=2)
     job.join(0)
     with pytest.raises(ProtocolError):
         job.join(0)
@@ -139,7 +139,7 @@ def test_a_process_with_another_version_is_refused():
 
 @pytest.mark.parametrize("end", ["hang_up", "leave"])
 def test_a_process_that_ends_before_it_was_in_a_view_is_forgotten(end):
-    job = ElasticJob(min_size=2, start_size=2)
+    job = ElasticJob(min_np=2, start_np=2)
     job.join(0)
     getattr(job, end)(0)
     job.join(1)
@@ -214,7 +214,7 @@ def test_a_member_may_ask_on_a_connection_of_its_own():
 
 
 def test_a_first_view_that_never_has_enough_says_what_is_missing():
-    job = ElasticJob(launched=True, min_size=2, elastic_timeout_s=30.0)
+    job = ElasticJob(launched=True, min_np=2, timeout_s=30.0)
     job.expect(0)
     job.expect(1, host="jetson1")
     job.join(0)
@@ -231,7 +231,7 @@ def test_a_first_view_that_never_has_enough_says_what_is_missing():
 
 
 def test_without_a_limit_a_process_may_leave_pings_unanswered_for_ever():
-    job = ElasticJob(min_size=2, start_size=2, elastic_timeout_s=1000.0)
+    job = ElasticJob(min_np=2, start_np=2, timeout_s=1000.0)
     message = join_message(dead_after=0.0, position="none")
     job.take(job.state.handle(0, message, job.now_s))
     job.pass_time(50.0)
@@ -242,7 +242,7 @@ def test_without_a_limit_a_process_may_leave_pings_unanswered_for_ever():
 
 
 def test_hosts_that_cannot_reach_each_other_at_the_start_end_the_job():
-    job = ElasticJob(min_size=2, start_size=2)
+    job = ElasticJob(min_np=2, start_np=2)
     job.join(0, hostname="desk")
     job.join(1, hostname="jetson1")
     for connection in (0, 1):

@@ -7,7 +7,7 @@ from tests.unit.rendezvous.elastic_job import ElasticJob
 
 
 def test_survivors_of_a_failure_form_the_next_view():
-    job = ElasticJob(launched=True, min_size=2).start(4)
+    job = ElasticJob(launched=True, min_np=2).start(4)
     job.exit(1)
     (lost,) = job.all("lost")
     assert "rank 1" in lost.text and "SIGKILL" in lost.text
@@ -22,6 +22,14 @@ def test_survivors_of_a_failure_form_the_next_view():
     view = job.all("view")[-1]
     assert view.detail["lost"] == [1] and view.detail["pause_s"] == 0.5
     assert view.text == "going on with 3 ranks after 0.5 s"
+
+
+def test_the_last_survivor_goes_on_alone():
+    job = ElasticJob(launched=True).start(2)
+    job.exit(1)
+    job.again(0)
+    job.link(0)
+    assert job.all("view")[-1].text == "going on with 1 rank after 0.0 s"
 
 
 def test_the_speeds_of_wires_are_kept_unless_the_network_may_have_changed():
@@ -78,7 +86,7 @@ def test_messages_of_an_old_epoch_are_ignored():
 
 
 def test_a_member_that_was_left_behind_is_refused():
-    job = ElasticJob(launched=True, min_size=1).start(3)
+    job = ElasticJob(launched=True, min_np=1).start(3)
     report = {"type": "lost", "peer": 1, "doing": "allreduce", "why": "no heartbeat", "kind": "silent"}
     job.relay(0, report)
     job.pass_time(2.0, answering=(0, 2))
@@ -90,7 +98,7 @@ def test_a_member_that_was_left_behind_is_refused():
 
 
 def test_below_the_least_size_the_job_waits_and_then_ends():
-    job = ElasticJob(launched=True, min_size=2, elastic_timeout_s=30.0).start(2)
+    job = ElasticJob(launched=True, min_np=2, timeout_s=30.0).start(2)
     job.exit(1)
     job.again(0)
     (waiting,) = job.all("waiting")
@@ -104,7 +112,7 @@ def test_below_the_least_size_the_job_waits_and_then_ends():
 
 
 def test_after_one_has_finished_the_rest_does_not_wait():
-    job = ElasticJob(launched=True, min_size=3).start(3)
+    job = ElasticJob(launched=True, min_np=3).start(3)
     job.leave(0)
     job.exit(1)
     job.again(2)
@@ -134,7 +142,7 @@ def test_new_processes_alone_do_not_start_from_nothing():
 
 
 def test_a_process_that_stops_while_it_waits_is_left_out():
-    job = ElasticJob(launched=True, min_size=1).start(2)
+    job = ElasticJob(launched=True, min_np=1).start(2)
     job.expect(2)
     job.join(2)
     job.pass_time(7.0, answering=(0, 1))
@@ -144,7 +152,7 @@ def test_a_process_that_stops_while_it_waits_is_left_out():
 
 
 def test_a_second_process_that_stops_does_not_hold_up_the_rest():
-    job = ElasticJob(launched=True, min_size=1).start(3)
+    job = ElasticJob(launched=True, min_np=1).start(3)
     job.exit(0)
     job.again(1)
     job.pass_time(7.0, answering=(1,))
@@ -152,13 +160,13 @@ def test_a_second_process_that_stops_does_not_hold_up_the_rest():
 
 
 def test_a_member_that_stops_alone_is_noticed_by_the_rendezvous():
-    job = ElasticJob(launched=True, min_size=1).start(1)
+    job = ElasticJob(launched=True, min_np=1).start(1)
     job.pass_time(7.0)
     assert job.all("failed")[0].detail["kind"] == "lost"
 
 
 def test_a_running_view_is_not_ended_by_silence_at_the_rendezvous():
-    job = ElasticJob(launched=True, min_size=1).start(2)
+    job = ElasticJob(launched=True, min_np=1).start(2)
     job.pass_time(30.0, answering=(0,))
     assert job.members() == (0, 1) and not job.dropped
 
@@ -175,7 +183,7 @@ def cut(job, first, second):
 
 
 def test_a_cut_that_comes_again_leaves_one_of_its_ends_out():
-    job = ElasticJob(launched=True, min_size=1).start(3)
+    job = ElasticJob(launched=True, min_np=1).start(3)
     cut(job, 1, 2)
     assert job.all("lost")[0].detail["kind"] == "cut" and not job.dropped
     job.again(0, 1, 2)
@@ -188,7 +196,7 @@ def test_a_cut_that_comes_again_leaves_one_of_its_ends_out():
 
 
 def test_a_new_process_without_a_link_is_left_out():
-    job = ElasticJob(launched=True, min_size=1).start(2)
+    job = ElasticJob(launched=True, min_np=1).start(2)
     job.expect(2)
     job.join(2)
     job.again(0, 1)
@@ -210,7 +218,7 @@ def test_the_launchers_report_after_the_end_of_the_connection_names_the_cause_at
 
 
 def test_a_loss_while_two_others_are_still_connecting_costs_neither_of_them():
-    job = ElasticJob(launched=True, min_size=1).start(3)
+    job = ElasticJob(launched=True, min_np=1).start(3)
     job.again(0, 1, 2)
     job.take(job.state.handle(0, {"type": "unlinked", "peer": 1, "reason": "no answer yet"}, job.now_s))
     job.exit(2)
@@ -220,7 +228,7 @@ def test_a_loss_while_two_others_are_still_connecting_costs_neither_of_them():
 
 
 def test_a_member_that_stops_while_links_are_built_is_left_out():
-    job = ElasticJob(launched=True, min_size=1)
+    job = ElasticJob(launched=True, min_np=1)
     job.expect(0, 1)
     job.join(0)
     job.join(1)

@@ -237,7 +237,7 @@ def test_the_first_views_of_an_elastic_job_take_work_that_grows_with_the_ranks_o
     """A view was considered anew, with all processes that had joined, whenever one more did."""
     needed = {}
     for size in (64, 256):
-        job = ElasticJob(launched=launched, start_size=size)
+        job = ElasticJob(launched=launched, start_np=size)
         for number in range(size) if launched else ():
             job.expect(number)
         needed[size] = calls_in(lambda job=job, size=size: two_views(job, size))

@@ -12,8 +12,8 @@ from ringcomm.rendezvous.membership import Member
 from tests.unit.rendezvous.simulated import join_message
 
 
-def member(rank: int, heard_s: float = 100.0, dead_after: float = 6.0, **more: Any) -> Member:
-    message = join_message(hostname=f"host{rank}", dead_after=dead_after, **more)
+def member(rank: int, heard_s: float = 100.0, dead_after: float = 6.0) -> Member:
+    message = join_message(hostname=f"host{rank}", dead_after=dead_after)
     made = Member(10 + rank, message, None, f"host{rank}")
     made.rank, made.heard_s = rank, heard_s
     return made
@@ -23,15 +23,11 @@ def pinged(actions: Any) -> Any:
     return [item.connection for item in actions if isinstance(item, Send) and item.message["type"] == "ping"]
 
 
-def test_while_links_are_built_every_member_is_pinged() -> None:
-    actions, causes = listen([member(0), member(1, dead_after=12.0)], False, 101.0)
+@pytest.mark.parametrize("running", [False, True])
+def test_every_member_is_pinged(running: bool) -> None:
+    actions, causes = listen([member(0), member(1, dead_after=12.0)], running, 101.0)
     assert pinged(actions) == [10, 11] and causes == []
     assert actions[-1] == Timer(1.0), "six pings within the shortest limit"
-
-
-def test_while_the_job_runs_only_members_with_an_engine_are_pinged() -> None:
-    actions, causes = listen([member(0, listens=True), member(1)], True, 101.0)
-    assert pinged(actions) == [10] and causes == []
 
 
 def test_members_that_have_ended_and_those_without_a_limit_are_not_pinged() -> None:
@@ -44,7 +40,7 @@ def test_members_that_have_ended_and_those_without_a_limit_are_not_pinged() -> N
     "running, words", [(False, "links were being built"), (True, "others have left already")]
 )
 def test_the_member_that_has_been_silent_for_longest_is_the_root_cause(running: bool, words: str) -> None:
-    members = [member(0, 95.0, listens=True), member(1, 94.0, listens=True), member(2, 99.0, listens=True)]
+    members = [member(0, 95.0), member(1, 94.0), member(2, 99.0)]
     actions, (cause,) = listen(members, running, 100.0)
     assert actions == [] and cause.culprit is members[1] and cause.kind == "stalled"
     assert "rank 1 (host1) has been silent for 6 s" in cause.text and words in cause.text

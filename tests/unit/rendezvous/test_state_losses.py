@@ -340,7 +340,7 @@ class TestSilence:
     def joined(self):
         job = Job(3)
         for rank in range(3):
-            job.join(rank, rank=rank, pid=100 + rank, dead_after=6.0, listens=True)
+            job.join(rank, rank=rank, pid=100 + rank, dead_after=6.0)
         return job
 
     def answer(self, job, *connections):

@@ -9,7 +9,6 @@ import pytest
 
 from ringcomm.config import Slot
 from ringrun.elastic.job import ElasticJob
-from ringrun.job.elastic_supervisor import elastic_rendezvous_for
 from ringrun.job.launch import prepare
 from ringrun.job.rendezvous import rendezvous_for
 from ringrun.plan.options import Options
@@ -36,7 +35,7 @@ def test_the_rendezvous_of_an_elastic_job_has_the_limits_of_the_job(no_leaks: No
     job = prepare(options, ["true"])
     assert isinstance(job, ElasticJob)
     notices: List[Any] = []
-    server = elastic_rendezvous_for(job)(notices.append)
+    server = rendezvous_for(job)(notices.append)
     try:
         endpoints = server.start()
         assert "127.0.0.1" in [address for address, _ in endpoints]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, List, Optional, Tuple
 
 from ringrun.elastic.changes import Change
-from ringrun.elastic.limits import Limits
+from ringrun.elastic.limits import HostLimits
 from ringrun.elastic.membership import Membership
 from ringrun.elastic.places import (
     OpenHost,
@@ -18,7 +18,7 @@ from ringrun.plan.hosts import parse_hosts
 class Simulated:
     """A job whose agents and rendezvous do at once what they are asked to."""
 
-    def __init__(self, hosts: str, limits: Limits, ready: bool = True, chance: float = 0.0) -> None:
+    def __init__(self, hosts: str, limits: HostLimits, ready: bool = True, chance: float = 0.0) -> None:
         self.now_s = 0.0
         self.membership = Membership(limits, 0.0, lambda: chance)
         self.ready = ready

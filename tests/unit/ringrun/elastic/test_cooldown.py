@@ -4,7 +4,7 @@ import pytest
 
 from ringcomm.errors import ConfigError
 from ringrun.elastic.cooldown import NEVER, Cooldown
-from ringrun.elastic.limits import Limits, check_limits, failed_text, reset_limit_text, timeout_text
+from ringrun.elastic.limits import HostLimits, check_limits, failed_text, reset_limit_text, timeout_text
 
 
 def exclusions(cooldown: Cooldown, count: int, was_member: bool = True) -> list:
@@ -62,23 +62,23 @@ def test_a_slot_whose_processes_never_join_is_given_up_and_others_are_not() -> N
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        (Limits(2, 3), ["-np 2", "--min-np 3"]),
-        (Limits(2, 2, 1), ["--max-np 1", "--min-np 2"]),
-        (Limits(4, 2, 3), ["-np 4", "--max-np 3"]),
-        (Limits(2, 2, drop="rank"), ["--drop rank", "slot and host"]),
-        (Limits(2, 2, cooldown_s=(0, 9)), ["--blacklist-cooldown-range 0 9", "at least 1"]),
-        (Limits(2, 2, cooldown_s=(1, 3601)), ["at most 3600"]),
-        (Limits(2, 2, cooldown_s=(9, 8)), ["9 8"]),
+        (HostLimits(2, 3), ["-np 2", "--min-np 3"]),
+        (HostLimits(2, 2, 1), ["--max-np 1", "--min-np 2"]),
+        (HostLimits(4, 2, 3), ["-np 4", "--max-np 3"]),
+        (HostLimits(2, 2, drop="rank"), ["--drop rank", "slot and host"]),
+        (HostLimits(2, 2, cooldown_s=(0, 9)), ["--blacklist-cooldown-range 0 9", "at least 1"]),
+        (HostLimits(2, 2, cooldown_s=(1, 3601)), ["at most 3600"]),
+        (HostLimits(2, 2, cooldown_s=(9, 8)), ["9 8"]),
     ],
 )
-def test_limits_that_contradict_each_other_are_refused(limits: Limits, words: list) -> None:
+def test_limits_that_contradict_each_other_are_refused(limits: HostLimits, words: list) -> None:
     with pytest.raises(ConfigError) as problem:
         check_limits(limits)
     assert [word for word in words if word not in str(problem.value)] == []
 
 
 def test_error_texts_are_horovods() -> None:
-    limits = Limits(2, 2, reset_limit=1, horovod=True)
+    limits = HostLimits(2, 2, reset_limit=1, horovod=True)
     assert reset_limit_text(limits) == (
         "Horovod was shutdown because number of resets during elastic job exceeded limit: 1"
     )
@@ -90,4 +90,4 @@ def test_error_texts_are_horovods() -> None:
         "Timed out waiting for minimum number of slots to become available. Please check that you have "
         "enough resources to run at least 4 Horovod processes. Timeout after 600 seconds."
     )
-    assert reset_limit_text(Limits(2, 2, reset_limit=1)).startswith("ringrun was shutdown because")
+    assert reset_limit_text(HostLimits(2, 2, reset_limit=1)).startswith("ringrun was shutdown because")

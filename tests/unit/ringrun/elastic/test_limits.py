@@ -6,7 +6,7 @@ from typing import Any, Dict
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringrun.elastic.limits import Limits, check_limits, failed_text, reset_limit_text, timeout_text
+from ringrun.elastic.limits import HostLimits, check_limits, failed_text, reset_limit_text, timeout_text
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from ringrun.elastic.limits import Limits, check_limits, failed_text, reset_limi
     ],
 )
 def test_limits_that_agree(changes: Dict[str, Any]) -> None:
-    limits = replace(Limits(3, 3), **changes)
+    limits = replace(HostLimits(3, 3), **changes)
     assert check_limits(limits) is limits
 
 
@@ -39,13 +39,13 @@ def test_limits_that_agree(changes: Dict[str, Any]) -> None:
 )
 def test_limits_that_contradict_each_other(changes: Dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_limits(replace(Limits(3, 3), **changes))
+        check_limits(replace(HostLimits(3, 3), **changes))
     assert text in str(caught.value)
 
 
 @pytest.mark.parametrize("horovod, name", [(True, "Horovod"), (False, "ringrun")])
 def test_texts_that_programs_search_for(horovod: bool, name: str) -> None:
-    limits = Limits(3, 2, reset_limit=4, timeout_s=12.5, horovod=horovod)
+    limits = HostLimits(3, 2, reset_limit=4, timeout_s=12.5, horovod=horovod)
     assert reset_limit_text(limits) == (
         f"{name} was shutdown because number of resets during elastic job exceeded limit: 4"
     )

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from ringrun.elastic.changes import Change
-from ringrun.elastic.limits import Limits, failed_text, timeout_text
+from ringrun.elastic.limits import HostLimits, failed_text, timeout_text
 from ringrun.elastic.membership import LEAVE_S, NO_HOST_REMAINS
 from ringrun.elastic.places import (
     CloseHost,
@@ -20,7 +20,7 @@ from tests.unit.ringrun.elastic.simulated import Simulated, kinds, texts
 
 
 def test_all_slots_start_together_when_every_host_is_ready() -> None:
-    job = Simulated("", Limits(2, 2), ready=False)
+    job = Simulated("", HostLimits(2, 2), ready=False)
     opened = job.list("a:2,b:1")
     assert [(item.agent, item.spec.name, item.slots) for item in opened] == [(0, "a", 2), (1, "b", 1)]
     assert job.take(job.membership.host_ready(0, 1.0)) == []
@@ -31,14 +31,14 @@ def test_all_slots_start_together_when_every_host_is_ready() -> None:
 
 
 def test_no_more_than_max_np_start() -> None:
-    job = Simulated("a:2,b:2,c:2", Limits(2, 2, 3))
+    job = Simulated("a:2,b:2,c:2", HostLimits(2, 2, 3))
     assert [action.member for action in kinds(job.done, StartProcess)] == [0, 1, 2]
     job.publish()
     assert kinds(job.exit(2), StartProcess) == [StartProcess(3, 1, 0)]
 
 
 def test_a_host_that_does_not_start_is_left_out_if_enough_remain() -> None:
-    job = Simulated("", Limits(2, 2), ready=False)
+    job = Simulated("", HostLimits(2, 2), ready=False)
     job.list("a:2,b")
     job.take(job.membership.host_ready(0, 1.0))
     actions = job.take(job.membership.host_failed(1, "b: no route", 2.0))
@@ -46,10 +46,10 @@ def test_a_host_that_does_not_start_is_left_out_if_enough_remain() -> None:
 
 
 def test_without_enough_slots_the_start_fails_and_with_a_script_it_waits() -> None:
-    job = Simulated("", Limits(3, 2), ready=False)
+    job = Simulated("", HostLimits(3, 2), ready=False)
     job.list("a:2,b")
     assert kinds(job.take(job.membership.host_failed(1, "b: no route", 2.0)), Fail) == [Fail("")]
-    limits = Limits(3, 2, script="./hosts", timeout_s=20.0)
+    limits = HostLimits(3, 2, script="./hosts", timeout_s=20.0)
     job = Simulated("a:2", limits)
     assert kinds(job.done, StartProcess, Fail) == []
     assert kinds(job.after(19.0), StartProcess, Fail) == []
@@ -64,7 +64,7 @@ def test_without_enough_slots_the_start_fails_and_with_a_script_it_waits() -> No
 
 
 def test_a_failed_slot_is_started_again_and_the_lines_say_what_happened() -> None:
-    job = Simulated("pc:2,jetson2", Limits(2, 2))
+    job = Simulated("pc:2,jetson2", HostLimits(2, 2))
     job.publish()
     job.now_s = 75.0
     assert job.exit(2) == [StartProcess(3, 1, 0)]
@@ -79,7 +79,7 @@ def test_a_failed_slot_is_started_again_and_the_lines_say_what_happened() -> Non
 
 
 def test_pauses_grow_while_a_slot_fails_again_and_again_before_it_joins() -> None:
-    job = Simulated("a:2", Limits(2, 1))
+    job = Simulated("a:2", HostLimits(2, 1))
     job.publish()
     assert kinds(job.exit(1), StartProcess) == [StartProcess(2, 0, 1)]
     job.publish(lost=(1,), join=False)
@@ -93,7 +93,7 @@ def test_pauses_grow_while_a_slot_fails_again_and_again_before_it_joins() -> Non
 
 
 def test_with_drop_host_the_whole_host_is_excluded() -> None:
-    job = Simulated("a:2,b:2", Limits(2, 2, drop="host"))
+    job = Simulated("a:2,b:2", HostLimits(2, 2, drop="host"))
     job.publish()
     actions = job.exit(2, 3, "exit code 3")
     assert kinds(actions, StartProcess) == []
@@ -110,7 +110,7 @@ def test_with_drop_host_the_whole_host_is_excluded() -> None:
 
 
 def test_a_cooldown_range_ends_the_exclusion() -> None:
-    job = Simulated("a:2,b:2", Limits(2, 2, drop="host", cooldown_s=(10, 100)))
+    job = Simulated("a:2,b:2", HostLimits(2, 2, drop="host", cooldown_s=(10, 100)))
     job.publish()
     job.exit(2)
     job.exit(3)
@@ -120,7 +120,7 @@ def test_a_cooldown_range_ends_the_exclusion() -> None:
 
 
 def test_a_member_that_is_declared_lost_is_killed_and_started_again() -> None:
-    job = Simulated("a:2", Limits(2, 1))
+    job = Simulated("a:2", HostLimits(2, 1))
     job.publish()
     cause = "rank 1 (a) is silent: rank 0 (a) reports: no heartbeat for 5 s: its process is stopped"
     assert job.take(job.membership.lost(1, cause, 0.0)) == [StopProcess(1, cause, is_lost=True)]
@@ -133,7 +133,7 @@ def test_a_member_that_is_declared_lost_is_killed_and_started_again() -> None:
 
 
 def test_a_lost_host_is_opened_again_under_a_new_number() -> None:
-    job = Simulated("a,b:2", Limits(3, 1))
+    job = Simulated("a,b:2", HostLimits(3, 1))
     job.publish()
     actions = job.take(job.membership.host_failed(1, "b: connection lost", 0.0))
     assert kinds(actions, ReportExit) == [
@@ -148,7 +148,7 @@ def test_a_lost_host_is_opened_again_under_a_new_number() -> None:
 
 
 def test_a_host_that_cannot_start_is_tried_again_and_its_problem_is_shown_once() -> None:
-    job = Simulated("a", Limits(1, 1))
+    job = Simulated("a", HostLimits(1, 1))
     job.publish()
     job.ready = False
     job.list("a,b")
@@ -160,7 +160,7 @@ def test_a_host_that_cannot_start_is_tried_again_and_its_problem_is_shown_once()
 
 
 def test_the_job_fails_when_no_rank_is_left() -> None:
-    limits = Limits(2, 1, horovod=True)
+    limits = HostLimits(2, 1, horovod=True)
     job = Simulated("a:2", limits)
     job.publish()
     assert kinds(job.exit(0, 3), StartProcess) != []
@@ -169,14 +169,14 @@ def test_the_job_fails_when_no_rank_is_left() -> None:
 
 
 def test_the_job_fails_when_all_processes_fail_before_the_first_view() -> None:
-    job = Simulated("a:3", Limits(2, 1))
+    job = Simulated("a:3", HostLimits(2, 1))
     assert kinds(job.exit(0, 1), StartProcess, Fail) == []
     assert kinds(job.exit(1, 1), StartProcess, Fail) == []
     assert len(kinds(job.exit(2, 1), Fail)) == 1
 
 
 def test_the_job_fails_when_all_hosts_are_excluded() -> None:
-    limits = Limits(4, 2, drop="host", horovod=True)
+    limits = HostLimits(4, 2, drop="host", horovod=True)
     job = Simulated("a:2,b:2", limits)
     job.publish()
     job.exit(0, 1)
@@ -185,7 +185,7 @@ def test_the_job_fails_when_all_hosts_are_excluded() -> None:
 
 def test_a_rank_that_leaves_and_then_ends_with_an_error_is_lost() -> None:
     """``sys.exit(3)``: the program says goodbye before its exit code is known."""
-    job = Simulated("a:2", Limits(2, 1))
+    job = Simulated("a:2", HostLimits(2, 1))
     job.publish()
     assert texts(job.publish(left=(1,), pause_s=0.2)) == []
     assert texts(job.exit(1, 3, "exit code 3")) == [
@@ -195,7 +195,7 @@ def test_a_rank_that_leaves_and_then_ends_with_an_error_is_lost() -> None:
 
 
 def test_an_uncaught_error_is_named_and_other_reports_give_way_to_the_exit_code() -> None:
-    job = Simulated("a:3", Limits(2, 1))
+    job = Simulated("a:3", HostLimits(2, 1))
     job.publish()
     job.take(job.membership.lost(1, "rank 1 (a) was lost: uncaught ValueError: a bug.", 0.0))
     job.take(job.membership.lost(2, "rank 2 (a) has finished (its program ended) while others wait.", 0.0))
@@ -208,7 +208,7 @@ def test_an_uncaught_error_is_named_and_other_reports_give_way_to_the_exit_code(
 
 
 def test_a_view_that_failed_at_once_is_part_of_the_next_change() -> None:
-    job = Simulated("a:3", Limits(2, 1))
+    job = Simulated("a:3", HostLimits(2, 1))
     job.publish()
     job.exit(1)
     job.exit(2)
@@ -220,7 +220,7 @@ def test_a_view_that_failed_at_once_is_part_of_the_next_change() -> None:
 
 
 def test_the_line_of_a_rank_that_left_does_not_wait_for_longer_than_the_next_view() -> None:
-    job = Simulated("a:2,b", Limits(2, 1))
+    job = Simulated("a:2,b", HostLimits(2, 1))
     job.publish()
     assert texts(job.publish(left=(2,))) == []
     job.exit(1)
@@ -233,7 +233,7 @@ def test_the_line_of_a_rank_that_left_does_not_wait_for_longer_than_the_next_vie
 
 
 def test_a_new_host_starts_while_the_others_train() -> None:
-    job = Simulated("a:2", Limits(2, 2, 4))
+    job = Simulated("a:2", HostLimits(2, 2, 4))
     job.publish()
     job.ready = False
     assert [item.spec.name for item in kinds(job.list("a:2,b:2"), OpenHost)] == ["b"]
@@ -242,7 +242,7 @@ def test_a_new_host_starts_while_the_others_train() -> None:
 
 
 def test_a_host_that_the_script_no_longer_names_leaves_at_the_next_step() -> None:
-    job = Simulated("a:2,b:2", Limits(2, 2))
+    job = Simulated("a:2,b:2", HostLimits(2, 2))
     job.publish()
     actions = job.list("a:2")
     assert [action.member for action in kinds(actions, Exclude)] == [2, 3]
@@ -257,7 +257,7 @@ def test_a_host_that_the_script_no_longer_names_leaves_at_the_next_step() -> Non
 
 
 def test_a_process_that_does_not_leave_is_ended() -> None:
-    job = Simulated("a,b", Limits(2, 1))
+    job = Simulated("a,b", HostLimits(2, 1))
     job.publish()
     job.list("a")
     assert kinds(job.after(LEAVE_S - 1), StopProcess) == []
@@ -267,13 +267,13 @@ def test_a_process_that_does_not_leave_is_ended() -> None:
 
 
 def test_fewer_slots_remove_the_highest_ones() -> None:
-    job = Simulated("a:3", Limits(1, 1))
+    job = Simulated("a:3", HostLimits(1, 1))
     job.publish()
     assert [action.member for action in kinds(job.list("a:1"), Exclude)] == [1, 2]
 
 
 def test_a_removal_waits_for_other_hosts_if_too_few_ranks_would_be_left() -> None:
-    job = Simulated("a:2", Limits(2, 2))
+    job = Simulated("a:2", HostLimits(2, 2))
     job.publish()
     actions = job.list("b:2")
     assert kinds(actions, Exclude) == []
@@ -287,7 +287,7 @@ def test_a_removal_waits_for_other_hosts_if_too_few_ranks_would_be_left() -> Non
 
 
 def test_the_job_fails_when_nothing_of_the_previous_hosts_remains() -> None:
-    job = Simulated("a,b", Limits(2, 1))
+    job = Simulated("a,b", HostLimits(2, 1))
     job.publish()
     job.list("a")
     job.exit(1, 0)
@@ -296,7 +296,7 @@ def test_the_job_fails_when_nothing_of_the_previous_hosts_remains() -> None:
 
 
 def test_dropped_hosts_stay_away_until_they_are_added() -> None:
-    job = Simulated("a,b", Limits(2, 1, script="./hosts"))
+    job = Simulated("a,b", HostLimits(2, 1, script="./hosts"))
     job.publish()
     assert job.membership.drop_host("c", 0.0) is None
     assert [action.member for action in kinds(job.take(job.membership.drop_host("B", 0.0)), Exclude)] == [1]
@@ -308,7 +308,7 @@ def test_dropped_hosts_stay_away_until_they_are_added() -> None:
 
 
 def test_an_added_host_stays_although_the_script_does_not_name_it() -> None:
-    job = Simulated("a", Limits(1, 1, script="./hosts"))
+    job = Simulated("a", HostLimits(1, 1, script="./hosts"))
     job.publish()
     job.take(job.membership.add_host(parse_hosts("b:2")[0], 0.0))
     assert kinds(job.list("a"), Exclude, CloseHost, StopProcess) == []
@@ -319,7 +319,7 @@ def test_an_added_host_stays_although_the_script_does_not_name_it() -> None:
 
 
 def test_the_first_rank_that_ends_well_ends_the_job_for_newcomers() -> None:
-    job = Simulated("a:2", Limits(2, 1))
+    job = Simulated("a:2", HostLimits(2, 1))
     job.publish()
     job.exit(1)
     job.publish(lost=(1,), join=False)
@@ -329,13 +329,13 @@ def test_the_first_rank_that_ends_well_ends_the_job_for_newcomers() -> None:
 
 
 def test_programs_that_never_join_end_the_job_too() -> None:
-    job = Simulated("a:2", Limits(2, 2))
+    job = Simulated("a:2", HostLimits(2, 2))
     assert job.exit(0, 0) == []
     assert job.exit(1, 0) == [Finish()]
 
 
 def test_a_newcomer_that_ends_without_joining_does_not_end_the_job() -> None:
-    job = Simulated("a:2", Limits(2, 1))
+    job = Simulated("a:2", HostLimits(2, 1))
     job.publish()
     job.exit(1)
     job.publish(lost=(1,), join=False)
@@ -344,7 +344,7 @@ def test_a_newcomer_that_ends_without_joining_does_not_end_the_job() -> None:
 
 
 def test_a_rank_that_fails_after_another_has_finished_is_a_failure() -> None:
-    limits = Limits(2, 1)
+    limits = HostLimits(2, 1)
     job = Simulated("a:2", limits)
     job.publish()
     assert job.exit(0, 0) == []

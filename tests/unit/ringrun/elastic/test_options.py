@@ -4,8 +4,9 @@ from typing import Any, Dict
 
 import pytest
 
+from ringcomm.configuration.limits import ELASTIC_TIMEOUT_S
 from ringcomm.errors import ConfigError
-from ringrun.elastic.limits import TIMEOUT_S, Limits
+from ringrun.elastic.limits import HostLimits
 from ringrun.elastic.options import fixed_hosts, limits_of, refuse_without_effect
 from ringrun.plan.hosts import HostSpec
 from ringrun.plan.options import Options
@@ -22,27 +23,27 @@ def test_what_makes_a_job_elastic(options: Dict[str, Any], is_elastic: bool) -> 
 @pytest.mark.parametrize(
     ("options", "limits"),
     [
-        (Options(min_np=2), Limits(2, 2)),
-        (Options(np=3, min_np=2, max_np=4), Limits(3, 2, 4)),
-        (Options(host_discovery_script="./hosts.sh"), Limits(1, 1, script="./hosts.sh")),
+        (Options(min_np=2), HostLimits(2, 2)),
+        (Options(np=3, min_np=2, max_np=4), HostLimits(3, 2, 4)),
+        (Options(host_discovery_script="./hosts.sh"), HostLimits(1, 1, script="./hosts.sh")),
         (
             Options(np=4, host_discovery_script="./hosts.sh", slots_per_host=2),
-            Limits(4, 4, script="./hosts.sh", slots=2),
+            HostLimits(4, 4, script="./hosts.sh", slots=2),
         ),
         (
             Options(
                 min_np=1, reset_limit=0, elastic_timeout_s=5.0, blacklist_cooldown_range=(2, 9), drop="host"
             ),
-            Limits(1, 1, None, 0, 5.0, (2, 9), "host"),
+            HostLimits(1, 1, None, 0, 5.0, (2, 9), "host"),
         ),
     ],
 )
-def test_limits(options: Options, limits: Limits) -> None:
+def test_limits(options: Options, limits: HostLimits) -> None:
     assert limits_of(options, {"HOROVOD_ELASTIC_TIMEOUT": "7"}) == limits
 
 
 @pytest.mark.parametrize(
-    ("given", "variable", "expected"), [(None, "7", 7.0), (5.0, "7", 5.0), (None, "", TIMEOUT_S)]
+    ("given", "variable", "expected"), [(None, "7", 7.0), (5.0, "7", 5.0), (None, "", ELASTIC_TIMEOUT_S)]
 )
 def test_horovods_defaults_apply_with_its_option(given: Any, variable: str, expected: float) -> None:
     environ = {"HOROVOD_ELASTIC_TIMEOUT": variable}

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from typing import List
 
-from ringrun.elastic.limits import Limits
+from ringrun.elastic.limits import HostLimits
 from ringrun.elastic.places import Host, Phase, Process, describe_sources
 from ringrun.plan.hosts import HostSpec
 
 
-def host(name: str, limits: Limits = Limits(1, 1), slots: int = 2) -> Host:  # noqa: B008  it is frozen
+def host(name: str, limits: HostLimits = HostLimits(1, 1), slots: int = 2) -> Host:  # noqa: B008  it is frozen
     made = Host(HostSpec(name, slots=slots), limits, lambda: 0.0)
     made.listed = True
     return made
@@ -34,9 +34,9 @@ def test_hosts_that_start_and_a_script() -> None:
 
 
 def test_hosts_that_are_excluded() -> None:
-    for_good = host("a", Limits(1, 1, drop="host"))
-    for_a_while = host("b", Limits(1, 1, cooldown_s=(10, 100), drop="host"))
-    gone = host("c", Limits(1, 1, drop="host"))
+    for_good = host("a", HostLimits(1, 1, drop="host"))
+    for_a_while = host("b", HostLimits(1, 1, cooldown_s=(10, 100), drop="host"))
+    gone = host("c", HostLimits(1, 1, drop="host"))
     gone.listed = False
     for item in (for_good, for_a_while, gone):
         item.phase = Phase.READY

@@ -202,7 +202,7 @@ def test_a_supervisor_runs_the_job(
         return outcome
 
     monkeypatch.setattr(Supervisor, "run", run)
-    monkeypatch.setattr(restarts, "elastic_rendezvous_for", lambda job: lambda notify: None)  # opens sockets
+    monkeypatch.setattr(restarts, "rendezvous_for", lambda job: lambda notify: None)  # opens sockets
     job = prepare(options, ["x.py"], {"PATH": "/nowhere"})
     assert restarts.launch(job, Console(), started.append) is outcome
     assert type(started[0]) is kind
