@@ -15,6 +15,7 @@ from ..transport.connect import listen
 from ..transport.reactor import READ, WRITE, Reactor
 from ..transport.refusals import Refusals
 from ..transport.secure import Encryption
+from ..transport.wake_up import WakeUp
 from ..wire.auth import Claim, Purpose, job_digest
 from ..wire.messages import MAX_REPORT_BYTES, Message, MessageReader, encode
 from ..wire.signing import Session
@@ -122,7 +123,7 @@ class MessageServer:
         self.refusals = Refusals()
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._reactor = Reactor()
-        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_up = WakeUp()
         self._thread: Optional[threading.Thread] = None
         self._stopping = False
         self._acceptor: Optional[Acceptor] = None
@@ -165,8 +166,7 @@ class MessageServer:
                 problems.append(f"{address}: {problem.strerror or problem}")
         if not listeners:
             self._reactor.close()
-            self._wake_in.close()
-            self._wake_out.close()
+            self._wake_up.close()
             raise StartupError(f"The {self._title} cannot listen anywhere: " + "; ".join(problems))
         for line in problems:
             logger.info("the %s does not listen on %s", self._title, line)
@@ -181,8 +181,7 @@ class MessageServer:
             self._encryption,
             forwarded=self._forwarded,
         )
-        self._wake_in.setblocking(False)
-        self._reactor.watch(self._wake_in, READ, self._run_calls)
+        self._reactor.watch(self._wake_up, READ, self._run_calls)
         name = "ringcomm-" + self._title.replace(" ", "-")
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
@@ -195,15 +194,12 @@ class MessageServer:
         self.order(self._stop)
         self._thread.join()
         self._thread = None
-        self._wake_out.close()
+        self._wake_up.close()
 
     def order(self, action: Callable[[], None]) -> None:
-        """Have a function called in the server's thread."""
+        """Have a function called in the server's thread, unless that has ended."""
         self._calls.put(action)
-        try:
-            self._wake_out.send(b"!")
-        except OSError:
-            logger.debug("the %s has stopped already", self._title)
+        self._wake_up.wake()
 
     # ---- the server's thread -----------------------------------------------------------------
 
@@ -230,10 +226,7 @@ class MessageServer:
         return list(self._connections)
 
     def _run_calls(self) -> None:
-        try:
-            self._wake_in.recv(4096)
-        except (BlockingIOError, InterruptedError):
-            pass
+        self._wake_up.clear()
         while not self._calls.empty():
             self._calls.get()()
 
@@ -259,7 +252,6 @@ class MessageServer:
         self._connections.clear()
         self.changed()
         self._reactor.close()
-        self._wake_in.close()
 
     def _accept(self, sock: socket.socket, claim: Claim, session: Session) -> None:
         if claim.purpose != self._purpose:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import select
 import socket
 import struct
-import threading
-from typing import Dict, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Mapping, Optional, Sequence
 
 from ..wire.signing import Session
 from .base import Fabric, Link, LinkClosed, Views, Watch
 from .huge_pages import HugePages
 from .secure import SecureSocket
+from .wake_up import WakeUp
 
 _MAX_VIEWS = 16
 
@@ -159,9 +159,7 @@ class SocketFabric(Fabric):
         self._links = dict(links)
         # Whether a peer reads this process's memory.
         self._pages = HugePages() if any(link.lends for link in links.values()) else None
-        self._bell: Optional[Tuple[socket.socket, socket.socket]] = None
-        self._bell_lock = threading.Lock()
-        self._wake_sent = False
+        self._wake_up: Optional[WakeUp] = None
 
     def link(self, peer: int) -> Link:
         return self._links[peer]
@@ -179,9 +177,9 @@ class SocketFabric(Fabric):
         links = [self._links[peer] for peer in receiving | sending]
         for link in links:
             wanted[link.sock.fileno()] = link.poll_events(link.peer in receiving, link.peer in sending)
-        bell = self._bell
-        if bell is not None:
-            wanted[bell[0].fileno()] = select.POLLIN
+        wake_up = self._wake_up
+        if wake_up is not None:
+            wanted[wake_up.fileno()] = select.POLLIN
         if any(self._links[peer].holds_bytes() for peer in receiving):
             timeout_s = 0.0
         poller = select.poll()
@@ -191,24 +189,16 @@ class SocketFabric(Fabric):
         reported = dict(ready)
         for link in links:
             link.woken(reported.get(link.sock.fileno(), 0))
-        if bell is not None and any(descriptor == bell[0].fileno() for descriptor, _ in ready):
-            with self._bell_lock:
-                try:
-                    bell[0].recv(16)
-                except BlockingIOError:
-                    pass  # Another waiting thread has read it already.
-                self._wake_sent = False
+        if wake_up is not None and wake_up.fileno() in reported:
+            wake_up.clear()
 
     def make_wakeable(self) -> None:
-        self._bell = socket.socketpair()
-        for sock in self._bell:
-            sock.setblocking(False)
+        self._wake_up = WakeUp()
 
     def wake(self) -> None:
-        with self._bell_lock:
-            if not self._wake_sent and self._bell is not None:
-                self._bell[1].send(b"!")
-                self._wake_sent = True
+        wake_up = self._wake_up
+        if wake_up is not None:
+            wake_up.wake()
 
     def revoke(self) -> None:
         for link in self._links.values():
@@ -217,7 +207,6 @@ class SocketFabric(Fabric):
     def close(self) -> None:
         for link in self._links.values():
             link.close()
-        with self._bell_lock:
-            bell, self._bell = self._bell, None
-            for sock in bell or ():
-                sock.close()
+        wake_up, self._wake_up = self._wake_up, None
+        if wake_up is not None:
+            wake_up.close()

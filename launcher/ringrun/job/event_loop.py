@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import selectors
-import socket
 from collections import deque
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -11,6 +10,7 @@ from typing import Callable, Deque, Dict, NamedTuple, TypeVar
 
 from ringcomm.clock import Clock
 from ringcomm.errors import ConfigError
+from ringcomm.transport.wake_up import WakeUp
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _Answer = TypeVar("_Answer")
@@ -36,10 +36,8 @@ class Loop:
         self._timers: Dict[str, _Timer] = {}
         self._calls: Deque[Callable[[], None]] = deque()
         self._selector = selectors.DefaultSelector()
-        self._wake_in, self._wake_out = socket.socketpair()
-        for end in (self._wake_in, self._wake_out):
-            end.setblocking(False)
-        self._selector.register(self._wake_in, READ, self._woken)
+        self._wake_up = WakeUp()
+        self._selector.register(self._wake_up, READ, self._wake_up.clear)
 
     def call(self, action: Callable[[], None]) -> None:
         """Run a function in the loop's thread. For other threads and signal handlers."""
@@ -71,17 +69,8 @@ class Loop:
             raise ConfigError(f"The job has not answered within {limit_s:g} s.") from None
 
     def wake(self) -> None:
-        """Make :meth:`run_once` return now."""
-        try:
-            self._wake_out.send(b"!")
-        except OSError:  # full: the loop wakes anyway; or closed: the loop has ended
-            pass
-
-    def _woken(self) -> None:
-        try:
-            self._wake_in.recv(4096)
-        except BlockingIOError:
-            pass
+        """Make :meth:`run_once` return now; no effect once the loop has ended."""
+        self._wake_up.wake()
 
     def after(self, name: str, seconds: float, action: Callable[[], None]) -> None:
         """Set a timer; it replaces a timer with the same name.
@@ -150,5 +139,4 @@ class Loop:
     def close(self) -> None:
         """Close the loop's descriptors."""
         self._selector.close()
-        self._wake_in.close()
-        self._wake_out.close()
+        self._wake_up.close()

@@ -14,8 +14,8 @@ import pytest
 from ringcomm.arrays.mirrors import StagingPool
 from ringcomm.config import Membership, Settings
 from ringcomm.errors import PeerLostError, StartTimeoutError
+from ringcomm.group import group as group_module
 from ringcomm.group.view import Peer
-from ringcomm.job import context as context_module
 from ringcomm.job.context import Context
 from ringcomm.job.entry import Entry
 from ringcomm.job.preparation import Preparation
@@ -102,7 +102,7 @@ class TestFailures:
         def broken(*arguments):
             raise MemoryError("no room for the flight recorder")
 
-        monkeypatch.setattr(context_module, "FlightRecorder", broken)
+        monkeypatch.setattr(group_module, "FlightRecorder", broken)
         channels = memory_channels(2)
         for rank in range(2):
             with pytest.raises(MemoryError):
@@ -116,7 +116,7 @@ class TestFailures:
             both.wait(LIMIT_S)
             raise MemoryError("no room for the flight recorder")
 
-        monkeypatch.setattr(context_module, "FlightRecorder", broken)
+        monkeypatch.setattr(group_module, "FlightRecorder", broken)
         found = together([0, 1], lambda rank: error_of(lambda: made.start(rank)))
         assert [type(error) for error in found] == [MemoryError] * 2
 
