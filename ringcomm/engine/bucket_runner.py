@@ -20,7 +20,7 @@ from ..ops import Collective, ReduceOp
 from ..transport.base import Fabric
 from ..transport.subset import Subset
 from .adasum import adasum
-from .mirrors import Mirrors, fetch_all, mirrors_of, staging_of, store_all
+from .mirrors import Mirrors, fetch_all, is_shared, mirrors_of, staging_of, store_all
 from .packing import (
     FusionBuffer,
     Work,
@@ -263,8 +263,9 @@ class BucketRunner:
         for work in bucket:
             root = self._sets.members(work[0].process_set).index(work[0].root)
             arrays, mirrors = arrays_of(work), self._mirrors
-            if runner.rank == root:
-                fetch_all(arrays, mirrors, runner)
+            # Memory that the device shares is written to only after what the device has still to do there.
+            waits = runner.rank == root
+            fetch_all([item for item in arrays if waits or is_shared(item, mirrors)], mirrors, runner)
             for array in arrays:
                 runner.broadcast(array, root)
             store_all(arrays, mirrors)

@@ -33,6 +33,11 @@ def fetch_all(arrays: Sequence[Any], mirrors: Mirrors, runner: Runner) -> None:
         runner.fetch([mirrors[id(array)] for array in arrays if id(array) in mirrors])
 
 
+def is_shared(array: Any, mirrors: Mirrors) -> bool:
+    """Return whether an array is memory of a device that the host uses without a copy."""
+    return bool(mirrors) and id(array) in mirrors and mirrors[id(array)].shared
+
+
 def store_all(arrays: Sequence[Any], mirrors: Mirrors) -> None:
     """Start copying those of the arrays that devices hold back to them."""
     for array in arrays:

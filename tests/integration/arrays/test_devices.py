@@ -134,6 +134,16 @@ def test_over_sockets(transport):
     run_check(device_contract.check_asynchronous, 2, transport=transport)
 
 
+def test_a_broadcast_by_name_comes_after_what_the_device_has_still_to_do():
+    """A rank that only receives writes into the memory that it shares with the device, after its program."""
+
+    def work(context):
+        with FakeLab(context.rank, delay_s=0.05, mapped_slowdown=1.0) as lab:
+            device_contract.check_asynchronous_rows(context, lab)
+
+    run_ranks(2, work, settings=SETTINGS)
+
+
 @pytest.mark.parametrize("times", [1.0, 20.0], ids=["cached", "uncached"])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_memory_that_host_and_device_share(check, times):

@@ -206,8 +206,9 @@ def test_a_hundred_generations_of_two_ranks_leak_nothing(service):
     for samples in series:
         descriptors = [count for count, _ in samples]
         memory = [rss for _, rss in samples]
-        # The other rank may be anywhere in its own start or end; one leaked per generation would be 50 here.
-        assert min(descriptors[5:]) <= min(descriptors[:5]) + 5, descriptors
+        # The other rank may be anywhere in its own start or end, in which it has up to 16; one leaked per
+        # generation would be 50 here.
+        assert min(descriptors[5:]) <= min(descriptors[:5]) + 16, descriptors
         # One 800 kB array kept per generation would be 70 MB here.
         assert memory[-1] - memory[2] < 20e6, [rss // 1_000_000 for rss in memory]
 

@@ -30,7 +30,7 @@ class Job:
             "predict_ranks": "2,4", "predict_batch": 32, "predict_price": 0.0, "predict_figure": "",
             "predict_link": "", "fusion_bytes": 1 << 20, "compression": "", **settings,
         })  # fmt: skip
-        self._runner = SimpleNamespace(on_reduction=None)
+        self.group = SimpleNamespace(runner=SimpleNamespace(on_reduction=None))
         self.engine = SimpleNamespace(on_reduction=None, allgather=self._allgather)
         self.slower = slower
         self.exchanged = []
@@ -51,7 +51,7 @@ class Job:
         self.now_s += self.in_vain_s
         self.waited_s += self.in_vain_s
         self.engine.on_reduction(4_000_000, False, "first")
-        self._runner.on_reduction(1_000_000, False, "second")
+        self.group.runner.on_reduction(1_000_000, False, "second")
 
 
 @pytest.fixture(autouse=True)
