@@ -347,7 +347,9 @@ class ControlChannel(Watch):
         self._end_thread()
         with self._lock:
             if self.open:
-                if self._send({"type": "leaving", "reason": reason, "ok": ok}):
+                sent = self._send({"type": "leaving", "reason": reason, "ok": ok})
+                # A job of fixed size that has been aborted needs no goodbye, and may not be reached any more.
+                if sent and (self.abort_error is None or self._member is not None):
                     self._await_close()
                 self._close_socket()
 

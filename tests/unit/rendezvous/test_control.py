@@ -88,6 +88,20 @@ class TestAbort:
         channel.leave("an error", ok=False)
         assert [message["type"] for message in rendezvous.read()] == ["leaving"]
 
+    @pytest.mark.parametrize("member", [None, 7])
+    def test_a_goodbye_after_an_abort_is_waited_for_in_elastic_jobs_alone(self, monkeypatch, member):
+        """The rendezvous of a job of fixed size needs no goodbye then, and may be cut off."""
+        waits = []
+        monkeypatch.setattr(ControlChannel, "_await_close", lambda self: waits.append(self))
+        own, other = socket.socketpair()
+        own.setblocking(False)
+        channel = ControlChannel(own, MessageReader(1 << 20), 1, HOSTS, member=member)
+        other.sendall(encode(ABORT))
+        await_end(channel)
+        channel.leave("an error", ok=False)
+        assert waits == ([] if member is None else [channel])
+        other.close()
+
     def test_what_is_no_message_for_a_running_job_is_left_alone(self, ends):
         channel, rendezvous = ends
         rendezvous.send({"type": "go", "table": ""})
