@@ -18,7 +18,7 @@ from ringcomm.storage.folders import inner_folder, new_folder, own_folder, owned
 from ..plan.job import Job
 from .first_failure import Complaint, Exit
 from .reports import LOST_WITH_HOST, RankReport, parse_record, read_report
-from .waiting import diagnose, different_lines
+from .waiting import diagnose, different_lines, has_met_another_call
 
 PATTERN = "flight.*.json"
 _WRITTEN = re.compile(r"flight\.\d+\.json")
@@ -65,8 +65,10 @@ class Records:
             return bool(content["reason"] == "failure")  # otherwise: no answer any more
         if before["reason"] == "silent" and content["reason"] == "ended":
             return True
-        # Its position when the job failed means more than a later one.
-        return not (self._failed or before["reason"] == "failure")
+        if before["reason"] == "failure":
+            return False
+        # Where it was when the job failed means more than where it came later, unless it found the failure.
+        return not self._failed or has_met_another_call(read_report(content))
 
     def forget(self, failed: bool = False) -> None:
         """Drop records before ranks are asked again; records of a failure stay if the job has failed.

@@ -121,7 +121,7 @@ def waits_for(reports: Mapping[int, RankReport]) -> Waits:
     at_odds = {rank for dispute in disputes(reports) for rank in dispute.ranks}
     for rank, report in reports.items():
         place = _waits_in(report)
-        if place is None or rank in at_odds or _has_met_another_call(report):
+        if place is None or rank in at_odds or has_met_another_call(report):
             continue
         channel, operation = place
         if channel.ordered:
@@ -182,7 +182,7 @@ def _has_not_come(report: Optional[RankReport], channel: ReportedChannel, wanted
     return wanted.key not in [item.key for item in pending]
 
 
-def _has_met_another_call(report: RankReport) -> bool:
+def has_met_another_call(report: RankReport) -> bool:
     """Whether it failed because others made another call, not because one of them ended with that error."""
     return report.error.startswith(MISMATCH) and report.culprit is None
 
@@ -206,7 +206,7 @@ def _waiters(reports: Mapping[int, RankReport], waiting: Mapping[int, Optional[P
     for rank, place in sorted(waiting.items()):
         if place is not None:
             text = f"waits in {_waiting_text(place[1])}"
-            if _has_met_another_call(reports[rank]):
+            if has_met_another_call(reports[rank]):
                 text = f"failed in {place[1].text()}"
             groups.setdefault(text, []).append(rank)
     lines = []

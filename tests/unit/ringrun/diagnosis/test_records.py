@@ -68,6 +68,20 @@ def test_after_the_failure_the_first_counts(records: Records, first: str) -> Non
     assert records.complete({})[0]["pid"] == 2
 
 
+@pytest.mark.parametrize("first", ["asked", "silent"])
+def test_after_the_failure_a_mismatch_of_its_own_counts(records: Records, first: str) -> None:
+    """Ranks find a mismatch together: which of them is asked before it has told so is a matter of time."""
+    mismatch = {"error": "MismatchError: The ranks do not make the same call.", "culprit": None}
+    records.forget(failed=True)
+    records.take(0, record(first, pid=1))
+    records.take(0, record("failure", pid=2, **mismatch))
+    records.take(0, record("asked", pid=3))
+    assert records.complete({})[0]["pid"] == 2
+    records.take(1, record(first, pid=1))
+    records.take(1, record("failure", pid=2, **{**mismatch, "culprit": 0}))
+    assert records.complete({})[1]["pid"] == 1
+
+
 def test_what_was_told_of_a_failure_stays_when_others_are_asked(records: Records) -> None:
     records.take(0, record("failure"))
     records.take(1, record("asked"))
