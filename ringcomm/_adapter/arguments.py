@@ -41,9 +41,9 @@ def scattered_reduction(op: Any) -> ReduceOp:
 
 
 def checked_passes(passes: int) -> int:
-    """Return a number of backward passes per step; a ConfigError if it is less than one."""
+    """Return a number of backward passes per step; a ConfigError in Horovod's words if it is not positive."""
     if passes < 1:
-        raise ConfigError("backward_passes_per_step must be at least 1")
+        raise ConfigError(f"backward_passes_per_step must be > 0, not {passes}.")
     return int(passes)
 
 

@@ -20,7 +20,7 @@ def test_arguments_of_optimizers_are_checked(alone: Any) -> None:
     import ringcomm.keras as hvd
 
     sgd = keras.optimizers.SGD(0.1)
-    with pytest.raises(ConfigError, match="backward_passes_per_step must be at least 1"):
+    with pytest.raises(ConfigError, match="backward_passes_per_step must be > 0, not"):
         hvd.DistributedOptimizer(sgd, backward_passes_per_step=0)
     with pytest.raises(ConfigError, match="requires a Keras optimizer, not <class 'int'>"):
         hvd.DistributedOptimizer(5)

@@ -37,7 +37,7 @@ def test_reduction():
 def test_the_passes_of_a_step():
     assert checked_passes(1) == 1 and checked_passes(4) == 4
     for bad in (0, -1):
-        with pytest.raises(ValueError, match="backward_passes_per_step must be at least 1"):
+        with pytest.raises(ValueError, match="backward_passes_per_step must be > 0, not"):
             checked_passes(bad)
 
 
