@@ -1,6 +1,7 @@
 """What compression costs in accuracy, on two small models, with paired seeds: an equivalence test.
 
-    python benchmarks/accuracy.py [--task digits textures] [--seeds 10] [--output FILE] [--only NAME ...]
+    python benchmarks/accuracy.py [--task digits batchnorm textures] [--seeds 10] [--rate FACTOR]
+        [--output FILE] [--only NAME ...]
 
 Four workers train one model by SGD with momentum; in every run of a seed they have the same start, the same
 samples and the same order. What differs is how their gradients are averaged: with ringcomm's own codecs,
@@ -10,6 +11,7 @@ known to be harmful and must fail that test: signs without error feedback, and 6
 without an outer step. Accuracy is the mean over the last epochs, so that one lucky step does not decide.
 
 * ``digits``: 1797 handwritten digits (scikit-learn), a perceptron with two hidden layers.
+* ``batchnorm``: the same digits, a convolutional network with batch normalization.
 * ``textures``: ten classes of overlapping textures of 16 x 16, noise, 10 % wrong labels; a small
   convolutional network.
 
@@ -84,6 +86,17 @@ def digits(seed: int) -> Task:
     return Task((inputs[:1000], targets[:1000]), (inputs[1000:], targets[1000:]), model, 0.05, 24, 16)
 
 
+def batchnorm(seed: int) -> Task:
+    """The digits as images, for convolutions with batch normalization."""
+    train, test, *_ = digits(seed)
+    model = lambda: nn.Sequential(  # noqa: E731
+        nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1),
+        nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(512, 10),
+    )  # fmt: skip
+    images = [(inputs.view(-1, 1, 8, 8), targets) for inputs, targets in (train, test)]
+    return Task(images[0], images[1], model, 0.05, 15, 16)
+
+
 def textures(seed: int) -> Task:
     """Sums of two waves; classes differ in their directions, which overlap."""
     generator = np.random.default_rng(10_000 + seed)
@@ -114,7 +127,7 @@ def textures(seed: int) -> Task:
     return Task(sample(2048, 0.1), sample(4096, 0.0), model, 0.05, 12, 16)
 
 
-TASKS = {"digits": digits, "textures": textures}
+TASKS = {"digits": digits, "batchnorm": batchnorm, "textures": textures}
 
 
 # ---- training --------------------------------------------------------------------------------
@@ -141,8 +154,11 @@ def gradients_on(model: nn.Module, inputs: Any, targets: Any) -> List[Array]:
 
 def accuracy(model: nn.Module, data: Any) -> float:
     """In points."""
+    model.eval()
     with torch.no_grad():
-        return 100 * float((model(data[0]).argmax(1) == data[1]).float().mean())
+        found = 100 * float((model(data[0]).argmax(1) == data[1]).float().mean())
+    model.train()
+    return found
 
 
 def train(task: Task, method: Exact, seed: int) -> float:
@@ -239,6 +255,7 @@ def main() -> int:
     )
     parser.add_argument("--task", nargs="+", choices=tuple(TASKS), default=list(TASKS))
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--rate", type=float, default=1.0, help="times each task's learning rate")
     parser.add_argument("--only", nargs="+", choices=tuple(METHODS), default=list(METHODS), metavar="NAME")
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSON with all accuracies")
     args = parser.parse_args()
@@ -248,7 +265,9 @@ def main() -> int:
         found = results[task] = {name: [] for name in args.only}
         for seed in range(args.seeds):
             for name in args.only:
-                found[name].append(train(TASKS[task](seed), METHODS[name](), seed))
+                chosen = TASKS[task](seed)
+                chosen = chosen._replace(rate=chosen.rate * args.rate)
+                found[name].append(train(chosen, METHODS[name](), seed))
             if args.output is not None:
                 args.output.write_text(json.dumps(results))
             print(task, seed, {name: round(values[-1], 2) for name, values in found.items()}, flush=True)

@@ -170,9 +170,11 @@ def residuals_of(model: Any, expected: bool) -> None:
 def local_steps(images: Any, labels: Any) -> None:
     """Ranks train by themselves, and have the same weights at the end."""
     streaming = {"fragments": 2, "overlap": 2}
-    for options in ({}, {"compression": "int8", "outer_momentum": 0.5}, streaming):
+    plain, diloco = hvd.LocalSGDCallback, hvd.LocalSGDCallback.diloco
+    int8 = {"compression": "int8", "outer_momentum": 0.5}
+    for kind, options in ((plain, {}), (diloco, int8), (plain, streaming)):
         model = make(keras.optimizers.SGD(0.1))
-        callback = hvd.LocalSGDCallback(sync_every=4, **options)
+        callback = kind(sync_every=4, **options)
         history = fit(model, images, labels, callback, epochs=2)
         assert np.isfinite(history["loss"]).all()
         for weight in model.get_weights():

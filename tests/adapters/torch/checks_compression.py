@@ -196,13 +196,13 @@ def check_single_tensors_with_every_codec() -> None:
     with_errors(ValueError, lambda: hvd.reducescatter(torch.ones(()), compression="int8"), "first dimension")
 
 
-def _locally(steps: int, every: int, **options: Any) -> Any:
+def _locally(steps: int, every: int, make: Any = hvd.LocalSGD, **options: Any) -> Any:
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     if hvd.rank() == 1:
         for parameter in model.parameters():
             parameter.data.add_(1.0)  # what rank 0 has counts
-    with hvd.LocalSGD(model, optimizer, sync_every=every, **options):
+    with make(model, optimizer, sync_every=every, **options):
         for step in range(steps):
             inputs, targets = data(step, hvd.rank())
             optimizer.zero_grad()
@@ -213,11 +213,11 @@ def _locally(steps: int, every: int, **options: Any) -> Any:
 
 def check_local_steps() -> None:
     streaming = {"fragments": 2, "overlap": 1, "compression": "int8"}
-    for options in ({}, {"compression": "int8"}, streaming):
+    for options in ({"make": hvd.LocalSGD.diloco}, {"compression": "int8"}, streaming):
         model = _locally(5, 2, **options)
         same_everywhere(parameters_of(model))
         same_everywhere(model[1].running_mean)
-    model = _locally(4, 1, outer_lr=1.0, outer_momentum=0.0)
+    model = _locally(4, 1)
     reference = model_of()
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.05)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=reference.named_parameters())
@@ -235,7 +235,7 @@ def check_local_steps_average_a_parameter_of_zero_dimensions() -> None:
     model = nn.Module()
     model.logit_scale = nn.Parameter(torch.tensor(0.0))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    with hvd.LocalSGD(model, optimizer, sync_every=2, outer_lr=1.0, outer_momentum=0.0):
+    with hvd.LocalSGD(model, optimizer, sync_every=2):
         for _ in range(2):
             optimizer.zero_grad()
             (model.logit_scale * -float(hvd.rank() + 1)).backward()

@@ -23,9 +23,9 @@ def gradient(rank, step, place):
     return np.random.default_rng((rank, step, place)).standard_normal(SHAPES[place])
 
 
-def train(context, steps, lr=0.1, dtype=np.float32, **options):
+def train(context, steps, lr=0.1, dtype=np.float32, make=LocalSGD.diloco, **options):
     weights = start(dtype)
-    local = LocalSGD(weights, context=context, **options)
+    local = make(weights, context=context, **options)
     for step in range(steps):
         for place, weight in enumerate(weights):
             weight -= (lr * gradient(context.rank, step, place)).astype(dtype)
@@ -62,6 +62,13 @@ def test_one_local_step_without_momentum_is_data_parallel_sgd(size):
     for place, expected in enumerate(data_parallel(size, 6)):
         np.testing.assert_allclose(results[0][place], expected, rtol=1e-12, atol=1e-13)
         assert len({result[place].tobytes() for result in results}) == 1
+
+
+def test_by_default_the_weights_are_averaged():
+    options = {"dtype": np.float64, "make": LocalSGD, "sync_every": 4}
+    results = run_ranks(3, lambda context: train(context, 12, **options)[0])
+    for place, expected in enumerate(data_parallel(3, 12)):
+        np.testing.assert_allclose(results[0][place], expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -226,7 +233,7 @@ def test_a_checkpoint_in_the_middle():
         for _ in range(2):
             for weight, old in zip(weights, kept):
                 weight[...] = old
-            again = LocalSGD(weights, sync_every=4, compression="int8", context=context)
+            again = LocalSGD.diloco(weights, sync_every=4, compression="int8", context=context)
             again.load_state_dict(saved)
             for step in (6, 7):
                 for place, weight in enumerate(weights):
