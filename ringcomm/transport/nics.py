@@ -10,6 +10,7 @@ import array
 import fnmatch
 import hashlib
 import ipaddress
+import logging
 import os
 import secrets
 import socket
@@ -20,6 +21,8 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import ConfigError
 from .kinds import LOCAL, LOOPBACK, PREFERENCE, WIRELESS, kind_of
+
+logger = logging.getLogger(__name__)
 
 
 class Interface(NamedTuple):
@@ -133,7 +136,11 @@ def _listed() -> List[Listed]:
         import psutil  # a fifth of ringcomm's own import time, and a job of one rank never gets here
     except ImportError:  # `ringrun doctor` examines hosts that lack it, too
         return listed_by_linux()
-    statistics = psutil.net_if_stats()
+    try:
+        statistics = psutil.net_if_stats()
+    except OSError as problem:  # emulators and sandboxes lack it; all count as up
+        logger.debug("which interfaces are up is not known: %s", problem)
+        statistics = {}
     return [
         (name, entry.address.split("%")[0], _prefix_bits(entry.netmask))
         for name, entries in psutil.net_if_addrs().items()

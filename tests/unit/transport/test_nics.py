@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import sys
 import types
@@ -153,6 +155,17 @@ def test_interface_without_statistics_counts_as_up(machine, monkeypatch):
     machine(JETSON)
     monkeypatch.setattr(psutil, "net_if_stats", dict)
     assert "down0" in {item.name for item in own_addresses()}
+
+
+def test_interfaces_of_a_system_without_statistics_count_as_up(machine, monkeypatch):
+    """Emulators and sandboxes do not implement the call."""
+
+    def absent():
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    machine(JETSON)
+    monkeypatch.setattr(psutil, "net_if_stats", absent)
+    assert {"eth0", "down0"} <= {item.name for item in own_addresses()}
 
 
 def test_interface_of_an_address(machine):
