@@ -34,5 +34,5 @@ def usable_cores() -> int:
     """Return how many processor cores this process may run on."""
     try:
         return len(os.sched_getaffinity(0))
-    except AttributeError:
+    except (AttributeError, OSError):  # not Linux, or refused
         return os.cpu_count() or 1

@@ -60,14 +60,14 @@ class Trial:
         """Try to read the other end's lease from its memory, and send it whether that worked."""
         address, token = _HELLO.unpack(_receive(self._sock, _HELLO.size))
         if self._may_read and available() and hasattr(socket, "SO_PEERCRED"):
-            credentials = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            (pid, _, _) = struct.unpack("iII", credentials)
-            memory = PeerMemory(pid, address, token)
             try:
+                credentials = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+                (pid, _, _) = struct.unpack("iII", credentials)
+                memory = PeerMemory(pid, address, token)
                 if memory.read(address, memoryview(bytearray(TOKEN_BYTES))):
                     self._memory = memory
             except OSError:
-                pass  # Not permitted, or another pid namespace.
+                pass  # Not permitted, another pid namespace, or a sandbox.
         self._sock.sendall(_NO if self._memory is None else _YES)
 
     def offer_ring(self) -> None:

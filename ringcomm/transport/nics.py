@@ -133,18 +133,26 @@ def own_addresses(spec: str = "") -> List[Interface]:
 def _listed() -> List[Listed]:
     """The addresses of the interfaces that are up."""
     try:
-        import psutil  # a fifth of ringcomm's own import time, and a job of one rank never gets here
-    except ImportError:  # `ringrun doctor` examines hosts that lack it, too
-        return listed_by_linux()
-    try:
+        import psutil
+
         statistics = psutil.net_if_stats()
-    except OSError as problem:  # emulators and sandboxes lack it; all count as up
+    except (ImportError, OSError) as problem:  # emulators and sandboxes refuse it; all count as up
         logger.debug("which interfaces are up is not known: %s", problem)
-        statistics = {}
+        return listed()
+    return [row for row in listed() if row[0] not in statistics or statistics[row[0]].isup]
+
+
+def listed() -> List[Listed]:
+    """Return the addresses of all interfaces, up or not."""
+    try:
+        import psutil  # a fifth of ringcomm's own import time, and a job of one rank never gets here
+
+        interfaces = psutil.net_if_addrs()
+    except (ImportError, OSError):  # `ringrun doctor` examines hosts that lack it, too; sandboxes refuse it
+        return listed_by_linux()
     return [
         (name, entry.address.split("%")[0], _prefix_bits(entry.netmask))
-        for name, entries in psutil.net_if_addrs().items()
-        if name not in statistics or statistics[name].isup
+        for name, entries in interfaces.items()
         for entry in entries
         if entry.family in (socket.AF_INET, socket.AF_INET6)
     ]
@@ -155,8 +163,16 @@ def listed_by_linux(root: str = "/") -> List[Listed]:
 
     Args:
         root: where the system's files are read.
+
+    Returns:
+        the loopback at least: where the system refuses to list its addresses, ranks of one host meet there.
     """
-    return [*_ipv4(), *_ipv6(Path(root, "proc/net/if_inet6"))]
+    try:
+        found = _ipv4()
+    except OSError as problem:
+        logger.debug("the addresses of this machine are not known: %s", problem)
+        found = [("lo", "127.0.0.1", 8)]
+    return [*found, *_ipv6(Path(root, "proc/net/if_inet6"))]
 
 
 def _ipv4() -> List[Listed]:

@@ -78,6 +78,8 @@ class Ring:
         Raises:
             OSError: this system has none, or has none left.
         """
+        if not hasattr(os, "posix_fallocate"):
+            raise OSError("this system does not reserve memory")
         descriptor = _nameless()
         try:
             # All of it now: what is missing later would be a SIGBUS.

@@ -65,10 +65,12 @@ def shares(policy: str, processors: List[Processor], ranks: int) -> List[Set[int
 
 def available_processors(root: str = "/sys/devices/system/cpu") -> List[Processor]:
     """The processors that this process may use; empty where the system does not say."""
-    if not hasattr(os, "sched_getaffinity"):
+    try:
+        numbers = sorted(os.sched_getaffinity(0))
+    except (AttributeError, OSError):  # not Linux, or refused
         return []
     found = []
-    for number in sorted(os.sched_getaffinity(0)):
+    for number in numbers:
         folder = os.path.join(root, f"cpu{number}")
         found.append(
             Processor(

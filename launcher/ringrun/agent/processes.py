@@ -7,6 +7,7 @@ the processes on its own machine.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -65,7 +66,7 @@ class Child:
 
 
 class InheritedBytes:
-    """Bytes that children read from an inherited descriptor: in anonymous memory, never in a file.
+    """Bytes that children read from an inherited descriptor: in anonymous memory or a pipe, never in a file.
 
     Args:
         data: the bytes.
@@ -75,9 +76,12 @@ class InheritedBytes:
     def __init__(self, data: bytes, libc: Any) -> None:
         self.data = data
         self.fd = -1
+        if not os.path.isdir("/proc/self/fd"):
+            return  # then no descriptor of its own can be opened for each child
         create = getattr(os, "memfd_create", None)
         if create is not None:
-            self.fd = create("ringrun")
+            with contextlib.suppress(OSError):  # an old kernel, or a sandbox
+                self.fd = create("ringrun")
         elif hasattr(libc, "memfd_create"):  # a Python that was built against an old C library
             self.fd = libc.memfd_create(b"ringrun", 1)
         view = memoryview(data) if self.fd >= 0 else memoryview(b"")

@@ -49,7 +49,7 @@ def limit(env: Dict[str, str], wanted: str, ranks: int, cores: Optional[float] =
 
 def available_cores() -> float:
     """Number of cores that this process may use, by its affinity and by the limits of its cgroups."""
-    cores = float(_bound_cores())
+    cores = float(bound_cores())
     try:
         with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:
             quotas = _quotas(file.read().splitlines())
@@ -58,7 +58,8 @@ def available_cores() -> float:
     return min([cores, *quotas])
 
 
-def _bound_cores() -> int:
+def bound_cores() -> int:
+    """Return how many cores this process may run on by its affinity."""
     try:
         return len(os.sched_getaffinity(0))
     except (AttributeError, OSError):  # not Linux

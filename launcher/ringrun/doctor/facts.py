@@ -20,6 +20,8 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ringcomm.transport.nics import listed_by_linux
 
+from ..agent.threads import bound_cores
+
 PACKAGES = ("numpy", "psutil", "ringcomm", "torch", "tensorflow", "keras", "jax", "mxnet")
 TOOL_LIMIT_S = 2.0
 
@@ -164,7 +166,7 @@ def cpu(root: str, tool: Tool) -> Dict[str, Any]:
     ]
     load = (read(root, "/proc/loadavg") or "0").split()
     return {
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": bound_cores(),
         "all_cores": os.cpu_count(),
         "quota": _quota(root),
         "throttled": _throttled(root),

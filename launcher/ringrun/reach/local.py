@@ -10,7 +10,7 @@ import getpass
 import ipaddress
 import socket
 import threading
-from typing import Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Union
+from typing import Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Union
 
 from ..plan.hosts import HostSpec
 from .base import CommandReach, other_python
@@ -70,16 +70,10 @@ def is_own_name(name: str, hostname: str) -> bool:
 
 def own_addresses() -> FrozenSet[_Address]:
     """Every address of every interface of this machine."""
-    import psutil
+    from ringcomm.transport.nics import listed
 
-    found: Set[_Address] = set()
-    for rows in psutil.net_if_addrs().values():
-        for row in rows:
-            if row.family in (socket.AF_INET, socket.AF_INET6):
-                address = numeric(row.address)
-                if address is not None:
-                    found.add(address)
-    return frozenset(found)
+    found = (numeric(address) for _, address, _ in listed())
+    return frozenset(address for address in found if address is not None)
 
 
 def find_local(

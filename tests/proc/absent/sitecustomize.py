@@ -1,0 +1,128 @@
+"""Take calls that only Linux has away from a Python process: those that the variable ``ABSENT`` lists.
+
+With ``name`` this Python has no such call, with ``name!`` the system refuses it.
+"""
+
+import builtins
+import ctypes
+import errno
+import io
+import os
+import select
+import socket
+
+FOLDERS = ("/proc", "/sys", "/dev/shm")
+OS = ("memfd_create", "posix_fallocate", "sched_getaffinity", "sched_setaffinity", "O_PATH")
+PSUTIL = ("net_if_stats", "net_if_addrs")
+OPTIONS = ("TCP_INFO", "TCP_CONGESTION", "SO_PEERCRED")
+LIBRARY = ("process_vm_readv", "madvise", "prctl")
+
+
+def refuse(*_args, **_named):
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
+def take(module, name, refused):
+    if refused:
+        setattr(module, name, refuse)
+    else:
+        delattr(module, name)
+
+
+def hide_folder(folder):
+    def hidden(function):
+        def look(path=".", *args, **named):
+            text = os.fspath(path) if isinstance(path, (str, bytes, os.PathLike)) else ""
+            text = os.fsdecode(text)
+            if text == folder or text.startswith(folder + "/"):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), text)
+            return function(path, *args, **named)
+
+        return look
+
+    builtins.open = io.open = hidden(io.open)
+    for name in ("open", "stat", "lstat", "listdir", "readlink", "statvfs", "scandir", "access"):
+        setattr(os, name, hidden(getattr(os, name)))
+
+
+def refuse_option(number):
+    def refusing(name):
+        function = getattr(socket.socket, name)
+
+        def option(self, level, which, *rest):
+            if which == number and level == (socket.SOL_SOCKET if number == peercred else socket.IPPROTO_TCP):
+                refuse()
+            return function(self, level, which, *rest)
+
+        setattr(socket.socket, name, option)
+
+    peercred = getattr(socket, "SO_PEERCRED", None)
+    refusing("getsockopt")
+    refusing("setsockopt")
+
+
+def refuse_abstract_names():
+    def refusing(name):
+        function = getattr(socket.socket, name)
+
+        def on(self, address):
+            if isinstance(address, (str, bytes)) and address[:1] in ("\0", b"\0"):
+                refuse()
+            return function(self, address)
+
+        setattr(socket.socket, name, on)
+
+    for name in ("bind", "connect", "connect_ex"):
+        refusing(name)
+
+
+class Refused:
+    def __call__(self, *_args):
+        ctypes.set_errno(errno.ENOSYS)
+        return -1
+
+
+def take_from_library(name, refused):
+    find = ctypes.CDLL.__getattr__
+
+    def found(self, wanted):
+        if wanted != name:
+            return find(self, wanted)
+        if not refused:
+            raise AttributeError(wanted)
+        return Refused()
+
+    ctypes.CDLL.__getattr__ = found
+
+
+def main():
+    for item in filter(None, os.environ.get("ABSENT", "").split(",")):
+        name, refused = item.rstrip("!"), item.endswith("!")
+        if name in FOLDERS:
+            hide_folder(name)
+        elif name in OS:
+            take(os, name, refused)
+        elif name in PSUTIL:
+            import psutil
+
+            setattr(psutil, name, refuse)
+        elif name in OPTIONS:
+            if refused:
+                refuse_option(getattr(socket, name))
+            else:
+                delattr(socket, name)
+        elif name in LIBRARY:
+            take_from_library(name, refused)
+        elif name == "epoll":
+            take(select, name, refused)
+        elif name == "abstract_names":
+            refuse_abstract_names()
+        elif name == "ioctl":
+            import fcntl
+
+            fcntl.ioctl = refuse
+        else:
+            raise ValueError(f"ABSENT: {name!r}")
+
+
+main()
