@@ -38,9 +38,9 @@ assert "A trial. It is new." in " ".join(CliRunner().invoke(cli.ringrun, ["--hel
 assert "--trial WORD" in CliRunner().invoke(commands.doctor, ["--help"]).output
 assert "| `--trial WORD` | A trial. It is new. |" in flags.document(cli.ringrun)
 assert "trial" in inspect.signature(function.run).parameters
-assert "        trial: a trial. It is new.\\n" in function.run.__doc__
+assert "\\n    trial: a trial. It is new.\\n" in inspect.getdoc(function.run)
 assert list(inspect.signature(horovods_run).parameters)[-1] == "trial_of_horovod"
-assert "        trial_of_horovod: a trial. It is new.\\n" in horovods_run.__doc__
+assert "\\n    trial_of_horovod: a trial. It is new.\\n" in inspect.getdoc(horovods_run)
 
 given = []
 cli._run = lambda chosen, command, dry_run: given.append(chosen.trial)
