@@ -11,7 +11,7 @@ import inspect
 import re
 import textwrap
 from dataclasses import Field, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Tuple, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Iterable, List, NamedTuple, Optional, Tuple, TypeVar
 
 if TYPE_CHECKING:
     from .horovod import SettingValue
@@ -324,10 +324,15 @@ def described(name: str, option: Option) -> str:
     return textwrap.fill(text, 106, subsequent_indent="    ", break_long_words=False)
 
 
-def with_options(doc: str) -> str:
-    """Return a docstring in which a line ``{options}`` is replaced by the arguments of ``ringcomm.run``."""
-    lines = "\n".join(described(option.argument, option) for _, option in table() if option.argument)
-    return re.sub(r"(?m)^( *)\{options\}$", lambda found: textwrap.indent(lines, found[1]), doc)
+def with_options(doc: Optional[str], rows: Iterable[str]) -> str:
+    """Return a docstring in which a line ``{options}`` is replaced by others with the same indentation.
+
+    Args:
+        doc: the docstring. Python 3.13 has removed its indentation.
+        rows: the descriptions of the options; see :func:`described`.
+    """
+    lines = "\n".join(rows)
+    return re.sub(r"(?m)^( *)\{options\}$", lambda found: textwrap.indent(lines, found[1]), doc or "")
 
 
 def takes_options(function: _Function) -> _Function:
@@ -340,5 +345,6 @@ def takes_options(function: _Function) -> _Function:
     made = [argument(item, option.argument) for item, option in table() if option.argument]
     signature = inspect.signature(function).replace(parameters=[*own, *made])
     function.__signature__ = signature  # type: ignore[attr-defined]
-    function.__doc__ = with_options(function.__doc__ or "")
+    rows = [described(option.argument, option) for _, option in table() if option.argument]
+    function.__doc__ = with_options(function.__doc__, rows)
     return function

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import textwrap
 import warnings
 from typing import Any, Callable, List, Mapping, Optional, Sequence
 
-from ringrun.plan.options import argument, described, table
+from ringrun.plan.options import argument, described, table, with_options
 
 _OPTIONS = {option.horovod: (item, option) for item, option in table() if option.horovod}
 _OTHERS = {
@@ -55,8 +54,7 @@ def _horovods_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(**found.arguments)
 
     run.__signature__ = signature  # type: ignore[attr-defined]
-    lines = textwrap.indent("\n".join(rows), " " * 8)
-    run.__doc__ = (function.__doc__ or "").replace("        {arguments}", lines)
+    run.__doc__ = with_options(function.__doc__, rows)
     return run
 
 
@@ -71,7 +69,7 @@ def run(
         func: the function.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        {arguments}
+        {options}
 
     Returns:
         What the function returned on each rank, in rank order; of an elastic job with ``min_num_proc`` on so
