@@ -1,4 +1,4 @@
-"""What compression costs in accuracy, on two small models, with paired seeds: an equivalence test.
+"""What compression costs in accuracy, on three small models, with paired seeds: an equivalence test.
 
     python benchmarks/accuracy.py [--task digits batchnorm textures] [--seeds 10] [--rate FACTOR]
         [--output FILE] [--only NAME ...]
@@ -11,7 +11,8 @@ known to be harmful and must fail that test: signs without error feedback, and 6
 without an outer step. Accuracy is the mean over the last epochs, so that one lucky step does not decide.
 
 * ``digits``: 1797 handwritten digits (scikit-learn), a perceptron with two hidden layers.
-* ``batchnorm``: the same digits, a convolutional network with batch normalization.
+* ``batchnorm``: the same digits, a convolutional network with batch normalization. The workers share its
+  running statistics, also during local steps.
 * ``textures``: ten classes of overlapping textures of 16 x 16, noise, 10 % wrong labels; a small
   convolutional network.
 
