@@ -34,7 +34,7 @@ def text_of_run() -> str:
     """The docstring of ``ringcomm.run``, a function of ringrun's."""
     tree = ast.parse((_ROOT / "launcher/ringrun/function.py").read_text())
     (run,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run"]
-    text: str = _OPTIONS.with_options(ast.get_docstring(run) or "")
+    text: str = _OPTIONS.with_options(ast.get_docstring(run), _OPTIONS.arguments_of_run())
     return text
 
 

@@ -335,6 +335,11 @@ def with_options(doc: Optional[str], rows: Iterable[str]) -> str:
     return re.sub(r"(?m)^( *)\{options\}$", lambda found: textwrap.indent(lines, found[1]), doc or "")
 
 
+def arguments_of_run() -> List[str]:
+    """The descriptions of the arguments of ``ringcomm.run`` that are options."""
+    return [described(option.argument, option) for _, option in table() if option.argument]
+
+
 def takes_options(function: _Function) -> _Function:
     """Decorator: give ``**options`` the names, types, defaults and descriptions of :class:`Options`.
 
@@ -345,6 +350,5 @@ def takes_options(function: _Function) -> _Function:
     made = [argument(item, option.argument) for item, option in table() if option.argument]
     signature = inspect.signature(function).replace(parameters=[*own, *made])
     function.__signature__ = signature  # type: ignore[attr-defined]
-    rows = [described(option.argument, option) for _, option in table() if option.argument]
-    function.__doc__ = with_options(function.__doc__, rows)
+    function.__doc__ = with_options(function.__doc__, arguments_of_run())
     return function
