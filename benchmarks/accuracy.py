@@ -1,14 +1,15 @@
 """What compression costs in accuracy, on three small models, with paired seeds: an equivalence test.
 
     python benchmarks/accuracy.py [--task digits batchnorm textures] [--seeds 10] [--rate FACTOR]
-        [--output FILE] [--only NAME ...]
+        [--optimizer sgd|adamw] [--output FILE] [--only NAME ...]
 
-Four workers train one model by SGD with momentum; in every run of a seed they have the same start, the same
-samples and the same order. What differs is how their gradients are averaged: with ringcomm's own codecs,
-with error feedback as its executor computes, or with local steps. A method "loses nothing" here only if the
-95 % interval of the paired difference in test accuracy to float32 lies within +-0.5 points. Two controls are
-known to be harmful and must fail that test: signs without error feedback, and 64 local steps at a high rate
-without an outer step. Accuracy is the mean over the last epochs, so that one lucky step does not decide.
+Four workers train one model by SGD with momentum, or by AdamW; in every run of a seed they have the same
+start, the same samples and the same order. What differs is how their gradients are averaged: with ringcomm's
+own codecs, with error feedback as its executor computes, or with local steps. A method "loses nothing" here
+only if the 95 % interval of the paired difference in test accuracy to float32 lies within +-0.5 points. Two
+controls are known to be harmful and must fail that test: signs without error feedback, and 64 local steps at
+a high rate without an outer step. Accuracy is the mean over the last epochs, so that one lucky step does not
+decide.
 
 * ``digits``: 1797 handwritten digits (scikit-learn), a perceptron with two hidden layers.
 * ``batchnorm``: the same digits, a convolutional network with batch normalization. The workers share its
@@ -27,7 +28,7 @@ import math
 import statistics
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from peers.averaging import METHODS, WORKERS, Array, Exact, Gradients  # noqa: E402
+from peers.averaging import METHODS, WORKERS, Array, Gradients  # noqa: E402
 
 MARGIN = 0.5
 """In points of accuracy."""
@@ -162,8 +163,49 @@ def accuracy(model: nn.Module, data: Any) -> float:
     return found
 
 
-def train(task: Task, method: Exact, seed: int) -> float:
-    """Train one model; its accuracy over the last epochs."""
+class Momentum:
+    """SGD with momentum 0.9, on arrays."""
+
+    factor = 1.0
+    """Its learning rate, in those of a task."""
+
+    def __init__(self, weights: Sequence[Array]) -> None:
+        self._velocities = [np.zeros_like(item) for item in weights]
+
+    def step(self, weights: Sequence[Array], gradients: Sequence[Array], rate: float) -> None:
+        """Change the weights."""
+        for item, velocity, gradient in zip(weights, self._velocities, gradients):
+            velocity *= 0.9
+            velocity += gradient
+            item -= np.float32(rate) * velocity
+
+
+class AdamW:
+    """AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019), decay 0.01, on arrays."""
+
+    factor = 0.06
+
+    def __init__(self, weights: Sequence[Array]) -> None:
+        self._moments = [(np.zeros_like(item), np.zeros_like(item)) for item in weights]
+        self._steps = 0
+
+    def step(self, weights: Sequence[Array], gradients: Sequence[Array], rate: float) -> None:
+        """Change the weights."""
+        self._steps += 1
+        first, second = 1 - 0.9**self._steps, 1 - 0.999**self._steps
+        for item, (mean, square), gradient in zip(weights, self._moments, gradients):
+            mean += np.float32(0.1) * (gradient - mean)
+            square += np.float32(0.001) * (gradient * gradient - square)
+            item *= np.float32(1 - 0.01 * rate)
+            item -= np.float32(rate / first) * mean / (np.sqrt(square / np.float32(second)) +
+            np.float32(1e-8))
+
+
+OPTIMIZERS = {"sgd": Momentum, "adamw": AdamW}
+
+
+def train(task: Task, method: Any, seed: int, optimizer: Any) -> Tuple[float, float]:
+    """Train one model; its accuracy over the last epochs, and what part of the steps had an exchange."""
     torch.manual_seed(seed)
     model = task.make()
     generator = np.random.default_rng(seed)
@@ -172,45 +214,42 @@ def train(task: Task, method: Exact, seed: int) -> float:
     total = task.epochs * per_epoch
     found: List[float] = []
     weights = parameters_of(model)
-    momenta = [[np.zeros_like(item) for item in weights] for _ in range(WORKERS)]
+    common, local = optimizer(weights), [optimizer(weights) for _ in range(WORKERS)]
     own = [[item.copy() for item in weights] for _ in range(WORKERS)]
     velocities = [np.zeros_like(item) for item in weights]
-    number = 0
+    number = since = exchanges = 0
     for epoch in range(task.epochs):
         order = generator.permutation(len(targets))
         for step in range(per_epoch):
-            rate = task.rate * method.rate * 0.5 * (1 + math.cos(math.pi * number / total))
+            rate = task.rate * optimizer.factor * method.rate * 0.5 * (1 + math.cos(math.pi * number / total))
             number += 1
             batches = [
                 order[(step * WORKERS + worker) * task.batch :][: task.batch] for worker in range(WORKERS)
             ]
-            if method.local_steps == 1:
+            if method.interval is None:
                 gradients = [gradients_on(model, inputs[batch], targets[batch]) for batch in batches]
-                for item, velocity, mean in zip(weights, velocities, method.average(gradients)):
-                    velocity *= 0.9
-                    velocity += mean
-                    item -= np.float32(rate) * velocity
+                common.step(weights, method.average(gradients), rate)
                 assign(model, weights)
+                exchanges += 1
                 continue
-            for mine, momentum, batch in zip(own, momenta, batches):
+            for mine, state, batch in zip(own, local, batches):
                 assign(model, mine)
-                for item, velocity, part in zip(
-                    mine, momentum, gradients_on(model, inputs[batch], targets[batch])
-                ):
-                    velocity *= 0.9
-                    velocity += part
-                    item -= np.float32(rate) * velocity
-            if number % method.local_steps == 0 or number == total:
+                state.step(mine, gradients_on(model, inputs[batch], targets[batch]), rate)
+            since += 1
+            if since >= method.interval.steps or number == total:
                 synchronize(method, weights, own, velocities)
+                since, exchanges = 0, exchanges + 1
         if epoch >= task.epochs - LAST:
             assign(model, weights)
             found.append(accuracy(model, task.test))
-    return statistics.mean(found)
+    return statistics.mean(found), exchanges / total
 
 
 def synchronize(method: Any, weights: List[Array], own: Gradients, velocities: List[Array]) -> None:
     """The outer step, as :class:`ringcomm.LocalSGD` makes it."""
     deltas = [[old - new for old, new in zip(weights, mine)] for mine in own]
+    mean = [np.mean(item, axis=0) for item in zip(*deltas)]
+    apart = np.mean([square(mine) for mine in deltas]) - square(mean)
     for item, velocity, delta in zip(weights, velocities, method.deltas.average(deltas)):
         if method.outer is None:
             item -= delta
@@ -221,6 +260,12 @@ def synchronize(method: Any, weights: List[Array], own: Gradients, velocities: L
     for mine in own:
         for item, common in zip(mine, weights):
             item[...] = common
+    method.follow(float(apart), square(weights))
+
+
+def square(arrays: Sequence[Array]) -> float:
+    """The square of the norm of several arrays together."""
+    return sum(float(np.vdot(item, item)) for item in arrays)
 
 
 # ---- the test --------------------------------------------------------------------------------
@@ -257,32 +302,38 @@ def main() -> int:
     parser.add_argument("--task", nargs="+", choices=tuple(TASKS), default=list(TASKS))
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--rate", type=float, default=1.0, help="times each task's learning rate")
+    parser.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="sgd")
     parser.add_argument("--only", nargs="+", choices=tuple(METHODS), default=list(METHODS), metavar="NAME")
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSON with all accuracies")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    optimizer = OPTIMIZERS[args.optimizer]
     results: Dict[str, Dict[str, List[float]]] = {}
+    shares: Dict[str, List[float]] = {name: [] for name in args.only}
     for task in args.task:
         found = results[task] = {name: [] for name in args.only}
         for seed in range(args.seeds):
             for name in args.only:
                 chosen = TASKS[task](seed)
                 chosen = chosen._replace(rate=chosen.rate * args.rate)
-                found[name].append(train(chosen, METHODS[name](), seed))
+                reached, share = train(chosen, METHODS[name](), seed, optimizer)
+                found[name].append(reached)
+                shares[name].append(share)
             if args.output is not None:
                 args.output.write_text(json.dumps(results))
             print(task, seed, {name: round(values[-1], 2) for name, values in found.items()}, flush=True)
-        print(report(task, found), flush=True)
+        print(report(task, found, shares), flush=True)
+        shares = {name: [] for name in args.only}
     return 0
 
 
-def report(task: str, found: Dict[str, List[float]]) -> str:
+def report(task: str, found: Dict[str, List[float]], shares: Dict[str, List[float]]) -> str:
     """A table in Markdown."""
     lines = [
         f"{task}:",
         "",
-        "| | accuracy | difference to float32, 95 % interval | no loss |",
-        "| --- | ---: | ---: | --- |",
+        "| | accuracy | difference to float32, 95 % interval | no loss | exchanges |",
+        "| --- | ---: | ---: | --- | ---: |",
     ]
     for name, values in found.items():
         result = compared(values, found["float32"])
@@ -290,7 +341,8 @@ def report(task: str, found: Dict[str, List[float]]) -> str:
             "" if name == "float32" else f"{result.mean:+.2f} ({result.low:+.2f} to {result.high:+.2f})"
         )
         answer = "" if name == "float32" else "yes" if result.equivalent else "no"
-        lines.append(f"| {name} | {statistics.mean(values):.2f} | {interval} | {answer} |")
+        share = f"{100 * statistics.mean(shares[name]):.0f} %"
+        lines.append(f"| {name} | {statistics.mean(values):.2f} | {interval} | {answer} | {share} |")
     return "\n".join(lines)
 
 

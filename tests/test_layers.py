@@ -120,7 +120,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "_adapter.reduction", "_adapter.submit", "_adapter.compressed",
             "_adapter.graph_callbacks", "_adapter.calls_in_order",
             "_adapter.callbacks",
-            "_adapter.local_sgd",
+            "_adapter.fragments", "_adapter.intervals", "_adapter.local_sgd",
             "_adapter.objects", "_adapter.trees", "_adapter.checking", "_adapter.late_broadcast",
             "elastic.sampler", "elastic.state", "elastic.samples", "elastic.parts", "elastic.arrays",
             "elastic.__init__", "__init__",
@@ -144,7 +144,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "jax.requirement", "jax.host_call", "jax.io_callbacks", "jax.buffers", "jax.mechanism",
             "jax.eager", "jax.started", "jax.primitive", "jax.programs",
-            "jax.collectives", "jax.gradients", "jax.optimizer", "jax.state", "jax.ending",
+            "jax.collectives", "jax.gradients", "jax.optimizer", "jax.state", "jax.local_sgd", "jax.ending",
             "jax.cluster", "jax.__init__",
         ],
         [

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence
+import math
+from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 import numpy as np
 
 from ringcomm._adapter.compression import PowerSGD, codec_for, compressor_of
 from ringcomm._adapter.feedback import Residuals
+from ringcomm._adapter.intervals import Facts, Interval
 from ringcomm._adapter.powersgd import Matrix, PowerIteration
 from ringcomm.codec.base import BLOCK_ITEMS, SEGMENT_ITEMS
 from ringcomm.codec.table import make_codec
@@ -23,7 +25,7 @@ Gradients = List[List[Array]]
 class Exact:
     """The average in float32, in the order of the workers."""
 
-    local_steps = 1
+    interval: Optional[Interval] = None
     outer: Optional[float] = None
     rate = 1.0
 
@@ -157,12 +159,31 @@ class Local(Exact):
     """Local steps, and an outer Nesterov step on the average of what they changed."""
 
     def __init__(
-        self, steps: int, outer: Optional[float], rate: float = 1.0, deltas: Optional[Exact] = None
+        self,
+        steps: Union[int, str],
+        outer: Optional[float] = None,
+        rate: float = 1.0,
+        deltas: Optional[Exact] = None,
+        max_drift: Optional[float] = None,
     ) -> None:
-        self.local_steps = steps
+        self.interval = Interval(steps, 0, WORKERS, 1, max_drift)
         self.outer = outer
         self.rate = rate
         self.deltas = deltas or Exact()
+        self.exchanges = 0
+
+    def follow(self, apart: float, norm: float) -> None:
+        """After an exchange: the next interval. An exchange takes 1.6 local steps, so 16 are enough.
+
+        Args:
+            apart: square of the workers' mean distance.
+            norm: that of the common weights.
+        """
+        assert self.interval is not None
+        self.exchanges += 1
+        self.interval.learn(Facts(*self.interval.send(0.0))._replace(exchange_s=1.6, steps_s=1.0))
+        self.interval.measured(apart, norm)
+        self.interval.begin()
 
 
 METHODS: Dict[str, Callable[[], Exact]] = {
@@ -171,12 +192,14 @@ METHODS: Dict[str, Callable[[], Exact]] = {
     "int8": lambda: Coded("int8"),
     "int4": lambda: Coded("int4"),
     "PowerSGD 4": lambda: Power(4),
-    "LocalSGD 16": lambda: Local(16, None),
-    "LocalSGD 16, int8": lambda: Local(16, None, 1.0, Coded("int8")),
-    "LocalSGD.diloco 16": lambda: Local(16, 0.9),
-    "LocalSGD 8, outer momentum 0.6": lambda: Local(8, 0.6, 0.6),
-    "LocalSGD 8, outer momentum 0.6, int8": lambda: Local(8, 0.6, 0.6, Coded("int8")),
-    "LocalSGD 8, outer momentum 0.9": lambda: Local(8, 0.9, 0.2),
+    "LocalSGD": lambda: Local("auto"),
+    "LocalSGD, int8": lambda: Local("auto", deltas=Coded("int8")),
+    "LocalSGD 16": lambda: Local(16),
+    "LocalSGD 16, any distance": lambda: Local(16, max_drift=math.inf),
+    "LocalSGD.diloco": lambda: Local(16, 0.9),
+    "LocalSGD 8, outer momentum 0.6": lambda: Local(8, 0.6, 0.6, max_drift=math.inf),
+    "LocalSGD 8, outer momentum 0.6, int8": lambda: Local(8, 0.6, 0.6, Coded("int8"), math.inf),
+    "LocalSGD 8, outer momentum 0.9": lambda: Local(8, 0.9, 0.2, max_drift=math.inf),
     "control: signs, no feedback": Signs,
-    "control: 64 local steps, high rate": lambda: Local(64, None, 6.0),
+    "control: 64 local steps, high rate": lambda: Local(64, None, 6.0, max_drift=math.inf),
 }

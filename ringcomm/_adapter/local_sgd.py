@@ -14,7 +14,10 @@ steps have changed since then is kept, and is part of the next delta.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Type, TypeVar, Union
+import inspect
+import math
+import time
+from typing import Any, Dict, List, Optional, Sequence, Type, TypeVar, Union
 
 import numpy as np
 
@@ -25,6 +28,8 @@ from ..engine.request import Handle
 from ..errors import ConfigError
 from ..job.context import Context
 from ..ops import CODECS, ReduceOp, codec_number
+from .fragments import Exchange, divided, square
+from .intervals import AUTO, Interval
 
 _MIN_ITEMS = 4096
 """Smaller deltas are sent as bfloat16 where others are quantized."""
@@ -38,7 +43,7 @@ class OuterOptimizer:
 
     @classmethod
     def diloco(cls: Type[_Made], *arguments: Any, **options: Any) -> _Made:
-        """Make one with DiLoCo's values: ``outer_lr=0.7`` and ``outer_momentum=0.9``.
+        """Make one with DiLoCo's values: ``outer_lr=0.7``, ``outer_momentum=0.9`` and ``sync_every=16``.
 
         They suit long runs with small learning rates, such as those of language models. In runs of some
         dozens of synchronizations they lose accuracy, or the loss diverges: see docs/compression.md.
@@ -47,7 +52,8 @@ class OuterOptimizer:
             arguments: those of the class.
             options: those of the class.
         """
-        return cls(*arguments, **{"outer_lr": 0.7, "outer_momentum": 0.9, **options})
+        given = inspect.signature(cls).bind_partial(*arguments, **options).arguments
+        return cls(**{"sync_every": 16, "outer_lr": 0.7, "outer_momentum": 0.9, **given})
 
 
 class LocalSGD(OuterOptimizer):
@@ -62,10 +68,11 @@ class LocalSGD(OuterOptimizer):
             local.step()
         local.synchronize()
 
-    This is another algorithm than averaging gradients. The defaults average the weights. At high learning
-    rates that loses accuracy (-2.2 points at twice the usual rate with batch normalization, -0.5 at the usual
-    one, see docs/compression.md): compare with averaging gradients in every step on your own model first.
-    :meth:`diloco` has an outer momentum, for runs with hundreds of synchronizations.
+    This is another algorithm than averaging gradients. By default ranks synchronize as often
+    as their distance demands, and nothing was lost in docs/compression.md. With a fixed number, at high
+    learning rates, that loses accuracy (-2.2 points at twice the usual rate with batch normalization, -0.5 at
+    the usual one): compare with averaging gradients in every step on your own model first. The weights are
+    averaged; :meth:`diloco` has an outer momentum, for runs with hundreds of synchronizations.
 
     All ranks must begin with the same weights, and synchronize equally often. With ``sync_every=1`` this is
     data-parallel SGD on the deltas of the ranks.
@@ -73,7 +80,8 @@ class LocalSGD(OuterOptimizer):
     Args:
         weights: writable NumPy arrays of float32 or float64, of equal shapes on all ranks.
         sync_every: number of local steps between two synchronizations; or one number per rank (in rank
-            order), so that slow ranks do fewer.
+            order), so that slow ranks do fewer; or ``"auto"``: at first every step, then the fewest steps
+            with which exchanges take 10 % of the time, as far as ``max_drift`` permits.
         outer_lr: step size of the outer optimizer; 1 without momentum: the weights are averaged.
         outer_momentum: its Nesterov momentum; 0: none.
         compression: the codec for deltas: None, ``"bf16"``, ``"fp16"``, ``"int8"`` or ``"int4"``. With the
@@ -85,20 +93,24 @@ class LocalSGD(OuterOptimizer):
             ``sync_every`` steps, one after the other at even distances.
         overlap: number of local steps during which a reduction runs before its result is taken, so that it
             need not be waited for; 0: it is waited for at once. Less than ``sync_every``.
+        max_drift: how far apart the ranks' weights may be at a synchronization, relative to their norm (root
+            of the mean square). Beyond that the next interval is shorter; with a fixed ``sync_every`` a line
+            appears, and ranks with unequal numbers only warn. By default 0.01 with ``"auto"``, otherwise 0.2;
+            ``math.inf``: without limit.
         process_set: the ranks that take part; by default all.
         name: of the operations; needed if a program has several.
         context: the job; by default that of ``init()``.
 
     Raises:
-        ConfigError: ``sync_every``, ``outer_lr``, ``outer_momentum``, ``fragments`` or ``overlap`` is out of
-            range, or an array is not a writable array of floating-point numbers.
+        ConfigError: ``sync_every``, ``outer_lr``, ``outer_momentum``, ``fragments``, ``overlap`` or
+            ``max_drift`` is out of range, or an array is not a writable array of floating-point numbers.
         Misuse: there is no such codec.
     """
 
     def __init__(
         self,
         weights: Sequence[Array],
-        sync_every: Union[int, Sequence[int]] = 16,
+        sync_every: Union[int, str, Sequence[int]] = AUTO,
         outer_lr: float = 1.0,
         outer_momentum: float = 0.0,
         compression: Any = None,
@@ -108,15 +120,16 @@ class LocalSGD(OuterOptimizer):
         context: Optional[Context] = None,
         fragments: int = 1,
         overlap: int = 0,
+        max_drift: Optional[float] = None,
     ) -> None:
         self._context = context or api.context()
-        periods = _periods(sync_every, self._context.size)
-        self._every = periods[self._context.rank]
-        if not 1 <= fragments <= min(periods) or not 0 <= overlap < min(periods):
+        if fragments < 1 or overlap < 0:
             raise ConfigError(
-                f"fragments={fragments} is a number from 1 to sync_every, and overlap={overlap} one from 0 "
-                f"to sync_every - 1; sync_every is {min(periods)}."
+                f"fragments is a number from 1 on and overlap one from 0 on, not {fragments} and {overlap}."
             )
+        self._interval = Interval(
+            sync_every, self._context.rank, self._context.size, max(fragments, overlap + 1), max_drift
+        )
         if not outer_lr > 0 or not 0 <= outer_momentum < 1:
             raise ConfigError(
                 f"outer_lr is positive and outer_momentum from 0 to 1, not {outer_lr} and {outer_momentum}."
@@ -131,12 +144,11 @@ class LocalSGD(OuterOptimizer):
         self._anchors = [array.copy() for array in self._weights]
         self._velocities = [np.zeros_like(array) for array in self._weights]
         self._residuals = [np.zeros(array.size, np.float32) for array in self._weights]
-        self._steps = 0
+        self._steps = self._within = 0
         self._overlap = overlap
-        self._fragments = _divided([array.nbytes for array in self._weights], fragments)
-        # The step of a period at which each fragment's reduction begins; the last one's is the period's last.
-        self._begins = [self._every * (number + 1) // fragments for number in range(fragments)]
-        self._running: Dict[int, _Exchange] = {}
+        self._fragments = divided([array.nbytes for array in self._weights], fragments)
+        self._apart = self._norm = 0.0
+        self._running: Dict[int, Exchange] = {}
 
     @property
     def steps(self) -> int:
@@ -146,12 +158,16 @@ class LocalSGD(OuterOptimizer):
     def due(self) -> bool:
         """Count a local step; whether :meth:`advance` has something to do now."""
         self._steps += 1
+        if self._within >= self._interval.steps:
+            self._within = 0
+            self._interval.begin()
+        self._within += 1
         return bool(self._ending() or self._beginning())
 
     def _beginning(self) -> List[int]:
-        """The fragments whose reduction begins after this step."""
-        within = (self._steps - 1) % self._every + 1
-        return [number for number, step in enumerate(self._begins) if step == within]
+        """The fragments whose reduction begins after this step; the last one's ends an interval."""
+        every, parts = self._interval.steps, len(self._fragments)
+        return [number for number in range(parts) if every * (number + 1) // parts == self._within]
 
     def _ending(self) -> List[int]:
         """The fragments whose result is taken after this step, in the order in which they began."""
@@ -191,12 +207,14 @@ class LocalSGD(OuterOptimizer):
         if len(self._fragments) == 1 and not self._overlap:
             self.synchronize()
             return
+        began_s = time.perf_counter()
         for number in self._ending():
             self._end(number)
         for number in self._beginning():
-            self._begin(number)
+            self._begin(number, began_s)
             if not self._overlap:
                 self._end(number)
+        self._interval.exchanged(began_s)
 
     def synchronize(self) -> None:
         """Average the deltas of all ranks and make the outer step. All ranks then have the same weights.
@@ -204,15 +222,19 @@ class LocalSGD(OuterOptimizer):
         Raises:
             PeerLostError: a rank ended, or is silent for too long.
         """
+        began_s = time.perf_counter()
         for number in list(self._running):
             self._end(number)
         self._steps = 0
         for number in range(len(self._fragments)):
-            self._begin(number)
+            self._begin(number, began_s)
         for number in list(self._running):
             self._end(number)
+        self._within = 0
+        self._interval.begin()
+        self._interval.exchanged(began_s)
 
-    def _begin(self, number: int) -> None:
+    def _begin(self, number: int, began_s: float) -> None:
         """Start the reduction of what this rank has changed in a fragment."""
         places = self._fragments[number]
         started = {place: self._weights[place].copy() for place in places} if self._overlap else {}
@@ -221,6 +243,7 @@ class LocalSGD(OuterOptimizer):
         deltas = {place: np.empty_like(self._anchors[place]) for place in places}
         for place, delta in deltas.items():
             np.subtract(self._anchors[place], self._weights[place], out=delta)
+        distance = sum(map(square, deltas.values()))
         groups: Dict[str, List[int]] = {}
         for place in places:
             groups.setdefault(self._codec_of(deltas[place]), []).append(place)
@@ -230,12 +253,16 @@ class LocalSGD(OuterOptimizer):
             for codec, indices in sorted(groups.items())
         ]
         means: List[Array] = []
-        if number == len(self._fragments) - 1 and self._averaged:
-            means = [np.array(array, order="C") for array in self._averaged]
-            handles.append(self._start(f"{label}averaged", means, "none", ()))
+        facts: Optional[Array] = None
+        if number == len(self._fragments) - 1:
+            if self._averaged:
+                means = [np.array(array, order="C") for array in self._averaged]
+                handles.append(self._start(f"{label}averaged", means, "none", ()))
+            facts = np.array(self._interval.send(began_s))
+            handles.append(self._start(f"{label}facts", [facts], "none", ()))
         before = [array.copy() for array in self._averaged] if means else []
         until = self._steps + self._overlap
-        self._running[number] = _Exchange(until, handles, started, deltas, before, means)
+        self._running[number] = Exchange(until, handles, started, deltas, distance, before, means, facts)
 
     def _end(self, number: int) -> None:
         """Wait for a fragment's reduction, and make the outer step."""
@@ -244,6 +271,7 @@ class LocalSGD(OuterOptimizer):
             handle.wait()
         for array, before, mean in zip(self._averaged, exchange.before, exchange.means):
             array[...] = mean + (array - before)
+        self._apart += exchange.distance - sum(map(square, exchange.deltas.values()))
         for place, delta in exchange.deltas.items():
             weight, anchor, velocity = self._weights[place], self._anchors[place], self._velocities[place]
             if self._momentum:
@@ -256,6 +284,21 @@ class LocalSGD(OuterOptimizer):
                 weight += anchor
             else:
                 weight[...] = anchor
+            self._norm += square(anchor)
+        if exchange.facts is not None:
+            self._learn(exchange.facts)
+
+    def _learn(self, facts: Array) -> None:
+        """The last fragment has been exchanged: the length of the next interval follows."""
+        warning = self._interval.learn(facts.tolist())
+        self._interval.measured(self._apart, self._norm)
+        self._apart = self._norm = 0.0
+        gauges = self._context.activity.gauges
+        gauges["local_steps"] = self._interval.steps
+        if math.isfinite(self._interval.drift):
+            gauges["local_drift"] = self._interval.drift
+        if warning and self._context.rank == 0:
+            self._context.announce(f"{self._name} drift", warning)
 
     def _drop_running(self) -> None:
         """Wait for what is running, and forget it."""
@@ -286,7 +329,7 @@ class LocalSGD(OuterOptimizer):
 
         Returns:
             copies of arrays: ``anchors`` (the weights after the last synchronization), ``velocities`` and
-            ``residuals``; and the number of local ``steps`` since then.
+            ``residuals``; the number of local ``steps`` since then, and the length of the ``interval``.
 
         Raises:
             ConfigError: with ``overlap``, a reduction is running: call :meth:`synchronize` before.
@@ -298,6 +341,8 @@ class LocalSGD(OuterOptimizer):
             "velocities": [array.copy() for array in self._velocities],
             "residuals": [array.copy() for array in self._residuals],
             "steps": self._steps,
+            "within": self._within,
+            "interval": self._interval.state_dict(),
         }
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
@@ -313,54 +358,17 @@ class LocalSGD(OuterOptimizer):
                 array[...] = saved
         self._drop_running()
         self._steps = int(state["steps"])
+        self._within = int(state.get("within", self._steps))
+        self._apart = self._norm = 0.0
+        self._interval.load_state_dict(state.get("interval", ()))
 
     def restart(self) -> None:
         """Take the present weights for those that all ranks have, and forget momentum and residuals."""
         self._drop_running()
-        self._steps = 0
+        self._steps = self._within = 0
+        self._apart = self._norm = 0.0
+        self._interval.restart()
         for anchor, weight in zip(self._anchors, self._weights):
             anchor[...] = weight
         for array in (*self._velocities, *self._residuals):
             array[...] = 0
-
-
-class _Exchange(NamedTuple):
-    """The reduction of a fragment that is running.
-
-    Attributes:
-        until: the local step after which its result is taken.
-        handles: of the engine's operations.
-        started: by place, the weights when it began; empty if it is waited for at once.
-        deltas: by place, what is being averaged.
-        before: the arrays to be averaged, when it began.
-        means: what becomes their averages.
-    """
-
-    until: int
-    handles: List[Handle]
-    started: Dict[int, Array]
-    deltas: Dict[int, Array]
-    before: List[Array]
-    means: List[Array]
-
-
-def _divided(sizes: Sequence[int], parts: int) -> List[List[int]]:
-    """Neighbouring places in so many parts of similar total size; parts may be empty.
-
-    >>> _divided([4, 4, 1, 1, 6], 2)
-    [[0, 1], [2, 3, 4]]
-    """
-    found: List[List[int]] = [[] for _ in range(parts)]
-    total, reached = max(1, sum(sizes)), 0
-    for place, size in enumerate(sizes):
-        found[min(parts - 1, (2 * reached + size) * parts // (2 * total))].append(place)
-        reached += size
-    return found
-
-
-def _periods(sync_every: Union[int, Sequence[int]], size: int) -> List[int]:
-    """The local steps between two synchronizations, by rank."""
-    periods = [sync_every] * size if isinstance(sync_every, int) else [int(item) for item in sync_every]
-    if len(periods) != size or min(periods) < 1:
-        raise ConfigError(f"sync_every={sync_every!r}: a number from 1 on, or {size} of them, one per rank.")
-    return periods

@@ -24,6 +24,7 @@ from . import requirement as requirement
 from .collectives import allgather, allreduce, alltoall, barrier, broadcast, join, pmean, psum, reducescatter
 from .ending import typed_errors
 from .gradients import grad, value_and_grad
+from .local_sgd import LocalSGD
 from .optimizer import AccumulationState, DistributedOptimizer, distributed
 from .programs import jit
 from .state import broadcast_parameters
@@ -33,6 +34,7 @@ __all__ = [
     "AccumulationState",
     "Compression",
     "DistributedOptimizer",
+    "LocalSGD",
     "PowerSGD",
     "allgather",
     "allgather_object",

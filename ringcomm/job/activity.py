@@ -30,6 +30,7 @@ class Activity:
 
     Attributes:
         steps: that counter. While it has counted nothing, an operation by name that is repeated counts steps.
+        gauges: other numbers by name, as they are at present.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Activity:
         steps: Optional[StepClock] = None,
     ) -> None:
         self.steps = StepClock() if steps is None else steps
+        self.gauges: Dict[str, float] = {}
         self._runner, self._engine, self._members = runner, engine, members
         self._began_s = time.perf_counter()
         self._last: Optional[Dict[str, Any]] = None
@@ -93,6 +95,7 @@ class Activity:
                                     for name in longest(totals.operations, OPERATIONS_SENT))
             },
             "late": {str(self._members[rank]): seconds for rank, seconds in late_s.items()},
+            "gauges": dict(self.gauges),
             **self._position(),
         }  # fmt: skip
 
@@ -126,6 +129,7 @@ def report(activities: Sequence[Activity]) -> Dict[str, Any]:
             for key, values in part[name].items():
                 before = whole[name].get(key, [0] * len(values))
                 whole[name][key] = [one + other for one, other in zip(before, values)]
+        whole["gauges"].update(part["gauges"])
         if part["inside"] or not whole["doing"]:
             whole.update({name: part[name] for name in ("doing", "inside", "waits_for")})
     return whole
@@ -143,6 +147,7 @@ def flat(numbers: Dict[str, Any]) -> Dict[str, float]:
         found[f"ringcomm/rank_{rank}/sent_bytes"] = sent
         found[f"ringcomm/rank_{rank}/received_bytes"] = received
         found[f"ringcomm/rank_{rank}/waited_for_s"] = slept_s
+    found.update({f"ringcomm/{name}": value for name, value in numbers["gauges"].items()})
     for kind, (runs, took_s, moved_bytes) in numbers["kinds"].items():
         found[f"ringcomm/{kind}/calls"] = runs
         found[f"ringcomm/{kind}/s"] = took_s

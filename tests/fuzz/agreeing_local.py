@@ -6,6 +6,7 @@ together by the formulas in the documentation of :class:`~ringcomm._adapter.loca
 
 from __future__ import annotations
 
+import math
 import random
 import zlib
 from typing import Any, Dict, List, NamedTuple, Sequence
@@ -177,7 +178,7 @@ class LocalFamily:
         options = {
             "sync_every": case.every[0] if len(set(case.every)) == 1 else case.every,
             "outer_lr": case.outer_lr, "outer_momentum": case.outer_momentum, "fragments": case.fragments,
-            "overlap": case.overlap,
+            "overlap": case.overlap, "max_drift": math.inf,
         }  # fmt: skip
         core = self._arrays(case, mine, options) if case.arrays else self._model(case, mine, options)
         outer = Outer([Trainer(case, rank) for rank in range(rc.size())], case, core._fragments)

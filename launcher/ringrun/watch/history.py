@@ -193,6 +193,12 @@ class History:
             sample.rank: number for number, sample in sorted(samples.items()) if sample.generation == newest
         }
 
+    def local_steps(self) -> List[str]:
+        """What rank 0 reports of its local steps: one text, or none."""
+        number = self.present().get(0)
+        sample = None if number is None else self.processes[number].latest
+        return [sample.local_steps] if sample is not None and sample.local_steps else []
+
     def slowest_now(self, hosts: Mapping[int, str]) -> Optional[Slowest]:
         """The rank that the others wait for in the present window.
 

@@ -153,6 +153,7 @@ def _ranks(history: History, hosts: Mapping[int, str]) -> str:
         '<p class="note">"waited" is the part of the time in collectives: moving data, or waiting for other '
         "ranks. The slowest rank waits least.</p>"
     )
+    note += "".join(f'<p class="note">{svg.escape(text)} at the end.</p>' for text in history.local_steps())
     return "<h2>Ranks</h2>" + _table(titles, rows, (1,), slow) + note
 
 

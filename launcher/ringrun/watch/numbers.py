@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 _MAX_ENTRIES = 4096
 _TEXT_CHARACTERS = 200
+_GAUGES = ("local_steps", "local_drift")
 
 
 class PeerNumbers(NamedTuple):
@@ -59,6 +60,7 @@ class Sample(NamedTuple):
         doing: the collective that it is in, or the last one.
         inside: whether it is in it.
         waits_for: the ranks from which it waits to receive.
+        gauges: other numbers by name, those that are known here.
     """
 
     at_s: float
@@ -75,11 +77,21 @@ class Sample(NamedTuple):
     doing: str
     inside: bool
     waits_for: Tuple[int, ...]
+    gauges: Dict[str, float]
 
     @property
     def calls(self) -> int:
         """Number of collectives."""
         return sum(kind.runs for kind in self.kinds.values())
+
+    @property
+    def local_steps(self) -> str:
+        """How often ranks that make local steps synchronize, in words; "" if they make none."""
+        steps, drift = self.gauges.get("local_steps"), self.gauges.get("local_drift")
+        if steps is None:
+            return ""
+        apart = "" if drift is None else f", their weights were {100 * drift:.2g} % apart"
+        return f"local steps: the ranks synchronize every {steps:.0f} steps{apart}"
 
     @property
     def sent_bytes(self) -> int:
@@ -121,6 +133,7 @@ def parse_sample(data: bytes, at_s: float) -> Optional[Sample]:
             str(found["doing"])[:_TEXT_CHARACTERS],
             bool(found["inside"]),
             tuple(_whole(rank) for rank in list(found["waits_for"])[:_MAX_ENTRIES]),
+            {name: _amount(found["gauges"][name]) for name in _GAUGES if name in found["gauges"]},
         )
     except (ValueError, TypeError, LookupError, OverflowError, AttributeError, RecursionError):
         return None

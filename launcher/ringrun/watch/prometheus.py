@@ -18,6 +18,8 @@ _HELP = {
     "ringcomm_sent_bytes_total": ("counter", "Bytes sent, by receiving rank."),
     "ringcomm_received_bytes_total": ("counter", "Bytes received, by sending rank."),
     "ringcomm_waited_for_seconds_total": ("counter", "Time until data of another rank came, by that rank."),
+    "ringcomm_local_steps": ("gauge", "Local steps between two synchronizations."),
+    "ringcomm_local_drift": ("gauge", "Distance of the ranks' weights, relative to the weights' norm."),
     "ringcomm_slowest": ("gauge", "1 for the rank that the others wait for, otherwise 0."),
 }
 
@@ -53,6 +55,7 @@ def _rows(sample: Sample, labels: str) -> List[_Row]:
         (f"ringcomm_elapsed_seconds{{{labels}}}", sample.elapsed_s),
         (f"ringcomm_waited_seconds_total{{{labels}}}", sample.waited_s),
     ]
+    rows += [(f"ringcomm_{name}{{{labels}}}", value) for name, value in sorted(sample.gauges.items())]
     for kind, numbers in sorted(sample.kinds.items()):
         own = f'{labels},kind="{_escaped(kind)}"'
         rows.append((f"ringcomm_calls_total{{{own}}}", numbers.runs))

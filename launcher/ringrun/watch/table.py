@@ -43,7 +43,8 @@ def table(
     """
     present = sorted(history.present().items())
     slowest = history.slowest_now(hosts)
-    shown = present[: max(1, rows - 4)]
+    local_steps = history.local_steps()
+    shown = present[: max(1, rows - 4 - len(local_steps))]
     cells: List[Tuple[str, ...]] = [_TITLES]
     cells += [
         _cells(rank, visible_line(hosts.get(number, "?")), history.processes[number], now_s)
@@ -60,6 +61,7 @@ def table(
         lines.append(f"  and {len(present) - len(shown)} more ranks")
     if slowest is not None:
         lines.append(slowest_text(slowest, names_of(history.present(), hosts)))
+    lines += local_steps
     return [*lines, KEYS] if keys else lines
 
 
@@ -131,6 +133,7 @@ def line(history: History, hosts: Mapping[int, str]) -> str:
     parts.append(f"{amount(sum(item.sent_bytes for item in known) / 1e6)} MB/s sent by all ranks")
     waited = [item.waited for item in known]
     parts.append(f"waiting {100 * min(waited):.0f} to {100 * max(waited):.0f} % of the time")
+    parts += history.local_steps()
     slowest: Optional[Slowest] = history.slowest_now(hosts)
     text = ", ".join(parts)
     return text if slowest is None else f"{text}; {slowest_text(slowest, names_of(history.present(), hosts))}"

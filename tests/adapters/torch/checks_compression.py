@@ -6,7 +6,6 @@ import copy
 from typing import Any, List
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 
@@ -194,53 +193,6 @@ def check_single_tensors_with_every_codec() -> None:
     sgd = torch.optim.SGD([nn.Parameter(mine)], 0.1)
     with_errors(ValueError, lambda: hvd.DistributedOptimizer(sgd, compression="int7"), words)
     with_errors(ValueError, lambda: hvd.reducescatter(torch.ones(()), compression="int8"), "first dimension")
-
-
-def _locally(steps: int, every: int, make: Any = hvd.LocalSGD, **options: Any) -> Any:
-    model = model_of()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    if hvd.rank() == 1:
-        for parameter in model.parameters():
-            parameter.data.add_(1.0)  # what rank 0 has counts
-    with make(model, optimizer, sync_every=every, **options):
-        for step in range(steps):
-            inputs, targets = data(step, hvd.rank())
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(inputs), targets).backward()
-            optimizer.step()
-    return model
-
-
-def check_local_steps() -> None:
-    streaming = {"fragments": 2, "overlap": 1, "compression": "int8"}
-    for options in ({"make": hvd.LocalSGD.diloco}, {"compression": "int8"}, streaming):
-        model = _locally(5, 2, **options)
-        same_everywhere(parameters_of(model))
-        same_everywhere(model[1].running_mean)
-    model = _locally(4, 1)
-    reference = model_of()
-    optimizer = torch.optim.SGD(reference.parameters(), lr=0.05)
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=reference.named_parameters())
-    for step in range(4):
-        inputs, targets = data(step, hvd.rank())
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(reference(inputs), targets).backward()
-        optimizer.step()
-    assert torch.allclose(parameters_of(model), parameters_of(reference), atol=1e-5)
-    with_errors(ValueError, lambda: hvd.LocalSGD(reference, optimizer), "original optimizer")
-
-
-def check_local_steps_average_a_parameter_of_zero_dimensions() -> None:
-    """Such as the temperature of a contrastive loss."""
-    model = nn.Module()
-    model.logit_scale = nn.Parameter(torch.tensor(0.0))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    with hvd.LocalSGD(model, optimizer, sync_every=2):
-        for _ in range(2):
-            optimizer.zero_grad()
-            (model.logit_scale * -float(hvd.rank() + 1)).backward()
-            optimizer.step()
-    assert float(model.logit_scale.detach()) == pytest.approx(0.2 * (hvd.size() + 1))
 
 
 def check_the_choice_is_made_for_all_ranks() -> None:

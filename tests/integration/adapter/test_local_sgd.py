@@ -249,7 +249,9 @@ def test_a_checkpoint_in_the_middle():
 
 @pytest.mark.parametrize("options, words", [
     ({"sync_every": 0}, "sync_every=0"), ({"sync_every": [1, 2, 3]}, "one per rank"),
-    ({"fragments": 17}, "fragments=17 is a number from 1"), ({"overlap": 16}, "overlap=16 one from 0"),
+    ({"fragments": 17, "sync_every": 16}, "fragments is a number from 1 to"),
+    ({"overlap": 16, "sync_every": 16}, "need sync_every=17 or more"),
+    ({"sync_every": "daily"}, 'or "auto"'), ({"max_drift": -1.0}, "max_drift is a positive number"),
     ({"outer_lr": 0.0}, "outer_lr is positive"), ({"outer_momentum": 1.0}, "outer_momentum from 0"),
 ])  # fmt: skip
 def test_wrong_arguments(options, words):
@@ -307,3 +309,58 @@ def test_a_synchronization_takes_the_result_of_what_is_running():
 
     first, second = run_ranks(2, work)
     assert first == second
+
+
+def quadratic(context, steps, rate, **options):
+    """Train towards targets of each rank's own; the lengths of the intervals, and the weights."""
+    weights = [np.full((40, 30), 5.0), np.array(2.0)]
+    local, lengths, since = LocalSGD(weights, context=context, **options), [], 0
+    for step in range(steps):
+        for place, weight in enumerate(weights):
+            target = np.random.default_rng((context.rank, step, place)).standard_normal(weight.shape)
+            weight -= rate(step) * (weight - 5.0 - target)
+        since += 1
+        if local.step():
+            lengths.append(since)
+            since = 0
+    local.synchronize()
+    return lengths, [weight.tobytes() for weight in weights], context.stats()
+
+
+def test_intervals_grow_as_the_learning_rate_falls():
+    results = run_ranks(3, lambda context: quadratic(
+        context, 80, lambda step: 0.3 / (1 + step) ** 1.5, max_drift=0.002, sync_every="auto"))  # fmt: skip
+    lengths, weights, stats = results[0]
+    assert [item[:2] for item in results] == [(lengths, weights)] * 3, "all ranks decide the same"
+    assert lengths[:2] == [1, 1] and max(lengths) > 4 and sorted(lengths) == lengths
+    assert stats["ringcomm/local_steps"] >= max(lengths) / 2 and 0 < stats["ringcomm/local_drift"] < 0.01
+
+
+@pytest.mark.parametrize("fragments, overlap", [(1, 0), (1, 2), (3, 1)])
+def test_intervals_that_change_with_fragments_and_overlap(fragments, overlap):
+    results = run_ranks(2, lambda context: quadratic(
+        context, 90, lambda step: 0.3 / (1 + step) ** 1.5, max_drift=0.002, fragments=fragments,
+        overlap=overlap, compression="int8"))  # fmt: skip
+    assert results[0][:2] == results[1][:2] and len(set(results[0][0])) > 1
+
+
+def test_a_fixed_interval_is_shortened_where_ranks_drift_apart(caplog):
+    def work(context):
+        return quadratic(context, 48, lambda step: 0.9, sync_every=8, max_drift=0.1)
+
+    results = run_ranks(2, work)
+    assert results[0][:2] == results[1][:2]
+    lengths = results[0][0]
+    assert lengths[:2] == [8, 8] and min(lengths) < 8
+    assert caplog.text.count("more than max_drift=0.1") == 1
+    assert set(run_ranks(2, lambda context: quadratic(
+        context, 48, lambda step: 0.9, sync_every=8, max_drift=np.inf))[0][0]) == {8}  # fmt: skip
+
+
+def test_dilocos_values_by_name_and_by_place():
+    def work(context):
+        weights = start()
+        by_place = LocalSGD.diloco(weights, 4, 0.5, context=context)
+        return by_place._lr, by_place._momentum, by_place._interval.steps
+
+    assert run_ranks(1, work) == [(0.5, 0.9, 4)]

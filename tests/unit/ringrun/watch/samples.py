@@ -15,7 +15,7 @@ def report(rank: int, elapsed_s: float, **changes: Any) -> bytes:
     content: Dict[str, Any] = {
         "type": "numbers", "at": 1.7e9, "rank": rank, "size": 3, "generation": 0, "elapsed_s": elapsed_s,
         "steps": 0, "step_s": 0.0, "mean_step_s": 0.0, "waited_s": 0.0, "peers": {}, "kinds": {},
-        "operations": {}, "late": {}, "doing": "", "inside": False, "waits_for": [],
+        "operations": {}, "late": {}, "doing": "", "inside": False, "waits_for": [], "gauges": {},
     }  # fmt: skip
     return json.dumps({**content, **changes}).encode()
 

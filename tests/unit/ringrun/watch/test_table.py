@@ -31,6 +31,15 @@ def test_a_low_terminal_leaves_ranks_out():
     assert len(lines) == 6 and lines[3] == "  and 1 more ranks"
 
 
+def test_local_steps():
+    history = History(0.0)
+    for rank in range(3):
+        history.take(rank, report(rank, 1.0, gauges={"local_steps": 4}), 1.0)
+    text = "local steps: the ranks synchronize every 4 steps"
+    assert table.table(history, HOSTS, 1.0, False, False, 24)[4:] == [text]
+    assert table.table(history, HOSTS, 1.0, False, True, 6)[2:] == ["  and 2 more ranks", text, table.KEYS]
+
+
 def test_where_ranks_are():
     history = History(0.0)
     history.take(0, report(0, 1.0, doing="allreduce(x)", inside=True, waits_for=[1, 2]), 1.0)

@@ -1,0 +1,203 @@
+"""How many local steps the ranks make until they synchronize: as many as their distance permits.
+
+The weights of ranks that train by themselves drift apart, and their average is as good as weights trained in
+common only while the distance is small: it decides how much accuracy is lost, rather than the number of steps
+or the learning rate (Kong et al., "Consensus Control for Decentralized Deep Learning", 2021). It is large in
+the first steps and falls with the learning rate. So intervals that it bounds are short at first and long at
+the end, as in post-local SGD (Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", 2020) and in the
+quadratic synchronization rule (Gu et al., "A Quadratic Synchronization Rule for Distributed Deep Learning",
+2024), which ask for a number of steps or a schedule in advance.
+
+The decision is the same on all ranks, since its input is: each rank sends its numbers of the last exchange
+with the next one, and all use the averages.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from typing import Deque, List, NamedTuple, Sequence, Union
+
+from ..errors import ConfigError
+
+AUTO = "auto"
+AUTO_DRIFT = 0.01
+"""The distance up to which nothing was lost in docs/compression.md."""
+FIXED_DRIFT = 0.2
+"""The distance from which on a fixed interval is shortened: accuracy was lost in that page's tests."""
+_COST = 0.1
+"""What part of the time of local steps exchanges may take, if the distance permits."""
+_GROWTH = 2
+_TIMES = 3
+"""Number of exchanges of which the shortest counts."""
+
+
+class Facts(NamedTuple):
+    """What ranks send of their last exchange; also the averages.
+
+    Attributes:
+        apart: square of the distance from the mean: of this rank its share of the mean distance, which may
+            be negative.
+        norm: square of the norm of the common weights.
+        exchange_s: seconds in the exchange.
+        steps_s: seconds of the local steps before it.
+    """
+
+    apart: float = 0.0
+    norm: float = 0.0
+    exchange_s: float = 0.0
+    steps_s: float = 0.0
+
+
+class Interval:
+    """The local steps of this rank until the next synchronization, from what the last ones showed.
+
+    Args:
+        sync_every: a number of steps, one number per rank, or ``"auto"``.
+        rank: this rank.
+        size: number of ranks.
+        least: the fewest steps.
+        max_drift: beyond what distance, relative to the norm of the weights, the interval becomes shorter;
+            None: 0.01 with ``"auto"``, otherwise 0.2.
+
+    Attributes:
+        steps: until the next synchronization.
+        drift: the ranks' distance at the last exchange of which it is known; nan before.
+        max_drift: see above.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        sync_every: Union[int, str, Sequence[int]],
+        rank: int,
+        size: int,
+        least: int,
+        max_drift: Union[float, None] = None,
+    ) -> None:
+        self.automatic = sync_every == AUTO
+        periods = [least] * size if self.automatic else _periods(sync_every, size)
+        self._least, self._given = least, periods[rank]
+        if least > min(periods):
+            raise ConfigError(
+                f"sync_every={sync_every!r} is too short: fragments is a number from 1 to sync_every, and "
+                f"overlap one from 0 to sync_every - 1. These need sync_every={least} or more."
+            )
+        self.max_drift = (AUTO_DRIFT if self.automatic else FIXED_DRIFT) if max_drift is None else max_drift
+        if not self.max_drift > 0:
+            raise ConfigError(f"max_drift is a positive number, not {max_drift}.")
+        self.fixed = len(set(periods)) > 1
+        """With unequal numbers of steps the interval stays, or ranks would synchronize unequally often."""
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin anew."""
+        self.steps = self._planned = self._given
+        self.drift = math.nan
+        self._warned = False
+        self._own = Facts()
+        self._lengths: Deque[int] = deque(maxlen=2)
+        self._costs: Deque[float] = deque(maxlen=_TIMES)
+        self._ended_s = time.perf_counter()
+        self._exchange_s = 0.0
+
+    def exchanged(self, began_s: float) -> None:
+        """This rank has been in an exchange until now, or in a part of one."""
+        self._ended_s = time.perf_counter()
+        self._exchange_s += self._ended_s - began_s
+
+
+    def measured(self, apart: float, norm: float) -> None:
+        """An exchange has ended; its numbers go with the next one.
+
+        Args:
+            apart: this rank's share of the squared distance.
+            norm: square of the norm of the common weights.
+        """
+        self._own = self._own._replace(apart=apart, norm=norm)
+
+    def send(self, began_s: float) -> List[float]:
+        """What goes with the exchange that begins: the numbers of the one before.
+
+        Args:
+            began_s: when this rank entered it, by ``time.perf_counter()``.
+        """
+        steps_s = max(0.0, began_s - self._ended_s)
+        sent = self._own._replace(exchange_s=self._exchange_s, steps_s=steps_s / self.steps)
+        self._exchange_s = 0.0
+        self._lengths.append(self.steps)
+        return list(sent)
+
+    def learn(self, means: Sequence[float]) -> str:
+        """Decide how many steps the next interval has, from the averages of what :meth:`send` returned.
+
+        Args:
+            means: the averages.
+
+        Returns:
+            what is to be logged, if the ranks are too far apart for the interval that the program has set.
+        """
+        facts = Facts(*means)
+        if len(self._lengths) < 2:
+            return ""  # no exchange has been measured yet
+        finite = facts.norm > 0 and math.isfinite(facts.apart)
+        self.drift = math.sqrt(max(0.0, facts.apart) / facts.norm) if finite else math.inf
+        if facts.steps_s > 0:
+            self._costs.append(facts.exchange_s / facts.steps_s)
+        return self._decide(self._lengths[0])
+
+    def _decide(self, before: int) -> str:
+        """Set the next length; ``before`` is that of the interval which :attr:`drift` belongs to."""
+        if self.fixed:
+            return self._too_far(before, self.steps) if self.drift > self.max_drift else ""
+        allowed = _GROWTH * self.steps
+        if self.drift > 0:  # distances grow in proportion to the steps, or more slowly
+            allowed = math.floor(min(allowed, before * self.max_drift / self.drift))
+        longest = self._given
+        if self.automatic:
+            longest = math.ceil(min(self._costs, default=0.0) / _COST)
+        planned = max(self._least, min(allowed, longest))
+        shortened = planned < self._planned and not self.automatic
+        self._planned = planned
+        return self._too_far(before, planned) if shortened else ""
+
+    def _too_far(self, before: int, planned: int) -> str:
+        """The text about a distance that is too large; "" after the first one."""
+        if self._warned:
+            return ""
+        self._warned = True
+        again = "The interval stays, since it differs between ranks"
+        if not self.fixed:
+            again = f"The interval is {planned} now, and follows the distance from here on"
+        return (
+            f"LocalSGD: after {before} local steps the ranks' weights were {self.drift:.2g} of their norm "
+            f"apart, more than max_drift={self.max_drift:g}, which costs accuracy. {again}; a lower learning "
+            f'rate or sync_every="{AUTO}" avoids that.'
+        )
+
+    def begin(self) -> None:
+        """The next interval begins."""
+        self.steps = self._planned
+
+    def state_dict(self) -> List[float]:
+        """The present length and the one that is planned, for a checkpoint."""
+        return [self.steps, self._planned]
+
+    def load_state_dict(self, state: Sequence[float]) -> None:
+        """Go on with the lengths of :meth:`state_dict`; what has been measured is forgotten."""
+        self.restart()
+        if state:
+            self.steps, self._planned = (int(item) for item in state)
+
+
+def _periods(sync_every: Union[int, str, Sequence[int]], size: int) -> List[int]:
+    """The local steps between two synchronizations, by rank."""
+    if isinstance(sync_every, str):
+        raise ConfigError(f'sync_every={sync_every!r}: a number from 1 on, one per rank, or "{AUTO}".')
+    periods = [sync_every] * size if isinstance(sync_every, int) else [int(item) for item in sync_every]
+    if len(periods) != size or min(periods) < 1:
+        raise ConfigError(f"sync_every={sync_every!r}: a number from 1 on, or {size} of them, one per rank.")
+    return periods

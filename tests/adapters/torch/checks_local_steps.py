@@ -1,0 +1,144 @@
+"""What every rank checks about local steps: beside one process that trains for all ranks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ringcomm as rc
+import ringcomm.torch as hvd
+from ringcomm.errors import ConfigError
+from tests.adapters.torch.checks_compression import data, model_of, parameters_of
+from tests.adapters.torch.harness import same_everywhere, with_errors
+
+
+def _locally(steps: int, every: int, make: Any = hvd.LocalSGD, **options: Any) -> Any:
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    if hvd.rank() == 1:
+        for parameter in model.parameters():
+            parameter.data.add_(1.0)  # what rank 0 has counts
+    with make(model, optimizer, sync_every=every, **options):
+        for step in range(steps):
+            inputs, targets = data(step, hvd.rank())
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+    return model
+
+
+def check_local_steps() -> None:
+    streaming = {"fragments": 2, "overlap": 1, "compression": "int8"}
+    for options in ({"make": hvd.LocalSGD.diloco}, {"compression": "int8"}, streaming):
+        model = _locally(5, 2, **options)
+        same_everywhere(parameters_of(model))
+        same_everywhere(model[1].running_mean)
+    model = _locally(4, 1)
+    reference = model_of()
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.05)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=reference.named_parameters())
+    for step in range(4):
+        inputs, targets = data(step, hvd.rank())
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(reference(inputs), targets).backward()
+        optimizer.step()
+    assert torch.allclose(parameters_of(model), parameters_of(reference), atol=1e-5)
+    with_errors(ValueError, lambda: hvd.LocalSGD(reference, optimizer), "original optimizer")
+
+
+def _reference_of_local_steps(clips: bool, dtype: Any, frozen: bool) -> Any:
+    """One process that trains the models of all ranks, and averages them after every third step."""
+    models = [_small_model(frozen) for _ in range(hvd.size())]
+    trainings = [_LocalTraining(model, rank, clips, dtype) for rank, model in enumerate(models)]
+    for step in range(1, 8):
+        for training in trainings:
+            training.step()
+        if step % 3 == 0 or step == 7:
+            with torch.no_grad():
+                for items in zip(*(model.state_dict().values() for model in models)):
+                    if items[0].is_floating_point():
+                        mean = torch.stack(items).mean(0)
+                        for item in items:
+                            item.copy_(mean)
+    return models[0]
+
+
+def _small_model(frozen: bool) -> Any:
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+    model[0].requires_grad_(not frozen)
+    return model
+
+
+class _LocalTraining:
+    """The local steps of a rank: gradient clipping, a schedule of the learning rate, mixed precision."""
+
+    def __init__(self, model: Any, rank: int, clips: bool, dtype: Any) -> None:
+        self.model, self._clips, self._dtype = model, clips, dtype
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+        self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 9)
+        self._generator = torch.Generator().manual_seed(rank)
+
+    def step(self) -> None:
+        inputs = torch.randn(5, 6, generator=self._generator)
+        targets = torch.randint(0, 3, (5,), generator=self._generator)
+        self.optimizer.zero_grad()
+        with torch.autocast("cpu", self._dtype, enabled=self._dtype is not None):
+            loss = nn.functional.cross_entropy(self.model(inputs), targets)
+        loss.backward()
+        if self._clips:
+            nn.utils.clip_grad_norm_(self.model.parameters(), 0.1)
+        self.optimizer.step()
+        self._schedule.step()
+
+
+def check_local_steps_beside_one_process() -> None:
+    for clips, dtype, frozen in ((True, None, False), (False, torch.bfloat16, False), (True, None, True)):
+        model = _small_model(frozen)
+        training = _LocalTraining(model, hvd.rank(), clips, dtype)
+        with hvd.LocalSGD(model, training.optimizer, sync_every=3, max_drift=math.inf):
+            for _ in range(7):
+                training.step()
+        expected = _reference_of_local_steps(clips, dtype, frozen).state_dict()
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6, msg=name)
+
+
+def check_intervals_follow_the_distance() -> None:
+    """Far apart, the ranks synchronize in every step: the same numbers as with averaged gradients."""
+    model = _locally(6, "auto", max_drift=1e-9)
+    assert hvd.size() == 1 or torch.equal(parameters_of(model), parameters_of(_locally(6, 1)))
+    small = _locally(30, "auto", max_drift=1e9)  # no distance is too large: the link alone decides
+    same_everywhere(parameters_of(small))
+    assert rc.stats()["ringcomm/local_steps"] >= 1
+
+
+def check_parameters_that_are_trained_later() -> None:
+    model = _small_model(frozen=True)
+    training = _LocalTraining(model, hvd.rank(), False, None)
+    local = hvd.LocalSGD(model, training.optimizer, sync_every=1)
+    with pytest.raises(ConfigError, match=r"0\.weight is trained since LocalSGD began, with 1 others"), local:
+        training.step()
+        model[0].requires_grad_(True)
+        training.step()
+    with local:
+        training.step()
+    for parameter in model.parameters():
+        same_everywhere(parameter.detach())
+
+
+def check_local_steps_average_a_parameter_of_zero_dimensions() -> None:
+    """Such as the temperature of a contrastive loss."""
+    model = nn.Module()
+    model.logit_scale = nn.Parameter(torch.tensor(0.0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    with hvd.LocalSGD(model, optimizer, sync_every=2):
+        for _ in range(2):
+            optimizer.zero_grad()
+            (model.logit_scale * -float(hvd.rank() + 1)).backward()
+            optimizer.step()
+    assert float(model.logit_scale.detach()) == pytest.approx(0.2 * (hvd.size() + 1))

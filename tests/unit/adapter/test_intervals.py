@@ -1,0 +1,106 @@
+"""How the ranks' distance and the cost of exchanges set the number of local steps."""
+
+from __future__ import annotations
+
+import math
+from typing import List
+
+import pytest
+
+from ringcomm._adapter.intervals import Facts, Interval
+from ringcomm.errors import ConfigError
+
+
+def run(interval: Interval, drifts: List[float], cost: float = 100.0) -> List[int]:
+    """The lengths of the intervals, if ranks are so far apart after each; a step takes 1 s."""
+    found = []
+    for drift in drifts:
+        found.append(interval.steps)
+        sent = Facts(*interval.send(0.0))
+        interval.learn(sent._replace(exchange_s=cost, steps_s=1.0))
+        interval.measured(drift**2 * 25.0, 25.0)
+        interval.begin()
+    return found
+
+
+def test_every_step_at_first_then_as_the_distance_permits():
+    interval = Interval("auto", 0, 3, 1)
+    assert run(interval, [0.1, 0.05, 0.01, 0.005, 0.002, 0.002, 0.002]) == [1, 1, 1, 1, 1, 2, 4]
+    assert interval.drift == pytest.approx(0.002)
+
+
+def test_a_distance_that_is_too_large_shortens_the_interval_at_once():
+    interval = Interval("auto", 0, 3, 1)
+    lengths = run(interval, [0.0] * 6 + [0.04, 0.001, 0.001])
+    assert lengths == [1, 1, 2, 4, 8, 16, 32, 64, 8]  # 32 * 0.01 / 0.04
+
+
+def test_no_longer_than_the_link_needs():
+    """An exchange that takes half a step need not be rarer than every fifth step, for 10 % of the time."""
+    assert run(Interval("auto", 0, 3, 1), [0.0] * 6, cost=0.5) == [1, 1, 2, 4, 5, 5]
+    assert run(Interval("auto", 0, 3, 1), [0.0] * 6, cost=0.01) == [1] * 6
+
+
+def test_the_shortest_of_three_exchanges_counts():
+    interval = Interval("auto", 0, 2, 1)
+    run(interval, [0.0] * 4, cost=0.2)
+    assert run(interval, [0.0] * 4, cost=90.0) == [2, 2, 2, 4]
+
+
+def test_with_fragments_no_interval_is_shorter_than_they_need():
+    assert run(Interval("auto", 0, 3, 4), [0.5] * 4) == [4] * 4
+
+
+def test_a_fixed_interval_is_shortened_with_one_text_and_grows_again():
+    interval = Interval(16, 0, 2, 1)
+    assert run(interval, [0.1, 0.1, 0.1]) == [16, 16, 16]
+    run(interval, [0.4])
+    interval.send(0.0)
+    text = interval.learn([0.4**2, 1.0, 1.0, 1.0])
+    assert "after 16 local steps the ranks' weights were 0.4 of their norm apart" in text
+    assert "more than max_drift=0.2" in text and "The interval is 8 now" in text
+    interval.measured(0.0001, 1.0)
+    interval.begin()
+    assert run(interval, [0.01] * 3) == [8, 16, 16]
+
+
+@pytest.mark.parametrize("apart, norm", [(math.nan, 1.0), (math.inf, 1.0), (1.0, 0.0), (1.0, math.nan)])
+def test_what_cannot_be_measured_is_too_far(apart, norm):
+    interval = Interval("auto", 0, 2, 1)
+    run(interval, [0.0] * 5)
+    interval.send(0.0)
+    interval.learn([apart, norm, 1.0, 1.0])
+    interval.begin()
+    assert interval.steps == 1 and interval.drift == math.inf
+
+
+def test_unequal_intervals_stay_as_they_are():
+    interval = Interval([3, 2], 0, 2, 1)
+    run(interval, [0.0, 0.5])
+    interval.send(0.0)
+    assert "The interval stays, since" in interval.learn([0.25, 1.0, 1.0, 1.0])
+    interval.begin()
+    assert interval.steps == 3
+
+
+def test_no_limit():
+    assert run(Interval(16, 0, 2, 1, math.inf), [5.0] * 4) == [16] * 4
+
+
+def test_a_restart_and_a_checkpoint():
+    interval = Interval("auto", 0, 2, 1)
+    run(interval, [0.0] * 5)
+    state = interval.state_dict()
+    again = Interval("auto", 1, 2, 1)
+    again.load_state_dict(state)
+    assert again.steps == interval.steps == 16 and math.isnan(again.drift)
+    interval.restart()
+    assert interval.steps == 1 and run(interval, [0.0] * 3) == [1, 1, 2]
+
+
+def test_wrong_arguments():
+    for sync_every, words in (("often", '"auto"'), (0, "from 1 on"), ([1, 2, 3], "one per rank")):
+        with pytest.raises(ConfigError, match=words):
+            Interval(sync_every, 0, 2, 1)
+    with pytest.raises(ConfigError, match="max_drift is a positive number, not 0"):
+        Interval("auto", 0, 2, 1, 0.0)
