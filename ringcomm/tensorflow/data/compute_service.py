@@ -33,7 +33,7 @@ from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..._adapter.common import init, rank
+from ..._adapter.common import init, rank, shutdown
 from ...clock import Deadline
 from ...config import Membership, Settings
 from ...configuration.endpoints import format_endpoint
@@ -308,6 +308,17 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
         PeerLostError: the connection to the registry was lost.
         ConfigError: the job has ``--encrypt``, which TensorFlow's data service does not support.
     """
+    serve(compute_config, leaves=False)
+
+
+def serve(compute_config: TfDataServiceConfig, leaves: bool) -> None:
+    """See :func:`compute_worker_fn`.
+
+    Args:
+        compute_config: the configuration of this compute job.
+        leaves: leave the job, as by ``shutdown()``, before this rank's servers stop. TensorFlow keeps the
+            interpreter lock for as long as that takes, which under load was longer than a rank may be silent.
+    """
     _refuse_encryption()
     init()
     index = rank()
@@ -326,8 +337,12 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
         reason = compute.wait_for_shutdown()
         if reason and index == 0:
             logger.warning("%s", reason)
-        servers.stop(worker)
-        barrier()  # the dispatchers must run until all workers have stopped
+        if leaves:
+            barrier()  # every rank has been informed that training is over
+            shutdown()
+        else:
+            servers.stop(worker)
+            barrier()  # the dispatchers must run until all workers have stopped
     finally:
         servers.stop(worker)
         servers.stop(dispatcher)

@@ -19,10 +19,12 @@ from ...config import Membership
 from ...data_service.service import ComputeService
 from ...errors import ConfigError
 from ...storage.files import remove_file
-from .compute_service import SIDES, TfDataServiceConfig, compute_worker_fn
+from .compute_service import SIDES, TfDataServiceConfig, serve
 
 
-def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) -> None:
+def main(
+    dispatchers: int, dispatcher_side: str, configfile: str, timeout: int, leaves: bool = False
+) -> None:
     """Run one rank of a compute job until training ends.
 
     Args:
@@ -32,6 +34,7 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) 
         configfile: path to which rank 0 writes the configuration.
         timeout: seconds that dispatchers, workers and training ranks wait for each other to start, and that
             this job waits for another training process after the last one has disconnected.
+        leaves: leave the job before this rank's servers stop; see :func:`.compute_service.serve`.
 
     Raises:
         ConfigError: ``dispatchers`` does not divide the number of ranks, or an argument is invalid.
@@ -59,7 +62,7 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) 
         if service is not None:
             config.write(configfile)
             written = True
-        compute_worker_fn(config)  # returns when all ranks have received the shutdown from the registry
+        serve(config, leaves)  # returns when all ranks have received the shutdown from the registry
     finally:
         if service is not None:
             service.shutdown()
@@ -91,4 +94,4 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
 
 if __name__ == "__main__":
     options = parse()
-    main(options.dispatchers, options.dispatcher_side, options.configfile, options.timeout)
+    main(options.dispatchers, options.dispatcher_side, options.configfile, options.timeout, leaves=True)

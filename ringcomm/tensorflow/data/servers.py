@@ -1,10 +1,10 @@
 """Starting and stopping the servers of TensorFlow's data service.
 
 TensorFlow holds the interpreter lock while it stops or destroys such a server, so that this rank sends no
-heartbeats meanwhile. Stopping a worker waits for the elements that are being prepared; if one of them needs a
-split of the dataset from a dispatcher that has stopped, the worker asks for it until the dispatcher's timeout
-is over. Therefore dispatchers stop after their workers, and that timeout is shorter than the failure
-detector's.
+heartbeats meanwhile; the program of a compute job leaves the job before. Stopping a worker waits for the
+elements that are being prepared; if one of them needs a split of the dataset from a dispatcher that has
+stopped, the worker asks for it until the dispatcher's timeout is over. That timeout is shorter than the
+failure detector's, for ranks that are in a job.
 """
 
 from __future__ import annotations
