@@ -54,6 +54,7 @@ _TOLERATED = 15
 _ACCEPTS_AT_ONCE = 256
 _CROWDED_BACKLOG = 64
 """The listeners' backlog while many fail: connections before a rank's are served before it."""
+_POLL_S = 0.01
 _SOON_S = 0.005
 _DRAIN_BYTES = 4096
 _CLOSED = "it closed the connection before it had proven anything"
@@ -192,7 +193,7 @@ class Acceptor:
         self._selector = selectors.DefaultSelector()
         for listener in self._listeners:
             self._selector.register(listener, READ, partial(self._accept, listener))
-        reactor.watch(self._selector, READ, self._look)
+        self._watch()
 
     @property
     def shut(self) -> bool:
@@ -237,9 +238,16 @@ class Acceptor:
             self._resting = True
             self._reactor.forget(self._selector)
             self._reactor.after(LOOK_EVERY_S if crowded else _SOON_S, self._look)
-        elif self._resting:
+        elif self._resting or not hasattr(self._selector, "fileno"):
             self._resting = False
+            self._watch()
+
+    def _watch(self) -> None:
+        """Look when something is ready; without epoll and kqueue, where selectors have no number, soon."""
+        if hasattr(self._selector, "fileno"):
             self._reactor.watch(self._selector, READ, self._look)
+        else:
+            self._reactor.after(_POLL_S, self._look)
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTS_AT_ONCE):

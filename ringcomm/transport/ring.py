@@ -108,7 +108,7 @@ class Ring:
         """
         descriptors = array.array("i")
         room = socket.CMSG_SPACE(descriptors.itemsize)
-        message, extras, _, _ = sock.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
+        message, extras, _, _ = sock.recvmsg(1, room, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
         for level, kind, content in extras:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 descriptors.frombytes(content[: len(content) // descriptors.itemsize * descriptors.itemsize])

@@ -15,6 +15,7 @@ CALLS = (
     "memfd_create", "posix_fallocate", "sched_getaffinity", "sched_setaffinity", "TCP_INFO", "TCP_CONGESTION",
     "SO_PEERCRED", "process_vm_readv", "prctl", "madvise", "epoll",
 )  # fmt: skip
+DARWIN = "darwin"
 ABSENT, REFUSED = ",".join((*SYSTEM, *CALLS)), ",".join((*SYSTEM, *(f"{name}!" for name in CALLS)))
 
 
@@ -30,7 +31,7 @@ def job(absent: str, *arguments: str) -> None:
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
-@pytest.mark.parametrize("absent", [ABSENT, REFUSED], ids=["absent", "refused"])
+@pytest.mark.parametrize("absent", [ABSENT, REFUSED, DARWIN], ids=["absent", "refused", "darwin"])
 def test_a_job_without_any_of_them(absent: str, transport: str) -> None:
     job(absent, "--transport", transport)
 
@@ -42,7 +43,7 @@ def test_a_job_without_one_of_them(call: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("absent", [ABSENT, REFUSED], ids=["absent", "refused"])
+@pytest.mark.parametrize("absent", [ABSENT, REFUSED, DARWIN], ids=["absent", "refused", "darwin"])
 def test_the_loss_of_a_rank_is_reported_without_them(absent: str) -> None:
     done = run(absent, "-np", "2", str(FOLDER / "job.py"), "die")
     assert done.process.returncode == 128 + 9, done.err
@@ -50,7 +51,7 @@ def test_the_loss_of_a_rank_is_reported_without_them(absent: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("absent", [ABSENT, REFUSED], ids=["absent", "refused"])
+@pytest.mark.parametrize("absent", [ABSENT, REFUSED, DARWIN], ids=["absent", "refused", "darwin"])
 def test_the_doctor_examines_such_a_host(absent: str) -> None:
     done = run(absent, "doctor", "-H", "localhost:2")
     assert "Traceback" not in done.out + done.err
