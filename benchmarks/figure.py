@@ -1,9 +1,13 @@
-"""Draws docs/speed.svg: all-reduce and a training step beside the peers, from results in this repository.
+"""Draws docs/machines.svg and docs/speed.svg from results in this repository.
+
+``machines.svg`` has what several machines need: the time of a training step on slow links (results of
+compression.py), with unequal machines (unequal.py), and until training goes on after a loss (elastic.py).
+``speed.svg`` has an all-reduce and a training step of one host beside the peers:
 
     python benchmarks/compare.py --output DIR --np 2 --collectives allreduce --sizes 8 64K 1M 16M 64M
     python benchmarks/ddp.py --output DIR
     python benchmarks/figure.py --collect DIR      keeps medians and ratios in benchmarks/results/speed.json
-    python benchmarks/figure.py                    draws the picture from that file
+    python benchmarks/figure.py                    draws the pictures from the files there
 """
 
 from __future__ import annotations
@@ -20,6 +24,12 @@ from report import size_text, time_text
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "speed.json"
 PICTURE = HERE.parent / "docs" / "speed.svg"
+MACHINES = HERE.parent / "docs" / "machines.svg"
+STEPS = {"DDP, Gloo": "PyTorch DDP over Gloo", "ringcomm float32": "ringcomm",
+         "ringcomm int8": "--compress auto (int8)",
+         "ringcomm LocalSGD 16, int8": "LocalSGD, 16 steps"}  # fmt: skip
+"""What compression.py measures, and how the picture names it."""
+GREY, RED = "#9aa5b1", "#d1495b"
 BASE = "gloo"
 COLOURS = {"ringcomm": "#d1495b", "ringcomm-tcp": "#edae49", "gloo": "#9aa5b1", "horovod": "#66a182",
            "openmpi": "#2e4057", "openmpi-tcp": "#6c8ead"}  # fmt: skip
@@ -79,6 +89,56 @@ def draw(results: Dict[str, Any], picture: Path) -> None:
     figure.savefig(picture, metadata={"Date": None})
 
 
+def seconds_on_machines(folder: Path) -> Dict[str, Dict[str, float]]:
+    """The numbers of machines.svg: by the title of a panel and the name of a bar, medians in seconds.
+
+    Args:
+        folder: with the results of compression.py, unequal.py and elastic.py.
+    """
+    names = ("compression", "unequal", "elastic")
+    measured = {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
+    panels: Dict[str, Dict[str, float]] = {}
+    for run in measured["compression"]["steps"]:
+        if run["mbit_per_s"] in (1000, 100):
+            rate = "1 Gbit/s" if run["mbit_per_s"] == 1000 else "100 Mbit/s"
+            panels[f"a training step on 3 machines,\n{rate}, 25 million weights"] = {
+                label: statistics.median(run["steps"][name]) for name, label in STEPS.items()
+            }
+    unequal = measured["unequal"]["hosts"]["median_s"]
+    panels["a training step on 3 machines,\ntwo of them a third as fast"] = unequal
+    losses, silent = measured["elastic"], measured["elastic"]["silent"]["seconds"]
+    panels["a machine is lost:\nuntil training goes on"] = {
+        "its process ends": losses["hosts"]["median_s"],
+        "it is frozen*": statistics.median(silent["frozen"]),
+        "its cable is pulled*": statistics.median(silent["cable_pulled"]),
+    }
+    return panels
+
+
+def draw_machines(panels: Dict[str, Dict[str, float]], picture: Path) -> None:
+    """A panel of horizontal bars for each question; shorter is better."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    matplotlib.rcParams.update({"svg.hashsalt": "ringcomm", "font.size": 9, "axes.spines.top": False,
+                                "axes.spines.right": False, "axes.spines.bottom": False})  # fmt: skip
+    figure, places = pyplot.subplots(2, 2, figsize=(9, 3.8))
+    for panel, (title, bars) in zip(places.flat, panels.items()):
+        for place, (name, seconds) in enumerate(bars.items()):
+            peer = "Gloo" in name or name in ("fast one alone", "equal batches")
+            panel.barh(-place, seconds, color=GREY if peer else RED, height=0.7)
+            panel.text(seconds, -place, f" {time_text(seconds)}", va="center")
+        panel.set_yticks([-place for place in range(len(bars))], list(bars))
+        panel.set_xticks([])
+        panel.set_xlim(0, 1.18 * max(bars.values()))
+        panel.set_title(title, fontsize=9, loc="left")
+    figure.text(0.99, 0.01, "* with RINGCOMM_DEAD_AFTER=5", ha="right", fontsize=7)
+    figure.tight_layout(rect=(0, 0.02, 1, 1))
+    figure.savefig(picture, metadata={"Date": None})
+
+
 def panel_of_bars(panel: Any, title: str, bars: Bars) -> None:
     """One group of bars per size or kind of step; the ratio above each, the time below the group's label."""
     peers = [name for name in TITLES if any(name in group for group in bars.values())]
@@ -112,7 +172,8 @@ def main() -> None:
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_text(json.dumps(collect(args.collect), indent=1) + "\n")
     draw(json.loads(RESULTS.read_text()), PICTURE)
-    print(f"{PICTURE} has been written")
+    draw_machines(seconds_on_machines(RESULTS.parent), MACHINES)
+    print(f"{PICTURE} and {MACHINES} have been written")
 
 
 if __name__ == "__main__":
