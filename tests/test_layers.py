@@ -114,13 +114,14 @@ LEVELS: Dict[int, List[List[str]]] = {
     6: [
         [
             "_adapter.arguments", "_adapter.basics", "_adapter.common",
-            "_adapter.horovod_basics", "_adapter.compression", "_adapter.choice", "_adapter.feedback",
-            "_adapter.powersgd", "_adapter.gradients", "_adapter.optimizer_classes", "_adapter.names",
+            "_adapter.horovod_basics", "_adapter.compression", "_adapter.intervals", "_adapter.choice",
+            "_adapter.feedback", "_adapter.powersgd", "_adapter.gradients", "_adapter.optimizer_classes",
+            "_adapter.names",
             "_adapter.causes", "_adapter.waiting",
             "_adapter.reduction", "_adapter.submit", "_adapter.compressed",
             "_adapter.graph_callbacks", "_adapter.calls_in_order",
             "_adapter.callbacks",
-            "_adapter.fragments", "_adapter.intervals", "_adapter.local_sgd",
+            "_adapter.fragments", "_adapter.local_sgd",
             "_adapter.objects", "_adapter.trees", "_adapter.checking", "_adapter.late_broadcast",
             "elastic.sampler", "elastic.state", "elastic.samples", "elastic.parts", "elastic.arrays",
             "elastic.__init__", "__init__",

@@ -181,7 +181,7 @@ class Local(Exact):
         """
         assert self.interval is not None
         self.exchanges += 1
-        self.interval.learn(Facts(*self.interval.send(0.0))._replace(exchange_s=1.6, steps_s=1.0))
+        self.interval.learn(Facts(*self.interval.send(0.0))._replace(exchange_s=1.6, step_s=1.0))
         self.interval.measured(apart, norm)
         self.interval.begin()
 

@@ -31,6 +31,7 @@ from ..schedule.closed_form import best_method, reduce_cost
 from ..schedule.cost import CostModel
 from ..schedule.machine import Machine, grid
 from .compression import Compression, PowerSGD, compressor_of
+from .intervals import EXCHANGE_PART
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ STEPS = 6
 """Steps without compression before the choice; the first is not timed."""
 AGAIN = 50
 """Steps between two looks at the links, after the choice."""
+LOCAL_GAIN = 2.0
+"""How many times as long as with local steps a step must take for a line that recommends them."""
 CHANGED = 1.5
 """By what factor links must have become slower or faster for another choice."""
 COMPRESSORS = {"none": Compression.none, "bf16": Compression.bf16, "int8": Compression.int8}
@@ -81,13 +84,29 @@ class Links(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What was chosen, and the predicted seconds per step by name."""
+    """What was chosen, and the predicted seconds per step.
+
+    Attributes:
+        name: of the compression.
+        steps_s: by name.
+        local_s: with local steps, of which exchanges take 10 % of the time.
+    """
 
     name: str
     steps_s: Dict[str, float]
+    local_s: float = 0.0
 
     def describe(self) -> str:
         """The choice in one line, like ``int8: step 1.90 s -> 1.10 s predicted``."""
+        best_s = self.steps_s[self.name]
+        if self.local_s and best_s > LOCAL_GAIN * self.local_s:
+            return (
+                f"{self._described()}. Local steps (LocalSGD) would bring it to {self.local_s:.3g} s, as far "
+                "as the distance of the ranks permits: docs/compression.md"
+            )
+        return self._described()
+
+    def _described(self) -> str:
         plain, others = self.steps_s["none"], {k: v for k, v in self.steps_s.items() if k != "none"}
         best = min(others, key=lambda name: others[name])
         if self.name == "none":
@@ -175,7 +194,7 @@ def choose(nbytes: int, step: StepTime, links: Links, rates: Dict[str, Rates]) -
         steps_s[name] = computing_s + coding_s + exposed_s(name, nbytes, step, links)
     best = min(steps_s, key=lambda name: steps_s[name])
     gains = steps_s[best] <= (1 - MIN_GAIN) * steps_s["none"]
-    return Choice(best if gains else "none", steps_s)
+    return Choice(best if gains else "none", steps_s, (1 + EXCHANGE_PART) * computing_s)
 
 
 def choose_again(

@@ -26,7 +26,7 @@ AUTO_DRIFT = 0.01
 """The distance up to which nothing was lost in docs/compression.md."""
 FIXED_DRIFT = 0.2
 """The distance from which on a fixed interval is shortened: accuracy was lost in that page's tests."""
-_COST = 0.1
+EXCHANGE_PART = 0.1
 """What part of the time of local steps exchanges may take, if the distance permits."""
 _GROWTH = 2
 _TIMES = 3
@@ -41,13 +41,13 @@ class Facts(NamedTuple):
             be negative.
         norm: square of the norm of the common weights.
         exchange_s: seconds in the exchange.
-        steps_s: seconds of the local steps before it.
+        step_s: seconds of a local step before it.
     """
 
     apart: float = 0.0
     norm: float = 0.0
     exchange_s: float = 0.0
-    steps_s: float = 0.0
+    step_s: float = 0.0
 
 
 class Interval:
@@ -101,13 +101,16 @@ class Interval:
         self._own = Facts()
         self._lengths: Deque[int] = deque(maxlen=2)
         self._costs: Deque[float] = deque(maxlen=_TIMES)
-        self._ended_s = time.perf_counter()
+        self._sent_s = time.perf_counter()
         self._exchange_s = 0.0
 
     def exchanged(self, began_s: float) -> None:
-        """This rank has been in an exchange until now, or in a part of one."""
-        self._ended_s = time.perf_counter()
-        self._exchange_s += self._ended_s - began_s
+        """This rank has been in an exchange until now, or in a part of one.
+
+        Args:
+            began_s: since when, by ``time.perf_counter()``.
+        """
+        self._exchange_s += time.perf_counter() - began_s
 
 
     def measured(self, apart: float, norm: float) -> None:
@@ -125,9 +128,9 @@ class Interval:
         Args:
             began_s: when this rank entered it, by ``time.perf_counter()``.
         """
-        steps_s = max(0.0, began_s - self._ended_s)
-        sent = self._own._replace(exchange_s=self._exchange_s, steps_s=steps_s / self.steps)
-        self._exchange_s = 0.0
+        step_s = max(0.0, began_s - self._sent_s - self._exchange_s)
+        sent = self._own._replace(exchange_s=self._exchange_s, step_s=step_s / self.steps)
+        self._sent_s, self._exchange_s = began_s, 0.0
         self._lengths.append(self.steps)
         return list(sent)
 
@@ -145,8 +148,8 @@ class Interval:
             return ""  # no exchange has been measured yet
         finite = facts.norm > 0 and math.isfinite(facts.apart)
         self.drift = math.sqrt(max(0.0, facts.apart) / facts.norm) if finite else math.inf
-        if facts.steps_s > 0:
-            self._costs.append(facts.exchange_s / facts.steps_s)
+        if facts.step_s > 0:
+            self._costs.append(facts.exchange_s / facts.step_s)
         return self._decide(self._lengths[0])
 
     def _decide(self, before: int) -> str:
@@ -158,7 +161,7 @@ class Interval:
             allowed = math.floor(min(allowed, before * self.max_drift / self.drift))
         longest = self._given
         if self.automatic:
-            longest = math.ceil(min(self._costs, default=0.0) / _COST)
+            longest = math.ceil(min(self._costs, default=0.0) / EXCHANGE_PART)
         planned = max(self._least, min(allowed, longest))
         shortened = planned < self._planned and not self.automatic
         self._planned = planned

@@ -70,7 +70,7 @@ class LocalSGD(OuterOptimizer):
 
     This is another algorithm than averaging gradients. By default ranks synchronize as often
     as their distance demands, and nothing was lost in docs/compression.md. With a fixed number, at high
-    learning rates, that loses accuracy (-2.2 points at twice the usual rate with batch normalization, -0.5 at
+    learning rates, that loses accuracy (-2.8 points at twice the usual rate with batch normalization, -0.5 at
     the usual one): compare with averaging gradients in every step on your own model first. The weights are
     averaged; :meth:`diloco` has an outer momentum, for runs with hundreds of synchronizations.
 

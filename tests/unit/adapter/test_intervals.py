@@ -17,7 +17,7 @@ def run(interval: Interval, drifts: List[float], cost: float = 100.0) -> List[in
     for drift in drifts:
         found.append(interval.steps)
         sent = Facts(*interval.send(0.0))
-        interval.learn(sent._replace(exchange_s=cost, steps_s=1.0))
+        interval.learn(sent._replace(exchange_s=cost, step_s=1.0))
         interval.measured(drift**2 * 25.0, 25.0)
         interval.begin()
     return found
@@ -85,6 +85,22 @@ def test_unequal_intervals_stay_as_they_are():
 
 def test_no_limit():
     assert run(Interval(16, 0, 2, 1, math.inf), [5.0] * 4) == [16] * 4
+
+
+def test_what_a_step_and_an_exchange_take(monkeypatch):
+    """An exchange in two parts, of 0.5 s and 1 s, between four steps of 2 s each."""
+    now = [100.0]
+    monkeypatch.setattr("ringcomm._adapter.intervals.time.perf_counter", lambda: now[0])
+    interval = Interval(4, 0, 2, 1)
+    for first in (True, False):
+        now[0] += 4.0
+        began_s, now[0] = now[0], now[0] + 0.5
+        interval.exchanged(began_s)
+        now[0] += 4.0
+        facts = Facts(*interval.send(now[0]))
+        assert facts.step_s == 2.0 and facts.exchange_s == (0.5 if first else 1.5)
+        began_s, now[0] = now[0], now[0] + 1.0
+        interval.exchanged(began_s)
 
 
 def test_a_restart_and_a_checkpoint():
