@@ -37,6 +37,9 @@ def reductions(kind: str, own: np.ndarray, case: str) -> None:
         keep(f"{name} reducescatter", rc.allgather(shares))
     if dtype.kind != "b":
         keep(f"{kind} {case} scaled", rc.allreduce(own, op=rc.Sum, prescale_factor=0.3, postscale_factor=1.7))
+        for factor in (0.0, float("inf"), float("nan")):  # 0 times infinity is NaN
+            keep(f"{kind} {case} scaled by {factor}", rc.allreduce(own, op=rc.Sum, postscale_factor=factor))
+            keep(f"{kind} {case} prescaled by {factor}", rc.allreduce(own, op=rc.Sum, prescale_factor=factor))
     if dtype.kind not in "biu":
         keep(f"{kind} {case} weighted", rc.allreduce(own, weight=1.0 + rc.rank()))
         for codec in CODECS[1:]:
