@@ -69,7 +69,7 @@ def test_what_other_tests_check_on_aarch64(lab: Lab, part: str) -> None:
         )  # fmt: skip
     finally:
         lab.run("jetson1", ["umount", str(repository)])
-    assert done.returncode == 0 and re.search(r"^\d{3} passed", done.stdout, re.M), done.stdout + done.stderr
+    assert done.returncode == 0 and re.search(r"^\d{2,} passed", done.stdout, re.M), done.stdout + done.stderr
 
 
 def test_the_doctor_examines_them(lab: Lab) -> None:
