@@ -16,8 +16,8 @@ cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin" PIP_DISABLE_PIP_VERSION_CHECK=1
 unset PYTHONDONTWRITEBYTECODE # or each of thousands of processes compiles what it imports
 
-beside=(slow hosts slurm tensorflow mxnet jax trainers engines)
-stages=(lint types main slow hosts slurm tensorflow mxnet jax trainers engines coverage docs package pythons gpu)
+beside=(slow hosts slurm aarch64 tensorflow mxnet jax trainers engines)
+stages=(lint types main slow hosts slurm aarch64 tensorflow mxnet jax trainers engines coverage docs package pythons gpu)
 mode=quick only=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -107,6 +107,7 @@ find_pythons() {
 }
 
 host_packages=(sshd:openssh-server ssh:openssh-client nft:nftables ip:iproute2 unshare:util-linux)
+emulation_packages=(debootstrap:debootstrap qemu-aarch64-static:qemu-user-static)
 slurm_packages=(slurmctld:slurm-wlm munged:munge mpirun.openmpi:openmpi-bin mpirun.mpich:mpich)
 
 system_packages() { # PROGRAM:PACKAGE...: install the packages of programs that are missing
@@ -163,14 +164,14 @@ stage_main() { # everything that needs neither several hosts nor TensorFlow, on 
     if [ ${#given[@]} -gt 0 ]; then
         tests .venv-test given -n 2 --dist loadgroup "${given[@]}"
     elif quick; then
-        tests .venv-test main -n 3 --dist loadgroup --quick -m "not slow and not hosts and not slurm"
+        tests .venv-test main -n 3 --dist loadgroup --quick -m "not slow and not hosts and not slurm and not aarch64"
     else
-        tests .venv-test main -n 2 --dist loadgroup -m "not slow and not hosts and not slurm"
+        tests .venv-test main -n 2 --dist loadgroup -m "not slow and not hosts and not slurm and not aarch64"
     fi
 }
 
 stage_slow() {
-    quick || tests .venv-test slow -n 2 --dist loadgroup -m "slow and not hosts"
+    quick || tests .venv-test slow -n 2 --dist loadgroup -m "slow and not hosts and not aarch64"
 }
 
 stage_hosts() {
@@ -185,6 +186,20 @@ stage_slurm() { # a real Slurm, and real mpiruns, over several hosts on this mac
     quick && return
     system_packages "${slurm_packages[@]}"
     tests .venv-test slurm -m slurm tests/slurm
+}
+
+stage_aarch64() { # jobs on x86-64 and aarch64 together: hosts with a Debian of arm64, in emulation
+    quick && return
+    system_packages "${emulation_packages[@]}"
+    local code=0
+    bash tests/aarch64/make_root.sh "$PWD/.root-aarch64" "$python" 2>"$results/reason" || code=$?
+    if [ "$code" -eq 3 ]; then # in CI, too: it is this machine that lacks something
+        echo "aarch64: $(tail -n 1 "$results/reason")" | tee -a "$results/skipped"
+        return
+    fi
+    cat "$results/reason" >&2
+    [ "$code" -eq 0 ] || return "$code"
+    tests .venv-test aarch64 -m aarch64 tests/aarch64
 }
 
 stage_tensorflow() {
@@ -407,7 +422,7 @@ else
     other=""
     cat "$results/beside.log"
     if [ "$code" -ne 0 ]; then
-        stage=$(sed -n 's/^=== \([a-z]*\) .*/\1/p' "$results/beside.log" | tail -n 1)
+        stage=$(sed -n 's/^=== \([a-z0-9]*\) .*/\1/p' "$results/beside.log" | tail -n 1)
         exit "$code"
     fi
 fi

@@ -25,7 +25,7 @@ def failed(cache: str) -> None:
 
 
 def table(folder: str) -> None:
-    """Print the table of stages, the slowest tests and files, and what passed only when it was repeated."""
+    """Print the table of stages, the slowest tests and files, and what was skipped or repeated."""
     tests: Counter[str] = Counter()
     slowest: List[Tuple[float, str, str]] = []
     files: Dict[str, float] = {}
@@ -48,6 +48,10 @@ def table(folder: str) -> None:
         print(f"\nThe {min(SLOWEST, len(files))} slowest files, in seconds:")
         for name, in_all_s in sorted(files.items(), key=lambda item: -item[1])[:SLOWEST]:
             print(f"{in_all_s:9.1f}  {name}")
+    skipped = Path(folder) / "skipped"
+    if skipped.exists():
+        print("\nThis machine cannot run these stages, which were skipped:")
+        print(skipped.read_text(), end="")
     repeated = Path(folder) / "repeated"
     if repeated.exists():
         print("\nThese failed once (see above) and passed when they were run again, alone:")

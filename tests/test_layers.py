@@ -25,7 +25,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "configuration.variables", "configuration.other_launchers", "configuration.environment",
             "configuration.settings", "configuration.membership", "configuration.limits",
             "config", "configuration.lookups", "configuration.polling", "clock",
-            "docstrings", "storage.results",
+            "docstrings", "storage.unpickling", "storage.results",
         ],
     ],
     1: [
@@ -390,7 +390,7 @@ def test_the_library_does_not_print_exit_or_configure():
 
 def test_no_pickle_but_for_the_users_objects():
     users = {name for name in modules() for other in imported_by(name) if "pickle" in other}
-    assert users == {"calls.objects", "storage.results"}
+    assert users == {"calls.objects", "storage.results", "storage.unpickling"}
 
 
 @pytest.mark.parametrize("name", sorted(PLACE))

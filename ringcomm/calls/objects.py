@@ -136,7 +136,9 @@ class Objects:
         Raises:
             Misuse: the rank that sent it could not pickle it.
         """
-        value = cloudpickle.loads(data)
+        from ..storage.unpickling import unpickled  # most jobs send no objects
+
+        value = unpickled(data)
         if type(value) is Unpicklable:
             raise Misuse(value.text)
         return value

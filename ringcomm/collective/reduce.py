@@ -117,7 +117,7 @@ class Kernel:
         ``workspace`` spares an allocation if the type needs a wider one to accumulate in.
         """
         if self._wide is not None:
-            self._fold_wide(out, operands, self._wide, final, workspace or Workspace())
+            self._fold_wide(out, operands, self._wide, workspace or Workspace())
             return
         # Accumulate in the first operand: if ``out`` stands in the middle it must stay whole until
         # its turn, and if it stands first this is in place anyway.
@@ -172,7 +172,6 @@ class Kernel:
         out: np.ndarray[Any, Any],
         operands: Sequence[np.ndarray[Any, Any]],
         wide: np.dtype[Any],
-        final: bool,
         workspace: Workspace,
     ) -> None:
         for start in range(0, out.size, _BLOCK_ITEMS):
@@ -180,8 +179,6 @@ class Kernel:
             accumulated = workspace.wide(operands[0][block], wide, 0)
             for operand in operands[1:]:
                 self._ufunc(accumulated, workspace.wide(operand[block], wide, 1), out=accumulated)
-            if final:
-                self._settle(accumulated)  # before the rounding: wide types are quicker to look through
             self._finish_wide(out[block], accumulated)
 
     def _finish_wide(self, out: np.ndarray[Any, Any], accumulated: np.ndarray[Any, Any]) -> None:
@@ -191,13 +188,20 @@ class Kernel:
         if self.divisor != 1:
             # Divide, do not multiply by 1/n: 49 * (1 / 49) is less than one and truncates to 0.
             np.divide(accumulated, wide(self.divisor), out=accumulated)
+        self._settle(accumulated)  # before the rounding: wide types are quicker to look through
         self._round(out, accumulated)
 
     def _round(self, out: np.ndarray[Any, Any], wide: np.ndarray[Any, Any]) -> None:
-        """Bring wide values back to the elements' own type. Integers truncate, and stop at their limits."""
+        """Bring wide values back to the elements' own type. Integers truncate, and stop at their limits.
+
+        NaN, as of a scale factor, becomes 0.
+        """
         if self.dtype.kind in "iu":
-            # What a processor makes of a number that does not fit differs between x86 and ARM.
+            # What a processor makes of a number that does not fit, or of NaN, differs between x86 and ARM.
             np.clip(wide, *_limits(self.dtype), out=wide)
+            greatest = np.maximum.reduce(wide, initial=0.0)  # NaN if one of them is
+            if greatest != greatest:
+                wide[np.isnan(wide)] = 0
         np.copyto(out, wide, casting="unsafe")
 
 

@@ -15,6 +15,7 @@ from typing import Any, Dict, Optional
 import cloudpickle
 
 from ..errors import Misuse, RemoteError
+from .unpickling import unpickled
 
 NOT_SENT = (pickle.PicklingError, TypeError, AttributeError, RecursionError)
 """The exceptions of pickle for objects that cannot be pickled."""
@@ -69,7 +70,7 @@ def unpack(data: bytes) -> Dict[str, Any]:
         ``ok``; if it is True also ``value``, otherwise ``summary`` (type and message), ``traceback`` (text)
         and ``exception`` (a pickle, or None).
     """
-    facts: Dict[str, Any] = cloudpickle.loads(data)
+    facts: Dict[str, Any] = unpickled(data)
     return facts
 
 
@@ -85,7 +86,7 @@ def remote_error(facts: Dict[str, Any], rank: int, host: str) -> RemoteError:
         f"rank {rank} on {host}: {facts['summary']}\n\nIts traceback there:\n{facts['traceback']}",
         rank=rank, host=host, traceback_text=facts["traceback"],
     )  # fmt: skip
-    error.__cause__ = None if facts["exception"] is None else cloudpickle.loads(facts["exception"])
+    error.__cause__ = None if facts["exception"] is None else unpickled(facts["exception"])
     return error
 
 

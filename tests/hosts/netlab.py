@@ -13,7 +13,8 @@ Only one process uses a lab. Make it in a thread that outlives it: the hosts end
 (PR_SET_PDEATHSIG), which is also why nothing runs on after a SIGKILL. What a killed process leaves
 (namespaces, links, files) goes when the next lab starts.
 
-What a host does not have of its own: files (all hosts see this machine's, like NFS, but for a few in /etc),
+What a host does not have of its own: files (all hosts see this machine's, like NFS, but for a few in /etc;
+a login on a host with a `root` sees that root file system, with changes of its own),
 cgroups, /dev/pts, and the clock. It has no default route.
 """
 
@@ -198,8 +199,8 @@ class Lab(Cables):
         for name in ("client_key", "wrong_key"):
             ssh_files.make_key(self.directory / name)
         addresses = {host.name: self.addresses(host.name) for host in self.hosts}
-        for name, own in addresses.items():
-            ssh_files.write_host(self.directory, name, own)
+        for host in self.hosts:
+            ssh_files.write_host(self.directory, host.name, addresses[host.name], chroot=bool(host.root))
         ssh_files.write_client(self.directory, addresses)
 
     def _start_host(self, name: str) -> Running:
@@ -207,7 +208,8 @@ class Lab(Cables):
         home = self.directory / name
         inside = ["nsenter", f"--net=/run/netns/{plans.netns_of(self.number, name)}"]
         inside += ["unshare", "--uts", "--ipc", "--pid", "--mount", "--fork", "--kill-child"]
-        inside += ["sh", "-c", plans.INIT, "init", str(home), sshd]
+        (root,) = (host.root for host in self.hosts if host.name == name)
+        inside += ["sh", "-c", plans.INIT, "init", str(home), sshd, root]
         with (home / "sshd.log").open("ab") as log:
             holder = subprocess.Popen(
                 [*TIED, *inside],

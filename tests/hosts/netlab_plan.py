@@ -16,7 +16,8 @@ BRIDGES = {"eth": "lan", "wlan": "wlan"}
 # docker0's one container, without which it would have no carrier: a cable whose other end is on no bridge.
 DOCKER_MEMBER = "vethc0ffee"
 
-# What PID 1 of a host does: $1 is the host's directory, $2 is sshd, which insists on /run/sshd.
+# What PID 1 of a host does: $1 is the host's directory, $2 is sshd, which insists on /run/sshd, $3 is the
+# root file system, or empty for this machine's. A login sees that one, with changes of its own.
 # A boot_id, machine-id and /dev/shm of its own keep two hosts from being taken for one.
 INIT = """
 set -e
@@ -29,6 +30,14 @@ for name in hosts hostname machine-id; do
 done
 mount --bind "$1/boot_id" /proc/sys/kernel/random/boot_id
 mkdir -p /run/sshd
+if [ -n "$3" ]; then
+    mkdir -p "$1/changes" "$1/root"
+    mount -t tmpfs tmpfs "$1/changes"
+    mkdir "$1/changes/files" "$1/changes/work"
+    mount -t overlay -o "lowerdir=$3,upperdir=$1/changes/files,workdir=$1/changes/work" overlay "$1/root"
+    for name in hosts hostname machine-id; do cp "$1/$name" "$1/root/etc/$name"; done
+    for name in proc sys dev; do mount --rbind "/$name" "$1/root/$name"; done
+fi
 exec "$2" -D -e -f "$1/sshd_config"
 """
 
@@ -37,7 +46,8 @@ exec "$2" -D -e -f "$1/sshd_config"
 class Host:
     """One host to make: its name, the names of its interfaces, and which addresses they have.
 
-    Without `wlan` (None) it has no second interface. Link-local IPv6 addresses are always there.
+    Without `wlan` (None) it has no second interface. Link-local IPv6 addresses are always there. `root` is
+    the folder with the root file system that a login sees, if it is not this machine's.
     """
 
     name: str
@@ -45,6 +55,7 @@ class Host:
     wlan: str | None = "wlan0"
     ipv6_only: bool = False
     dual_stack: bool = False
+    root: str = ""
 
 
 @dataclass(frozen=True)

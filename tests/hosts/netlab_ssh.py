@@ -63,15 +63,21 @@ def make_key(path: Path) -> str:
     return f"{kind} {key}"
 
 
-def write_host(top: Path, name: str, addresses: Sequence[str]) -> None:
-    """Write the directory of one host: sshd's files, and those that are bound over /etc and /proc in it."""
+def write_host(top: Path, name: str, addresses: Sequence[str], chroot: bool = False) -> None:
+    """Write the directory of one host: sshd's files, and those that are bound over /etc and /proc in it.
+
+    With `chroot`, a login sees the folder `root` in that directory as its root file system.
+    """
     directory = top / name
     directory.mkdir()
     public = make_key(directory / "host_key")
     with (top / "known_hosts").open("a") as known:
         known.write(f"{name} {public}\n")
     listen = "\n".join(f"ListenAddress {address}" for address in addresses)
-    (directory / "sshd_config").write_text(SSHD_CONFIG.format(listen=listen, dir=directory, top=top))
+    config = SSHD_CONFIG.format(listen=listen, dir=directory, top=top)
+    if chroot:
+        config += f"ChrootDirectory {directory / 'root'}\n"
+    (directory / "sshd_config").write_text(config)
     (directory / "hosts").write_text(HOSTS_FILE.format(name=name))
     (directory / "hostname").write_text(name + "\n")
     (directory / "boot_id").write_text(f"{uuid.uuid4()}\n")

@@ -20,7 +20,7 @@ import pytest
 from tests.mutations.copies import environ_for
 
 PARTS = (["tests/unit", "tests/sim", "tests/fuzz"], ["tests/integration"], ["tests/proc"])
-_QUICK = ["--quick", "-m", "not slow and not hosts"]
+_QUICK = ["--quick", "-m", "not slow and not hosts and not aarch64"]
 _STATED = {"launcher/ringrun/compat/": "tests/proc/test_ringrun_horovod.py::"}
 """The tests for files that run where they cannot be seen."""
 _PHASE = re.compile(r" \((setup|call|teardown)\)$")

@@ -16,6 +16,7 @@ import cloudpickle
 from ringcomm.config import key_from_environment, place_from_environment
 from ringcomm.errors import ConfigError, Misuse
 from ringcomm.storage.results import NOT_SENT, pack_error, pack_value
+from ringcomm.storage.unpickling import unpickled
 from ringcomm.wire.signing import Signer
 
 from ..plan.signed import about_call, about_result, signed, verified
@@ -56,7 +57,7 @@ def carries_bytecode(payload: bytes) -> bool:
 def unpack_call(payload: bytes) -> Tuple[List[str], Callable[[], Call]]:
     """The directories to add to ``sys.path``, and a function that then unpickles the call."""
     head, _, pickled = payload.partition(b"\n")
-    return json.loads(head.decode())["path"], lambda: Call(*cloudpickle.loads(pickled))
+    return json.loads(head.decode())["path"], lambda: Call(*unpickled(pickled))
 
 
 def _unpicklable(call: Call) -> str:

@@ -134,6 +134,11 @@ class TestIntegers:
                     value *= 10**10
                 assert float(total([value, value], Sum, dtype, **scales)) == expected
 
+    @pytest.mark.parametrize("dtype", INTEGERS, ids=name_of)
+    @pytest.mark.parametrize("scales", [{"prescale": np.inf}, {"postscale": np.nan}], ids=str)
+    def test_nan_becomes_zero(self, dtype, scales):
+        assert int(total([0, 0], Sum, dtype, **scales)) == 0
+
 
 class TestFloats:
     @pytest.mark.parametrize("dtype", FLOATS[:1] + FLOATS[-1:], ids=name_of)
@@ -142,6 +147,12 @@ class TestFloats:
         values = np.array([64.0] + [0.015625] * 512, dtype)
         assert float(total(values, Sum, dtype)) == 72.0
         assert total(values[:9] * 0 + values[8], Average, dtype) == values[8]
+
+    @pytest.mark.parametrize("dtype", FLOATS[:1] + FLOATS[-1:], ids=name_of)
+    def test_nan_of_a_scale_factor_has_the_same_bits_as_any_other(self, dtype):
+        with np.errstate(all="ignore"):
+            found = total([np.inf, 1], Sum, dtype, postscale=0.0)  # the sign is the processor's
+        assert np.asarray(found).tobytes() == np.array(np.nan, dtype).tobytes()
 
     @pytest.mark.parametrize("dtype", FLOATS[:1] + FLOATS[-1:], ids=name_of)
     def test_half_reductions_need_a_single_fold(self, dtype):
