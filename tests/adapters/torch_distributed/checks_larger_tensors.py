@@ -47,7 +47,7 @@ def placed(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Any]) -> 
 
 
 def check_all_pairs_of_placements(on: Ranks) -> None:
-    """Every way to change the placement of a tensor, also of one whose rows nobody can divide evenly."""
+    """Every way to change the placement of a tensor, also of one whose rows cannot be divided evenly."""
     kinds = [Shard(0), Shard(1), Replicate(), Partial()]
     tensors = [torch.arange(float(rows * columns)).reshape(rows, columns) * 12 for rows, columns in (
         (8, 4), (5, 7), (1, 3), (0, 2))]  # fmt: skip
