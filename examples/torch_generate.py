@@ -95,7 +95,7 @@ def main():
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if rank == 0 and step % 40 == 0:
+        if rank == 0 and step % 20 == 0:
             print(f"step {step:4d}  loss {loss.item():.4f}", flush=True)
     given, spent_s = [alphabet.index(letter) for letter in "The "], []
     with torch.no_grad():

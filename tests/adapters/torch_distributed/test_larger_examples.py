@@ -39,9 +39,9 @@ def losses_in(output: str) -> Dict[int, float]:
 
 
 def test_a_pipeline_learns_the_same_however_it_is_divided() -> None:
-    small = ["examples/torch_pipeline.py", "--steps", "40", "--layers", "3", "--width", "32"]
+    small = ["examples/torch_pipeline.py", "--steps", "20", "--layers", "3", "--width", "32"]
     alone = losses_in(run(*small))
-    assert sorted(alone) == [20, 40] and alone[40] < alone[20]
+    assert sorted(alone) == [20] and alone[20] < 4.0
     for launcher, schedule in ((ringrun(3), "1f1b"), (TORCHRUN, "gpipe")):
         output = run(*launcher, *small, "--schedule", schedule)
         assert losses_in(output) == pytest.approx(alone, rel=1e-3)
@@ -49,18 +49,19 @@ def test_a_pipeline_learns_the_same_however_it_is_divided() -> None:
     assert sorted(counts)[0][:2] == ("0", "0") and sorted(counts)[1][:2] == ("1", "2")
 
 
-def test_a_pipeline_needs_a_layer_per_stage() -> None:
-    output = run(*ringrun(2), "examples/torch_pipeline.py", "--layers", "1", code=1)
-    assert "1 layers cannot be divided among 2 stages; use --layers 2." in output
-
-
 def test_text_is_generated_by_divided_layers() -> None:
-    small = ["examples/torch_generate.py", "--steps", "40", "--context", "70", "--width", "48"]
+    small = ["examples/torch_generate.py", "--steps", "20", "--context", "40", "--width", "48"]
     alone, output = run(*small), run(*ringrun(2), *small)
     assert losses_in(output) == pytest.approx(losses_in(alone), rel=1e-3)
-    assert re.search(r"67 characters, the same on all 2 process\(es\); [\d.]+ ms per character", output)
+    assert re.search(r"36 characters, the same on all 2 process\(es\); [\d.]+ ms per character", output)
     (mine, whole), _ = re.findall(r"has (\d+) of (\d+) parameters", output)
     assert int(mine) < 0.65 * int(whole)
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs() -> None:
+    output = run("benchmarks/larger.py", "--quick")
+    assert len(re.findall(r"^\| .* x \|", output, re.MULTILINE)) == 4
 
 
 def test_a_killed_training_goes_on_with_fewer_processes(tmp_path: Path) -> None:
