@@ -88,7 +88,7 @@ class GroupWatch(Watch):
 
     def note_interrupted(self, doing: str, why: str) -> RingcommError:
         """Report that this rank left a collective half-way; return an error for lack of a root cause."""
-        return self._noted(self._reporter.note_interrupted(doing, why))
+        return self._noted(self._reporter.note_interrupted(doing, why), is_own=True)
 
     def root_cause(self, otherwise: RingcommError) -> RingcommError:
         """Return the root cause, after a failure was reported without waiting."""
@@ -103,10 +103,15 @@ class GroupWatch(Watch):
         """Warn the user; of one topic a group warns once."""
         self._reporter.warn(topic, text)
 
-    def _noted(self, error: RingcommError) -> RingcommError:
-        """Return a copy with the ranks' numbers in the whole job; its text names the culprit's itself."""
+    def _noted(self, error: RingcommError, is_own: bool = False) -> RingcommError:
+        """Return a copy with the ranks' numbers in the whole job; its text names the culprit's itself.
+
+        Args:
+            error: what has ended the group.
+            is_own: whether this rank is its cause, so that no other group can have an earlier one.
+        """
         copy = _renumbered(error, dict(enumerate(self._ranks)))
-        if self._of_all is not None and type(copy) is PeerLostError:
+        if self._of_all is not None and type(copy) is PeerLostError and not is_own:
             if not self._asked:  # once: it may wait
                 self._root_cause = self._of_all.cause_of(copy)
                 self._asked = True

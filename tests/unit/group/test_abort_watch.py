@@ -185,6 +185,7 @@ class TestTheGroupOfAllRanks:
     def test_it_is_not_asked_about_other_errors(self, control):
         watch = self.watched(control, PeerLostError("rank 3 was lost", rank=3))
         assert isinstance(watch.report_mismatch(1, "another call"), MismatchError)
+        assert watch.note_interrupted("allreduce", "KeyboardInterrupt").rank == 1
         control.abort_error = PeerStalledError("rank 1 is silent", rank=1)
         assert failure_of(watch.check).rank == 2
 
