@@ -66,7 +66,7 @@ def main():
     parser = argparse.ArgumentParser(description="Generate text with tensor parallelism over ringcomm.")
     add = parser.add_argument
     add("--steps", type=int, default=120, help="steps of training [120]")
-    add("--context", type=int, default=160, help="characters to generate [160]")
+    add("--context", type=int, default=128, help="characters of a text [128]")
     add("--layers", type=int, default=3, help="layers of the model [3]")
     add("--heads", type=int, default=6, help="attention heads, a multiple of the processes [6]")
     add("--width", type=int, default=96, help="numbers per character [96]")
@@ -90,7 +90,7 @@ def main():
     print(f"rank {rank} has {mine} of {sum(item.numel() for item in model.parameters())} parameters")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
     for step in range(1, args.steps + 1):
-        pieces = codes[torch.randint(len(codes) - 65, (16, 1)) + torch.arange(65)]
+        pieces = codes[torch.randint(len(codes) - args.context, (8, 1)) + torch.arange(args.context + 1)]
         loss = nn.functional.cross_entropy(model(pieces[:, :-1])[0].flatten(0, 1), pieces[:, 1:].flatten())
         loss.backward()
         optimizer.step()
