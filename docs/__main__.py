@@ -29,6 +29,7 @@ PAGES = {
     "How-to": [
         "docs/ringrun.md", "docs/from_mpirun.md", "docs/schedulers.md", "docs/containers.md",
         "docs/elastic.md", "docs/doctor.md", "docs/horovod.md", "docs/torch_distributed.md",
+        "docs/larger_models.md",
         "docs/tensorflow.md", "docs/compression.md", "docs/mxnet.md", "docs/trainers.md",
         "docs/from_torchrun.md", "docs/from_accelerate.md", "docs/gpu.md", "docs/ray_dask_spark.md",
         "docs/watching.md", "docs/jax.md",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
-from ..errors import RingcommError, fresh_copy
+from ..errors import PeerLostError, RingcommError, fresh_copy
 from ..transport.base import Watch
 from .reporter import Reporter
 
+_OF_ALL_S = 1.5
+"""How long a group that has lost a rank waits for the root cause of the group of all ranks."""
+
+_Error = TypeVar("_Error", bound=RingcommError)
 HeardAndSilent = Callable[[], Tuple[List[int], List[int]]]
 
 
@@ -17,16 +21,20 @@ class GroupWatch(Watch):
     Args:
         control: the connection to the rendezvous; None for a group of one.
         ranks: the ranks of the whole job that the group consists of.
+        of_all: the watch of the group of all ranks, if this is another one. A rank may have left this group
+            because it lost a rank of yet another group: then the root cause is that of the group of all.
 
     Attributes:
         failure: what ended the group, once something has.
     """
 
-    def __init__(self, control: Any, ranks: Sequence[int]) -> None:
+    def __init__(self, control: Any, ranks: Sequence[int], of_all: Optional[GroupWatch] = None) -> None:
         self.failure: Optional[RingcommError] = None
         self._control = control
         self._reporter = control if control is not None else Reporter()
         self._ranks = tuple(ranks)
+        self._of_all, self._asked = of_all, False
+        self._root_cause: Optional[PeerLostError] = None
         self._aborted: Optional[RingcommError] = None
 
     def abort(self, error: RingcommError) -> None:
@@ -80,7 +88,7 @@ class GroupWatch(Watch):
 
     def note_interrupted(self, doing: str, why: str) -> RingcommError:
         """Report that this rank left a collective half-way; return an error for lack of a root cause."""
-        return self._noted(self._reporter.note_interrupted(doing, why))
+        return self._noted(self._reporter.note_interrupted(doing, why), is_own=True)
 
     def root_cause(self, otherwise: RingcommError) -> RingcommError:
         """Return the root cause, after a failure was reported without waiting."""
@@ -95,14 +103,37 @@ class GroupWatch(Watch):
         """Warn the user; of one topic a group warns once."""
         self._reporter.warn(topic, text)
 
-    def _noted(self, error: RingcommError) -> RingcommError:
-        """Return a copy with the ranks' numbers in the whole job; its text names the culprit's itself."""
+    def _noted(self, error: RingcommError, is_own: bool = False) -> RingcommError:
+        """Return a copy with the ranks' numbers in the whole job; its text names the culprit's itself.
+
+        Args:
+            error: what has ended the group.
+            is_own: whether this rank is its cause, so that no other group can have an earlier one.
+        """
         copy = _renumbered(error, dict(enumerate(self._ranks)))
+        if self._of_all is not None and type(copy) is PeerLostError and not is_own:
+            if not self._asked:  # once: it may wait
+                self._root_cause = self._of_all.cause_of(copy)
+                self._asked = True
+            copy = copy if self._root_cause is None else fresh_copy(self._root_cause)
         self.failure = self.failure or copy
         return copy
 
+    def cause_of(self, later: PeerLostError) -> Optional[PeerLostError]:
+        """Return the root cause of another group's failure, if this group has lost another rank before.
 
-def _renumbered(error: RingcommError, numbers: Mapping[int, int]) -> RingcommError:
+        Args:
+            later: the failure of the other group.
+        """
+        error = None if self._control is None else self._control.await_abort(_OF_ALL_S)
+        if not isinstance(error, PeerLostError) or error.rank in (None, later.rank):
+            return None
+        cause = _renumbered(error, dict(enumerate(self._ranks)))
+        cause.args = (f"{cause} After that, in another group: {later}",)
+        return cause
+
+
+def _renumbered(error: _Error, numbers: Mapping[int, int]) -> _Error:
     """Return a copy of an error, which may have other users, with other numbers of ranks."""
     copy = fresh_copy(error)
     facts = vars(copy)

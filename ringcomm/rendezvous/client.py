@@ -27,8 +27,9 @@ from ..version import __version__
 from ..wire.auth import job_digest
 from ..wire.messages import MAX_MESSAGE_BYTES, Message, MessageReader, encode
 from ..wire.signing import Session
+from .aborts import error_from
 from .connect_server import DIAL_S, RendezvousSearch, Watched, pause
-from .control import Resume, error_from
+from .control import Resume
 from .joined import Joined, established, make_control
 from .links import LinkSetup
 from .probe import PROBE_AGAIN_S

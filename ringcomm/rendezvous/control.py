@@ -6,19 +6,15 @@ import logging
 import select
 import socket
 import threading
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..clock import Deadline
 from ..errors import (
-    LinkLostError,
     MismatchError,
-    NoRouteError,
     PeerLostError,
     PeerStalledError,
     ProtocolError,
     RingcommError,
-    StartTimeoutError,
-    StartupError,
     fresh_copy,
     interruption_text,
 )
@@ -26,6 +22,7 @@ from ..transport.base import Watch
 from ..transport.secure import SecureSocket
 from ..wire.messages import Message, MessageReader, encode
 from ..wire.signing import Session
+from .aborts import error_from, without_rendezvous
 from .changes import Changes, Listener
 from .link_table import ranges_of
 
@@ -78,6 +75,7 @@ class ControlChannel(Watch):
         heard_and_silent: returns (ranks from which heartbeats have arrived lately, ranks from which none
             have); called when the rendezvous pings, which it does when a rank reports a silent peer.
         abort_error: the root cause with which the job has been aborted; None as long as it runs.
+        server: the rank whose process serves the rendezvous; None: the launcher does, or it is not recorded.
     """
 
     def __init__(
@@ -97,6 +95,7 @@ class ControlChannel(Watch):
         self._changes = Changes(rank, changes)
         self._sock, self._reader, self._session = sock, reader, session
         self.abort_error: Optional[RingcommError] = None
+        self.server: Optional[int] = None
         self._interruption: Optional[RingcommError] = None
         self._lock = threading.RLock()
         self.open = True
@@ -170,10 +169,8 @@ class ControlChannel(Watch):
         except ProtocolError as problem:
             reason = str(problem)
         self._close_socket()
-        self.abort_error = self.abort_error or PeerLostError(
-            f"The rendezvous of this job is gone ({reason}): ringrun, or the process that served it, has "
-            "ended. Without it failures cannot be reported to other ranks, so this rank stops."
-        )
+        name, host = ("", None) if self.server is None else self._named(self.server)
+        self.abort_error = self.abort_error or without_rendezvous(reason, self.server, name, host)
 
     def _take(self, message: Message) -> None:
         if int(message.get("epoch", self._epoch)) != self._epoch:
@@ -185,6 +182,12 @@ class ControlChannel(Watch):
             self.abort_error = self.abort_error or error_from(message)
         elif message["type"] in ("updated", "announced"):
             self._changes.reported(message)
+
+    def await_abort(self, limit_s: float) -> Optional[RingcommError]:
+        """Return the root cause; wait so long for it if there is none and the connection is open."""
+        if self.open:
+            self._over.wait(limit_s)
+        return self.abort_error
 
     def report_lost(self, peer: int, doing: str, why: str, kind: str = "lost") -> RingcommError:
         """Report that a peer is lost; the error that every rank will raise.
@@ -372,28 +375,3 @@ class ControlChannel(Watch):
     def _close_socket(self) -> None:
         self.open = False
         self._sock.close()
-
-
-_ERRORS: Dict[str, Type[RingcommError]] = {
-    "lost": PeerLostError,
-    "stalled": PeerStalledError,
-    "cut": LinkLostError,
-    "mismatch": MismatchError,
-    "timeout": StartTimeoutError,
-    "no_route": NoRouteError,
-    "startup": StartupError,
-}
-
-
-def error_from(message: Message) -> RingcommError:
-    """The error that an ``abort`` message stands for."""
-    kind = _ERRORS.get(str(message["kind"]), RingcommError)
-    rank, host = message.get("rank"), message.get("host")
-    if issubclass(kind, LinkLostError):
-        ranks, hosts = message.get("ranks", ()), message.get("hosts", ())
-        return kind(str(message["text"]), ranks=tuple(map(int, ranks)), hosts=tuple(map(str, hosts)))
-    if issubclass(kind, PeerLostError):
-        return kind(str(message["text"]), rank=rank, host=host)
-    if issubclass(kind, MismatchError):
-        return kind(str(message["text"]), rank=rank)
-    return kind(str(message["text"]))

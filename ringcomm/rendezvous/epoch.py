@@ -321,7 +321,7 @@ class Epoch:
         """End the generation with an error, which every member is sent.
 
         Args:
-            kind: of the error, see :func:`~.control.error_from`.
+            kind: of the error, see :func:`~.aborts.error_from`.
             text: of the error.
             culprit: the rank at fault, if there is one.
             host: the name of its host.

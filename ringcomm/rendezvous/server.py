@@ -13,9 +13,9 @@ from ..transport.secure import Encryption
 from ..version import __version__
 from ..wire.auth import Purpose
 from ..wire.messages import Message
+from .aborts import error_from
 from .actions import Action, Drop, Notice, Seat, Send, Timer
 from .board import Board
-from .control import error_from
 from .elastic import ElasticRendezvous
 from .epoch import Phase
 from .message_server import MessageServer

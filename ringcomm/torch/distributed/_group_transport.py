@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from typing import Any, Callable, Optional, Sequence
+from collections import deque
+from typing import Any, Callable, Deque, Optional, Sequence
 
 from ... import api
 from ...config import Settings
@@ -29,6 +30,8 @@ from ._trace import write_here
 
 _transports: weakref.WeakSet[GroupTransport] = weakref.WeakSet()
 _transports_lock = threading.Lock()
+_default_watch: Deque[weakref.ref[GroupWatch]] = deque(maxlen=1)
+"""The watch of the newest default group."""
 
 
 class GroupTransport:
@@ -64,7 +67,10 @@ class GroupTransport:
             self._rendezvous = meet(store, rank, ranks, name, settings)
             joined = self._rendezvous.joined
             channels, peers = joined.channels, joined.peers
-        watch = self.watch = GroupWatch(None if joined is None else joined.control, ranks)
+            joined.control.server = 0  # see meet()
+        watch = self.watch = GroupWatch(
+            None if joined is None else joined.control, ranks, None if default else _watch_of_all()
+        )
         group = self.group = Group(channels, peers, settings, joined, watch, ranks)
         # Not a bound method: the detector's thread must not keep an unused group alive.
         self.end = _failure_handler(watch, channels)
@@ -80,6 +86,7 @@ class GroupTransport:
             )
         group.record(source, f"group {name}", steps=optimizer_steps())
         if default:
+            _default_watch.append(weakref.ref(watch))
             write_here(source)
             if settings.timeline and not api.is_initialized():
                 group.recording.start(settings.timeline, settings.timeline_mark_cycles)
@@ -100,6 +107,11 @@ class GroupTransport:
         self.group.close()
         if self._rendezvous is not None:
             self._rendezvous.end(wait, self.group.failed)
+
+
+def _watch_of_all() -> Optional[GroupWatch]:
+    """Return the watch of the default group, if there is one."""
+    return _default_watch[0]() if _default_watch else None
 
 
 def _waits_for() -> str:

@@ -25,6 +25,9 @@ class Control(Reporter):
     def fileno(self):
         return 7
 
+    def await_abort(self, limit_s):
+        return self.abort_error
+
     def note_closed(self, peer, why):
         self.closed.append((peer, why))
 
@@ -148,3 +151,45 @@ def test_remarks_and_warnings_are_passed_on(watch, control):
     watch.warn("lines", "two call sites")
     assert control.closed == [(1, "it closed the connection")]
     assert control.warned == [("lines", "two call sites")]
+
+
+class TestTheGroupOfAllRanks:
+    """Rank 2 has left the group of ranks 1 and 2, since it lost rank 3 of another group."""
+
+    def left(self, control):
+        control.abort_error = PeerLostError("rank 1 (rank 2 of all) has finished", rank=1)
+
+    def watched(self, control, error):
+        of_all = Control()
+        of_all.abort_error = error
+        return GroupWatch(control, (1, 2), GroupWatch(of_all, (0, 1, 2, 3)))
+
+    def test_it_has_the_root_cause(self, control):
+        watch = self.watched(control, PeerStalledError("rank 3 (jetson) is silent.", rank=3, host="jetson"))
+        self.left(control)
+        error = failure_of(watch.check)
+        assert (type(error), error.rank, error.host) == (PeerStalledError, 3, "jetson")
+        assert str(failure_of(watch.check)) == str(error) and watch.abort_error.rank == 3
+        text = "rank 3 (jetson) is silent. After that, in another group: rank 1 (rank 2 of all) has finished"
+        assert str(error) == text and str(watch.failure) == text
+
+    @pytest.mark.parametrize(
+        "error",
+        [None, PeerLostError("rank 2 was lost", rank=2), PeerLostError("no name"), Misuse("no room")],
+    )
+    def test_it_has_no_earlier_one(self, control, error):
+        watch = self.watched(control, error)
+        self.left(control)
+        assert (failure_of(watch.check).rank, watch.failure.rank) == (2, 2)
+
+    def test_it_is_not_asked_about_other_errors(self, control):
+        watch = self.watched(control, PeerLostError("rank 3 was lost", rank=3))
+        assert isinstance(watch.report_mismatch(1, "another call"), MismatchError)
+        assert watch.note_interrupted("allreduce", "KeyboardInterrupt").rank == 1
+        control.abort_error = PeerStalledError("rank 1 is silent", rank=1)
+        assert failure_of(watch.check).rank == 2
+
+    def test_it_may_have_one_rank_only(self, control):
+        watch = GroupWatch(control, (1, 2), GroupWatch(None, (0,)))
+        self.left(control)
+        assert failure_of(watch.check).rank == 2

@@ -9,16 +9,12 @@ import threading
 import pytest
 
 from ringcomm.errors import (
-    LinkLostError,
     MismatchError,
-    NoRouteError,
     PeerLostError,
     PeerStalledError,
-    RingcommError,
-    StartTimeoutError,
 )
 from ringcomm.rendezvous import control
-from ringcomm.rendezvous.control import ControlChannel, error_from
+from ringcomm.rendezvous.control import ControlChannel
 from ringcomm.wire.messages import MessageReader, encode
 
 HOSTS = ["desk", "jetson1", "jetson2"]
@@ -128,6 +124,17 @@ class TestAbort:
             call("nothing to send it to")
         channel.report_usage(1.0, 0.5, False)
         channel.leave("its program ended", ok=True)
+
+    def test_a_rendezvous_in_the_process_of_a_rank_ends_with_it(self, ends):
+        channel, rendezvous = ends
+        assert channel.await_abort(0.01) is None
+        channel.server = 0
+        rendezvous.sock.close()
+        error = channel.await_abort(LIMIT_S)
+        assert isinstance(error, PeerLostError) and (error.rank, error.host) == (0, "desk")
+        text = "rank 0 (desk) was lost: it closed the connection. Its process served the rendezvous"
+        assert str(error).startswith(text)
+        assert channel.await_abort(LIMIT_S) is error, "no wait, since the connection is closed"
 
     def test_a_connection_that_was_reset(self):
         listener = socket.create_server(("127.0.0.1", 0))
@@ -293,24 +300,3 @@ class TestLeaving:
         rendezvous.sock.close()
         channel.leave("its program ended", ok=True)
         assert not channel.open
-
-
-@pytest.mark.parametrize(
-    ("change", "kind"),
-    [
-        ({}, PeerLostError),
-        ({"kind": "stalled"}, PeerStalledError),
-        ({"kind": "cut", "ranks": [0, 2], "hosts": ["desk", "jetson2"]}, LinkLostError),
-        ({"kind": "mismatch"}, MismatchError),
-        ({"kind": "timeout"}, StartTimeoutError),
-        ({"kind": "no_route"}, NoRouteError),
-        ({"kind": "of a later version"}, RingcommError),
-    ],
-)
-def test_errors_of_abort_messages(change, kind):
-    error = error_from({**ABORT, **change})
-    assert type(error) is kind and str(error) == ABORT["text"]
-    if kind is LinkLostError:
-        assert error.ranks == (0, 2) and error.hosts == ("desk", "jetson2")
-    elif issubclass(kind, PeerLostError):
-        assert (error.rank, error.host) == (2, "jetson2")

@@ -1,0 +1,59 @@
+"""The errors that end a job on all ranks, as each rank makes them: from a message, or for lack of one."""
+
+from __future__ import annotations
+
+from typing import Dict, Optional, Type
+
+from ..errors import (
+    LinkLostError,
+    MismatchError,
+    NoRouteError,
+    PeerLostError,
+    PeerStalledError,
+    RingcommError,
+    StartTimeoutError,
+    StartupError,
+)
+from ..wire.messages import Message
+
+_ERRORS: Dict[str, Type[RingcommError]] = {
+    "lost": PeerLostError,
+    "stalled": PeerStalledError,
+    "cut": LinkLostError,
+    "mismatch": MismatchError,
+    "timeout": StartTimeoutError,
+    "no_route": NoRouteError,
+    "startup": StartupError,
+}
+
+
+def error_from(message: Message) -> RingcommError:
+    """The error that an ``abort`` message stands for."""
+    kind = _ERRORS.get(str(message["kind"]), RingcommError)
+    rank, host = message.get("rank"), message.get("host")
+    if issubclass(kind, LinkLostError):
+        ranks, hosts = message.get("ranks", ()), message.get("hosts", ())
+        return kind(str(message["text"]), ranks=tuple(map(int, ranks)), hosts=tuple(map(str, hosts)))
+    if issubclass(kind, PeerLostError):
+        return kind(str(message["text"]), rank=rank, host=host)
+    if issubclass(kind, MismatchError):
+        return kind(str(message["text"]), rank=rank)
+    return kind(str(message["text"]))
+
+
+def without_rendezvous(reason: str, server: Optional[int], name: str, host: Optional[str]) -> PeerLostError:
+    """The error when the connection to the rendezvous has ended.
+
+    Args:
+        reason: how it has ended.
+        server: the rank whose process serves the rendezvous; None: the launcher does, or it is not recorded.
+        name: of that rank.
+        host: of that rank.
+    """
+    if server is None:
+        return PeerLostError(
+            f"The rendezvous of this job is gone ({reason}): ringrun, or the process that served it, has "
+            "ended. Without it failures cannot be reported to other ranks, so this rank stops."
+        )
+    text = f"{name} was lost: {reason}. Its process served the rendezvous, over which failures are reported."
+    return PeerLostError(text, rank=server, host=host)

@@ -1,0 +1,263 @@
+"""FSDP2 (``fully_shard``) and distributed checkpoints: the same numbers as one process."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any, Dict, List, Sequence
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from tests.adapters.torch_distributed.harness import Ranks
+
+SHARES = 12
+"""Rows of a batch: 2, 3 and 4 ranks get equal shares."""
+
+
+class Feed(nn.Module):
+    """A layer whose parameters have 13, 7 and 1 rows, which no number of ranks divides evenly."""
+
+    def __init__(self, bias: bool = True) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(7, 13, bias=bias), nn.Linear(13, 7)
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.scale * self.down(torch.tanh(self.up(x)))
+
+
+def build() -> nn.Sequential:
+    torch.manual_seed(21)
+    return nn.Sequential(Feed(), Feed(bias=False), Feed()).double()
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randn(SHARES, 7, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+
+
+def sharded(mesh: DeviceMesh, **options: Any) -> nn.Sequential:
+    model = build()
+    for layer in model:
+        fully_shard(layer, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
+
+
+def share(on: Ranks, step: int) -> torch.Tensor:
+    return batch(step).chunk(on.size)[on.rank]
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.02)
+
+
+def train(model: nn.Module, optimizer: Any, batches: Sequence[torch.Tensor]) -> None:
+    for inputs in batches:
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+
+
+def alone(steps: int) -> nn.Sequential:
+    """The model after training in one process."""
+    model = build()
+    train(model, adam(model), [batch(step) for step in range(steps)])
+    return model
+
+
+def same(found: nn.Module, wanted: nn.Module, off: float = 1e-10) -> None:
+    for (name, mine), (_, other) in zip(found.named_parameters(), wanted.named_parameters()):
+        whole = mine.full_tensor() if isinstance(mine, DTensor) else mine
+        assert torch.allclose(whole.to(other.dtype), other, rtol=off, atol=off), (name, whole, other)
+
+
+def grids(on: Ranks) -> List[DeviceMesh]:
+    """A line of all ranks; two copies, each of which is sharded; and copies that are not sharded."""
+    shapes = [(on.size,), (on.size, 1)] + ([(2, on.size // 2)] if on.size % 2 == 0 else [])
+    names = ("copies", "shards")
+    return [init_device_mesh("cpu", item, mesh_dim_names=names[-len(item):]) for item in shapes]  # fmt: skip
+
+
+def check_fully_sharded_training(on: Ranks) -> None:
+    wanted = alone(4)
+    for mesh in grids(on):
+        for reshard in (True, False):
+            model = sharded(mesh, reshard_after_forward=reshard)
+            train(model, adam(model), [share(on, step) for step in range(4)])
+            same(model, wanted)
+
+
+def check_gradients_are_clipped_by_their_norm_over_all_ranks(on: Ranks) -> None:
+    whole, model = build(), sharded(grids(on)[-1])
+    norms = []
+    for network, inputs in ((whole, batch(0)), (model, share(on, 0))):
+        (network(inputs).square().mean() * 50).backward()
+        norm = nn.utils.clip_grad_norm_(network.parameters(), 0.1)
+        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    assert torch.allclose(norms[0], norms[1])
+    for mine, other in zip(model.parameters(), whole.parameters()):
+        assert torch.allclose(mine.grad.full_tensor(), other.grad)
+
+
+def check_gradients_accumulate(on: Ranks) -> None:
+    """With a reduction for each part of a batch, and with one for all of them."""
+    wanted = build()
+    for step in range(3):
+        (wanted(batch(step)).square().mean() / 3).backward()
+    for mesh in grids(on):
+        for once in (True, False):
+            model = sharded(mesh)
+            for step in range(3):
+                if once:
+                    model.set_requires_gradient_sync(step == 2)
+                (model(share(on, step)).square().mean() / 3).backward()
+            for (name, mine), other in zip(model.named_parameters(), wanted.parameters()):
+                assert torch.allclose(mine.grad.full_tensor(), other.grad), (mesh, once, name)
+
+
+def check_mixed_precision(on: Ranks) -> None:
+    """bfloat16 is gathered and computed with; gradients are reduced in the type that the policy names."""
+    for reduce in (torch.float32, torch.bfloat16):
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce)
+        model = build().float()
+        for layer in model:
+            fully_shard(layer, mp_policy=policy, mesh=grids(on)[0])
+        fully_shard(model, mp_policy=policy, mesh=grids(on)[0])
+        train(model, adam(model), [share(on, step).float() for step in range(3)])
+        assert all(item.dtype == torch.float32 for item in model.parameters())
+        wanted = build()
+        train(wanted, torch.optim.AdamW(wanted.parameters(), lr=0.02), [batch(step) for step in range(3)])
+        same(model, wanted, 0.15)  # a step of Adam is 0.02 long, also for a gradient that is nearly 0
+
+
+def check_offloaded_and_uneven_placements(on: Ranks) -> None:
+    """Parameters that are divided by columns, and the policy that keeps shards on the CPU."""
+
+    def columns(parameter: nn.Parameter) -> Shard:
+        return Shard(1 if parameter.ndim > 1 and parameter.shape[1] % on.size == 0 else 0)
+
+    wanted = alone(2)
+    mesh = grids(on)[0]
+    for options in ({"shard_placement_fn": columns}, {"offload_policy": CPUOffloadPolicy(pin_memory=False)}):
+        model = sharded(mesh, **options)
+        train(model, adam(model), [share(on, step) for step in range(2)])
+        same(model, wanted)
+
+
+def check_sharded_and_tensor_parallel(on: Ranks) -> None:
+    """Two dimensions of a mesh: FSDP2 shards what tensor parallelism has divided."""
+    if on.size % 2:
+        return
+    mesh = init_device_mesh("cpu", (2, on.size // 2), mesh_dim_names=("dp", "tp"))
+    plan = {"up": ColwiseParallel(use_local_output=False), "down": RowwiseParallel()}
+    model = build()
+    for layer in model:
+        parallelize_module(layer, mesh["tp"], plan)
+        layer.scale = nn.Parameter(distribute_tensor(layer.scale.detach(), mesh["tp"], [Replicate()]))
+        layer.forward = _forward_of(layer)
+        fully_shard(layer, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wanted = build()
+    train(model, optimizer, [batch(step).chunk(2)[dist.get_rank(mesh.get_group("dp"))] for step in range(3)])
+    train(wanted, torch.optim.SGD(wanted.parameters(), lr=0.1), [batch(step) for step in range(3)])
+    same(model, wanted)
+    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    for name, expected in wanted.state_dict().items():
+        assert torch.allclose(whole[name], expected), name
+
+
+def _forward_of(layer: Feed) -> Any:
+    """The layer's computation with its scale as a plain tensor."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x + layer.scale.to_local() * layer.down(torch.tanh(layer.up(x)))
+
+    return forward
+
+
+def check_state_dictionaries(on: Ranks) -> None:
+    """The whole state on all ranks or on rank 0, and back from there."""
+    for mesh in grids(on):
+        model = sharded(mesh)
+        train(model, adam(model), [share(on, 0)])
+        wanted = {name: item.full_tensor() for name, item in model.state_dict().items()}
+        full = StateDictOptions(full_state_dict=True)
+        for name, item in get_model_state_dict(model, options=full).items():
+            assert torch.equal(item, wanted[name])
+        at_root = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        found = get_model_state_dict(model, options=at_root)
+        assert set(found) == (set(wanted) if on.rank == 0 else set())
+        again = sharded(mesh)
+        spread = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        set_model_state_dict(again, found, options=spread)
+        for name, item in again.state_dict().items():
+            assert torch.equal(item.full_tensor(), wanted[name])
+
+
+def folder_of_all(on: Ranks) -> str:
+    folder: List[Any] = [tempfile.mkdtemp() if on.rank == 0 else None]
+    dist.broadcast_object_list(folder, 0)
+    return str(folder[0])
+
+
+def check_a_checkpoint_of_another_number_of_ranks(on: Ranks) -> None:
+    """Written by all ranks, read by fewer, whose training goes on as if nothing had happened."""
+    folder, wanted = folder_of_all(on), alone(4)
+    mesh = grids(on)[-1]
+    model = sharded(mesh)
+    optimizer = adam(model)
+    train(model, optimizer, [share(on, step) for step in range(2)])
+    parts, states = get_state_dict(model, optimizer)
+    checkpoint.save({"model": parts, "optimizer": states, "step": 2}, checkpoint_id=folder)
+    few = on.size - 1
+    group = dist.new_group(list(range(few)))
+    if on.rank < few:
+        _continue(on, folder, DeviceMesh.from_group(group, "cpu"), wanted)
+    on.together("loaded")
+    laid_out = distribute_tensor(torch.zeros(13, 7, dtype=torch.float64), grids(on)[0], [Shard(1)])
+    only = {"model": {"0.up.weight": laid_out}}  # one tensor of the checkpoint, and divided otherwise
+    checkpoint.load(only, checkpoint_id=folder)
+    whole = model.get_parameter("0.up.weight").full_tensor()
+    assert torch.equal(laid_out.full_tensor(), whole)
+
+
+def _continue(on: Ranks, folder: str, mesh: DeviceMesh, wanted: nn.Module) -> None:
+    model = sharded(mesh)
+    optimizer = adam(model)
+    parts, states = get_state_dict(model, optimizer)
+    state: Dict[str, Any] = {"model": parts, "optimizer": states, "step": 0}
+    checkpoint.load(state, checkpoint_id=folder, process_group=mesh.get_group())
+    assert state["step"] == 2
+    set_state_dict(model, optimizer, model_state_dict=parts, optim_state_dict=states)
+    train(model, optimizer, [batch(step).chunk(mesh.size())[on.rank] for step in range(2, 4)])
+    same(model, wanted)
+
+
+def check_a_checkpoint_while_training_goes_on(on: Ranks) -> None:
+    folder = folder_of_all(on)
+    model = sharded(grids(on)[0])
+    optimizer = adam(model)
+    train(model, optimizer, [share(on, 0)])
+    wanted = {name: item.full_tensor() for name, item in model.state_dict().items()}
+    group = dist.new_group()  # the saving thread's collectives must not mix with those of the training
+    saving = checkpoint.async_save({"model": model.state_dict()}, checkpoint_id=folder, process_group=group)
+    train(model, optimizer, [share(on, step) for step in range(1, 4)])
+    saving.result()
+    again = sharded(grids(on)[0])
+    state = {"model": again.state_dict()}
+    checkpoint.load(state, checkpoint_id=folder)
+    for name, item in again.state_dict().items():
+        assert torch.equal(item.full_tensor(), wanted[name]), name
