@@ -130,10 +130,10 @@ def training_steps(scale: float, backward_s: float, gloo: Any) -> Dict[str, Call
         factor = torch.ones(())
         return lambda: model(factor).backward()
 
-    def local(fragments: int = 1, overlap: int = 0) -> Step:
+    def local(fragments: int = 1, overlap: int = 0, every: Any = LOCAL_STEPS) -> Step:
         model = gradients_of(scale, backward_s)
         optimizer = still(model)
-        outer = hvd.LocalSGD(model, optimizer, LOCAL_STEPS, compression="int8", fragments=fragments,
+        outer = hvd.LocalSGD(model, optimizer, every, compression="int8", fragments=fragments,
                              overlap=overlap, max_drift=math.inf)  # fmt: skip
         outer.__enter__()
         factor = torch.ones(())
@@ -164,6 +164,7 @@ def training_steps(scale: float, backward_s: float, gloo: Any) -> Dict[str, Call
         "ringcomm int8": lambda: distributed("int8"),
         "ringcomm int4": lambda: distributed("int4"),
         "ringcomm PowerSGD 4": lambda: distributed(hvd.PowerSGD(4)),
+        "ringcomm LocalSGD, int8": lambda: local(every="auto"),
         f"ringcomm LocalSGD {LOCAL_STEPS}, int8": local,
         f"ringcomm LocalSGD {LOCAL_STEPS}, int8, streaming": lambda: local(4, 4),
     }

@@ -68,11 +68,12 @@ class LocalSGD(OuterOptimizer):
             local.step()
         local.synchronize()
 
-    This is another algorithm than averaging gradients. By default ranks synchronize as often
-    as their distance demands, and nothing was lost in docs/compression.md. With a fixed number, at high
-    learning rates, that loses accuracy (-2.8 points at twice the usual rate with batch normalization, -0.5 at
-    the usual one): compare with averaging gradients in every step on your own model first. The weights are
-    averaged; :meth:`diloco` has an outer momentum, for runs with hundreds of synchronizations.
+    This is another algorithm than averaging gradients. By default ranks synchronize as often as their
+    distance demands; with SGD nothing was lost in docs/compression.md, Adam needed a higher learning rate.
+    With a fixed number, at high learning rates, that loses accuracy (-2.8 points at twice the usual rate with
+    batch normalization, -0.5 at the usual one): compare with averaging gradients in every step on your own
+    model first. The weights are averaged; :meth:`diloco` has an outer momentum, for runs with hundreds of
+    synchronizations.
 
     All ranks must begin with the same weights, and synchronize equally often. With ``sync_every=1`` this is
     data-parallel SGD on the deltas of the ranks.
