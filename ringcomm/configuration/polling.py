@@ -33,6 +33,6 @@ def waited_for_cores_s() -> float:
 def usable_cores() -> int:
     """Return how many processor cores this process may run on."""
     try:
-        return len(os.sched_getaffinity(0))
+        return len(os.sched_getaffinity(0))  # type: ignore[attr-defined,unused-ignore]
     except (AttributeError, OSError):  # not Linux, or refused
         return os.cpu_count() or 1

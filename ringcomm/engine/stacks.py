@@ -79,7 +79,8 @@ def _temporary() -> int:
     """A descriptor of a file without a name."""
     if hasattr(os, "memfd_create"):
         try:
-            return os.memfd_create("ringcomm-stacks", os.MFD_CLOEXEC)
+            descriptor: int = os.memfd_create("ringcomm-stacks", os.MFD_CLOEXEC)  # type: ignore[attr-defined,unused-ignore]
+            return descriptor
         except OSError:
             pass  # A sandbox may have the call but forbid it.
     with tempfile.TemporaryFile() as file:

@@ -10,7 +10,6 @@ the third time is moved, and a training step's buffers do.
 from __future__ import annotations
 
 import ctypes
-import sys
 from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
@@ -26,7 +25,7 @@ _POLICY = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 def _find() -> Optional[Any]:
     """The system's ``madvise``, where huge pages are not forbidden."""
     try:
-        if not sys.platform.startswith("linux") or "[never]" in _POLICY.read_text():
+        if "[never]" in _POLICY.read_text():
             return None
         function = ctypes.CDLL(None, use_errno=True).madvise
     except (OSError, AttributeError, TypeError):

@@ -223,7 +223,8 @@ def _text_of(path: str) -> str:
 
 def local_socket() -> Optional[Interface]:
     """A fresh name for a Unix socket without a file, if this system has such; it ends with its owner."""
-    if not sys.platform.startswith("linux"):
+    on_linux = sys.platform.startswith("linux")
+    if not on_linux:
         return None
     return Interface("unix", f"@ringcomm-{secrets.token_hex(16)}", LOCAL, 0)
 

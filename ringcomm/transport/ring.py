@@ -150,7 +150,8 @@ def _nameless() -> int:
     """A descriptor of anonymous memory, which other processes can only get by its being passed to them."""
     if hasattr(os, "memfd_create"):
         try:
-            return os.memfd_create("ringcomm", os.MFD_CLOEXEC)
+            descriptor: int = os.memfd_create("ringcomm", os.MFD_CLOEXEC)  # type: ignore[attr-defined,unused-ignore]
+            return descriptor
         except OSError:
             pass  # A sandbox may have the call but forbid it.
     if not hasattr(os, "O_TMPFILE"):

@@ -51,7 +51,8 @@ def choose_congestion(sock: socket.socket, wish: str) -> None:
 def round_trip_us(sock: socket.socket) -> int:
     """The system's estimate of a TCP connection's round-trip time in microseconds (0 if unknown)."""
     try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_RTT.size)
+        which = socket.TCP_INFO  # type: ignore[attr-defined,unused-ignore]
+        info = sock.getsockopt(socket.IPPROTO_TCP, which, _TCP_INFO_RTT.size)
     except (AttributeError, OSError):  # not Linux, or a sandbox
         return 0
     return int(_TCP_INFO_RTT.unpack(info)[0]) if len(info) == _TCP_INFO_RTT.size else 0

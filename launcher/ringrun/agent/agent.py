@@ -282,7 +282,7 @@ class Agent:
             if os.getppid() != agent:
                 os._exit(1)
             if processors:
-                os.sched_setaffinity(0, processors)
+                os.sched_setaffinity(0, processors)  # type: ignore[attr-defined,unused-ignore]
 
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
         ends = [os.open(os.devnull, os.O_RDONLY), out_end, err_end]

@@ -66,7 +66,7 @@ def shares(policy: str, processors: List[Processor], ranks: int) -> List[Set[int
 def available_processors(root: str = "/sys/devices/system/cpu") -> List[Processor]:
     """The processors that this process may use; empty where the system does not say."""
     try:
-        numbers = sorted(os.sched_getaffinity(0))
+        numbers = sorted(os.sched_getaffinity(0))  # type: ignore[attr-defined,unused-ignore]
     except (AttributeError, OSError):  # not Linux, or refused
         return []
     found = []

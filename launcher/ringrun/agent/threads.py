@@ -61,7 +61,7 @@ def available_cores() -> float:
 def bound_cores() -> int:
     """Return how many cores this process may run on by its affinity."""
     try:
-        return len(os.sched_getaffinity(0))
+        return len(os.sched_getaffinity(0))  # type: ignore[attr-defined,unused-ignore]
     except (AttributeError, OSError):  # not Linux
         return os.cpu_count() or 1
 
