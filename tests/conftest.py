@@ -18,7 +18,7 @@ from ringcomm.testing.cluster import run_ranks
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-QUICK_SHARE = 8
+QUICK_SHARE = 12
 """With --quick, one case of a parametrized test in so many is run. Unit tests take a few milliseconds, so all
 of their cases are, but of those that are marked ``sampled``."""
 

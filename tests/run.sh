@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The tests of this project, with one command:
 #
-#   bash tests/run.sh                      a selection of every kind, for work on the code (minutes)
+#   bash tests/run.sh                      a selection, for work on the code (minutes); of other frameworks than
+#                                          PyTorch if a stage of them has been run before
 #   bash tests/run.sh --all                everything
 #   bash tests/run.sh --only STAGE [...]   one stage whole; STAGE is one of those listed at the end of a run
 #   bash tests/run.sh --gpu                the tests that need a GPU; says what it ran, or that there is none
@@ -28,7 +29,7 @@ while [ $# -gt 0 ]; do
             [ $# -gt 0 ] || { echo "--only needs a stage: ${stages[*]}" >&2; exit 2; }
             [[ " ${stages[*]} " == *" $1 "* ]] || { echo "no stage is called $1; there are ${stages[*]}" >&2; exit 2; }
             mode=all only+=("$1") ;;
-        -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit ;;
+        -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit ;;
         *) break ;;
     esac
     shift
@@ -145,6 +146,11 @@ tests() { # ENVIRONMENT NAME PYTEST-ARGUMENTS...: run pytest; NAME is for the ta
 
 quick() { [ "$mode" = quick ]; }
 
+left_out() { # ENVIRONMENT: the quick run tests a framework only if its environment has been made before
+    quick && [ ! -e "$1/made-from" ] || return 1
+    echo "left out, as there is no $1 yet: bash tests/run.sh --only $stage makes it"
+}
+
 may_skip() { # REASON: skip a stage, except where everything is required: in CI
     echo "cannot run: $1"
     [[ ! "${CI:-} ${RINGCOMM_REQUIRE_HOSTS:-}" =~ 1|true ]]
@@ -204,6 +210,7 @@ stage_aarch64() { # jobs on x86-64 and aarch64 together: hosts with a Debian of 
 }
 
 stage_tensorflow() {
+    if left_out .venv-test-tf; then return; fi
     environment .venv-test-tf "$main" -e '.[test,examples]' -r tests/requirements-tf.txt
     # It asks for the package "tensorflow", which the one for CPUs replaces here.
     .venv-test-tf/bin/python -c 'import importlib.util as util; exit(util.find_spec("tf_keras") is None)' ||
@@ -219,6 +226,7 @@ stage_tensorflow() {
 
 stage_mxnet() { # MXNet 1.9 exists for Python 3.8 to 3.11
     local minor
+    if left_out .venv-test-mxnet; then return; fi
     for minor in 11 10 9 8; do
         [ -n "${pythons[$minor]:-}" ] || continue
         if ! environment .venv-test-mxnet "${pythons[$minor]}" -e . -r tests/requirements-mxnet.txt; then
@@ -235,6 +243,7 @@ stage_mxnet() { # MXNet 1.9 exists for Python 3.8 to 3.11
 }
 
 stage_jax() {
+    if left_out .venv-test-jax; then return; fi
     environment .venv-test-jax "$main" -e '.[test,examples]' -r tests/requirements-jax.txt
     if quick; then
         tests .venv-test-jax smoke -m smoke tests/adapters/jax
@@ -245,6 +254,7 @@ stage_jax() {
 }
 
 stage_trainers() { # Lightning, Fabric, Accelerate, the Hugging Face Trainer and Composer
+    if left_out .venv-test-trainers; then return; fi
     if ! trainers_environment; then
         may_skip "what tests/requirements-trainers.txt lists cannot be installed here"
         return
