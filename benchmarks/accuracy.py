@@ -237,7 +237,7 @@ def train(task: Task, method: Any, seed: int, optimizer: Any) -> Tuple[float, fl
                 state.step(mine, gradients_on(model, inputs[batch], targets[batch]), rate)
             since += 1
             if since >= method.interval.steps or number == total:
-                synchronize(method, weights, own, velocities)
+                synchronize(method, weights, own, velocities, since)
                 since, exchanges = 0, exchanges + 1
         if epoch >= task.epochs - LAST:
             assign(model, weights)
@@ -245,7 +245,9 @@ def train(task: Task, method: Any, seed: int, optimizer: Any) -> Tuple[float, fl
     return statistics.mean(found), exchanges / total
 
 
-def synchronize(method: Any, weights: List[Array], own: Gradients, velocities: List[Array]) -> None:
+def synchronize(
+    method: Any, weights: List[Array], own: Gradients, velocities: List[Array], made: int
+) -> None:
     """The outer step, as :class:`ringcomm.LocalSGD` makes it."""
     deltas = [[old - new for old, new in zip(weights, mine)] for mine in own]
     mean = [np.mean(item, axis=0) for item in zip(*deltas)]
@@ -260,7 +262,7 @@ def synchronize(method: Any, weights: List[Array], own: Gradients, velocities: L
     for mine in own:
         for item, common in zip(mine, weights):
             item[...] = common
-    method.follow(float(apart), square(weights))
+    method.follow(float(apart), square(weights), made)
 
 
 def square(arrays: Sequence[Array]) -> float:

@@ -170,18 +170,17 @@ class Local(Exact):
         self.outer = outer
         self.rate = rate
         self.deltas = deltas or Exact()
-        self.exchanges = 0
 
-    def follow(self, apart: float, norm: float) -> None:
+    def follow(self, apart: float, norm: float, made: int) -> None:
         """After an exchange: the next interval. An exchange takes 1.6 local steps, so 16 are enough.
 
         Args:
             apart: square of the workers' mean distance.
             norm: that of the common weights.
+            made: local steps before it.
         """
         assert self.interval is not None
-        self.exchanges += 1
-        self.interval.learn(Facts(*self.interval.send(0.0))._replace(exchange_s=1.6, step_s=1.0))
+        self.interval.learn(Facts(*self.interval.send(0.0, made))._replace(exchange_s=1.6, step_s=1.0))
         self.interval.measured(apart, norm)
         self.interval.begin()
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from typing import Deque, List, NamedTuple, Sequence, Union
+from typing import Deque, List, NamedTuple, Optional, Sequence, Union
 
 from ..errors import ConfigError
 
@@ -40,12 +40,14 @@ class Facts(NamedTuple):
         apart: square of the distance from the mean: of this rank its share of the mean distance, which may
             be negative.
         norm: square of the norm of the common weights.
+        steps: local steps before it; 0: there was none.
         exchange_s: seconds in the exchange.
         step_s: seconds of a local step before it.
     """
 
     apart: float = 0.0
     norm: float = 0.0
+    steps: float = 0.0
     exchange_s: float = 0.0
     step_s: float = 0.0
 
@@ -76,7 +78,7 @@ class Interval:
         rank: int,
         size: int,
         least: int,
-        max_drift: Union[float, None] = None,
+        max_drift: Optional[float] = None,
     ) -> None:
         self.automatic = sync_every == AUTO
         periods = [least] * size if self.automatic else _periods(sync_every, size)
@@ -99,7 +101,7 @@ class Interval:
         self.drift = math.nan
         self._warned = False
         self._own = Facts()
-        self._lengths: Deque[int] = deque(maxlen=2)
+        self._made = 0
         self._costs: Deque[float] = deque(maxlen=_TIMES)
         self._sent_s = time.perf_counter()
         self._exchange_s = 0.0
@@ -112,7 +114,6 @@ class Interval:
         """
         self._exchange_s += time.perf_counter() - began_s
 
-
     def measured(self, apart: float, norm: float) -> None:
         """An exchange has ended; its numbers go with the next one.
 
@@ -120,18 +121,18 @@ class Interval:
             apart: this rank's share of the squared distance.
             norm: square of the norm of the common weights.
         """
-        self._own = self._own._replace(apart=apart, norm=norm)
+        self._own = Facts(apart, norm, self._made)
 
-    def send(self, began_s: float) -> List[float]:
+    def send(self, began_s: float, made: int) -> List[float]:
         """What goes with the exchange that begins: the numbers of the one before.
 
         Args:
             began_s: when this rank entered it, by ``time.perf_counter()``.
+            made: local steps since the one before: fewer than :attr:`steps` if the program asks for it.
         """
-        step_s = max(0.0, began_s - self._sent_s - self._exchange_s)
-        sent = self._own._replace(exchange_s=self._exchange_s, step_s=step_s / self.steps)
-        self._sent_s, self._exchange_s = began_s, 0.0
-        self._lengths.append(self.steps)
+        passed_s = max(0.0, began_s - self._sent_s - self._exchange_s)
+        sent = self._own._replace(exchange_s=self._exchange_s, step_s=passed_s / max(1, made))
+        self._sent_s, self._exchange_s, self._made = began_s, 0.0, made
         return list(sent)
 
     def learn(self, means: Sequence[float]) -> str:
@@ -144,16 +145,16 @@ class Interval:
             what is to be logged, if the ranks are too far apart for the interval that the program has set.
         """
         facts = Facts(*means)
-        if len(self._lengths) < 2:
-            return ""  # no exchange has been measured yet
+        if not facts.steps > 0:
+            return ""  # nothing is known of an exchange after local steps
         finite = facts.norm > 0 and math.isfinite(facts.apart)
         self.drift = math.sqrt(max(0.0, facts.apart) / facts.norm) if finite else math.inf
         if facts.step_s > 0:
             self._costs.append(facts.exchange_s / facts.step_s)
-        return self._decide(self._lengths[0])
+        return self._decide(facts.steps)
 
-    def _decide(self, before: int) -> str:
-        """Set the next length; ``before`` is that of the interval which :attr:`drift` belongs to."""
+    def _decide(self, before: float) -> str:
+        """Set the next length; ``before`` are the steps after which ranks were :attr:`drift` apart."""
         if self.fixed:
             return self._too_far(before, self.steps) if self.drift > self.max_drift else ""
         allowed = _GROWTH * self.steps
@@ -167,7 +168,7 @@ class Interval:
         self._planned = planned
         return self._too_far(before, planned) if shortened else ""
 
-    def _too_far(self, before: int, planned: int) -> str:
+    def _too_far(self, before: float, planned: int) -> str:
         """The text about a distance that is too large; "" after the first one."""
         if self._warned:
             return ""
@@ -176,9 +177,9 @@ class Interval:
         if not self.fixed:
             again = f"The interval is {planned} now, and follows the distance from here on"
         return (
-            f"LocalSGD: after {before} local steps the ranks' weights were {self.drift:.2g} of their norm "
-            f"apart, more than max_drift={self.max_drift:g}, which costs accuracy. {again}; a lower learning "
-            f'rate or sync_every="{AUTO}" avoids that.'
+            f"LocalSGD: after {before:.3g} local steps the ranks' weights were {self.drift:.2g} of their "
+            f"norm apart, more than max_drift={self.max_drift:g}, which costs accuracy. {again}; a lower "
+            f'learning rate or sync_every="{AUTO}" avoids that.'
         )
 
     def begin(self) -> None:

@@ -259,7 +259,7 @@ class LocalSGD(OuterOptimizer):
             if self._averaged:
                 means = [np.array(array, order="C") for array in self._averaged]
                 handles.append(self._start(f"{label}averaged", means, "none", ()))
-            facts = np.array(self._interval.send(began_s))
+            facts = np.array(self._interval.send(began_s, self._within))
             handles.append(self._start(f"{label}facts", [facts], "none", ()))
         before = [array.copy() for array in self._averaged] if means else []
         until = self._steps + self._overlap

@@ -55,6 +55,7 @@ _ACCEPTS_AT_ONCE = 256
 _CROWDED_BACKLOG = 64
 """The listeners' backlog while many fail: connections before a rank's are served before it."""
 _POLL_S = 0.01
+"""Between two looks where the system has neither epoll nor kqueue."""
 _SOON_S = 0.005
 _DRAIN_BYTES = 4096
 _CLOSED = "it closed the connection before it had proven anything"

@@ -16,7 +16,7 @@ def run(interval: Interval, drifts: List[float], cost: float = 100.0) -> List[in
     found = []
     for drift in drifts:
         found.append(interval.steps)
-        sent = Facts(*interval.send(0.0))
+        sent = Facts(*interval.send(0.0, interval.steps))
         interval.learn(sent._replace(exchange_s=cost, step_s=1.0))
         interval.measured(drift**2 * 25.0, 25.0)
         interval.begin()
@@ -55,8 +55,8 @@ def test_a_fixed_interval_is_shortened_with_one_text_and_grows_again():
     interval = Interval(16, 0, 2, 1)
     assert run(interval, [0.1, 0.1, 0.1]) == [16, 16, 16]
     run(interval, [0.4])
-    interval.send(0.0)
-    text = interval.learn([0.4**2, 1.0, 1.0, 1.0])
+    interval.send(0.0, interval.steps)
+    text = interval.learn([0.4**2, 1.0, 16.0, 1.0, 1.0])
     assert "after 16 local steps the ranks' weights were 0.4 of their norm apart" in text
     assert "more than max_drift=0.2" in text and "The interval is 8 now" in text
     interval.measured(0.0001, 1.0)
@@ -68,8 +68,8 @@ def test_a_fixed_interval_is_shortened_with_one_text_and_grows_again():
 def test_what_cannot_be_measured_is_too_far(apart, norm):
     interval = Interval("auto", 0, 2, 1)
     run(interval, [0.0] * 5)
-    interval.send(0.0)
-    interval.learn([apart, norm, 1.0, 1.0])
+    interval.send(0.0, interval.steps)
+    interval.learn([apart, norm, 16.0, 1.0, 1.0])
     interval.begin()
     assert interval.steps == 1 and interval.drift == math.inf
 
@@ -77,8 +77,8 @@ def test_what_cannot_be_measured_is_too_far(apart, norm):
 def test_unequal_intervals_stay_as_they_are():
     interval = Interval([3, 2], 0, 2, 1)
     run(interval, [0.0, 0.5])
-    interval.send(0.0)
-    assert "The interval stays, since" in interval.learn([0.25, 1.0, 1.0, 1.0])
+    interval.send(0.0, interval.steps)
+    assert "The interval stays, since" in interval.learn([0.25, 1.0, 2.5, 1.0, 1.0])
     interval.begin()
     assert interval.steps == 3
 
@@ -97,10 +97,24 @@ def test_what_a_step_and_an_exchange_take(monkeypatch):
         began_s, now[0] = now[0], now[0] + 0.5
         interval.exchanged(began_s)
         now[0] += 4.0
-        facts = Facts(*interval.send(now[0]))
+        facts = Facts(*interval.send(now[0], 4))
         assert facts.step_s == 2.0 and facts.exchange_s == (0.5 if first else 1.5)
         began_s, now[0] = now[0], now[0] + 1.0
         interval.exchanged(began_s)
+
+
+def test_an_exchange_before_its_time_counts_with_the_steps_that_were_made():
+    """The program synchronizes after 2 of 16 steps: ranks 0.004 apart then are too far apart after 16."""
+    interval = Interval("auto", 0, 2, 1)
+    run(interval, [0.0] * 5)
+    assert interval.steps == 16
+    for made in (2, 0, 0):
+        sent = Facts(*interval.send(0.0, made))
+        interval.learn(sent._replace(exchange_s=100.0, step_s=1.0))
+        interval.measured(0.004**2 * 25.0 if made else 0.0, 25.0)
+        interval.begin()
+        lengths = interval.steps
+    assert lengths == 5, "2 * 0.01 / 0.004; an exchange without local steps changes nothing"
 
 
 def test_a_restart_and_a_checkpoint():
