@@ -53,8 +53,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     3: [
         [
-            "collective.reduce", "collective.rows", "collective.flows", "collective.call_sites",
-            "collective.headers",
+            "collective.reduce", "collective.enclosed", "collective.rows", "collective.flows",
+            "collective.call_sites", "collective.headers",
             "collective.progress", "collective.part", "collective.execute", "collective.device_group",
             "collective.staged", "collective.short", "collective.drive", "collective.placement",
             "collective.coded_hosts", "collective.coded", "collective.call_history",
