@@ -43,7 +43,7 @@ from peers.averaging import METHODS, WORKERS, Array, Gradients  # noqa: E402
 MARGIN = 0.5
 """In points of accuracy."""
 LAST = 4
-"""Epochs over which accuracy is averaged."""
+"""Epochs over which accuracy is averaged, at most a third of them."""
 STUDENT = {
     2: 12.706,
     3: 4.303,
@@ -72,6 +72,7 @@ class Task(NamedTuple):
     epochs: int
     batch: int
     """Per worker."""
+    workers: int = WORKERS
 
 
 def digits(seed: int) -> Task:
@@ -129,7 +130,43 @@ def textures(seed: int) -> Task:
     return Task(sample(2048, 0.1), sample(4096, 0.0), model, 0.05, 12, 16)
 
 
-TASKS = {"digits": digits, "batchnorm": batchnorm, "textures": textures}
+def three(seed: int) -> Task:
+    """The task of ``batchnorm`` with three workers and a high rate."""
+    return batchnorm(seed)._replace(rate=0.08, workers=3)
+
+
+class Characters(nn.Module):
+    """A small transformer that predicts the next character at each place of a text."""
+
+    def __init__(self, symbols: int, length: int, width: int = 32) -> None:
+        super().__init__()
+        self.symbols, self.places = nn.Embedding(symbols, width), nn.Parameter(0.02 * torch.randn(length, width))
+        layer = nn.TransformerEncoderLayer(width, 2, 2 * width, 0.0, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 1, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.out = nn.Linear(width, symbols)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length))
+
+    def forward(self, inputs: Any) -> Any:
+        """Return logits of shape (texts, symbols, places)."""
+        found = self.layers(self.symbols(inputs) + self.places, mask=self.mask, is_causal=True)
+        return self.out(found).transpose(1, 2)
+
+
+def characters(seed: int) -> Task:
+    """Pieces of 24 characters of Python's own reference; which of them are for the test depends on the seed."""
+    from pydoc_data.topics import topics
+
+    text = "".join(topics[name] for name in sorted(topics)).encode("ascii", "replace")
+    pieces = torch.tensor(np.frombuffer(text, np.uint8)[: 25 * 18_000].astype(np.int64).reshape(-1, 25) % 128)
+    pieces = pieces[torch.tensor(np.random.default_rng(seed).permutation(len(pieces)))]
+    train, test = pieces[:2304], pieces[-1500:]
+    model = lambda: Characters(128, 24)  # noqa: E731
+    return Task((train[:, :-1], train[:, 1:]), (test[:, :-1], test[:, 1:]), model, 0.4, 4, 8)
+
+
+TASKS = {
+    "digits": digits, "batchnorm": batchnorm, "textures": textures, "characters": characters, "three": three,
+}  # fmt: skip
 
 
 # ---- training --------------------------------------------------------------------------------
@@ -204,45 +241,77 @@ class AdamW:
 OPTIMIZERS = {"sgd": Momentum, "adamw": AdamW}
 
 
+class Workers:
+    """The models of all workers, of which each has its own weights and optimizer.
+
+    Args:
+        task: what they learn.
+        method: how they average.
+        seed: of the start.
+        optimizer: its class.
+    """
+
+    def __init__(self, task: Task, method: Any, seed: int, optimizer: Any) -> None:
+        torch.manual_seed(seed)
+        self._task, self._method, self.model = task, method, task.make()
+        self._weights = parameters_of(self.model)
+        self._velocities = [np.zeros_like(item) for item in self._weights]
+        self._own = [[item.copy() for item in self._weights] for _ in range(task.workers)]
+        self._optimizers = [optimizer(self._weights) for _ in range(task.workers)]
+        self._since = self.exchanges = self.longest = 0
+
+    def step(self, batches: Sequence[Array], rate: float, last: bool) -> None:
+        """Make a step of all workers, and what they exchange then."""
+        method, shared = self._method, self._method.interval is None or self._method.shares()
+        gradients = [self._gradients(*pair) for pair in zip(self._own, batches)]
+        if shared:
+            mean = (method.gradients if method.interval else method).average(gradients)
+            gradients = [mean] * len(gradients)
+        for mine, state, own in zip(self._own, self._optimizers, gradients):
+            state.step(mine, own, rate)
+        self._since += not shared
+        if shared:
+            self.exchanges += 1
+            if method.interval is not None:
+                method.follow(0)
+        elif self._since >= method.interval.steps or last:
+            synchronize(method, self._weights, self._own, self._velocities, self._since)
+            self.longest = max(self.longest, self._since)
+            self._since, self.exchanges = 0, self.exchanges + 1
+
+    def _gradients(self, weights: List[Array], batch: Array) -> List[Array]:
+        inputs, targets = self._task.train
+        assign(self.model, weights)
+        return gradients_on(self.model, inputs[batch], targets[batch])
+
+    def accuracy(self) -> float:
+        """Return that of the common weights, as after a synchronization now; with an outer step, the last ones."""
+        mean = [np.mean(parts, axis=0) for parts in zip(*self._own)]
+        assign(self.model, mean if self._method.outer is None else self._weights)
+        return accuracy(self.model, self._task.test)
+
+
 def train(task: Task, method: Any, seed: int, optimizer: Any) -> Tuple[float, float]:
     """Train one model; its accuracy over the last epochs, and what part of the steps had an exchange."""
-    torch.manual_seed(seed)
-    model = task.make()
-    generator = np.random.default_rng(seed)
-    inputs, targets = task.train
-    per_epoch = len(targets) // (WORKERS * task.batch)
+    workers = Workers(task, method, seed, optimizer)
+    generator, count = np.random.default_rng(seed), len(task.train[1])
+    per_epoch = count // (task.workers * task.batch)
     total = task.epochs * per_epoch
     found: List[float] = []
-    weights = parameters_of(model)
-    common, local = optimizer(weights), [optimizer(weights) for _ in range(WORKERS)]
-    own = [[item.copy() for item in weights] for _ in range(WORKERS)]
-    velocities = [np.zeros_like(item) for item in weights]
-    number = since = exchanges = 0
+    number = 0
     for epoch in range(task.epochs):
-        order = generator.permutation(len(targets))
+        order = generator.permutation(count)
         for step in range(per_epoch):
             rate = task.rate * optimizer.factor * method.rate * 0.5 * (1 + math.cos(math.pi * number / total))
             number += 1
             batches = [
-                order[(step * WORKERS + worker) * task.batch :][: task.batch] for worker in range(WORKERS)
+                order[(step * task.workers + worker) * task.batch :][: task.batch]
+                for worker in range(task.workers)
             ]
-            if method.interval is None:
-                gradients = [gradients_on(model, inputs[batch], targets[batch]) for batch in batches]
-                common.step(weights, method.average(gradients), rate)
-                assign(model, weights)
-                exchanges += 1
-                continue
-            for mine, state, batch in zip(own, local, batches):
-                assign(model, mine)
-                state.step(mine, gradients_on(model, inputs[batch], targets[batch]), rate)
-            since += 1
-            if since >= method.interval.steps or number == total:
-                synchronize(method, weights, own, velocities, since)
-                since, exchanges = 0, exchanges + 1
-        if epoch >= task.epochs - LAST:
-            assign(model, weights)
-            found.append(accuracy(model, task.test))
-    return statistics.mean(found), exchanges / total
+            workers.step(batches, rate, number == total)
+        if epoch >= task.epochs - max(1, min(LAST, task.epochs // 3)):
+            found.append(workers.accuracy())
+    return statistics.mean(found), workers.exchanges / total
 
 
 def synchronize(
@@ -262,7 +331,7 @@ def synchronize(
     for mine in own:
         for item, common in zip(mine, weights):
             item[...] = common
-    method.follow(float(apart), square(weights), made)
+    method.follow(made, float(apart), square(weights))
 
 
 def square(arrays: Sequence[Array]) -> float:

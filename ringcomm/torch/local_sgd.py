@@ -86,12 +86,16 @@ class LocalSGD(OuterOptimizer):
         self._streaming: Dict[str, Any] = {"fragments": fragments, "overlap": overlap, "max_drift": max_drift}
         self._pairs: List[Tuple[torch.Tensor, Array]] = []
         self._core: Optional[Core] = None
-        self._hook: Any = None
+        self._hooks: List[Any] = []
+        self._shared = False
+        """Whether the gradients of the next step are averaged."""
         self._start()
 
     def _start(self) -> None:
         parameters = [item for item in self._model.parameters() if item.requires_grad]
         buffers = [item for item in self._model.buffers() if item.is_floating_point()]
+        self._parameters: List[torch.Tensor] = list(parameters)
+        self._dense = not any(getattr(module, "sparse", False) for module in self._model.modules())
         own = [_host_array(item) for item in (*parameters, *buffers)]
         self._pairs = list(zip((*parameters, *buffers), own))
         weights, averaged = own[: len(parameters)], own[len(parameters) :]
@@ -110,15 +114,20 @@ class LocalSGD(OuterOptimizer):
         """Give all ranks rank 0's parameters, and count the optimizer's steps from now on."""
         if self._added():
             self._start()
+        self._begin()
+        before = self._optimizer.register_step_pre_hook(self._stepping)
+        self._hooks = [before, self._optimizer.register_step_post_hook(self._stepped)]
+        return self
+
+    def _begin(self) -> None:
         broadcast_parameters(self._model.state_dict(), 0, self._process_set)
         self._read(self._pairs)
         self.core.restart()
-        self._hook = self._optimizer.register_step_post_hook(self._stepped)
-        return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         """Synchronize once more, unless the block has ended with an exception."""
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
         if kind is None and self.core.steps:
             self.synchronize()
 
@@ -131,19 +140,48 @@ class LocalSGD(OuterOptimizer):
             if item.requires_grad and id(item) not in known
         ]
 
+    def _stepping(self, optimizer: Any, arguments: Sequence[Any], options: Dict[str, Any]) -> None:
+        """Before a step: average the gradients, if it is to be one of data-parallel training."""
+        given = [*(item for item in arguments if item is not optimizer), options.get("closure")]
+        self._shared = given == [None] and self._dense and self.core.shares_gradients()
+        if self._shared:
+            self._refuse_added()
+            self._average_gradients()
+
+    def _average_gradients(self) -> None:
+        """Average all gradients; those that no rank has stay None."""
+        arrays = [array for _, array in self._pairs[: len(self._parameters)]]  # of the weights: free until read
+        absent = 0
+        for place, (parameter, array) in enumerate(zip(self._parameters, arrays)):
+            if parameter.grad is None:
+                absent |= 1 << place
+                array[...] = 0
+            else:
+                torch.from_numpy(array).copy_(parameter.grad)
+        missing = self.core.average_gradients(arrays, absent)
+        for place, (parameter, array) in enumerate(zip(self._parameters, arrays)):
+            if parameter.grad is not None:
+                parameter.grad.copy_(torch.from_numpy(array))
+            elif not missing >> place & 1:
+                parameter.grad = torch.empty_like(parameter).copy_(torch.from_numpy(array))
+
     def _stepped(self, *ignored: Any) -> None:
-        if self.core.due():
-            added = self._added()
-            if added:
-                raise ConfigError(
-                    f"{added[0]} is trained since LocalSGD began, with {len(added) - 1} others, and would "
-                    "differ between ranks. Add or unfreeze parameters before the block begins; for a change "
-                    "during training, end the block and begin another one with the same object."
-                )
+        if not self._shared and self.core.due():
+            self._refuse_added()
             touched = [self._pairs[place] for place in self.core.touched()]
             self._read(touched)
             self.core.advance()
             self._write(touched)
+
+    def _refuse_added(self) -> None:
+        """Refuse parameters that this object does not average."""
+        added = self._added()
+        if added:
+            raise ConfigError(
+                f"{added[0]} is trained since LocalSGD began, with {len(added) - 1} others, and would "
+                "differ between ranks. Add or unfreeze parameters before the block begins; for a change "
+                "during training, end the block and begin another one with the same object."
+            )
 
     def synchronize(self) -> None:
         """Average what the ranks have changed now, and make the outer step. All ranks must call it.
