@@ -1,4 +1,4 @@
-"""What compression costs in accuracy, on three small models, with paired seeds: an equivalence test.
+"""What compression costs in accuracy, on small models, with paired seeds: an equivalence test.
 
     python benchmarks/accuracy.py [--task digits batchnorm textures] [--seeds 10] [--rate FACTOR]
         [--optimizer sgd|adamw] [--output FILE] [--only NAME ...]
@@ -16,6 +16,8 @@ decide.
   running statistics, also during local steps.
 * ``textures``: ten classes of overlapping textures of 16 x 16, noise, 10 % wrong labels; a small
   convolutional network.
+* ``characters``: the next character of Python's own reference; a small transformer.
+* ``three``: ``batchnorm`` with three workers and a high rate.
 
 Needs PyTorch and scikit-learn, on one core.
 """
@@ -28,7 +30,7 @@ import math
 import statistics
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -38,7 +40,10 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from peers.averaging import METHODS, WORKERS, Array, Gradients  # noqa: E402
+from peers.averaging import METHODS, Array, Gradients  # noqa: E402
+from peers.tasks import TASKS, Task  # noqa: E402
+
+from ringcomm._adapter.intervals import ADAPTIVE_DRIFT, AUTO_DRIFT  # noqa: E402
 
 MARGIN = 0.5
 """In points of accuracy."""
@@ -60,113 +65,6 @@ STUDENT = {
     30: 2.045,
 }
 """97.5 % quantiles of Student's t for n - 1 degrees of freedom, by n."""
-
-
-class Task(NamedTuple):
-    """A data set, a model, and how to train it."""
-
-    train: Any
-    test: Any
-    make: Callable[[], nn.Module]
-    rate: float
-    epochs: int
-    batch: int
-    """Per worker."""
-    workers: int = WORKERS
-
-
-def digits(seed: int) -> Task:
-    """Handwritten digits; which of them are for the test depends on the seed."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    order = np.random.default_rng(seed).permutation(len(labels))
-    inputs = torch.tensor(images[order] / 8.0 - 1.0, dtype=torch.float32)
-    targets = torch.tensor(labels[order])
-    model = lambda: nn.Sequential(  # noqa: E731
-        nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 10)
-    )
-    return Task((inputs[:1000], targets[:1000]), (inputs[1000:], targets[1000:]), model, 0.05, 24, 16)
-
-
-def batchnorm(seed: int) -> Task:
-    """The digits as images, for convolutions with batch normalization."""
-    train, test, *_ = digits(seed)
-    model = lambda: nn.Sequential(  # noqa: E731
-        nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1),
-        nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(512, 10),
-    )  # fmt: skip
-    images = [(inputs.view(-1, 1, 8, 8), targets) for inputs, targets in (train, test)]
-    return Task(images[0], images[1], model, 0.05, 15, 16)
-
-
-def textures(seed: int) -> Task:
-    """Sums of two waves; classes differ in their directions, which overlap."""
-    generator = np.random.default_rng(10_000 + seed)
-    fixed = np.random.default_rng(7)
-    waves = fixed.uniform(0.2, 1.3, (10, 2, 2))
-
-    def sample(count: int, wrong: float) -> Any:
-        labels = generator.integers(0, 10, count)
-        places = np.arange(16)
-        chosen = waves[labels] + 0.12 * generator.standard_normal((count, 2, 2))
-        phases = generator.uniform(0, 2 * math.pi, (count, 2))
-        image = np.zeros((count, 16, 16))
-        for part in range(2):
-            angle = (
-                chosen[:, part, 0, None, None] * places[None, :, None]
-                + chosen[:, part, 1, None, None] * places[None, None, :]
-            )
-            image += np.sin(angle + phases[:, part, None, None])
-        image += 0.9 * generator.standard_normal(image.shape)
-        flipped = generator.uniform(size=count) < wrong
-        labels = np.where(flipped, generator.integers(0, 10, count), labels)
-        return torch.tensor(image[:, None], dtype=torch.float32), torch.tensor(labels)
-
-    model = lambda: nn.Sequential(  # noqa: E731
-        nn.Conv2d(1, 12, 5, stride=2, padding=2), nn.ReLU(), nn.Conv2d(12, 24, 3, stride=2, padding=1),
-        nn.ReLU(), nn.Flatten(), nn.Linear(384, 64), nn.ReLU(), nn.Linear(64, 10),
-    )  # fmt: skip
-    return Task(sample(2048, 0.1), sample(4096, 0.0), model, 0.05, 12, 16)
-
-
-def three(seed: int) -> Task:
-    """The task of ``batchnorm`` with three workers and a high rate."""
-    return batchnorm(seed)._replace(rate=0.08, workers=3)
-
-
-class Characters(nn.Module):
-    """A small transformer that predicts the next character at each place of a text."""
-
-    def __init__(self, symbols: int, length: int, width: int = 32) -> None:
-        super().__init__()
-        self.symbols, self.places = nn.Embedding(symbols, width), nn.Parameter(0.02 * torch.randn(length, width))
-        layer = nn.TransformerEncoderLayer(width, 2, 2 * width, 0.0, batch_first=True, norm_first=True)
-        self.layers = nn.TransformerEncoder(layer, 1, nn.LayerNorm(width), enable_nested_tensor=False)
-        self.out = nn.Linear(width, symbols)
-        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length))
-
-    def forward(self, inputs: Any) -> Any:
-        """Return logits of shape (texts, symbols, places)."""
-        found = self.layers(self.symbols(inputs) + self.places, mask=self.mask, is_causal=True)
-        return self.out(found).transpose(1, 2)
-
-
-def characters(seed: int) -> Task:
-    """Pieces of 24 characters of Python's own reference; which of them are for the test depends on the seed."""
-    from pydoc_data.topics import topics
-
-    text = "".join(topics[name] for name in sorted(topics)).encode("ascii", "replace")
-    pieces = torch.tensor(np.frombuffer(text, np.uint8)[: 25 * 18_000].astype(np.int64).reshape(-1, 25) % 128)
-    pieces = pieces[torch.tensor(np.random.default_rng(seed).permutation(len(pieces)))]
-    train, test = pieces[:2304], pieces[-1500:]
-    model = lambda: Characters(128, 24)  # noqa: E731
-    return Task((train[:, :-1], train[:, 1:]), (test[:, :-1], test[:, 1:]), model, 0.4, 4, 8)
-
-
-TASKS = {
-    "digits": digits, "batchnorm": batchnorm, "textures": textures, "characters": characters, "three": three,
-}  # fmt: skip
 
 
 # ---- training --------------------------------------------------------------------------------
@@ -205,13 +103,14 @@ class Momentum:
 
     factor = 1.0
     """Its learning rate, in those of a task."""
+    drift = AUTO_DRIFT
 
     def __init__(self, weights: Sequence[Array]) -> None:
-        self._velocities = [np.zeros_like(item) for item in weights]
+        self.state = [np.zeros_like(item) for item in weights]
 
     def step(self, weights: Sequence[Array], gradients: Sequence[Array], rate: float) -> None:
         """Change the weights."""
-        for item, velocity, gradient in zip(weights, self._velocities, gradients):
+        for item, velocity, gradient in zip(weights, self.state, gradients):
             velocity *= 0.9
             velocity += gradient
             item -= np.float32(rate) * velocity
@@ -221,9 +120,11 @@ class AdamW:
     """AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019), decay 0.01, on arrays."""
 
     factor = 0.06
+    drift = ADAPTIVE_DRIFT
 
     def __init__(self, weights: Sequence[Array]) -> None:
         self._moments = [(np.zeros_like(item), np.zeros_like(item)) for item in weights]
+        self.state = [array for pair in self._moments for array in pair]
         self._steps = 0
 
     def step(self, weights: Sequence[Array], gradients: Sequence[Array], rate: float) -> None:
@@ -259,10 +160,14 @@ class Workers:
         self._own = [[item.copy() for item in self._weights] for _ in range(task.workers)]
         self._optimizers = [optimizer(self._weights) for _ in range(task.workers)]
         self._since = self.exchanges = self.longest = 0
+        self._shared = True
+        if method.interval is not None:
+            method.suit(optimizer.drift)
 
     def step(self, batches: Sequence[Array], rate: float, last: bool) -> None:
         """Make a step of all workers, and what they exchange then."""
-        method, shared = self._method, self._method.interval is None or self._method.shares()
+        method = self._method
+        self._shared = shared = method.interval is None or method.shares()
         gradients = [self._gradients(*pair) for pair in zip(self._own, batches)]
         if shared:
             mean = (method.gradients if method.interval else method).average(gradients)
@@ -275,6 +180,8 @@ class Workers:
             if method.interval is not None:
                 method.follow(0)
         elif self._since >= method.interval.steps or last:
+            if method.averages_state():
+                average([state.state for state in self._optimizers])
             synchronize(method, self._weights, self._own, self._velocities, self._since)
             self.longest = max(self.longest, self._since)
             self._since, self.exchanges = 0, self.exchanges + 1
@@ -285,9 +192,9 @@ class Workers:
         return gradients_on(self.model, inputs[batch], targets[batch])
 
     def accuracy(self) -> float:
-        """Return that of the common weights, as after a synchronization now; with an outer step, the last ones."""
+        """Return that of the last common weights; after a step with common gradients, of the mean of all."""
         mean = [np.mean(parts, axis=0) for parts in zip(*self._own)]
-        assign(self.model, mean if self._method.outer is None else self._weights)
+        assign(self.model, mean if self._shared else self._weights)
         return accuracy(self.model, self._task.test)
 
 
@@ -332,6 +239,14 @@ def synchronize(
         for item, common in zip(mine, weights):
             item[...] = common
     method.follow(made, float(apart), square(weights))
+
+
+def average(states: Gradients) -> None:
+    """Give all workers the mean of their states."""
+    for parts in zip(*states):
+        mean = np.mean(parts, axis=0)
+        for part in parts:
+            part[...] = mean
 
 
 def square(arrays: Sequence[Array]) -> float:

@@ -345,6 +345,20 @@ def configured(compression: Any, process_set: ProcessSet, weighted: bool = False
     return compressor
 
 
+def refuse_local_steps() -> None:
+    """Refuse the settings' local steps, for optimizers that cannot make them.
+
+    Raises:
+        ConfigError: the settings ask for local steps.
+    """
+    if api.is_initialized() and api.placed().settings.local_steps:
+        raise ConfigError(
+            "--local-steps (RINGCOMM_LOCAL_STEPS) works with PyTorch's DistributedOptimizer only. Leave it "
+            "out; for Keras add the callback LocalSGDCallback and for JAX use LocalSGD, with the framework's "
+            "own optimizer."
+        )
+
+
 def _rates_from(names: Sequence[str], numbers: Sequence[Any]) -> Dict[str, Rates]:
     return {
         name: Rates(float(numbers[2 * place]), float(numbers[2 * place + 1]))

@@ -72,7 +72,7 @@ class Averages:
 
     def __init__(self, context: Context, name: str, process_set: ProcessSet, codec: str) -> None:
         self.context = context
-        self._name, self._process_set, self._codec = name, process_set, codec
+        self._name, self._process_set, self.codec = name, process_set, codec
         self.lossy = codec in ("int8", "int4")
 
     def start_coded(
@@ -124,5 +124,5 @@ class Averages:
 
     def _codec_of(self, array: Array) -> str:
         if not self.lossy or (array.ndim > 1 and array.size >= _MIN_ITEMS):
-            return self._codec
+            return self.codec
         return "bf16"

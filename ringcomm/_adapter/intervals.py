@@ -24,12 +24,20 @@ from ..errors import ConfigError
 AUTO = "auto"
 AUTO_DRIFT = 0.01
 """The distance up to which nothing was lost in docs/compression.md."""
+ADAPTIVE_DRIFT = 0.002
+"""The same for optimizers that divide by the size of gradients: Adam and others with an ``eps``."""
 FIXED_DRIFT = 0.2
 """The distance from which on a fixed interval is shortened: accuracy was lost in that page's tests."""
 EXCHANGE_PART = 0.1
 """What part of the time of local steps exchanges may take, if the distance permits."""
 PROBE = 8
-"""While the interval is one step, gradients are averaged; weights in every so many-th step, for the distance."""
+"""While the interval is one step, gradients are averaged; weights in every so many-th step, for the distance.
+
+Up to :data:`_RAREST` times as rarely, if it is so many times as large as permitted.
+"""
+_RAREST = 8
+_SHORT = 2
+"""Up to so many steps optimizers' own states are averaged, too: different ones drive weights apart later."""
 _GROWTH = 2
 _TIMES = 3
 """Number of exchanges of which the shortest counts."""
@@ -106,6 +114,7 @@ class Interval:
         self._warned = False
         self._own = Facts()
         self._made = self._shared = 0
+        self._probe = PROBE
         self._costs: Deque[float] = deque(maxlen=_TIMES)
         self._sent_s = math.nan
         self._exchange_s = 0.0
@@ -116,7 +125,11 @@ class Interval:
         So that step is the one of data-parallel training, whatever the optimizer: Adam's second moments are
         those of averaged gradients. Of the distance it shows nothing, so now and then a step is local.
         """
-        return self.automatic and self.steps == 1 and self._shared < PROBE - 1
+        return self.automatic and self.steps == 1 and self._shared < self._probe - 1
+
+    def averages_state(self) -> bool:
+        """Return whether momenta and the like are averaged with the weights."""
+        return self.automatic and self.steps <= _SHORT
 
     def exchanged(self, began_s: float) -> None:
         """This rank has been in an exchange until now, or in a part of one.
@@ -169,6 +182,7 @@ class Interval:
 
     def _decide(self, before: float) -> str:
         """Set the next length; ``before`` are the steps after which ranks were :attr:`drift` apart."""
+        self._probe = int(PROBE * min(_RAREST, max(1.0, self.drift / self.max_drift)))
         if self.fixed:
             return self._too_far(before, self.steps) if self.drift > self.max_drift else ""
         allowed = _GROWTH * self.steps

@@ -14,11 +14,10 @@ steps have changed since then is kept, and is part of the next delta.
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 from functools import partial
-from typing import Any, Dict, List, Optional, Sequence, Type, TypeVar, Union
+from typing import Any, Dict, List, Optional, Sequence, Union
 
 import numpy as np
 
@@ -30,30 +29,10 @@ from ..job.context import Context
 from ..ops import CODECS, codec_number
 from .fragments import Averages, Exchange, divided, square
 from .intervals import AUTO, Interval
+from .outer import OuterOptimizer
 
 _NO_STEPS = 1e-9
 """The weight of a rank that has made no step."""
-
-
-_Made = TypeVar("_Made", bound="OuterOptimizer")
-
-
-class OuterOptimizer:
-    """What makes outer steps: the values of its arguments ``outer_lr`` and ``outer_momentum`` by name."""
-
-    @classmethod
-    def diloco(cls: Type[_Made], *arguments: Any, **options: Any) -> _Made:
-        """Make one with DiLoCo's values: ``outer_lr=0.7``, ``outer_momentum=0.9`` and ``sync_every=16``.
-
-        They suit long runs with small learning rates, such as those of language models. In runs of some
-        dozens of synchronizations they lose accuracy, or the loss diverges: see docs/compression.md.
-
-        Args:
-            arguments: those of the class.
-            options: those of the class.
-        """
-        given = inspect.signature(cls).bind_partial(*arguments, **options).arguments
-        return cls(**{"sync_every": 16, "outer_lr": 0.7, "outer_momentum": 0.9, **given})
 
 
 class LocalSGD(OuterOptimizer):
@@ -69,11 +48,8 @@ class LocalSGD(OuterOptimizer):
         local.synchronize()
 
     This is another algorithm than averaging gradients. By default ranks synchronize as often as their
-    distance demands; with SGD nothing was lost in docs/compression.md, Adam needed a higher learning rate.
-    With a fixed number, at high learning rates, that loses accuracy (-2.8 points at twice the usual rate with
-    batch normalization, -0.5 at the usual one): compare with averaging gradients in every step on your own
-    model first. The weights are averaged; :meth:`diloco` has an outer momentum, for runs with hundreds of
-    synchronizations.
+    distance demands. With SGD that loses nothing in docs/compression.md; with Adam it acts like a lower
+    learning rate. :meth:`diloco` has an outer momentum, for runs with hundreds of synchronizations.
 
     All ranks must begin with the same weights, and synchronize equally often. With ``sync_every=1`` this is
     data-parallel SGD on the deltas of the ranks.
@@ -81,8 +57,9 @@ class LocalSGD(OuterOptimizer):
     Args:
         weights: writable NumPy arrays of float32 or float64, of equal shapes on all ranks.
         sync_every: number of local steps between two synchronizations; or one number per rank (in rank
-            order), so that slow ranks do fewer, and count for less in the average; or ``"auto"``: at first every step, then the fewest steps
-            with which exchanges take 10 % of the time, as far as ``max_drift`` permits.
+            order), so that slow ranks do fewer, and count for less in the average; or ``"auto"``: at first
+            every step, then the fewest steps with which exchanges take 10 % of the time, as far as
+            ``max_drift`` permits.
         outer_lr: step size of the outer optimizer; 1 without momentum: the weights are averaged.
         outer_momentum: its Nesterov momentum; 0: none.
         compression: the codec for deltas: None, ``"bf16"``, ``"fp16"``, ``"int8"`` or ``"int4"``. With the
@@ -128,7 +105,8 @@ class LocalSGD(OuterOptimizer):
             raise ConfigError(
                 f"fragments is a number from 1 on and overlap one from 0 on, not {fragments} and {overlap}."
             )
-        self._intervals = partial(Interval, sync_every, least=max(fragments, overlap + 1), max_drift=max_drift)
+        least = max(fragments, overlap + 1)
+        self._intervals = partial(Interval, sync_every, least=least, max_drift=max_drift)
         self._interval = self._intervals(self._context.rank, self._context.size)
         if not outer_lr > 0 or not 0 <= outer_momentum < 1:
             raise ConfigError(
@@ -157,11 +135,7 @@ class LocalSGD(OuterOptimizer):
         return self._steps
 
     def shares_gradients(self) -> bool:
-        """Return whether the next step is one of data-parallel training, with averaged gradients.
-
-        For callers that have gradients: they call :meth:`average_gradients` before that step, and neither
-        :meth:`due` nor :meth:`step` after it. The answer is the same on all ranks.
-        """
+        """Return whether gradients are averaged before the next step, in place of :meth:`due` after it."""
         return self._lr == 1 and not self._momentum and self._interval.shares_gradients()
 
     def average_gradients(self, gradients: Sequence[Array], absent: int = 0) -> int:
@@ -173,9 +147,6 @@ class LocalSGD(OuterOptimizer):
 
         Returns:
             those that no rank has.
-
-        Raises:
-            PeerLostError: a rank ended, or is silent for too long.
         """
         began_s = time.perf_counter()
         if self._averages.lossy and not self._gradient_residuals:
@@ -195,6 +166,17 @@ class LocalSGD(OuterOptimizer):
         self._interval.exchanged(began_s)
         self._steps += 1
         return missing
+
+    def averages_state(self) -> bool:
+        """Return whether the optimizer's own state is to be averaged with the weights, by :meth:`average`."""
+        return self._lr == 1 and not self._momentum and self._interval.averages_state()
+
+    def average(self, arrays: Sequence[Array]) -> None:
+        """Average arrays in place, as bfloat16 if weights are compressed; after :meth:`advance`."""
+        if arrays:
+            began_s = time.perf_counter()
+            self._averages.start("state", arrays, "bf16" if self._averages.codec != "none" else "none").wait()
+            self._interval.exchanged(began_s)
 
     def due(self) -> bool:
         """Count a local step; whether :meth:`advance` has something to do now."""

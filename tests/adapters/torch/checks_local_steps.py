@@ -142,7 +142,7 @@ def _train_branches(model: Any, optimizer: Any, steps: int) -> Any:
 
 
 def check_while_the_interval_is_one_step_every_optimizer_is_that_of_one_process() -> None:
-    """Adam's moments are those of averaged gradients; a branch that only other ranks use has their gradients."""
+    """Adam's moments are those of averaged gradients; a branch that other ranks use has their gradients."""
     for compression in (None, "bf16"):
         local, common = _Branches(), _Branches()
         optimizer: Any = torch.optim.AdamW(local.parameters(), lr=0.05, weight_decay=0.1)

@@ -140,7 +140,7 @@ def test_while_the_interval_is_one_step_gradients_are_averaged_except_in_probes(
         if not shared:
             interval.measured(drift**2 * 25.0, 25.0)
         interval.begin()
-    assert "".join(kinds[:25]) == 3 * "ggggggg1" + "g", "the next exchange brings the distance"
+    assert "".join(kinds[:25]) == "ggggggg1" + 15 * "g" + "1g", "twice too far: half as often"
     assert kinds[25:30] == ["2", "2", "4", "8", "16"]
 
 
