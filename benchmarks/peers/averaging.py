@@ -16,9 +16,11 @@ from ringcomm.codec.table import make_codec
 from ringcomm.schedule.select import Selector
 
 WORKERS = 4
-SLOW, SLOWER = 12.0, 60.0
-"""How many local steps an exchange takes: ResNet-50's weights with int8 take 2.8 s at 100 Mbit/s and 14 s at
-20 Mbit/s, beside steps of 0.24 s."""
+SLOW = 12.0
+"""How many local steps an exchange takes: ResNet-50's weights with int8 need 2.8 s at 100 Mbit/s, a step 0.24 s.
+
+So no interval need be longer than 120 steps; at 20 Mbit/s, 600.
+"""
 
 Array = np.ndarray
 Gradients = List[List[Array]]
@@ -191,7 +193,7 @@ class Local(Exact):
     def suit(self, drift: float) -> None:
         """Permit the distance that suits an optimizer, if none was given and intervals are automatic."""
         assert self.interval is not None
-        if self.interval.automatic and self._given is None:
+        if self.interval.automatic and self._given is None and self._shares:
             self.interval.max_drift = drift
 
     def averages_state(self) -> bool:
@@ -227,9 +229,9 @@ METHODS: Dict[str, Callable[[], Exact]] = {
     "int4": lambda: Coded("int4"),
     "PowerSGD 4": lambda: Power(4),
     "LocalSGD": lambda: Local("auto"),
-    "LocalSGD, slower link": lambda: Local("auto", cost=SLOWER),
     "LocalSGD, int8": lambda: Local("auto", made=lambda: Coded("int8")),
-    "LocalSGD, weights only": lambda: Local("auto", gradients=False),
+    "weights only": lambda: Local("auto", cost=1.6, gradients=False),
+    "weights only, int8": lambda: Local("auto", cost=1.6, made=lambda: Coded("int8"), gradients=False),
     "LocalSGD 16": lambda: Local(16),
     "LocalSGD 16, any distance": lambda: Local(16, max_drift=math.inf),
     "LocalSGD.diloco": lambda: Local(16, 0.9),

@@ -102,7 +102,8 @@ class Choice(NamedTuple):
         if self.local_s and best_s > LOCAL_GAIN * self.local_s:
             return (
                 f"{self._described()}. Local steps (PyTorch: --local-steps auto; or LocalSGD) would bring "
-                f"it to {self.local_s:.3g} s, as far as the distance of the ranks permits: docs/compression.md"
+                f"it to {self.local_s:.3g} s, as far as the distance of the ranks permits: "
+                "docs/compression.md"
             )
         return self._described()
 

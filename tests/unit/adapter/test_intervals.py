@@ -134,6 +134,7 @@ def test_while_the_interval_is_one_step_gradients_are_averaged_except_in_probes(
     kinds = []
     for drift in [0.02] * 20 + [0.001] * 20:
         shared = interval.shares_gradients()
+        assert interval.averages_state() == (interval.steps <= 2)
         kinds.append("g" if shared else str(interval.steps))
         sent = Facts(*interval.send(0.0, interval.steps, weights=not shared))
         interval.learn(sent._replace(exchange_s=100.0, step_s=1.0))
