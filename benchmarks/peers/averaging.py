@@ -17,7 +17,7 @@ from ringcomm.schedule.select import Selector
 
 WORKERS = 4
 SLOW = 12.0
-"""How many local steps an exchange takes: ResNet-50's weights with int8 need 2.8 s at 100 Mbit/s, a step 0.24 s.
+"""How many local steps an exchange takes: 2.8 s with ResNet-50 and int8 at 100 Mbit/s, and 0.24 s for a step.
 
 So no interval need be longer than 120 steps; at 20 Mbit/s, 600.
 """

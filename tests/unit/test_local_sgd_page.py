@@ -32,7 +32,8 @@ def test_the_page_has_the_accuracies() -> None:
                 continue
             pairs = list(zip(found[name], found["float32"]))  # of the same seeds
             difference = statistics.mean(one - other for one, other in pairs)
-            assert float(columns[place].split()[0].strip(",")) == pytest.approx(difference, abs=0.006), (label, name)
+            shown = float(columns[place].split()[0].strip(","))
+            assert shown == pytest.approx(difference, abs=0.006), (label, name)
             assert name != "LocalSGD" or f", {len(pairs)} seed" in columns[place], label
 
 
