@@ -242,14 +242,14 @@ stage_mxnet() { # MXNet 1.9 exists for Python 3.8 to 3.11
     may_skip "MXNet needs one of Python 3.8 to 3.11"
 }
 
-stage_jax() {
+stage_jax() { # and MLX
     if left_out .venv-test-jax; then return; fi
     environment .venv-test-jax "$main" -e '.[test,examples]' -r tests/requirements-jax.txt
     if quick; then
-        tests .venv-test-jax smoke -m smoke tests/adapters/jax
+        tests .venv-test-jax smoke -m smoke tests/adapters/jax tests/adapters/mlx
     else
-        tests .venv-test-jax jax -n 2 --dist loadgroup tests/adapters/jax
-        tests .venv-test-jax shared tests/test_help.py tests/proc/test_examples.py -k jax
+        tests .venv-test-jax jax -n 2 --dist loadgroup tests/adapters/jax tests/adapters/mlx
+        tests .venv-test-jax shared tests/test_help.py tests/proc/test_examples.py -k 'jax or mlx'
     fi
 }
 
@@ -291,6 +291,7 @@ stage_coverage() { # every module by the tests that the table names for it; only
     [ ${#only[@]} -gt 0 ] || return 0
     quietly "$python" tests/check_coverage.py
     coverage_in .venv-test-tf tensorflow keras jax
+    coverage_in .venv-test-jax ringcomm/mlx
     coverage_in .venv-test-mxnet ringcomm/mxnet
     coverage_in .venv-test-engines ringcomm/ray/ ringcomm/dask ringcomm/spark
 }

@@ -11,7 +11,9 @@ from .._adapter.compression import register_cast
 from ..dtypes import Array, dtype_named
 from ..errors import NotOfferedError
 
-register_cast(mx.array, lambda array, dtype: array.astype(getattr(mx, dtype) if isinstance(dtype, str) else dtype))
+register_cast(
+    mx.array, lambda array, dtype: array.astype(getattr(mx, dtype) if isinstance(dtype, str) else dtype)
+)
 
 
 def to_host(array: mx.array) -> Array:
@@ -64,7 +66,7 @@ class Blocks:
             self._blocks.append(mx.concatenate([*flat, flat[0][:0]]))
 
     def start(self) -> None:
-        """Compute all blocks in the background, in their order; MLX does not do that while it differentiates."""
+        """Compute all blocks in the background, in their order; not while MLX differentiates."""
         evaluate(mx.async_eval, self._blocks)
 
     def views(self, weight: Optional[float] = None) -> Iterator[Any]:

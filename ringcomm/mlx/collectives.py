@@ -13,14 +13,11 @@ from .._adapter.graph_callbacks import Batch, Operation
 from .._adapter.reduction import Reduction
 from .._adapter.trees import put_together, take_apart
 from ..calls.process_set import ProcessSet, global_process_set, size_of
-from ..collective.call_sites import look_through
 from ..collective.rows import row_counts
 from ..docstrings import documented
 from ..errors import ConfigError
 from ..ops import ReduceOp, op_of
 from .arrays import Blocks, from_host, to_host
-
-look_through(mx)
 
 
 @documented
@@ -240,7 +237,9 @@ def _leaves(tree: Any) -> Any:
 
 def _array(leaf: Any) -> mx.array:
     if isinstance(leaf, (np.ndarray, np.generic)):
-        return from_host(leaf)
+        return from_host(np.asarray(leaf))
     if not isinstance(leaf, (mx.array, int, float)):
-        raise ConfigError(f"Collectives work on trees of MLX arrays and numbers, not on a {type(leaf).__name__}.")
+        raise ConfigError(
+            f"Collectives work on trees of MLX arrays and numbers, not on a {type(leaf).__name__}."
+        )
     return leaf if isinstance(leaf, mx.array) else mx.array(leaf)

@@ -6,8 +6,8 @@ from functools import lru_cache
 from typing import Any, List, Optional, Tuple
 
 import mlx.core as mx
+import mlx.optimizers
 from mlx.nn import Module
-from mlx.optimizers import Optimizer
 from mlx.utils import tree_flatten
 
 from .._adapter.checking import StepCheck
@@ -20,11 +20,14 @@ from .._adapter.optimizer_classes import wrapped
 from .._adapter.reduction import Reduction, of_gradients
 from .._adapter.trees import put_together, take_apart
 from ..calls.process_set import ProcessSet, global_process_set
+from ..collective.call_sites import look_through
 from ..docstrings import documented
 from ..errors import ConfigError
 from ..ops import ReduceOp
 from .arrays import Blocks, to_host
 from .collectives import broadcast
+
+look_through(mlx.optimizers)
 
 
 class _Reducer:
@@ -44,7 +47,9 @@ class _Reducer:
             return gradients
         names = [name for name, leaf in tree_flatten(gradients) if _is_array(leaf)]
         how, sent, restore = self._how.prepared(arrays)
-        plan = _planned(tuple((name, item.shape, str(item.dtype), item.nbytes) for name, item in zip(names, sent)))
+        plan = _planned(
+            tuple((name, item.shape, str(item.dtype), item.nbytes) for name, item in zip(names, sent))
+        )
         blocks, extra = Blocks(sent, [group for group, _ in plan]), weight is not None
         operations = [
             Operation("allreduce", how, label, len(group) + extra, has_weight=extra, state=self._state)
@@ -117,12 +122,12 @@ class _Distributed:
 
 @documented
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
-    optimizer: Optimizer,
+    optimizer: mlx.optimizers.Optimizer,
     op: ReduceOp = ReduceOp.AVERAGE,
     compression: Any = Compression.none,
     gradient_predivide_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Optimizer:
+) -> mlx.optimizers.Optimizer:
     """Wrap an MLX optimizer: it first reduces the gradients over all ranks.
 
     Example: ``optimizer = hvd.DistributedOptimizer(optim.Adam(1e-3))``.
@@ -141,7 +146,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         ConfigError: it is not an MLX optimizer, or is distributed already, or ``gradient_predivide_factor``
             is given with an op other than Average.
     """
-    if not isinstance(optimizer, Optimizer) or isinstance(optimizer, _Distributed):
+    if not isinstance(optimizer, mlx.optimizers.Optimizer) or isinstance(optimizer, _Distributed):
         raise ConfigError(
             f"DistributedOptimizer takes an optimizer of mlx.optimizers, like Adam(1e-3), not a "
             f"{type(optimizer).__name__}."
@@ -149,8 +154,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     made: Any = wrapped(_Distributed, optimizer)
     made._reducer = _Reducer(of_gradients(op, gradient_predivide_factor, process_set, compression))
     made._check = StepCheck(process_set)
-    optimizer_made: Optimizer = made
-    return optimizer_made
+    distributed: mlx.optimizers.Optimizer = made
+    return distributed
 
 
 @documented

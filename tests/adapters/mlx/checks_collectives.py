@@ -77,7 +77,7 @@ def check_no_input_is_changed() -> None:
 
 
 def check_gradients_and_transformations() -> None:
-    """A sum's gradient is the sum of all gradients; MLX cannot compile a collective, and the error says so."""
+    """The gradient of a sum is the sum of all gradients. An error says that MLX compiles no collective."""
     x, size = mx.arange(3.0) + hvd.rank(), rc.size()
     slope = mx.grad(lambda x: (hvd.allreduce({"x": x}, hvd.Sum)["x"] * (hvd.rank() + 1.0)).sum())(x)
     assert slope.tolist() == [size * (size + 1) / 2] * 3
@@ -125,8 +125,8 @@ def check_rows() -> None:
 
 
 def check_every_form_with_every_option() -> None:
-    names, everyone = functions_of("ringcomm.mlx"), list(range(rc.size()))
-    assert compare_forms(hvd, names, everyone, rc.rank(), hvd.global_process_set, mx.array, np.asarray) > 15
+    names, of_all = functions_of("ringcomm.mlx"), list(range(rc.size()))
+    assert compare_forms(hvd, names, of_all, rc.rank(), hvd.global_process_set, mx.array, np.asarray) > 15
 
 
 def check_process_sets() -> None:

@@ -120,8 +120,8 @@ def check_state_is_broadcast() -> None:
     before = model.layers[0].weight + rank
     model.layers[0].weight = before
     assert hvd.broadcast_parameters(model, root) is model
-    everyone = ranks(lambda other: before - rank + other)
-    assert np.array_equal(model.layers[0].weight, everyone[root])
+    of_all = ranks(lambda other: before - rank + other)
+    assert np.array_equal(model.layers[0].weight, of_all[root])
     state = {"step": mx.array(rank, mx.uint64), "note": str(rank), "m": [mx.full((2,), rank, mx.bfloat16)]}
     found = hvd.broadcast_parameters(state, root)
     assert (found["step"].item(), found["note"]) == (root, str(root))

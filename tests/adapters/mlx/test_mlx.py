@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import List
 
@@ -12,6 +13,7 @@ pytest.importorskip("mlx.core")
 from ringrun.function import RemoteError  # noqa: E402
 from tests.adapters.jobs import run, run_on  # noqa: E402
 from tests.adapters.signatures import COMMON, differences, differences_of_options  # noqa: E402
+from tests.proc.test_ringrun_support import ROOT, Launched  # noqa: E402
 
 CHECKS = [f"tests.adapters.mlx.checks_{subject}" for subject in ("collectives", "training")]
 
@@ -80,9 +82,19 @@ def lose_a_rank(notes: str) -> None:
 
 
 def test_a_lost_rank_is_named_to_all_others(tmp_path: Path) -> None:
-    """Where MLX's own ring waits without end, or for its neighbour."""
+    """MLX's own ring reports a lost connection, and not whose."""
     with pytest.raises(RemoteError, match="rank 1"):
         run(lose_a_rank, (str(tmp_path),), 3)
     texts = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert sorted(texts) == ["0", "2"]
     assert texts["0"] == texts["2"] and texts["0"].startswith("recoverable: rank 1")
+
+
+def test_the_program_on_the_page(tmp_path: Path) -> None:
+    (script,) = re.findall(
+        r"```python\n(# mlx_train.py\n.*?)```", (ROOT / "docs" / "from_mlx.md").read_text(), re.DOTALL
+    )
+    (tmp_path / "mlx_train.py").write_text(script)
+    job = Launched("-np", "2", str(tmp_path / "mlx_train.py"))
+    assert job.finish(100.0) == 0, job.err
+    assert float(job.out.split()[-1]) < 0.5, job.out
