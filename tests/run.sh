@@ -195,7 +195,7 @@ stage_slurm() { # a real Slurm, and real mpiruns, over several hosts on this mac
     tests .venv-test slurm -m slurm tests/slurm
 }
 
-stage_aarch64() { # jobs on x86-64 and aarch64 together: hosts with a Debian of arm64, in emulation
+stage_aarch64() { # jobs on x86-64 and ARM together: hosts with a Debian of arm64, and of armhf, in emulation
     quick && return
     system_packages "${emulation_packages[@]}"
     local code=0
@@ -206,6 +206,8 @@ stage_aarch64() { # jobs on x86-64 and aarch64 together: hosts with a Debian of 
     fi
     cat "$results/reason" >&2
     [ "$code" -eq 0 ] || return "$code"
+    bash tests/aarch64/make_root.sh "$PWD/.root-armhf" "$python" armhf 2>"$results/reason" ||
+        echo "armhf: $(tail -n 1 "$results/reason")" | tee -a "$results/skipped"
     tests .venv-test aarch64 -m aarch64 tests/aarch64
 }
 
