@@ -6,7 +6,7 @@ Every rank of a job on this machine notes its memory after importing NumPy, afte
 reductions of an array of 16 MiB, and the memory of the agent that has started it. Connections go over TCP, as
 between boards of one rank each; with ``--transport auto`` ranks share memory. Prints means of all ranks,
 without the array, and writes memory.json. RSS counts what processes of one host share for each of them, PSS
-divides it among them.
+divides it among them; the RSS after reductions is the highest until then.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from benchmarks.machine import facts  # noqa: E402
 ITEMS = 4 * 1024 * 1024
 PROGRAM = f"""
 import os
+import resource
 
 import numpy as np
 
@@ -49,6 +50,7 @@ for _ in range(5):
     rc.allreduce(own[:1000])
 rc.barrier()
 reduced = memory()
+reduced[0] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 rows = rc.allgather_object([begin, started, reduced, memory(os.getppid())])
 if rc.rank() == 0:
     import json
