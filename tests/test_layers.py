@@ -162,15 +162,13 @@ LEVELS: Dict[int, List[List[str]]] = {
             "tensorflow.data.compute_service", "tensorflow.data.compute_worker",
         ],
         ["ray.settings", "ray.workers", "ray.executor", "ray.train", "ray.torch_config", "ray.__init__"],
-        ["dask"],
-        ["spark"],
+        ["dask"], ["spark"],
         [
             "mxnet.arrays", "mxnet.compression", "mxnet.reductions", "mxnet.movement", "mxnet.mpi_ops",
             "mxnet.parameters", "mxnet.reducer", "mxnet.optimizer", "mxnet.trainer", "mxnet.__init__",
         ],
-        [
-            "testing.faulty", "testing.driving", "testing.contract", "testing.cluster",
-        ],
+        ["mlx.arrays", "mlx.collectives", "mlx.training", "mlx.__init__"],
+        ["testing.faulty", "testing.driving", "testing.contract", "testing.cluster"],
         [
             "torch.distributed._version", "torch.distributed._bridge", "torch.distributed._staged",
             "torch.distributed._uncompiled", "torch.distributed._work",
@@ -204,6 +202,7 @@ ADAPTERS = {
     "tensorflow": {"tensorflow"},
     "keras": {"keras", "torch", "jax"},
     "mxnet": {"mxnet"},
+    "mlx": {"mlx"},
     "lightning": {"torch"},
     "ray": {"ray"},
     "dask": {"distributed"},
@@ -212,7 +211,8 @@ ADAPTERS = {
 """Packages on level 7 that translate, and for which frameworks; users import the packages themselves."""
 
 FRAMEWORKS = (
-    "torch", "tensorflow", "keras", "jax", "mxnet", "cupy", "lightning", "ray", "distributed", "pyspark",
+    "torch", "tensorflow", "keras", "jax", "mlx", "mxnet", "cupy", "lightning", "ray", "distributed",
+    "pyspark",
 )  # fmt: skip
 
 LAZY_STEP_UP = "ringrun.function"

@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 from ringcomm.clock import Clock, monotonic
 from ringcomm.errors import ConfigError, ProtocolError
 
-from ..agent import framing, processes, threads
+from ..agent import binding, framing, processes, threads
 from ..diagnosis import failure_report
 from ..diagnosis.first_failure import Complaint, Exit, FirstFailure, signal_name
 from ..plan.job import HostJob, Job
@@ -223,6 +223,7 @@ class Supervisor:
             raise ProtocolError(f"an event {name!r} of rank {rank}")
         if name == "ready":
             self._ready[host.index] = facts
+            self._printer.note(binding.describe(host.name, facts["limits"]["unbound"]))
             self._host_ready(host)
         elif name == "problem":
             try:
@@ -395,6 +396,5 @@ class Supervisor:
         """The outcome of ranks that had started; see :func:`~.outcome.ended`."""
         found = {self.job.hosts[index].name: facts.get("found") for index, facts in self._ready.items()}
         pythons = {name: facts["python"] for name, facts in found.items() if facts}
-        first = "\n\n".join(filter(None, (first, self._notices.different_variables())))
-        how = self._failure, self._ending, self._signum
-        return ended(self.job, *how, tails, lines, diagnosis, pythons, first)
+        how = self._failure, self._ending, self._signum, tails, lines, diagnosis, pythons
+        return ended(self.job, *how, "\n\n".join(filter(None, (first, self._notices.different_variables()))))

@@ -1,4 +1,4 @@
-"""Options of mpirun (Open MPI and MPICH) and torchrun, as ringrun's. Pure.
+"""Options of mpirun (Open MPI and MPICH), torchrun and mlx.launch, as ringrun's. Pure.
 
 A command line that was written for mpirun works with only the program's name changed: options that mean
 something here become ringrun's, the others are accepted with a line that says what happens instead. The
@@ -129,6 +129,10 @@ _RULES: Dict[str, Tuple[int, Rule]] = {
     **dict.fromkeys(("rdzv-endpoint", "rdzv_endpoint", "master-addr", "master_addr", "master-port",
                      "master_port", "node-rank", "node_rank"),
                     (1, _nothing("ringrun starts the ranks of all hosts: run it once, on one of them"))),
+    "repeat-hosts": (1, _per_host),
+    "backend": (1, _nothing("the ranks are connected by ringcomm")),
+    **dict.fromkeys(("connections-per-ip", "starting-port", "nccl-port"), (1, _nothing())),
+    "mpi-arg": (1, _nothing("that is MPI's")),
 }  # fmt: skip
 """By name without dashes: how many values an option has, and what becomes of it."""
 
@@ -138,7 +142,7 @@ _INTERFACES = ("--network-interface", "--network-interfaces")
 
 
 def translate(words: Sequence[str], own: Callable[[str], Optional[int]]) -> Translated:
-    """Replace the options of mpirun and torchrun in a command line by ringrun's.
+    """Replace the options of mpirun, torchrun and mlx.launch in a command line by ringrun's.
 
     Replacing ends at the first word that is no option, at ``--``, and at an option that is neither ringrun's
     nor in the table here or lacks its values: from there on all words stay as they are, the ranks' command
@@ -172,6 +176,8 @@ def translate(words: Sequence[str], own: Callable[[str], Optional[int]]) -> Tran
         if rule is None:
             break
         values = [value] if equals else list(words[position + 1 : position + 1 + rule[0]])
+        if name.lstrip("-") == "env" and "=" in "".join(values[:1]):  # mlx.launch has one value, MPICH two
+            rule, values = (1, _same("-x")), values[:1]
         if len(values) < rule[0]:
             break
         replaced, note = rule[1](values)
