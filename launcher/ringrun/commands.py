@@ -1,6 +1,6 @@
 """The commands beside running a job: ``ringrun ps``, ``stop``, ``add``, ``drop``, ``doctor``, ``diagnose``.
 
-The modules behind them are imported only when they are run. A job is named by ``--job ID`` in each.
+The modules behind them are imported only when they are run. A job is named first, or by ``--job JOB``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,17 @@ from .flags import options_of, with_doctor_options
 from .show.visible import visible
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
-_JOB = click.option("--job", metavar="ID", default="", help="The job: its identifier or the beginning of it.")
+_JOB = click.option("--job", metavar="JOB", default="", help="The job, in place of the argument.")
+BRIEF = (
+    ("doctor -H HOST,…", "Examine hosts."),
+    ("ps", "List running jobs."),
+    ("stop [JOB]", "End a job."),
+    ("add [JOB] HOST", "Add a host."),
+    ("drop [JOB] HOST", "Drop a host."),
+    ("diagnose FOLDER", "Explain failures."),
+    ("completion SHELL", "For your shell."),
+)
+"""What ``ringrun --help`` says of each."""
 
 
 @click.group("ringrun", context_settings=_SETTINGS)
@@ -56,47 +66,65 @@ def ps() -> None:
     _answer(ask)
 
 
+def _one_name(argument: str, option: str) -> str:
+    """The beginning of a job's identifier, which may be given as an argument or by ``--job``."""
+    if argument and option:
+        raise click.UsageError("The job is named twice.")
+    return argument or option
+
+
 @commands.command()
 @_JOB
-@click.argument("beginning", metavar="[ID]", default="")
+@click.argument("beginning", metavar="[JOB]", default="")
 def stop(job: str, beginning: str) -> None:
-    """End a running job of yours, as SIGTERM does."""
+    """End a running job of yours, as SIGTERM does.
+
+    JOB is its identifier in `ringrun ps`, or the beginning of that. It is needed if several jobs run.
+    """
     from .job.job_commands import stop_job
 
-    if job and beginning:
-        raise click.UsageError("The job is named twice.")
-    _answer(lambda: (stop_job(job or beginning, os.environ), 0))
+    name = _one_name(beginning, job)
+    _answer(lambda: (stop_job(name, os.environ), 0))
 
 
 @commands.command()
 @_JOB
-@click.argument("host", metavar="HOST[:SLOTS]")
-def add(job: str, host: str) -> None:
+@click.argument("names", metavar="[JOB] HOST[:SLOTS]", nargs=-1, required=True)
+def add(job: str, names: Tuple[str, ...]) -> None:
     """Add a host to a running elastic job.
 
-    A host that is excluded is taken back.
+    A host that is excluded is taken back. JOB is needed if several elastic jobs run.
     """
     from ringcomm.errors import ConfigError
 
     from .plan.hosts import parse_host
 
+    beginning, host = _job_and_host(names, job)
     try:
         parse_host(host, "ringrun add")
     except ConfigError as problem:
         _say(str(problem), problem=True)
         raise SystemExit(2) from None
-    _change_hosts("add", host, job)
+    _change_hosts("add", host, beginning)
 
 
 @commands.command()
 @_JOB
-@click.argument("host", metavar="HOST")
-def drop(job: str, host: str) -> None:
+@click.argument("names", metavar="[JOB] HOST", nargs=-1, required=True)
+def drop(job: str, names: Tuple[str, ...]) -> None:
     """Drop a host of a running elastic job.
 
-    Its ranks leave at the next step.
+    Its ranks leave at the next step. JOB is needed if several elastic jobs run.
     """
-    _change_hosts("drop", host, job)
+    beginning, host = _job_and_host(names, job)
+    _change_hosts("drop", host, beginning)
+
+
+def _job_and_host(names: Tuple[str, ...], job: str) -> Tuple[str, str]:
+    """The beginning of a job's identifier, "" for the only job, and a host."""
+    if len(names) > 2:
+        raise click.UsageError("Name one host, after the job if several run: [JOB] HOST.")
+    return _one_name(names[0] if len(names) == 2 else "", job), names[-1]
 
 
 def _change_hosts(what: str, host: str, job: str) -> NoReturn:
@@ -106,16 +134,16 @@ def _change_hosts(what: str, host: str, job: str) -> NoReturn:
 
 
 @commands.command()
-@click.argument("directory")
-def diagnose(directory: str) -> None:
+@click.argument("folder")
+def diagnose(folder: str) -> None:
     """Explain the flight records of a failed job.
 
-    They show which ranks waited for which. DIRECTORY is the one that ringrun has named. Exit code 1 if a file
+    They show which ranks waited for which. FOLDER is the one that ringrun has named. Exit code 1 if a file
     is damaged, 2 if there is none.
     """
     from .diagnosis.diagnose import diagnose_folder
 
-    _answer(lambda: diagnose_folder(Path(directory)), failed=2)
+    _answer(lambda: diagnose_folder(Path(folder)), failed=2)
 
 
 @commands.command(epilog="A program of this name is started by its path: ringrun ./doctor.")
@@ -134,7 +162,7 @@ def doctor(as_data: bool, **given: Any) -> NoReturn:
 
 
 @commands.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]), metavar="bash|zsh|fish")
 @click.pass_obj
 def completion(command: click.Command, shell: str) -> None:
     """Print a script for completion in a shell.
