@@ -16,11 +16,21 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, NoReturn, 
 import click
 from click.shell_completion import CompletionItem
 
-from .commands import BRIEF, commands
-from .flags import Flag, brief_help, options_of, refuse_unknown, with_job_options, write_options
+from . import host_commands
+from .commands import BRIEF, commands, note
+from .flags import (
+    Flag,
+    brief_help,
+    options_of,
+    refuse_unknown,
+    with_job_options,
+    with_project_option,
+    write_options,
+)  # fmt: skip
 from .plan import mpirun
 from .plan.command import Command, misplaced_options
 from .plan.options import INSTEAD, Options
+from .project import with_project
 from .show.visible import visible
 
 if TYPE_CHECKING:
@@ -38,8 +48,8 @@ class _RankCommand(click.Command):
         translated = mpirun.translate(args, values.get)
         args = translated.words
         if not ctx.resilient_parsing:
-            for note in translated.notes:
-                click.echo(f"ringrun: {note}.", err=True)
+            for line in translated.notes:
+                note(line)
         position = _end_of_options(args, values)
         if args[position : position + 1] == ["-m"]:
             args = [*args[:position], "--", *args[position:]]
@@ -60,14 +70,14 @@ class _RankCommand(click.Command):
         if _EVERYTHING in ctx.meta:
             super().format_help(ctx, formatter)
         else:
-            formatter.write(_USAGE + brief_help(self, ctx, BRIEF))
+            formatter.write(_USAGE + brief_help(self, ctx, (*host_commands.BRIEF, *BRIEF)))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         commands.format_commands(ctx, formatter)
         write_options(self, ctx, formatter)
-        for note in _NOTES:
+        for text in _NOTES:
             formatter.write_paragraph()
-            formatter.write_text(note)
+            formatter.write_text(text)
 
 
 def _options_in(words: Sequence[str], values: Mapping[str, int]) -> Iterator[str]:
@@ -85,7 +95,7 @@ def _end_of_options(words: Sequence[str], values: Mapping[str, int]) -> int:
 
 def _subcommand_first(words: Sequence[str]) -> Sequence[str]:
     """A command line in which the options before a subcommand are behind its name."""
-    values = ringrun.option_values(click.Context(ringrun))  # type: ignore[attr-defined]
+    values = ringrun.option_values(click.Context(ringrun))
     found = mpirun.translate(words, values.get).words
     position = _end_of_options(found, values)
     if found[position : position + 1] and found[position] in commands.commands:
@@ -140,6 +150,7 @@ _EXIT: Dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": Fals
     epilog="Example: ringrun -np 3 -H localhost,jetson1,jetson2 train.py --epochs 3",
 )
 @with_job_options
+@with_project_option
 @click.option("--dry-run", cls=Flag, purpose=INSTEAD, brief="Show the plan.", is_flag=True,
               help="Show the plan and the command lines; start nothing.")  # fmt: skip
 @click.option("--print-config", cls=Flag, purpose=INSTEAD, is_flag=True,
@@ -153,9 +164,11 @@ _EXIT: Dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": Fals
               help="Show all options.")  # fmt: skip
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARGS]…",
                 shell_complete=_complete)  # fmt: skip
+@click.pass_context
 def ringrun(
-    command: Tuple[str, ...], dry_run: bool, print_config: bool, check_build: bool, **given: Any
-) -> None:
+    ctx: click.Context, /, command: Tuple[str, ...], project_file: bool, dry_run: bool, print_config: bool,
+    check_build: bool, **given: Any,
+) -> None:  # fmt: skip
     """Run COMMAND as one job of several ranks, on this machine and on other hosts.
 
     COMMAND is a script (train.py), "-m pkg.module", "python …", or a program.
@@ -163,7 +176,7 @@ def ringrun(
     from ringcomm.errors import RingcommError
 
     try:
-        options = options_of(given)
+        options = options_of(with_project(ctx, ctx.command, given, note) if project_file else given)
         if print_config:
             _print_config(options)
         elif check_build:

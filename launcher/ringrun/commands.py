@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, NoReturn, Tuple
+from typing import Any, Callable, NoReturn, Sequence, Tuple
 
 import click
 
-from .flags import options_of, with_doctor_options
+from .flags import options_of, with_doctor_options, with_project_option
 from .show.visible import visible
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
@@ -34,21 +34,26 @@ def commands() -> None:
     """Commands beside running a job."""
 
 
-def _say(text: str, problem: bool = False) -> None:
+def say(text: str, problem: bool = False) -> None:
     """Print what may contain words of a job, or of a file."""
     click.echo(visible(f"ringrun: {text}" if problem else text), err=problem, nl=not text.endswith("\n"))
 
 
-def _answer(ask: Callable[[], Tuple[str, int]], failed: int = 1) -> NoReturn:
+def note(text: str) -> None:
+    """Print a line about what is done."""
+    say(f"{text}.", problem=True)
+
+
+def answer(ask: Callable[[], Tuple[str, int]], failed: int = 1) -> NoReturn:
     """Print an answer, or why there is none, and exit: with the answer's code, or with this one."""
     from ringcomm.errors import RingcommError
 
     try:
         text, code = ask()
     except RingcommError as problem:
-        _say(str(problem), problem=True)
+        say(str(problem), problem=True)
         raise SystemExit(failed) from None
-    _say(text)
+    say(text)
     raise SystemExit(code)
 
 
@@ -60,10 +65,10 @@ def ps() -> None:
     def ask() -> Tuple[str, int]:
         text, problems = show_jobs(os.environ)
         for problem in problems:
-            _say(problem, problem=True)
+            say(problem, problem=True)
         return text, 1 if problems else 0
 
-    _answer(ask)
+    answer(ask)
 
 
 def _one_name(argument: str, option: str) -> str:
@@ -84,28 +89,29 @@ def stop(job: str, beginning: str) -> None:
     from .job.job_commands import stop_job
 
     name = _one_name(beginning, job)
-    _answer(lambda: (stop_job(name, os.environ), 0))
+    answer(lambda: (stop_job(name, os.environ), 0))
 
 
 @commands.command()
 @_JOB
 @click.argument("names", metavar="[JOB] HOST[:SLOTS]", nargs=-1, required=True)
 def add(job: str, names: Tuple[str, ...]) -> None:
-    """Add a host to a running elastic job.
+    """Add a host, or a list of hosts, to a running elastic job.
 
     A host that is excluded is taken back. JOB is needed if several elastic jobs run.
     """
     from ringcomm.errors import ConfigError
 
     from .plan.hosts import parse_host
+    from .reach.named_hosts import with_lists
 
     beginning, host = _job_and_host(names, job)
     try:
-        parse_host(host, "ringrun add")
+        specs = with_lists([parse_host(host, "ringrun add")], os.environ)
     except ConfigError as problem:
-        _say(str(problem), problem=True)
+        say(str(problem), problem=True)
         raise SystemExit(2) from None
-    _change_hosts("add", host, beginning)
+    _change_hosts("add", [spec.item for spec in specs], beginning)
 
 
 @commands.command()
@@ -117,7 +123,7 @@ def drop(job: str, names: Tuple[str, ...]) -> None:
     Its ranks leave at the next step. JOB is needed if several elastic jobs run.
     """
     beginning, host = _job_and_host(names, job)
-    _change_hosts("drop", host, beginning)
+    _change_hosts("drop", [host], beginning)
 
 
 def _job_and_host(names: Tuple[str, ...], job: str) -> Tuple[str, str]:
@@ -127,10 +133,10 @@ def _job_and_host(names: Tuple[str, ...], job: str) -> Tuple[str, str]:
     return _one_name(names[0] if len(names) == 2 else "", job), names[-1]
 
 
-def _change_hosts(what: str, host: str, job: str) -> NoReturn:
+def _change_hosts(what: str, hosts: Sequence[str], job: str) -> NoReturn:
     from .job.job_commands import change_hosts
 
-    _answer(lambda: (change_hosts(what, host, job, os.environ), 0))
+    answer(lambda: ("\n".join(change_hosts(what, host, job, os.environ) for host in hosts), 0))
 
 
 @commands.command()
@@ -143,13 +149,15 @@ def diagnose(folder: str) -> None:
     """
     from .diagnosis.diagnose import diagnose_folder
 
-    _answer(lambda: diagnose_folder(Path(folder)), failed=2)
+    answer(lambda: diagnose_folder(Path(folder)), failed=2)
 
 
 @commands.command(epilog="A program of this name is started by its path: ringrun ./doctor.")
 @with_doctor_options
+@with_project_option
 @click.option("--json", "as_data", is_flag=True, help="Print everything as JSON.")
-def doctor(as_data: bool, **given: Any) -> NoReturn:
+@click.pass_context
+def doctor(ctx: click.Context, /, as_data: bool, project_file: bool, **given: Any) -> NoReturn:
     """Find what keeps hosts from training together.
 
     Logs in to all hosts, asks each for its interfaces, processors, memory, limits and packages, has them dial
@@ -157,8 +165,13 @@ def doctor(as_data: bool, **given: Any) -> NoReturn:
     comes with what to do. Exit code 0 if no problem was found (notes are none), otherwise 1.
     """
     from .doctor.command import run_doctor
+    from .project import with_project
 
-    _answer(lambda: run_doctor(replace(options_of(given), ship_self=False), as_data), failed=2)
+    def ask() -> Tuple[str, int]:
+        values = with_project(ctx, ctx.obj, given, note) if project_file else given
+        return run_doctor(replace(options_of(values), ship_self=False), as_data)
+
+    answer(ask, failed=2)
 
 
 @commands.command()

@@ -136,7 +136,9 @@ def options_of(given: Mapping[str, Any]) -> options.Options:
     job = {item.name: given[item.name] for item, _ in options.table() if item.name in given}
     job["blacklist_cooldown_range"] = job.get("blacklist_cooldown_range") or None  # () before click 8.2
     values = [value for name, value in given.items() if name.startswith("tunable_") and value is not None]
-    return options.Options(setting_values=tuple(values), **job)
+    return options.Options(
+        setting_values=tuple(values), project_values=tuple(given.get("project_values", ())), **job
+    )
 
 
 def _native() -> Iterator[click.Option]:
@@ -221,6 +223,13 @@ def with_job_options(command: _Command) -> _Command:
 def with_doctor_options(command: _Command) -> _Command:
     """Decorator: add the options of a job that the doctor has to a click command."""
     return _with(command, _job_options(lambda option: option.doctor))
+
+
+def with_project_option(command: _Command) -> _Command:
+    """Decorator: add the option that leaves ``ringrun.toml`` out to a click command."""
+    names = ["--project-file/--no-project-file"]
+    text = "Use ringrun.toml of this folder or of one above [yes]."
+    return _with(command, [Flag(names, options.SETTINGS, is_flag=True, default=True, help=text)])
 
 
 def _with(command: _Command, made: Iterable[click.Option]) -> _Command:

@@ -82,6 +82,7 @@ class Options:
 
     Attributes:
         setting_values: the settings given by flags; :class:`ringcomm.config.Settings` is their table.
+        project_values: the settings in ``ringrun.toml``.
     """
 
     np: Optional[int] = _option(
@@ -279,6 +280,7 @@ class Options:
         kind=PATH, metavar="FILE", brief="Settings.", argument="config_file",
     )  # fmt: skip
     setting_values: Tuple[SettingValue, ...] = ()
+    project_values: Tuple[SettingValue, ...] = ()
 
     @property
     def is_elastic(self) -> bool:
