@@ -32,6 +32,7 @@ UNNAMED = "temporary file without a name"
 ALLOWED: Dict[str, Tuple[str, List[str]]] = {
     "launcher/ringrun/agent/agent.py": (SYSTEM, ["os.open"]),
     "launcher/ringrun/agent/binding.py": (SYSTEM, ["open"]),
+    "launcher/ringrun/agent/cleaning.py": (DESCRIPTOR, ["os.listdir", "tempfile.gettempdir"]),
     "launcher/ringrun/agent/job_folder.py": (
         "looks for names in the job's own folder, and opens what it finds by descriptors",
         ["glob.escape", "glob.glob", "open"],

@@ -225,6 +225,13 @@ def with_doctor_options(command: _Command) -> _Command:
     return _with(command, _job_options(lambda option: option.doctor))
 
 
+def with_host_options(command: _Command) -> _Command:
+    """Decorator: add the options that name and reach hosts to a click command."""
+    named = ("-H", "--hostfile", "--python")
+    return _with(command, _job_options(lambda option: option.doctor and (
+        option.purpose == options.REMOTE or option.flags[0] in named)))  # fmt: skip
+
+
 def with_project_option(command: _Command) -> _Command:
     """Decorator: add the option that leaves ``ringrun.toml`` out to a click command."""
     names = ["--project-file/--no-project-file"]

@@ -1,16 +1,17 @@
-"""``ringrun hosts``: lists of hosts that have names."""
+"""``ringrun hosts`` and ``clean``: lists of hosts that have names, and what jobs leave on hosts."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NoReturn, Tuple
+from typing import Any, NoReturn, Tuple
 
 import click
 
 from .commands import answer, commands
+from .flags import options_of, with_host_options
 
-BRIEF = (("hosts", "Named lists."),)
+BRIEF = (("hosts", "Named lists."), ("clean", "Remove old files."))
 """What ``ringrun --help`` says of each."""
 _LIST = click.argument("name", metavar="LIST")
 
@@ -94,3 +95,17 @@ def import_hosts(name: str, patterns: Tuple[str, ...]) -> NoReturn:
         return add_hosts(name, found, os.environ), 0
 
     answer(ask, failed=2)
+
+
+@commands.command()
+@with_host_options
+@click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
+def clean(dry_run: bool, **given: Any) -> NoReturn:
+    """Remove caches, old job folders and records of failures.
+
+    On this machine, and on the hosts of -H; without it on those of all lists of `ringrun hosts`. Job folders
+    are the copies that --ship makes, with what ranks have written there. What a running job uses stays.
+    """
+    from .doctor.clean import clean_hosts
+
+    answer(lambda: clean_hosts(options_of(given), dry_run), failed=2)
