@@ -28,7 +28,7 @@ from ..plan.environment import forwarded, horovods_variables, not_forwarded, own
 from ..plan.horovod import SettingValue
 from ..plan.hosts import HostSpec, parse_hostfile, parse_hosts
 from ..plan.job import Job
-from ..plan.observe import observation_of
+from ..plan.observe import observation_of, ranks_shown
 from ..plan.options import Options
 from ..plan.ranks import Plan, make_plan
 from ..plan.setting_sources import Effective
@@ -97,6 +97,7 @@ def prepare(
         certificate=make_certificate() if settings.encrypt else "",
         provision=options.provision, tree=tree, code_at=code_at, folder=secrets.token_hex(8),
         fetch=options.fetch, bind=options.bind, quiet=options.quiet, observation=observation,
+        shown_ranks=ranks_shown(options.only_rank, None if plan is None or options.is_elastic else plan.size),
         setting_rows=tuple(setting_sources.rows_of(effective)),
     )  # fmt: skip
     if options.is_elastic:

@@ -242,6 +242,13 @@ class Options:
         "Folder for copies of the ranks' output. That of rank N is in rank.N/stdout and rank.N/stderr.",
         kind=PATH, metavar="FOLDER", brief="Keep output.", argument="output_dir", horovod="output_filename",
     )  # fmt: skip
+    only_rank: Optional[str] = _option(
+        None, "--only-rank", OUTPUT,
+        "Show the output of these ranks only, like '0' or '0,2'. A failure of any is shown, and --output-dir "
+        "has all output.",
+        metavar="RANK,…", argument="only_rank",
+        argument_doc="Show the output of these ranks only, like ``'0'`` or ``'0,2'``.",
+    )  # fmt: skip
     tee: Optional[str] = _option(
         None, "--tee", OUTPUT, "Also write all that is shown to a file. It contains no colours.",
         metavar="FILE",
