@@ -27,7 +27,7 @@ from .flags import (
     with_project_option,
     write_options,
 )  # fmt: skip
-from .plan import mpirun
+from .plan import mpirun, pasted
 from .plan.command import Command, misplaced_options
 from .plan.options import INSTEAD, Options
 from .project import with_project
@@ -45,7 +45,7 @@ class _RankCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: List[str]) -> List[str]:
         values = self.option_values(ctx)
-        translated = mpirun.translate(args, values.get)
+        translated = _translated(args, values)
         args = translated.words
         if not ctx.resilient_parsing:
             for line in translated.notes:
@@ -78,6 +78,22 @@ class _RankCommand(click.Command):
         for text in _NOTES:
             formatter.write_paragraph()
             formatter.write_text(text)
+
+
+def _translated(args: Sequence[str], values: Mapping[str, int]) -> mpirun.Translated:
+    """A command line in ringrun's options, without another launcher."""
+    from ringcomm.errors import ConfigError
+
+    found = mpirun.translate(args, values.get)
+    end = _end_of_options(found.words, values)
+    try:
+        inner = pasted.without_launcher(found.words[end:])
+    except ConfigError as problem:
+        raise click.UsageError(str(problem)) from None
+    if inner is None:
+        return found
+    again = mpirun.translate([*found.words[:end], *inner.words], values.get)
+    return mpirun.Translated(again.words, [*found.notes, *inner.notes, *again.notes])
 
 
 def _options_in(words: Sequence[str], values: Mapping[str, int]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -200,6 +201,43 @@ def test_what_jobs_have_left_is_removed_but_not_what_a_running_one_uses(
     assert len(after.values(r"^  job folder  ")) == 2 and len(after.values(r"^  shipped files  ")) == 2
     assert {entry.name for cache in caches for entry in cache.iterdir()} == {IN_USE, "jobs"}
     assert len(ringrun(lab, "clean", *reach, module_path=False).values("(nothing to remove)")) == 3
+
+
+@pytest.mark.parametrize("command", [["train.py"], ["python", "train.py"]], ids=["script", "python"])
+def test_an_environment_of_conda_is_found_by_its_name(lab: Lab, tmp_path: Path, command: List[str]) -> None:
+    """This machine has it in one folder, and the hosts in another."""
+    here = tmp_path / "miniconda3" / "envs" / "train"
+    venv.create(here, with_pip=False)
+    (here / "conda-meta").mkdir()
+    (site,) = here.glob("lib/python*/site-packages")
+    (site / "here.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("packages")))
+    (tmp_path / "train.py").write_text(f"{PROGRAM}\nimport sys\nprint(sys.prefix, flush=True)\n")
+    (tmp_path / "opt" / "conda" / "envs").mkdir(parents=True)
+    shutil.copytree(here, tmp_path / "opt" / "conda" / "envs" / "train", symlinks=True)
+    (tmp_path / "empty").mkdir()
+    hosts = ("jetson1", "jetson2")
+    mounts = [(tmp_path / "empty", here), (tmp_path / "opt", Path("/opt"))]
+    try:
+        for host in hosts:
+            for source, target in mounts:
+                lab.run(host, ["mount", "--bind", str(source), str(target)])
+        words = ["-H", "localhost,jetson1,jetson2", "--cwd", tmp_path, *command]
+        python = here / "bin" / "python"
+        if command != ["train.py"]:  # ringrun runs in another environment, and finds "python" by PATH
+            python = tmp_path / "other"
+            python.write_text(f'#!/bin/sh\nPATH="{here}/bin:$PATH" exec {sys.executable} "$@"\n')
+            python.chmod(0o755)
+        with Job(lab, *words, python=str(python), module_path=False) as job:
+            assert job.finish(150) == 0, job.output
+    finally:
+        for host in hosts:
+            for _, target in mounts:
+                lab.run(host, ["umount", str(target)])
+    for host in hosts:
+        assert f"{host} has no {here}/bin/python: its environment is looked for there" in job.output
+        assert f"{host}: the ranks run /opt/conda/envs/train/bin/python" in job.output
+    prefixes = [str(here), "/opt/conda/envs/train", "/opt/conda/envs/train"]
+    assert sorted(job.values(r"\] (/\S+)$")) == sorted(prefixes), job.output
 
 
 def test_without_it_a_host_has_to_have_ringcomm(lab: Lab, boards: Boards) -> None:

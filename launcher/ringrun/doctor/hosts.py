@@ -47,8 +47,10 @@ class HostProbe:
 
     def start(self) -> None:
         """Log in and wait for the program's first line."""
-        for argv in filter(None, (self.host.argv, self.host.fallback)):
-            failure = self._start(argv)
+        for argv, first in ((self.host.argv, b""), (self.host.fallback, self.host.finder)):
+            if not argv:
+                return
+            failure = self._start(argv, first)
             if failure is None:
                 self.problem = ""
                 return
@@ -56,7 +58,7 @@ class HostProbe:
             if not failure.no_python:
                 return
 
-    def _start(self, argv: Sequence[str]) -> Optional[Failure]:
+    def _start(self, argv: Sequence[str], first: bytes) -> Optional[Failure]:
         began = time.monotonic()
         self._received = b""  # what an earlier command printed is no part of this one's first line
         pipe = subprocess.PIPE
@@ -69,7 +71,7 @@ class HostProbe:
             return Failure(text, no_python=True)
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
-        self._unsent = self._program
+        self._unsent = first + self._program
         before: List[str] = []
         received = 0
         while before[-1:] != [self._marker]:

@@ -222,7 +222,7 @@ class Supervisor:
         if (rank < 0) is (name in ("exit", "started")):
             raise ProtocolError(f"an event {name!r} of rank {rank}")
         if name == "ready":
-            self._ready[host.index] = facts
+            self._ready[host.index] = self._notices.ready(host, facts)
             self._host_ready(host)
         elif name == "problem":
             try:

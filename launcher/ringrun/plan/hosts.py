@@ -80,6 +80,11 @@ def parse_hostfile(text: str, path: str) -> List[HostSpec]:
     Raises:
         ConfigError: a line has the wrong form, or the file names no host; the message has file and line.
     """
+    if text.lstrip().startswith(("[", "{")) and '"' in text:
+        raise ConfigError(
+            f"{path} is JSON, as mlx.launch has it. Write one host per line, like: jetson1 slots=2 (the "
+            'names after "ssh" in it), or -H jetson1,jetson2'
+        )
     specs: List[HostSpec] = []
     for number, line in enumerate(text.splitlines(), 1):
         where = f"{path}, line {number}"

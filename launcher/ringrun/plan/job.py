@@ -49,6 +49,7 @@ class HostJob:
         argv: the command line that starts the agent.
         fallback: the command line that is tried next if there is no such interpreter, or () for none.
         gets_code: whether it is sent the job's files, and its ranks run in a copy of them.
+        finder: what the fallback reads first, to look for the interpreter's environment there; or b"".
         package: the digest of the package with ringcomm that its ranks use, or "" for what is installed.
     """
 
@@ -64,6 +65,7 @@ class HostJob:
     fallback: Tuple[str, ...] = ()
     package: str = ""
     gets_code: bool = False
+    finder: bytes = field(default=b"", repr=False)
 
     @property
     def name(self) -> str:
