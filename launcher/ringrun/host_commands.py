@@ -76,6 +76,10 @@ def drop(name: str, items: Tuple[str, ...]) -> NoReturn:
     answer(lambda: (drop_hosts(name, items, os.environ), 0), failed=2)
 
 
+hosts.add_command(click.Command("list", callback=lambda: answer(lambda: (_all_lists(), 0)), hidden=True))
+hosts.add_command(click.Command("remove", callback=drop.callback, params=drop.params, hidden=True))
+
+
 @hosts.command("import")
 @_LIST
 @click.argument("patterns", metavar="PATTERN…", nargs=-1)
@@ -87,7 +91,7 @@ def import_hosts(name: str, patterns: Tuple[str, ...]) -> NoReturn:
     from .reach.named_hosts import add_hosts, ssh_hosts
 
     def ask() -> Tuple[str, int]:
-        path = Path("~/.ssh/config").expanduser()
+        path = Path(os.path.expanduser("~/.ssh/config"))  # noqa: PTH111  users without a home
         found = ssh_hosts(patterns, path)
         if not patterns:
             text = f"{path} has: {', '.join(found)}\nSay which, like: ringrun hosts import {name} {found[0]}"

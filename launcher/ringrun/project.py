@@ -190,4 +190,4 @@ def _is_path(option: Flag) -> bool:
 
 def _path(text: str, file: Path) -> str:
     """A path of the file's, relative to its folder."""
-    return str(file.parent / Path(text).expanduser())
+    return str(file.parent / os.path.expanduser(text))  # noqa: PTH111  users without a home

@@ -1,4 +1,4 @@
-# ruff: noqa: PTH207  patterns with absolute paths
+# ruff: noqa: PTH111, PTH207  patterns with absolute paths; pathlib raises for users without a home
 """Lists of hosts that the user has named, ``ringrun -H LIST``: files in ``~/.config/ringcomm/hosts``.
 
 Each is a hostfile. It may name an interpreter for a host, so only this user may be able to change it
@@ -30,7 +30,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 def folder_of_lists(environ: Mapping[str, str]) -> Path:
     """The folder of this user's lists."""
     chosen = environ.get("XDG_CONFIG_HOME", "")
-    above = Path(chosen) if chosen.startswith("/") else Path("~/.config").expanduser()
+    above = Path(chosen if chosen.startswith("/") else os.path.expanduser("~/.config"))
     return above / "ringcomm" / "hosts"
 
 
@@ -119,6 +119,7 @@ def add_hosts(name: str, items: Sequence[str], environ: Mapping[str, str]) -> st
             f"{name!r:.80} cannot be the name of a list: it has letters, digits, - and _ only, and localhost "
             "is this machine. For example: ringrun hosts add lab jetson1 jetson2"
         )
+    items = [item for text in items for item in text.split(",")]
     before = list_text(name, environ) or ""
     hosts = {spec.target for spec in parse_hostfile(before, name)} if before.strip() else set()
     for item in items:
@@ -237,6 +238,6 @@ def _read_ssh(path: Path, folder: Path, seen: Set[Path]) -> List[str]:
         raise ConfigError(f"{path} cannot be read: {(problem.strerror or str(problem)).lower()}.") from None
     hosts, includes = hosts_and_includes(text)
     for pattern in includes:
-        for name in sorted(glob.glob(str(folder / Path(pattern).expanduser()))):
+        for name in sorted(glob.glob(str(folder / os.path.expanduser(pattern)))):
             hosts += [host for host in _read_ssh(Path(name), folder, seen) if host not in hosts]
     return hosts

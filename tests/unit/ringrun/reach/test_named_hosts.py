@@ -42,14 +42,14 @@ def run(capsys: Any) -> Any:
 
 def test_a_list_is_made_used_and_removed(run: Any, lists: Path) -> None:
     assert run("").startswith("0 There is no list of hosts yet. Make one: ringrun hosts add lab")
-    assert run("add lab localhost me@b:2 [fd00::7]").startswith("0 lab has 3 hosts: ")
-    assert run("") == f"0 lab  localhost, me@b:2, [fd00::7]\nThey are in {lists}.\n"
+    assert run("add lab localhost,me@b:2 [fd00::7]").startswith("0 lab has 3 hosts: ")
+    assert run("") == run("list") == f"0 lab  localhost, me@b:2, [fd00::7]\nThey are in {lists}.\n"
     assert run("show lab") == "0 localhost\nme@b:2\n[fd00::7]\n"
     assert lists.stat().st_mode & 0o777 == 0o700 and (lists / "lab").stat().st_mode & 0o777 == 0o600
     specs = read_hosts(Options(hosts="x:3,lab"))
     assert [spec.item for spec in specs] == ["x:3", "localhost", "me@b:2", "[fd00::7]"]
     assert run("drop lab me@b localhost") == "0 lab does not have me@b, localhost any more.\n"
-    assert run("drop lab fd00::7") == "0 The list lab is removed.\n"
+    assert run("remove lab fd00::7") == "0 The list lab is removed.\n"
     assert run("").startswith("0 There is no list") and read_hosts(Options(hosts="lab")) == [HostSpec("lab")]
 
 
@@ -76,6 +76,7 @@ def test_what_the_user_has_written_into_a_list_stays(run: Any, lists: Path) -> N
         ("add lab a", "2 ringrun: lab has a already. First: ringrun hosts drop lab a"),
         ("add new a a", "2 ringrun: new has a already"),
         ("add new a:0", "2 ringrun: ringrun hosts add: 'a:0': '0' is not a number of slots"),
+        ("add new ,", "2 ringrun: ringrun hosts add: '' is not a host"),
         ("add new", "2 Usage: ringrun hosts add"),
         ("nope", "2 Usage: ringrun hosts"),
         ("import new", "2 ringrun: {home}/.ssh/config cannot be read: no such file or directory."),
