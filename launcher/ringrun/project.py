@@ -65,7 +65,10 @@ def with_project(
     Raises:
         ConfigError: the file is not valid.
     """
-    path = find_file(Path.cwd())
+    try:
+        path = find_file(Path.cwd())
+    except FileNotFoundError:
+        path = None  # the working directory is gone, which the job says
     content = None if path is None else read_trusted(path, say)
     if path is None or content is None:
         return dict(given)

@@ -106,10 +106,15 @@ class Cleaning:
             self._remove(what, place, folder, name)
 
     def _remove(self, what: str, place: str, folder: int, name: str) -> None:
-        size = _size_bytes(folder, name)
-        if not self._dry_run:
-            folders.remove(folder, name)
-        self.removed.append([what, os.path.join(place, name), size])
+        path = os.path.join(place, name)
+        try:
+            size = _size_bytes(folder, name)
+            if not self._dry_run:
+                folders.remove(folder, name)
+        except OSError as problem:
+            self.kept.append([path, problem.strerror or str(problem)])
+        else:
+            self.removed.append([what, path, size])
 
 
 def _size_bytes(folder: int, name: str) -> int:

@@ -130,6 +130,12 @@ def test_a_file_that_others_could_change_is_not_used(what: str, folder: Path, se
     assert seen == [Options()]
 
 
+def test_without_a_working_directory_there_is_none(folder: Path, seen: List[Options]) -> None:
+    (folder / project.NAME).write_text("np = 3")
+    Path.cwd().rmdir()
+    assert CliRunner().invoke(cli.ringrun, ["x"]).output == "" and seen == [Options()]
+
+
 def test_without_a_parser_there_is_an_instruction(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(project, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="needs Python 3.11, or tomli"):

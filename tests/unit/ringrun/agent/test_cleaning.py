@@ -118,6 +118,22 @@ def test_what_cannot_be_trusted_or_followed_stays(tmp_path: Path, environ: Dict[
     assert kept[0] == str(place) and "other users may write it" in kept[1]
 
 
+def test_what_cannot_be_removed_is_kept_and_the_rest_goes(
+    tmp_path: Path, environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = cleaning.folders.remove
+
+    def refuse(folder: int, name: str) -> None:
+        if name == "one-0":
+            raise PermissionError(13, "Permission denied")
+        remove(folder, name)
+
+    monkeypatch.setattr(cleaning.folders, "remove", refuse)
+    found = Cleaning(environ, dry_run=False).run()
+    assert found["kept"] == [[f"{tmp_path}/cache/ringcomm/jobs/one-0", "Permission denied"]]
+    assert len(found["removed"]) == 7
+
+
 def test_the_program_answers_commands(
     environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
