@@ -6,10 +6,11 @@
 #   bash tests/run.sh --all                everything
 #   bash tests/run.sh --only STAGE [...]   one stage whole; STAGE is one of those listed at the end of a run
 #   bash tests/run.sh --gpu                the tests that need a GPU; says what it ran, or that there is none
+#   bash tests/run.sh --no-apt [...]       install no system packages; the tests that need them are skipped
 #   bash tests/run.sh [PATH ...] [-k ...]  these tests whole: pytest gets these arguments
 #
 # It makes what it needs first: virtual environments (.venv-test*), and as root on Debian or Ubuntu the system
-# packages for the tests on several hosts. It does not make them again the next time. The first stage that
+# packages for the tests on several hosts, after a line that names them. It does not make them again the next time. The first stage that
 # fails ends it; a table of the stages and the slowest tests comes at the end. Two stages run at a time, since
 # many tests wait more than they compute; what the second one prints comes when the first is over.
 set -euo pipefail
@@ -19,17 +20,18 @@ unset PYTHONDONTWRITEBYTECODE # or each of thousands of processes compiles what 
 
 beside=(slow hosts slurm aarch64 tensorflow mxnet jax trainers engines)
 stages=(lint types main slow hosts slurm aarch64 tensorflow mxnet jax trainers engines coverage docs package pythons gpu)
-mode=quick only=()
+mode=quick only=() may_install=1
 while [ $# -gt 0 ]; do
     case $1 in
         --all) mode=all ;;
         --gpu) mode=all only+=(gpu) ;;
+        --no-apt) may_install= ;;
         --only)
             shift
             [ $# -gt 0 ] || { echo "--only needs a stage: ${stages[*]}" >&2; exit 2; }
             [[ " ${stages[*]} " == *" $1 "* ]] || { echo "no stage is called $1; there are ${stages[*]}" >&2; exit 2; }
             mode=all only+=("$1") ;;
-        -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit ;;
+        -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit ;;
         *) break ;;
     esac
     shift
@@ -111,20 +113,21 @@ host_packages=(sshd:openssh-server ssh:openssh-client nft:nftables ip:iproute2 u
 emulation_packages=(debootstrap:debootstrap qemu-aarch64-static:qemu-user-static)
 slurm_packages=(slurmctld:slurm-wlm munged:munge mpirun.openmpi:openmpi-bin mpirun.mpich:mpich)
 
-system_packages() { # PROGRAM:PACKAGE...: install the packages of programs that are missing
-    local item missing=()
+system_packages() { # PURPOSE PROGRAM:PACKAGE...: install the packages of programs that are missing
+    local item missing=() purpose=$1
+    shift
     for item in "$@"; do
         command -v "${item%%:*}" >/dev/null || missing+=("${item#*:}")
     done
     [ "${#missing[@]}" -gt 0 ] || return 0
-    if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
-        echo "installing ${missing[*]}"
+    if [ -n "$may_install" ] && [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+        echo "apt-get installs ${missing[*]}: the tests of $purpose need that. With --no-apt they are skipped."
         export DEBIAN_FRONTEND=noninteractive
         if quietly apt-get -q update && quietly apt-get -q install -y --no-install-recommends "${missing[@]}"; then
             return 0
         fi
     fi
-    echo "not installed: ${missing[*]}; the tests that need them will say so"
+    echo "not installed: ${missing[*]}. The tests of $purpose need that, and will say so."
 }
 
 most_repeated=5
@@ -191,13 +194,13 @@ stage_hosts() {
 
 stage_slurm() { # a real Slurm, and real mpiruns, over several hosts on this machine
     quick && return
-    system_packages "${slurm_packages[@]}"
+    system_packages "Slurm and MPI" "${slurm_packages[@]}"
     tests .venv-test slurm -m slurm tests/slurm
 }
 
 stage_aarch64() { # jobs on x86-64 and ARM together: hosts with a Debian of arm64, and of armhf, in emulation
     quick && return
-    system_packages "${emulation_packages[@]}"
+    system_packages "hosts of aarch64 in emulation" "${emulation_packages[@]}"
     local code=0
     bash tests/aarch64/make_root.sh "$PWD/.root-aarch64" "$python" 2>"$results/reason" || code=$?
     if [ "$code" -eq 3 ]; then # in CI, too: it is this machine that lacks something
@@ -264,7 +267,7 @@ stage_trainers() { # Lightning, Fabric, Accelerate, the Hugging Face Trainer and
     if quick; then
         tests .venv-test-trainers smoke --quick -m smoke tests/adapters/trainers
     else
-        system_packages "${slurm_packages[@]}"
+        system_packages "Slurm and MPI" "${slurm_packages[@]}"
         tests .venv-test-trainers trainers tests/adapters/trainers tests/hosts/test_trainers.py \
             tests/slurm/test_lightning.py
     fi
@@ -285,7 +288,7 @@ stage_engines() { # Ray, Dask and Spark, each as a real cluster on this machine
         may_skip "what tests/requirements-engines.txt lists cannot be installed here"
         return
     fi
-    system_packages java:default-jre-headless
+    system_packages "Spark" java:default-jre-headless
     tests .venv-test-engines engines -n 2 --dist loadfile tests/adapters/clusters
 }
 
@@ -399,7 +402,7 @@ else
     main=${pythons[11]:-python3}
     [ -n "$(minor_of "$main")" ] || { echo "Python with venv is needed (Debian: apt install python3-venv)" >&2; exit 2; }
     environment .venv-test "$main" -e '.[test,dev,examples]' -r tests/requirements.txt
-    system_packages "${host_packages[@]}"
+    system_packages "several hosts on this machine" "${host_packages[@]}"
     python=.venv-test/bin/python
 fi
 echo "environment=$SECONDS" >"$results/stages"

@@ -32,6 +32,7 @@ UNNAMED = "temporary file without a name"
 ALLOWED: Dict[str, Tuple[str, List[str]]] = {
     "launcher/ringrun/agent/agent.py": (SYSTEM, ["os.open"]),
     "launcher/ringrun/agent/binding.py": (SYSTEM, ["open"]),
+    "launcher/ringrun/agent/cleaning.py": (DESCRIPTOR, ["os.listdir", "tempfile.gettempdir"]),
     "launcher/ringrun/agent/job_folder.py": (
         "looks for names in the job's own folder, and opens what it finds by descriptors",
         ["glob.escape", "glob.glob", "open"],
@@ -58,6 +59,9 @@ ALLOWED: Dict[str, Tuple[str, List[str]]] = {
     "launcher/ringrun/job/discovery.py": (UNNAMED, ["tempfile.TemporaryFile"]),
     "launcher/ringrun/job/launch.py": (NAMED, [".read_text"]),
     "launcher/ringrun/reach/doors.py": (NAMED, [".read_text"]),
+    "launcher/ringrun/reach/named_hosts.py": (
+        "looks for names that it then opens by the room", ["glob.glob"],
+    ),
     "launcher/ringrun/reach/origin.py": (NAMED, [".read_text"]),
     "launcher/ringrun/reach/protocol.py": (NAMED, [".read_text"]),
     "launcher/ringrun/ship/package.py": (NAMED, [".read_bytes", ".rglob"]),

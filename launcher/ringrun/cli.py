@@ -11,16 +11,26 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, NoReturn, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 import click
 from click.shell_completion import CompletionItem
 
-from .commands import commands
-from .flags import Flag, options_of, refuse_unknown, with_job_options, write_options
-from .plan import mpirun
+from . import host_commands
+from .commands import BRIEF, commands, note
+from .flags import (
+    Flag,
+    brief_help,
+    options_of,
+    refuse_unknown,
+    with_job_options,
+    with_project_option,
+    write_options,
+)  # fmt: skip
+from .plan import mpirun, pasted
 from .plan.command import Command, misplaced_options
 from .plan.options import INSTEAD, Options
+from .project import with_project
 from .show.visible import visible
 
 if TYPE_CHECKING:
@@ -34,33 +44,79 @@ class _RankCommand(click.Command):
     """A command whose options end where the ranks' command starts; that may start with ``-m``."""
 
     def parse_args(self, ctx: click.Context, args: List[str]) -> List[str]:
-        values = {
+        values = self.option_values(ctx)
+        translated = _translated(args, values)
+        args = translated.words
+        if not ctx.resilient_parsing:
+            for line in translated.notes:
+                note(line)
+        position = _end_of_options(args, values)
+        if args[position : position + 1] == ["-m"]:
+            args = [*args[:position], "--", *args[position:]]
+        for word in _options_in(args[:position], values):
+            refuse_unknown(ctx, word, values)
+        return super().parse_args(ctx, args)
+
+    def option_values(self, ctx: click.Context) -> Dict[str, int]:
+        """Return the number of values of each option, by all its names."""
+        return {
             name: 0 if getattr(option, "is_flag", False) or getattr(option, "count", False) else option.nargs
             for option in self.get_params(ctx)
             if isinstance(option, click.Option)
             for name in (*option.opts, *option.secondary_opts)
         }
-        translated = mpirun.translate(args, values.get)
-        args = translated.words
-        if not ctx.resilient_parsing:
-            for note in translated.notes:
-                click.echo(f"ringrun: {note}.", err=True)
-        position = 0
-        while position < len(args) and args[position].startswith("-") and args[position] not in ("--", "-"):
-            if args[position] == "-m":
-                args = [*args[:position], "--", *args[position:]]
-                break
-            refuse_unknown(ctx, args[position], values)
-            position += 1 + values.get(args[position], 0)
-        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if _EVERYTHING in ctx.meta:
+            super().format_help(ctx, formatter)
+        else:
+            formatter.write(_USAGE + brief_help(self, ctx, (*host_commands.BRIEF, *BRIEF)))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         commands.format_commands(ctx, formatter)
-        write_options(self, ctx, formatter, everything=_EVERYTHING in ctx.meta)
-        if _EVERYTHING in ctx.meta:
-            for note in _NOTES:
-                formatter.write_paragraph()
-                formatter.write_text(note)
+        write_options(self, ctx, formatter)
+        for text in _NOTES:
+            formatter.write_paragraph()
+            formatter.write_text(text)
+
+
+def _translated(args: Sequence[str], values: Mapping[str, int]) -> mpirun.Translated:
+    """A command line in ringrun's options, without another launcher."""
+    from ringcomm.errors import ConfigError
+
+    found = mpirun.translate(args, values.get)
+    end = _end_of_options(found.words, values)
+    try:
+        inner = pasted.without_launcher(found.words[end:])
+    except ConfigError as problem:
+        raise click.UsageError(str(problem)) from None
+    if inner is None:
+        return found
+    again = mpirun.translate([*found.words[:end], *inner.words], values.get)
+    return mpirun.Translated(again.words, [*found.notes, *inner.notes, *again.notes])
+
+
+def _options_in(words: Sequence[str], values: Mapping[str, int]) -> Iterator[str]:
+    """The options at the start of a command line, without their values."""
+    position = 0
+    while position < len(words) and words[position].startswith("-") and words[position] not in _NO_OPTION:
+        yield words[position]
+        position += 1 + values.get(words[position], 0)
+
+
+def _end_of_options(words: Sequence[str], values: Mapping[str, int]) -> int:
+    """The position of the first word that is neither an option nor the value of one."""
+    return sum(1 + values.get(word, 0) for word in _options_in(words, values))
+
+
+def _subcommand_first(words: Sequence[str]) -> Sequence[str]:
+    """A command line in which the options before a subcommand are behind its name."""
+    values = ringrun.option_values(click.Context(ringrun))
+    found = mpirun.translate(words, values.get).words
+    position = _end_of_options(found, values)
+    if found[position : position + 1] and found[position] in commands.commands:
+        return [found[position], *found[:position], *found[position + 1 :]]
+    return words
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> List[CompletionItem]:
@@ -86,6 +142,10 @@ def _show_all(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         ctx.exit()
 
 
+_USAGE = """\
+Usage: ringrun [OPTIONS] COMMAND [ARGS]…   COMMAND: train.py, -m module, program
+       ringrun SUBCOMMAND [OPTIONS] …      --help after it shows its options
+"""
 _NOTES = (
     "In a job of Slurm, LSF, Grid Engine, OAR or PBS the hosts are those of that job.",
     "Most options are settings, too: as RINGCOMM_* variables (--print-config shows them all) and in "
@@ -93,6 +153,8 @@ _NOTES = (
     "A program that is named like a command is started by its path: ./stop.",
 )
 """What ``--help-all`` says besides."""
+_NO_OPTION = ("--", "-", "-m")
+"""Words that begin like options, and end ringrun's."""
 _EVERYTHING = "ringrun.everything"
 """The key in click's context that is present if the help lists all options."""
 _EXIT: Dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
@@ -104,21 +166,25 @@ _EXIT: Dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": Fals
     epilog="Example: ringrun -np 3 -H localhost,jetson1,jetson2 train.py --epochs 3",
 )
 @with_job_options
-@click.option("--dry-run", cls=Flag, purpose=INSTEAD, is_flag=True,
+@with_project_option
+@click.option("--dry-run", cls=Flag, purpose=INSTEAD, brief="Show the plan.", is_flag=True,
               help="Show the plan and the command lines; start nothing.")  # fmt: skip
-@click.option("--print-config", cls=Flag, purpose=INSTEAD, common=False, is_flag=True,
+@click.option("--print-config", cls=Flag, purpose=INSTEAD, is_flag=True,
               help="Show every setting and its source; start nothing.")  # fmt: skip
-@click.option("-cb", "--check-build", cls=Flag, purpose=INSTEAD, is_flag=True,
+@click.option("-cb", "--check-build", cls=Flag, purpose=INSTEAD, brief="Find frameworks.", is_flag=True,
               help="Show which frameworks can be used. With -H or --hostfile: on each host.")  # fmt: skip
-@click.option("-v", "--version", cls=Flag, purpose=INSTEAD, callback=_show_version, **_EXIT,
+@click.option("-v", "--version", cls=Flag, purpose=INSTEAD, brief="Show the version.",
+              callback=_show_version, **_EXIT,
               help="Show the version.")  # fmt: skip
-@click.option("--help-all", cls=Flag, purpose=INSTEAD, callback=_show_all, **_EXIT,
+@click.option("--help-all", cls=Flag, purpose=INSTEAD, brief="Show all options.", callback=_show_all, **_EXIT,
               help="Show all options.")  # fmt: skip
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARGS]…",
                 shell_complete=_complete)  # fmt: skip
+@click.pass_context
 def ringrun(
-    command: Tuple[str, ...], dry_run: bool, print_config: bool, check_build: bool, **given: Any
-) -> None:
+    ctx: click.Context, /, command: Tuple[str, ...], project_file: bool, dry_run: bool, print_config: bool,
+    check_build: bool, **given: Any,
+) -> None:  # fmt: skip
     """Run COMMAND as one job of several ranks, on this machine and on other hosts.
 
     COMMAND is a script (train.py), "-m pkg.module", "python …", or a program.
@@ -126,7 +192,7 @@ def ringrun(
     from ringcomm.errors import RingcommError
 
     try:
-        options = options_of(given)
+        options = options_of(with_project(ctx, ctx.command, given, note) if project_file else given)
         if print_config:
             _print_config(options)
         elif check_build:
@@ -227,10 +293,10 @@ def main(args: Optional[List[str]] = None) -> None:
     Args:
         args: the arguments; None for ``sys.argv[1:]``.
     """
-    words = sys.argv[1:] if args is None else args
+    words = _subcommand_first(sys.argv[1:] if args is None else args)
     if words and words[0] in commands.commands:
-        commands.main(args=words, prog_name="ringrun", obj=ringrun)
-    ringrun.main(args=args, prog_name="ringrun")
+        commands.main(args=list(words), prog_name="ringrun", obj=ringrun)
+    ringrun.main(args=list(words), prog_name="ringrun")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The commands beside running a job: ``ringrun ps``, ``stop``, ``add``, ``drop``, ``doctor``, ``diagnose``.
 
-The modules behind them are imported only when they are run. A job is named by ``--job ID`` in each.
+The modules behind them are imported only when they are run. A job is named first, or by ``--job JOB``.
 """
 
 from __future__ import annotations
@@ -8,15 +8,25 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, NoReturn, Tuple
+from typing import Any, Callable, NoReturn, Sequence, Tuple
 
 import click
 
-from .flags import options_of, with_doctor_options
+from .flags import options_of, with_doctor_options, with_project_option
 from .show.visible import visible
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
-_JOB = click.option("--job", metavar="ID", default="", help="The job: its identifier or the beginning of it.")
+_JOB = click.option("--job", metavar="JOB", default="", help="The job, in place of the argument.")
+BRIEF = (
+    ("doctor -H HOST,…", "Examine hosts."),
+    ("ps", "List running jobs."),
+    ("stop [JOB]", "End a job."),
+    ("add [JOB] HOST", "Add a host."),
+    ("drop [JOB] HOST", "Drop a host."),
+    ("diagnose FOLDER", "Explain failures."),
+    ("completion SHELL", "For your shell."),
+)
+"""What ``ringrun --help`` says of each."""
 
 
 @click.group("ringrun", context_settings=_SETTINGS)
@@ -24,21 +34,26 @@ def commands() -> None:
     """Commands beside running a job."""
 
 
-def _say(text: str, problem: bool = False) -> None:
+def say(text: str, problem: bool = False) -> None:
     """Print what may contain words of a job, or of a file."""
     click.echo(visible(f"ringrun: {text}" if problem else text), err=problem, nl=not text.endswith("\n"))
 
 
-def _answer(ask: Callable[[], Tuple[str, int]], failed: int = 1) -> NoReturn:
+def note(text: str) -> None:
+    """Print a line about what is done."""
+    say(f"{text}.", problem=True)
+
+
+def answer(ask: Callable[[], Tuple[str, int]], failed: int = 1) -> NoReturn:
     """Print an answer, or why there is none, and exit: with the answer's code, or with this one."""
     from ringcomm.errors import RingcommError
 
     try:
         text, code = ask()
     except RingcommError as problem:
-        _say(str(problem), problem=True)
+        say(str(problem), problem=True)
         raise SystemExit(failed) from None
-    _say(text)
+    say(text)
     raise SystemExit(code)
 
 
@@ -50,78 +65,99 @@ def ps() -> None:
     def ask() -> Tuple[str, int]:
         text, problems = show_jobs(os.environ)
         for problem in problems:
-            _say(problem, problem=True)
+            say(problem, problem=True)
         return text, 1 if problems else 0
 
-    _answer(ask)
+    answer(ask)
+
+
+def _one_name(argument: str, option: str) -> str:
+    """The beginning of a job's identifier, which may be given as an argument or by ``--job``."""
+    if argument and option:
+        raise click.UsageError("The job is named twice.")
+    return argument or option
 
 
 @commands.command()
 @_JOB
-@click.argument("beginning", metavar="[ID]", default="")
+@click.argument("beginning", metavar="[JOB]", default="")
 def stop(job: str, beginning: str) -> None:
-    """End a running job of yours, as SIGTERM does."""
+    """End a running job of yours, as SIGTERM does.
+
+    JOB is its identifier in `ringrun ps`, or the beginning of that. It is needed if several jobs run.
+    """
     from .job.job_commands import stop_job
 
-    if job and beginning:
-        raise click.UsageError("The job is named twice.")
-    _answer(lambda: (stop_job(job or beginning, os.environ), 0))
+    name = _one_name(beginning, job)
+    answer(lambda: (stop_job(name, os.environ), 0))
 
 
 @commands.command()
 @_JOB
-@click.argument("host", metavar="HOST[:SLOTS]")
-def add(job: str, host: str) -> None:
-    """Add a host to a running elastic job.
+@click.argument("names", metavar="[JOB] HOST[:SLOTS]", nargs=-1, required=True)
+def add(job: str, names: Tuple[str, ...]) -> None:
+    """Add a host, or a list of hosts, to a running elastic job.
 
-    A host that is excluded is taken back.
+    A host that is excluded is taken back. JOB is needed if several elastic jobs run.
     """
     from ringcomm.errors import ConfigError
 
     from .plan.hosts import parse_host
+    from .reach.named_hosts import with_lists
 
+    beginning, host = _job_and_host(names, job)
     try:
-        parse_host(host, "ringrun add")
+        specs = with_lists([parse_host(host, "ringrun add")], os.environ)
     except ConfigError as problem:
-        _say(str(problem), problem=True)
+        say(str(problem), problem=True)
         raise SystemExit(2) from None
-    _change_hosts("add", host, job)
+    _change_hosts("add", [spec.item for spec in specs], beginning)
 
 
 @commands.command()
 @_JOB
-@click.argument("host", metavar="HOST")
-def drop(job: str, host: str) -> None:
+@click.argument("names", metavar="[JOB] HOST", nargs=-1, required=True)
+def drop(job: str, names: Tuple[str, ...]) -> None:
     """Drop a host of a running elastic job.
 
-    Its ranks leave at the next step.
+    Its ranks leave at the next step. JOB is needed if several elastic jobs run.
     """
-    _change_hosts("drop", host, job)
+    beginning, host = _job_and_host(names, job)
+    _change_hosts("drop", [host], beginning)
 
 
-def _change_hosts(what: str, host: str, job: str) -> NoReturn:
+def _job_and_host(names: Tuple[str, ...], job: str) -> Tuple[str, str]:
+    """The beginning of a job's identifier, "" for the only job, and a host."""
+    if len(names) > 2:
+        raise click.UsageError("Name one host, after the job if several run: [JOB] HOST.")
+    return _one_name(names[0] if len(names) == 2 else "", job), names[-1]
+
+
+def _change_hosts(what: str, hosts: Sequence[str], job: str) -> NoReturn:
     from .job.job_commands import change_hosts
 
-    _answer(lambda: (change_hosts(what, host, job, os.environ), 0))
+    answer(lambda: ("\n".join(change_hosts(what, host, job, os.environ) for host in hosts), 0))
 
 
 @commands.command()
-@click.argument("directory")
-def diagnose(directory: str) -> None:
+@click.argument("folder")
+def diagnose(folder: str) -> None:
     """Explain the flight records of a failed job.
 
-    They show which ranks waited for which. DIRECTORY is the one that ringrun has named. Exit code 1 if a file
+    They show which ranks waited for which. FOLDER is the one that ringrun has named. Exit code 1 if a file
     is damaged, 2 if there is none.
     """
     from .diagnosis.diagnose import diagnose_folder
 
-    _answer(lambda: diagnose_folder(Path(directory)), failed=2)
+    answer(lambda: diagnose_folder(Path(folder)), failed=2)
 
 
 @commands.command(epilog="A program of this name is started by its path: ringrun ./doctor.")
 @with_doctor_options
+@with_project_option
 @click.option("--json", "as_data", is_flag=True, help="Print everything as JSON.")
-def doctor(as_data: bool, **given: Any) -> NoReturn:
+@click.pass_context
+def doctor(ctx: click.Context, /, as_data: bool, project_file: bool, **given: Any) -> NoReturn:
     """Find what keeps hosts from training together.
 
     Logs in to all hosts, asks each for its interfaces, processors, memory, limits and packages, has them dial
@@ -129,12 +165,17 @@ def doctor(as_data: bool, **given: Any) -> NoReturn:
     comes with what to do. Exit code 0 if no problem was found (notes are none), otherwise 1.
     """
     from .doctor.command import run_doctor
+    from .project import with_project
 
-    _answer(lambda: run_doctor(replace(options_of(given), ship_self=False), as_data), failed=2)
+    def ask() -> Tuple[str, int]:
+        values = with_project(ctx, ctx.obj, given, note) if project_file else given
+        return run_doctor(replace(options_of(values), ship_self=False), as_data)
+
+    answer(ask, failed=2)
 
 
 @commands.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]), metavar="bash|zsh|fish")
 @click.pass_obj
 def completion(command: click.Command, shell: str) -> None:
     """Print a script for completion in a shell.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from dataclasses import fields
 from typing import (
     TYPE_CHECKING,
@@ -15,6 +16,7 @@ from typing import (
     Mapping,
     Optional,
     Sequence,
+    Tuple,
     TypeVar,
 )  # fmt: skip
 
@@ -29,6 +31,9 @@ from .plan.setting_sources import shown_value
 
 JOB_OPTIONS = ("iface", "verbose")
 """Settings whose flags are options of the job: ``--iface HOST=SPEC`` is given per host."""
+
+_NAME_COLUMNS, _HALF_COLUMNS = 19, 41
+"""Columns of ``--help``: of a name, and of the left half. Both halves fit into 80."""
 
 if TYPE_CHECKING:  # a class with parameters for type checkers only, and only in new versions
     _ParamType = click.ParamType[Any]
@@ -69,32 +74,28 @@ class Flag(click.Option):
     Args:
         names: the flags, and the name of the value.
         purpose: one of :data:`ringrun.plan.options.PURPOSES`.
-        common: whether ``--help`` lists it; ``--help-all`` lists all.
-        short: its description in ``--help``; "" for the first sentence of ``help``.
+        brief: its description in ``--help``; "" if only ``--help-all`` lists it.
         more: click's arguments.
     """
 
-    def __init__(
-        self, names: Sequence[str], purpose: str, common: bool = True, short: str = "", **more: Any
-    ) -> None:
+    def __init__(self, names: Sequence[str], purpose: str, brief: str = "", **more: Any) -> None:
         super().__init__(names, **more)
-        self.purpose, self.common = purpose, common
-        self.short = short or options.summary(self.help or "")
+        self.purpose, self.brief = purpose, brief
 
-    def names(self, everything: bool) -> List[str]:
-        """Return its names, the last one with its value: all names, or those up to the first long one.
-
-        Args:
-            everything: all names, and of values that are some words all words.
-        """
+    def names(self) -> List[str]:
+        """Return its names, the last one with its value."""
         names = [*self.opts, *self.secondary_opts]
         metavar = self.metavar or "|".join(getattr(self.type, "choices", ()))
-        if not everything:
-            long = [index for index, name in enumerate(names) if name.startswith("--")]
-            names = names[: long[0] + 1] if long else names
-            metavar = metavar if metavar.count("|") < 3 else "NAME"
-        value = "" if self.is_flag else f" {metavar}"
-        return [*names[:-1], names[-1] + value]
+        return [*names[:-1], names[-1] + ("" if self.is_flag else f" {metavar}")]
+
+    @property
+    def row(self) -> Tuple[str, str]:
+        """Its name and description in ``--help``: of a flag without a value the long name, else the first."""
+        long = [name for name in self.opts if name.startswith("--")]
+        if self.is_flag:
+            return (long or self.opts)[0], self.brief
+        metavar = (self.metavar or "").replace("[HOST=]", "")
+        return f"{self.opts[0]} {metavar if '|' not in metavar else 'HOW'}", self.brief
 
 
 class _Whole(click.IntRange):
@@ -119,7 +120,7 @@ def _job_options(only: Callable[[options.Option], bool]) -> Iterator[click.Optio
         if only(option):
             many = option.kind in (options.TEXTS, options.PER_HOST, options.VARIABLES)
             yield Flag(
-                [*option.flags, item.name], option.purpose, option.common, help=option.doc.replace("`", ""),
+                [*option.flags, item.name], option.purpose, option.brief, help=option.doc.replace("`", ""),
                 metavar=option.metavar or None, type=_type(option), multiple=many,
                 default=None if many or option.kind == options.RANGE else item.default,
                 is_flag=option.kind == options.FLAG, nargs=2 if option.kind == options.RANGE else 1,
@@ -135,7 +136,9 @@ def options_of(given: Mapping[str, Any]) -> options.Options:
     job = {item.name: given[item.name] for item, _ in options.table() if item.name in given}
     job["blacklist_cooldown_range"] = job.get("blacklist_cooldown_range") or None  # () before click 8.2
     values = [value for name, value in given.items() if name.startswith("tunable_") and value is not None]
-    return options.Options(setting_values=tuple(values), **job)
+    return options.Options(
+        setting_values=tuple(values), project_values=tuple(given.get("project_values", ())), **job
+    )
 
 
 def _native() -> Iterator[click.Option]:
@@ -144,8 +147,7 @@ def _native() -> Iterator[click.Option]:
         if item.name in JOB_OPTIONS:
             continue
         shown = "" if default == "" or default is False else f" [{shown_value(item.name, default)}]"
-        brief: str = item.metadata["brief"]
-        more: Dict[str, Any] = {"purpose": options.SETTINGS, "common": bool(brief), "short": brief}
+        more: Dict[str, Any] = {"purpose": options.SETTINGS, "brief": item.metadata["brief"]}
         more["help"] = options.summary(item.metadata["doc"]) + shown
         if isinstance(default, bool):
             names = [f"{flag}/--no-{flag[2:]}", f"tunable_{item.name}"]
@@ -223,6 +225,20 @@ def with_doctor_options(command: _Command) -> _Command:
     return _with(command, _job_options(lambda option: option.doctor))
 
 
+def with_host_options(command: _Command) -> _Command:
+    """Decorator: add the options that name and reach hosts to a click command."""
+    named = ("-H", "--hostfile", "--python")
+    return _with(command, _job_options(lambda option: option.doctor and (
+        option.purpose == options.REMOTE or option.flags[0] in named)))  # fmt: skip
+
+
+def with_project_option(command: _Command) -> _Command:
+    """Decorator: add the option that leaves ``ringrun.toml`` out to a click command."""
+    names = ["--project-file/--no-project-file"]
+    text = "Use ringrun.toml of this folder or of one above [yes]."
+    return _with(command, [Flag(names, options.SETTINGS, is_flag=True, default=True, help=text)])
+
+
 def _with(command: _Command, made: Iterable[click.Option]) -> _Command:
     holder: Any = command
     holder.__click_params__ = [*getattr(holder, "__click_params__", []), *reversed(list(made))]
@@ -265,25 +281,46 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return bare[best[0]] if best else ""
 
 
-def write_options(
-    command: click.Command, ctx: click.Context, formatter: click.HelpFormatter, everything: bool
-) -> None:
-    """Write the options by their purposes.
+def write_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Write all options by their purposes, for ``--help-all``.
 
     Args:
         command: the command.
         ctx: of the command.
         formatter: receives the text.
-        everything: whether all options are written; otherwise the common ones with their first sentences.
     """
     for purpose, flags in by_purpose(command, ctx).items():
-        rows = [
-            (", ".join(flag.names(everything)), (flag.help or "") if everything else flag.short)
-            for flag in flags if everything or flag.common
-        ]  # fmt: skip
-        if rows:
-            with formatter.section(purpose):
-                formatter.write_dl(rows, col_max=34)
+        with formatter.section(purpose):
+            formatter.write_dl([(", ".join(flag.names()), flag.help or "") for flag in flags], col_max=34)
+
+
+def brief_help(command: click.Command, ctx: click.Context, rows: Sequence[Tuple[str, str]]) -> str:
+    """Return the subcommands and the options that are used most, in two columns.
+
+    Args:
+        command: ``ringrun``.
+        ctx: of the command.
+        rows: its subcommands, each with a few words about it.
+    """
+    half = (len(rows) + 1) // 2
+    lines = ["Subcommands:", *_beside(_table(rows[:half]), _table(rows[half:]))]
+    blocks = []
+    for purpose, flags in by_purpose(command, ctx).items():
+        blocks.append([f"{purpose}:", *_table([flag.row for flag in flags if flag.brief])])
+    heights = [sum(map(len, blocks[:count])) for count in range(len(blocks) + 1)]
+    best = min(range(len(blocks)), key=lambda count: max(heights[count], heights[-1] - heights[count]))
+    left, right = blocks[:best], blocks[best:]
+    return "\n".join([*lines, *_beside([line for block in left for line in block],
+                                       [line for block in right for line in block])]) + "\n"  # fmt: skip
+
+
+def _table(rows: Sequence[Tuple[str, str]]) -> List[str]:
+    return [f"  {name:<{_NAME_COLUMNS}} {text}" for name, text in rows]
+
+
+def _beside(left: Sequence[str], right: Sequence[str]) -> List[str]:
+    pairs = itertools.zip_longest(left, right, fillvalue="")
+    return [f"{first:<{_HALF_COLUMNS}}{second}".rstrip() for first, second in pairs]
 
 
 def by_purpose(command: click.Command, ctx: click.Context) -> Dict[str, List[Flag]]:
@@ -306,7 +343,7 @@ def document(command: click.Command) -> str:
         lines += [f"**{purpose}**", "", "| option | meaning |", "| --- | --- |"]
         for flag in flags:
             if not (flag.name or "").startswith("tunable_"):
-                names = ", ".join(f"`{name}`" for name in flag.names(everything=True))
+                names = ", ".join(f"`{name}`" for name in flag.names())
                 cells = [text.replace("|", "\\|") for text in (names, flag.help or "")]
                 lines.append(f"| {cells[0]} | {cells[1]} |")
         lines.append("")

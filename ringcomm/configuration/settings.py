@@ -43,7 +43,7 @@ class Settings:
         "even if the peer sends heartbeats or has called `pause`. 0: as long as `LATE_AFTER` and "
         "`DEAD_AFTER` allow; where they do not apply (groups of `torch.distributed`), 600.",
         metavar="S",
-        brief="Seconds without data from a peer until a call fails.",
+        brief="Longest silence.",
     )  # fmt: skip
     segment_bytes: int = _setting(
         0, "SEGMENT_BYTES", parsing.size_or_zero,
@@ -67,7 +67,7 @@ class Settings:
         "How gradients are sent by optimizers and tapes that name no compression: `bf16`, `fp16`, `int8`, "
         "`int4`, `auto` (float32, bf16 or int8, as measured steps, links and codecs suggest) or `none`.",
         "--compress", metavar="bf16|fp16|int8|int4|auto|none",
-        brief="How gradients are sent: bf16, int8, int4, auto, …",
+        brief="int8, auto, …",
     )  # fmt: skip
     local_steps: str = _setting(
         "", "LOCAL_STEPS", parsing.local_steps,
@@ -129,7 +129,7 @@ class Settings:
         "Write what the engines of all ranks do (collectives by name, and so everything in the adapters; not "
         "direct calls), and what process groups of torch.distributed do, from start to end, to this file of "
         "rank 0: a Chrome trace. Empty: nothing.", metavar="FILE",
-        brief="Write a Chrome trace of all ranks to this file.",
+        brief="Chrome trace.",
     )  # fmt: skip
     timeline_mark_cycles: bool = _setting(
         False, "TIMELINE_MARK_CYCLES", parsing.flag,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import Dict, List
 
 import pytest
 
-from ringrun.agent.shipped import SHARED_PLACES
+from ringrun.agent.shipped import IN_USE, SHARED_PLACES
 from tests.hosts.job import Job, ringrun
 from tests.hosts.netlab import Lab
 from tests.proc.test_ringrun_local import _other_python
@@ -100,7 +101,8 @@ def test_two_jobs_unpack_at_the_same_time(lab: Lab, boards: Boards) -> None:
     boards.trained(second)
     for host in boards.places:
         cache = Path(boards.places[host]["XDG_CACHE_HOME"]) / "ringcomm"
-        assert all(len(entry.name) == 32 for entry in cache.iterdir())  # nothing half unpacked is left
+        names = [entry.name for entry in cache.iterdir() if entry.name != IN_USE]
+        assert all(len(name) == 32 for name in names)  # nothing half unpacked is left
 
 
 @pytest.mark.timeout(300)
@@ -163,6 +165,79 @@ def test_a_host_without_the_launchers_interpreter_runs_its_own(lab: Lab, tmp_pat
     for host in hosts:
         assert f"{host} has no {python}: using python3 there" in job.output
     assert len(job.values(r"\] (\d of 3 True)")) == 3
+
+
+@pytest.mark.timeout(300)
+def test_what_jobs_have_left_is_removed_but_not_what_a_running_one_uses(
+    lab: Lab, boards: Boards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = boards.folder / "here"
+    for name, folder in (("XDG_CACHE_HOME", "cache"), ("TMPDIR", "temporary")):
+        (own / folder).mkdir(parents=True)
+        monkeypatch.setenv(name, str(own / folder))
+    (boards.folder / "train.py").write_text(
+        f"{PROGRAM}\nimport pathlib, time\n"
+        f"while not pathlib.Path({str(own)!r}, 'go').exists(): time.sleep(0.1)\n"
+        "print('the end', rc.__version__, flush=True)\n"
+    )
+    words = boards.options()
+    place = words.index("--cwd")
+    del words[place : place + 2]
+    reach = [word for word in words if word != "--provision"]
+    caches = [Path(boards.places[host]["XDG_CACHE_HOME"]) / "ringcomm" for host in boards.places]
+    with Job(lab, *words, "--ship", "train.py", module_path=False, cwd=boards.folder) as job:
+        job.wait_for_line(r"\] 2 of 3 True", 150.0)
+        during = ringrun(lab, "clean", *reach, module_path=False)
+        assert during.process.returncode == 0, during.output
+        assert len(during.values("^  kept  .*/jobs/.*: its job runs$")) == 2, during.output
+        assert len(during.values("^  kept  .*/ringcomm: a running job may use it$")) >= 2
+        (own / "go").touch()
+        assert job.finish(60) == 0 and len(job.values(r"\] the end \d")) == 3, job.output
+    trial = ringrun(lab, "clean", "--dry-run", *reach, module_path=False)
+    assert len(trial.values(r"^jetson[12]: would remove [\d.]+ MB")) == 2, trial.output
+    assert all([*cache.glob("jobs/*")] and [*cache.glob("*/ringcomm/api.py")] for cache in caches)
+    after = ringrun(lab, "clean", *reach, module_path=False)
+    assert after.process.returncode == 0 and "kept" not in after.output, after.output
+    assert len(after.values(r"^  job folder  ")) == 2 and len(after.values(r"^  shipped files  ")) == 2
+    assert {entry.name for cache in caches for entry in cache.iterdir()} == {IN_USE, "jobs"}
+    assert len(ringrun(lab, "clean", *reach, module_path=False).values("(nothing to remove)")) == 3
+
+
+@pytest.mark.parametrize("command", [["train.py"], ["python", "train.py"]], ids=["script", "python"])
+def test_an_environment_of_conda_is_found_by_its_name(lab: Lab, tmp_path: Path, command: List[str]) -> None:
+    """This machine has it in one folder, and the hosts in another."""
+    here = tmp_path / "miniconda3" / "envs" / "train"
+    venv.create(here, with_pip=False)
+    (here / "conda-meta").mkdir()
+    (site,) = here.glob("lib/python*/site-packages")
+    (site / "here.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("packages")))
+    (tmp_path / "train.py").write_text(f"{PROGRAM}\nimport sys\nprint(sys.prefix, flush=True)\n")
+    (tmp_path / "opt" / "conda" / "envs").mkdir(parents=True)
+    shutil.copytree(here, tmp_path / "opt" / "conda" / "envs" / "train", symlinks=True)
+    (tmp_path / "empty").mkdir()
+    hosts = ("jetson1", "jetson2")
+    mounts = [(tmp_path / "empty", here), (tmp_path / "opt", Path("/opt"))]
+    try:
+        for host in hosts:
+            for source, target in mounts:
+                lab.run(host, ["mount", "--bind", str(source), str(target)])
+        words = ["-H", "localhost,jetson1,jetson2", "--cwd", tmp_path, *command]
+        python = here / "bin" / "python"
+        if command != ["train.py"]:  # ringrun runs in another environment, and finds "python" by PATH
+            python = tmp_path / "other"
+            python.write_text(f'#!/bin/sh\nPATH="{here}/bin:$PATH" exec {sys.executable} "$@"\n')
+            python.chmod(0o755)
+        with Job(lab, *words, python=str(python), module_path=False) as job:
+            assert job.finish(150) == 0, job.output
+    finally:
+        for host in hosts:
+            for _, target in mounts:
+                lab.run(host, ["umount", str(target)])
+    for host in hosts:
+        assert f"{host} has no {here}/bin/python: its environment is looked for there" in job.output
+        assert f"{host}: the ranks run /opt/conda/envs/train/bin/python" in job.output
+    prefixes = [str(here), "/opt/conda/envs/train", "/opt/conda/envs/train"]
+    assert sorted(job.values(r"\] (/\S+)$")) == sorted(prefixes), job.output
 
 
 def test_without_it_a_host_has_to_have_ringcomm(lab: Lab, boards: Boards) -> None:

@@ -10,19 +10,22 @@ import ast
 import re
 import shlex
 import subprocess
+import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple
 
 import pytest
 
+from ringrun import cli
 from ringrun.plan.configfile import parse_file
+from ringrun.project import parse_project
 from tests.proc.test_ringrun_support import ROOT, Launched
 from tests.public_names import public_names, source_of
 
 PAGES = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")]
 PAGES += [ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-LANGUAGES = {"python", "sh", "bash", "yaml", "text"}
+LANGUAGES = {"python", "sh", "bash", "yaml", "toml", "text"}
 
 RUN_BY = {
     "# train.py": "tests/proc/test_readme.py",
@@ -177,3 +180,9 @@ def test_configuration_files_are_understood(block: Block, tmp_path: Path) -> Non
     (tmp_path / "job.yaml").write_text(block.text)
     job = Launched("--config-file", "job.yaml", "--dry-run", "-np", "2", "true", cwd=tmp_path)
     assert job.finish(30.0) == 0, job.err
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="no parser of TOML in this Python")
+@pytest.mark.parametrize("block", blocks_in("toml"))
+def test_project_files_are_understood(block: Block) -> None:
+    assert parse_project(block.text, Path("/home/me/ringrun.toml"), cli.ringrun).keys

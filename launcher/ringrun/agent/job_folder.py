@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import re
-import time
 from contextlib import ExitStack, contextmanager
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set
 
@@ -24,11 +23,9 @@ from ringrun.agent import shipped
 KEPT_JOBS = 3
 CACHE_BYTES = 1 << 30
 """The contents that were not used for the longest time are removed above this."""
-_JOB = re.compile(r"[\w-]+")
+JOB = re.compile(r"[\w-]+")
 """The directories of jobs; the lock of one has ``.lock`` behind its name."""
 PIECE_BYTES = 1 << 18
-LOCK_S = 5.0
-"""How long the agent of the attempt before may take to leave."""
 
 
 class JobFolder:
@@ -49,7 +46,7 @@ class JobFolder:
         self._lock = -1
 
     def prepare(self, archive: bytes) -> Dict[str, Any]:
-        """Make the directory, or find out what it lacks.
+        """Make the directory unless it is made, or find out what it lacks.
 
         Args:
             archive: the contents that were lacking, as a zip file of digests; b"" at first.
@@ -57,7 +54,7 @@ class JobFolder:
         Returns:
             ``files``, the digests that this host lacks; or a problem's facts; or nothing.
         """
-        if not self.files:
+        if not self.files or self.path is not None:
             return {}
         try:
             lacking = [] if archive else self.lacking()
@@ -103,6 +100,7 @@ class JobFolder:
             for place in shipped.places(self.environ):
                 try:
                     folder = opened.enter_context(folders.trusted_folder(place, make=False))
+                    shipped.hold(folder)
                     found.append(opened.enter_context(folders.inner_folder(folder, "files", None)))
                 except OSError:
                     continue  # not there, or not to be trusted
@@ -113,7 +111,7 @@ class JobFolder:
             for digest, content in contents.items():
                 files.write_file(cache, digest, content)
             with folders.inner_folder(folder, "jobs") as jobs:
-                self._lock = _locked(jobs, f"{self.job}.lock", LOCK_S)
+                self._lock = shipped.locked(jobs, f"{self.job}.lock", fcntl.LOCK_EX, shipped.LOCK_S)
                 # A restart finds what the last attempt has written.
                 with folders.inner_folder(jobs, self.job) as root, self._caches() as caches:
                     self._fill(root, caches)
@@ -190,25 +188,6 @@ def _found(caches: Sequence[int], digest: str) -> Optional[bytes]:
     return None
 
 
-def _locked(folder: int, name: str, limit_s: float) -> int:
-    """A descriptor of a file in a folder, locked for this process.
-
-    Raises:
-        BlockingIOError: another process has held the lock for this long.
-    """
-    descriptor = files.open_lock(folder, name)
-    until = time.monotonic() + limit_s
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
-        except BlockingIOError:
-            if time.monotonic() > until:
-                os.close(descriptor)
-                raise
-            time.sleep(0.05)
-
-
 def _trim(cache: int) -> None:
     """Remove contents that have not been used for the longest time, if there are too many bytes."""
     total = 0
@@ -220,10 +199,10 @@ def _trim(cache: int) -> None:
 
 def _remove_old(jobs: int) -> None:
     """Keep the directories of the last jobs, and of those that run."""
-    for name, _ in folders.owned_names(jobs, _JOB)[KEPT_JOBS:]:
+    for name, _ in folders.owned_names(jobs, JOB)[KEPT_JOBS:]:
         lock = f"{name}.lock"
         try:
-            descriptor = _locked(jobs, lock, 0.0)
+            descriptor = shipped.locked(jobs, lock, fcntl.LOCK_EX, 0.0)
         except BlockingIOError:
             continue  # its job runs
         folders.remove(jobs, name)

@@ -10,6 +10,7 @@ and the use, because the cache is a folder in which only this user and the admin
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import os
@@ -31,9 +32,14 @@ PROGRAMS = "ringcomm-agent"
 KEPT_PROGRAMS = 3
 """The most programs in the cache: those used last. Every version of ringrun has another one."""
 DIGEST = re.compile(r"[0-9a-f]{32}")
-_PROGRAM = re.compile(r"[0-9a-f]{64}")
-_PACKAGE = re.compile(r"[0-9a-f]{32}|\.?[0-9a-f]{32}\.[0-9a-f]+|wheels-[\w.-]+")
+PROGRAM = re.compile(r"[0-9a-f]{64}")
+PACKAGE = re.compile(r"[0-9a-f]{32}|\.?[0-9a-f]{32}\.[0-9a-f]+|wheels-[\w.-]+")
 """What this module and :mod:`ringrun.ship.wheels` make: packages, whole or not, and folders of wheels."""
+IN_USE = "in-use.lock"
+"""The file in a cache that every job has locked, so that `ringrun clean` leaves the cache as it is."""
+LOCK_S = 5.0
+"""How long a cache may be cleaned, or the agent of the attempt before may take to leave, in seconds."""
+_held: Dict[Tuple[int, int], int] = {}
 
 
 class NoPlace(OSError):
@@ -66,6 +72,58 @@ def places(environ: Mapping[str, str]) -> List[str]:
     return chosen
 
 
+def place_of_programs(environ: Mapping[str, str]) -> str:
+    """The directory of the agent's programs."""
+    return os.path.join(_caches(environ), PROGRAMS)
+
+
+def locked(folder: int, name: str, kind: int, limit_s: float) -> int:
+    """A descriptor of a file in a folder, locked for this process.
+
+    Args:
+        folder: descriptor of the folder.
+        name: of the file, which is made where there is none.
+        kind: ``fcntl.LOCK_EX`` or ``fcntl.LOCK_SH``.
+        limit_s: how long to wait for other processes, in seconds.
+
+    Raises:
+        BlockingIOError: another process has held the lock for this long.
+        OSError: there is no such file, and it cannot be made.
+    """
+    descriptor = files.open_lock(folder, name)
+    until = time.monotonic() + limit_s
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if time.monotonic() > until:
+                os.close(descriptor)
+                raise
+            time.sleep(0.05)
+
+
+def hold(folder: int) -> None:
+    """Keep a cache from being cleaned as long as this process runs.
+
+    Args:
+        folder: descriptor of the cache.
+
+    Raises:
+        BlockingIOError: it has been cleaned for very long.
+    """
+    facts = os.fstat(folder)
+    key = (facts.st_dev, facts.st_ino)
+    if key in _held:
+        return
+    try:
+        _held[key] = locked(folder, IN_USE, fcntl.LOCK_SH, LOCK_S)
+    except BlockingIOError:
+        raise
+    except OSError:
+        pass  # a read-only or full file system, from which little can be removed either
+
+
 def in_first_place(environ: Mapping[str, str], fill: Callable[[str, int], str]) -> str:
     """Use the first directory that can be trusted and written.
 
@@ -83,6 +141,7 @@ def in_first_place(environ: Mapping[str, str], fill: Callable[[str, int], str]) 
     for place in places(environ):
         try:
             with folders.trusted_folder(place) as folder:
+                hold(folder)
                 return fill(place, folder)
         except OSError as problem:
             reasons.append(f"{place}: {problem.strerror or problem}")
@@ -99,9 +158,9 @@ def keep_program(program: bytes, environ: Mapping[str, str]) -> None:
     if not program:
         return
     try:
-        with folders.trusted_folder(os.path.join(_caches(environ), PROGRAMS)) as folder:
+        with folders.trusted_folder(place_of_programs(environ)) as folder:
             files.write_file(folder, hashlib.sha256(program).hexdigest(), program)
-            for name, _ in folders.owned_names(folder, _PROGRAM)[KEPT_PROGRAMS:]:
+            for name, _ in folders.owned_names(folder, PROGRAM)[KEPT_PROGRAMS:]:
                 folders.remove(folder, name)
     except OSError:
         pass  # it is sent at every start
@@ -119,6 +178,7 @@ def find(wanted: str, environ: Mapping[str, str]) -> Optional[str]:
     for place in places(environ):
         try:
             with folders.trusted_folder(place, make=False) as folder:
+                hold(folder)
                 if _is_package(folder, wanted):
                     os.utime(wanted, dir_fd=folder, follow_symlinks=False)
                     return os.path.join(place, wanted)
@@ -240,6 +300,6 @@ def _remove(folder: int, name: str) -> None:
 
 def _remove_unused(folder: int) -> None:
     oldest = time.time() - UNUSED_S
-    for name, facts in folders.owned_names(folder, _PACKAGE):
+    for name, facts in folders.owned_names(folder, PACKAGE):
         if facts.st_mtime < oldest:
             folders.remove(folder, name)

@@ -15,6 +15,7 @@ from ringcomm.errors import ConfigError
 from ringcomm.storage.files import read_file, write_file
 from ringcomm.storage.folders import inner_folder, new_folder, own_folder, owned_names, remove
 
+from ..agent.cleaning import RECORDS
 from ..plan.job import Job
 from .first_failure import Complaint, Exit
 from .reports import LOST_WITH_HOST, RankReport, parse_record, read_report
@@ -22,8 +23,7 @@ from .waiting import diagnose, different_lines, has_met_another_call
 
 PATTERN = "flight.*.json"
 _WRITTEN = re.compile(r"flight\.\d+\.json")
-PREFIX = "ringrun-flight-"
-_FOLDER = re.compile(rf"{PREFIX}\w+")
+_FOLDER = re.compile(rf"{RECORDS}\w+")
 KEPT_FOLDERS = 10
 """So many temporary folders of records stay, this job's included."""
 FILE_LIMIT_BYTES = 16 << 20
@@ -187,7 +187,7 @@ def temporary_places() -> List[Path]:
 
 def _new_folder(around: int, contents: Mapping[int, Mapping[str, Any]]) -> str:
     """Make a folder with records in a temporary place; returns its name."""
-    name = new_folder(around, PREFIX)
+    name = new_folder(around, RECORDS)
     try:
         with inner_folder(around, name, None) as folder:
             _write(folder, contents)

@@ -1,4 +1,4 @@
-"""The doctor's program on each host: started, asked and ended."""
+"""A program of the doctor's, or of `ringrun clean`, on each host: started, asked and ended."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ LINE_LIMIT_BYTES = 1 << 26
 
 
 class HostProbe:
-    """The doctor's program on one host.
+    """A program on one host.
 
     Args:
         host: the host.
+        program: its module, which has the first line that it prints as ``MARKER``.
 
     Attributes:
         problem: why it does not answer, or "".
@@ -33,20 +34,23 @@ class HostProbe:
         start_s: how long the login took, in seconds.
     """
 
-    def __init__(self, host: HostJob) -> None:
+    def __init__(self, host: HostJob, program: Any = probe) -> None:
         self.host = host
+        self._marker: str = program.MARKER
         self.problem, self.noise, self.start_s = "", "", 0.0
         self._process: Optional[subprocess.Popen[bytes]] = None
         self._received = b""
         self._unsent = b""
         # Now, and not by the threads that start programs: it parses modules, which Python 3.11 before 3.11.8
         # cannot do in several threads.
-        self._program = program_source(probe)
+        self._program = program_source(program)
 
     def start(self) -> None:
         """Log in and wait for the program's first line."""
-        for argv in filter(None, (self.host.argv, self.host.fallback)):
-            failure = self._start(argv)
+        for argv, first in ((self.host.argv, b""), (self.host.fallback, self.host.finder)):
+            if not argv:
+                return
+            failure = self._start(argv, first)
             if failure is None:
                 self.problem = ""
                 return
@@ -54,7 +58,7 @@ class HostProbe:
             if not failure.no_python:
                 return
 
-    def _start(self, argv: Sequence[str]) -> Optional[Failure]:
+    def _start(self, argv: Sequence[str], first: bytes) -> Optional[Failure]:
         began = time.monotonic()
         self._received = b""  # what an earlier command printed is no part of this one's first line
         pipe = subprocess.PIPE
@@ -67,15 +71,15 @@ class HostProbe:
             return Failure(text, no_python=True)
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
-        self._unsent = self._program
+        self._unsent = first + self._program
         before: List[str] = []
         received = 0
-        while before[-1:] != [probe.MARKER]:
+        while before[-1:] != [self._marker]:
             line = self._line(began + START_LIMIT_S, NOISE_LIMIT_BYTES)
             received += len(self._received if line is None else line) + 1
             if received > NOISE_LIMIT_BYTES:
                 self.end()
-                text = f"more than {NOISE_LIMIT_BYTES} bytes of output before the doctor's first line"
+                text = f"more than {NOISE_LIMIT_BYTES} bytes of output before the program's first line"
                 return Failure(f"{self.host.name}: {text}.")
             if line is None:
                 return self._explain(argv, began)

@@ -16,6 +16,7 @@ from ..plan.hosts import HostSpec
 from ..plan.job import HostJob
 from ..plan.ranks import PlannedHost
 from ..reach.doors import Doors
+from ..reach.environments import finder
 from ..ship.package import own_package
 
 ANY_PYTHON = "python3"
@@ -65,7 +66,9 @@ class HostMaker:
         """
         spec = planned.spec
         chosen = spec.python or self._pythons.get(spec.name) or self._pythons.get(None)
-        python = chosen or sys.executable
+        named = _found_python(self._command, self._environ)
+        # On another host the agent runs with the named interpreter, too: it may be at another path there.
+        python = chosen or (named if named and not is_local else sys.executable)
         if is_local:
             python = str(Path(python).expanduser())
         cwd = spec.cwd or self._cwds.get(spec.name) or self._cwds.get(None)
@@ -77,7 +80,7 @@ class HostMaker:
         if is_local:
             env.update(self._local_env)
         reach = self.doors.of(spec, is_local)
-        own = with_interpreter(self._command, None if chosen else _found_python(self._command, self._environ))
+        own = with_interpreter(self._command, named if is_local and not chosen else None)
         gets_code = not is_local and not cwd
         if gets_code and self._shipped is not None:
             own = in_tree(own, self._shipped, Path(working_directory(self._environ)))
@@ -86,6 +89,7 @@ class HostMaker:
         return HostJob(
             index, planned, is_local, reach, python, cwd or working_directory(self._environ), own, env,
             tuple(reach.argv(spec, python)), other, package, gets_code=gets_code,
+            finder=finder(python, os.path.expanduser("~")) if other else b"",  # noqa: PTH111
         )  # fmt: skip
 
 

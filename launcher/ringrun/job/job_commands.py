@@ -165,7 +165,7 @@ def _chosen(jobs: Sequence[RunningJob], problems: Sequence[str], beginning: str)
     elif not chosen:
         text = f"No running job of yours begins with {visible_line(beginning)!r}. {_listed(jobs)}."
     else:
-        text = f"{_listed(chosen)}. Name one with --job ID."
+        text = f"{_listed(chosen)}. Name one as in `ringrun stop JOB`."
     raise ConfigError("\n".join([text, *problems]))
 
 

@@ -28,11 +28,12 @@ from ..plan.environment import forwarded, horovods_variables, not_forwarded, own
 from ..plan.horovod import SettingValue
 from ..plan.hosts import HostSpec, parse_hostfile, parse_hosts
 from ..plan.job import Job
-from ..plan.observe import observation_of
+from ..plan.observe import observation_of, ranks_shown
 from ..plan.options import Options
 from ..plan.ranks import Plan, make_plan
 from ..plan.setting_sources import Effective
 from ..reach.doors import Doors, allocation_of
+from ..reach.named_hosts import with_lists
 from ..reach.ssh import SshOptions
 from ..ship.source_tree import SourceTree, position
 from .host_jobs import HostMaker, per_host, working_directory
@@ -96,6 +97,7 @@ def prepare(
         certificate=make_certificate() if settings.encrypt else "",
         provision=options.provision, tree=tree, code_at=code_at, folder=secrets.token_hex(8),
         fetch=options.fetch, bind=options.bind, quiet=options.quiet, observation=observation,
+        shown_ranks=ranks_shown(options.only_rank, None if plan is None or options.is_elastic else plan.size),
         setting_rows=tuple(setting_sources.rows_of(effective)),
     )  # fmt: skip
     if options.is_elastic:
@@ -187,18 +189,20 @@ def _check_open_files(size: int) -> None:
 def read_hosts(options: Options, allocation: Optional[Allocation] = None) -> List[HostSpec]:
     """The hosts that ``-H`` or ``--hostfile`` name, or the scheduler; empty means this machine.
 
+    A list of hosts (:mod:`ringrun.reach.named_hosts`) counts as its hosts.
+
     Args:
         options: the options of the job.
         allocation: the surrounding job of a scheduler, or None.
 
     Raises:
-        ConfigError: both are given, the file cannot be read, or an item is malformed.
+        ConfigError: both are given, the file or a list cannot be read, or an item is malformed.
     """
     if options.hosts is not None and options.hostfile is not None:
         raise ConfigError("-H and --hostfile are both given. Use one of them.")
     specs: List[HostSpec] = []
     if options.hosts is not None:
-        specs = parse_hosts(options.hosts)
+        specs = with_lists(parse_hosts(options.hosts), os.environ)
     elif options.hostfile is not None:
         specs = parse_hostfile(_read("hostfile", options.hostfile), options.hostfile)
     elif allocation is not None and needs_hosts(options):
@@ -247,7 +251,9 @@ def effective_settings(
     file = [] if path is None else setting_sources.from_file(_read("configuration file", path), path)
     others = horovod.from_environment(environ) if options.horovod else []
     variables = setting_sources.from_environment(environ)
-    found = setting_sources.effective([file, others, variables, setting_sources.without_conflicts(flags)])
+    found = setting_sources.effective(
+        [options.project_values, file, others, variables, setting_sources.without_conflicts(flags)]
+    )
     setting_sources.check_measurements(found.settings, flags)
     InterfaceFilter(found.settings.iface)  # reports an invalid value once here, and not on every host
     return found

@@ -8,9 +8,11 @@ from typing import Any, Callable, Dict, Mapping, Set
 from ringcomm.balance.replan import rank_names
 from ringcomm.balance.unequal import Usage, job_line
 
+from ..agent import binding
 from ..diagnosis.variables import Variables
-from ..plan.job import Job
+from ..plan.job import HostJob, Job
 from ..show.printer import Printer
+from ..show.visible import visible_line
 from .outcome import Outcome
 from .rendezvous import NoticeLike
 
@@ -91,6 +93,18 @@ class Notices:
         """A paragraph for the failure report about variables that differ between hosts, or ""."""
         text = self._variables.text(self._variables.differing())
         return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+    def ready(self, host: HostJob, facts: Dict[str, Any]) -> Dict[str, Any]:
+        """A host is ready: show what it does otherwise than asked, and an interpreter that was looked for.
+
+        Returns:
+            the facts.
+        """
+        self._printer.note(binding.describe(host.name, facts["limits"]["unbound"]))
+        python = str((facts.get("found") or {}).get("python") or host.python)
+        if host.fallback and python != host.python:
+            self._printer.note(f"{host.name}: the ranks run {visible_line(python)}")
+        return facts
 
     def exited(self, facts: Mapping[str, Any]) -> None:
         """A rank has ended; ``joined`` is whether it has used ringcomm."""

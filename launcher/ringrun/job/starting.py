@@ -58,8 +58,9 @@ def failed_start(
     tried = f"{host.python} or python3" if second else host.python
     failure = host.reach.explain_start(host.name, link.argv, tried, status, said)
     if failure.no_python and host.fallback and not second:
-        note(f"{host.name} has no {host.python}: using python3 there")
-        link.argv = list(host.fallback)
+        other = "its environment is looked for there, then python3" if host.finder else "using python3 there"
+        note(f"{host.name} has no {host.python}: {other}")
+        link.argv, link.first = list(host.fallback), host.finder
         return None
     if failure.retry and (failure.may_appear or link.attempt <= RETRIES):
         return None

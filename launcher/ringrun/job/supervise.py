@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 from ringcomm.clock import Clock, monotonic
 from ringcomm.errors import ConfigError, ProtocolError
 
-from ..agent import binding, framing, processes, threads
+from ..agent import framing, processes, threads
 from ..diagnosis import failure_report
 from ..diagnosis.first_failure import Complaint, Exit, FirstFailure, signal_name
 from ..plan.job import HostJob, Job
@@ -222,8 +222,7 @@ class Supervisor:
         if (rank < 0) is (name in ("exit", "started")):
             raise ProtocolError(f"an event {name!r} of rank {rank}")
         if name == "ready":
-            self._ready[host.index] = facts
-            self._printer.note(binding.describe(host.name, facts["limits"]["unbound"]))
+            self._ready[host.index] = self._notices.ready(host, facts)
             self._host_ready(host)
         elif name == "problem":
             try:

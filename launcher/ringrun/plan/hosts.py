@@ -36,6 +36,13 @@ class HostSpec(NamedTuple):
         """ssh's destination argument: ``user@name`` or ``name``."""
         return f"{self.user}@{self.name}" if self.user else self.name
 
+    @property
+    def item(self) -> str:
+        """The host as an item of ``-H``: with brackets and slots."""
+        name = f"[{self.name}]" if ":" in self.name else self.name
+        slots = "" if self.slots is None else f":{self.slots}"
+        return f"{self.user}@{name}{slots}" if self.user else name + slots
+
 
 _FORM = "Write HOST, HOST:SLOTS, USER@HOST:SLOTS, or [IPV6]:SLOTS"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
@@ -171,6 +178,11 @@ def parse_host(item: str, where: str) -> HostSpec:
     return HostSpec(name, user, None if slots is None else _slots(slots, f"{where}: {item!r}"))
 
 
+def is_host_name(text: str) -> bool:
+    """Return whether a text can be the name or the address of a host."""
+    return bool(_NAME.match(text) or _ADDRESS.match(text))
+
+
 def check_host(spec: HostSpec, where: str) -> None:
     """Check the name of a host, and of the account, before either reaches a command line.
 
@@ -181,7 +193,7 @@ def check_host(spec: HostSpec, where: str) -> None:
     Raises:
         ConfigError: it is neither a host name nor an address, or the account is no user name.
     """
-    if not (_NAME.match(spec.name) or _ADDRESS.match(spec.name)):
+    if not is_host_name(spec.name):
         _refuse(spec.name, where, f"{spec.name!r:.80} is neither a host name nor an address")
     if spec.user is not None and not _USER.match(spec.user):
         _refuse(spec.target, where, f"{spec.user!r} before the @ is not a user name")

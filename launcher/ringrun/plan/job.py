@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Protocol, Sequence, Tuple
 
 from ringcomm.config import Settings, Slot
 from ringcomm.storage.keys import key_text
@@ -49,6 +49,7 @@ class HostJob:
         argv: the command line that starts the agent.
         fallback: the command line that is tried next if there is no such interpreter, or () for none.
         gets_code: whether it is sent the job's files, and its ranks run in a copy of them.
+        finder: what the fallback reads first, to look for the interpreter's environment there; or b"".
         package: the digest of the package with ringcomm that its ranks use, or "" for what is installed.
     """
 
@@ -64,6 +65,7 @@ class HostJob:
     fallback: Tuple[str, ...] = ()
     package: str = ""
     gets_code: bool = False
+    finder: bytes = field(default=b"", repr=False)
 
     @property
     def name(self) -> str:
@@ -98,6 +100,7 @@ class Job:
         folder: the name of the directories for the tree, the same in all attempts; "" for the identifier.
         bind: the processors of each rank; see :func:`ringrun.agent.binding.shares`.
         fetch: patterns of files to bring back from hosts that were sent the tree.
+        shown_ranks: the ranks whose output is shown; None for all.
         quiet: whether only warnings and failures are shown beside the output of ranks.
         debug: the rank that gets the terminal, and facts about the terminal; or None.
         observation: what is shown or written of the ranks' numbers.
@@ -126,6 +129,7 @@ class Job:
     folder: str = ""
     fetch: Tuple[str, ...] = ()
     bind: str = "none"
+    shown_ranks: Optional[FrozenSet[int]] = None
     quiet: bool = False
     debug: Optional[Debugged] = None
     observation: Observation = Observation()

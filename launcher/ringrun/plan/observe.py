@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import FrozenSet, NamedTuple, Optional
 
 from ringcomm.errors import ConfigError
 
@@ -25,6 +25,27 @@ class Observation(NamedTuple):
     def needs_numbers(self) -> bool:
         """Whether ranks are to be asked for numbers."""
         return self.watch or self.report is not None or self.metrics_port is not None
+
+
+def ranks_shown(text: Optional[str], size: Optional[int]) -> Optional[FrozenSet[int]]:
+    """The ranks whose output is shown; None for all.
+
+    Args:
+        text: ``--only-rank``.
+        size: the number of ranks; None if it may change.
+
+    Raises:
+        ConfigError: there are no such ranks.
+    """
+    if text is None:
+        return None
+    items = [item.strip() for item in text.split(",")]
+    if not all(item.isdecimal() and len(item) < 9 for item in items):
+        raise ConfigError(f"--only-rank {text!r:.80}: write the numbers of ranks, like 0 or 0,2.")
+    found = frozenset(map(int, items))
+    if size is not None and max(found) >= size:
+        raise ConfigError(f"--only-rank {text}: there is no rank {max(found)}; the last one is {size - 1}.")
+    return found
 
 
 def observation_of(

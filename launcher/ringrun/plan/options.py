@@ -44,14 +44,14 @@ class Option(NamedTuple):
     """What is known of an option beside its name, type and default.
 
     Attributes:
-        flags: its flags; the help shows the names up to the first long one, ``--help-all`` shows all.
+        flags: its flags; ``--help`` shows the first, ``--help-all`` all.
         purpose: one of :data:`PURPOSES`.
-        doc: its meaning. The first sentence is what ``--help`` shows.
+        doc: its meaning, for ``--help-all`` and the documentation.
         kind: of its values.
         metavar: the name of the value.
         within: the smallest and the largest number, or None each.
         choices: the permitted texts; empty for any.
-        common: whether ``--help`` lists it; ``--help-all`` lists all.
+        brief: its meaning in some words, for ``--help``; "" if only ``--help-all`` lists it.
         argument: its name in ``ringcomm.run``, "" if it is not an argument there.
         argument_doc: its meaning there, where that is not :attr:`doc`.
         horovod: its name in ``horovod.run``, "" if it is not an argument there.
@@ -65,7 +65,7 @@ class Option(NamedTuple):
     metavar: str = ""
     within: Tuple[Optional[int], Optional[int]] = (None, None)
     choices: Tuple[str, ...] = ()
-    common: bool = False
+    brief: str = ""
     argument: str = ""
     argument_doc: str = ""
     horovod: str = ""
@@ -82,36 +82,38 @@ class Options:
 
     Attributes:
         setting_values: the settings given by flags; :class:`ringcomm.config.Settings` is their table.
+        project_values: the settings in ``ringrun.toml``.
     """
 
     np: Optional[int] = _option(
         None, "-np --num-proc", JOB, "Number of ranks. Default: one per slot.", kind=WHOLE, metavar="N",
-        within=(1, None), common=True, argument="np", horovod="num_proc", doctor=True,
+        within=(1, None), brief="Number of ranks.", argument="np", horovod="num_proc", doctor=True,
     )  # fmt: skip
     hosts: Optional[str] = _option(
         None, "-H --hosts", JOB,
         "Hosts, with their slots (default 1). A slot is a place for one rank. Default: this machine.",
-        metavar="HOST[:SLOTS],…", common=True, argument="hosts", horovod="hosts", doctor=True,
+        metavar="HOST[:SLOTS],…", brief="Hosts, or a list.", argument="hosts", horovod="hosts", doctor=True,
         argument_doc='Hosts with their slots, like ``"localhost,jetson1:2"``; None for this machine.',
     )  # fmt: skip
     hostfile: Optional[str] = _option(
         None, "--hostfile -hostfile", JOB,
         "Hosts from a file: 'HOST slots=2' per line. Also max_slots= (the limit of --oversubscribe), "
         "python=, cwd=, iface=.",
-        kind=PATH, metavar="FILE", common=True, argument="hostfile", horovod="hostfile", doctor=True,
+        kind=PATH, metavar="FILE", brief="Hosts from a file.", argument="hostfile", horovod="hostfile",
+        doctor=True,
         argument_doc="Hosts from a file: 'HOST slots=2' per line. Also python=, cwd=, iface=.",
     )  # fmt: skip
     forward: Tuple[str, ...] = _option(
         (), "-x", JOB,
         "Pass an environment variable to all ranks. 'PREFIX_*' passes several. There is a message if one is "
         "not set.",
-        kind=VARIABLES, metavar="NAME[=VALUE]", common=True, argument="env",
+        kind=VARIABLES, metavar="NAME[=VALUE]", brief="Pass a variable.", argument="env",
         argument_doc="Variables for the ranks, as with ``-x NAME=VALUE``.",
     )  # fmt: skip
     python: Tuple[str, ...] = _option(
         (), "--python", JOB, "The ranks' Python interpreter. Default: the one that runs ringrun.",
-        kind=PER_HOST, metavar="[HOST=]PATH", argument="python", horovod="executable", common=True,
-        doctor=True,
+        kind=PER_HOST, metavar="[HOST=]PATH", brief="Interpreter there.", argument="python",
+        horovod="executable", doctor=True,
     )  # fmt: skip
     cwd: Tuple[str, ...] = _option(
         (), "--cwd", JOB, "The ranks' working directory. Default: the current one.", kind=PER_HOST,
@@ -120,12 +122,12 @@ class Options:
     iface: Tuple[str, ...] = _option(
         (), "--iface --network-interfaces --network-interface", JOB,
         "Network interfaces to use, like 'eth0,!wlan*'. Names, globs and CIDRs; '!' excludes.",
-        kind=PER_HOST, metavar="[HOST=]SPEC", argument="iface", horovod="network_interfaces", common=True,
-        doctor=True,
+        kind=PER_HOST, metavar="[HOST=]SPEC", brief="Network to use.", argument="iface",
+        horovod="network_interfaces", doctor=True,
     )  # fmt: skip
     restarts: int = _option(
         0, "--restarts", JOB, "Restart the job up to N times when it fails.", kind=WHOLE,
-        metavar="N", within=(0, None), common=True, argument="restarts",
+        metavar="N", within=(0, None), brief="Restart N times.", argument="restarts",
         argument_doc="How often the job is restarted if it fails.",
     )  # fmt: skip
     bind: str = _option(
@@ -168,7 +170,8 @@ class Options:
 
     ship: bool = _option(
         False, "--ship", REMOTE,
-        "Send the current directory to the other hosts. Ranks run in a copy there.", kind=FLAG, common=True,
+        "Send the current directory to the other hosts. Ranks run in a copy there.", kind=FLAG,
+        brief="Send this folder.",
     )  # fmt: skip
     ship_from: Optional[str] = _option(
         None, "--ship-from", REMOTE, "Like --ship, with a directory above the current one.", metavar="FOLDER"
@@ -179,7 +182,8 @@ class Options:
         metavar="PATTERN",
     )  # fmt: skip
     provision: bool = _option(
-        False, "--provision", REMOTE, "Send NumPy and psutil to hosts that lack them.", kind=FLAG, common=True
+        False, "--provision", REMOTE, "Send NumPy and psutil to hosts that lack them.", kind=FLAG,
+        brief="Send NumPy, too.",
     )
     ship_self: bool = _option(
         True, "--ship-self/--no-ship-self", REMOTE,
@@ -189,13 +193,15 @@ class Options:
     min_np: Optional[int] = _option(
         None, "--min-np --min-num-proc", ELASTIC,
         "Fewest ranks of an elastic job. It continues after losses while so many are left. Default: -np.",
-        kind=WHOLE, metavar="N", within=(1, None), common=True, argument="min_np", horovod="min_num_proc",
+        kind=WHOLE, metavar="N", within=(1, None), brief="Fewest ranks.", argument="min_np",
+        horovod="min_num_proc",
         argument_doc="Fewest ranks of an elastic job. It continues after losses while so many are left. "
         "Default: the number of ranks.",
     )  # fmt: skip
     max_np: Optional[int] = _option(
         None, "--max-np --max-num-proc", ELASTIC, "Most ranks of an elastic job. Default: one per slot.",
-        kind=WHOLE, metavar="N", within=(1, None), common=True, argument="max_np", horovod="max_num_proc",
+        kind=WHOLE, metavar="N", within=(1, None), brief="Most ranks.", argument="max_np",
+        horovod="max_num_proc",
     )  # fmt: skip
     host_discovery_script: Optional[str] = _option(
         None, "--host-discovery-script", ELASTIC,
@@ -234,7 +240,14 @@ class Options:
     output_dir: Optional[str] = _option(
         None, "--output-dir --output-filename", OUTPUT,
         "Folder for copies of the ranks' output. That of rank N is in rank.N/stdout and rank.N/stderr.",
-        kind=PATH, metavar="FOLDER", common=True, argument="output_dir", horovod="output_filename",
+        kind=PATH, metavar="FOLDER", brief="Keep output.", argument="output_dir", horovod="output_filename",
+    )  # fmt: skip
+    only_rank: Optional[str] = _option(
+        None, "--only-rank", OUTPUT,
+        "Show the output of these ranks only, like '0' or '0,2'. A failure of any is shown, and --output-dir "
+        "has all output.",
+        metavar="RANK,…", argument="only_rank",
+        argument_doc="Show the output of these ranks only, like ``'0'`` or ``'0,2'``.",
     )  # fmt: skip
     tee: Optional[str] = _option(
         None, "--tee", OUTPUT, "Also write all that is shown to a file. It contains no colours.",
@@ -243,7 +256,7 @@ class Options:
     watch: bool = _option(
         False, "--watch", OUTPUT,
         "Show a table of all ranks while they run. It has steps, rates and waiting times.", kind=FLAG,
-        common=True,
+        brief="Show a table.",
     )  # fmt: skip
     report: Optional[str] = _option(
         None, "--report", OUTPUT,
@@ -267,13 +280,14 @@ class Options:
         False, "--horovod", SETTINGS,
         "For scripts that import horovod. They import ringcomm under that name on all ranks, and HOROVOD_* "
         "variables apply.",
-        kind=FLAG, common=True, argument="horovod",
+        kind=FLAG, brief="Act as Horovod.", argument="horovod",
     )  # fmt: skip
     config_file: Optional[str] = _option(
         None, "--config-file", SETTINGS, "Settings from a file. Its lines are like 'timeout: 300'.",
-        kind=PATH, metavar="FILE", common=True, argument="config_file",
+        kind=PATH, metavar="FILE", brief="Settings.", argument="config_file",
     )  # fmt: skip
     setting_values: Tuple[SettingValue, ...] = ()
+    project_values: Tuple[SettingValue, ...] = ()
 
     @property
     def is_elastic(self) -> bool:
@@ -292,7 +306,7 @@ def table() -> List[Tuple[Field[Any], Option]]:
 
 
 def summary(doc: str) -> str:
-    """Return the first sentence of a description, for ``--help``."""
+    """Return the first sentence of a description."""
     first = re.split(r"(?<=\.) (?=[A-Z`'-])|(?<=[a-z]): ", doc, maxsplit=1)[0]
     return first.replace("`", "").rstrip(".:") + "."
 

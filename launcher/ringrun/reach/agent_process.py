@@ -32,6 +32,7 @@ class AgentLink:
 
     Attributes:
         argv: the command line; may be changed before another start.
+        first: what it reads before the agent's program; may be changed, too.
         attempt: how often it has been started.
         process: the last process started, or None.
         alive: whether its stdout is still open.
@@ -39,7 +40,7 @@ class AgentLink:
     """
 
     def __init__(self, argv: Sequence[str], caches: bool = False) -> None:
-        self.argv = list(argv)
+        self.argv, self.first = list(argv), b""
         self._caches = caches
         self.attempt = 0
         self.process: Optional[subprocess.Popen[bytes]] = None
@@ -72,7 +73,8 @@ class AgentLink:
             assert stream is not None
             os.set_blocking(stream.fileno(), False)
         self.alive = True
-        self._outgoing.append(memoryview(loader(agent_program()) if self._caches else agent_source()))
+        program = loader(agent_program()) if self._caches else agent_source()
+        self._outgoing.append(memoryview(self.first + program))
         self.send(config)
         if payload is not None:
             self._outgoing.append(memoryview(payload_header(len(payload))))

@@ -156,14 +156,17 @@ class Outputs:
         hosts: by rank, the name of its host.
         coloured: for stdout (1) and stderr (2), whether prefixes have colours.
         in_place: the streams that are terminals, on which progress bars are one line at the bottom.
+        only: the ranks of which something is shown; None for all.
 
     Attributes:
         tails: by rank, the last lines of its stderr.
     """
 
     def __init__(
-        self, hosts: Dict[int, str], coloured: Mapping[int, bool], in_place: Container[int] = ()
-    ) -> None:
+        self, hosts: Dict[int, str], coloured: Mapping[int, bool], in_place: Container[int] = (),
+        only: Optional[Container[int]] = None,
+    ) -> None:  # fmt: skip
+        self._only = only
         self._lines: Dict[Tuple[int, int], LineAssembler] = {}
         self._prefixes: Dict[Tuple[int, int], bytes] = {}
         self._delays: Dict[int, TracebackDelay] = {}
@@ -268,7 +271,7 @@ class Outputs:
             (rank, stream, state)
             for (rank, stream), assembler in self._lines.items()
             for state in (assembler.state(),)
-            if assembler.in_place and assembler.has_state and state
+            if assembler.in_place and assembler.has_state and state and self._is_shown(rank)
         ]
         if not bars:
             return None
@@ -283,6 +286,9 @@ class Outputs:
             delay.waiting for delay in self._delays.values()
         )
 
+    def _is_shown(self, rank: int) -> bool:
+        return self._only is None or rank in self._only
+
     def _compose(self, rank: int, stream: int, lines: List[bytes], now_s: float) -> bytes:
         if stream == 2:
             for line in lines:
@@ -291,5 +297,7 @@ class Outputs:
         return self._prefixed(rank, stream, lines)
 
     def _prefixed(self, rank: int, stream: int, lines: List[bytes]) -> bytes:
+        if not self._is_shown(rank):
+            return b""
         start = self._prefixes[rank, stream]
         return b"".join([start + line + b"\n" for line in lines])

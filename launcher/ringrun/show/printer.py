@@ -35,7 +35,7 @@ class Printer:
     def __init__(self, job: Job, console: Console, coloured: Mapping[int, bool], clock: Clock) -> None:
         hosts = {place.rank: job.hosts[place.host_index].name for place in job.plan.places}
         self._console, self._clock, self._quiet = console, clock, job.quiet
-        self._outputs = Outputs(hosts, coloured, console.terminals)
+        self._outputs = Outputs(hosts, coloured, console.terminals, job.shown_ranks)
         self._state: Optional[Tuple[int, Sequence[bytes]]] = None
         self.block: Sequence[bytes] = ()
         self._next_state_s = 0.0

@@ -22,12 +22,14 @@ from ringcomm.errors import ConfigError
 from ringcomm.rendezvous.launched import FileNotice
 from ringcomm.storage.files import open_named
 from ringcomm.storage.keys import read_key
+from ringrun import project
 from ringrun.agent import shipped
 from ringrun.agent.job_folder import JobFolder
 from ringrun.diagnosis import records
 from ringrun.job.fetch import FetchedFiles
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options
+from ringrun.reach import named_hosts
 from ringrun.reach.loader import loader, program_frame
 from ringrun.reach.protocol import BOOT
 from ringrun.ship import wheels
@@ -270,11 +272,40 @@ class Named(Row):
         return self.target.read_text() if self.target.is_file() else GOOD
 
 
+class HostList(Row):
+    reads = True
+
+    def make(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.environ["XDG_CONFIG_HOME"] = str(self.base / "out")
+        named_hosts.add_hosts("lab", [GOOD], self.environ)
+        self.target = named_hosts.folder_of_lists(self.environ) / "lab"
+        self.parent = self.target.parent
+
+    def use(self) -> str:
+        (host,) = named_hosts.hosts_of_list("lab", self.environ) or ()
+        return host.name
+
+
+class ProjectFile(Row):
+    reads = True
+
+    def make(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.target = self.parent / project.NAME
+        self.target.write_text(GOOD)
+
+    def use(self) -> str:
+        found = project.read_trusted(self.target, lambda text: None)
+        if found is None:
+            raise ConfigError("it is not used")
+        return found
+
+
 Make = Callable[[Path, pytest.MonkeyPatch], Row]
 ROWS: Dict[str, Make] = {
     "key file": KeyFile, "new key file": NewKey, "notice": Notice, "notice, written": NoticeOfRank0,
     "data service": DataService, "agent program": AgentProgram, "package": ShippedPackage,
     "shipped files": ShippedFiles, "wheels": Wheels, "fetched files": Fetched, "flight records": Records,
     "temporary records": TemporaryRecords, "output of ranks": Output, "named files": Named,
+    "list of hosts": HostList, "project file": ProjectFile,
 }  # fmt: skip
 """By the names in SECURITY.md."""

@@ -32,6 +32,7 @@ READ = {
     **REPLACED, "link": "refused", "hard link": "refused", "fifo": "refused", "device": "refused",
     "foreign owner": "refused", "mode 0000": "refused",
 }  # fmt: skip
+TRUSTED = {**READ, "group-writable parent": "refused", "sticky parent": "refused"}
 WRITTEN = {**REPLACED, "full disk": "refused"}
 EXPECTED: Dict[str, Dict[str, str]] = {
     "key file": READ,
@@ -47,6 +48,8 @@ EXPECTED: Dict[str, Dict[str, str]] = {
     "flight records": WRITTEN,
     "temporary records": WRITTEN,
     "output of ranks": WRITTEN,
+    "list of hosts": TRUSTED,
+    "project file": TRUSTED,
     # The user's own devices may be named; only the administrator makes devices.
     "named files": {**READ, "device": "good", "full disk": "refused"},
 }

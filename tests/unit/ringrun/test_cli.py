@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import types
 from dataclasses import fields
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 
 from ringcomm.config import Settings
 from ringrun import cli
+from ringrun.commands import BRIEF
 from ringrun.flags import document
 from ringrun.job.launch import effective_settings, read_hosts
 from ringrun.plan.horovod import IGNORED, NAMES, REFUSED, VALUES
@@ -108,15 +110,38 @@ def test_every_setting_has_a_flag() -> None:
     assert "--fusion-threshold-mb" not in page
 
 
-def test_the_help_is_one_screen_with_the_commands_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+def test_the_help_is_one_screen_with_the_subcommands_first() -> None:
     lines = CliRunner().invoke(cli.ringrun, ["--help"], terminal_width=80).output.splitlines()
-    assert len(lines) <= 50 and max(map(len, lines)) <= 80
-    assert lines.index("Commands:") < lines.index("The job:") < lines.index("Instead of a run:")
-    listed = [line for line in lines[lines.index("The job:") :] if line.startswith("  -")]
-    assert 20 <= len(listed) <= 25
-    (everything,) = [line for line in listed if "--help-all" in line]
-    assert everything.endswith("Show all options.")
+    assert len(lines) < 24 and max(map(len, lines)) <= 80  # a line is left for the prompt
+    text = "\n".join(lines)
+    assert text.index("Subcommands:") < text.index("The job:") < text.index("Instead of a run:")
+    options = text[text.index("The job:") :]
+    assert 20 <= len(re.findall(r"(?:^|  )  -", options, re.MULTILINE)) <= 26
+    assert "--help-all          Show all options." in options
+    subcommands = [row.split()[0] for row, _ in (*BRIEF, *cli.host_commands.BRIEF)]
+    assert sorted(subcommands) == sorted(cli.commands.commands)
+    assert all(f"  {name} " in text for name in subcommands)
+
+
+@pytest.mark.parametrize(
+    ("line", "subcommand"),
+    [
+        ("-H a,b doctor --json", "doctor -H a,b --json"),
+        ("--help stop", "stop --help"),
+        ("stop --job 7", "stop --job 7"),
+        ("--job=7 add host", "add --job=7 host"),
+        ("-n 2 doctor", "doctor -np 2"),  # mpirun's option
+        ("-np 2 -- stop", ""),
+        ("-np 2 -m stop", ""),
+        ("-np 2 ./stop", ""),
+        ("-np 2 train.py stop", ""),
+        ("-H stop", ""),
+        ("", ""),
+    ],
+)
+def test_options_come_before_a_subcommand_or_after_it(line: str, subcommand: str) -> None:
+    words = line.split()
+    assert list(cli._subcommand_first(words)) == (subcommand.split() or words)
 
 
 def test_all_options_come_with_what_is_not_an_option() -> None:
@@ -255,8 +280,10 @@ def test_the_usage_of_a_command(name: str, capsys: pytest.CaptureFixture[str]) -
         (["ps", "x"], 2, "Usage: ringrun ps"),
         (["stop"], 1, "No job of yours"),
         (["stop", "a", "b"], 2, "Usage: ringrun stop"),
-        (["add"], 2, "Usage: ringrun add [OPTIONS] HOST[:SLOTS]"),
-        (["add", "a", "b"], 2, "Usage: ringrun add"),
+        (["add"], 2, "Usage: ringrun add [OPTIONS] [JOB] HOST[:SLOTS]"),
+        (["add", "a", "b", "c"], 2, "Name one host, after the job"),
+        (["add", "7", "a", "--job", "8"], 2, "The job is named twice"),
+        (["drop", "7", "a"], 1, "No job of yours"),
         (["add", "a b"], 2, "ringrun: ringrun add: 'a b' is not a host"),
         (["add", "a:2"], 1, "No elastic job of yours"),
         (["drop", "a"], 1, "No elastic job of yours"),

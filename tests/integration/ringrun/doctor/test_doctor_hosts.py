@@ -123,7 +123,7 @@ def test_a_host_that_prints_without_end(
 ) -> None:
     monkeypatch.setattr(module, "NOISE_LIMIT_BYTES", 10_000)
     found = start(host(program))
-    assert found.problem == "a: more than 10000 bytes of output before the doctor's first line."
+    assert found.problem == "a: more than 10000 bytes of output before the program's first line."
     assert found.ask(LIMIT_S, do="facts", cwd="/") is None
 
 

@@ -111,7 +111,7 @@ def test_of_several_jobs_one_is_named_by_its_beginning(jobs: Jobs) -> None:
     jobs.start(ABC)
     jobs.start(ABD, program="eval.py\x1b[2J\n")
     for beginning in ("", "ab"):
-        with pytest.raises(ConfigError, match="2 jobs run: ab.*Name one with --job ID") as caught:
+        with pytest.raises(ConfigError, match="2 jobs run: ab.*Name one as in `ringrun stop JOB`") as caught:
             stop_job(beginning, jobs.environ)
         assert "\x1b" not in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="No running job of yours begins with 'x'. 2 jobs run: ab"):
@@ -130,7 +130,7 @@ def test_hosts_of_elastic_jobs_only_can_be_changed(jobs: Jobs) -> None:
     jobs.start(XYZ)
     assert change_hosts("add", "jetson1:2", "7", jobs.environ) == f"{XYZ} is being ended"
     assert jobs.commands == [(XYZ, {"do": "add", "host": "jetson1:2"})]
-    with pytest.raises(ConfigError, match="2 jobs run.*Name one with --job ID"):
+    with pytest.raises(ConfigError, match="2 jobs run.*Name one as in `ringrun stop JOB`"):
         change_hosts("drop", "jetson1", "", jobs.environ)
 
 

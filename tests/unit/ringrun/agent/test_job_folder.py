@@ -56,6 +56,18 @@ def test_only_what_a_host_lacks_is_sent(tree: SourceTree, environ: Dict[str, str
     assert list(changed.contents(sent).values()) == [b"print(2)"]
 
 
+def test_the_directory_is_made_once(
+    tree: SourceTree, environ: Dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After packages have arrived the preparation comes to it once more."""
+    monkeypatch.setattr(shipped, "LOCK_S", 0.0)
+    environ["TMPDIR"] = str(tmp_path / "another place")
+    folder, _ = place("job", tree, environ)
+    path = str(folder.path)
+    assert folder.prepare(b"") == {} and folder.path == path
+    assert not (tmp_path / "another place").exists()
+
+
 def test_a_restart_finds_what_the_last_attempt_has_written(tree: SourceTree, environ: Dict[str, str]) -> None:
     first, _ = place("job", tree, environ)
     root = Path(str(first.path))
@@ -70,7 +82,7 @@ def test_a_restart_finds_what_the_last_attempt_has_written(tree: SourceTree, env
 def test_a_directory_in_use_is_not_waited_for_without_a_limit(
     tree: SourceTree, environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_folder, "LOCK_S", 0.0)
+    monkeypatch.setattr(shipped, "LOCK_S", 0.0)
     place("job", tree, environ)
     facts = JobFolder("job", tree.files, environ).prepare(b"")
     assert facts["problem"] == "package" and "temporarily unavailable" in facts["why"]

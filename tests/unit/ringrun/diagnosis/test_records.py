@@ -11,12 +11,12 @@ from typing import Any, Dict, List, Mapping
 import pytest
 
 from ringcomm.errors import ConfigError
+from ringrun.agent.cleaning import RECORDS
 from ringrun.diagnosis import records as records_module
 from ringrun.diagnosis.diagnose import diagnose_folder
 from ringrun.diagnosis.first_failure import Complaint, Exit
 from ringrun.diagnosis.records import (
     KEPT_FOLDERS,
-    PREFIX,
     Records,
     explain,
     explain_lines,
@@ -195,8 +195,8 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> List[Path]:
 
 def test_the_newest_folders_stay(places: List[Path]) -> None:
     job = prepare(Options(np=2), ["true"])
-    (places[0] / f"{PREFIX}file").touch()
-    (places[0] / f"{PREFIX}link").symlink_to(places[1])
+    (places[0] / f"{RECORDS}file").touch()
+    (places[0] / f"{RECORDS}link").symlink_to(places[1])
     (places[0] / "other").mkdir()
     made = []
     for number in range(KEPT_FOLDERS + 3):
@@ -205,7 +205,7 @@ def test_the_newest_folders_stay(places: List[Path]) -> None:
     last, _ = keep_records(job, {0: {}})
     assert [folder.exists() for folder in made] == [False] * 4 + [True] * (KEPT_FOLDERS - 1)
     others = {path.name for path in places[0].iterdir()} - {path.name for path in [*made, last]}
-    assert others == {f"{PREFIX}file", f"{PREFIX}link", "other"}
+    assert others == {f"{RECORDS}file", f"{RECORDS}link", "other"}
 
 
 def test_where_there_is_no_room_the_next_place_is_taken(

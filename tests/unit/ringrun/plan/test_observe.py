@@ -6,7 +6,7 @@ from typing import Any, Dict
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringrun.plan.observe import Observation, observation_of
+from ringrun.plan.observe import Observation, observation_of, ranks_shown
 
 
 def asked(**changes: Any) -> Dict[str, Any]:
@@ -40,3 +40,16 @@ def test_a_report_that_cannot_be_written(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=f"--report {report}: this is a directory"):
         observation_of(**asked(report=report))
+
+
+@pytest.mark.parametrize(("text", "size", "ranks"), [(None, 2, None), ("0", 1, {0}), ("0, 3", None, {0, 3})])
+def test_the_ranks_that_are_shown(text: Any, size: Any, ranks: Any) -> None:
+    assert ranks_shown(text, size) == ranks
+
+
+@pytest.mark.parametrize("text", ["", "a", "0,", "-1", "1.5", "0-2"])
+def test_ranks_that_cannot_be_shown(text: str) -> None:
+    with pytest.raises(ConfigError, match="write the numbers of ranks"):
+        ranks_shown(text, 4)
+    with pytest.raises(ConfigError, match="there is no rank 4; the last one is 3"):
+        ranks_shown("4", 4)

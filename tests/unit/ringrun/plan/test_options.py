@@ -20,7 +20,7 @@ import dataclasses, inspect, sys
 from ringrun.plan import options
 
 entry = options._option(
-    None, "--trial", options.OUTPUT, "A trial. It is new.", metavar="WORD", common=True, argument="trial",
+    None, "--trial", options.OUTPUT, "A trial. It is new.", metavar="WORD", brief="Try it.", argument="trial",
     horovod="trial_of_horovod", doctor=True,
 )
 options.Options = dataclasses.make_dataclass(
@@ -33,7 +33,7 @@ from ringrun import cli, commands, flags, function
 from ringrun.job import launch
 
 shown = CliRunner().invoke(cli.ringrun, ["--help"]).output
-assert "  --trial WORD " in shown and "A trial." in shown and "It is new." not in shown
+assert "  --trial WORD        Try it." in shown and "It is new." not in shown
 assert "A trial. It is new." in " ".join(CliRunner().invoke(cli.ringrun, ["--help-all"]).output.split())
 assert "--trial WORD" in CliRunner().invoke(commands.doctor, ["--help"]).output
 assert "| `--trial WORD` | A trial. It is new. |" in flags.document(cli.ringrun)

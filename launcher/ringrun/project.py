@@ -1,0 +1,196 @@
+"""``ringrun.toml``: options for the jobs that are started in a folder and in those below it.
+
+It may name programs and hosts, as a script does. So it is used only if no other user can change or exchange
+it (:func:`ringcomm.storage.folders.trusted_folder`); a line says that it is used, and which options it has.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+import click
+from click.core import ParameterSource
+
+from ringcomm.errors import ConfigError
+from ringcomm.storage.files import read_at
+from ringcomm.storage.folders import trusted_folder
+
+from .flags import Flag
+from .plan.horovod import SettingValue
+from .plan.options import INSTEAD
+
+NAME = "ringrun.toml"
+LIMIT_BYTES = 1 << 20
+_OF_HOSTS = ("hosts", "hostfile", "host_discovery_script")
+"""Options of which the command line replaces all if it has one."""
+
+
+class Project(NamedTuple):
+    """What a project file says.
+
+    Attributes:
+        path: of the file.
+        options: the values of options, by the names of click's parameters.
+        settings: the values of settings.
+        keys: the names in the file.
+    """
+
+    path: Path
+    options: Dict[str, Any]
+    settings: Tuple[SettingValue, ...]
+    keys: Tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        """What the user is told."""
+        return f"options of {self.path} are used: {', '.join(self.keys)}; --no-project-file leaves them out"
+
+
+def with_project(
+    ctx: click.Context, command: click.Command, given: Mapping[str, Any], say: Callable[[str], None]
+) -> Dict[str, Any]:
+    """Return the values of flags, with those of the project file where the command line has none.
+
+    Args:
+        ctx: of the command that runs.
+        command: ``ringrun``, whose options the file may have.
+        given: the values by the names of click's parameters.
+        say: is given a line for the user.
+
+    Raises:
+        ConfigError: the file is not valid.
+    """
+    try:
+        path = find_file(Path.cwd())
+    except FileNotFoundError:
+        path = None  # the working directory is gone, which the job says
+    content = None if path is None else read_trusted(path, say)
+    if path is None or content is None:
+        return dict(given)
+    project = parse_project(content, path, command)
+    typed = {name for name in given if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    replaced = set(_OF_HOSTS) if typed & set(_OF_HOSTS) else set()
+    used = {n: v for n, v in project.options.items() if n in given and n not in typed | replaced}
+    if project.keys and not (given.get("quiet") or used.get("quiet")):
+        say(project.line)
+    return {**given, **used, "project_values": project.settings}
+
+
+def find_file(folder: Path) -> Optional[Path]:
+    """The nearest project file, in a folder or above it.
+
+    Args:
+        folder: an absolute path.
+    """
+    return next((at / NAME for at in (folder, *folder.parents) if os.path.lexists(at / NAME)), None)
+
+
+def read_trusted(path: Path, say: Callable[[str], None]) -> Optional[str]:
+    """The content of a project file; None if another user could change it, which is said.
+
+    Raises:
+        ConfigError: it is not a text file.
+    """
+    try:
+        with trusted_folder(path.parent, make=False) as folder:
+            return read_at(folder, path.name, LIMIT_BYTES).decode("utf-8-sig")
+    except OSError as problem:
+        why = problem.strerror or str(problem)
+        say(f"{path} is not used: {why}. The file, its folder and those above must belong to you or to root, "
+            "and others must not be able to write them (chmod go-w)")  # fmt: skip
+        return None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not a text file in UTF-8.") from None
+
+
+def parse_project(content: str, path: Path, command: click.Command) -> Project:
+    """The values in a project file.
+
+    Args:
+        content: the text of the file.
+        path: of the file.
+        command: ``ringrun``, whose options it may have.
+
+    Raises:
+        ConfigError: it is not valid TOML, or an option does not exist or has a value that is not valid.
+    """
+    toml = _parser(path)
+    try:
+        values = toml.loads(content)
+    except toml.TOMLDecodeError as problem:
+        raise ConfigError(f"{path}: {problem}. It has lines like: hosts = \"lab\"") from None
+    words = [word for key, value in values.items() for word in _words(key, value, path, command)]
+    try:
+        inner = command.make_context("ringrun", [*words, "--", "true"])
+    except click.UsageError as problem:
+        raise ConfigError(f"{path}: {problem.format_message()}") from None
+    found = {
+        name: value for name, value in inner.params.items()
+        if inner.get_parameter_source(name) is ParameterSource.COMMANDLINE and name != "command"
+    }  # fmt: skip
+    settings = [v._replace(source=str(path)) for v in found.values() if isinstance(v, SettingValue)]
+    options = {name: value for name, value in found.items() if not isinstance(value, SettingValue)}
+    return Project(path, options, tuple(settings), tuple(values))
+
+
+def _parser(path: Path) -> Any:
+    """The module that reads TOML: Python's own since 3.11."""
+    for name in ("tomllib", "tomli"):
+        if find_spec(name) is not None:
+            return import_module(name)
+    raise ConfigError(
+        f"{path} cannot be read: that needs Python 3.11, or tomli on this machine (pip install tomli). "
+        "--no-project-file leaves it out."
+    )
+
+
+def _words(key: str, value: Any, path: Path, command: click.Command) -> List[str]:
+    """One line of the file as words of a command line."""
+    known = _flags(command)
+    name = key.replace("_", "-")
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"Did you mean {near[0]}?" if near else "`ringrun --help-all` lists all."
+        raise ConfigError(f"{path}: ringrun has no option {key!r} for a project. {hint}")
+    option, flag = known[name]
+    if isinstance(value, bool) != option.is_flag:
+        shown = str(value).lower() if isinstance(value, bool) else repr(value)
+        form = "true or false" if option.is_flag else f"of the form {option.metavar}"
+        raise ConfigError(f"{path}: {key} = {shown} is not {form}.")
+    if option.is_flag:
+        return [flag] if value else option.secondary_opts[:1]
+    items = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, (str, int, float)) and not isinstance(item, bool) for item in items):
+        raise ConfigError(f"{path}: {key} is neither a text, a number nor a list of them.")
+    texts = [_path(str(item), path) if _is_path(option) else str(item) for item in items]
+    if option.name == "hosts":
+        texts = [",".join(texts)]
+    if option.nargs > 1:
+        return [flag, *texts]
+    if len(texts) != 1 and not option.multiple:
+        raise ConfigError(f"{path}: {key} takes one value, not a list.")
+    return [word for text in texts for word in (flag, text)]
+
+
+def _flags(command: click.Command) -> Dict[str, Tuple[Flag, str]]:
+    """The options that a project file may have, by their names without dashes."""
+    return {
+        name.lstrip("-"): (option, option.opts[0])
+        for option in command.params
+        if isinstance(option, Flag) and option.purpose != INSTEAD and option.name != "project_file"
+        for name in option.opts
+    }
+
+
+def _is_path(option: Flag) -> bool:
+    return (option.metavar or "").split(".")[0] in ("FILE", "FOLDER")
+
+
+def _path(text: str, file: Path) -> str:
+    """A path of the file's, relative to its folder."""
+    return str(file.parent / os.path.expanduser(text))  # noqa: PTH111  users without a home

@@ -1,0 +1,243 @@
+# ruff: noqa: PTH111, PTH207  patterns with absolute paths; pathlib raises for users without a home
+"""Lists of hosts that the user has named, ``ringrun -H LIST``: files in ``~/.config/ringcomm/hosts``.
+
+Each is a hostfile. It may name an interpreter for a host, so only this user may be able to change it
+(:func:`ringcomm.storage.folders.trusted_folder`). What is in a list is a host, never another list.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+import re
+from pathlib import Path
+from typing import List, Mapping, Optional, Sequence, Set
+
+from ringcomm.errors import ConfigError
+from ringcomm.storage.files import read_at, read_file, write_file
+from ringcomm.storage.folders import owned_names, remove, trusted_folder
+
+from ..plan.hosts import HostSpec, parse_host, parse_hostfile
+from ..plan.ssh_config import hosts_and_includes
+
+LIMIT_BYTES = 1 << 20
+MAX_INCLUDES = 64
+"""The most files of ssh's configuration that are read."""
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
+
+
+def folder_of_lists(environ: Mapping[str, str]) -> Path:
+    """The folder of this user's lists."""
+    chosen = environ.get("XDG_CONFIG_HOME", "")
+    above = Path(chosen if chosen.startswith("/") else os.path.expanduser("~/.config"))
+    return above / "ringcomm" / "hosts"
+
+
+def list_names(environ: Mapping[str, str]) -> List[str]:
+    """The names of this user's lists, sorted.
+
+    Raises:
+        ConfigError: another user could change the lists.
+    """
+    place = folder_of_lists(environ)
+    if not place.exists():
+        return []
+    try:
+        with trusted_folder(place, make=False) as folder:
+            return sorted(name for name, _ in owned_names(folder, _NAME))
+    except OSError as problem:
+        raise _unusable(place, problem) from None
+
+
+def list_text(name: str, environ: Mapping[str, str]) -> Optional[str]:
+    """The content of a list; None if there is no list of this name.
+
+    Raises:
+        ConfigError: it cannot be read, or another user could change it.
+    """
+    path = folder_of_lists(environ) / name
+    if not _NAME.fullmatch(name) or not os.path.lexists(path):
+        return None
+    try:
+        with trusted_folder(path.parent, make=False) as folder:
+            return read_at(folder, name, LIMIT_BYTES).decode("utf-8-sig")
+    except OSError as problem:
+        raise _unusable(path, problem) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"The list of hosts {path} is not a text file in UTF-8.") from None
+
+
+def hosts_of_list(name: str, environ: Mapping[str, str]) -> Optional[List[HostSpec]]:
+    """The hosts of a list; None if there is no list of this name.
+
+    Raises:
+        ConfigError: it cannot be used, or a line of it is not valid.
+    """
+    text = list_text(name, environ)
+    return None if text is None else parse_hostfile(text, str(folder_of_lists(environ) / name))
+
+
+def with_lists(specs: Sequence[HostSpec], environ: Mapping[str, str]) -> List[HostSpec]:
+    """Hosts with the hosts of a list in place of its name.
+
+    Args:
+        specs: what ``-H`` names: hosts and lists.
+        environ: the launcher's environment.
+
+    Raises:
+        ConfigError: a list cannot be used, or is given with an account or slots.
+    """
+    found: List[HostSpec] = []
+    for spec in specs:
+        inside = hosts_of_list(spec.name, environ)
+        if inside is not None and spec != HostSpec(spec.name):
+            raise ConfigError(
+                f"-H: {spec.name} is a list of hosts (`ringrun hosts show {spec.name}`): USER@ and :SLOTS "
+                "are in it, not with its name. --slots-each N sets the slots of all its hosts."
+            )
+        found += [spec] if inside is None else inside
+    return found
+
+
+def add_hosts(name: str, items: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Add hosts to a list, which is made where there is none.
+
+    Args:
+        name: of the list.
+        items: ``HOST[:SLOTS]`` each.
+        environ: the environment.
+
+    Returns:
+        What was done.
+
+    Raises:
+        ConfigError: a name is not valid, a host is in the list, or the list cannot be written.
+    """
+    if not _NAME.fullmatch(name) or name == "localhost":
+        raise ConfigError(
+            f"{name!r:.80} cannot be the name of a list: it has letters, digits, - and _ only, and localhost "
+            "is this machine. For example: ringrun hosts add lab jetson1 jetson2"
+        )
+    items = [item for text in items for item in text.split(",")]
+    before = list_text(name, environ) or ""
+    hosts = {spec.target for spec in parse_hostfile(before, name)} if before.strip() else set()
+    for item in items:
+        target = parse_host(item, "ringrun hosts add").target
+        if target == name:
+            raise ConfigError(f"A list and a host in it cannot both be {name}: `-H {name}` means the list.")
+        if target in hosts:
+            raise ConfigError(f"{name} has {target} already. First: ringrun hosts drop {name} {target}")
+        hosts.add(target)
+    _write(name, [*before.splitlines(), *items], environ)
+    return f"{name} has {len(hosts)} host{'' if len(hosts) == 1 else 's'}: {', '.join(sorted(hosts))}"
+
+
+def drop_hosts(name: str, items: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Drop hosts from a list, or the whole list.
+
+    Args:
+        name: of the list.
+        items: the hosts; none for the whole list.
+        environ: the environment.
+
+    Returns:
+        What was done.
+
+    Raises:
+        ConfigError: there is no such list, or it does not have such a host, or it cannot be written.
+    """
+    lines = text_of_list(name, environ).splitlines()
+    rows = [(_target(line), line) for line in lines]
+    missing = [item for item in items if item not in [target for target, _ in rows]]
+    if missing:
+        raise ConfigError(f"{name} has no host {missing[0]!r}. `ringrun hosts show {name}` lists its hosts.")
+    kept = [line for target, line in rows if target not in items]
+    if items and any(map(_target, kept)):
+        _write(name, kept, environ)
+        return f"{name} does not have {', '.join(items)} any more."
+    place = folder_of_lists(environ)
+    try:
+        with trusted_folder(place, make=False) as folder:
+            remove(folder, name)
+    except OSError as problem:
+        raise _unusable(place / name, problem) from None
+    return f"The list {name} is removed."
+
+
+def text_of_list(name: str, environ: Mapping[str, str]) -> str:
+    """The content of a list that must be there.
+
+    Raises:
+        ConfigError: there is no list of this name; the message has those that are there. Or see above.
+    """
+    text = list_text(name, environ)
+    if text is None:
+        names = ", ".join(list_names(environ)) or "none yet"
+        raise ConfigError(f"There is no list of hosts {name!r:.80} (there are: {names}).")
+    return text
+
+
+def _target(line: str) -> str:
+    """The host in a line of a list; "" if it has none."""
+    words = line.split("#")[0].split()
+    try:
+        return parse_host(words[0], "").target if words else ""
+    except ConfigError:
+        return words[0]  # so that it can be dropped
+
+
+def _write(name: str, lines: Sequence[str], environ: Mapping[str, str]) -> None:
+    place = folder_of_lists(environ)
+    try:
+        with trusted_folder(place) as folder:
+            write_file(folder, name, "".join(f"{line}\n" for line in lines).encode())
+    except OSError as problem:
+        raise _unusable(place / name, problem) from None
+
+
+def _unusable(path: Path, problem: OSError) -> ConfigError:
+    return ConfigError(
+        f"{path} cannot be used: {problem.strerror or problem}. Lists of hosts, and the folders above them, "
+        "must belong to you or to root, and others must not be able to write them (chmod go-w)."
+    )
+
+
+# -- from ssh's configuration ---------------------------------------------------------------------
+
+
+def ssh_hosts(patterns: Sequence[str], path: Path) -> List[str]:
+    """The hosts in a configuration file of ssh, and in those that it includes, that match.
+
+    Args:
+        patterns: like ``jetson*``; none for all.
+        path: of the file.
+
+    Raises:
+        ConfigError: the file cannot be read, or no host matches; the message lists those that are there.
+    """
+    hosts = _read_ssh(path, path.parent, set())
+    found = [host for host in hosts if not patterns or any(fnmatch.fnmatchcase(host, p) for p in patterns)]
+    if not found:
+        what = f"none that matches {' or '.join(patterns)}" if patterns and hosts else "none"
+        has = f" It has: {', '.join(hosts)}." if hosts else " A host there is a line like: Host jetson1"
+        raise ConfigError(f"Of the hosts that {path} names there is {what}.{has}")
+    return found
+
+
+def _read_ssh(path: Path, folder: Path, seen: Set[Path]) -> List[str]:
+    if path in seen or len(seen) >= MAX_INCLUDES:
+        return []
+    is_first = not seen
+    seen.add(path)
+    try:
+        text = read_file(path, LIMIT_BYTES).decode("utf-8", "replace")
+    except OSError as problem:
+        if not is_first:
+            return []  # as ssh does
+        raise ConfigError(f"{path} cannot be read: {(problem.strerror or str(problem)).lower()}.") from None
+    hosts, includes = hosts_and_includes(text)
+    for pattern in includes:
+        for name in sorted(glob.glob(str(folder / os.path.expanduser(pattern)))):
+            hosts += [host for host in _read_ssh(Path(name), folder, seen) if host not in hosts]
+    return hosts

@@ -1,0 +1,145 @@
+"""What `ringrun clean` removes from a host, and what stays."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Dict, Iterator, List
+
+import pytest
+
+from ringcomm.storage.folders import trusted_folder
+from ringrun.agent import cleaning, shipped
+from ringrun.agent.cleaning import Cleaning
+
+DIGEST = "ab" * 16
+
+
+@pytest.fixture
+def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dict[str, str]]:
+    """A host on which jobs have left one thing of every kind, and the user other ones."""
+    monkeypatch.setattr(shipped, "SHARED_PLACES", ())
+    monkeypatch.setattr(cleaning, "MORE_PLACES", ())
+    monkeypatch.setattr(shipped, "_held", {})
+    temporary = tmp_path / "tmp"
+    monkeypatch.setattr(cleaning.tempfile, "gettempdir", lambda: str(temporary))
+    for name in (
+        f"cache/ringcomm/{DIGEST}/ringcomm/api.py", f"cache/ringcomm/.{DIGEST}.0f/half.py",
+        "cache/ringcomm/wheels-cp3.8-x86_64-glibc2.31/numpy-1.whl", f"cache/ringcomm/files/{DIGEST}",
+        "cache/ringcomm/jobs/one-0/train.py", "cache/ringcomm/mine/file", f"cache/ringcomm-agent/{'cd' * 32}",
+        "cache/ringcomm-agent/mine", "tmp/ringrun-flight-0a/flight.0.json", "tmp/ringrun-other",
+        f"tmp/ringcomm-{os.getuid()}/{DIGEST}/a.py",
+    ):  # fmt: skip
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.write_text("12345")
+    yield {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(temporary)}
+    for descriptor in shipped._held.values():
+        os.close(descriptor)
+
+
+def files(folder: Path) -> List[str]:
+    found = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    return sorted(str(path) for path in found if path.suffix != ".lock")
+
+
+MINE = ["cache/ringcomm-agent/mine", "cache/ringcomm/mine/file", "tmp/ringrun-other"]
+
+
+def test_all_that_jobs_have_left_is_removed_and_nothing_else(tmp_path: Path, environ: Dict[str, str]) -> None:
+    before = files(tmp_path)
+    trial = Cleaning(environ, dry_run=True).run()
+    assert files(tmp_path) == before
+    found = Cleaning(environ, dry_run=False).run()
+    assert found == trial and found["kept"] == []
+    assert {what for what, _, _ in found["removed"]} == {
+        "package", "shipped files", "job folder", "agent program", "folder of records"
+    }  # fmt: skip
+    assert all(size == 5 for _, _, size in found["removed"]) and len(found["removed"]) == 8
+    assert files(tmp_path) == MINE
+    assert Cleaning(environ, dry_run=False).run() == {"removed": [], "kept": []}
+
+
+def test_the_cache_and_the_folder_of_a_running_job_stay(tmp_path: Path, environ: Dict[str, str]) -> None:
+    place = shipped.places(environ)[0]
+    with trusted_folder(place) as folder, trusted_folder(f"{place}/jobs") as jobs:
+        shipped.hold(folder)
+        shipped.hold(folder)  # once more: it is held already
+        lock = shipped.locked(jobs, "one-0.lock", fcntl.LOCK_EX, 0.0)
+    found = Cleaning(environ, dry_run=False).run()
+    os.close(lock)
+    assert [place, cleaning.IN_USE] in found["kept"]
+    assert [f"{place}/jobs/one-0", "its job runs"] in found["kept"]
+    left = files(tmp_path)
+    assert f"cache/ringcomm/{DIGEST}/ringcomm/api.py" in left and "cache/ringcomm/jobs/one-0/train.py" in left
+    assert f"tmp/ringcomm-{os.getuid()}/{DIGEST}/a.py" not in left  # another cache, which it does not use
+
+
+def test_a_job_waits_for_the_end_of_cleaning(
+    environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shipped, "LOCK_S", 0.0)
+    place = shipped.places(environ)[0]
+    with trusted_folder(place) as folder:
+        lock = shipped.locked(folder, shipped.IN_USE, fcntl.LOCK_EX, 0.0)
+        with pytest.raises(BlockingIOError):
+            shipped.hold(folder)
+        os.close(lock)
+        shipped.hold(folder)
+    assert len(shipped._held) == 1
+
+
+def test_a_cache_without_room_for_a_lock_is_used(
+    environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shipped, "locked", refuse)
+    with trusted_folder(shipped.places(environ)[0]) as folder:
+        shipped.hold(folder)
+    assert shipped._held == {}
+
+
+def test_what_cannot_be_trusted_or_followed_stays(tmp_path: Path, environ: Dict[str, str]) -> None:
+    place = Path(shipped.places(environ)[0])
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").touch()
+    (place / DIGEST / "link").symlink_to(tmp_path / "precious")
+    (tmp_path / "tmp" / "ringrun-flight-ff").symlink_to(tmp_path / "precious")
+    assert ["package", f"{place}/{DIGEST}"] in [row[:2] for row in Cleaning(environ, False).run()["removed"]]
+    assert (tmp_path / "precious" / "file").exists()
+    place.chmod(0o777)
+    (kept,) = Cleaning(environ, False).run()["kept"]
+    assert kept[0] == str(place) and "other users may write it" in kept[1]
+
+
+def test_what_cannot_be_removed_is_kept_and_the_rest_goes(
+    tmp_path: Path, environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = cleaning.folders.remove
+
+    def refuse(folder: int, name: str) -> None:
+        if name == "one-0":
+            raise PermissionError(13, "Permission denied")
+        remove(folder, name)
+
+    monkeypatch.setattr(cleaning.folders, "remove", refuse)
+    found = Cleaning(environ, dry_run=False).run()
+    assert found["kept"] == [[f"{tmp_path}/cache/ringcomm/jobs/one-0", "Permission denied"]]
+    assert len(found["removed"]) == 7
+
+
+def test_the_program_answers_commands(
+    environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"do": "clean", "dry_run": true}\n'))
+    cleaning.main()
+    empty, marker, answer = capsys.readouterr().out.splitlines()
+    assert (empty, marker) == ("", cleaning.MARKER) and len(json.loads(answer)["removed"]) == 8

@@ -1,0 +1,97 @@
+"""The environment of this machine's interpreter is found on a host that has it at another path."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import List, Optional
+
+import pytest
+
+from ringrun.reach import environments
+from ringrun.reach.environments import candidates, conda_name, finder
+from ringrun.reach.protocol import BOOT
+
+PROGRAM = "import sys; print(sys.executable, sys.argv, f.readline())"
+
+
+@pytest.fixture
+def conda(tmp_path: Path) -> str:
+    """The interpreter of an environment of conda, with the name train."""
+    prefix = tmp_path / "miniconda3" / "envs" / "train"
+    (prefix / "conda-meta").mkdir(parents=True)
+    return str(prefix / "bin" / "python")
+
+
+def test_an_environment_below_the_home_is_looked_for_there() -> None:
+    assert candidates("/home/me/work/.venv/bin/python", "/home/me") == ["~/work/.venv/bin/python"]
+    assert candidates("/opt/venv/bin/python", "/home/me") == candidates("/root/x", "/") == []
+    assert finder("/usr/bin/python3", "/home/me") == b""
+
+
+def test_conda_is_looked_for_by_name(conda: str, tmp_path: Path) -> None:
+    assert conda_name(conda) == ("train", "bin/python")
+    found = candidates(conda, str(tmp_path))
+    assert found[0] == "~/miniconda3/envs/train/bin/python"
+    assert {"~/miniforge3/envs/train/bin/python", "/opt/conda/envs/train/bin/python"} <= set(found)
+    base = tmp_path / "miniconda3"
+    (base / "conda-meta").mkdir()
+    assert conda_name(str(base / "bin" / "python")) == ("", "bin/python")
+    assert "/opt/miniforge3/bin/python" in candidates(str(base / "bin" / "python"), "/home/me")
+    assert conda_name("/usr/bin/python3") == conda_name("python3") == ("", "")
+
+
+def run(python: str, home: Path) -> List[str]:
+    """What runs on a host with this home: the interpreter, its arguments and the next line."""
+    script = f"import os,sys;{BOOT.partition(';')[2]}"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60,
+        input=(finder(python, str(home / "here")) + f"exec({PROGRAM!r})\nthe next line\n".encode()).decode(),
+        env={**os.environ, "HOME": str(home)},
+    )  # fmt: skip
+    return done.stdout.split(maxsplit=1)
+
+
+def link(path: Path, target: Optional[str] = None) -> str:
+    path.parent.mkdir(parents=True)
+    path.symlink_to(target or sys.executable)
+    return str(path)
+
+
+def test_it_takes_the_place_of_the_interpreter_and_reads_on(tmp_path: Path) -> None:
+    own = link(tmp_path / "work" / ".venv" / "bin" / "python")
+    python, rest = run(str(tmp_path / "here" / "work" / ".venv" / "bin" / "python"), tmp_path)
+    assert python == own and rest == "['-c'] b'the next line\\n'\n"
+
+
+def test_an_environment_of_another_conda(conda: str, tmp_path: Path) -> None:
+    own = link(tmp_path / "host" / "miniforge3" / "envs" / "train" / "bin" / "python")
+    assert run(conda, tmp_path / "host")[0] == own
+
+
+def test_an_environment_that_conda_lists(conda: str, tmp_path: Path) -> None:
+    own = link(tmp_path / "host" / "data" / "train" / "bin" / "python")
+    (tmp_path / "host" / ".conda").mkdir()
+    listed = ["relative/train", f"{tmp_path}/host/data/other", f"{tmp_path}/host/none/train", ""]
+    listed.append(str(Path(own).parents[1]))
+    (tmp_path / "host" / ".conda" / "environments.txt").write_text("\n".join(listed))
+    assert run(conda, tmp_path / "host")[0] == own
+
+
+@pytest.mark.parametrize("what", ["nothing", "directory", "broken link", "not executable"])
+def test_without_it_the_interpreter_stays(what: str, conda: str, tmp_path: Path) -> None:
+    path = tmp_path / "host" / "miniconda3" / "envs" / "train" / "bin" / "python"
+    path.parent.mkdir(parents=True)
+    if what == "directory":
+        path.mkdir()
+    elif what == "broken link":
+        path.symlink_to("nowhere")
+    elif what == "not executable":
+        path.symlink_to("/etc/passwd")
+    assert run(conda, tmp_path / "host")[0] == sys.executable
+
+
+def test_every_folder_of_conda_is_named_once() -> None:
+    assert len(set(environments._ROOTS)) == len(environments._ROOTS)

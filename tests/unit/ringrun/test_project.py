@@ -1,0 +1,167 @@
+"""``ringrun.toml``: which file is used, what it may have, and what the command line replaces."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, List, Tuple
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ringcomm.errors import ConfigError
+from ringrun import cli, project
+from ringrun.job.launch import effective_settings
+from ringrun.plan.options import Options
+
+HAS_TOML = sys.version_info >= (3, 11) or project.find_spec("tomli") is not None
+pytestmark = pytest.mark.skipif(not HAS_TOML, reason="TOML needs Python 3.11 or tomli")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, two below that of the file."""
+    tmp_path.chmod(0o755)
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    monkeypatch.chdir(inner)
+    return tmp_path
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> List[Options]:
+    found: List[Options] = []
+    monkeypatch.setattr(cli, "_run", lambda options, command, dry_run: found.append(options))
+    return found
+
+
+def run(folder: Path, content: str, *words: str) -> Result:
+    (folder / project.NAME).write_text(content)
+    return CliRunner().invoke(cli.ringrun, [*words, "train.py"])
+
+
+def test_options_come_from_the_nearest_file_above(folder: Path, seen: List[Options]) -> None:
+    (folder / "a" / project.NAME).write_text('np = 3\nhosts = ["a", "b:2"]\nship = true\nx = ["A=1", "B"]\n')
+    result = run(folder, "np = 9", "--restarts", "2")
+    assert seen == [Options(np=3, hosts="a,b:2", ship=True, forward=("A=1", "B"), restarts=2)]
+    path = folder / "a" / project.NAME
+    assert f"ringrun: options of {path} are used: np, hosts, ship, x; --no-project-file" in result.output
+
+
+def test_the_command_line_comes_first(folder: Path, seen: List[Options]) -> None:
+    run(folder, 'np = 3\nhostfile = "h"\nx = "A"\nship-self = false', "-np", "2", "-H", "a", "-x", "B")
+    assert seen == [Options(np=2, hosts="a", forward=("B",), ship_self=False)]
+
+
+def test_it_can_be_left_out_and_is_silent_for_quiet_jobs(folder: Path, seen: List[Options]) -> None:
+    assert run(folder, "np = 3", "--no-project-file").output == ""
+    assert run(folder, "np = 3\nquiet = true").output == run(folder, "np = 3", "-q").output == ""
+    assert [options.np for options in seen] == [None, 3, 3]
+
+
+def test_paths_are_relative_to_the_file(folder: Path, seen: List[Options]) -> None:
+    run(folder, 'hostfile = "hosts"\noutput-dir = "/out"\ntimeline = "t.json"\nssh_identity_file = "~/key"')
+    (options,) = seen
+    assert options.hostfile == str(folder / "hosts") and options.output_dir == "/out"
+    assert options.ssh_identity_file == str(Path("~/key").expanduser())
+    assert [value.text for value in options.project_values] == [str(folder / "t.json")]
+
+
+def test_settings_of_the_file_come_after_all_others(folder: Path, seen: List[Options]) -> None:
+    (folder / "f.yaml").write_text("cycle-time: 7\n")
+    content = 'timeout = 1.5\ncycle-time = 2\nthreads = 3\nmeasure = false\nconfig-file = "f.yaml"\n'
+    run(folder, content, "--threads", "4")
+    found = effective_settings(seen[0], {"RINGCOMM_TIMEOUT": "9"})
+    assert (found.settings.timeout_s, found.settings.cycle_ms, found.settings.threads) == (9.0, 7.0, "4")
+    assert not found.settings.measure and found.sources["measure"] == str(folder / project.NAME)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("nop = 1", "ringrun has no option 'nop' for a project. Did you mean np?"),
+        ("zzzzzz = 1", "`ringrun --help-all` lists all"),
+        ("[job]\nnp = 1", "no option 'job'"),
+        ("dry-run = true", "no option 'dry-run'"),
+        ("project-file = false", "no option 'project-file'"),
+        ("np = true", "np = true is not of the form N"),
+        ("ship = 1", "ship = 1 is not true or false"),
+        ('np = "x"', "'x' is not a valid whole number"),
+        ("np = [1, 2]", "np takes one value, not a list"),
+        ("np = 1979-05-27", "np is neither a text, a number nor a list"),
+        ("x = [true]", "x is neither a text"),
+        ('compress = "zip"', "'zip' cannot be used"),
+        ("blacklist-cooldown-range = [1]", "blacklist-cooldown-range"),
+        ("np", "Expected '='"),
+    ],
+)
+def test_what_is_not_valid_is_refused_with_the_file(
+    content: str, text: str, folder: Path, seen: List[Options]
+) -> None:
+    result = run(folder, content)
+    assert result.exit_code == 2 and not seen
+    assert f"ringrun: {folder / project.NAME}: " in result.output and text in result.output, result.output
+
+
+def test_numbers_of_two(folder: Path, seen: List[Options]) -> None:
+    run(folder, "blacklist-cooldown-range = [1, 2]\nmin-np = 1")
+    assert seen == [Options(blacklist_cooldown_range=(1, 2), min_np=1)]
+
+
+@pytest.mark.parametrize("what", ["file", "folder", "binary", "link to itself", "directory", "fifo"])
+def test_a_file_that_others_could_change_is_not_used(what: str, folder: Path, seen: List[Options]) -> None:
+    path = folder / project.NAME
+    if what == "binary":
+        path.write_bytes(b"\xff\xfe")
+        assert "is not a text file" in CliRunner().invoke(cli.ringrun, ["x"]).output
+        return
+    if what in ("file", "folder"):
+        path.write_text("np = 3")
+        (path if what == "file" else folder).chmod(0o777)
+    elif what == "link to itself":
+        path.symlink_to(path)
+    elif what == "directory":
+        path.mkdir()
+    else:
+        os.mkfifo(path)
+    result = CliRunner().invoke(cli.ringrun, ["x"])
+    assert f"ringrun: {path} is not used: " in result.output and "(chmod go-w)." in result.output
+    assert seen == [Options()]
+
+
+def test_without_a_working_directory_there_is_none(folder: Path, seen: List[Options]) -> None:
+    (folder / project.NAME).write_text("np = 3")
+    Path.cwd().rmdir()
+    assert CliRunner().invoke(cli.ringrun, ["x"]).output == "" and seen == [Options()]
+
+
+def test_without_a_parser_there_is_an_instruction(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(project, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="needs Python 3.11, or tomli"):
+        project.parse_project("", folder / project.NAME, cli.ringrun)
+
+
+def test_the_doctor_uses_it_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ringrun.doctor import command
+
+    found: List[Tuple[Options, bool]] = []
+
+    def run_doctor(options: Options, as_data: bool) -> Tuple[str, int]:
+        found.append((options, as_data))
+        return "", 0
+
+    monkeypatch.setattr(command, "run_doctor", run_doctor)
+    (folder / project.NAME).write_text('hosts = "a"\nship = true\ntimeout = 3\n')
+    for words in ([], ["-H", "b"], ["--no-project-file"]):
+        with pytest.raises(SystemExit):
+            cli.main(["doctor", *words])
+    assert [options.hosts for options, _ in found] == ["a", "b", None]
+    assert not any(options.ship for options, _ in found)
+
+
+def test_other_subcommands_do_not_read_it(folder: Path, capsys: Any) -> None:
+    (folder / project.NAME).write_text("nope = 1")
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["ps"])
+    assert caught.value.code == 0 and "nope" not in "".join(capsys.readouterr())
