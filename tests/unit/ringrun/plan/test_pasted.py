@@ -62,10 +62,19 @@ def test_it_works_behind_ringrun_and_with_the_names_exchanged(
     assert "is left out: ringrun starts the ranks itself" in output
     own = ["--verbose", *words]
     assert run(own, monkeypatch)[0] == [(Options(**options, verbose=True), command)]
-    if words[0] in ("torchrun", "mpirun", "mpiexec", "horovodrun"):
-        seen, output, code = run(words[1:], monkeypatch)
+    if words[0] in ("torchrun", "mpirun", "mpiexec", "horovodrun", "accelerate"):
+        seen, output, code = run(words[2 if words[0] == "accelerate" else 1 :], monkeypatch)
         assert (seen, code) == ([(Options(**options), command)], 0), output
         assert "is left out" not in output
+
+
+def test_options_of_srun_and_mlx_launch_without_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--ntasks=4", "--ntasks-per-node", "2", "--gres=gpu:1", "train.py"]
+    seen, output, code = run(words, monkeypatch)
+    assert seen == [(Options(np=4, slots_each=2), ("train.py",))] and "ringrun allocates nothing" in output
+    words = ["--backend", "ring", "--hosts", "a,b", "--repeat-hosts", "2", "train.py"]
+    seen, output, code = run(words, monkeypatch)
+    assert seen == [(Options(hosts="a,b", slots_each=2), ("train.py",))], output
 
 
 @pytest.mark.parametrize(("line", "text"), INSTEAD)
