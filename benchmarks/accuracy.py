@@ -1,4 +1,4 @@
-"""What compression costs in accuracy, on three small models, with paired seeds: an equivalence test.
+"""What compression costs in accuracy, on small models, with paired seeds: an equivalence test.
 
     python benchmarks/accuracy.py [--task digits batchnorm textures] [--seeds 10] [--rate FACTOR]
         [--optimizer sgd|adamw] [--output FILE] [--only NAME ...]
@@ -16,6 +16,8 @@ decide.
   running statistics, also during local steps.
 * ``textures``: ten classes of overlapping textures of 16 x 16, noise, 10 % wrong labels; a small
   convolutional network.
+* ``characters``: the next character of Python's own reference; a small transformer.
+* ``three``: ``batchnorm`` with three workers and a high rate.
 
 Needs PyTorch and scikit-learn, on one core.
 """
@@ -28,7 +30,7 @@ import math
 import statistics
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -38,12 +40,15 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from peers.averaging import METHODS, WORKERS, Array, Gradients  # noqa: E402
+from peers.averaging import METHODS, Array, Gradients  # noqa: E402
+from peers.tasks import TASKS, Task  # noqa: E402
+
+from ringcomm._adapter.intervals import ADAPTIVE_DRIFT, AUTO_DRIFT  # noqa: E402
 
 MARGIN = 0.5
 """In points of accuracy."""
 LAST = 4
-"""Epochs over which accuracy is averaged."""
+"""Epochs over which accuracy is averaged, at most a third of them."""
 STUDENT = {
     2: 12.706,
     3: 4.303,
@@ -60,76 +65,6 @@ STUDENT = {
     30: 2.045,
 }
 """97.5 % quantiles of Student's t for n - 1 degrees of freedom, by n."""
-
-
-class Task(NamedTuple):
-    """A data set, a model, and how to train it."""
-
-    train: Any
-    test: Any
-    make: Callable[[], nn.Module]
-    rate: float
-    epochs: int
-    batch: int
-    """Per worker."""
-
-
-def digits(seed: int) -> Task:
-    """Handwritten digits; which of them are for the test depends on the seed."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    order = np.random.default_rng(seed).permutation(len(labels))
-    inputs = torch.tensor(images[order] / 8.0 - 1.0, dtype=torch.float32)
-    targets = torch.tensor(labels[order])
-    model = lambda: nn.Sequential(  # noqa: E731
-        nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 10)
-    )
-    return Task((inputs[:1000], targets[:1000]), (inputs[1000:], targets[1000:]), model, 0.05, 24, 16)
-
-
-def batchnorm(seed: int) -> Task:
-    """The digits as images, for convolutions with batch normalization."""
-    train, test, *_ = digits(seed)
-    model = lambda: nn.Sequential(  # noqa: E731
-        nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1),
-        nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(512, 10),
-    )  # fmt: skip
-    images = [(inputs.view(-1, 1, 8, 8), targets) for inputs, targets in (train, test)]
-    return Task(images[0], images[1], model, 0.05, 15, 16)
-
-
-def textures(seed: int) -> Task:
-    """Sums of two waves; classes differ in their directions, which overlap."""
-    generator = np.random.default_rng(10_000 + seed)
-    fixed = np.random.default_rng(7)
-    waves = fixed.uniform(0.2, 1.3, (10, 2, 2))
-
-    def sample(count: int, wrong: float) -> Any:
-        labels = generator.integers(0, 10, count)
-        places = np.arange(16)
-        chosen = waves[labels] + 0.12 * generator.standard_normal((count, 2, 2))
-        phases = generator.uniform(0, 2 * math.pi, (count, 2))
-        image = np.zeros((count, 16, 16))
-        for part in range(2):
-            angle = (
-                chosen[:, part, 0, None, None] * places[None, :, None]
-                + chosen[:, part, 1, None, None] * places[None, None, :]
-            )
-            image += np.sin(angle + phases[:, part, None, None])
-        image += 0.9 * generator.standard_normal(image.shape)
-        flipped = generator.uniform(size=count) < wrong
-        labels = np.where(flipped, generator.integers(0, 10, count), labels)
-        return torch.tensor(image[:, None], dtype=torch.float32), torch.tensor(labels)
-
-    model = lambda: nn.Sequential(  # noqa: E731
-        nn.Conv2d(1, 12, 5, stride=2, padding=2), nn.ReLU(), nn.Conv2d(12, 24, 3, stride=2, padding=1),
-        nn.ReLU(), nn.Flatten(), nn.Linear(384, 64), nn.ReLU(), nn.Linear(64, 10),
-    )  # fmt: skip
-    return Task(sample(2048, 0.1), sample(4096, 0.0), model, 0.05, 12, 16)
-
-
-TASKS = {"digits": digits, "batchnorm": batchnorm, "textures": textures}
 
 
 # ---- training --------------------------------------------------------------------------------
@@ -168,13 +103,14 @@ class Momentum:
 
     factor = 1.0
     """Its learning rate, in those of a task."""
+    drift = AUTO_DRIFT
 
     def __init__(self, weights: Sequence[Array]) -> None:
-        self._velocities = [np.zeros_like(item) for item in weights]
+        self.state = [np.zeros_like(item) for item in weights]
 
     def step(self, weights: Sequence[Array], gradients: Sequence[Array], rate: float) -> None:
         """Change the weights."""
-        for item, velocity, gradient in zip(weights, self._velocities, gradients):
+        for item, velocity, gradient in zip(weights, self.state, gradients):
             velocity *= 0.9
             velocity += gradient
             item -= np.float32(rate) * velocity
@@ -184,9 +120,11 @@ class AdamW:
     """AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019), decay 0.01, on arrays."""
 
     factor = 0.06
+    drift = ADAPTIVE_DRIFT
 
     def __init__(self, weights: Sequence[Array]) -> None:
         self._moments = [(np.zeros_like(item), np.zeros_like(item)) for item in weights]
+        self.state = [array for pair in self._moments for array in pair]
         self._steps = 0
 
     def step(self, weights: Sequence[Array], gradients: Sequence[Array], rate: float) -> None:
@@ -204,45 +142,83 @@ class AdamW:
 OPTIMIZERS = {"sgd": Momentum, "adamw": AdamW}
 
 
+class Workers:
+    """The models of all workers, of which each has its own weights and optimizer.
+
+    Args:
+        task: what they learn.
+        method: how they average.
+        seed: of the start.
+        optimizer: its class.
+    """
+
+    def __init__(self, task: Task, method: Any, seed: int, optimizer: Any) -> None:
+        torch.manual_seed(seed)
+        self._task, self._method, self.model = task, method, task.make()
+        self._weights = parameters_of(self.model)
+        self._velocities = [np.zeros_like(item) for item in self._weights]
+        self._own = [[item.copy() for item in self._weights] for _ in range(task.workers)]
+        self._optimizers = [optimizer(self._weights) for _ in range(task.workers)]
+        self._since = self.exchanges = self.longest = 0
+        self._shared = True
+        if method.interval is not None:
+            method.suit(optimizer.drift)
+
+    def step(self, batches: Sequence[Array], rate: float, last: bool) -> None:
+        """Make a step of all workers, and what they exchange then."""
+        method = self._method
+        self._shared = shared = method.interval is None or method.shares()
+        gradients = [self._gradients(*pair) for pair in zip(self._own, batches)]
+        if shared:
+            mean = (method.gradients if method.interval else method).average(gradients)
+            gradients = [mean] * len(gradients)
+        for mine, state, own in zip(self._own, self._optimizers, gradients):
+            state.step(mine, own, rate)
+        self._since += not shared
+        if shared:
+            self.exchanges += 1
+            if method.interval is not None:
+                method.follow(0)
+        elif self._since >= method.interval.steps or last:
+            if method.averages_state():
+                average([state.state for state in self._optimizers])
+            synchronize(method, self._weights, self._own, self._velocities, self._since)
+            self.longest = max(self.longest, self._since)
+            self._since, self.exchanges = 0, self.exchanges + 1
+
+    def _gradients(self, weights: List[Array], batch: Array) -> List[Array]:
+        inputs, targets = self._task.train
+        assign(self.model, weights)
+        return gradients_on(self.model, inputs[batch], targets[batch])
+
+    def accuracy(self) -> float:
+        """Return that of the last common weights; after a step with common gradients, of the mean of all."""
+        mean = [np.mean(parts, axis=0) for parts in zip(*self._own)]
+        assign(self.model, mean if self._shared else self._weights)
+        return accuracy(self.model, self._task.test)
+
+
 def train(task: Task, method: Any, seed: int, optimizer: Any) -> Tuple[float, float]:
     """Train one model; its accuracy over the last epochs, and what part of the steps had an exchange."""
-    torch.manual_seed(seed)
-    model = task.make()
-    generator = np.random.default_rng(seed)
-    inputs, targets = task.train
-    per_epoch = len(targets) // (WORKERS * task.batch)
+    workers = Workers(task, method, seed, optimizer)
+    generator, count = np.random.default_rng(seed), len(task.train[1])
+    per_epoch = count // (task.workers * task.batch)
     total = task.epochs * per_epoch
     found: List[float] = []
-    weights = parameters_of(model)
-    common, local = optimizer(weights), [optimizer(weights) for _ in range(WORKERS)]
-    own = [[item.copy() for item in weights] for _ in range(WORKERS)]
-    velocities = [np.zeros_like(item) for item in weights]
-    number = since = exchanges = 0
+    number = 0
     for epoch in range(task.epochs):
-        order = generator.permutation(len(targets))
+        order = generator.permutation(count)
         for step in range(per_epoch):
             rate = task.rate * optimizer.factor * method.rate * 0.5 * (1 + math.cos(math.pi * number / total))
             number += 1
             batches = [
-                order[(step * WORKERS + worker) * task.batch :][: task.batch] for worker in range(WORKERS)
+                order[(step * task.workers + worker) * task.batch :][: task.batch]
+                for worker in range(task.workers)
             ]
-            if method.interval is None:
-                gradients = [gradients_on(model, inputs[batch], targets[batch]) for batch in batches]
-                common.step(weights, method.average(gradients), rate)
-                assign(model, weights)
-                exchanges += 1
-                continue
-            for mine, state, batch in zip(own, local, batches):
-                assign(model, mine)
-                state.step(mine, gradients_on(model, inputs[batch], targets[batch]), rate)
-            since += 1
-            if since >= method.interval.steps or number == total:
-                synchronize(method, weights, own, velocities, since)
-                since, exchanges = 0, exchanges + 1
-        if epoch >= task.epochs - LAST:
-            assign(model, weights)
-            found.append(accuracy(model, task.test))
-    return statistics.mean(found), exchanges / total
+            workers.step(batches, rate, number == total)
+        if epoch >= task.epochs - max(1, min(LAST, task.epochs // 3)):
+            found.append(workers.accuracy())
+    return statistics.mean(found), workers.exchanges / total
 
 
 def synchronize(
@@ -262,7 +238,15 @@ def synchronize(
     for mine in own:
         for item, common in zip(mine, weights):
             item[...] = common
-    method.follow(float(apart), square(weights), made)
+    method.follow(made, float(apart), square(weights))
+
+
+def average(states: Gradients) -> None:
+    """Give all workers the mean of their states."""
+    for parts in zip(*states):
+        mean = np.mean(parts, axis=0)
+        for part in parts:
+            part[...] = mean
 
 
 def square(arrays: Sequence[Array]) -> float:

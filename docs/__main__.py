@@ -32,7 +32,7 @@ PAGES = {
         "docs/larger_models.md",
         "docs/tensorflow.md", "docs/compression.md", "docs/mxnet.md", "docs/trainers.md",
         "docs/from_torchrun.md", "docs/from_accelerate.md", "docs/gpu.md", "docs/ray_dask_spark.md",
-        "docs/watching.md", "docs/jax.md",
+        "docs/watching.md", "docs/jax.md", "docs/from_mlx.md",
     ],
     "Reference": ["docs/configuration.md", "docs/protocol.md", "CHANGELOG.md"],
     "Explanation": ["docs/architecture.md", "docs/reliability.md", "docs/performance.md", "SECURITY.md"],
@@ -47,7 +47,7 @@ MODULES = (
     "ringcomm.tensorflow.data.compute_service", "ringcomm.keras", "ringcomm.keras.callbacks",
     "ringcomm.keras.elastic", "ringcomm.mxnet", "ringcomm.testing.cluster", "ringcomm.ray",
     "ringcomm.dask", "ringcomm.spark", "ringcomm.testing.contract", "ringcomm.testing.faulty",
-    "ringcomm.mxnet.mpi_ops", "ringcomm.jax",
+    "ringcomm.mxnet.mpi_ops", "ringcomm.jax", "ringcomm.mlx",
 )  # fmt: skip
 """The modules whose public names the API reference describes."""
 

@@ -130,6 +130,15 @@ MismatchError: ranks disagree about the call. (In a compiled program JAX raises 
     the same text, when its result is used: see ``typed_errors()``. So for the next one.)
 PeerLostError: a rank was lost.
 NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.""",
+    "mlx_tree": """\
+tree: a tree (nested dicts, lists and tuples) of arrays and numbers, of the same structure, shapes and dtypes
+    on all ranks. None stays.""",
+    "mlx_errors": """\
+ConfigError: a leaf is neither an array nor a number.
+MismatchError: ranks disagree about the call.
+NotOfferedError: MLX compiles or vectorizes the function that makes the call.
+PeerLostError: a rank was lost.
+NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.""",
     # Ranks of unequal speed.
     "balanced_count": """\
 count: the data set, or its number of samples; the same on all ranks.""",

@@ -198,7 +198,7 @@ stage_slurm() { # a real Slurm, and real mpiruns, over several hosts on this mac
     tests .venv-test slurm -m slurm tests/slurm
 }
 
-stage_aarch64() { # jobs on x86-64 and aarch64 together: hosts with a Debian of arm64, in emulation
+stage_aarch64() { # jobs on x86-64 and ARM together: hosts with a Debian of arm64, and of armhf, in emulation
     quick && return
     system_packages "hosts of aarch64 in emulation" "${emulation_packages[@]}"
     local code=0
@@ -209,6 +209,8 @@ stage_aarch64() { # jobs on x86-64 and aarch64 together: hosts with a Debian of 
     fi
     cat "$results/reason" >&2
     [ "$code" -eq 0 ] || return "$code"
+    bash tests/aarch64/make_root.sh "$PWD/.root-armhf" "$python" armhf 2>"$results/reason" ||
+        echo "armhf: $(tail -n 1 "$results/reason")" | tee -a "$results/skipped"
     tests .venv-test aarch64 -m aarch64 tests/aarch64
 }
 
@@ -245,14 +247,14 @@ stage_mxnet() { # MXNet 1.9 exists for Python 3.8 to 3.11
     may_skip "MXNet needs one of Python 3.8 to 3.11"
 }
 
-stage_jax() {
+stage_jax() { # and MLX
     if left_out .venv-test-jax; then return; fi
     environment .venv-test-jax "$main" -e '.[test,examples]' -r tests/requirements-jax.txt
     if quick; then
-        tests .venv-test-jax smoke -m smoke tests/adapters/jax
+        tests .venv-test-jax smoke -m smoke tests/adapters/jax tests/adapters/mlx
     else
-        tests .venv-test-jax jax -n 2 --dist loadgroup tests/adapters/jax
-        tests .venv-test-jax shared tests/test_help.py tests/proc/test_examples.py -k jax
+        tests .venv-test-jax jax -n 2 --dist loadgroup tests/adapters/jax tests/adapters/mlx
+        tests .venv-test-jax shared tests/test_help.py tests/proc/test_examples.py -k 'jax or mlx'
     fi
 }
 
@@ -294,6 +296,7 @@ stage_coverage() { # every module by the tests that the table names for it; only
     [ ${#only[@]} -gt 0 ] || return 0
     quietly "$python" tests/check_coverage.py
     coverage_in .venv-test-tf tensorflow keras jax
+    coverage_in .venv-test-jax ringcomm/mlx
     coverage_in .venv-test-mxnet ringcomm/mxnet
     coverage_in .venv-test-engines ringcomm/ray/ ringcomm/dask ringcomm/spark
 }

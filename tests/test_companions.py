@@ -10,7 +10,7 @@ from tests.test_layers import PLACE, imported_by
 
 ROOMS = {
     "balance", "scaling", "data_service", "ray", "dask", "spark", "lightning", "mxnet", "_tensorflow",
-    "tensorflow", "keras", "jax", "testing",
+    "tensorflow", "keras", "jax", "mlx", "testing",
 }  # fmt: skip
 """Rooms and modules of companions."""
 

@@ -12,7 +12,7 @@ from typing import Any, Iterator, List, Tuple
 
 import pytest
 
-MODULES = ("ringcomm", "ringcomm.torch", "ringcomm.torch.distributed", "ringcomm.jax")
+MODULES = ("ringcomm", "ringcomm.torch", "ringcomm.torch.distributed", "ringcomm.jax", "ringcomm.mlx")
 MADE_ELSEWHERE = ("Context", "Handle", "ProcessGroupRingcomm")
 """Classes whose instances users get from a function, and do not construct."""
 

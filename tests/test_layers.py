@@ -53,8 +53,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     3: [
         [
-            "collective.reduce", "collective.rows", "collective.flows", "collective.call_sites",
-            "collective.headers",
+            "collective.reduce", "collective.enclosed", "collective.rows", "collective.flows",
+            "collective.call_sites", "collective.headers",
             "collective.progress", "collective.part", "collective.execute", "collective.device_group",
             "collective.staged", "collective.short", "collective.drive", "collective.placement",
             "collective.coded_hosts", "collective.coded", "collective.call_history",
@@ -120,7 +120,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "_adapter.reduction", "_adapter.submit", "_adapter.compressed",
             "_adapter.graph_callbacks", "_adapter.calls_in_order",
             "_adapter.callbacks",
-            "_adapter.fragments", "_adapter.local_sgd",
+            "_adapter.fragments", "_adapter.outer", "_adapter.local_sgd",
             "_adapter.objects", "_adapter.trees", "_adapter.checking", "_adapter.late_broadcast",
             "elastic.sampler", "elastic.state", "elastic.samples", "elastic.parts", "elastic.arrays",
             "elastic.__init__", "__init__",
@@ -133,8 +133,8 @@ LEVELS: Dict[int, List[List[str]]] = {
             "torch.tensors", "torch.compression", "torch.movement", "torch.handles",
             "torch.autograd", "torch.collectives", "torch.mpi_ops", "torch.state",
             "torch.sync_batch_norm", "torch.buckets", "torch.compressed_buckets",
-            "torch.reducer", "torch.own_optimizer", "torch.optimizer", "torch.cross_barrier",
-            "torch.local_sgd", "torch.elastic", "torch.mpi_ops",
+            "torch.reducer", "torch.own_optimizer", "torch.local_sgd", "torch.local_optimizer",
+            "torch.optimizer", "torch.cross_barrier", "torch.elastic", "torch.mpi_ops",
             "torch.__init__",
         ],
         [
@@ -162,15 +162,13 @@ LEVELS: Dict[int, List[List[str]]] = {
             "tensorflow.data.compute_service", "tensorflow.data.compute_worker",
         ],
         ["ray.settings", "ray.workers", "ray.executor", "ray.train", "ray.torch_config", "ray.__init__"],
-        ["dask"],
-        ["spark"],
+        ["dask"], ["spark"],
         [
             "mxnet.arrays", "mxnet.compression", "mxnet.reductions", "mxnet.movement", "mxnet.mpi_ops",
             "mxnet.parameters", "mxnet.reducer", "mxnet.optimizer", "mxnet.trainer", "mxnet.__init__",
         ],
-        [
-            "testing.faulty", "testing.driving", "testing.contract", "testing.cluster",
-        ],
+        ["mlx.arrays", "mlx.collectives", "mlx.training", "mlx.__init__"],
+        ["testing.faulty", "testing.driving", "testing.contract", "testing.cluster"],
         [
             "torch.distributed._version", "torch.distributed._bridge", "torch.distributed._staged",
             "torch.distributed._uncompiled", "torch.distributed._work",
@@ -204,6 +202,7 @@ ADAPTERS = {
     "tensorflow": {"tensorflow"},
     "keras": {"keras", "torch", "jax"},
     "mxnet": {"mxnet"},
+    "mlx": {"mlx"},
     "lightning": {"torch"},
     "ray": {"ray"},
     "dask": {"distributed"},
@@ -212,7 +211,8 @@ ADAPTERS = {
 """Packages on level 7 that translate, and for which frameworks; users import the packages themselves."""
 
 FRAMEWORKS = (
-    "torch", "tensorflow", "keras", "jax", "mxnet", "cupy", "lightning", "ray", "distributed", "pyspark",
+    "torch", "tensorflow", "keras", "jax", "mlx", "mxnet", "cupy", "lightning", "ray", "distributed",
+    "pyspark",
 )  # fmt: skip
 
 LAZY_STEP_UP = "ringrun.function"

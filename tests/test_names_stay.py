@@ -35,7 +35,7 @@ MODULES = (
     "ringcomm.torch.compression", "ringcomm.torch.distributed", "ringcomm.tensorflow",
     "ringcomm.tensorflow.elastic", "ringcomm.tensorflow.keras", "ringcomm.tensorflow.keras.callbacks",
     "ringcomm.tensorflow.keras.elastic", "ringcomm.tensorflow.mpi_ops",
-    "ringcomm.tensorflow.data.compute_service", "ringcomm.jax", "ringcomm.keras",
+    "ringcomm.tensorflow.data.compute_service", "ringcomm.jax", "ringcomm.mlx", "ringcomm.keras",
     "ringcomm.keras.callbacks", "ringcomm.keras.elastic", "ringcomm.ray", "ringcomm.dask",
     "ringcomm.spark", "ringcomm.testing.cluster", "ringcomm.testing.contract", "ringcomm.testing.faulty",
     "ringcomm.mxnet", "ringcomm.lightning",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FRAMEWORKS = ["torch", "tensorflow", "keras", "jax", "mxnet", "cupy", "lightning", "horovod", "mpi4py"]
+FRAMEWORKS = ["torch", "tensorflow", "keras", "jax", "mlx", "mxnet", "cupy", "lightning", "horovod", "mpi4py"]
 FRAMEWORKS += ["ray", "distributed", "dask", "pyspark"]
 
 MAX_MODULES = 110

@@ -20,7 +20,8 @@ import pytest
 from tests.public_names import ROOT, public_names
 
 MODULES = ("ringcomm", "ringcomm.torch", "ringcomm.torch.distributed", "ringcomm.tensorflow",
-           "ringcomm.keras", "ringcomm.mxnet", "ringcomm.jax", "ringcomm.dask", "ringcomm.spark")  # fmt: skip
+           "ringcomm.keras", "ringcomm.mxnet", "ringcomm.jax", "ringcomm.mlx", "ringcomm.dask",
+           "ringcomm.spark")  # fmt: skip
 
 pytestmark = pytest.mark.full
 

@@ -185,6 +185,7 @@ PEERS: Dict[str, Peer] = {
         Peer(
             "gloo", "run_gloo.py", _spawn, _not_importable("torch.distributed"), {"GLOO_SOCKET_IFNAME": "lo"}
         ),
+        Peer("mlx", "run_mlx.py", _spawn, _not_importable("mlx.core")),
         Peer("openmpi-tcp", "run_mpi.py", _openmpi(*TCP_OPENMPI), _mpi_missing("openmpi"), mpi="openmpi"),
         Peer("openmpi", "run_mpi.py", _openmpi(), _mpi_missing("openmpi"), mpi="openmpi", same_host=True),
         Peer("mpich-tcp", "run_mpi.py", _mpich, _mpi_missing("mpich"), TCP_MPICH, mpi="mpich"),

@@ -1,12 +1,14 @@
-"""Horovod's ``init()`` and ``start_timeline()``, and its functions that report built-in libraries."""
+"""Horovod's ``init()``, ``barrier()`` and ``start_timeline()``, and what reports built-in libraries."""
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Union
+from typing import Any, List, Optional, Sequence, Union
 
 from .. import api
-from ..calls.process_set import ProcessSet, add_process_set
+from ..calls.process_set import ProcessSet, add_process_set, global_process_set, number_of
+from ..docstrings import documented
 from ..errors import ConfigError
+from .arguments import wire_name
 
 
 def init(comm: Any = None, process_sets: Union[str, Sequence[Any], None] = None) -> None:
@@ -32,6 +34,20 @@ def init(comm: Any = None, process_sets: Union[str, Sequence[Any], None] = None)
     if requested and api.is_elastic():
         # New processes register these sets in init(), so the others must register them too.
         api.after_restart(lambda: _register(requested))
+
+
+@documented
+def barrier(process_set: ProcessSet = global_process_set, name: Optional[str] = None) -> None:
+    """Wait until every rank of the set has called it; not in compiled functions and graphs.
+
+    Args:
+        {process_set}
+        {name}
+
+    Raises:
+        {set_errors}
+    """
+    api.context().engine.barrier(wire_name("barrier", name), number_of(process_set)).wait()
 
 
 def _register(requested: Sequence[ProcessSet]) -> None:

@@ -101,8 +101,9 @@ class Choice(NamedTuple):
         best_s = self.steps_s[self.name]
         if self.local_s and best_s > LOCAL_GAIN * self.local_s:
             return (
-                f"{self._described()}. Local steps (LocalSGD) would bring it to {self.local_s:.3g} s, as far "
-                "as the distance of the ranks permits: docs/compression.md"
+                f"{self._described()}. Local steps (PyTorch: --local-steps auto; or LocalSGD) would bring "
+                f"it to {self.local_s:.3g} s, as far as the distance of the ranks permits: "
+                "docs/compression.md"
             )
         return self._described()
 
@@ -343,6 +344,20 @@ def configured(compression: Any, process_set: ProcessSet, weighted: bool = False
             "Compression.int8 or Compression.bf16."
         )
     return compressor
+
+
+def refuse_local_steps() -> None:
+    """Refuse the settings' local steps, for optimizers that cannot make them.
+
+    Raises:
+        ConfigError: the settings ask for local steps.
+    """
+    if api.is_initialized() and api.placed().settings.local_steps:
+        raise ConfigError(
+            "--local-steps (RINGCOMM_LOCAL_STEPS) works with PyTorch's DistributedOptimizer only. Leave it "
+            "out; for Keras add the callback LocalSGDCallback and for JAX use LocalSGD, with the framework's "
+            "own optimizer."
+        )
 
 
 def _rates_from(names: Sequence[str], numbers: Sequence[Any]) -> Dict[str, Rates]:

@@ -16,6 +16,7 @@ from ..calls.process_set import ProcessSet, add_process_set, global_process_set,
 from ..errors import HorovodInternalError, HostsUpdatedInterrupt
 from ..ops import Adasum, Average, Max, Min, Product, Sum
 from .basics import (
+    barrier,
     ccl_built,
     cuda_built,
     ddl_built,
@@ -41,6 +42,7 @@ __all__ = [
     "Product",
     "Sum",
     "add_process_set",
+    "barrier",
     "ccl_built",
     "cross_rank",
     "cross_size",

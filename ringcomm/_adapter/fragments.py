@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ..calls.process_set import ProcessSet, number_of
 from ..dtypes import Array
 from ..engine.request import Handle
+from ..job.context import Context
+from ..ops import ReduceOp
+
+_MIN_ITEMS = 4096
+"""Smaller arrays are sent as bfloat16 where others are quantized."""
 
 
 class Exchange(NamedTuple):
@@ -52,3 +58,71 @@ def square(array: Array) -> float:
     """The square of an array's norm."""
     flat = array.reshape(-1)
     return float(np.dot(flat, flat))
+
+
+class Averages:
+    """Starts averages of arrays, in place, with the codec that suits each.
+
+    Args:
+        context: the job.
+        name: of the operations.
+        process_set: the ranks that take part.
+        codec: of large arrays.
+    """
+
+    def __init__(self, context: Context, name: str, process_set: ProcessSet, codec: str) -> None:
+        self.context = context
+        self._name, self._process_set, self.codec = name, process_set, codec
+        self.lossy = codec in ("int8", "int4")
+
+    def start_coded(
+        self,
+        label: str,
+        arrays: Dict[int, Array],
+        residuals: Sequence[Array],
+        weight: Optional[float] = None,
+        absent: int = 0,
+    ) -> List[Tuple[List[int], Handle]]:
+        """Start one reduction for each codec.
+
+        Args:
+            label: of the operation.
+            arrays: by place.
+            residuals: of error feedback, by place.
+            weight: this rank's, if ranks have weights.
+            absent: the places of which this rank has none, a bit for each.
+
+        Returns:
+            the places and the handle of each.
+        """
+        groups: Dict[str, List[int]] = {}
+        for place, array in arrays.items():
+            groups.setdefault(self._codec_of(array), []).append(place)
+        found = []
+        for codec, places in sorted(groups.items()):
+            own = [residuals[place] for place in places] if codec in ("int8", "int4") else []
+            bits = sum(1 << bit for bit, place in enumerate(places) if absent >> place & 1)
+            chosen = [arrays[place] for place in places]
+            found.append((places, self.start(f"{label}{codec}", chosen, codec, own, weight, bits)))
+        return found
+
+    def start(
+        self,
+        label: str,
+        arrays: Sequence[Array],
+        codec: str = "none",
+        residuals: Sequence[Array] = (),
+        weight: Optional[float] = None,
+        absent: int = 0,
+    ) -> Handle:
+        """Start one reduction; arguments as of :meth:`start_coded`."""
+        return self.context.engine.allreduce(
+            [array.reshape(-1) for array in arrays], ReduceOp.AVERAGE, f"{self._name}.{label}",
+            [array.shape for array in arrays], process_set=number_of(self._process_set),
+            compression=codec, residuals=residuals, weight=weight, absent=absent,
+        )  # fmt: skip
+
+    def _codec_of(self, array: Array) -> str:
+        if not self.lossy or (array.ndim > 1 and array.size >= _MIN_ITEMS):
+            return self.codec
+        return "bf16"

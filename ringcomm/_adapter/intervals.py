@@ -24,10 +24,20 @@ from ..errors import ConfigError
 AUTO = "auto"
 AUTO_DRIFT = 0.01
 """The distance up to which nothing was lost in docs/compression.md."""
+ADAPTIVE_DRIFT = 0.002
+"""The same for optimizers that divide by the size of gradients: Adam and others with an ``eps``."""
 FIXED_DRIFT = 0.2
 """The distance from which on a fixed interval is shortened: accuracy was lost in that page's tests."""
 EXCHANGE_PART = 0.1
 """What part of the time of local steps exchanges may take, if the distance permits."""
+PROBE = 8
+"""While the interval is one step, gradients are averaged; weights in every so many-th step, for the distance.
+
+Up to :data:`_RAREST` times as rarely, if it is so many times as large as permitted.
+"""
+_RAREST = 8
+_SHORT = 2
+"""Up to so many steps optimizers' own states are averaged, too: different ones drive weights apart later."""
 _GROWTH = 2
 _TIMES = 3
 """Number of exchanges of which the shortest counts."""
@@ -93,6 +103,8 @@ class Interval:
             raise ConfigError(f"max_drift is a positive number, not {max_drift}.")
         self.fixed = len(set(periods)) > 1
         """With unequal numbers of steps the interval stays, or ranks would synchronize unequally often."""
+        self.share = periods[rank] * size / sum(periods)
+        """This rank's steps in those of the average rank."""
         self.restart()
 
     def restart(self) -> None:
@@ -101,10 +113,23 @@ class Interval:
         self.drift = math.nan
         self._warned = False
         self._own = Facts()
-        self._made = 0
+        self._made = self._shared = 0
+        self._probe = PROBE
         self._costs: Deque[float] = deque(maxlen=_TIMES)
-        self._sent_s = time.perf_counter()
+        self._sent_s = math.nan
         self._exchange_s = 0.0
+
+    def shares_gradients(self) -> bool:
+        """Return whether gradients are averaged before the next step, in place of weights after it.
+
+        So that step is the one of data-parallel training, whatever the optimizer: Adam's second moments are
+        those of averaged gradients. Of the distance it shows nothing, so now and then a step is local.
+        """
+        return self.automatic and self.steps == 1 and self._shared < self._probe - 1
+
+    def averages_state(self) -> bool:
+        """Return whether momenta and the like are averaged with the weights."""
+        return self.automatic and self.steps <= _SHORT
 
     def exchanged(self, began_s: float) -> None:
         """This rank has been in an exchange until now, or in a part of one.
@@ -123,16 +148,18 @@ class Interval:
         """
         self._own = Facts(apart, norm, self._made)
 
-    def send(self, began_s: float, made: int) -> List[float]:
+    def send(self, began_s: float, made: int, weights: bool = True) -> List[float]:
         """What goes with the exchange that begins: the numbers of the one before.
 
         Args:
             began_s: when this rank entered it, by ``time.perf_counter()``.
             made: local steps since the one before: fewer than :attr:`steps` if the program asks for it.
+            weights: whether it is one of weights; otherwise of gradients.
         """
-        passed_s = max(0.0, began_s - self._sent_s - self._exchange_s)
+        passed_s = max(0.0, began_s - self._sent_s - self._exchange_s)  # 0 with nan: it is the first one
         sent = self._own._replace(exchange_s=self._exchange_s, step_s=passed_s / max(1, made))
-        self._sent_s, self._exchange_s, self._made = began_s, 0.0, made
+        self._sent_s, self._exchange_s, self._made, self._own = began_s, 0.0, made, Facts()
+        self._shared = 0 if weights else self._shared + 1
         return list(sent)
 
     def learn(self, means: Sequence[float]) -> str:
@@ -145,16 +172,17 @@ class Interval:
             what is to be logged, if the ranks are too far apart for the interval that the program has set.
         """
         facts = Facts(*means)
+        if facts.step_s > 0:
+            self._costs.append(facts.exchange_s / facts.step_s)
         if not facts.steps > 0:
             return ""  # nothing is known of an exchange after local steps
         finite = facts.norm > 0 and math.isfinite(facts.apart)
         self.drift = math.sqrt(max(0.0, facts.apart) / facts.norm) if finite else math.inf
-        if facts.step_s > 0:
-            self._costs.append(facts.exchange_s / facts.step_s)
         return self._decide(facts.steps)
 
     def _decide(self, before: float) -> str:
         """Set the next length; ``before`` are the steps after which ranks were :attr:`drift` apart."""
+        self._probe = int(PROBE * min(_RAREST, max(1.0, self.drift / self.max_drift)))
         if self.fixed:
             return self._too_far(before, self.steps) if self.drift > self.max_drift else ""
         allowed = _GROWTH * self.steps

@@ -14,46 +14,25 @@ steps have changed since then is kept, and is part of the next delta.
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
-from typing import Any, Dict, List, Optional, Sequence, Type, TypeVar, Union
+from functools import partial
+from typing import Any, Dict, List, Optional, Sequence, Union
 
 import numpy as np
 
 from .. import api
-from ..calls.process_set import ProcessSet, global_process_set, number_of
+from ..calls.process_set import ProcessSet, global_process_set
 from ..dtypes import Array
-from ..engine.request import Handle
 from ..errors import ConfigError
 from ..job.context import Context
-from ..ops import CODECS, ReduceOp, codec_number
-from .fragments import Exchange, divided, square
+from ..ops import CODECS, codec_number
+from .fragments import Averages, Exchange, divided, square
 from .intervals import AUTO, Interval
+from .outer import OuterOptimizer
 
-_MIN_ITEMS = 4096
-"""Smaller deltas are sent as bfloat16 where others are quantized."""
-
-
-_Made = TypeVar("_Made", bound="OuterOptimizer")
-
-
-class OuterOptimizer:
-    """What makes outer steps: the values of its arguments ``outer_lr`` and ``outer_momentum`` by name."""
-
-    @classmethod
-    def diloco(cls: Type[_Made], *arguments: Any, **options: Any) -> _Made:
-        """Make one with DiLoCo's values: ``outer_lr=0.7``, ``outer_momentum=0.9`` and ``sync_every=16``.
-
-        They suit long runs with small learning rates, such as those of language models. In runs of some
-        dozens of synchronizations they lose accuracy, or the loss diverges: see docs/compression.md.
-
-        Args:
-            arguments: those of the class.
-            options: those of the class.
-        """
-        given = inspect.signature(cls).bind_partial(*arguments, **options).arguments
-        return cls(**{"sync_every": 16, "outer_lr": 0.7, "outer_momentum": 0.9, **given})
+_NO_STEPS = 1e-9
+"""The weight of a rank that has made no step."""
 
 
 class LocalSGD(OuterOptimizer):
@@ -69,11 +48,8 @@ class LocalSGD(OuterOptimizer):
         local.synchronize()
 
     This is another algorithm than averaging gradients. By default ranks synchronize as often as their
-    distance demands; with SGD nothing was lost in docs/compression.md, Adam needed a higher learning rate.
-    With a fixed number, at high learning rates, that loses accuracy (-2.8 points at twice the usual rate with
-    batch normalization, -0.5 at the usual one): compare with averaging gradients in every step on your own
-    model first. The weights are averaged; :meth:`diloco` has an outer momentum, for runs with hundreds of
-    synchronizations.
+    distance demands. With SGD that loses nothing in docs/compression.md; with Adam it acts like a lower
+    learning rate. :meth:`diloco` has an outer momentum, for runs with hundreds of synchronizations.
 
     All ranks must begin with the same weights, and synchronize equally often. With ``sync_every=1`` this is
     data-parallel SGD on the deltas of the ranks.
@@ -81,8 +57,9 @@ class LocalSGD(OuterOptimizer):
     Args:
         weights: writable NumPy arrays of float32 or float64, of equal shapes on all ranks.
         sync_every: number of local steps between two synchronizations; or one number per rank (in rank
-            order), so that slow ranks do fewer; or ``"auto"``: at first every step, then the fewest steps
-            with which exchanges take 10 % of the time, as far as ``max_drift`` permits.
+            order), so that slow ranks do fewer, and count for less in the average; or ``"auto"``: at first
+            every step, then the fewest steps with which exchanges take 10 % of the time, as far as
+            ``max_drift`` permits.
         outer_lr: step size of the outer optimizer; 1 without momentum: the weights are averaged.
         outer_momentum: its Nesterov momentum; 0: none.
         compression: the codec for deltas: None, ``"bf16"``, ``"fp16"``, ``"int8"`` or ``"int4"``. With the
@@ -123,14 +100,14 @@ class LocalSGD(OuterOptimizer):
         overlap: int = 0,
         max_drift: Optional[float] = None,
     ) -> None:
-        self._context = context or api.context()
+        self._given, self._context = context, context or api.context()
         if fragments < 1 or overlap < 0:
             raise ConfigError(
                 f"fragments is a number from 1 on and overlap one from 0 on, not {fragments} and {overlap}."
             )
-        self._interval = Interval(
-            sync_every, self._context.rank, self._context.size, max(fragments, overlap + 1), max_drift
-        )
+        least = max(fragments, overlap + 1)
+        self._intervals = partial(Interval, sync_every, least=least, max_drift=max_drift)
+        self._interval = self._intervals(self._context.rank, self._context.size)
         if not outer_lr > 0 or not 0 <= outer_momentum < 1:
             raise ConfigError(
                 f"outer_lr is positive and outer_momentum from 0 to 1, not {outer_lr} and {outer_momentum}."
@@ -140,11 +117,12 @@ class LocalSGD(OuterOptimizer):
             if not isinstance(array, np.ndarray) or array.dtype.kind != "f" or not array.flags.writeable:
                 raise ConfigError("LocalSGD works on writable NumPy arrays of float32 or float64.")
         self._lr, self._momentum = outer_lr, outer_momentum
-        self._codec = CODECS[codec_number(compression)]
-        self._process_set, self._name = process_set, name
+        self._averages = Averages(self._context, name, process_set, CODECS[codec_number(compression)])
+        self._name = name
         self._anchors = [array.copy() for array in self._weights]
         self._velocities = [np.zeros_like(array) for array in self._weights]
         self._residuals = [np.zeros(array.size, np.float32) for array in self._weights]
+        self._gradient_residuals: List[Array] = []
         self._steps = self._within = 0
         self._overlap = overlap
         self._fragments = divided([array.nbytes for array in self._weights], fragments)
@@ -155,6 +133,50 @@ class LocalSGD(OuterOptimizer):
     def steps(self) -> int:
         """Local steps since all ranks had the same weights."""
         return self._steps
+
+    def shares_gradients(self) -> bool:
+        """Return whether gradients are averaged before the next step, in place of :meth:`due` after it."""
+        return self._lr == 1 and not self._momentum and self._interval.shares_gradients()
+
+    def average_gradients(self, gradients: Sequence[Array], absent: int = 0) -> int:
+        """Average gradients in place; they count as an exchange, and a step.
+
+        Args:
+            gradients: of all weights, in the same order.
+            absent: those that this rank does not have, a bit for each; they are zeros.
+
+        Returns:
+            those that no rank has.
+        """
+        began_s = time.perf_counter()
+        if self._averages.lossy and not self._gradient_residuals:
+            self._gradient_residuals = [np.zeros_like(item) for item in self._residuals]
+        missing = 0
+        started = self._averages.start_coded(
+            "gradients.", dict(enumerate(gradients)), self._gradient_residuals, absent=absent
+        )
+        facts = np.array(self._interval.send(began_s, 1, weights=False))
+        sent = self._averages.start("facts", [facts])
+        for places, handle in started:
+            handle.wait()
+            missing |= sum(1 << place for bit, place in enumerate(places) if handle.absent >> bit & 1)
+        sent.wait()
+        self._announce(self._interval.learn(facts.tolist()))
+        self._interval.begin()
+        self._interval.exchanged(began_s)
+        self._steps += 1
+        return missing
+
+    def averages_state(self) -> bool:
+        """Return whether the optimizer's own state is to be averaged with the weights, by :meth:`average`."""
+        return self._lr == 1 and not self._momentum and self._interval.averages_state()
+
+    def average(self, arrays: Sequence[Array]) -> None:
+        """Average arrays in place, as bfloat16 if weights are compressed; after :meth:`advance`."""
+        if arrays:
+            began_s = time.perf_counter()
+            self._averages.start("state", arrays, "bf16" if self._averages.codec != "none" else "none").wait()
+            self._interval.exchanged(began_s)
 
     def due(self) -> bool:
         """Count a local step; whether :meth:`advance` has something to do now."""
@@ -244,23 +266,18 @@ class LocalSGD(OuterOptimizer):
         deltas = {place: np.empty_like(self._anchors[place]) for place in places}
         for place, delta in deltas.items():
             np.subtract(self._anchors[place], self._weights[place], out=delta)
-        distance = sum(map(square, deltas.values()))
-        groups: Dict[str, List[int]] = {}
-        for place in places:
-            groups.setdefault(self._codec_of(deltas[place]), []).append(place)
+        distance = self._interval.share * sum(map(square, deltas.values()))
         label = "" if len(self._fragments) == 1 else f"{number}."
-        handles = [
-            self._average(label, codec, indices, [deltas[place] for place in indices])
-            for codec, indices in sorted(groups.items())
-        ]
+        coded = self._averages.start_coded(label, deltas, self._residuals, self._weight())
+        handles = [handle for _, handle in coded]
         means: List[Array] = []
         facts: Optional[Array] = None
         if number == len(self._fragments) - 1:
             if self._averaged:
                 means = [np.array(array, order="C") for array in self._averaged]
-                handles.append(self._start(f"{label}averaged", means, "none", ()))
+                handles.append(self._averages.start(f"{label}averaged", means, weight=self._weight()))
             facts = np.array(self._interval.send(began_s, self._within))
-            handles.append(self._start(f"{label}facts", [facts], "none", ()))
+            handles.append(self._averages.start(f"{label}facts", [facts]))
         before = [array.copy() for array in self._averaged] if means else []
         until = self._steps + self._overlap
         self._running[number] = Exchange(until, handles, started, deltas, distance, before, means, facts)
@@ -291,9 +308,12 @@ class LocalSGD(OuterOptimizer):
 
     def _learn(self, facts: Array) -> None:
         """The last fragment has been exchanged: the length of the next interval follows."""
-        warning = self._interval.learn(facts.tolist())
+        self._announce(self._interval.learn(facts.tolist()))
         self._interval.measured(self._apart, self._norm)
         self._apart = self._norm = 0.0
+
+    def _announce(self, warning: str) -> None:
+        """Show the present interval and distance, and a warning if there is one."""
         gauges = self._context.activity.gauges
         gauges["local_steps"] = self._interval.steps
         if math.isfinite(self._interval.drift):
@@ -308,22 +328,12 @@ class LocalSGD(OuterOptimizer):
                 handle.wait()
         self._running.clear()
 
-    def _codec_of(self, delta: Array) -> str:
-        if self._codec not in ("int8", "int4") or (delta.ndim > 1 and delta.size >= _MIN_ITEMS):
-            return self._codec
-        return "bf16"
-
-    def _average(self, label: str, codec: str, indices: Sequence[int], deltas: Sequence[Array]) -> Handle:
-        lossy = codec in ("int8", "int4")
-        residuals = [self._residuals[index] for index in indices] if lossy else []
-        return self._start(f"{label}{codec}", deltas, codec, residuals)
-
-    def _start(self, label: str, arrays: Sequence[Array], codec: str, residuals: Sequence[Array]) -> Handle:
-        return self._context.engine.allreduce(
-            [array.reshape(-1) for array in arrays], ReduceOp.AVERAGE, f"{self._name}.{label}",
-            [array.shape for array in arrays], process_set=number_of(self._process_set),
-            compression=codec, residuals=residuals,
-        )  # fmt: skip
+    def _weight(self) -> Optional[float]:
+        """This rank's weight at an exchange: the steps that it has made, if ranks make unequal numbers."""
+        if not self._interval.fixed:
+            return None
+        whole = len(self._fragments) > 1 or self._overlap
+        return float(self._interval.steps if whole else max(self._within, _NO_STEPS))
 
     def state_dict(self) -> Dict[str, Any]:
         """The outer optimizer's state, for a checkpoint of this rank.
@@ -364,12 +374,26 @@ class LocalSGD(OuterOptimizer):
         self._interval.load_state_dict(state.get("interval", ()))
 
     def restart(self) -> None:
-        """Take the present weights for those that all ranks have, and forget momentum and residuals."""
+        """Take the present weights for those that all ranks have, and forget momentum and residuals.
+
+        In a new view of an elastic job, go on with its ranks.
+
+        Raises:
+            ConfigError: ``sync_every`` has one number for each of the former ranks.
+        """
+        if self.view_changed():
+            self._running.clear()
+            self._context = self._averages.context = api.context()
+            self._interval = self._intervals(self._context.rank, self._context.size)
         self._drop_running()
         self._steps = self._within = 0
         self._apart = self._norm = 0.0
         self._interval.restart()
         for anchor, weight in zip(self._anchors, self._weights):
             anchor[...] = weight
-        for array in (*self._velocities, *self._residuals):
+        for array in (*self._velocities, *self._residuals, *self._gradient_residuals):
             array[...] = 0
+
+    def view_changed(self) -> bool:
+        """Return whether the ranks are others than at the last :meth:`restart`, which is needed then."""
+        return self._given is None and api.context() is not self._context

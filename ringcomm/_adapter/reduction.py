@@ -9,7 +9,7 @@ from ..calls.process_set import ProcessSet, global_process_set, included_in, siz
 from ..errors import ConfigError
 from ..ops import ReduceOp, op_of
 from .arguments import predivided
-from .choice import configured
+from .choice import configured, refuse_local_steps
 from .compression import NoneCompressor, compressor_of
 
 Groups = Union[int, Sequence[Sequence[Any]], None]
@@ -171,7 +171,7 @@ def is_coded(compression: Any) -> bool:
 def of_gradients(
     op: Any, gradient_predivide_factor: float, process_set: ProcessSet, compression: Any,
     weight: Optional[StepWeight] = None, sparse_as_dense: bool = False, groups: Groups = None,
-    num_groups: int = 0, parameter_type: type = object,
+    num_groups: int = 0, parameter_type: type = object, local_steps: bool = False,
 ) -> Reduction:  # fmt: skip
     """Return the reduction for the arguments of a ``DistributedOptimizer``.
 
@@ -185,10 +185,13 @@ def of_gradients(
         groups: the number of groups, or lists of parameters.
         num_groups: the number of groups, if there are no ``groups``; 0: none.
         parameter_type: the class of parameters.
+        local_steps: whether the caller's optimizer can make local steps, if the settings ask for them.
 
     Raises:
-        ConfigError: an argument has an invalid value.
+        ConfigError: an argument has an invalid value, or the settings ask for local steps in vain.
     """
+    if not local_steps:
+        refuse_local_steps()
     chosen = op_of(op)
     prescale, postscale = predivided(chosen, gradient_predivide_factor)
     return Reduction(

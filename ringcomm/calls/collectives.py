@@ -17,6 +17,7 @@ import numpy as np
 from ..arrays.mirrors import StagingPool
 from ..arrays.operands import Operand, operand_of
 from ..collective.call_sites import note_truncation
+from ..collective.enclosed import announcement, enclosed_rows
 from ..collective.rows import check_rows, cumulative, even_layout, row_counts
 from ..collective.runner import Runner
 from ..collective.weighted import apply_weight
@@ -182,11 +183,18 @@ class Collectives:
         width, inner = prod(shape[1:]), shape[1:]
         runner, label = self._runner, name_of(name)
         with runner.exclusive(parts=2):
-            table = runner.exchange([shape[0]], Collective.ALLGATHER, source.dtype, label, inner)
+            own = announcement([shape[0]], source.flat if source.staging is None else None)
+            table = runner.exchange(own, Collective.ALLGATHER, source.dtype, label, inner)
             rows = table[:, 0].tolist()
             bounds = cumulative(rows, width)
-            output = source.output(bounds[-1], bounds[self.rank], (0, shape[0] * width))
-            runner.all_gather(output.flat, bounds, label, inner, staging=output.staging)
+            parts = enclosed_rows(table, source.dtype)
+            if parts is not None:
+                runner.complete()
+                output = source.output(bounds[-1], 0, (0, 0))
+                np.concatenate(parts, out=output.flat)
+            else:
+                output = source.output(bounds[-1], bounds[self.rank], (0, shape[0] * width))
+                runner.all_gather(output.flat, bounds, label, inner, staging=output.staging)
         return output.finish(joined_shape(rows, inner))
 
     @documented
@@ -258,8 +266,18 @@ class Collectives:
         width, inner = prod(shape[1:]), shape[1:]
         runner, label = self._runner, name_of(name)
         with runner.exclusive(parts=2):
-            table = runner.exchange(counts, Collective.ALLTOALL, source.dtype, label, inner)
-            received = table[:, rank].tolist()
+            own = announcement(counts, source.flat if source.staging is None else None)
+            table = runner.exchange(own, Collective.ALLTOALL, source.dtype, label, inner)
+            rows = table[:, : self.size].tolist()
+            received = [numbers[rank] for numbers in rows]
+            parts = enclosed_rows(table, source.dtype)
+            if parts is not None:
+                runner.complete()
+                output = source.output(sum(received) * width, 0, (0, 0))
+                starts = [sum(numbers[:rank]) * width for numbers in rows]
+                ours = [part[at : at + n * width] for part, at, n in zip(parts, starts, received)]
+                np.concatenate(ours, out=output.flat)
+                return output, joined_shape(received, inner), received
             send, into = cumulative(counts, width), cumulative(received, width)
             output = source.output(into[-1], into[rank], send[rank : rank + 2])
             staging = output.staging

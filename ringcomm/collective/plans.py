@@ -28,12 +28,13 @@ class Plan:
 
     Attributes:
         runs: how often it has been run to its end.
+        complete: how often such a run, of an exchange of numbers, was all of its call.
         took_s: the time of all these runs, in seconds.
     """
 
     __slots__ = (
-        "call", "execution", "fold", "has_place", "header", "items", "runs", "schedule", "site", "staged",
-        "took_s", "warns",
+        "call", "complete", "execution", "fold", "has_place", "header", "items", "runs", "schedule", "site",
+        "staged", "took_s", "warns",
     )  # fmt: skip
 
     def __init__(
@@ -50,7 +51,7 @@ class Plan:
         self.execution: Optional[Part] = None
         self.staged: Optional[StagedExecution] = None  # for arrays on devices
         self.site = nowhere()
-        self.runs = 0
+        self.runs = self.complete = 0
         self.took_s = 0.0
 
     def site_number(self, site: Site) -> int:
@@ -82,9 +83,11 @@ class Plan:
             for peer, seconds in list(execution.slept_s.items()):
                 totals.peer(rank_of(peer)).slept_s += seconds
         call = self.call
-        if not (call.is_internal or call.ahead):
+        counted = self.complete if call.ahead else runs
+        if counted and not call.is_internal:
+            took_s, moved_bytes = took_s * counted / runs, moved_bytes * counted // runs
             for sums, name in ((totals.kinds, call.verb), (totals.operations, call.describe())):
-                sums.setdefault(name, OperationTotal()).add(runs, took_s, moved_bytes)
+                sums.setdefault(name, OperationTotal()).add(counted, took_s, moved_bytes)
 
 
 class Plans:
@@ -120,6 +123,12 @@ class Plans:
                 plan.add_to(self._dropped, self._fabric.rank_of)
             plan = self._plans[call] = Plan(call, schedule, call.header(self._generation), fold)
         return plan
+
+    def complete(self, call: Optional[Signature]) -> None:
+        """Count a run of an exchange of numbers as all of its call; without other ranks there is no plan."""
+        plan = None if call is None else self._plans.get(call)
+        if plan is not None and plan.call.ahead:
+            plan.complete += 1
 
     def execution(self, plan: Plan, dtype: np.dtype[Any]) -> Part:
         """Return what runs a plan on arrays in host memory from now on."""

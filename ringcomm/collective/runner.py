@@ -180,7 +180,7 @@ class Runner(CallRunner):
     def _reduction(
         self, call: Signature, data: np.ndarray[Any, Any], op: ReduceOp, scales: Tuple[float, float]
     ) -> Plan:
-        """The plan of an all-reduce that is run for the first time."""
+        """The plan of a new all-reduce."""
         fold = kernel(op, data.dtype, self.size, *scales)
         if call.codec:
             plan = self._plans.find(call, (), fold)
@@ -273,8 +273,10 @@ class Runner(CallRunner):
         if self.size == 1:
             fold.finish_alone(data)
             return
-        schedule = self._selector.reduce_scatter(bounds, data.itemsize, fold.needs_single_fold)
-        self._run(self._plans.find(call, schedule, fold), data, staging=staging)
+        if plan is None or intent is not None:
+            schedule = self._selector.reduce_scatter(bounds, data.itemsize, fold.needs_single_fold)
+            plan = self._plans.find(call, schedule, fold)
+        self._run(plan, data, staging=staging)
 
     def all_gather(
         self,
@@ -289,18 +291,20 @@ class Runner(CallRunner):
         """Fill ``data`` with every rank's chunk; this rank's own must be in its place already."""
         if self.size == 1:
             return
-        schedule = self._selector.all_gather(bounds, data.itemsize)
         # With the number of elements no header is the same as that of the exchange before it.
         call = Signature(
             name, 0, int(collective), NO_OP, NO_ROOT, type_names(data.dtype), (shape,), items=data.size,
             bounds=bounds,
         )  # fmt: skip
         call = call if intent is None else call.meaning(intent)
-        self._run(self._plans.find(call, schedule), data, staging=staging)
+        plan = self._plans.get(call)
+        if plan is None or intent is not None:
+            plan = self._plans.find(call, self._selector.all_gather(bounds, data.itemsize))
+        self._run(plan, data, staging=staging)
 
     def exchange(
         self,
-        values: Sequence[int],
+        values: Any,
         collective: Collective,
         dtype: np.dtype[Any],
         name: str,
@@ -310,8 +314,7 @@ class Runner(CallRunner):
     ) -> np.ndarray[Any, Any]:
         """Exchange a few numbers (how many rows will come) with all ranks; returns one row per rank.
 
-        ``dtype``, ``shape``, ``op`` and ``weighted`` are those of the operation that follows: if ranks
-        disagree about it, they learn so here.
+        ``dtype``, ``shape``, ``op``, ``weighted``: of the operation that follows, which is compared here.
         """
         numbers = np.zeros((self.size, len(values)), np.int64)
         numbers[self.rank] = values
@@ -329,6 +332,10 @@ class Runner(CallRunner):
             self._run(plan, flat)
         return numbers
 
+    def complete(self) -> None:
+        """Count the exchange that was made last as a whole call: nothing follows it."""
+        self._plans.complete(self._last)
+
     def broadcast(
         self,
         data: np.ndarray[Any, Any],
@@ -341,11 +348,13 @@ class Runner(CallRunner):
         """Overwrite ``data`` on all ranks with the root's."""
         if self.size == 1:
             return
-        schedule = self._selector.broadcast(root, data.size, data.itemsize)
         call = Signature(
             name, 0, int(collective), NO_OP, root, type_names(data.dtype), (shape,), items=data.size
         )
-        self._run(self._plans.find(call, schedule), data, staging=staging)
+        plan = self._plans.get(call)
+        if plan is None:
+            plan = self._plans.find(call, self._selector.broadcast(root, data.size, data.itemsize))
+        self._run(plan, data, staging=staging)
 
     def all_to_all(
         self,

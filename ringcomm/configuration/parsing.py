@@ -231,6 +231,13 @@ def compression(text: str) -> str:
     return text
 
 
+def local_steps(text: str) -> str:
+    """``auto``, a number from 1 on, or nothing."""
+    if text not in ("", "auto") and not (text.isdecimal() and int(text)):
+        raise ValueError("must be empty, auto, or a number from 1 on")
+    return text
+
+
 def algorithm(text: str) -> str:
     """One of :data:`ALGORITHMS`, or nothing."""
     if text and text not in ALGORITHMS:

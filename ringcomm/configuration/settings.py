@@ -69,6 +69,12 @@ class Settings:
         "--compress", metavar="bf16|fp16|int8|int4|auto|none",
         brief="int8, auto, …",
     )  # fmt: skip
+    local_steps: str = _setting(
+        "", "LOCAL_STEPS", parsing.local_steps,
+        "Local steps for programs with PyTorch's `DistributedOptimizer`: ranks train alone and average "
+        "weights after so many steps; `auto`: as often as their distance demands and the link permits. "
+        "Empty: gradients are averaged in every step.", metavar="auto|N",
+    )  # fmt: skip
     measure: bool = _setting(
         True, "MEASURE", parsing.flag,
         "Measure latencies and speeds when a job starts, choose algorithms by them, and give slow links "

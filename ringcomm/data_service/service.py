@@ -7,6 +7,7 @@ job. They read the server's addresses and its key from a file that rank 0 writes
 from __future__ import annotations
 
 import atexit
+import contextlib
 import socket
 import threading
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -383,6 +384,5 @@ def _dial(
 def _notice_silence(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _ALIVE:
-        option = getattr(socket, name, None)
-        if option is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        with contextlib.suppress(AttributeError, OSError):  # absent, or refused: the system's own values
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -11,8 +11,10 @@ without a buffer in between::
     CREDIT  length                         bytes of short messages that have been received
 
 **Flow control.** A channel reads all frames as they arrive, so a message with a posted receive is never
-blocked by an earlier message without one. The sender limits the memory for messages without a receive: it
-counts the bytes of short messages without credit, and announces every message beyond :data:`HELD_BYTES`.
+blocked by an earlier message without one. The bytes of a short message go straight to the tensor of a receive
+that was posted before they arrive, and into a buffer otherwise. The sender limits the memory for messages
+without a receive: it counts the bytes of short messages without credit, and announces every message beyond
+:data:`HELD_BYTES`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from ..errors import ProtocolError
 from ..transport.base import Link
 from .message_matching import Address, Arrival, Matcher, Receive
 
-SHORT_BYTES = 32 * 1024
+SHORT_BYTES = 4 * 1024 * 1024
+"""Longest message without an announcement, for which each side wakes once more: that takes longer than a copy."""
 HELD_BYTES = 64 * 1024 * 1024
 """Maximum bytes of short messages without credit, including the overhead per message."""
 OVERHEAD_BYTES = 512

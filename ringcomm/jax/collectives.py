@@ -231,12 +231,12 @@ def alltoall(
 
 
 @documented
-def barrier(name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> None:
+def barrier(process_set: ProcessSet = global_process_set, name: Optional[str] = None) -> None:
     """Wait until all ranks have come here; in a compiled program, in the order of its other collectives.
 
     Args:
-        {jax_name}
         {process_set}
+        {jax_name}
 
     Raises:
         {jax_errors}

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .._adapter.arguments import predivided
-from .._adapter.choice import configured
+from .._adapter.choice import configured, refuse_local_steps
 from .._adapter.compressed import CompressionState
 from .._adapter.compression import Compression
 from .._adapter.gradients import Gradient, plan_buckets
@@ -45,6 +45,7 @@ class GradientReducer(NamedTuple):
         arrays = [jnp.asarray(leaf) for leaf in leaves]
         if not arrays:
             return gradients
+        refuse_local_steps()
         compression = configured(self.how.compression, self.how.process_set)
         how, sent, restore = self.how._replace(compression=compression, groups=None).prepared(arrays)
         buckets, name, state = self._buckets(sent), self.name, None

@@ -10,7 +10,7 @@ import numpy as np
 
 from .._adapter.intervals import AUTO
 from .._adapter.local_sgd import LocalSGD as Core
-from .._adapter.local_sgd import OuterOptimizer
+from .._adapter.outer import OuterOptimizer
 from ..calls.process_set import ProcessSet, global_process_set
 from ..dtypes import Array
 from ..errors import ConfigError

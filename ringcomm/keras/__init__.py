@@ -19,7 +19,7 @@ from .._adapter.compression import Compression, PowerSGD
 from .._adapter.objects import allgather_object, broadcast_object
 from . import callbacks, elastic
 from .balanced import BalancedDataset
-from .collectives import allgather, allreduce, broadcast, broadcast_variables, reducescatter
+from .collectives import allgather, allreduce, alltoall, broadcast, broadcast_variables, reducescatter
 from .local_sgd import LocalSGDCallback
 from .models import load_model
 from .optimizer import DistributedOptimizer, PartialDistributedOptimizer
@@ -35,6 +35,7 @@ __all__ = [
     "allgather",
     "allgather_object",
     "allreduce",
+    "alltoall",
     "broadcast",
     "broadcast_object",
     "broadcast_variables",

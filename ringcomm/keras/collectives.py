@@ -148,6 +148,35 @@ def broadcast(
     return _run(Operation("broadcast", how, name, root_rank=root_rank), value)
 
 
+@documented
+def alltoall(
+    value: Any, splits: Any = None, name: Optional[str] = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Send rows of a value to every rank and receive rows from every rank.
+
+    Args:
+        value: an array or a tensor with at least one dimension. The first dimension may differ between ranks;
+            all other dimensions and the dtype may not.
+        splits: the number of rows for each rank, in rank order; None: the same for every rank.
+        {name}
+        {process_set}
+
+    Returns:
+        a new NumPy array of the received rows in rank order; with ``splits`` a pair of it and the number of
+        rows from each rank, int32.
+
+    Raises:
+        ConfigError: ``splits`` does not match the value or the number of ranks, or rows cannot be divided
+            evenly without it.
+        MismatchError: dtypes or other dimensions than the first differ between ranks.
+        PeerLostError: a rank was lost.
+    """
+    operation = Operation("alltoall", Reduction(process_set=process_set), name, inputs=2)
+    counts = np.zeros(0, np.int32) if splits is None else splits
+    rows, received = Batch([operation]).run([as_array(value), as_array(counts)])
+    return rows if splits is None else (rows, received)
+
+
 def _run(operation: Operation, *values: Any) -> np.ndarray[Any, Any]:
     (result,) = Batch([operation]).run([as_array(value) for value in values])
     return result

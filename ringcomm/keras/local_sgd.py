@@ -8,7 +8,8 @@ import keras
 import numpy as np
 
 from .._adapter.intervals import AUTO
-from .._adapter.local_sgd import LocalSGD, OuterOptimizer
+from .._adapter.local_sgd import LocalSGD
+from .._adapter.outer import OuterOptimizer
 from ..calls.process_set import ProcessSet, global_process_set
 from ..dtypes import Array
 from .callbacks import BroadcastGlobalVariablesCallback, Callback, Logs
@@ -23,11 +24,8 @@ class LocalSGDCallback(OuterOptimizer, Callback):
         model.fit(x, y, callbacks=[hvd.LocalSGDCallback(sync_every=16)])
 
     This is another algorithm than averaging gradients. By default ranks synchronize as often as their
-    distance demands; with SGD nothing was lost in docs/compression.md, Adam needed a higher learning rate.
-    With a fixed number, at high learning rates, that loses accuracy (-2.8 points at twice the usual rate with
-    batch normalization, -0.5 at the usual one): compare with averaging gradients in every step on your own
-    model first. The weights are averaged; :meth:`diloco` has an outer momentum, for runs with hundreds of
-    synchronizations.
+    distance demands. With SGD that loses nothing in docs/compression.md; with Adam it acts like a lower
+    learning rate. :meth:`diloco` has an outer momentum, for runs with hundreds of synchronizations.
 
     The model has its own optimizer, not a ``DistributedOptimizer``. When training begins all ranks get rank
     0's weights. Every ``sync_every``-th batch, and when training ends, the average of what the ranks have

@@ -172,15 +172,18 @@ register(
 register(
     Algorithm(
         "allreduce", "direct", lambda p: all_reduce(p.rank, p.size, p.bounds),
-        single_fold=True, max_ranks=MAX_RANKS,
+        single_fold=True, max_ranks=MAX_RANKS, many_to_one=True,
     )
 )  # fmt: skip
 register(
     Algorithm(
         "reducescatter", "direct", lambda p: reduce_scatter(p.rank, p.size, p.bounds),
-        single_fold=True, max_ranks=MAX_RANKS,
+        single_fold=True, max_ranks=MAX_RANKS, many_to_one=True,
     )
 )  # fmt: skip
 register(
-    Algorithm("allgather", "direct", lambda p: all_gather(p.rank, p.size, p.bounds), max_ranks=MAX_RANKS)
-)
+    Algorithm(
+        "allgather", "direct", lambda p: all_gather(p.rank, p.size, p.bounds),
+        max_ranks=MAX_RANKS, many_to_one=True,
+    )
+)  # fmt: skip

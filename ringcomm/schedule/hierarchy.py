@@ -205,4 +205,4 @@ for _algorithm in (
     Algorithm("reducescatter", "hierarchical", lambda p: reduce_scatter(p.rank, _hosts(p), _spans(p))),
     Algorithm("allgather", "hierarchical", lambda p: all_gather(p.rank, _hosts(p), _spans(p))),
 ):
-    register(_algorithm._replace(needs_hosts=True, handicap=1.1))
+    register(_algorithm._replace(needs_hosts=True, handicap=1.1, many_to_one=True))

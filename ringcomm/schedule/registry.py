@@ -65,6 +65,8 @@ class Algorithm(NamedTuple):
             near tie. More than 1 where its order of additions depends on the algorithm, so that small
             differences between two measurements of a machine do not change the bits of a result.
         by_name_only: whether it is never compared with others, only used where it is asked for.
+        many_to_one: whether ranks of several hosts send to one at the same time. Where links are slow, queues
+            in front of the receiver overflow then.
     """
 
     collective: str
@@ -77,6 +79,7 @@ class Algorithm(NamedTuple):
     needs_hosts: bool = False
     handicap: float = 1.0
     by_name_only: bool = False
+    many_to_one: bool = False
 
     def usable(self, problem: Problem, item_bytes: int, needs_single_fold: bool) -> bool:
         """Whether it may be considered for a call of ``problem.count`` elements of ``item_bytes`` each."""

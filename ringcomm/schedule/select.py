@@ -7,7 +7,8 @@ collective and each power of two of bytes: every applicable algorithm is replaye
 
 Not quite the quickest: ``direct`` and ``one_shot`` add up in the order of the ranks, so that results do
 not depend on which of them was taken, and what was measured a little differently in the next run changes
-no bit. Another algorithm must be better by more than measurements vary.
+no bit. Another algorithm must be better by more than measurements vary. The exception are long messages
+between three and more hosts with slow links, where a ring is preferred: see :data:`SLOW_BYTE_S`.
 
 **Unequal links.** Where hosts' interfaces differ in speed, ``direct`` and ``hierarchical`` all-reduces give
 each rank a chunk that its interface can carry (:mod:`ringcomm.schedule.shares`). Reduce-scatter and
@@ -26,7 +27,7 @@ from .calibration import coarse_model
 from .choose import HIERARCHICAL
 from .cost import CostModel, predict
 from .hierarchy import Hosts, device_hosts, hosts_of
-from .registry import Problem, Steps, algorithm, algorithms, build
+from .registry import Algorithm, Problem, Steps, algorithm, algorithms, build
 from .shares import interface_shares, share_bounds
 from .steps import even_bounds
 
@@ -40,6 +41,15 @@ OVERSUBSCRIBED_RING_BYTES = 2 * 1024 * 1024
 """From here a ring is quicker than ``direct`` where more than two ranks of one host share fewer cores and
 send through sockets: a rank then has one stream each way, and what is in flight stays in the cache. Four
 ranks on two cores over TCP: 4 MB 5.4 -> 3.4 ms, 16 MB 24 -> 19, 64 MB 88 -> 72; the same below 2 MB."""
+
+SLOW_BYTE_S = 40e-9
+"""Where the interfaces of all hosts, of three or more, carry 200 Mbit/s or less, TCP fills the queue in front
+of a host to which several others send, and packets are dropped. Three hosts, 100 Mbit/s, 12 MB, time over
+the bound at queues of 1, 5 and 20 ms: ``direct`` 1.16 to 1.26, 1.11, 1.13 to 1.17 (1.04 without a drop),
+``ring`` 1.06 each time; 20 Mbit/s: 1.09 and 1.06; six hosts, 6 MB: 1.11 and 1.07; 1 MB: 1.16 and 1.06. What
+is shorter is in flight and in the queues at once: 256 KB 1.07 and 1.14."""
+_FULL_QUEUES_CLASS = 20  # from 512 KiB on
+_FULL_QUEUES = 1.12
 
 _MIN_CLASS = 7  # up to 127 bytes all is the same
 _CACHED_SCHEDULES = 1024  # a training step uses a handful of different lengths for each collective
@@ -240,12 +250,19 @@ class Selector:
                     item.name: self._predict(collective, item.name, typical, item_bytes, pose)
                     for item in usable
                 }
-            handicaps = {item.name: item.handicap for item in usable}
+            handicaps = {item.name: self._handicap(item, size_class) for item in usable}
             name = min(costs, key=lambda name: costs[name] * handicaps[name]) if costs else rule
             self._chosen[key] = name
             if self._report is not None:
                 self._report(_explain(collective, size_class, single, name, costs))
         return name
+
+    def _handicap(self, item: Algorithm, size_class: int) -> float:
+        """The factor on the predicted time of an algorithm, for messages of this class."""
+        wires = () if self._model is None else self._model.wire_byte_s
+        if len(wires) < 3 or min(wires) < SLOW_BYTE_S or size_class < _FULL_QUEUES_CLASS:
+            return item.handicap
+        return _FULL_QUEUES if item.many_to_one else 1.0
 
     def _predict(self, collective: str, name: str, count: int, item_bytes: int, pose: Pose) -> float:
         assert self._model is not None

@@ -39,7 +39,7 @@ from .functions import (
     rank_op,
     size_op,
 )
-from .movement import allgather, alltoall, barrier, broadcast, grouped_allgather
+from .movement import allgather, alltoall, broadcast, grouped_allgather
 from .optimizer import DistributedOptimizer
 from .sync_batch_norm import SyncBatchNormalization
 from .tape import DistributedGradientTape, PartialDistributedGradientTape
@@ -60,7 +60,6 @@ __all__ = [
     "allgather_object",
     "allreduce",
     "alltoall",
-    "barrier",
     "broadcast",
     "broadcast_",
     "broadcast_global_variables",

@@ -1,4 +1,4 @@
-"""The public collectives on TensorFlow tensors that move them as they are, and the barrier."""
+"""The public collectives on TensorFlow tensors that move them as they are."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from typing import Any, List, Optional, Sequence
 
 import tensorflow as tf
 
-from .._adapter.graph_callbacks import Batch, Operation
-from .._adapter.reduction import Reduction
 from .._tensorflow import bridge
 from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
@@ -139,17 +137,3 @@ def alltoall(
     label = bridge.name_of(name, "alltoall", given)
     rows, received = flow.exchange(process_set, label, given[0], counts)
     return rows if splits is None else (rows, received)
-
-
-@documented
-def barrier(process_set: ProcessSet = global_process_set, name: Optional[str] = None) -> None:
-    """Block until all ranks have called this function. For eager mode only, not in graphs.
-
-    Args:
-        {process_set}
-        {name}
-
-    Raises:
-        PeerLostError: a rank was lost.
-    """
-    Batch([Operation("barrier", Reduction(process_set=process_set), name, inputs=0)]).run([])

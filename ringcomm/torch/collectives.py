@@ -7,9 +7,9 @@ from typing import Any, List, Optional, Sequence
 import torch
 
 from .. import api
-from .._adapter.arguments import reduction, wire_name
+from .._adapter.arguments import reduction
 from .._adapter.reduction import Reduction
-from ..calls.process_set import ProcessSet, global_process_set, number_of
+from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
 from ..ops import ReduceOp, op_of
 from . import handles
@@ -355,20 +355,6 @@ def alltoall(
     """
     rows, received = Alltoall.apply(tensor, splits, name, process_set)
     return rows if splits is None else (rows, received)
-
-
-@documented
-def barrier(process_set: ProcessSet = global_process_set, name: Optional[str] = None) -> None:
-    """Wait until every rank of the set has called it.
-
-    Args:
-        {process_set}
-        {name}
-
-    Raises:
-        {set_errors}
-    """
-    api.context().engine.barrier(wire_name("barrier", name), number_of(process_set)).wait()
 
 
 @documented

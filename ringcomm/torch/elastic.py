@@ -11,6 +11,8 @@ from ..elastic import samples
 from ..elastic.parts import PartsState
 from ..elastic.samples import SamplerPart
 from ..elastic.state import DictPart, ObjectState, State, StatePart, run
+from .local_optimizer import LocalDistributed
+from .local_sgd import LocalSGD
 from .state import broadcast_optimizer_state, broadcast_parameters
 
 __all__ = [
@@ -37,6 +39,26 @@ def _model_part(model: torch.nn.Module) -> DictPart:
     return DictPart(model, lambda value: broadcast_parameters(value.state_dict(), 0))
 
 
+class LocalPart(StatePart):
+    """Local steps: a commit averages weights before they are saved, so members that join get the mean.
+
+    Args:
+        value: what counts the steps.
+    """
+
+    def save(self) -> None:
+        """Average the weights of all ranks, if these train together already."""
+        if self.value._together():
+            self.value.synchronize()
+
+    def restore(self) -> None:
+        """Do nothing: the weights are the model's."""
+
+    def sync(self) -> None:
+        """Begin anew with the next step, from rank 0's weights."""
+        self.value._restart()
+
+
 def _optimizer_part(optimizer: torch.optim.Optimizer) -> DictPart:
     return DictPart(optimizer, lambda value: broadcast_optimizer_state(value, 0))
 
@@ -47,6 +69,7 @@ _registry: Registry = [
     (torch.nn.Module, _model_part),
     (torch.optim.Optimizer, _optimizer_part),
     (ElasticSampler, SamplerPart),
+    (LocalSGD, LocalPart),
 ]
 
 
@@ -71,11 +94,13 @@ class TorchState(PartsState):
     Args:
         model: a ``torch.nn.Module``.
         optimizer: a ``torch.optim.Optimizer``.
-        **kwargs: further values by name, for example samplers, ``epoch`` and ``batch``.
+        **kwargs: further values by name, for example samplers, ``epoch``, ``batch`` and :class:`LocalSGD`.
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
         values = {**kwargs, "model": model, "optimizer": optimizer}
+        if isinstance(optimizer, LocalDistributed):
+            values = {"local_steps": optimizer.local, **values}
         parts: Dict[str, StatePart] = {}
         for name, value in list(values.items()):
             make = next((make for kind, make in _registry if isinstance(value, kind)), None)

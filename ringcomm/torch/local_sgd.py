@@ -6,13 +6,12 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 
-from .._adapter.intervals import AUTO
+from .._adapter.intervals import ADAPTIVE_DRIFT, AUTO
 from .._adapter.local_sgd import LocalSGD as Core
-from .._adapter.local_sgd import OuterOptimizer
+from .._adapter.outer import OuterOptimizer
 from ..calls.process_set import ProcessSet, global_process_set
 from ..dtypes import Array
 from ..errors import ConfigError
-from .optimizer import _AdasumDistributed, _Distributed
 from .state import broadcast_parameters
 
 
@@ -27,18 +26,18 @@ class LocalSGD(OuterOptimizer):
                 loss_of(model(inputs), targets).backward()
                 optimizer.step()
 
-    This is another algorithm than averaging gradients. By default ranks synchronize as often as their
-    distance demands; with SGD nothing was lost in docs/compression.md, Adam needed a higher learning rate.
-    With a fixed number, at high learning rates, that loses accuracy (-2.8 points at twice the usual rate with
-    batch normalization, -0.5 at the usual one): compare with averaging gradients in every step on your own
-    model first. The weights are averaged; :meth:`diloco` has an outer momentum, for runs with hundreds of
-    synchronizations.
+    This is another algorithm than averaging gradients. By default (``sync_every="auto"``) gradients are
+    averaged in every step at first, as by ``DistributedOptimizer``; when the distance of the ranks permits it
+    they train alone, for longer and longer. docs/compression.md shows what that costs. A fixed number can
+    cost more. :meth:`diloco` has an outer momentum, for runs with hundreds of synchronizations.
 
     On entry all ranks get rank 0's parameters and buffers. Every ``sync_every``-th ``optimizer.step()``, and
     at the end of the block, the average of what the ranks have changed is taken for a gradient of an outer
     step from the last common parameters; with the defaults this is the average of the parameters.
     Floating-point buffers, such as batch-norm statistics, are averaged. The optimizer's own state (momenta)
-    stays that of each rank. All ranks must synchronize equally often.
+    is averaged with the weights in automatic intervals of one or two steps, and stays that of each rank in
+    longer ones. All ranks must synchronize equally often; a ``GradScaler``, with which ranks leave out steps
+    of their own, cannot be used.
 
     Args:
         model: a ``torch.nn.Module`` on any device. Parameters that do not require gradients are left alone.
@@ -56,13 +55,15 @@ class LocalSGD(OuterOptimizer):
             training does not wait for it; what those steps change is kept. 0: it is waited for at once.
         max_drift: how far apart the ranks' weights may be at a synchronization, relative to their norm (root
             of the mean square). Beyond that the next interval is shorter; with a fixed ``sync_every`` a line
-            appears, and ranks with unequal numbers only warn. By default 0.01 with ``"auto"``, otherwise 0.2;
-            ``math.inf``: without limit.
+            appears, and ranks with unequal numbers only warn. By default 0.01 with ``"auto"`` (0.002 for
+            optimizers with an ``eps``, such as Adam), otherwise 0.2; ``math.inf``: without limit.
 
     Raises:
         ConfigError: an argument is out of range, or the optimizer is distributed already; at a step,
             parameters are trained that were not when the block began.
     """
+
+    _of_distributed = False
 
     def __init__(
         self,
@@ -77,21 +78,27 @@ class LocalSGD(OuterOptimizer):
         overlap: int = 0,
         max_drift: Optional[float] = None,
     ) -> None:
-        if isinstance(optimizer, (_Distributed, _AdasumDistributed)):
+        if hasattr(optimizer, "skip_synchronize") and not self._of_distributed:
             raise ConfigError(
                 "LocalSGD needs the original optimizer: a DistributedOptimizer averages gradients."
             )
         self._model, self._optimizer, self._process_set = model, optimizer, process_set
         self._options = (sync_every, outer_lr, outer_momentum, compression)
+        adaptive = any("eps" in group for group in optimizer.param_groups)
+        if max_drift is None and sync_every == AUTO and adaptive:
+            max_drift = ADAPTIVE_DRIFT
         self._streaming: Dict[str, Any] = {"fragments": fragments, "overlap": overlap, "max_drift": max_drift}
         self._pairs: List[Tuple[torch.Tensor, Array]] = []
         self._core: Optional[Core] = None
-        self._hook: Any = None
+        self._hooks: List[Any] = []
+        self._began = self._prepared = self._shared = False
         self._start()
 
     def _start(self) -> None:
         parameters = [item for item in self._model.parameters() if item.requires_grad]
         buffers = [item for item in self._model.buffers() if item.is_floating_point()]
+        self._parameters: List[torch.Tensor] = list(parameters)
+        self._dense = not any(getattr(module, "sparse", False) for module in self._model.modules())
         own = [_host_array(item) for item in (*parameters, *buffers)]
         self._pairs = list(zip((*parameters, *buffers), own))
         weights, averaged = own[: len(parameters)], own[len(parameters) :]
@@ -110,15 +117,29 @@ class LocalSGD(OuterOptimizer):
         """Give all ranks rank 0's parameters, and count the optimizer's steps from now on."""
         if self._added():
             self._start()
+        self._begin()
+        self._attach()
+        return self
+
+    def _attach(self) -> None:
+        """Count the optimizer's steps from now on; training begins with the first one, if it has not yet."""
+        before = self._optimizer.register_step_pre_hook(self._stepping)
+        self._hooks = [before, self._optimizer.register_step_post_hook(self._stepped)]
+
+    def _detach(self) -> None:
+        """Count no more steps."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _begin(self) -> None:
         broadcast_parameters(self._model.state_dict(), 0, self._process_set)
         self._read(self._pairs)
         self.core.restart()
-        self._hook = self._optimizer.register_step_post_hook(self._stepped)
-        return self
+        self._began, self._prepared = True, False
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         """Synchronize once more, unless the block has ended with an exception."""
-        self._hook.remove()
+        self._detach()
         if kind is None and self.core.steps:
             self.synchronize()
 
@@ -131,19 +152,88 @@ class LocalSGD(OuterOptimizer):
             if item.requires_grad and id(item) not in known
         ]
 
+    def _stepping(self, optimizer: Any, arguments: Sequence[Any], options: Dict[str, Any]) -> None:
+        given = [*(item for item in arguments if item is not optimizer), options.get("closure")]
+        self._prepare(closure=given != [None])
+
+    def _prepare(self, closure: bool = False) -> None:
+        """Average the gradients, if the next step is to be one of data-parallel training; once for a step.
+
+        Args:
+            closure: the step computes its gradients itself, so they cannot be averaged.
+        """
+        if not self._together():
+            self._begin()
+        if not self._prepared:
+            self._shared = not closure and self._dense and self.core.shares_gradients()
+            self._prepared = True
+            if self._shared:
+                self._refuse_added()
+                self._average_gradients()
+
+    def _together(self) -> bool:
+        """Return whether training has begun, with the present ranks."""
+        return self._began and not self.core.view_changed()
+
+    def _restart(self) -> None:
+        """Begin anew with the next step, from rank 0's parameters. All ranks must call it."""
+        self._began = False
+
+    def _drop(self) -> None:
+        """The gradients are reset before a step was made with them."""
+        self._prepared = False
+
+    def _average_gradients(self) -> None:
+        """Average all gradients, in the arrays of the weights; those that no rank has stay None."""
+        arrays = [array for _, array in self._pairs[: len(self._parameters)]]
+        absent = 0
+        for place, (parameter, array) in enumerate(zip(self._parameters, arrays)):
+            if parameter.grad is None:
+                absent |= 1 << place
+                array[...] = 0
+            else:
+                torch.from_numpy(array).copy_(parameter.grad)
+        missing = self.core.average_gradients(arrays, absent)
+        for place, (parameter, array) in enumerate(zip(self._parameters, arrays)):
+            if parameter.grad is not None:
+                parameter.grad.copy_(torch.from_numpy(array))
+            elif not missing >> place & 1:
+                parameter.grad = torch.empty_like(parameter).copy_(torch.from_numpy(array))
+
     def _stepped(self, *ignored: Any) -> None:
-        if self.core.due():
-            added = self._added()
-            if added:
-                raise ConfigError(
-                    f"{added[0]} is trained since LocalSGD began, with {len(added) - 1} others, and would "
-                    "differ between ranks. Add or unfreeze parameters before the block begins; for a change "
-                    "during training, end the block and begin another one with the same object."
-                )
+        self._prepared = False
+        if not self._shared and self.core.due():
+            self._refuse_added()
             touched = [self._pairs[place] for place in self.core.touched()]
+            state = self._state() if self.core.averages_state() else []
             self._read(touched)
             self.core.advance()
             self._write(touched)
+            self._average_state(state)
+
+    def _state(self) -> List[torch.Tensor]:
+        """The optimizer's tensors with a value for each element of a parameter, such as momenta."""
+        return [
+            value
+            for parameter in self._parameters
+            for _, value in sorted(self._optimizer.state.get(parameter, {}).items())
+            if torch.is_tensor(value) and value.shape == parameter.shape and value.is_floating_point()
+        ]
+
+    def _average_state(self, tensors: Sequence[torch.Tensor]) -> None:
+        pairs = [(tensor, _host_array(tensor)) for tensor in tensors]
+        self.core.average([array for _, array in pairs])
+        self._write(pairs)
+
+    def _refuse_added(self) -> None:
+        """Refuse parameters that this object does not average."""
+        added = self._added()
+        if added:
+            raise ConfigError(
+                f"{added[0]} is trained since LocalSGD began, with {len(added) - 1} others, and would "
+                "differ between ranks. Add or unfreeze parameters before the block begins; for a change "
+                "during training, end the block and begin another one with the same object."
+            )
 
     def synchronize(self) -> None:
         """Average what the ranks have changed now, and make the outer step. All ranks must call it.

@@ -25,6 +25,7 @@ from ..errors import ConfigError, NotOfferedError
 from ..ops import ReduceOp, op_of
 from . import handles
 from .compression import Compression
+from .local_optimizer import LocalDistributed, local_optimizer, local_steps_of_settings
 from .own_optimizer import all_parameters, has_step_hooks, no_copies, own_step, parameters_of
 from .reducer import GradientReducer
 from .tensors import bytes_of
@@ -35,7 +36,6 @@ _ZEROED_TOO_EARLY = (
     "optimizer's loss that went through these parameters, as in a GAN, turn their requires_grad off for that "
     "backward pass; or call synchronize() first."
 )
-
 
 Named = List[Tuple[str, torch.Tensor]]
 
@@ -185,8 +185,7 @@ class _Distributed:
     def state_dict(self) -> Dict[str, Any]:
         """The optimizer's own state, after all updates."""
         self._finish_updates()
-        state: Dict[str, Any] = super().state_dict()  # type: ignore[misc]
-        return state
+        return super().state_dict()  # type: ignore[misc, no-any-return]
 
     def _then_synchronize(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def compute_and_synchronize() -> Any:
@@ -371,20 +370,20 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
         {not_initialized}
         {torch_optimizer_errors}
     """
-    if isinstance(optimizer, (_Distributed, _AdasumDistributed)):
+    if isinstance(optimizer, (_Distributed, _AdasumDistributed, LocalDistributed)):
         raise ConfigError("This is a DistributedOptimizer already. Wrap the original optimizer.")
     if not hasattr(optimizer, "param_groups"):
-        raise ConfigError(
-            "DistributedOptimizer wraps an optimizer, like torch.optim.SGD(model.parameters(), lr=0.1), and "
-            f"this is a {type(optimizer).__name__}."
-        )
+        kind = type(optimizer).__name__
+        raise ConfigError(f"Wrap an optimizer: DistributedOptimizer(torch.optim.SGD(...)), not a {kind}.")
     chosen, passes = op_of(op), checked_passes(backward_passes_per_step)
     if num_groups:
         warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
     reduction = of_gradients(
         chosen, gradient_predivide_factor, process_set, compression, weight_of_steps(batches, chosen, passes),
-        sparse_as_dense, groups, num_groups, torch.Tensor,
+        sparse_as_dense, groups, num_groups, torch.Tensor, local_steps=True,
     )  # fmt: skip
+    if local_steps_of_settings():
+        return local_optimizer(optimizer, reduction, passes)
     named = None if named_parameters is None else list(named_parameters)
     names = names_of(parameters_of(optimizer), named)
     if chosen == ReduceOp.ADASUM and api.size() > 1:
@@ -395,6 +394,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
         delta._passes, delta._check = passes, StepCheck(process_set)
         delta._names = [names[id(item)] for item in all_parameters(optimizer) if item.requires_grad]
         return delta
-    distributed = wrapped(_Distributed, optimizer, but="step")
-    distributed._distribute(reduction, named, passes)
-    return distributed
+    made = wrapped(_Distributed, optimizer, but="step")
+    made._distribute(reduction, named, passes)
+    return made

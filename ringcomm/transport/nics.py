@@ -179,11 +179,12 @@ def _ipv4() -> List[Listed]:
     import fcntl
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        buffer = array.array("B", bytes(40 * 256))
+        row = 16 + max(16, struct.calcsize("LLHBBB0L"))  # struct ifreq: a name, an address or ifmap
+        buffer = array.array("B", bytes(row * 256))
         request = struct.pack("iP", len(buffer), buffer.buffer_info()[0])
         length = struct.unpack("iP", fcntl.ioctl(probe, _SIOCGIFCONF, request))[0]
         data, found = buffer.tobytes(), []
-        for offset in range(0, length, 40):
+        for offset in range(0, length, row):
             label = data[offset : offset + 16].split(b"\0")[0].decode()
             address = socket.inet_ntoa(data[offset + 20 : offset + 24])
             try:

@@ -14,6 +14,7 @@ import array
 import mmap
 import os
 import socket
+import struct
 import sys
 from typing import Optional, Tuple
 
@@ -22,7 +23,8 @@ RING_BYTES = 1024 * 1024
 SMALL_RING_BYTES = 64 * 1024
 """Where many ranks share a host and each has a ring for every other one."""
 
-CONTROL_BYTES = 4096
+CONTROL_BYTES = 512 * struct.calcsize("P")
+"""It differs between processes of 32 and of 64 bits, as their words do: neither takes the other's memory."""
 _LINES = 16
 """Words from one to the next: a processor moves whole cache lines, often two at once."""
 WRITTEN, READ = 0 * _LINES, 1 * _LINES

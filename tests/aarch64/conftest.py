@@ -1,4 +1,5 @@
-"""Fixtures for tests with ranks of x86-64 and of aarch64: `lab` has two hosts of Debian for arm64.
+"""Fixtures for tests with ranks of x86-64 and of ARM: `lab` has two hosts of Debian for arm64, `pi` is one of
+ARM of 32 bits (armhf).
 
 They run in emulation (QEMU): a test shows that calls, layouts and numbers agree, and does not show what
 a processor of arm64 does to the order of loads and stores, and its times mean nothing.
@@ -18,8 +19,8 @@ from tests.hosts.job import ROOT
 from tests.hosts.netlab import Host, Lab
 
 PROGRAMS = Path(__file__).parent / "programs"
-FILES = ROOT / ".root-aarch64"
-HOSTS = ("jetson1", "jetson2")
+FILES, FILES_32 = ROOT / ".root-aarch64", ROOT / ".root-armhf"
+HOSTS, HOST_32 = ("jetson1", "jetson2"), "pi1"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -41,7 +42,10 @@ def session_lab() -> Iterator[Lab]:
     reason = Lab.unavailable()
     if reason is not None:
         pytest.skip(f"cannot make several hosts here: {reason}")
-    with Lab(*(Host(name, wlan=None, root=str(FILES)) for name in HOSTS)) as lab:
+    files = dict.fromkeys(HOSTS, FILES)
+    if (FILES_32 / "made-from").exists():
+        files[HOST_32] = FILES_32
+    with Lab(*(Host(name, wlan=None, root=str(root)) for name, root in files.items())) as lab:
         yield lab
 
 
@@ -50,6 +54,14 @@ def lab(session_lab: Lab) -> Iterator[Lab]:
     """Two hosts of aarch64, jetson1 and jetson2, shared by all tests; processes end after each one."""
     yield session_lab
     session_lab.restore()
+
+
+@pytest.fixture
+def pi(lab: Lab) -> str:
+    """The host of 32 bits in the lab."""
+    if HOST_32 not in [host.name for host in lab.hosts]:
+        pytest.skip("there is no root file system of armhf: bash tests/run.sh --only aarch64 makes it")
+    return HOST_32
 
 
 @pytest.fixture

@@ -35,3 +35,9 @@ def test_all_collectives_give_the_same_bits(lab: Lab, project: Path, algorithm: 
     differ = [case for case in one if both[case] != one[case]]
     assert both.keys() == one.keys()
     assert [case for case in differ if "adasum" not in case] == []
+
+
+def test_an_encrypted_job(lab: Lab, project: Path) -> None:
+    """TLS between both architectures, with the certificate that ringrun makes on x86-64."""
+    job = finished(lab, project, "-H", THREE, *NUMPYS, "--encrypt", "one_host.py")
+    assert job.output.count("done on aarch64") == 2 and "done on x86_64" in job.output, job.output

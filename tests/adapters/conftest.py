@@ -8,7 +8,7 @@ import pytest
 
 import ringcomm as rc
 
-collect_ignore = [name for name in ("tensorflow", "keras", "mxnet", "jax") if find_spec(name) is None]
+collect_ignore = [name for name in ("tensorflow", "keras", "mxnet", "jax", "mlx") if find_spec(name) is None]
 if not any(find_spec(name) for name in ("ray", "distributed", "pyspark")):
     collect_ignore.append("clusters")
 

@@ -10,6 +10,7 @@ Keras 3 on TensorFlow, torch, JAX   1, 2, 3     keras/test_keras.py (keras/train
 Keras 2                             1, 2, 3     keras/test_keras.py (keras/legacy.py: beside one process)
 MXNet, gluon and Module             1, 2, 3     mxnet/test_mxnet.py (mxnet/checks_training.py)
 JAX and optax                       1, 2, 3, 4  jax/test_jax.py (jax/checks_training.py)
+MLX                                 1, 2, 3     mlx/test_mlx.py (mlx/checks_training.py)
 ==================================  ==========  ============================================================
 """
 

@@ -13,14 +13,16 @@ FOLDER = Path(__file__).parent / "absent"
 SYSTEM = ("net_if_stats", "net_if_addrs", "ioctl", "abstract_names", "/proc", "/sys", "/dev/shm")
 CALLS = (
     "memfd_create", "posix_fallocate", "sched_getaffinity", "sched_setaffinity", "TCP_INFO", "TCP_CONGESTION",
-    "SO_PEERCRED", "process_vm_readv", "prctl", "madvise", "epoll",
+    "SO_PEERCRED", "process_vm_readv", "prctl", "madvise", "epoll", "TCP_KEEPIDLE", "TCP_KEEPINTVL",
+    "TCP_KEEPCNT",
 )  # fmt: skip
 DARWIN = "darwin"
+ELASTIC = FOLDER.parent / "programs" / "elastic_steps.py"
 ABSENT, REFUSED = ",".join((*SYSTEM, *CALLS)), ",".join((*SYSTEM, *(f"{name}!" for name in CALLS)))
 
 
-def run(absent: str, *arguments: str) -> Launched:
-    environment = {"PYTHONPATH": os.pathsep.join([str(FOLDER), SOURCES]), "ABSENT": absent}
+def run(absent: str, *arguments: str, **more: str) -> Launched:
+    environment = {"PYTHONPATH": os.pathsep.join([str(FOLDER), SOURCES]), "ABSENT": absent, **more}
     return ringrun(*arguments, env=environment)
 
 
@@ -56,3 +58,34 @@ def test_the_doctor_examines_such_a_host(absent: str) -> None:
     done = run(absent, "doctor", "-H", "localhost:2")
     assert "Traceback" not in done.out + done.err
     assert "Examined 1 host" in done.out + done.err, done.out + done.err
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("absent", [ABSENT, REFUSED, DARWIN], ids=["absent", "refused", "darwin"])
+def test_an_encrypted_job_without_them(absent: str) -> None:
+    job(absent, "--encrypt", "--transport", "tcp")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("absent", [ABSENT, REFUSED, DARWIN], ids=["absent", "refused", "darwin"])
+def test_an_elastic_job_goes_on_after_a_loss_without_them(absent: str) -> None:
+    options = ("-np", "3", "--min-np", "2", "--max-np", "3")
+    done = run(absent, *options, str(ELASTIC), STEPS="20", PAUSE="0.02", DIE="1:5:kill")
+    assert done.process.returncode == 0, done.err
+    assert "rank 1 (localhost) lost: killed by SIGKILL" in done.err
+    assert done.out.count("ends with 20.0 after 20 steps") >= 2, done.out
+
+
+@pytest.mark.parametrize(
+    ("absent", "why"),
+    [
+        ("sched_setaffinity", "this system has no sched_setaffinity"),
+        ("sched_setaffinity!", "sched_setaffinity: Function not implemented"),
+        ("sched_getaffinity", "the system does not report the processors of a process"),
+    ],
+)
+def test_ranks_that_cannot_be_bound_run_unbound_after_one_line(absent: str, why: str) -> None:
+    done = run(absent, "-np", "2", "--bind", "core", str(FOLDER / "job.py"))
+    assert done.process.returncode == 0, done.err
+    lines = [line for line in done.err.splitlines() if "--bind" in line]
+    assert lines == [f"ringrun: --bind has no effect on localhost: {why}"], done.err

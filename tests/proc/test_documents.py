@@ -33,6 +33,7 @@ RUN_BY = {
     "# torch_train.py": "tests/proc/test_readme.py",
     "# keras_train.py": "tests/adapters/keras/test_examples.py",
     "# mxnet_train.py": "tests/adapters/mxnet/test_examples.py",
+    "# mlx_train.py": "tests/adapters/mlx/test_mlx.py",
     "# elastic_numpy.py": "tests/proc/test_elastic_page.py",
     "# test_training.py": "tests/integration/job/test_reliability_page.py",
 }

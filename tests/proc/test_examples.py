@@ -34,6 +34,14 @@ EXAMPLES = [
             pytest.mark.skipif(not importlib.util.find_spec("optax"), reason="optax is not installed"),
         ],
     ),
+    pytest.param(
+        "mlx_digits",
+        id="mlx",
+        marks=[
+            pytest.mark.slow,
+            pytest.mark.skipif(not importlib.util.find_spec("mlx"), reason="mlx is not installed"),
+        ],
+    ),
 ]
 
 

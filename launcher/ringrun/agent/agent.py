@@ -48,9 +48,7 @@ class Agent:
         self.env.update(config["env"])
         limits = threads.limit(self.env, config["threads"], config["slots"])
         cwd = os.path.expanduser(config["cwd"])  # noqa: PTH111  no pathlib here
-        self.shares = binding.shares(
-            config["bind"], binding.available_processors(), len(config["ranks"])
-        )
+        self.shares, limits["unbound"] = binding.usable_shares(config["bind"], len(config["ranks"]))
         self.preparation = preparation.Preparation(config, self.env, self.argv[0], cwd, limits)
         self.selector = selectors.DefaultSelector()
         self.recorders = recorders.Recorders(

@@ -63,6 +63,43 @@ def shares(policy: str, processors: List[Processor], ranks: int) -> List[Set[int
     return [{item.number for core in mine for item in core} for mine in picked]
 
 
+def usable_shares(policy: str, ranks: int) -> Tuple[List[Set[int]], str]:
+    """The processors of each rank of this host, as far as the system lets a process choose them.
+
+    Args:
+        policy: as for :func:`shares`.
+        ranks: the number of ranks on this host.
+
+    Returns:
+        As :func:`shares`; and why no rank is bound although the policy demands it, or "".
+    """
+    processors = available_processors()
+    found = shares(policy, processors, ranks)
+    why = ""
+    if policy != NONE and not processors:
+        why = "the system does not report the processors of a process"
+    elif policy != NONE and not any(found):
+        why = f"there are fewer cores than its {ranks} ranks"
+    elif policy != NONE:
+        try:
+            os.sched_setaffinity(0, [item.number for item in processors])  # type: ignore[attr-defined,unused-ignore]
+        except AttributeError:
+            why = "this system has no sched_setaffinity"
+        except OSError as problem:
+            why = f"sched_setaffinity: {problem.strerror}"
+    return ([set() for _ in range(ranks)] if why else found), why
+
+
+def describe(host: str, why: str) -> str:
+    """One line for the user about a host whose ranks are not bound; "" for an empty reason.
+
+    Args:
+        host: its name.
+        why: the second result of :func:`usable_shares`.
+    """
+    return f"--bind has no effect on {host}: {why}" if why else ""
+
+
 def available_processors(root: str = "/sys/devices/system/cpu") -> List[Processor]:
     """The processors that this process may use; empty where the system does not say."""
     try:

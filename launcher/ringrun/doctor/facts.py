@@ -22,7 +22,7 @@ from ringcomm.transport.nics import listed_by_linux
 
 from ..agent.threads import bound_cores
 
-PACKAGES = ("numpy", "psutil", "ringcomm", "torch", "tensorflow", "keras", "jax", "mxnet")
+PACKAGES = ("numpy", "psutil", "ringcomm", "torch", "tensorflow", "keras", "jax", "mlx", "mxnet")
 TOOL_LIMIT_S = 2.0
 
 

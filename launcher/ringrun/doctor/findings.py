@@ -41,7 +41,7 @@ def all_findings(found: Examination) -> List[Finding]:
 
 
 def _common_software(found: Examination) -> Iterator[Finding]:
-    for name in ("numpy", "torch", "tensorflow", "keras", "jax", "mxnet"):
+    for name in ("numpy", "torch", "tensorflow", "keras", "jax", "mlx", "mxnet"):
         versions = {
             index: facts["packages"].get(name) for index, facts in enumerate(found.facts) if facts is not None
         }

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Mapping, Set
 from ringcomm.balance.replan import rank_names
 from ringcomm.balance.unequal import Usage, job_line
 
+from ..agent import binding
 from ..diagnosis.variables import Variables
 from ..plan.job import HostJob, Job
 from ..show.printer import Printer
@@ -94,7 +95,12 @@ class Notices:
         return f"{text[:1].upper()}{text[1:]}." if text else ""
 
     def ready(self, host: HostJob, facts: Dict[str, Any]) -> Dict[str, Any]:
-        """A host is ready: show its interpreter, if that was looked for there; returns the facts."""
+        """A host is ready: show what it does otherwise than asked, and an interpreter that was looked for.
+
+        Returns:
+            the facts.
+        """
+        self._printer.note(binding.describe(host.name, facts["limits"]["unbound"]))
         python = str((facts.get("found") or {}).get("python") or host.python)
         if host.fallback and python != host.python:
             self._printer.note(f"{host.name}: the ranks run {visible_line(python)}")

@@ -395,6 +395,5 @@ class Supervisor:
         """The outcome of ranks that had started; see :func:`~.outcome.ended`."""
         found = {self.job.hosts[index].name: facts.get("found") for index, facts in self._ready.items()}
         pythons = {name: facts["python"] for name, facts in found.items() if facts}
-        first = "\n\n".join(filter(None, (first, self._notices.different_variables())))
-        how = self._failure, self._ending, self._signum
-        return ended(self.job, *how, tails, lines, diagnosis, pythons, first)
+        how = self._failure, self._ending, self._signum, tails, lines, diagnosis, pythons
+        return ended(self.job, *how, "\n\n".join(filter(None, (first, self._notices.different_variables()))))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
-from typing import Dict, List, NamedTuple, NoReturn, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Tuple
 
 from ringcomm.errors import ConfigError
 
@@ -71,7 +72,8 @@ def parse_hosts(text: str) -> List[HostSpec]:
 def parse_hostfile(text: str, path: str) -> List[HostSpec]:
     """Parse a hostfile in MPI style: a host per line with ``slots=2`` or ``:2``; ``#`` starts a comment.
 
-    ``python=``, ``cwd=`` and ``iface=`` override the job's values on that host.
+    ``python=``, ``cwd=`` and ``iface=`` override the job's values on that host. A file in JSON is one of
+    ``mlx.launch``: a list of hosts, each with ``ssh`` and ``ips``, or an object with that list.
 
     Args:
         text: the content of the file.
@@ -80,11 +82,8 @@ def parse_hostfile(text: str, path: str) -> List[HostSpec]:
     Raises:
         ConfigError: a line has the wrong form, or the file names no host; the message has file and line.
     """
-    if text.lstrip().startswith(("[", "{")) and '"' in text:
-        raise ConfigError(
-            f"{path} is JSON, as mlx.launch has it. Write one host per line, like: jetson1 slots=2 (the "
-            'names after "ssh" in it), or -H jetson1,jetson2'
-        )
+    if re.match(r"\s*(\{|\[\s*[\]{])", text):
+        return _of_mlx(text, path)
     specs: List[HostSpec] = []
     for number, line in enumerate(text.splitlines(), 1):
         where = f"{path}, line {number}"
@@ -98,6 +97,36 @@ def parse_hostfile(text: str, path: str) -> List[HostSpec]:
             specs.append(_line(words, where))
     if not specs:
         raise ConfigError(f"{path} names no host. Write one per line, like: jetson1 slots=2")
+    return specs
+
+
+def _of_mlx(text: str, path: str) -> List[HostSpec]:
+    """Parse a hostfile of ``mlx.launch``; a host that is listed several times in a row gets as many slots."""
+    try:
+        found: Any = json.loads(text)
+    except ValueError as problem:
+        raise ConfigError(f"{path} begins like JSON and is not: {problem}.") from None
+    listed = found.get("hosts") if isinstance(found, dict) else found
+    if not isinstance(listed, list) or not listed:
+        raise ConfigError(f'{path} names no host. Write a list like [{{"ssh": "a", "ips": ["10.0.0.1"]}}].')
+    if isinstance(found, dict) and found.get("envs"):
+        passed = " ".join(f"-x {item}" for item in found["envs"])
+        raise ConfigError(f"{path}: envs are not taken from a hostfile. Remove them, and add: {passed}")
+    specs: List[HostSpec] = []
+    for number, item in enumerate(listed, 1):
+        where = f"{path}, host {number}"
+        if not isinstance(item, dict) or not isinstance(item.get("ssh"), str):
+            raise ConfigError(f'{where}: {json.dumps(item):.60} has no "ssh", the name of the host.')
+        addresses = item.get("ips") or []
+        if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
+            raise ConfigError(f'{where}: "ips" is a list of addresses, not {json.dumps(addresses):.60}.')
+        # The addresses of the interfaces that ranks on this host use.
+        iface = ",".join(f"{address}/{128 if ':' in address else 32}" for address in addresses)
+        spec = parse_host(item["ssh"], where)._replace(slots=1, iface=iface or None)
+        if specs and specs[-1]._replace(slots=1) == spec:
+            spec = specs.pop()
+            spec = spec._replace(slots=(spec.slots or 0) + 1)
+        specs.append(spec)
     return specs
 
 

@@ -1,4 +1,4 @@
-"""Options of mpirun (Open MPI and MPICH), torchrun, accelerate and srun, as ringrun's. Pure.
+"""Options of mpirun (Open MPI and MPICH), torchrun, mlx.launch, accelerate and srun, as ringrun's. Pure.
 
 A command line that was written for mpirun works with only the program's name changed: options that mean
 something here become ringrun's, the others are accepted with a line that says what happens instead. The
@@ -154,13 +154,14 @@ _RULES: Dict[str, Tuple[int, Rule]] = {
     "nodes": (1, _nothing()),
     **dict.fromkeys(("gres", "gpus", "gpus-per-node", "gpus-per-task", "cpus-per-task", "partition", "mem"),
                     (1, _nothing("ringrun allocates nothing; in a job of Slurm it takes its nodes"))),
-    # mlx.launch
-    "backend": (1, _nothing()),
-    "repeat-hosts": (1, _per_host),
     **dict.fromkeys(("rdzv-backend", "rdzv_backend", "rdzv-id", "rdzv_id"), (1, _nothing())),
     **dict.fromkeys(("rdzv-endpoint", "rdzv_endpoint", "master-addr", "master_addr", "master-port",
                      "master_port", "node-rank", "node_rank"),
                     (1, _nothing(_RUN_ONCE))),
+    "repeat-hosts": (1, _per_host),
+    "backend": (1, _nothing("the ranks are connected by ringcomm")),
+    **dict.fromkeys(("connections-per-ip", "starting-port", "nccl-port"), (1, _nothing())),
+    "mpi-arg": (1, _nothing("that is MPI's")),
 }  # fmt: skip
 """By name without dashes: how many values an option has, and what becomes of it."""
 
@@ -170,7 +171,7 @@ _INTERFACES = ("--network-interface", "--network-interfaces")
 
 
 def translate(words: Sequence[str], own: Callable[[str], Optional[int]]) -> Translated:
-    """Replace the options of mpirun and torchrun in a command line by ringrun's.
+    """Replace the options of mpirun, torchrun and mlx.launch in a command line by ringrun's.
 
     Replacing ends at the first word that is no option, at ``--``, and at an option that is neither ringrun's
     nor in the table here or lacks its values: from there on all words stay as they are, the ranks' command
@@ -204,6 +205,8 @@ def translate(words: Sequence[str], own: Callable[[str], Optional[int]]) -> Tran
         if rule is None:
             break
         values = [value] if equals else list(words[position + 1 : position + 1 + rule[0]])
+        if name.lstrip("-") == "env" and "=" in "".join(values[:1]):  # mlx.launch has one value, MPICH two
+            rule, values = (1, _same("-x")), values[:1]
         if len(values) < rule[0]:
             break
         replaced, note = rule[1](values)

@@ -22,10 +22,7 @@ _LEFT_OUT = (
 )  # fmt: skip
 """Launchers whose options are all in :mod:`.mpirun` and :mod:`.horovod`."""
 _RENAMED: Dict[str, Dict[str, Tuple[int, str]]] = {
-    "mlx.launch": {
-        "-n": (1, "--slots-each"), "--connections-per-ip": (1, ""), "--starting-port": (1, ""),
-        "-p": (1, ""), "--env": (1, "-x"),
-    },
+    "mlx.launch": {"-n": (1, "--slots-each"), "-p": (1, ""), "--env": (1, "-x")},
     "accelerate": {
         "--config_file": (1, ""), "--config-file": (1, ""), "--cpu": (0, ""), "--module": (0, "-m"),
     },

@@ -186,7 +186,7 @@ _FACTS: Dict[str, Dict[str, Tuple[type, ...]]] = {
 _FORMS = {"machine": r"\w{1,32}", "glibc": r"(\d{1,2}\.\d{1,3})?", "version": r"\d{1,2}(\.\d{1,3}){1,2}"}
 """The forms of facts that become paths and command lines: ``uname -m``, versions of C library and Python."""
 _LIMITS: Dict[str, Tuple[type, ...]] = {
-    "threads": _NUMBER, "cores": (int, float), "ranks": _NUMBER, "kept": (dict,),
+    "threads": _NUMBER, "cores": (int, float), "ranks": _NUMBER, "kept": (dict,), "unbound": (str,),
 }  # fmt: skip
 _OPTIONAL: Dict[str, Tuple[type, ...]] = {
     "port": _NUMBER, "login": (str,), "found": (dict,), "path": (str,), "why": (str,), "text": (str,),

@@ -31,6 +31,7 @@ FRAMEWORKS = (
     Framework("MXNet", "mxnet", "mxnet"),
     Framework("Keras", "keras", "keras"),
     Framework("JAX", "jax", "jax"),
+    Framework("MLX", "mlx", "mlx"),
     Framework("Lightning", "lightning", "lightning"),
 )
 

@@ -33,6 +33,7 @@ from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
+from ..._adapter.basics import barrier
 from ..._adapter.common import init, rank, shutdown
 from ...clock import Deadline
 from ...config import Membership, Settings
@@ -40,7 +41,6 @@ from ...configuration.endpoints import format_endpoint
 from ...data_service.service import ComputeClient
 from ...errors import ConfigError, NotOfferedError, StartTimeoutError
 from ...storage.files import Exposed, read_private, write_private
-from ..movement import barrier
 from . import servers
 
 __all__ = ["TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]

@@ -6,6 +6,7 @@ from . import callbacks as callbacks  # type: ignore[no-redef]
 from . import elastic as elastic  # type: ignore[no-redef]
 from .collectives import allgather as allgather
 from .collectives import allreduce as allreduce
+from .collectives import alltoall as alltoall
 from .collectives import broadcast as broadcast
 from .collectives import reducescatter as reducescatter
 from .models import load_model as load_model

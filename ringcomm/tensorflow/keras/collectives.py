@@ -22,7 +22,9 @@ def _with_tensors(function: Callable[P, Any]) -> Callable[P, Any]:
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Any:
         result = function(*args, **kwargs)
-        return tf.convert_to_tensor(result) if tf.executing_eagerly() else result
+        if not tf.executing_eagerly():
+            return result
+        return tf.nest.map_structure(tf.convert_to_tensor, result)
 
     call.__module__ = __name__
     call.__signature__ = signature(function).replace(return_annotation=Any)  # type: ignore[attr-defined]
@@ -32,6 +34,7 @@ def _with_tensors(function: Callable[P, Any]) -> Callable[P, Any]:
 
 
 allreduce = _with_tensors(collectives.allreduce)
+alltoall = _with_tensors(collectives.alltoall)
 allgather = _with_tensors(collectives.allgather)
 broadcast = _with_tensors(collectives.broadcast)
 reducescatter = _with_tensors(collectives.reducescatter)

@@ -10,7 +10,7 @@ import json
 import platform
 import sys
 from pathlib import Path
-from typing import Dict
+from typing import Dict, List
 
 import numpy as np
 
@@ -49,6 +49,12 @@ def reductions(kind: str, own: np.ndarray, case: str) -> None:
         keep(f"{kind} {case} adasum", rc.allreduce(own, op=rc.Adasum))
 
 
+def common_dtypes() -> List[np.dtype]:
+    """The element types of all ranks: some hosts have no bfloat16."""
+    found = rc.allgather_object([dtype.name for dtype in all_dtypes()])
+    return [dtype for dtype in all_dtypes() if all(dtype.name in names for names in found)]
+
+
 def movements(own: np.ndarray, case: str) -> None:
     """The collectives that only move data."""
     keep(f"{case} allgather", rc.allgather(own[: own.size - rc.rank()]))
@@ -61,7 +67,7 @@ def main() -> None:
     rc.init()
     rank, size = rc.rank(), rc.size()
     with np.errstate(all="ignore"):
-        for dtype in all_dtypes():
+        for dtype in common_dtypes():
             for count in COUNTS:
                 own = contributions(dtype, size, count)[rank]
                 reductions("numbers", own, f"{dtype.name} {count}")

@@ -11,6 +11,7 @@ from torch import nn
 
 import ringcomm as rc
 import ringcomm.torch as hvd
+from ringcomm._adapter.intervals import PROBE
 from ringcomm.errors import ConfigError
 from tests.adapters.torch.checks_compression import data, model_of, parameters_of
 from tests.adapters.torch.harness import same_everywhere, with_errors
@@ -109,12 +110,51 @@ def check_local_steps_beside_one_process() -> None:
 
 
 def check_intervals_follow_the_distance() -> None:
-    """Far apart, the ranks synchronize in every step: the same numbers as with averaged gradients."""
-    model = _locally(6, "auto", max_drift=1e-9)
-    assert hvd.size() == 1 or torch.equal(parameters_of(model), parameters_of(_locally(6, 1)))
+    """Far apart, the ranks exchange something in every step: the same numbers as with averaged gradients."""
+    model = _locally(20, "auto", max_drift=1e-9)
+    assert torch.allclose(parameters_of(model), parameters_of(_locally(20, 1)), atol=1e-5)
     small = _locally(30, "auto", max_drift=1e9)  # no distance is too large: the link alone decides
     same_everywhere(parameters_of(small))
     assert rc.stats()["ringcomm/local_steps"] >= 1
+
+
+class _Branches(nn.Module):
+    """Layers of which a step uses one besides the common one, and one that no step uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.common, self.unused = nn.Linear(6, 3), nn.Linear(6, 3)
+        self.branches = nn.ModuleList(nn.Linear(6, 3) for _ in range(4))
+
+    def forward(self, inputs: Any, step: int) -> Any:
+        return self.common(inputs) + self.branches[(step + hvd.rank()) % 4](inputs)
+
+
+def _train_branches(model: Any, optimizer: Any, steps: int) -> Any:
+    generator = torch.Generator().manual_seed(hvd.rank())
+    for step in range(steps):
+        optimizer.zero_grad()
+        inputs, targets = torch.randn(5, 6, generator=generator), torch.randn(5, 3, generator=generator)
+        nn.functional.mse_loss(model(inputs, step), targets).backward()
+        optimizer.step()
+    return parameters_of(model)
+
+
+def check_while_the_interval_is_one_step_every_optimizer_is_that_of_one_process() -> None:
+    """Adam's moments are those of averaged gradients; a branch that other ranks use has their gradients."""
+    for compression in (None, "bf16"):
+        local, common = _Branches(), _Branches()
+        optimizer: Any = torch.optim.AdamW(local.parameters(), lr=0.05, weight_decay=0.1)
+        with hvd.LocalSGD(local, optimizer, compression=compression):
+            found = _train_branches(local, optimizer, PROBE - 1)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.AdamW(common.parameters(), lr=0.05, weight_decay=0.1), common.named_parameters(),
+            compression=compression or "none",
+        )  # fmt: skip
+        expected = _train_branches(common, optimizer, PROBE - 1)
+        assert torch.allclose(found, expected, atol=1e-6 if compression is None else 1e-3)
+        assert torch.equal(local.unused.weight, _Branches().unused.weight), "no decay without a gradient"
 
 
 def check_parameters_that_are_trained_later() -> None:

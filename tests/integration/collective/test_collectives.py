@@ -81,6 +81,26 @@ class TestAllgather:
             assert arrays[0].dtype == case[0]
             assert same_bits(arrays)
 
+    @pytest.mark.parametrize("rows", [(63, 64), (64, 64), (65, 0), (0, 64), (1, 1000)])
+    def test_around_the_length_of_enclosed_rows(self, on_ranks, rows):
+        """256 bytes of every rank travel with the numbers of rows; see ``collective.enclosed``."""
+
+        def own(rank):
+            return numbers(rank, rows[rank], dtype=np.dtype("float32"))
+
+        def work(context):
+            every = context.allgather(own(context.rank))
+            sent = own(context.rank)
+            part, counts = context.alltoall(sent, [len(sent) // 2, len(sent) - len(sent) // 2])
+            return every, part, counts.tolist()
+
+        found = on_ranks(2, work)
+        for rank, (every, part, counts) in enumerate(found):
+            np.testing.assert_array_equal(every, np.concatenate([own(0), own(1)]))
+            halves = [(own(r)[: rows[r] // 2], own(r)[rows[r] // 2 :])[rank] for r in range(2)]
+            np.testing.assert_array_equal(part, np.concatenate(halves))
+            assert counts == [len(half) for half in halves]
+
     def test_single_numbers_count_as_one_row(self, on_ranks, size):
         def work(context):
             return context.allgather(context.rank).tolist(), context.allgather([context.rank] * 2).tolist()

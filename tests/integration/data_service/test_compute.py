@@ -298,7 +298,8 @@ def test_the_own_address_is_the_one_from_which_the_registry_is_reached() -> None
 def test_keepalive_is_left_out_where_the_system_lacks_it(
     service: ComputeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_ALIVE", (("TCP_OF_ANOTHER_SYSTEM", 1), ("TCP_KEEPIDLE", 7)))
+    options = ("TCP_OF_ANOTHER_SYSTEM", 1), ("TCP_KEEPIDLE", -1), ("TCP_KEEPIDLE", 7)  # the second is refused
+    monkeypatch.setattr(module, "_ALIVE", options)
     with client_of(service)._connect(Deadline(60)) as connection:
         assert connection._sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert connection._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 7

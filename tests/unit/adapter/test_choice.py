@@ -87,7 +87,8 @@ def test_less_than_five_percent_is_no_reason():
 def test_one_line_says_what_and_why():
     choice = choose(RESNET, step(100, 1.0), links(100), FAST)
     assert choice.describe().startswith("int8: step 10.9 s -> ")
-    assert " s predicted. Local steps (LocalSGD) would bring it to 1.1 s, as far as the" in choice.describe()
+    assert " s predicted. Local steps (PyTorch: --local-steps auto; or LocalSGD)" in choice.describe()
+    assert " would bring it to 1.1 s, as far as the distance" in choice.describe()
     fast = choose(RESNET, step(1000, 1.0), links(1000), {name: Rates(0.0, 0.0) for name in FAST})
     assert "Local steps" not in fast.describe() and fast.describe().endswith(" s predicted")
     assert "a gain of less than 5 %" in choose(RESNET, step(10_000, 5.0), links(10_000), FAST).describe()

@@ -98,7 +98,8 @@ def test_what_a_step_and_an_exchange_take(monkeypatch):
         interval.exchanged(began_s)
         now[0] += 4.0
         facts = Facts(*interval.send(now[0], 4))
-        assert facts.step_s == 2.0 and facts.exchange_s == (0.5 if first else 1.5)
+        assert facts.step_s == (0.0 if first else 2.0), "the first interval also contains what came before"
+        assert facts.exchange_s == (0.5 if first else 1.5)
         began_s, now[0] = now[0], now[0] + 1.0
         interval.exchanged(began_s)
 
@@ -126,6 +127,27 @@ def test_a_restart_and_a_checkpoint():
     assert again.steps == interval.steps == 16 and math.isnan(again.drift)
     interval.restart()
     assert interval.steps == 1 and run(interval, [0.0] * 3) == [1, 1, 2]
+
+
+def test_while_the_interval_is_one_step_gradients_are_averaged_except_in_probes():
+    interval = Interval("auto", 0, 2, 1)
+    kinds = []
+    for drift in [0.02] * 20 + [0.001] * 20:
+        shared = interval.shares_gradients()
+        assert interval.averages_state() == (interval.steps <= 2)
+        kinds.append("g" if shared else str(interval.steps))
+        sent = Facts(*interval.send(0.0, interval.steps, weights=not shared))
+        interval.learn(sent._replace(exchange_s=100.0, step_s=1.0))
+        if not shared:
+            interval.measured(drift**2 * 25.0, 25.0)
+        interval.begin()
+    assert "".join(kinds[:25]) == "ggggggg1" + 15 * "g" + "1g", "twice too far: half as often"
+    assert kinds[25:30] == ["2", "2", "4", "8", "16"]
+
+
+def test_with_a_fixed_interval_no_gradients_are_averaged():
+    assert not Interval(1, 0, 2, 1).shares_gradients()
+    assert not Interval("auto", 0, 2, 2).shares_gradients()
 
 
 def test_wrong_arguments():

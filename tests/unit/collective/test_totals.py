@@ -47,6 +47,20 @@ def test_what_one_rank_sends_another_receives(count, codec):
         assert kinds["allreduce"][1] == sum(map(sum, peers.values())) > 0
 
 
+@pytest.mark.parametrize("rows", [1, 1000])
+def test_short_rows_are_one_call_like_long_ones(rows):
+    def work(context):
+        for _ in range(3):
+            context.allgather(np.ones(rows))
+        context.alltoall(np.ones(2 * rows))
+        return sums(context)
+
+    for peers, kinds in run_ranks(2, work):
+        assert (kinds["allgather"][0], kinds["alltoall"][0]) == (3, 1)
+        payload = 2 * 3 * 8 * rows + 2 * 8 * rows
+        assert payload < sum(count for _, count in kinds.values()) <= sum(map(sum, peers.values()))
+
+
 def test_bytes_of_two_ranks_are_those_of_the_algorithm():
     def work(context):
         context.allreduce(np.ones(1000, np.float32), Sum)

@@ -8,13 +8,19 @@ import pytest
 
 from ringcomm.errors import ProtocolError
 from ringcomm.group import message_channel
-from ringcomm.group.message_channel import OVERHEAD_BYTES, SHORT_BYTES, Channel, Disagreement
+from ringcomm.group.message_channel import OVERHEAD_BYTES, Channel, Disagreement
 from ringcomm.group.message_matching import Matcher, Receive
 from ringcomm.transport.memory import memory_fabrics
 from tests.support.messages import TAG, Note, Pair, receive
 
+SHORT_BYTES = 32 * 1024
 SHORT, LONG, READY, BYTES, CREDIT = 1, 2, 3, 4, 5
 LARGE = bytes(SHORT_BYTES + 1)
+
+
+@pytest.fixture(autouse=True)
+def _announce_above_short_bytes(monkeypatch):
+    monkeypatch.setattr(message_channel, "SHORT_BYTES", SHORT_BYTES)
 
 
 class End:

@@ -50,6 +50,18 @@ class TestAllReduce:
         assert name_of(model, 64) == "one_shot"
         assert name_of(model, 64 * MIB) == "direct"
 
+    def test_a_ring_for_long_messages_between_hosts_whose_links_are_slow(self):
+        slow = [10 * GIGABIT] * 3
+        assert [name_of(network(*slow), size) for size in (256 * KIB, MIB, 64 * MIB)] == [
+            "direct", "ring", "ring",
+        ]  # fmt: skip
+        assert name_of(network(*slow[:2]), 64 * MIB) == "direct"  # nothing comes from two hosts at once
+        assert name_of(network(*slow), 64 * MIB, single=True) == "direct"
+        # A ring would carry a quarter more over each interface.
+        assert name_of(network(*slow, places=2), 64 * MIB) == "hierarchical"
+        # One slow link gets a small chunk instead.
+        assert name_of(network(*slow[:1], GIGABIT, GIGABIT, GIGABIT), 64 * MIB) == "direct"
+
     def test_a_slow_latency_makes_one_round_worth_more_bytes(self):
         fast, slow = network(*[GIGABIT] * 4), network(*[GIGABIT] * 4, latency_s=5e-3)
         assert name_of(fast, 100 * KIB) == "direct"

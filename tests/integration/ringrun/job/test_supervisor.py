@@ -33,7 +33,8 @@ os.write(1, b"no frame of an agent")
 os.read(0, 1)
 """
 """In place of an agent: sends these events, and something else when it has received the first word."""
-READY = {"event": "ready", "port": 7, "limits": {"threads": 1, "cores": 2.0, "ranks": 1, "kept": {}}}
+LIMITS = {"threads": 1, "cores": 2.0, "ranks": 1, "kept": {}, "unbound": ""}
+READY = {"event": "ready", "port": 7, "limits": LIMITS}
 
 
 class Rendezvous:

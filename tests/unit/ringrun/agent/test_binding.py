@@ -6,7 +6,7 @@ from typing import List, Set
 
 import pytest
 
-from ringrun.agent.binding import Processor, available_processors, shares
+from ringrun.agent.binding import Processor, available_processors, describe, shares, usable_shares
 
 
 def machine(cores: int, threads: int = 1, sockets: int = 1, slow: int = 0) -> List[Processor]:
@@ -56,3 +56,22 @@ def test_a_board_with_unlike_cores(tmp_path: Path) -> None:
         (folder / "cpu_capacity").write_text("512\n")
         (folder / "topology" / "core_id").write_text(f"{number}\n")
     assert {item.capacity for item in available_processors(str(tmp_path))} == {512}
+
+
+def test_shares_that_the_system_permits(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert usable_shares("none", 2) == ([set(), set()], "")
+    found, why = usable_shares("socket", 2)
+    assert not why and set.union(*found) <= os.sched_getaffinity(0) and all(found)
+    found, why = usable_shares("core", 5000)
+    assert not any(found) and len(found) == 5000
+    assert describe("a", why) == "--bind has no effect on a: there are fewer cores than its 5000 ranks"
+    assert describe("a", "") == ""
+
+    def refused(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refused)
+    assert usable_shares("socket", 2) == ([set(), set()], "sched_setaffinity: Operation not permitted")
+    monkeypatch.setattr(os, "sched_getaffinity", refused)
+    assert usable_shares("none", 1) == ([set()], "")
+    assert usable_shares("core", 1)[1] == "the system does not report the processors of a process"

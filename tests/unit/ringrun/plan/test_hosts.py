@@ -104,3 +104,30 @@ def test_bad_hostfiles_are_named(text: str, words: List[str]) -> None:
 def test_the_destination_of_ssh() -> None:
     assert HostSpec("jetson1").target == "jetson1"
     assert HostSpec("jetson1", "me").target == "me@jetson1"
+
+
+def test_a_hostfile_of_mlx_launch() -> None:
+    one = '{"ssh": "mac1", "ips": ["10.0.0.1", "fe80::1"], "rdma": []}'
+    other = '{"ssh": "me@mac2"}'
+    expected = [HostSpec("mac1", slots=2, iface="10.0.0.1/32,fe80::1/128"), HostSpec("mac2", "me", slots=1)]
+    assert parse_hostfile(f"\n [ {one}, {one}, {other}]", "hosts.json") == expected
+    whole = f'{{"backend": "ring", "envs": [], "hosts": [{one}, {one}, {other}]}}'
+    assert parse_hostfile(whole, "hosts.json") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[]", ["h.json", "names no host", '"ssh"']),
+        ('{"hosts": {}}', ["h.json", "names no host"]),
+        ('[{"ssh": "a"},', ["h.json", "begins like JSON", "line 1"]),
+        ('{"hosts": [{"ssh": "a"}], "envs": ["A=1", "B=2"]}', ["h.json", "-x A=1 -x B=2"]),
+        ('[{"ssh": "a"}, {"name": "b"}]', ["h.json, host 2", '"ssh"']),
+        ('[{"ssh": "a", "ips": "10.0.0.1"}]', ["h.json, host 1", '"ips"']),
+        ('[{"ssh": "a b"}]', ["h.json, host 1", "a b"]),
+    ],
+)
+def test_bad_hostfiles_of_mlx_launch_are_named(text: str, words: List[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_hostfile(text, "h.json")
+    assert all(word in str(error.value) for word in words), error.value

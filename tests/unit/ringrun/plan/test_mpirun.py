@@ -11,7 +11,7 @@ from ringrun.flags import nearest
 from ringrun.plan import horovod
 from ringrun.plan.mpirun import names, translate, values_of
 
-OWN = {"-np": 1, "-H": 1, "-x": 1, "--iface": 1, "--bind": 1, "--verbose": 0, "--ssh": 1}
+OWN = {"-np": 1, "-H": 1, "--hostfile": 1, "-x": 1, "--iface": 1, "--bind": 1, "--verbose": 0, "--ssh": 1}
 
 
 def words(line: str) -> List[str]:
@@ -46,6 +46,13 @@ def words(line: str) -> List[str]:
          "-H a,b --slots-each 2 -x OMP_NUM_THREADS=1 -x A -x B x.py"),
         ("-f machines -wdir /job x.py", "--hostfile machines --cwd /job x.py"),
         ("--bind-to core --tag-output x.py", "--bind core x.py"),
+        # mlx.launch.
+        ("-n 4 train.py", "-np 4 train.py"),
+        ("--hosts mac1,mac2 --repeat-hosts 2 --backend ring --env A=1 --env=B=2 -env C 3 x.py",
+         "-H mac1,mac2 --slots-each 2 -x A=1 -x B=2 -x C=3 x.py"),
+        ("--hostfile hosts.json --starting-port 5000 --connections-per-ip 2 train.py",
+         "--hostfile hosts.json train.py"),
+        ("--env", "--env"),
         # The command's own options are its own.
         ("-np 2 python x.py -n 3 --bind-to core", "-np 2 python x.py -n 3 --bind-to core"),
         ("-np 2 -- -n", "-np 2 -- -n"),
@@ -79,6 +86,7 @@ def test_lines(line: str, expected: str) -> None:
         ("-genvall x.py", "-x NAME"),
         ("--bind-to boards x.py", "--bind-to boards is not done: ranks are not bound"),
         ("--nproc-per-node gpu x.py", "give a number"),
+        ("--backend jaccl x.py", "connected by ringcomm"),
         ("--rdzv-endpoint=host:1 x.py", "run it once"),
         ("--mca btl_tcp_if_include eth0 x.py", ""),
         ("--allow-run-as-root x.py", ""),

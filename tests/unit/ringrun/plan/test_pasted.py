@@ -8,9 +8,7 @@ from typing import Any, Dict, List, Tuple
 import pytest
 from click.testing import CliRunner
 
-from ringcomm.errors import ConfigError
 from ringrun import cli
-from ringrun.plan.hosts import parse_hostfile
 from ringrun.plan.options import Options
 
 PYTHON = ("python", "train.py")
@@ -115,8 +113,3 @@ def test_without_a_command_it_is_the_usual_error(line: str) -> None:
 def test_an_option_without_a_counterpart_is_refused(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, output, code = run(line.split(), monkeypatch)
     assert (seen, code) == ([], 2) and "No such option" in output
-
-
-def test_the_host_file_of_mlx_is_named() -> None:
-    with pytest.raises(ConfigError, match="hosts.json is JSON, as mlx.launch has it. Write one host"):
-        parse_hostfile('[{"ssh": "a", "ips": ["10.0.0.1"]}]', "hosts.json")

@@ -35,7 +35,7 @@ GOOD: Dict[str, str] = {
     "encrypt": "1", "threads": "3", "allow_forwarding": "1", "compression": "int8", "advise": "1",
     "predict": "1", "predict_ranks": "2,64", "predict_link": "1gbit", "predict_batch": "32",
     "predict_price": "0.5", "predict_figure": "scaling.svg", "jax_callbacks": "buffers",
-    "jax_matching": "name",
+    "jax_matching": "name", "local_steps": "auto",
 }  # fmt: skip
 
 HOROVOD_FILE = """

@@ -1,0 +1,151 @@
+"""``DistributedOptimizer`` with local steps: what ``--local-steps`` makes of it in an unchanged program."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, ContextManager, Dict, List, Union
+
+import torch
+
+from .. import api
+from .._adapter.arguments import checked_passes
+from .._adapter.optimizer_classes import wrapped
+from .._adapter.reduction import Reduction
+from ..errors import ConfigError
+from ..ops import ReduceOp
+from .local_sgd import LocalSGD
+from .own_optimizer import all_parameters, no_copies
+
+
+class _Attached(LocalSGD):
+    """What a :class:`LocalDistributed` uses itself."""
+
+    _of_distributed = True
+
+
+class LocalDistributed:
+    """Mixin before the user's optimizer class: local steps, with the methods of a ``DistributedOptimizer``.
+
+    Attributes:
+        local: what counts steps and averages.
+    """
+
+    local: LocalSGD
+    _passes: int
+    _options: Dict[str, Any]
+
+    @property
+    def param_groups(self) -> List[Dict[str, Any]]:
+        """The parameter groups, as of every optimizer.
+
+        Raises:
+            ConfigError: a ``GradScaler`` asks for them.
+        """
+        if sys._getframe(1).f_code.co_name == "_unscale_grads_":
+            raise ConfigError(
+                "Local steps do not work with a GradScaler: each rank would leave out steps because of its "
+                "own gradients. Train in bfloat16, or without --local-steps (RINGCOMM_LOCAL_STEPS)."
+            )
+        groups: List[Dict[str, Any]] = self.__dict__["param_groups"]
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: List[Dict[str, Any]]) -> None:
+        """Replace the parameter groups."""
+        self.__dict__["param_groups"] = groups
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """The number of backward passes per step, which changes nothing: gradients are added up until it."""
+        return self._passes
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Set the number of backward passes per step.
+
+        Raises:
+            ConfigError: it is less than one.
+        """
+        self._passes = checked_passes(passes)
+
+    def synchronize(self) -> None:
+        """Average the gradients now, if the next step is one with averaged gradients; otherwise do nothing.
+
+        For programs that clip gradients before the step: those are this rank's own in local steps.
+        """
+        self.local._prepare()
+
+    def skip_synchronize(self) -> ContextManager[None]:
+        """Context manager that changes nothing: :meth:`synchronize` has an effect once for a step."""
+        return nullcontext()
+
+    def average_weights(self) -> None:
+        """Average the weights of all ranks now, before they are saved or judged. All ranks must call it."""
+        self.local.synchronize()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset all gradients.
+
+        Args:
+            set_to_none: None instead of zeros.
+        """
+        self.local._drop()
+        partial(super().zero_grad, set_to_none=set_to_none)()  # type: ignore[misc]
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        """Add parameters, which are trained from now on. All ranks must do so."""
+        super().add_param_group(param_group)  # type: ignore[misc]
+        self.local._detach()
+        _train_locally(self)
+
+    __reduce_ex__ = no_copies
+
+
+def local_steps_of_settings() -> Union[int, str]:
+    """Return what ``--local-steps`` says: a number, ``"auto"``, or 0 for none."""
+    text = api.placed().settings.local_steps if api.is_initialized() else ""
+    return int(text or 0) if text != "auto" else text
+
+
+def local_optimizer(optimizer: Any, how: Reduction, passes: int) -> Any:
+    """Return an optimizer of the given one's class that makes local steps.
+
+    Args:
+        optimizer: the user's.
+        how: the reduction of gradients that the program has asked for.
+        passes: backward passes per step.
+
+    Raises:
+        ConfigError: local steps cannot do what the program has asked for.
+    """
+    codec = getattr(how.compression, "kind", "none")
+    problem = ""
+    if how.op != ReduceOp.AVERAGE or how.factor != 1.0:
+        problem = f"gradients are averaged, and this program asks for {how.op.name.lower()} or other factors"
+    elif how.weight is not None:
+        problem = "each rank's weights count alike, and this program has balanced batches"
+    elif codec == "powersgd":
+        problem = "weights cannot be sent with PowerSGD; choose int8"
+    elif api.context().settings.check_every:
+        problem = "ranks have different weights between exchanges, so --check-every would report them"
+    elif not all(isinstance(item, torch.nn.Parameter) for item in all_parameters(optimizer)):
+        problem = "the optimizer has tensors that are no torch.nn.Parameter"
+    if problem:
+        raise ConfigError(
+            f"--local-steps (RINGCOMM_LOCAL_STEPS) cannot be used here: {problem}. Change that, or leave the "
+            "option out."
+        )
+    made = wrapped(LocalDistributed, optimizer, but="step")
+    made._passes = passes
+    codec = "int8" if codec == "auto" else codec
+    made._options = {"compression": codec, "process_set": how.process_set}
+    made._options["sync_every"] = local_steps_of_settings()
+    _train_locally(made)
+    return made
+
+
+def _train_locally(optimizer: Any) -> None:
+    parameters = torch.nn.ParameterList(all_parameters(optimizer))
+    optimizer.local = _Attached(parameters, optimizer, **optimizer._options)
+    optimizer.local._attach()

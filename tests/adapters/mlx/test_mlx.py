@@ -1,0 +1,100 @@
+"""ringcomm.mlx between real processes: collectives, training, a lost rank."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import List
+
+import pytest
+
+pytest.importorskip("mlx.core")
+
+from ringrun.function import RemoteError  # noqa: E402
+from tests.adapters.jobs import run, run_on  # noqa: E402
+from tests.adapters.signatures import COMMON, differences, differences_of_options  # noqa: E402
+from tests.proc.test_ringrun_support import ROOT, Launched  # noqa: E402
+
+CHECKS = [f"tests.adapters.mlx.checks_{subject}" for subject in ("collectives", "training")]
+
+
+def test_signatures() -> None:
+    import ringcomm.mlx as hvd
+
+    assert differences(hvd, COMMON) == []
+    assert differences_of_options(hvd, "ringcomm.mlx") == []
+
+
+@pytest.mark.smoke
+def test_everything_on_two_ranks() -> None:
+    run_on(2, CHECKS)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_everything_on_other_numbers_of_ranks(ranks: int) -> None:
+    run_on(ranks, CHECKS)
+
+
+def come_apart() -> List[str]:
+    """The last rank changes a weight after four steps; what the steps after that find."""
+    import mlx.core as mx
+    import mlx.optimizers as optim
+
+    import ringcomm as rc
+    import ringcomm.mlx as hvd
+
+    rc.init()
+    optimizer, weights = hvd.DistributedOptimizer(optim.SGD(0.1)), {"layers": [{"w": mx.ones(3)}]}
+    for number in range(6):
+        if number == 4 and rc.rank() == rc.size() - 1:
+            weights["layers"][0]["w"] += 1
+        try:
+            weights = optimizer.apply_gradients({"layers": [{"w": mx.ones(3)}]}, weights)
+        except rc.DesyncError as error:
+            return [f"{number} {error.tensor}"]
+    return []
+
+
+def test_diverged_weights_are_found() -> None:
+    assert run(come_apart, (), 2, RINGCOMM_CHECK_EVERY="2") == [["5 layers.0.w"]] * 2
+
+
+def lose_a_rank(notes: str) -> None:
+    """Rank 1 ends in the middle of training; the others write down the error that they get."""
+    import os
+
+    import mlx.core as mx
+
+    import ringcomm as rc
+    import ringcomm.mlx as hvd
+
+    hvd.init()
+    gradients = {"w": mx.ones((1000, 100))}
+    try:
+        for number in range(1000):
+            if number == 3 and hvd.rank() == 1:
+                os._exit(7)
+            gradients = hvd.average_gradients(gradients)
+    except hvd.HorovodInternalError as error:
+        kind = "recoverable" if isinstance(error, rc.Recoverable) else type(error).__name__
+        Path(notes, str(hvd.rank())).write_text(f"{kind}: {error}")
+        raise
+
+
+def test_a_lost_rank_is_named_to_all_others(tmp_path: Path) -> None:
+    """MLX's own ring reports a lost connection, and not whose."""
+    with pytest.raises(RemoteError, match="rank 1"):
+        run(lose_a_rank, (str(tmp_path),), 3)
+    texts = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert sorted(texts) == ["0", "2"]
+    assert texts["0"] == texts["2"] and texts["0"].startswith("recoverable: rank 1")
+
+
+def test_the_program_on_the_page(tmp_path: Path) -> None:
+    (script,) = re.findall(
+        r"```python\n(# mlx_train.py\n.*?)```", (ROOT / "docs" / "from_mlx.md").read_text(), re.DOTALL
+    )
+    (tmp_path / "mlx_train.py").write_text(script)
+    job = Launched("-np", "2", str(tmp_path / "mlx_train.py"))
+    assert job.finish(100.0) == 0, job.err
+    assert float(job.out.split()[-1]) < 0.5, job.out

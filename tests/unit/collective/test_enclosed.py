@@ -1,0 +1,32 @@
+"""Announcements of rows, with and without the rows themselves."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ringcomm.collective.enclosed import ENCLOSED_BYTES, announcement, enclosed_rows
+
+
+def table(counts, arrays):
+    return np.stack([announcement(numbers, array) for numbers, array in zip(counts, arrays)])
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "float16", "float64", "complex128", ml_dtypes.bfloat16])
+def test_rows_of_every_rank_come_back(dtype):
+    lengths = (0, 3, ENCLOSED_BYTES // np.dtype(dtype).itemsize)
+    arrays = [np.arange(length).astype(dtype) for length in lengths]
+    counts = [[1, 2], [3, 4], [5, 6]]
+    announced = table(counts, arrays)
+    assert announced[:, :2].tolist() == counts
+    found = enclosed_rows(announced, np.dtype(dtype))
+    assert [item.tobytes() for item in found] == [item.tobytes() for item in arrays]
+    assert {item.dtype for item in found} == {np.dtype(dtype)}
+
+
+@pytest.mark.parametrize("absent", [None, np.zeros(ENCLOSED_BYTES + 1, np.uint8)])
+def test_all_ranks_see_that_one_has_not_enclosed_its_rows(absent):
+    announced = table([[1], [7]], [np.zeros(1, np.uint8), absent])
+    assert announced[:, 0].tolist() == [1, 7]
+    assert enclosed_rows(announced, np.dtype(np.uint8)) is None
