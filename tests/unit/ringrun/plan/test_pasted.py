@@ -113,3 +113,10 @@ def test_without_a_command_it_is_the_usual_error(line: str) -> None:
 def test_an_option_without_a_counterpart_is_refused(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, output, code = run(line.split(), monkeypatch)
     assert (seen, code) == ([], 2) and "No such option" in output
+
+
+def test_what_has_no_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "accelerate launch --cpu --config_file f.yaml --num_processes 2 x.py"
+    seen, output, _ = run(line.split(), monkeypatch)
+    assert seen == [(Options(np=2), ("x.py",))]
+    assert "accelerate is left out: ringrun starts the ranks itself; --config_file: nothing that" in output
