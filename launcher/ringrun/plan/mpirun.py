@@ -1,4 +1,4 @@
-"""Options of mpirun (Open MPI and MPICH), torchrun and mlx.launch, as ringrun's. Pure.
+"""Options of mpirun (Open MPI and MPICH), torchrun, mlx.launch, accelerate and srun, as ringrun's. Pure.
 
 A command line that was written for mpirun works with only the program's name changed: options that mean
 something here become ringrun's, the others are accepted with a line that says what happens instead. The
@@ -89,6 +89,16 @@ def _per_host(values: Sequence[str]) -> Tuple[List[str], str]:
     return ["--slots-each", values[0]], ""
 
 
+def _precision(values: Sequence[str]) -> Tuple[List[str], str]:
+    return ["-x", f"ACCELERATE_MIXED_PRECISION={values[0]}"], ""
+
+
+def _spellings(*names: str) -> List[str]:
+    """Names with hyphens, and with underscores."""
+    return sorted({form for name in names for form in (name, name.replace("-", "_"))})
+
+
+_RUN_ONCE = "ringrun starts the ranks of all hosts: run it once, on one of them"
 _NO_TIME = "lines come without a time"
 
 _RULES: Dict[str, Tuple[int, Rule]] = {
@@ -130,10 +140,24 @@ _RULES: Dict[str, Tuple[int, Rule]] = {
     **dict.fromkeys(("redirects", "monitor-interval", "monitor_interval", "role", "start-method", "rdzv-conf",
                      "rdzv_conf", "local-addr", "local_addr"), (1, _nothing())),
     "standalone": (0, _nothing()),
+    # accelerate launch
+    **dict.fromkeys(_spellings("num-processes"), (1, _same("-np"))),
+    **dict.fromkeys(_spellings("num-machines", "dynamo-backend", "gpu-ids"), (1, _nothing())),
+    **dict.fromkeys(_spellings("machine-rank", "main-process-ip", "main-process-port"),
+                    (1, _nothing(_RUN_ONCE))),
+    **dict.fromkeys(_spellings("mixed-precision"), (1, _precision)),
+    **dict.fromkeys(_spellings("num-cpu-threads-per-process"), (1, _same("--threads"))),
+    **dict.fromkeys(_spellings("multi-gpu", "same-network"), (0, _nothing())),
+    # srun
+    "ntasks": (1, _same("-np")),
+    "ntasks-per-node": (1, _per_host),
+    "nodes": (1, _nothing()),
+    **dict.fromkeys(("gres", "gpus", "gpus-per-node", "gpus-per-task", "cpus-per-task", "partition", "mem"),
+                    (1, _nothing("ringrun allocates nothing; in a job of Slurm it takes its nodes"))),
     **dict.fromkeys(("rdzv-backend", "rdzv_backend", "rdzv-id", "rdzv_id"), (1, _nothing())),
     **dict.fromkeys(("rdzv-endpoint", "rdzv_endpoint", "master-addr", "master_addr", "master-port",
                      "master_port", "node-rank", "node_rank"),
-                    (1, _nothing("ringrun starts the ranks of all hosts: run it once, on one of them"))),
+                    (1, _nothing(_RUN_ONCE))),
     "repeat-hosts": (1, _per_host),
     "backend": (1, _nothing("the ranks are connected by ringcomm")),
     **dict.fromkeys(("connections-per-ip", "starting-port", "nccl-port"), (1, _nothing())),

@@ -12,7 +12,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
 
-from .mpirun import Translated
+from .mpirun import Translated, values_of
 
 _TORCH = ("torch.distributed.run", "torch.distributed.launch")
 _ITSELF = "ringrun starts the ranks itself"
@@ -22,19 +22,9 @@ _LEFT_OUT = (
 )  # fmt: skip
 """Launchers whose options are all in :mod:`.mpirun` and :mod:`.horovod`."""
 _RENAMED: Dict[str, Dict[str, Tuple[int, str]]] = {
-    "mlx.launch": {
-        "-n": (1, "--slots-each"), "--repeat-hosts": (1, "--slots-each"), "--backend": (1, ""),
-        "--connections-per-ip": (1, ""), "--starting-port": (1, ""), "-p": (1, ""), "--env": (1, "-x"),
-        "--hosts": (1, "-H"), "--hostfile": (1, "--hostfile"), "--python": (1, "--python"),
-        "--cwd": (1, "--cwd"), "--verbose": (0, "--verbose"),
-    },
+    "mlx.launch": {"-n": (1, "--slots-each"), "-p": (1, ""), "--env": (1, "-x")},
     "accelerate": {
-        "--num_processes": (1, "-np"), "--num_machines": (1, ""), "--machine_rank": (1, ""),
-        "--main_process_ip": (1, ""), "--main_process_port": (1, ""), "--mixed_precision": (1, "-x"),
-        "--dynamo_backend": (1, ""), "--num_cpu_threads_per_process": (1, "--threads"),
-        "--multi_gpu": (0, ""), "--cpu": (0, ""),
-        "--config_file": (1, ""), "--module": (0, "-m"), "--gpu_ids": (1, ""),
-        "--same_network": (0, ""), "--rdzv_backend": (1, ""),
+        "--config_file": (1, ""), "--config-file": (1, ""), "--cpu": (0, ""), "--module": (0, "-m"),
     },
 }  # fmt: skip
 """Options of which ringrun has another one, or none, or one of that name that means something else."""
@@ -86,14 +76,9 @@ def _renamed(name: str, words: Sequence[str]) -> Translated:
     position = 0
     while position < len(words) and words[position].startswith("-"):
         option, equals, value = words[position].partition("=")
-        key = option.replace("-", "_").replace("__", "--", 1) if name == "accelerate" else option
-        if key not in rules:
-            break
-        count, own = rules[key]
+        count, own = rules.get(option, (values_of(option), option))
         values = [value] if equals else list(words[position + 1 : position + 1 + count])
         position += 1 + (0 if equals else count)
-        if key == "--mixed_precision":
-            values = [f"ACCELERATE_MIXED_PRECISION={item}" for item in values]
         if own == "-m":
             return Translated([*found, "-m", *words[position:]], _notes(name, unused))
         if own:

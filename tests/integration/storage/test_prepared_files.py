@@ -15,6 +15,7 @@ from typing import Callable, Dict, Iterator, List
 import pytest
 
 from ringcomm.errors import ConfigError, StartTimeoutError
+from ringrun.agent import shipped
 from tests.integration.storage.prepared import EVIL, GOOD, ROWS, SYSTEM_PYTHON, Row
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -61,6 +62,8 @@ def base() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="prepared-", dir="/tmp"))
     folder.chmod(0o755)
     yield folder
+    while shipped._held:  # a job holds the locks of its caches until its processes end
+        os.close(shipped._held.popitem()[1])
     if os.path.ismount(folder):
         subprocess.run(["umount", str(folder)], check=True)
     shutil.rmtree(folder)

@@ -60,10 +60,19 @@ def test_it_works_behind_ringrun_and_with_the_names_exchanged(
     assert "is left out: ringrun starts the ranks itself" in output
     own = ["--verbose", *words]
     assert run(own, monkeypatch)[0] == [(Options(**options, verbose=True), command)]
-    if words[0] in ("torchrun", "mpirun", "mpiexec", "horovodrun"):
-        seen, output, code = run(words[1:], monkeypatch)
+    if words[0] in ("torchrun", "mpirun", "mpiexec", "horovodrun", "accelerate"):
+        seen, output, code = run(words[2 if words[0] == "accelerate" else 1 :], monkeypatch)
         assert (seen, code) == ([(Options(**options), command)], 0), output
         assert "is left out" not in output
+
+
+def test_options_of_srun_and_mlx_launch_without_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--ntasks=4", "--ntasks-per-node", "2", "--gres=gpu:1", "train.py"]
+    seen, output, code = run(words, monkeypatch)
+    assert seen == [(Options(np=4, slots_each=2), ("train.py",))] and "ringrun allocates nothing" in output
+    words = ["--backend", "ring", "--hosts", "a,b", "--repeat-hosts", "2", "train.py"]
+    seen, output, code = run(words, monkeypatch)
+    assert seen == [(Options(hosts="a,b", slots_each=2), ("train.py",))], output
 
 
 @pytest.mark.parametrize(("line", "text"), INSTEAD)
@@ -104,3 +113,10 @@ def test_without_a_command_it_is_the_usual_error(line: str) -> None:
 def test_an_option_without_a_counterpart_is_refused(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, output, code = run(line.split(), monkeypatch)
     assert (seen, code) == ([], 2) and "No such option" in output
+
+
+def test_what_has_no_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "accelerate launch --cpu --config_file f.yaml --num_processes 2 x.py"
+    seen, output, _ = run(line.split(), monkeypatch)
+    assert seen == [(Options(np=2), ("x.py",))]
+    assert "accelerate is left out: ringrun starts the ranks itself; --config_file: nothing that" in output
