@@ -34,7 +34,7 @@ PAGES = {
         "docs/from_torchrun.md", "docs/from_accelerate.md", "docs/gpu.md", "docs/ray_dask_spark.md",
         "docs/watching.md", "docs/jax.md",
     ],
-    "Reference": ["docs/configuration.md", "docs/protocol.md", "CHANGELOG.md"],
+    "Reference": ["docs/configuration.md", "docs/protocol.md", "docs/stability.md", "CHANGELOG.md"],
     "Explanation": ["docs/architecture.md", "docs/reliability.md", "docs/performance.md", "SECURITY.md"],
     "Project": ["CONTRIBUTING.md", "benchmarks/README.md"],
 }
