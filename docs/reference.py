@@ -15,8 +15,8 @@ GROUPS: Dict[str, str] = {
     "reducescatter_ alltoall alltoall_ barrier",
     "Several arrays at once": "grouped_allreduce grouped_allreduce_ grouped_allgather grouped_reducescatter",
     "Collectives by name, in the background": "allreduce_async allreduce_async_ allgather_async "
-    "broadcast_async broadcast_async_ reducescatter_async alltoall_async grouped_allreduce_async grouped_allreduce_async_ "
-    "grouped_allgather_async grouped_reducescatter_async Handle poll synchronize join",
+    "broadcast_async broadcast_async_ reducescatter_async alltoall_async grouped_allreduce_async "
+    "grouped_allreduce_async_ grouped_allgather_async grouped_reducescatter_async Handle poll synchronize join",
     "Python objects": "broadcast_object allgather_object",
     "Messages between two ranks": "send recv",
     "Reductions": "Average Sum Min Max Product Adasum ReduceOp",
@@ -106,7 +106,7 @@ def page_of_ringcomm() -> str:
     if missing:
         raise SystemExit(f"no section of docs.reference.GROUPS has {sorted(missing)}")
     parts = [
-        "# ringcomm\n\nThe calls for arrays of NumPy and of other frameworks; what they have in common is in\n"
+        "# ringcomm\n\nThe calls for arrays of NumPy and of other frameworks; what they share is in\n"
         "[Collectives](../docs/collectives.md). [`rc.run`](rc.run.md), [`rc.LocalSGD`](LocalSGD.md) and\n"
         "[`rc.elastic`](ringcomm.elastic.md) have pages of their own.\n\n```python\nimport ringcomm as rc\n\n"
         "rc.init()\ngradient = rc.allreduce(gradient)  # the average over all ranks\n```\n"
