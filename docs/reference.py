@@ -16,7 +16,8 @@ GROUPS: Dict[str, str] = {
     "Several arrays at once": "grouped_allreduce grouped_allreduce_ grouped_allgather grouped_reducescatter",
     "Collectives by name, in the background": "allreduce_async allreduce_async_ allgather_async "
     "broadcast_async broadcast_async_ reducescatter_async alltoall_async grouped_allreduce_async "
-    "grouped_allreduce_async_ grouped_allgather_async grouped_reducescatter_async Handle poll synchronize join",
+    "grouped_allreduce_async_ grouped_allgather_async grouped_reducescatter_async Handle poll "
+    "synchronize join",
     "Python objects": "broadcast_object allgather_object",
     "Messages between two ranks": "send recv",
     "Reductions": "Average Sum Min Max Product Adasum ReduceOp",
