@@ -6,6 +6,8 @@ import ast
 from pathlib import Path
 from typing import Dict, List, Set
 
+from tests.public_names import public_names
+
 ROOT = Path(__file__).resolve().parents[1]
 
 GROUPS: Dict[str, str] = {
@@ -39,6 +41,9 @@ MODULES = (
     "ringcomm.testing.faulty",
 )  # fmt: skip
 """The modules with a page of their own, whose public names it describes."""
+
+FIRST = ["init", "rank", "size", "DistributedOptimizer", "broadcast_parameters", "run"]
+CONSTANTS = ["Adasum", "Average", "Max", "Min", "Product", "Sum", "global_process_set"]
 
 LAUNCHER = """# rc.run: jobs from Python
 
@@ -92,8 +97,15 @@ def described(name: str, heading: int = 2) -> str:
 
 
 def page_of_module(module: str) -> str:
-    """The page of a module: its functions and classes in the order of the alphabet, constants last."""
-    return f"# {module}\n\n::: {module}\n    options:\n      show_root_heading: false\n"
+    """The page of a module: what programs call first, then in the order of the alphabet, constants last."""
+    page = f"# {module}\n\n::: {module}\n    options:\n      show_root_heading: false\n"
+    try:
+        names = public_names(module)
+    except LookupError:  # it has no __all__
+        return page
+    order = sorted(names, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST),
+                                            name in CONSTANTS, name.lower(), name))  # fmt: skip
+    return f"{page}      group_by_category: false\n      members: [{', '.join(order)}]\n"
 
 
 def page_of_ringcomm() -> str:
@@ -103,7 +115,7 @@ def page_of_ringcomm() -> str:
         SystemExit: a public name is in no section.
     """
     listed = {name for names in GROUPS.values() for name in names.split()}
-    missing = exported() - listed - exceptions() - {"run", "LocalSGD"}
+    missing = public_names("ringcomm") - listed - exceptions() - {"run", "LocalSGD"}
     if missing:
         raise SystemExit(f"no section of docs.reference.GROUPS has {sorted(missing)}")
     parts = [
@@ -120,17 +132,7 @@ def page_of_ringcomm() -> str:
     return "\n".join(parts)
 
 
-def exported() -> Set[str]:
-    """The names in ``ringcomm.__all__``."""
-    tree = ast.parse((ROOT / "ringcomm" / "__init__.py").read_text())
-    (names,) = [
-        node.value for node in tree.body
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"
-    ]  # fmt: skip
-    return set(ast.literal_eval(names))
-
-
 def exceptions() -> Set[str]:
     """The public exceptions."""
     tree = ast.parse((ROOT / "ringcomm" / "errors.py").read_text())
-    return {node.name for node in tree.body if isinstance(node, ast.ClassDef)} & exported()
+    return {node.name for node in tree.body if isinstance(node, ast.ClassDef)} & public_names("ringcomm")
