@@ -1,6 +1,6 @@
 """Models divided among ranks, over ringcomm beside Gloo, in the same processes at the same time.
 
-    python benchmarks/larger.py [--np 2] [--rounds 15] [--output DIR] [--quick]
+    python benchmarks/larger.py [--np 2] [--rounds 15] [--link 100mbit] [--output DIR] [--quick]
 
 Three backends take turns, as in ddp.py: ringcomm over TCP, ringcomm as it comes (on one host it reads the
 other rank's memory) and Gloo. Measured are
@@ -11,7 +11,8 @@ other rank's memory) and Gloo. Measured are
 * a step of FSDP2: forward and backward pass of 4 linear layers of 4 MB each.
 
 Rank 0 prints medians, and the median of the ratios to Gloo's time in the same round; the larger the better.
-With --output also DIR/larger.json.
+With --output also DIR/larger.json. --link (as root, on Linux) puts each rank on a host of its own, a network
+namespace, with links of this speed both ways.
 """
 
 from __future__ import annotations
@@ -139,6 +140,30 @@ def run(size: int, rounds: int, quick: bool) -> Dict[str, Dict[str, List[float]]
     return found
 
 
+def run_on_hosts(size: int, rounds: int, quick: bool, rate: str) -> Dict[str, Dict[str, List[float]]]:
+    """Start each rank on a host of its own, with links of this speed; returns the same as :func:`run`."""
+    from tests.hosts.netlab import Lab
+
+    reason = Lab.unavailable()
+    if reason is not None:
+        raise SystemExit(f"cannot make hosts here: {reason}")
+    names = [f"node{number}" for number in range(size)]
+    key = secrets.token_hex(32)
+    with tempfile.TemporaryDirectory() as folder, Lab(*names, no_wlan=True, docker=False) as lab:
+        command = [sys.executable, __file__, "--np", str(size), "--rounds", str(rounds), "--folder", folder]
+        command += ["--quick"] if quick else []
+        ranks = []
+        for rank, name in enumerate(names):
+            lab.shape(name, "eth", rate)
+            variables = {**os.environ, "RINGCOMM_KEY": key, "GLOO_SOCKET_IFNAME": lab.iface(name)}
+            ranks.append(lab.popen(name, [*command, "--rank", str(rank)], env=variables))
+        codes = [rank.wait() for rank in ranks]
+        if any(codes):
+            raise SystemExit(f"the ranks ended with the codes {codes}")
+        found: Dict[str, Dict[str, List[float]]] = json.loads(Path(folder, "results").read_text())
+    return found
+
+
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -146,15 +171,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="how often everything is measured [15]")
     parser.add_argument("--output", type=Path, help="a directory for larger.json")
     parser.add_argument("--quick", action="store_true", help="only see that it works")
+    parser.add_argument("--link", metavar="RATE", help="of hosts with links of this speed, as 100mbit")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    results = run(args.np, 2 if args.quick else args.rounds, args.quick)
+    rounds = 2 if args.quick else args.rounds
+    if args.rank is not None:
+        work(args.rank, args.np, args.folder, rounds, args.quick)
+        return
+    if args.link:
+        results = run_on_hosts(args.np, rounds, args.quick, args.link)
+    else:
+        results = run(args.np, rounds, args.quick)
     import ddp
 
     if args.output is not None:
         import machine
 
         args.output.mkdir(parents=True, exist_ok=True)
-        facts = {"machine": machine.facts(), "np": args.np, "seconds": results}
+        facts = {"machine": machine.facts(), "np": args.np, "link": args.link, "seconds": results}
         (args.output / "larger.json").write_text(json.dumps(facts, indent=1) + "\n")
     print("\n".join(ddp.table(results)))
 

@@ -2,8 +2,9 @@
 
 ``docs/requirements.txt`` lists the packages that it requires; if they are not installed, they are installed
 into a virtual environment (``.venv-docs``) first. The pages are README.md, CHANGELOG.md, SECURITY.md,
-CONTRIBUTING.md and ``docs/*.md``, in the order of :data:`PAGES`, and an API reference from the docstrings of
-:data:`MODULES`. Files of the repository that pages link to are copied, so that every link can be checked.
+CONTRIBUTING.md and ``docs/*.md``, in the order of :data:`PAGES`, and an API reference from docstrings
+(:mod:`docs.reference`). Files of the repository that pages link to are copied, so that every link can be
+checked.
 """
 
 from __future__ import annotations
@@ -19,37 +20,38 @@ import tempfile
 from pathlib import Path
 from typing import Dict, List, Set
 
+from .reference import write_reference
+
 ROOT = Path(__file__).resolve().parents[1]
 
 PAGES = {
-    "Start": [
-        "README.md", "docs/collectives.md", "docs/machines.md", "docs/unequal.md", "docs/scaling.md",
-        "docs/trouble.md",
+    "Start": ["README.md", "docs/trouble.md"],
+    "Tutorials": [
+        "docs/tutorial_boards.md", "docs/tutorial_machines.md", "docs/tutorial_slow_network.md",
+        "docs/tutorial_elastic.md",
     ],
-    "How-to": [
-        "docs/ringrun.md", "docs/from_mpirun.md", "docs/schedulers.md", "docs/containers.md",
-        "docs/elastic.md", "docs/doctor.md", "docs/horovod.md", "docs/torch_distributed.md",
-        "docs/larger_models.md",
-        "docs/tensorflow.md", "docs/compression.md", "docs/mxnet.md", "docs/trainers.md",
-        "docs/from_torchrun.md", "docs/from_accelerate.md", "docs/gpu.md", "docs/ray_dask_spark.md",
-        "docs/watching.md", "docs/jax.md", "docs/from_mlx.md",
+    "How-to (machines)": [
+        "docs/machines.md", "docs/doctor.md", "docs/watching.md", "docs/schedulers.md", "docs/containers.md",
+        "docs/elastic.md", "docs/unequal.md", "docs/compression.md", "docs/scaling.md", "docs/gpu.md",
     ],
-    "Reference": ["docs/configuration.md", "docs/protocol.md", "CHANGELOG.md"],
-    "Explanation": ["docs/architecture.md", "docs/reliability.md", "docs/performance.md", "SECURITY.md"],
+    "How-to (programs)": [
+        "docs/collectives.md", "docs/horovod.md", "docs/torch_distributed.md", "docs/trainers.md",
+        "docs/larger_models.md", "docs/tensorflow.md", "docs/jax.md", "docs/mxnet.md",
+        "docs/ray_dask_spark.md",
+    ],
+    "How-to (coming from)": [
+        "docs/from_torchrun.md", "docs/from_mpirun.md", "docs/from_accelerate.md", "docs/from_mlx.md",
+    ],
+    "Reference": [
+        "docs/ringrun.md", "docs/configuration.md", "docs/protocol.md", "docs/stability.md", "CHANGELOG.md",
+    ],
+    "Explanation": [
+        "docs/architecture.md", "docs/architecture_collectives.md", "docs/architecture_jobs.md",
+        "docs/reliability.md", "docs/performance.md", "SECURITY.md",
+    ],
     "Project": ["CONTRIBUTING.md", "benchmarks/README.md"],
 }
 """The site's sections; every page of ``docs/`` is in one of them."""
-
-MODULES = (
-    "ringcomm", "ringcomm.errors", "ringcomm.torch", "ringcomm.torch.elastic", "ringcomm.torch.mpi_ops",
-    "ringcomm.torch.distributed", "ringcomm.lightning", "ringcomm.tensorflow",
-    "ringcomm.tensorflow.elastic", "ringcomm.tensorflow.mpi_ops",
-    "ringcomm.tensorflow.data.compute_service", "ringcomm.keras", "ringcomm.keras.callbacks",
-    "ringcomm.keras.elastic", "ringcomm.mxnet", "ringcomm.testing.cluster", "ringcomm.ray",
-    "ringcomm.dask", "ringcomm.spark", "ringcomm.testing.contract", "ringcomm.testing.faulty",
-    "ringcomm.mxnet.mpi_ops", "ringcomm.jax", "ringcomm.mlx",
-)  # fmt: skip
-"""The modules whose public names the API reference describes."""
 
 CONFIG = """
 site_name: ringcomm
@@ -64,10 +66,11 @@ theme:
 validation:
   links: {{not_found: warn, anchors: warn, absolute_links: warn, unrecognized_links: warn}}
   nav: {{omitted_files: ignore, not_found: warn}}
+extra_css: [site.css]
 markdown_extensions:
   - admonition
   - tables
-  - toc: {{permalink: true}}
+  - toc: {{permalink: true, toc_depth: 3}}
   - pymdownx.highlight
   - pymdownx.superfences
 plugins:
@@ -83,6 +86,11 @@ plugins:
             show_source: false
             show_if_no_docstring: true
             members_order: alphabetical
+            merge_init_into_class: true
+            show_labels: false
+            show_bases: false
+            line_length: 70
+            docstring_section_style: list
             separate_signature: true
             show_signature_annotations: true
             show_submodules: false
@@ -109,7 +117,7 @@ def main() -> int:
         command = [generator(), "-m", "mkdocs", "build", "--clean", "--strict", "--config-file", str(config)]
         code = subprocess.run(command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}).returncode
     if code == 0:
-        print(f"the site is in {output}; open {output / 'index.html'}")
+        print(f"the site is in {output}; to see it, with its search: python -m http.server -d {output}")
     return code
 
 
@@ -135,6 +143,7 @@ def write_pages(target: Path) -> List[str]:
     titles = {page: page for pages in PAGES.values() for page in pages}
     titles["README.md"] = "index.md"
     lines: List[str] = []
+    copy_file(ROOT / "docs" / "site.css", target / "site.css")
     forgotten = unlisted_pages()
     if forgotten:
         raise SystemExit(f"no section of docs.__main__.PAGES has {forgotten}")
@@ -143,13 +152,7 @@ def write_pages(target: Path) -> List[str]:
         for page in pages:
             copy_page(ROOT / page, target / titles[page], target, titles)
             lines.append(f"    - {titles[page]}")
-    lines.append("  - API reference:")
-    for module in MODULES:
-        page = target / "api" / f"{module}.md"
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(f"# {module}\n\n::: {module}\n    options:\n      show_root_heading: false\n")
-        lines.append(f"    - {module}: api/{module}.md")
-    return lines
+    return lines + write_reference(target / "api")
 
 
 def copy_page(source: Path, copy: Path, target: Path, titles: Dict[str, str]) -> None:

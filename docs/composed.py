@@ -40,6 +40,7 @@ def text_of_run() -> str:
 
 _ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod|obj):`(~?)([^`]+)`")
 _EXAMPLE = re.compile(r"::(?=\n\s*\n)")
+_ALONE = re.compile(r"^\s*::\n", re.MULTILINE)
 
 
 def as_markdown(text: str) -> str:
@@ -56,7 +57,7 @@ def as_markdown(text: str) -> str:
         target = found.group(2).lstrip(".")
         return f"`{target.rpartition('.')[2] if found.group(1) else target}`"
 
-    return _EXAMPLE.sub(":", _ROLE.sub(name, text))
+    return _EXAMPLE.sub(":", _ALONE.sub("", _ROLE.sub(name, text)))
 
 
 class ComposedDocstrings(griffe.Extension):

@@ -41,7 +41,7 @@ def rank() -> int:
 
 @documented
 def size() -> int:
-    """The number of ranks (processes) in the job.
+    """The number of ranks (processes) in the job, in PyTorch: the world size.
 
     Returns:
         at least 1.

@@ -101,9 +101,9 @@ if sys.implementation.name == "cpython" and sys.version_info[0] == 3: print(sys.
 pythons=() # by minor version
 find_pythons() {
     local candidate minor
-    for candidate in python3.{8..13} python3 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/*/bin/python; do
+    for candidate in python3.{8..14} python3 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/*/bin/python; do
         minor=$(minor_of "$candidate")
-        if [ -n "$minor" ] && [ "$minor" -ge 8 ] && [ "$minor" -le 13 ]; then
+        if [ -n "$minor" ] && [ "$minor" -ge 8 ] && [ "$minor" -le 14 ]; then
             : "${pythons[$minor]:=$candidate}"
         fi
     done
@@ -316,22 +316,32 @@ stage_docs() {
     SITE="$results/site" tests .venv-test site tests/test_site.py
 }
 
-stage_package() { # wheel and sdist, installed into empty environments on the oldest and the newest Python
+stage_package() { # wheel and sdist in empty environments of every Python here, and beside the version before
     quick && return
-    quietly "$python" -m pip install build
+    quietly "$python" -m pip install build twine
     quietly "$python" -m build --outdir "$results/dist" .
+    quietly "$python" -m twine check --strict "$results"/dist/*
     local minor file
-    for minor in "${!pythons[@]}"; do all_minors+=("$minor"); done
-    for minor in "${all_minors[0]}" "${all_minors[-1]}"; do
+    for minor in "${!pythons[@]}"; do
         for file in "$results"/dist/*; do
             quietly "${pythons[$minor]}" -m venv --clear "$results/empty"
             quietly "$results/empty/bin/python" -m pip install "$file"
             (cd "$results" && quietly empty/bin/ringrun -np 2 empty/bin/python -c \
                 'import numpy, ringcomm as rc; rc.init(); assert rc.allreduce(numpy.ones(3)).sum() == 3')
+            echo "Python 3.$minor: ${file##*/} installed, and two ranks run"
         done
     done
+    local before
+    before=$("$python" -c 'from tests.proc.test_other_version import earlier_commit; print(earlier_commit() or "")')
+    if [ -n "$before" ]; then
+        mkdir "$results/before"
+        git archive "$before" | tar -x -C "$results/before"
+        quietly "$python" -m build --wheel --outdir "$results/previous" "$results/before"
+        export PREVIOUS_WHEEL
+        PREVIOUS_WHEEL=$(echo "$results"/previous/*.whl)
+    fi
+    tests .venv-test package tests/proc/test_other_version.py
 }
-all_minors=()
 
 core_needs=(pytest pytest-timeout pytest-xdist hypothesis ml_dtypes)
 

@@ -73,6 +73,34 @@ def test_every_page_can_be_searched(site: Path) -> None:
     assert [entry for entry in index["docs"] if "allreduce" in entry["text"]]
 
 
+@pytest.mark.parametrize("words", ["NCCL_SOCKET_IFNAME", "torchrun", "MASTER_ADDR", "World size"])
+def test_what_users_of_torchrun_search_for_is_in_a_title(site: Path, words: str) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    titles = {entry["location"].split("#")[0] for entry in index["docs"] if words in entry["title"]}
+    assert "docs/from_torchrun.html" in titles
+
+
+def test_the_reference_begins_with_what_programs_call_first(site: Path) -> None:
+    text = (site / "api" / "ringcomm.html").read_text()
+    order = [text.index(f'id="ringcomm.{name}"') for name in ("init", "rank", "size", "allreduce", "Sum")]
+    assert order == sorted(order)
+    torch = (site / "api" / "ringcomm.torch.html").read_text()
+    names = ("init", "rank", "DistributedOptimizer", "allreduce", "Sum")
+    order = [torch.index(f'id="ringcomm.torch.{name}"') for name in names]
+    assert order == sorted(order)
+    for page in (site / "api").glob("*.html"):
+        assert not re.search(r"<p>\s*:+\s*</p>", page.read_text()), page.name
+    pages = {page.stem for page in (site / "api").glob("*.html")}
+    assert pages >= {"ringcomm.elastic", "LocalSGD", "rc.run"}
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
+def test_a_page_soon_shows_something(page: Path) -> None:
+    """At most two screens of text come before the first block of code, table or picture."""
+    before = re.split(r"^(?: *```|\||!\[)", page.read_text(), maxsplit=1, flags=re.MULTILINE)
+    assert len(before) == 2 and len(before[0]) < 3000  # characters, of which a screen of 1280 x 900 has 1500
+
+
 def test_docstrings_are_shown_without_markup(site: Path) -> None:
     left = {}
     for page in sorted((site / "api").glob("*.html")):

@@ -24,7 +24,7 @@ from ..errors import ConfigError
 AUTO = "auto"
 AUTO_DRIFT = 0.01
 """The distance up to which nothing was lost in docs/compression.md."""
-ADAPTIVE_DRIFT = 0.002
+ADAPTIVE_DRIFT = 0.001
 """The same for optimizers that divide by the size of gradients: Adam and others with an ``eps``."""
 FIXED_DRIFT = 0.2
 """The distance from which on a fixed interval is shortened: accuracy was lost in that page's tests."""

@@ -17,8 +17,14 @@ import numpy as np
 from ..arrays.mirrors import StagingPool
 from ..arrays.operands import Operand, operand_of
 from ..collective.call_sites import note_truncation
-from ..collective.enclosed import announcement, enclosed_rows
-from ..collective.rows import check_rows, cumulative, even_layout, row_counts
+from ..collective.rows import (
+    announcement,
+    check_rows,
+    cumulative,
+    enclosed_rows,
+    even_layout,
+    row_counts,
+)
 from ..collective.runner import Runner
 from ..collective.weighted import apply_weight
 from ..docstrings import documented

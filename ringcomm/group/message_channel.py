@@ -29,7 +29,7 @@ from ..transport.base import Link
 from .message_matching import Address, Arrival, Matcher, Receive
 
 SHORT_BYTES = 4 * 1024 * 1024
-"""Longest message without an announcement, for which each side wakes once more: that takes longer than a copy."""
+"""Longest message without an announcement. An announcement wakes each side once more: a copy is faster."""
 HELD_BYTES = 64 * 1024 * 1024
 """Maximum bytes of short messages without credit, including the overhead per message."""
 OVERHEAD_BYTES = 512

@@ -16,7 +16,8 @@ from ..engine.engine import Engine
 
 OPERATIONS_SENT = 8
 """Number of operations in a report to ringrun: those that took the most time in total."""
-_TEXT_CHARACTERS = 200
+_TEXT_CHARACTERS = 1000
+"""Of the description of an operation, which has the names of its tensors."""
 
 
 class Activity:

@@ -18,7 +18,7 @@ from .._adapter import common
 from .._adapter.common import *  # noqa: F403
 from .._adapter.compression import Compression, PowerSGD
 from .._adapter.objects import allgather_object, broadcast_object
-from .collectives import allgather, allreduce, alltoall, barrier, broadcast, reducescatter
+from .collectives import allgather, allreduce, alltoall, broadcast, reducescatter
 from .training import DistributedOptimizer, average_gradients, broadcast_parameters
 
 __all__ = [
@@ -31,7 +31,6 @@ __all__ = [
     "allreduce",
     "alltoall",
     "average_gradients",
-    "barrier",
     "broadcast",
     "broadcast_object",
     "broadcast_parameters",

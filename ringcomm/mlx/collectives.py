@@ -207,20 +207,6 @@ def alltoall(
     return received if splits is None else (received, numbers)
 
 
-@documented
-def barrier(name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> None:
-    """Wait until all ranks have come here.
-
-    Args:
-        {name}
-        {process_set}
-
-    Raises:
-        {mlx_errors}
-    """
-    Batch([Operation("barrier", Reduction(process_set=process_set), name, 0)]).run([])
-
-
 def _rows(kind: str, tree: Any, name: Optional[str], how: Reduction) -> Any:
     structure, arrays = _leaves(tree)
     if not arrays:

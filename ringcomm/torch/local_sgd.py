@@ -55,7 +55,7 @@ class LocalSGD(OuterOptimizer):
             training does not wait for it; what those steps change is kept. 0: it is waited for at once.
         max_drift: how far apart the ranks' weights may be at a synchronization, relative to their norm (root
             of the mean square). Beyond that the next interval is shorter; with a fixed ``sync_every`` a line
-            appears, and ranks with unequal numbers only warn. By default 0.01 with ``"auto"`` (0.002 for
+            appears, and ranks with unequal numbers only warn. By default 0.01 with ``"auto"`` (0.001 for
             optimizers with an ``eps``, such as Adam), otherwise 0.2; ``math.inf``: without limit.
 
     Raises:

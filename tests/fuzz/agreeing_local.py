@@ -121,12 +121,17 @@ class Outer:
         means = [item.model.mean.clone() for item in self.trainers]
         self.running[number] = step + self.case.overlap, kept, means
 
+    def mean(self, parts: Sequence[Any]) -> Any:
+        """The mean over ranks, by the steps that they make in an interval."""
+        every = self.case.every
+        return sum(steps * part for steps, part in zip(every, parts)) / sum(every)
+
     def end(self, number: int) -> None:
         """The outer step of a fragment: Nesterov's momentum on the mean of the deltas."""
         _, kept, means = self.running.pop(number)
         case = self.case
         for place, before in kept.items():
-            delta = sum(self.anchors[place] - item for item in before) / len(before)
+            delta = self.mean([self.anchors[place] - item for item in before])
             self.velocities[place] = case.outer_momentum * self.velocities[place] + delta
             nesterov = delta + case.outer_momentum * self.velocities[place]
             self.anchors[place] = self.anchors[place] - case.outer_lr * nesterov
@@ -134,7 +139,7 @@ class Outer:
                 item.weights[place].copy_(self.anchors[place] + (item.weights[place] - started))
         if number == len(self.fragments) - 1:
             for item, started in zip(self.trainers, means):
-                item.model.mean.copy_(sum(means) / len(means) + (item.model.mean - started))
+                item.model.mean.copy_(self.mean(means) + (item.model.mean - started))
 
     def after(self, step: int) -> None:
         """A step has been made by all ranks (or a period, where they make unequal numbers)."""

@@ -68,7 +68,7 @@ def watched(lab: Lab, folder: Path, hosts: str, program: str, *arguments: object
 def test_a_throttled_link_marks_the_rank_behind_it(lab: Lab, tmp_path: Path) -> None:
     lab.shape("jetson2", "eth", "60mbit")
     page = watched(lab, tmp_path, "localhost,jetson1,jetson2", PROGRAM, "direct")
-    assert "Rank 2 (jetson2) is the slowest: its link carries" in page, page
+    assert "Rank 2 (jetson2) is the slowest: its link over eth0 carries" in page, page
     assert re.search(r"<tr class=slow><td>2</td>", page)
     assert "eth0 to eth0" in page.partition("<h2>Links</h2>")[2]
     fast = re.search(r"<td class=.t.>0 \(localhost\)</td><td class=.t.>1 \(jetson1\)</td>", page)

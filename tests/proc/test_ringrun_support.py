@@ -29,8 +29,9 @@ class Launched:
     """
 
     def __init__(
-        self, *arguments: str, cwd: Optional[Path] = None, env: Optional[Mapping[str, str]] = None
-    ) -> None:
+        self, *arguments: str, cwd: Optional[Path] = None, env: Optional[Mapping[str, str]] = None,
+        python: str = sys.executable,
+    ) -> None:  # fmt: skip
         self.mark = uuid.uuid4().hex
         environ: Dict[str, str] = {k: v for k, v in os.environ.items() if not k.startswith("RINGCOMM_")}
         environ.update({"PYTHONPATH": SOURCES, MARK: self.mark, **(env or {})})
@@ -41,7 +42,7 @@ class Launched:
         environ.setdefault("RINGCOMM_DIAGNOSE_DIR", str(self.records))
         environ["TMPDIR"] = str(self.temporary)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ringrun", *arguments], cwd=cwd, env=environ, start_new_session=True,
+            [python, "-m", "ringrun", *arguments], cwd=cwd, env=environ, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         self.out = self.err = ""

@@ -185,6 +185,10 @@ class History:
             self.interfaces[rank, peer] = str(row["iface"])
             self.interfaces[peer, rank] = str(row["peer_iface"])
 
+    def interfaces_of(self, rank: int) -> List[str]:
+        """The interfaces over which a rank reaches other hosts, in order of name."""
+        return sorted({name for (one, _), name in self.interfaces.items() if one == rank} - {"", "unix"})
+
     def present(self) -> Dict[int, int]:
         """By rank, the number of the process, for the processes of the newest epoch."""
         samples = {number: item.latest for number, item in self.processes.items() if item.latest is not None}

@@ -9,7 +9,7 @@ from . import svg
 from .history import History, RankHistory
 from .numbers import KindNumbers, Sample
 from .table import slowest_text
-from .waiting import MIN_DELIVERED_BYTES, names_of
+from .waiting import MIN_DELIVERED_BYTES
 
 _MB = 1e6
 _MAX_RANKS_IN_MAP = 32
@@ -20,12 +20,13 @@ body{font:15px/1.45 system-ui,sans-serif;color:#222;background:#fff}
 body{max-width:900px;margin:24px auto;padding:0 16px}
 h1{font-size:22px;margin-bottom:4px}h2{font-size:17px;margin:28px 0 6px}p{margin:6px 0}
 table{border-collapse:collapse;font-size:14px}
-th,td{padding:3px 8px;text-align:right;border-bottom:1px solid #ddd}
-th{font-weight:600}td.t,th.t{text-align:left;overflow-wrap:anywhere}td.t{min-width:5em}
+th,td{padding:3px 8px;text-align:right;border-bottom:1px solid #ddd;white-space:nowrap}
+th{font-weight:600}td.t,th.t{text-align:left;overflow-wrap:anywhere;white-space:normal}td.t{min-width:8em}th.t{overflow-wrap:normal}
+.names td.t{min-width:22em}.names th{white-space:normal}
 tr.slow td{background:#fde8e6;font-weight:600}
 pre{background:#f5f5f5;padding:10px;white-space:pre-wrap;overflow-wrap:anywhere;font-size:13px}
 .note{color:#555;font-size:13px}.slowest{background:#fde8e6;padding:8px 12px;border-left:4px solid #c0392b}
-svg{max-width:100%;height:auto;font:12px system-ui,sans-serif}.lines,.bars{width:100%}
+svg{max-width:100%;height:auto;font:12px system-ui,sans-serif}.lines,.bars{width:100%;min-width:600px}
 .grid{stroke:#e3e3e3}.curve{fill:none;stroke-linejoin:round}.bar{fill:#4a7ba6}
 .frame{fill:none;stroke:#c0392b;stroke-width:2.5}.end{text-anchor:end}.middle{text-anchor:middle}
 .legend{font-size:13px}.key{margin-right:12px;white-space:nowrap}
@@ -73,6 +74,7 @@ def html_report(facts: ReportFacts, history: History, hosts: Mapping[int, str]) 
     began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(facts.began_at))
     parts = [
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
+        "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">"
         "<meta http-equiv=\"Content-Security-Policy\" "
         "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<title>{svg.escape(title)}</title><style>{_STYLE}</style></head><body>",
@@ -119,14 +121,19 @@ def _table(
         + "</tr>"
         for index, row in enumerate(rows)
     ]
-    return f'<div class="wide"><table><tr>{head}</tr>{"".join(body)}</table></div>'
+    return _wide(f"<table><tr>{head}</tr>{''.join(body)}</table>")
+
+
+def _wide(part: str, more: str = "") -> str:
+    """What is scrolled sideways where the window is narrower."""
+    return f'<div class="wide{more}">{part}</div>'
 
 
 def _slowest(history: History, hosts: Mapping[int, str]) -> str:
     slowest = history.slowest(hosts)
     if slowest is None:
         return ""
-    text = slowest_text(slowest, names_of(history.present(), hosts))
+    text = slowest_text(slowest, history, hosts)
     return f'<p class="slowest">{svg.escape(text[0].upper() + text[1:])}.</p>'
 
 
@@ -174,11 +181,11 @@ def _curves(history: History, hosts: Mapping[int, str]) -> str:
         steps.append(svg.Curve(label, _steps_or_calls(process, has_steps), *style))
         waited.append(svg.Curve(label, [(item.at_s, 100 * item.rates.waited) for item in points], *style))
         sent.append(svg.Curve(label, [(item.at_s, item.rates.sent_bytes / _MB) for item in points], *style))
-    what = "steps/s" if has_steps else "collectives/s"
+    title, what = ("Steps", "steps/s") if has_steps else ("Collectives", "collectives/s")
     return (
-        f"<h2>{'Steps' if has_steps else 'Collectives'} per second</h2>{svg.lines(steps, 'seconds', what)}"
-        f"<h2>Part of the time in collectives</h2>{svg.lines(waited, 'seconds', '%')}"
-        f"<h2>Sent</h2>{svg.lines(sent, 'seconds', 'MB/s')}"
+        f"<h2>{title} per second</h2>{_wide(svg.lines(steps, 'seconds', what))}"
+        f"<h2>Part of the time in collectives</h2>{_wide(svg.lines(waited, 'seconds', '%'))}"
+        f"<h2>Sent</h2>{_wide(svg.lines(sent, 'seconds', 'MB/s'))}"
     )
 
 
@@ -197,7 +204,7 @@ def _waiting(history: History, hosts: Mapping[int, str]) -> str:
     )
     if len(ranks) <= _MAX_RANKS_IN_MAP:
         marked = None if slowest is None else slowest.rank
-        return f"<h2>Waiting between ranks</h2>{svg.heat_map(ranks, matrix, marked, 'seconds')}{note}"
+        return f"<h2>Waiting between ranks</h2>{_wide(svg.heat_map(ranks, matrix, marked, 'seconds'))}{note}"
     sums = {rank: sum(matrix.get((other, rank), 0.0) for other in ranks) for rank in ranks}
     top = sorted(ranks, key=lambda rank: -sums[rank])[:_OPERATIONS_SHOWN]
     rows = [(str(rank), f"{sums[rank]:.1f}") for rank in top]
@@ -221,7 +228,7 @@ def _kinds(samples: Sequence[Tuple[int, Sample]]) -> str:
         kind: item.moved_bytes / 2 / _MB  # each byte is sent by one rank and received by another one
         for kind, item in sorted(kinds.items(), key=lambda pair: -pair[1].moved_bytes)
     }
-    return f"<h2>Bytes by kind of collective</h2>{svg.bars(values, 'MB')}" if values else ""
+    return f"<h2>Bytes by kind of collective</h2>{_wide(svg.bars(values, 'MB'))}" if values else ""
 
 
 def _links(history: History, hosts: Mapping[int, str]) -> str:
@@ -275,7 +282,7 @@ def _operations(samples: Sequence[Tuple[int, Sample]]) -> str:
         for name, item in ((name, found[name]) for name in names)
     ]  # fmt: skip
     titles = ("operation", "runs of all ranks", "seconds", "ms each", "MB")
-    return "<h2>Operations that took longest</h2>" + _table(titles, rows, (0,))
+    return "<h2>Operations that took longest</h2>" + _wide(_table(titles, rows, (0,)), " names")
 
 
 def _settings(settings: Sequence[Tuple[str, str, str]]) -> str:

@@ -7,7 +7,7 @@ import math
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 _MAX_ENTRIES = 4096
-_TEXT_CHARACTERS = 200
+_TEXT_CHARACTERS = 1000
 _GAUGES = ("local_steps", "local_drift")
 
 

@@ -55,11 +55,13 @@ def ticks(most: float, count: int = 4) -> List[float]:
 
 
 def number(value: float) -> str:
-    """A number at an axis or in a cell.
+    """A number at an axis or in a cell; what is below a thousandth is 0.
 
-    >>> number(0.25), number(12.0), number(2500.0)
-    ('0.25', '12', '2500')
+    >>> number(0.25), number(12.0), number(2500.0), number(0.01234), number(0.0001)
+    ('0.25', '12', '2500', '0.012', '0')
     """
+    if abs(value) < 0.1:
+        return f"{round(value, 3):g}"
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
@@ -150,7 +152,7 @@ def _cell(column: int, row: int, value: float, share: float) -> str:
         f'<rect x="{x}" y="{y}" width="{_CELL - 2}" height="{_CELL - 2}" '
         f'fill="rgb({250 - 90 * share:.0f},{245 - 190 * share:.0f},{240 - 200 * share:.0f})"/>'
         f'<text x="{x + _CELL / 2 - 1}" y="{y + _CELL / 2 + 3}" class="middle" fill="{colour}">'
-        f"{value:.3g}</text>"
+        f"{round(value, 2):.3g}</text>"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import List, Mapping, Optional, Sequence, Tuple
 
 from ..show.visible import columns, visible_line
@@ -14,6 +15,8 @@ STALE_S = 5.0
 KEYS = "s: stacks of all ranks, q: leave this view (the job goes on)"
 _TITLES = ("rank", "host", "step", "steps/s", "sent MB/s", "waits", "in")
 _LEFT_ALIGNED = (1, 6)
+_NAMED = re.compile(r"^(\w+)(\(.*\)) ('.*)$", re.DOTALL)
+"""A call by name: the collective, its arguments, the names of its tensors."""
 _RED, _BOLD, _PLAIN = "\x1b[31m", "\x1b[1m", "\x1b[0m"
 
 
@@ -60,7 +63,7 @@ def table(
     if len(shown) < len(present):
         lines.append(f"  and {len(present) - len(shown)} more ranks")
     if slowest is not None:
-        lines.append(slowest_text(slowest, names_of(history.present(), hosts)))
+        lines.append(slowest_text(slowest, history, hosts))
     lines += local_steps
     return [*lines, KEYS] if keys else lines
 
@@ -97,20 +100,29 @@ def _where(sample: Sample, now_s: float) -> str:
         return f"no answer for {silent_s:.0f} s"
     if not sample.inside:
         return "its own code"
-    doing = visible_line(sample.doing)
+    doing = visible_line(_NAMED.sub(r"\1 \3 \2", sample.doing))  # the line may be cut at the edge
     if not sample.waits_for:
         return doing
     ranks = ", ".join(map(str, sample.waits_for[:4])) + (", ..." if len(sample.waits_for) > 4 else "")
     return f"waits for {ranks} in {doing}"
 
 
-def slowest_text(slowest: Slowest, hosts: Mapping[int, str]) -> str:
-    """A sentence about the slowest rank."""
-    name = f"rank {slowest.rank} ({visible_line(hosts.get(slowest.rank, '?'))}) is the slowest"
+def slowest_text(slowest: Slowest, history: History, hosts: Mapping[int, str]) -> str:
+    """A sentence about the slowest rank.
+
+    Args:
+        slowest: the rank, and why.
+        history: the samples and the interfaces.
+        hosts: by process, the name of its host.
+    """
+    host = names_of(history.present(), hosts).get(slowest.rank, "?")
+    name = f"rank {slowest.rank} ({visible_line(host)}) is the slowest"
     if not slowest.link_mb_per_s:
         return f"{name}: the others wait for it {100 * slowest.share:.0f} % of the time"
+    names = history.interfaces_of(slowest.rank)
+    over = f" over {visible_line(' and '.join(names))}" if names else ""
     return (
-        f"{name}: its link carries {amount(slowest.link_mb_per_s)} MB/s and is busy "
+        f"{name}: its link{over} carries {amount(slowest.link_mb_per_s)} MB/s and is busy "
         f"{100 * slowest.share:.0f} % of the time; links between other hosts carry "
         f"{amount(slowest.other_mb_per_s)} MB/s"
     )
@@ -136,7 +148,7 @@ def line(history: History, hosts: Mapping[int, str]) -> str:
     parts += history.local_steps()
     slowest: Optional[Slowest] = history.slowest_now(hosts)
     text = ", ".join(parts)
-    return text if slowest is None else f"{text}; {slowest_text(slowest, names_of(history.present(), hosts))}"
+    return text if slowest is None else f"{text}; {slowest_text(slowest, history, hosts)}"
 
 
 def _of(history: History, present: Mapping[int, int]) -> List[RankHistory]:

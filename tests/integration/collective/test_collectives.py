@@ -83,7 +83,7 @@ class TestAllgather:
 
     @pytest.mark.parametrize("rows", [(63, 64), (64, 64), (65, 0), (0, 64), (1, 1000)])
     def test_around_the_length_of_enclosed_rows(self, on_ranks, rows):
-        """256 bytes of every rank travel with the numbers of rows; see ``collective.enclosed``."""
+        """256 bytes of every rank travel with the numbers of rows; see ``collective.rows``."""
 
         def own(rank):
             return numbers(rank, rows[rank], dtype=np.dtype("float32"))

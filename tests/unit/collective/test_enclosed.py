@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ringcomm.collective.enclosed import ENCLOSED_BYTES, announcement, enclosed_rows
+from ringcomm.collective.rows import ENCLOSED_BYTES, announcement, enclosed_rows
 
 
 def table(counts, arrays):

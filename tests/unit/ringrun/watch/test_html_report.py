@@ -149,3 +149,25 @@ def test_long_texts_are_wrapped_and_not_clipped():
     for selector in ("pre{", "td.t,th.t{"):
         assert "overflow-wrap:anywhere" in style[style.index(selector) :].partition("}")[0], selector
     assert "white-space:pre-wrap" in style
+
+
+def test_a_telephone_shows_it_in_its_own_width():
+    """Looked at with 390 pixels: curves and tables are scrolled sideways, with text that can be read."""
+    page = page_of(SLOW_2)
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
+    for part in re.findall(r"<svg class=\"(?:lines|bars)|<table>", page):
+        assert f'<div class="wide">{part}' in page
+
+
+def test_names_of_tensors_are_whole():
+    history = running(3, [0.1, 0.1], {})
+    name = "allreduce(shape (9,), float32, op=Average) '" + "transformer.encoder.layers." * 20 + "weight'"
+    history.take(0, report(0, 4.0, operations={name: [1, 9.0, 5]}), 4.0)
+    assert name in Checker(page_of(history)).text
+
+
+def test_local_steps_and_drift_are_said():
+    history = running(3, [0.1, 0.1], {})
+    history.take(0, report(0, 4.0, gauges={"local_steps": 8, "local_drift": 0.0123}), 4.0)
+    text = Checker(page_of(history)).text
+    assert "the ranks synchronize every 8 steps, their weights were 1.2 % apart" in text

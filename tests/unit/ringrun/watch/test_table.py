@@ -5,7 +5,8 @@ from __future__ import annotations
 from ringrun.show.visible import columns
 from ringrun.watch import table
 from ringrun.watch.history import History
-from tests.unit.ringrun.watch.samples import EQUAL, HOSTS, SLOW_2, report
+from ringrun.watch.waiting import Slowest
+from tests.unit.ringrun.watch.samples import EQUAL, HOSTS, SLOW_2, report, running
 
 
 def test_a_line_for_each_rank_and_the_slowest_marked():
@@ -64,7 +65,7 @@ def test_names_cannot_control_the_terminal_or_break_the_table():
     lines = table.table(history, {0: "\x1b[2J\n日本", 1: "a"}, 1.0, False, False, 24)
     assert len(lines) == 3 and not set("\x1b\n\t\u202e") & set("".join(lines))
     assert columns(lines[1].split("  日本\\t")[0]) == len(lines[2]) - len("  x")
-    assert "\x1b" not in table.slowest_text(SLOW_2.slowest_now(HOSTS), {2: "\x1b[2J"})
+    assert "\x1b" not in table.slowest_text(SLOW_2.slowest_now(HOSTS), SLOW_2, {2: "\x1b[2J"})
 
 
 def test_one_line_for_a_file():
@@ -73,3 +74,22 @@ def test_one_line_for_a_file():
     assert "rank 2 (jetson2) is the slowest" in text
     assert table.line(History(0.0), HOSTS) == ""
     assert "slowest" not in table.line(EQUAL, HOSTS)
+
+
+def test_the_names_of_tensors_come_before_what_may_be_cut():
+    history = History(0.0)
+    doing = "allreduce(shape (9,), float32, op=Average) 'conv1.weight[9]' and another"
+    history.take(0, report(0, 1.0, doing=doing, inside=True, waits_for=[1]), 1.0)
+    (_, line) = table.table(history, {0: "desk"}, 1.0, False, False, 24)
+    (text,) = line.split("waits for 1 in ")[1:]
+    assert text == "allreduce 'conv1.weight[9]' and another (shape (9,), float32, op=Average)"
+
+
+def test_the_interfaces_of_a_slow_link_are_named():
+    history = running(2, [0.5, 0.5, 0.5], {})
+    history.linked([
+        {"rank": 0, "peer": 2, "iface": "eth0", "peer_iface": "wlan0"},
+        {"rank": 1, "peer": 2, "iface": "eth0", "peer_iface": "usb0"},
+    ])  # fmt: skip
+    text = table.slowest_text(Slowest(2, 0.9, 5.0, 110.0), history, HOSTS)
+    assert "rank 2 (jetson2) is the slowest: its link over usb0 and wlan0 carries 5 MB/s" in text

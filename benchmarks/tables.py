@@ -1,0 +1,382 @@
+"""Makes the tables of the documentation from benchmarks/results, and its pictures:
+
+    python benchmarks/tables.py            rewrites the tables in docs/*.md
+    python benchmarks/tables.py --pictures draws the pictures of docs/ anew, too (needs matplotlib)
+    python benchmarks/tables.py --check    exit code 1 and the lines that differ, if a page has other numbers
+
+A table is found by the line of its head; its rows are replaced. tests/test_tables.py makes the check.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import re
+import statistics
+import sys
+from pathlib import Path
+from typing import Any, Callable, Iterator, List, NamedTuple, Sequence, Tuple
+
+from report import size_text
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+RESULTS = HERE / "results"
+Rows = Iterator[Sequence[str]]
+
+
+class Table(NamedTuple):
+    """A table of a page.
+
+    Attributes:
+        page: its path.
+        head: the first cells of its head.
+        number: which one of the page's tables with this head, from 0.
+        rows: makes the rows.
+    """
+
+    page: str
+    head: str
+    number: int
+    rows: Callable[[], Rows]
+
+
+def result(name: str) -> Any:
+    """A file of results."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+# -- docs/compression.md --------------------------------------------------------------------------
+
+
+def compression_steps() -> Rows:
+    by_rate = {run["mbit_per_s"]: run["steps"] for run in result("compression")["steps"]}
+    for name in by_rate[1000]:
+        shown = name.replace("streaming", "`fragments=4, overlap=4`")
+        yield [shown, *(f"{median(by_rate[rate][name]):.2f} s" for rate in (3000, 1000, 300, 100))]
+
+
+def compression_allreduce() -> Rows:
+    fast, slow = result("compression")["allreduce"]
+    for name, times in fast["allreduce"].items():
+        processor, slowly = median(fast["processor"][f"allreduce {name}"]), median(slow["allreduce"][name])
+        yield [name, f"{median(times):.2f} s", f"{processor:.2f} s", f"{slowly:.1f} s"]
+
+
+def compression_auto() -> Rows:
+    for run in result("compression")["auto"]:
+        rate = run["mbit_per_s"]
+        link = f"{rate // 1000} Gbit/s" if rate >= 1000 else f"{rate} Mbit/s"
+        for case in run["auto"]:
+            measured = {name: median(times) for name, times in case["measured"].items()}
+            predicted = case["predicted"]
+            chosen = case["chosen"].replace("none", "float32")
+            yield [
+                f"{link}, {case['backward_s']:g} s",
+                *(f"{measured[name]:.2f} ({predicted[name]:.2f})" for name in ("none", "bf16", "int8")),
+                f"{chosen}, {measured['auto']:.2f}",
+            ]
+
+
+def compression_overlap() -> Rows:
+    for run in result("compression")["overlap"]:
+        rate = run["mbit_per_s"]
+        link = f"{rate // 1000} Gbit/s" if rate >= 1000 else f"{rate} Mbit/s"
+        columns = ("none", "none, overlapping", "int8", "int8, overlapping")
+        yield [f"{link}, {102 * run['scale']:.0f} MB", *(f"{run['overlap'][name]:.2f}" for name in columns)]
+
+
+def accuracies(task: str) -> Callable[[], Rows]:
+    """A table of accuracies; all methods have the same ten seeds as float32."""
+    found = result("accuracy")[task]
+    more = result("accuracy").get(f"{task}_40_seeds", {})
+
+    def rows() -> Rows:
+        for name, values in found.items():
+            low, mean, high = interval(values, found["float32"], 2.262)
+            shown = f"{mean:+.2f} ({low:+.2f} to {high:+.2f})"
+            lost_nothing = "yes" if max(-low, high) <= 0.5 else "no"
+            if name in more and lost_nothing == "no":
+                low, _, high = interval(more[name], more["float32"], 2.023)
+                again = "yes" if max(-low, high) <= 0.5 else "no"
+                lost_nothing += f"; with 40 seeds (see below) {again}"
+            about = ["", ""] if name == "float32" else [shown, lost_nothing]
+            yield [name, f"{statistics.mean(values):.2f}", *about]
+
+    return rows
+
+
+def interval(values: Sequence[float], others: Sequence[float], student: float) -> Tuple[float, float, float]:
+    """The mean of paired differences between its limits of 95 %, with Student's factor for their number."""
+    differences = [one - other for one, other in zip(values, others)]
+    half = student * statistics.stdev(differences) / len(differences) ** 0.5
+    mean = statistics.mean(differences)
+    return mean - half, mean, mean + half
+
+
+# -- docs/jax.md, docs/gpu.md, docs/unequal.md ------------------------------------------------------
+
+
+def jax_times() -> Rows:
+    found = result("jax")
+
+    def shown(microseconds: float) -> str:
+        ms = microseconds / 1000
+        return f"{ms:.0f} ms" if ms >= 10 else f"{ms:#.2g} ms"
+
+    for count, name in (("1024", "1 KB"), ("1000000", "1 MB"), ("64000000", "64 MB")):
+        best, middle = found["fastest_tenth_us"][count], found["median_us"][count]
+        yield [name, *(f"{shown(best[how])} ({shown(middle[how])})" for how in best)]
+
+
+def copies_and_network() -> Rows:
+    rows = [line.split() for line in (RESULTS / "device_overlap.txt").read_text().splitlines()[1:]]
+    found = {(row[0], row[1], row[2]): row[4] for row in rows if len(row) == 5}
+    for rate in ("50.0", "11.5", "3.0", "2.0", "1.5", "1.0"):
+        ways = (("2", "direct"), ("2", "pipelined"), ("4", "direct"), ("4", "ring"), ("4", "pipelined"))
+        yield [f"{float(rate):g} GB/s", *(found[ranks, way, rate] for ranks, way in ways)]
+
+
+def unequal_machines() -> Rows:
+    found = result("unequal")
+    labels = {
+        "processes": "three processes, gradients of 256 KB",
+        "hosts": "three hosts (namespaces), links of 1 Gbit/s, gradients of 256 KB",
+    }
+    for name, label in labels.items():
+        one = found[name]
+        alone, equal, balanced = one["median_s"].values()
+        gains = f"{one['against_alone']:.2f} and {one['against_equal']:.2f} times as fast"
+        yield [label, f"{alone:.3f} s", f"{equal:.3f} s", f"{balanced:.3f} s: {gains}"]
+
+
+def advice() -> Rows:
+    from advisor import summary
+
+    for line in summary(result("advisor")).splitlines()[2:]:
+        yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+# -- docs/scaling.md ------------------------------------------------------------------------------
+
+
+def examples() -> Rows:
+    found = {(row["example"], row["hosts"], row["mbit"]): row for row in result("scaling/examples")}
+    for index, name in enumerate(dict.fromkeys(row["example"] for row in result("scaling/examples"))):
+        cells = []
+        for hosts, rate in ((3, 20), (4, 50), (4, 20)):
+            row = found[name, hosts, rate]
+            predicted, measured = three_digits(row["predicted_s"]), three_digits(row["measured_s"])
+            word = "" if index or cells else "measured "
+            cells.append(f"{predicted} s, {word}{measured} s")
+        yield [f"[{name}](../examples/{name})", *cells]
+
+
+def three_digits(value: float) -> str:
+    """0.0200, 0.501: three digits that count."""
+    return f"{value:.3f}" if value >= 0.1 else f"{value:.4f}"
+
+
+def starts() -> Rows:
+    for row in result("scaling/startup")["measured"]:
+        ranks, descriptors, threads = str(row["ranks"]), str(row["descriptors"]), str(row["threads"])
+        yield [ranks, f"{row['init_s']:.1f} s", f"{row['own_mb']:.0f} MB", descriptors, threads]
+
+
+def messages() -> Rows:
+    found = result("scaling/startup")
+
+    def megabytes(value: float) -> str:
+        return f"{value:.0f} MB" if value >= 10 else f"{value:.1f} MB" if value >= 0.1 else f"{value:.2f} MB"
+
+    for row in found["counted"][1:]:
+        traffic = megabytes(row["received_mb"]), megabytes(row["sent_mb"])
+        processor, passed_on = f"{row['processor_s']:.2f} s", f"{row['passed_on_mb']:.1f} MB"
+        yield [f"{row['ranks']:,}", f"{row['messages']:,}", *traffic, processor, passed_on]
+    row = found["counted_before"][-1]
+    count, traffic = row["received"] + row["sent"], (megabytes(row["received_mb"]), megabytes(row["sent_mb"]))
+    yield [f"{row['ranks']:,}, before", f"{count:,}", *traffic, f"{row['processor_s']:.0f} s", ""]
+
+
+def errors() -> Rows:
+    """The errors of predictions, from the summary that benchmarks/scaling.py has written."""
+    pattern = (
+        r"(.+): (\d+) points; .*: seconds ([\d.]+) % \(([\d.]+) %\), "
+        r"without_processor ([\d.]+) % \(([\d.]+) %\), without_overlap ([\d.]+) % \(([\d.]+) %\)"
+    )
+    lines = (RESULTS / "scaling" / "errors.txt").read_text().splitlines()
+    found = {match[1]: match for match in (re.fullmatch(pattern, line) for line in lines) if match}
+
+    def percent(text: str) -> str:
+        return f"{int(float(text) + 0.5)} %" if float(text) >= 9.95 else f"{text} %"
+
+    labels = {
+        "ring": "rings, with and without overlap", "direct": "`direct`", "servers": "parameter servers",
+        "up to 12 workers": "up to 12 workers", "16 workers": "16 workers", "all": "all",
+    }  # fmt: skip
+    for name, label in labels.items():
+        row, busy = found[name], found[f"{name} while other programs ran"]
+        yield [label, row[2], percent(row[3]), percent(row[4]), percent(busy[4])]
+    row, busy = found["with overlap"], found["with overlap while other programs ran"]
+    yield ["steps with overlap; predicted without overlap", row[2], f"{percent(row[3])}; {percent(row[7])}",
+           f"{percent(row[4])}; {percent(row[8])}", percent(busy[4])]  # fmt: skip
+    row, busy = found["all"], found["all while other programs ran"]
+    yield ["all, predicted without processor time (γ)", row[2], *map(percent, (row[5], row[6], busy[6]))]
+
+
+# -- docs/performance.md --------------------------------------------------------------------------
+
+
+def digits(value: float, unit: str) -> str:
+    """Three digits and a unit."""
+    return f"{value:#.3g}".rstrip(".") + f" {unit}"
+
+
+def in_turns() -> Rows:
+    found = result("one_host")["in_turns"]
+    for count, before in found["before"].items():
+        yield [size_text(int(count)), digits(before, "µs"), f"**{digits(found['after'][count], 'µs')}**"]
+
+
+def duration(seconds: float) -> str:
+    return digits(seconds * 1e6, "µs") if seconds < 999.5e-6 else digits(seconds * 1e3, "ms")
+
+
+def ratio(one: Sequence[float], other: Sequence[float]) -> float:
+    """The median of the rounds' ratios."""
+    return median([first / second for first, second in zip(one, other)])
+
+
+def fastest() -> Rows:
+    found = result("one_host")["transports"]["rounds"]
+    for size in ("8 B", "4 KiB", "64 KiB", "256 KiB", "1 MiB", "4 MiB", "8 MiB", "16 MiB", "64 MiB",
+                 "161 gradients of ResNet-50"):  # fmt: skip
+        times = found[size]
+        best = min((name for name in times if name != "auto"), key=lambda name: median(times[name]))
+        share = ratio(times["auto"], times[best])
+        yield [size, duration(median(times["auto"])), duration(median(times[best])), f"{share:.2f}"]
+
+
+def beside_peers() -> Rows:
+    found = result("one_host")
+    for count, times in found["rounds"].items():
+        ours = (duration(median(times[peer])) for peer in ("ringcomm", "ringcomm-shm", "ringcomm-tcp"))
+        gloo = [duration(median(times["gloo"])), f"{ratio(times['gloo'], times['ringcomm']):.1f}"]
+        if count in found["another_run"]:
+            other = found["another_run"][count]
+            gloo = [f"{duration(other['gloo'])} to {gloo[0]}", f"{other['gloo / ringcomm']:.1f}"]
+        openmpi = duration(median(times["openmpi"])), f"{ratio(times['openmpi'], times['ringcomm']):.2f}"
+        yield [size_text(int(count)), *ours, gloo[0], openmpi[0], gloo[1], openmpi[1]]
+
+
+def gradients() -> Rows:
+    found = result("one_host")["resnet50"]["rounds"]
+    labels = {
+        "ringcomm, per-tensor": "ringcomm, tensor by tensor",
+        "openmpi, per-tensor": "Open MPI, tensor by tensor",
+        "ringcomm-tcp, per-tensor": "ringcomm over TCP, tensor by tensor",
+        "ringcomm, one-bucket": "ringcomm, one bucket",
+        "gloo, ddp-buckets-view": "Gloo, DDP's buckets, gradients as views of them",
+        "gloo, ddp-buckets": "Gloo, DDP's buckets", "gloo, per-tensor": "Gloo, tensor by tensor",
+    }  # fmt: skip
+    for name, label in labels.items():
+        times = found[name]
+        yield [label, duration(median(times)), f"{ratio(found['gloo, ddp-buckets-view'], times):.1f}"]
+
+
+TABLES: Tuple[Table, ...] = (
+    Table("docs/compression.md", "step, backward pass of 0.2 s", 0, compression_steps),
+    Table("docs/compression.md", "all-reduce of 102 MB", 0, compression_allreduce),
+    Table("docs/compression.md", "link, backward pass", 0, compression_auto),
+    Table("docs/compression.md", " | float32 | overlapping", 0, compression_overlap),
+    Table("docs/compression.md", " | accuracy", 0, accuracies("digits")),
+    Table("docs/compression.md", " | accuracy", 1, accuracies("textures")),
+    Table("docs/jax.md", "float32, 2 ranks", 0, jax_times),
+    Table("docs/gpu.md", "copies", 0, copies_and_network),
+    Table("docs/unequal.md", " | fast one alone", 0, unequal_machines),
+    Table("docs/unequal.md", "of a core", 0, advice),
+    Table("docs/scaling.md", "example", 0, examples),
+    Table("docs/scaling.md", "ranks | `init()`", 0, starts),
+    Table("docs/scaling.md", "ranks | messages", 0, messages),
+    Table("docs/scaling.md", "steps with 6 to 16 workers", 0, errors),
+    Table("docs/performance.md", "size | before | now |", 1, in_turns),
+    Table("docs/performance.md", "size | default | fastest other", 0, fastest),
+    Table("docs/performance.md", "size | default | shm", 0, beside_peers),
+    Table("docs/performance.md", " | step | × Gloo in DDP's", 0, gradients),
+)
+
+
+def find(lines: Sequence[str], table: Table) -> Tuple[int, int]:
+    """The first and the last line of a table's rows, the latter excluded."""
+    head = f"| {table.head}".replace("|  |", "| |")
+    heads = [index for index, line in enumerate(lines) if line.startswith(head)]
+    first = heads[table.number] + 2
+    last = first
+    while last < len(lines) and lines[last].startswith("|"):
+        last += 1
+    return first, last
+
+
+def made(text: str, tables: Sequence[Table]) -> str:
+    """A page with its tables made anew."""
+    lines = text.split("\n")
+    for table in tables:
+        first, last = find(lines, table)
+        lines[first:last] = [f"| {' | '.join(row)} |" for row in table.rows()]
+    return "\n".join(lines)
+
+
+def differences() -> List[str]:
+    """The lines in which pages and results differ."""
+    found: List[str] = []
+    for page in dict.fromkeys(table.page for table in TABLES):
+        text = (ROOT / page).read_text()
+        new = made(text, [table for table in TABLES if table.page == page])
+        found += difflib.unified_diff(
+            text.split("\n"), new.split("\n"), page, "benchmarks/results", lineterm="", n=0
+        )
+    return found
+
+
+def pictures() -> None:
+    """Draw what the benchmarks draw from results."""
+    import compression
+    import figure
+    import unequal
+    from peers import scaling_figures
+
+    docs = ROOT / "docs"
+    figure.draw(result("speed"), figure.PICTURE)
+    figure.draw_machines(figure.seconds_on_machines(RESULTS), figure.MACHINES)
+    compression.draw(result("compression")["steps"], docs / "compression.svg")
+    unequal.PICTURE.write_text("\n".join([*unequal.bars(result("unequal")), ""]))
+    scaling_figures.draw(RESULTS / "scaling")
+
+
+def main() -> int:
+    """Rewrite the pages, or compare them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if a page differs")
+    parser.add_argument("--pictures", action="store_true", help="draw the pictures, too")
+    args = parser.parse_args()
+    found = differences()
+    print("\n".join(found))
+    if args.check:
+        return 1 if found else 0
+    for page in dict.fromkeys(table.page for table in TABLES):
+        path = ROOT / page
+        path.write_text(made(path.read_text(), [table for table in TABLES if table.page == page]))
+    if args.pictures:
+        pictures()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

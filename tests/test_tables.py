@@ -1,0 +1,91 @@
+"""Every number in a table of the documents is in benchmarks/results, or the page says that it is not."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Iterator, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "benchmarks"))
+
+import tables  # noqa: E402
+
+MEASURED = re.compile(r"\d (?:µs|us|ms|s|MB|GB|GB/s|%)(?:\W|$)|\d×|^[+-]?\d+\.\d+$", re.MULTILINE)
+"""What a measured cell has: a number with a unit, a ratio, a decimal fraction."""
+ELSEWHERE = "not in benchmarks/results"
+COMPUTED = {
+    ("docs/compression.md", "| link | float32"): "the line rate's minimum",
+    ("docs/compression.md", "| | bytes per element"): "a definition",
+    ("docs/compression.md", "| task, learning rate"): "tests/unit/test_local_sgd_page.py",
+    ("docs/protocol.md", "| type | fields"): "a definition",
+    ("docs/reliability.md", "| what happens | what detects it"): "limits, which are settings",
+    ("docs/scaling.md", "| | bytes of the busiest"): "a definition",
+    ("docs/scaling.md", "| public point"): "what others have published",
+}
+"""Tables with nothing measured, or that another test compares."""
+
+
+class Found(NamedTuple):
+    """A table: its page, its head, its text, and the sections around it."""
+
+    page: str
+    head: str
+    text: str
+    around: str
+
+
+def found_tables() -> Iterator[Found]:
+    """Every table of the documents with measured numbers."""
+    for path in [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        page, text = str(path.relative_to(ROOT)), re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+        sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+        for section in sections:
+            for match in re.finditer(r"(?:^\|.*\n)+", section + "\n", re.MULTILINE):
+                head, _, *rows = match[0].splitlines()
+                cells = "\n".join(cell.strip() for row in rows for cell in row.strip("|").split("|")[1:])
+                if len(MEASURED.findall(cells)) > 2:
+                    around = sections[0] + (section if section is not sections[0] else "")
+                    yield Found(page, head, match[0], " ".join(around.split()))
+
+
+def is_made(table: Found) -> bool:
+    """Whether benchmarks/tables.py makes a table from results."""
+    heads = [each.head for each in tables.TABLES if each.page == table.page]
+    return any(table.head.startswith(f"| {head}".replace("|  |", "| |")) for head in heads)
+
+
+def test_pages_have_the_numbers_of_the_results() -> None:
+    assert tables.differences() == []
+
+
+@pytest.mark.parametrize("table", list(found_tables()), ids=lambda table: f"{table.page}-{table.head[:40]}")
+def test_every_measured_table_is_made_of_results_or_says_that_it_is_not(table: Found) -> None:
+    computed = any(table.page == page and table.head.startswith(head) for page, head in COMPUTED)
+    assert computed or is_made(table) or ELSEWHERE in table.around, table.text
+
+
+def test_a_changed_number_is_found(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "unequal.md").read_text()
+    (table,) = [each for each in tables.TABLES if each.head.startswith(" | fast one alone")]
+    changed = page.replace("0.294 s | 0.279 s", "0.294 s | 0.278 s")
+    assert changed != page == tables.made(changed, [table])
+
+
+def test_pictures_are_those_of_the_results(tmp_path: Path) -> None:
+    """Those that need no matplotlib."""
+    import compression
+    import unequal
+
+    compression.draw(tables.result("compression")["steps"], tmp_path / "compression.svg")
+    assert (tmp_path / "compression.svg").read_text() == (ROOT / "docs" / "compression.svg").read_text()
+    assert "\n".join([*unequal.bars(tables.result("unequal")), ""]) == unequal.PICTURE.read_text()
+
+
+def test_the_command_makes_the_check() -> None:
+    done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "tables.py"), "--check"], cwd=ROOT)
+    assert done.returncode == 0
