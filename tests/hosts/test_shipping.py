@@ -13,6 +13,7 @@ from typing import Dict, List
 
 import pytest
 
+from ringcomm.version import __version__
 from ringrun.agent.shipped import IN_USE, SHARED_PLACES
 from tests.hosts.job import Job, ringrun
 from tests.hosts.netlab import Lab
@@ -85,7 +86,7 @@ def test_a_bare_python_trains_and_the_second_start_sends_nothing(lab: Lab, board
     job = boards.run(lab)
     boards.trained(job)
     for host in boards.places:
-        assert f"sending ringcomm 0.1.0 to {host}" in job.output
+        assert f"sending ringcomm {__version__} to {host}" in job.output
         assert len(job.values(rf"^ringrun: sending numpy .*, psutil .* to {host}")) == 1
     again = boards.run(lab)
     boards.trained(again)
@@ -113,7 +114,7 @@ def test_a_changed_cache_is_sent_again(lab: Lab, boards: Boards) -> None:
     job = boards.run(lab)
     boards.trained(job)
     assert "tampered" not in job.output
-    assert "sending ringcomm 0.1.0 to jetson1" in job.output and "to jetson2" not in job.output
+    assert f"sending ringcomm {__version__} to jetson1" in job.output and "to jetson2" not in job.output
 
 
 @pytest.mark.timeout(300)

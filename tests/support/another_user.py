@@ -55,7 +55,8 @@ def ringrun_as_victim(
     """
     # That user cannot write what a measurement of coverage would.
     kept = {name: text for name, text in os.environ.items() if not name.startswith("COV")}
-    program = f"import ringrun.cli, ringrun.job.job_commands\n{become(user)}ringrun.cli.main(sys.argv[1:])"
+    modules = "ringrun.cli, ringrun.job.job_commands, ringrun.reach.named_hosts"
+    program = f"import {modules}\n{become(user)}ringrun.cli.main(sys.argv[1:])"
     return subprocess.run(
         [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60, cwd="/",
         env={**kept, "PYTHONPATH": SOURCES, **(environ or {})},

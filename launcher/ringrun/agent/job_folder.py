@@ -100,8 +100,8 @@ class JobFolder:
             for place in shipped.places(self.environ):
                 try:
                     folder = opened.enter_context(folders.trusted_folder(place, make=False))
-                    shipped.hold(folder)
                     found.append(opened.enter_context(folders.inner_folder(folder, "files", None)))
+                    shipped.hold(folder)
                 except OSError:
                     continue  # not there, or not to be trusted
             yield found

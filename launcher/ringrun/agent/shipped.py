@@ -178,8 +178,8 @@ def find(wanted: str, environ: Mapping[str, str]) -> Optional[str]:
     for place in places(environ):
         try:
             with folders.trusted_folder(place, make=False) as folder:
-                hold(folder)
                 if _is_package(folder, wanted):
+                    hold(folder)  # utime fails if it has just been cleaned
                     os.utime(wanted, dir_fd=folder, follow_symlinks=False)
                     return os.path.join(place, wanted)
                 _remove(folder, wanted)
