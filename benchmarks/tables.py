@@ -289,6 +289,15 @@ def gradients() -> Rows:
         yield [label, duration(median(times)), f"{ratio(found['gloo, ddp-buckets-view'], times):.1f}"]
 
 
+# -- docs/machines.md -----------------------------------------------------------------------------
+
+
+def memory() -> Rows:
+    for row in result("memory")["rows"]:
+        parts = ("numpy", "init", "reductions", "all", "agent")
+        yield [str(row["ranks"]), *(f"{row[f'{part}_rss']:.1f} MB" for part in parts)]
+
+
 TABLES: Tuple[Table, ...] = (
     Table("docs/compression.md", "step, backward pass of 0.2 s", 0, compression_steps),
     Table("docs/compression.md", "all-reduce of 102 MB", 0, compression_allreduce),
@@ -296,6 +305,7 @@ TABLES: Tuple[Table, ...] = (
     Table("docs/compression.md", " | float32 | overlapping", 0, compression_overlap),
     Table("docs/compression.md", " | accuracy", 0, accuracies("digits")),
     Table("docs/compression.md", " | accuracy", 1, accuracies("textures")),
+    Table("docs/machines.md", "ranks | Python and NumPy", 0, memory),
     Table("docs/jax.md", "float32, 2 ranks", 0, jax_times),
     Table("docs/gpu.md", "copies", 0, copies_and_network),
     Table("docs/unequal.md", " | fast one alone", 0, unequal_machines),
