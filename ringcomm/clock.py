@@ -13,8 +13,59 @@ Clock = Callable[[], float]
 
 monotonic: Clock = time.monotonic
 
-give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
-"""Yield the processor to another runnable process: to be called between two polls."""
+
+
+class Polling:
+    """Whether a wait polls before it sleeps: not at times when a poll costs the processor.
+
+    A thread that polls yields between two looks. Where other programs run, it gets the processor back after
+    their time slices, some milliseconds each; a thread that sleeps gets it soon after it was woken. Sums of
+    1 KB among four ranks, on two cores that two other programs used, took 1,650 us with polling, 570 without,
+    and take 600 with this.
+
+    Args:
+        clock: where the time comes from.
+        give_way: yields the processor to another process.
+    """
+
+    LOST_S = 1e-3
+    """A yield that takes longer has given the processor to a program that computes."""
+    FIRST_S, MOST_S = 0.02, 1.0
+    """How long no wait polls after that: at first, and at most, if it happens again and again."""
+    ENOUGH = 200
+    """After so many quick yields the next pause is a first one."""
+
+    def __init__(
+        self,
+        clock: Clock = time.perf_counter,
+        give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: None),
+    ) -> None:
+        self._clock, self._give_way = clock, give_way
+        self._again_s, self._pause_s, self._quick = -math.inf, self.FIRST_S, 0
+
+    def until(self, now_s: float, spin_s: float) -> float:
+        """Return until when a wait that begins now polls.
+
+        Args:
+            now_s: the time.
+            spin_s: how long it polls where that costs nothing, in seconds.
+        """
+        return now_s + spin_s if now_s >= self._again_s else now_s
+
+    def give_way(self) -> None:
+        """Yield the processor between two polls."""
+        began_s = self._clock()
+        self._give_way()
+        now_s = self._clock()
+        if now_s - began_s < self.LOST_S:
+            self._quick += 1
+            return
+        self._pause_s = self.FIRST_S if self._quick >= self.ENOUGH else min(2 * self._pause_s, self.MOST_S)
+        self._again_s, self._quick = now_s + self._pause_s, 0
+
+
+POLLING = Polling()
+"""That of this process: its threads compete for the same processors."""
 
 
 class Idleness:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Callable, Optional
 
-from ..clock import Clock, Deadline, give_way, monotonic
+from ..clock import POLLING, Clock, Deadline, monotonic
 from ..errors import DeviceError
 from ..transport.base import Fabric
 from .part import Part
@@ -46,7 +46,7 @@ def run(
     watch = fabric.watch
     interval_s = 3600.0 if watch is None else watch.interval_s
     now_s = time.perf_counter()
-    spin_until = now_s + (spin_s if may_poll is None or may_poll() else 0.0)
+    spin_until = POLLING.until(now_s, spin_s) if may_poll is None or may_poll() else now_s
     check_at = now_s + interval_s
     execution.waits_for = ()
     while not execution.advance():
@@ -54,13 +54,13 @@ def run(
             moved = execution.moved_bytes
             quiet.restart()
             now_s = time.perf_counter()
-            spin_until = now_s + (spin_s if may_poll is None or may_poll() else 0.0)
+            spin_until = POLLING.until(now_s, spin_s) if may_poll is None or may_poll() else now_s
             if watch is not None and now_s >= check_at:
                 # A transfer that never stops to wait must not keep this rank from hearing and being heard.
                 check_at = now_s + interval_s
                 watch.check()
         elif time.perf_counter() < spin_until:
-            give_way()
+            POLLING.give_way()
         else:
             if quiet.expired():
                 if execution.copying:

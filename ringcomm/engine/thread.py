@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Any, Callable, List, Optional, Sequence
 
-from ..clock import Clock, Deadline, Stopwatch, give_way, monotonic
+from ..clock import POLLING, Clock, Deadline, Stopwatch, monotonic
 from ..collective.progress import Progress
 from ..errors import (
     BrokenInvariantError,
@@ -310,8 +310,8 @@ class EngineThread:
                 moved_s = time.perf_counter()
                 continue
             now_s = time.perf_counter()
-            if now_s - moved_s < self._spin_s:
-                give_way()
+            if now_s < POLLING.until(moved_s, self._spin_s):
+                POLLING.give_way()
                 continue
             if now_s - began_s >= BLOCKED_S:
                 told = self._report_if_blocked(told)

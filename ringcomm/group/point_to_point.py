@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from ..clock import Deadline, give_way, monotonic
+from ..clock import POLLING, Deadline, monotonic
 from ..errors import BrokenInvariantError, PeerStalledError, RingcommError
 from ..transport.base import Fabric, LinkClosed
 from .failures import FailureReporter
@@ -175,11 +175,11 @@ class PointToPoint:
 
     def _sleep(self) -> None:
         if any(work.waiters for work in self._limits):
-            until = time.perf_counter() + self._spin_s
+            until = POLLING.until(time.perf_counter(), self._spin_s)
             while time.perf_counter() < until:
                 if self._posted or self._cycle():
                     return
-                give_way()
+                POLLING.give_way()
         timeout_s = self._check_limits()
         reading = [item.link for item in self._channels.values()]
         writing = [item.link for item in self._channels.values() if item.writing() or not item.link.settled()]

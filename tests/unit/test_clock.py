@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ringcomm.clock import Deadline, Idleness, StepClock, Stopwatch
+from ringcomm.clock import Deadline, Idleness, Polling, StepClock, Stopwatch
 
 
 def test_counts_down_and_expires(clock):
@@ -18,6 +18,38 @@ def test_counts_down_and_expires(clock):
     assert (deadline.remaining_s(), deadline.elapsed_s(), deadline.expired()) == (0.5, 4.5, False)
     clock.now_s += 0.5
     assert (deadline.remaining_s(), deadline.expired()) == (0.0, True)
+
+
+def test_no_polling_for_a_while_after_a_yield_that_took_long(clock):
+    took_s = [0.0]
+
+    def give_way():
+        clock.now_s += took_s[0]
+
+    def polls():
+        return polling.until(clock.now_s, 0.5) > clock.now_s
+
+    polling = Polling(clock, give_way)
+    polling.give_way()
+    assert polls()
+    took_s[0] = 2 * Polling.LOST_S
+    pauses = []
+    for _ in range(8):
+        polling.give_way()
+        began_s = clock.now_s
+        while not polls():
+            clock.now_s += 1e-3
+        pauses.append(clock.now_s - began_s)
+    assert pauses[0] < 0.05 and pauses == sorted(pauses)
+    assert pauses[-1] == pytest.approx(Polling.MOST_S, abs=2e-3)
+    took_s[0] = 0.0
+    for _ in range(Polling.ENOUGH):
+        polling.give_way()
+    took_s[0] = 2 * Polling.LOST_S
+    polling.give_way()
+    assert not polls()
+    clock.now_s += Polling.FIRST_S + 1e-6
+    assert polls()
 
 
 def test_remaining_is_never_negative(clock):

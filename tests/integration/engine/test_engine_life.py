@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ringcomm.clock import Polling
 from ringcomm.engine import thread as thread_module
 from ringcomm.engine.engine import Engine
 from ringcomm.engine.observer import Observer
@@ -100,13 +101,8 @@ def test_numbers_about_what_it_has_done():
 
 def test_a_caller_that_waits_polls_before_it_sleeps(monkeypatch):
     """A wake-up would cost more than a short operation."""
-    polled, give_way = threading.Event(), thread_module.give_way
-
-    def noted():
-        polled.set()
-        give_way()
-
-    monkeypatch.setattr(thread_module, "give_way", noted)
+    polled = threading.Event()
+    monkeypatch.setattr(thread_module, "POLLING", Polling(give_way=polled.set))
 
     def work(context):
         for _ in range(10_000):  # the first may be done before it is waited for

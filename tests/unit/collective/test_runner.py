@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from ringcomm.clock import Deadline, give_way
+from ringcomm.clock import POLLING, Deadline
 from ringcomm.collective import call_runner
 from ringcomm.collective.call_history import CallHistory
 from ringcomm.collective.call_sites import CallSites, site_text
@@ -321,7 +321,7 @@ def test_how_far_a_call_is_that_waits_for_another_rank():
     thread.start()
     deadline = Deadline(20.0)
     while one.progress().moved_bytes == 0 and not deadline.expired():
-        give_way()
+        POLLING.give_way()
     progress = one.progress()
     assert progress.sequence == 2 and progress.waits_for == (1,) and progress.moved_bytes > 0
     assert progress.doing == one.last_call == "allreduce(1048576 elements, float32, op=Sum)"
