@@ -111,6 +111,30 @@ def accuracies(task: str) -> Callable[[], Rows]:
     return rows
 
 
+STUDENT = {2: 12.706, 10: 2.262, 20: 2.093}
+"""97.5 % quantiles of Student's t for n - 1 degrees of freedom, by n."""
+
+
+def local_steps() -> Rows:
+    """Paired differences to float32 by cell and method, and after what part of the steps ranks exchanged."""
+    for label, cell in result("local_steps").items():
+
+        def difference(name: str, cell: Any = cell) -> str:
+            pairs = list(zip(cell.get(name, ()), cell["float32"]))
+            if len(pairs) < 2:
+                return f"{pairs[0][0] - pairs[0][1]:+.2f}" if pairs else "-"
+            low, mean, high = interval(*zip(*pairs), STUDENT[len(pairs)])
+            return f"{mean:+.2f} ({low:+.2f} to {high:+.2f})"
+
+        shares = {name: f"{100 * share:.0f} %" for name, share in cell["exchanges"].items()}
+        yield [
+            label, f"{statistics.mean(cell['float32']):.2f}",
+            difference("LocalSGD"), shares["LocalSGD"],
+            difference("weights only"), shares.get("weights only", "-"),
+            *(difference(name) for name in ("weights only, int8", "LocalSGD 16", "LocalSGD.diloco")),
+        ]  # fmt: skip
+
+
 def interval(values: Sequence[float], others: Sequence[float], student: float) -> Tuple[float, float, float]:
     """The mean of paired differences between its limits of 95 %, with Student's factor for their number."""
     differences = [one - other for one, other in zip(values, others)]
@@ -306,6 +330,7 @@ TABLES: Tuple[Table, ...] = (
     Table("docs/compression.md", " | accuracy", 0, accuracies("digits")),
     Table("docs/compression.md", " | accuracy", 1, accuracies("textures")),
     Table("docs/machines.md", "ranks | Python and NumPy", 0, memory),
+    Table("docs/compression.md", "task, learning rate", 0, local_steps),
     Table("docs/jax.md", "float32, 2 ranks", 0, jax_times),
     Table("docs/gpu.md", "copies", 0, copies_and_network),
     Table("docs/unequal.md", " | fast one alone", 0, unequal_machines),

@@ -21,7 +21,6 @@ ELSEWHERE = "not in benchmarks/results"
 COMPUTED = {
     ("docs/compression.md", "| link | float32"): "the line rate's minimum",
     ("docs/compression.md", "| | bytes per element"): "a definition",
-    ("docs/compression.md", "| task, learning rate"): "tests/unit/test_local_sgd_page.py",
     ("docs/protocol.md", "| type | fields"): "a definition",
     ("docs/reliability.md", "| what happens | what detects it"): "limits, which are settings",
     ("docs/scaling.md", "| | bytes of the busiest"): "a definition",

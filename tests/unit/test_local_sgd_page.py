@@ -1,8 +1,9 @@
-"""What is said of LocalSGD's accuracy: the page has what was measured, and help() promises no more."""
+"""What is said of LocalSGD's accuracy: no cell loses more, and help() promises no more."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from pathlib import Path
@@ -11,40 +12,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("ringcomm/_adapter/local_sgd.py", "ringcomm/torch/local_sgd.py", "ringcomm/keras/local_sgd.py")
-COLUMNS = {
-    1: "LocalSGD", 3: "weights only", 5: "weights only, int8", 6: "LocalSGD 16", 7: "LocalSGD.diloco"
-}  # fmt: skip
 WEIGHTS_ONLY = 5
 
 
-def test_the_page_has_the_accuracies() -> None:
-    """Every row of the table is made of the accuracies in the repository."""
-    page = (ROOT / "docs" / "compression.md").read_text()
+def test_no_cell_loses_anything() -> None:
+    """Each 95 % interval of differences to float32, of twenty seeds, lies within a third of a point."""
     cells = json.loads((ROOT / "benchmarks" / "results" / "local_steps.json").read_text())
-    assert len(cells) == 19 and max(found["longest"] for found in cells.values()) <= 50
+    assert len(cells) == 19
     for label, found in cells.items():
-        (row,) = re.findall(rf"^\| {re.escape(label)} \|(.*)\|$", page, re.MULTILINE)
-        columns = [text.strip() for text in row.split("|")]
-        assert columns[0] == f"{statistics.mean(found['float32']):.2f}"
-        for place, name in COLUMNS.items():
-            if name not in found:
-                assert columns[place] == "-"
-                continue
-            pairs = list(zip(found[name], found["float32"]))  # of the same seeds
-            difference = statistics.mean(one - other for one, other in pairs)
-            shown = float(columns[place].split()[0].strip(","))
-            assert shown == pytest.approx(difference, abs=0.006), (label, name)
-            assert name != "LocalSGD" or f", {len(pairs)} seed" in columns[place], label
-
-
-def test_no_cell_loses_more_than_half_a_point_in_the_mean() -> None:
-    cells = json.loads((ROOT / "benchmarks" / "results" / "local_steps.json").read_text())
-    losses = {
-        label: statistics.mean(other - one for one, other in zip(found["LocalSGD"], found["float32"]))
-        for label, found in cells.items()
-    }
-    assert max(losses.values()) < 0.47
-    assert max(loss for label, loss in losses.items() if "AdamW" in label) < 0.19
+        differences = [one - other for one, other in zip(found["LocalSGD"], found["float32"])]
+        assert len(differences) == 20, label
+        half = 2.093 * statistics.stdev(differences) / math.sqrt(20)
+        assert abs(statistics.mean(differences)) + half <= 1 / 3, label
 
 
 def test_weights_only_lose_nothing_with_sgd() -> None:
