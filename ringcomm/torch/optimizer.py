@@ -374,7 +374,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
         raise ConfigError("This is a DistributedOptimizer already. Wrap the original optimizer.")
     if not hasattr(optimizer, "param_groups"):
         kind = type(optimizer).__name__
-        raise ConfigError(f"Wrap an optimizer: DistributedOptimizer(torch.optim.SGD(...)), not a {kind}.")
+        raise ConfigError(f"Wrap an optimizer, such as torch.optim.SGD(...): this is a {kind}.")
     chosen, passes = op_of(op), checked_passes(backward_passes_per_step)
     if num_groups:
         warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
