@@ -111,7 +111,8 @@ def _end_of_options(words: Sequence[str], values: Mapping[str, int]) -> int:
 
 def _subcommand_first(words: Sequence[str]) -> Sequence[str]:
     """A command line in which the options before a subcommand are behind its name."""
-    values = ringrun.option_values(click.Context(ringrun))
+    # With its settings: click keeps the help option that it makes for the first context.
+    values = ringrun.option_values(click.Context(ringrun, **ringrun.context_settings))
     found = mpirun.translate(words, values.get).words
     position = _end_of_options(found, values)
     if found[position : position + 1] and found[position] in commands.commands:

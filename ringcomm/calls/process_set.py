@@ -215,12 +215,17 @@ def number_of(process_set: Optional[ProcessSet]) -> int:
 
     Raises:
         UnknownProcessSetError: the set is not registered.
+        Misuse: it is something else.
     """
     if process_set is None:
         return GLOBAL_SET
-    if process_set.process_set_id is None:
+    try:
+        number = process_set.process_set_id
+    except AttributeError:
+        raise Misuse(f"process_set={process_set!r:.80}: pass what add_process_set() has returned.") from None
+    if number is None:
         raise UnknownProcessSetError(
             f"{process_set} does not exist, has not been registered, or was removed: call add_process_set() "
             "first."
         )
-    return process_set.process_set_id
+    return number

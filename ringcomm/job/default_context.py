@@ -15,7 +15,7 @@ import numpy as np
 
 from ..config import Membership, Settings
 from ..docstrings import documented
-from ..errors import NotInitializedError, RingcommError, describe_error
+from ..errors import ConfigError, NotInitializedError, RingcommError, describe_error
 from .context import Context
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ def init(membership: Optional[Membership] = None, settings: Optional[Settings] =
             try:
                 settings = Settings.from_environment() if settings is None else settings
                 membership = Membership.from_environment() if membership is None else membership
+                if not (isinstance(membership, Membership) and isinstance(settings, Settings)):
+                    raise ConfigError("init() takes a Membership and Settings of ringcomm.config, or none.")
                 if membership.elastic:
                     from .newcomer import newcomer_of  # other jobs have none
 

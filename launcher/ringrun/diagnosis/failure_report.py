@@ -239,7 +239,8 @@ def host_problem(host: str, facts: Dict[str, Any], is_local: bool, install: Call
     if kind == "cwd":
         return (
             f"{there} directory {path}{here}. Ranks start in the directory that ringrun was started in. Make "
-            f"it, or name another one with --cwd {host}=PATH, or with cwd=PATH in the hostfile."
+            f"it, send it along with --ship, or name another one with --cwd {host}=PATH, or with cwd=PATH in "
+            "the hostfile."
         )
     if kind == "interpreter":
         return f"{there} Python at {path}{here}. {other_python(host)}"
@@ -247,8 +248,8 @@ def host_problem(host: str, facts: Dict[str, Any], is_local: bool, install: Call
         return f"{there} script {path}. Check its name, and the directory that you are in."
     if kind == "script":
         return (
-            f"{there} script {path}{here}. Copy it there (rsync -a, or a shared directory), or name the "
-            f"directory that it is in with --cwd {host}=PATH."
+            f"{there} script {path}{here}. Copy it there (rsync -a, or a shared directory), send it along "
+            f"with --ship, or name the directory that it is in with --cwd {host}=PATH."
         )
     if kind == "program" and "/" in path:
         return f"{host}: {path} is no program{here}: no such file, a directory, or one without chmod +x."

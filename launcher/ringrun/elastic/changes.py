@@ -36,6 +36,10 @@ def change_of(detail: Mapping[str, Any]) -> Change:
     )  # fmt: skip
 
 
+ENDS_WITHIN_S = 2.0
+"""How long the line about a view waits for the ends of the processes that the view has lost."""
+
+
 class ChangeLog:
     """Makes a line of every change, and keeps all of them.
 
@@ -59,9 +63,9 @@ class ChangeLog:
         self._exits: Dict[int, str] = {}  # by member, how its process has ended by itself, if not well
         self._asked: Set[int] = set()
         self._members: Optional[Tuple[int, ...]] = None  # of the last view
-        self._waiting: Optional[Tuple[Change, Set[int]]] = (
-            None  # a view, and the members that have to end first
-        )
+        # A view, and the members that are to end first: the line says how they ended.
+        self._waiting: Optional[Tuple[Change, Set[int]]] = None
+        self._until_s = 0.0
 
     def start(self, member: int, host: str, local: int) -> None:
         """A process is being started.
@@ -108,8 +112,17 @@ class ChangeLog:
             joined=tuple(member for member in change.members if member not in before),
         )  # fmt: skip
         open_ends = {member for member in before - now if member in running and member not in self._asked}
-        self._waiting = (change, open_ends)
+        self._waiting, self._until_s = (change, open_ends), now_s + ENDS_WITHIN_S
         return lines if open_ends else lines + self._conclude(now_s)
+
+    @property
+    def due_s(self) -> Optional[float]:
+        """When :meth:`tick` is to be called; None: not before another event."""
+        return None if self._waiting is None else self._until_s
+
+    def tick(self, now_s: float) -> List[str]:
+        """Time has passed; the lines that waited long enough. A host without a cable reports no end."""
+        return self._conclude(now_s) if self._waiting is not None and now_s >= self._until_s else []
 
     def end(self, member: int, now_s: float) -> List[str]:
         """A process has ended; the lines that waited for that."""

@@ -258,13 +258,15 @@ class Membership:
         due += [item.leaves_by_s for item in self.processes.values() if item.leaves_by_s is not None]
         if not self._started:
             due.append(self._began_s + self.limits.timeout_s)
+        if self.log.due_s is not None:
+            due.append(self.log.due_s)
         due = [until_s for until_s in due if until_s != NEVER and until_s > self._ticked_s]
         return min(due) if due else None
 
     def tick(self, now_s: float) -> List[Action]:
         """Time has passed: act on what is due."""
         self._ticked_s = now_s
-        actions: List[Action] = []
+        actions: List[Action] = [*map(Say, self.log.tick(now_s))]
         for process in self.processes.values():
             if process.leaves_by_s is not None and process.leaves_by_s <= now_s:
                 process.leaves_by_s = None

@@ -33,7 +33,7 @@ from ..plan.options import Options
 from ..plan.ranks import Plan, make_plan
 from ..plan.setting_sources import Effective
 from ..reach.doors import Doors, allocation_of
-from ..reach.named_hosts import with_lists
+from ..reach.named_hosts import lists_in, with_lists
 from ..reach.ssh import SshOptions
 from ..ship.source_tree import SourceTree, position
 from .host_jobs import HostMaker, per_host, working_directory
@@ -90,6 +90,7 @@ def prepare(
         output_dir=None if options.output_dir is None else Path(options.output_dir),
         payload=payload, horovod=options.horovod,
         notes=(
+            *([] if options.hosts is None else lists_in(parse_hosts(options.hosts), os.environ)),
             *_where_from(options, allocation), *not_forwarded(options.forward, environ),
             *_left_out(tree, code_at, parsed), *(doors.in_clear() if settings.encrypt else []),
         ),

@@ -100,6 +100,18 @@ def with_lists(specs: Sequence[HostSpec], environ: Mapping[str, str]) -> List[Ho
     return found
 
 
+def lists_in(specs: Sequence[HostSpec], environ: Mapping[str, str]) -> List[str]:
+    """A line for each list that ``-H`` names: a list may have the name of a host.
+
+    Raises:
+        ConfigError: a list cannot be used.
+    """
+    found = [(spec.name, hosts_of_list(spec.name, environ)) for spec in specs]
+    return [
+        f"the list {name}: {', '.join(spec.target for spec in hosts)}" for name, hosts in found if hosts
+    ]
+
+
 def add_hosts(name: str, items: Sequence[str], environ: Mapping[str, str]) -> str:
     """Add hosts to a list, which is made where there is none.
 
@@ -119,6 +131,12 @@ def add_hosts(name: str, items: Sequence[str], environ: Mapping[str, str]) -> st
             f"{name!r:.80} cannot be the name of a list: it has letters, digits, - and _ only, and localhost "
             "is this machine. For example: ringrun hosts add lab jetson1 jetson2"
         )
+    for other in list_names(environ):
+        if name in {spec.name for spec in hosts_of_list(other, environ) or ()}:
+            raise ConfigError(
+                f"{name} is a host of the list {other}: with a list of that name, `-H {name}` would mean the "
+                "list."
+            )
     items = [item for text in items for item in text.split(",")]
     before = list_text(name, environ) or ""
     hosts = {spec.target for spec in parse_hostfile(before, name)} if before.strip() else set()

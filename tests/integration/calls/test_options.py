@@ -8,7 +8,7 @@ import pytest
 import ringcomm as rc
 from ringcomm.config import Settings
 from ringcomm.engine.process_sets import UnknownProcessSetError
-from ringcomm.errors import MismatchError, Misuse
+from ringcomm.errors import ConfigError, MismatchError, Misuse
 from ringcomm.testing.cluster import run_ranks
 from tests.adapters.signatures import differences_of_options, functions_of
 from tests.support.options import compare_forms, sets_of
@@ -92,3 +92,17 @@ def test_rows_in_place_are_a_view_of_the_array(as_default):
 
     found = ranks_of(as_default, 3, work)
     assert found == [(True, [[2.0, 2.0]] * 2), None, (True, [[2.0, 2.0]])]
+
+
+def test_what_is_no_process_set_is_named(as_default):
+    def work(context):
+        with pytest.raises(Misuse, match="process_set=5: pass what"):
+            rc.allreduce_async(np.ones(2), process_set=5)
+        return rc.allreduce(np.ones(1), rc.Sum).tolist()
+
+    assert ranks_of(as_default, 2, work) == [[2.0]] * 2
+
+
+def test_init_takes_its_own_types_only():
+    with pytest.raises(ConfigError, match="takes a Membership and Settings"):
+        rc.init(5)

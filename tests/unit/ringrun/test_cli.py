@@ -340,3 +340,9 @@ def test_what_becomes_of_options_of_mpirun_is_shown(seen: List[Any]) -> None:
     result = CliRunner().invoke(cli.ringrun, ["--report-bindings", "-n", "2", "x"])
     assert result.exit_code == 0 and "ringrun: --report-bindings: see --dry-run." in result.output
     assert [options.np for options, _, _ in seen] == [2]
+
+
+def test_the_short_name_of_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["-h"])
+    assert ended.value.code == 0 and "Subcommands:" in capsys.readouterr().out

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringrun.elastic.changes import Change, ChangeLog, change_of, describe_history
+from ringrun.elastic.changes import ENDS_WITHIN_S, Change, ChangeLog, change_of, describe_history
 
 
 def test_the_facts_of_a_notice_are_sorted_by_rank() -> None:
@@ -28,6 +28,17 @@ def test_a_line_waits_for_the_end_of_the_process() -> None:
     assert line == "rank 1 (b) lost: no heartbeat for 3.0 s; going on with 1 rank after 1.2 s"
     assert log.lines == [(5.0, line)]
     assert log.end(0, 106.0) == []
+
+
+def test_a_line_does_not_wait_for_a_process_whose_host_reports_nothing() -> None:
+    log = log_of_two()
+    log.report(1, "no heartbeat for 3.0 s, nor an answer")
+    assert log.due_s is None
+    assert log.publish(Change(2, (0,), lost=(1,), pause_s=1.25), {0, 1}, 104.0) == []
+    assert log.due_s == 104.0 + ENDS_WITHIN_S and log.tick(105.0) == []
+    (line,) = log.tick(106.0)
+    assert line == "rank 1 (b) lost: no heartbeat for 3.0 s; going on with 1 rank after 1.2 s"
+    assert (log.due_s, log.tick(107.0), log.end(1, 180.0)) == (None, [], [])
 
 
 @pytest.mark.parametrize(

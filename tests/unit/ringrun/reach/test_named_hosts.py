@@ -11,7 +11,7 @@ import pytest
 from ringcomm.errors import ConfigError
 from ringrun import cli
 from ringrun.job.launch import read_hosts
-from ringrun.plan.hosts import HostSpec
+from ringrun.plan.hosts import HostSpec, parse_hosts
 from ringrun.plan.options import Options
 from ringrun.plan.ssh_config import hosts_and_includes
 from ringrun.reach import named_hosts
@@ -162,6 +162,15 @@ def test_hosts_are_taken_from_sshs_configuration(run: Any, tmp_path: Path) -> No
 
 def test_lists_are_in_the_home_without_a_configuration_folder(tmp_path: Path) -> None:
     assert folder_of_lists({"XDG_CONFIG_HOME": "relative"}) == tmp_path / ".config" / "ringcomm" / "hosts"
+
+
+def test_a_list_with_the_name_of_a_host(lists: Path) -> None:
+    named_hosts.add_hosts("lab", ["a", "b"], os.environ)
+    with pytest.raises(ConfigError, match="b is a host of the list lab"):
+        named_hosts.add_hosts("b", ["c"], os.environ)
+    specs = parse_hosts("localhost,lab")
+    assert named_hosts.lists_in(specs, os.environ) == ["the list lab: a, b"]
+    assert named_hosts.lists_in(parse_hosts("localhost,c:2"), os.environ) == []
 
 
 def test_another_user_of_the_folder_is_reported(lists: Path, monkeypatch: pytest.MonkeyPatch) -> None:
