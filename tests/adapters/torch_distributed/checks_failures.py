@@ -13,7 +13,11 @@ import torch
 import torch.distributed as dist
 
 from ringcomm.errors import MismatchError, Misuse, NotInitializedError, PeerLostError, PeerStalledError
+from ringcomm.group.message_channel import SHORT_BYTES
 from tests.adapters.torch_distributed.harness import Ranks
+
+LONG = SHORT_BYTES // 2
+"""Elements of a message that waits for its receive."""
 
 
 def failure_of(act: object) -> Exception:
@@ -97,11 +101,11 @@ def check_messages_whose_time_is_over(on: Ranks) -> None:
     """The peer lives, but neither sends nor receives: the wait ends, and all ranks are told the same."""
     ways = {
         "a receive": lambda group: [dist.irecv(torch.zeros(1), 1, group=group)],
-        "a long send": lambda group: [dist.isend(torch.zeros(100_000), 1, group=group)],
+        "a long send": lambda group: [dist.isend(torch.zeros(LONG), 1, group=group)],
         "a batch": lambda group: dist.batch_isend_irecv(
             [
-                dist.P2POp(dist.isend, torch.zeros(100_000), 1, group),
-                dist.P2POp(dist.irecv, torch.zeros(100_000), 1, group),
+                dist.P2POp(dist.isend, torch.zeros(LONG), 1, group),
+                dist.P2POp(dist.irecv, torch.zeros(LONG), 1, group),
             ]
         ),
     }
