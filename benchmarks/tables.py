@@ -61,6 +61,14 @@ def compression_steps() -> Rows:
         yield [shown, *(f"{median(by_rate[rate][name]):.2f} s" for rate in (3000, 1000, 300, 100))]
 
 
+def local_speed() -> Rows:
+    names = ("no communication", "DDP, Gloo", "ringcomm float32", "ringcomm int8", "ringcomm LocalSGD, int8")
+    for run in result("local_steps_speed"):
+        megabytes = 102 * run.get("scale", 1.0)
+        times = (f"{median(run['steps'][name]):.2f} s" for name in names)
+        yield [f"{run['mbit_per_s']} Mbit/s, {megabytes:.0f} MB", *times]
+
+
 def compression_allreduce() -> Rows:
     fast, slow = result("compression")["allreduce"]
     for name, times in fast["allreduce"].items():
@@ -324,6 +332,7 @@ def memory() -> Rows:
 
 TABLES: Tuple[Table, ...] = (
     Table("docs/compression.md", "step, backward pass of 0.2 s", 0, compression_steps),
+    Table("docs/compression.md", "local steps, backward pass", 0, local_speed),
     Table("docs/compression.md", "all-reduce of 102 MB", 0, compression_allreduce),
     Table("docs/compression.md", "link, backward pass", 0, compression_auto),
     Table("docs/compression.md", " | float32 | overlapping", 0, compression_overlap),
