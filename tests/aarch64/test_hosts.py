@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ringcomm.version import __version__
 from tests.aarch64.jobs import NUMPYS, THREE, finished, launcher_environment
 from tests.hosts import netlab_system as system
 from tests.hosts.job import EXAMPLES, ROOT, Job
@@ -37,7 +38,7 @@ def test_bare_hosts_are_sent_ringcomm_and_numpy(lab: Lab, project: Path) -> None
     words = ("-np", 3, "-H", THREE, "--python", "jetson1=python3", "--python", "jetson2=python3")
     job = finished(lab, project, *words, "--provision", "elastic_numpy.py")
     for host in ("jetson1", "jetson2"):
-        assert f"sending ringcomm 0.1.0 to {host}" in job.output
+        assert f"sending ringcomm {__version__} to {host}" in job.output
         assert job.values(rf"^ringrun: sending (numpy .*) to {host}"), job.output
     errors = job.values(r"\] rank \d: largest error of a weight (\S+)")
     assert len(errors) == 3 and len(set(errors)) == 1 and float(errors[0]) < 0.1, job.output
