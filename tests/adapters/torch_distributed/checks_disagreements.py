@@ -335,9 +335,8 @@ def others() -> None:
         def act(group: Any, odd: bool, n: int, first: str = first, second: str = second) -> None:
             calls[second if odd else first](group, n)
 
-        # Ranks that have a short broadcast may meet the other call in their next one.
         words = [f"{name}(" + ("|barrier(" if name == "broadcast" else "") for name in (first, second)]
-        case(f"{first}, {second}", *words)(act)
+        case(f"{first}, {second}", *words)(act)  # a short broadcast may be over: then the next call differs
 
 
 others()
