@@ -1,6 +1,6 @@
 """PyTorch over ringcomm beside Gloo, in the same processes at the same time.
 
-    python benchmarks/ddp.py [--np 2] [--rounds 15] [--output DIR] [--quick]
+    python benchmarks/ddp.py [--np 2] [--rounds 15] [--output DIR] [--quick] [--device cuda]
 
 Three backends take turns, so whatever else the machine does hits all of them alike: ringcomm over TCP,
 ringcomm as it comes (on one host it reads the other rank's memory) and Gloo. Measured are
@@ -11,7 +11,7 @@ ringcomm as it comes (on one host it reads the other rank's memory) and Gloo. Me
 * collectives on 8 bytes.
 
 Rank 0 prints medians, and the median of the ratios to Gloo's time in the same round; the larger the better.
-With --output also DIR/ddp.json.
+With --output also DIR/ddp.json. With --device cuda everything lies on a GPU, which all ranks share.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def groups() -> Dict[str, Any]:
     return found
 
 
-def model_of_shapes(scale: float) -> Any:
+def model_of_shapes(scale: float, device: str) -> Any:
     """ResNet-50's parameters in a network that computes nothing: the gradients are there already.
 
     What a backward pass still does is to add each gradient to the one that the bucket holds, and to
@@ -78,8 +78,9 @@ def model_of_shapes(scale: float) -> Any:
         def __init__(self) -> None:
             super().__init__()
             shapes = [(max(1, int(shape[0] * scale)), *shape[1:]) for shape in resnet50_shapes()]
-            self.parts = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(shape)) for shape in shapes])
-            self.gradients = [torch.full(shape, 1e-3) for shape in shapes]
+            weights = [torch.nn.Parameter(torch.ones(shape, device=device)) for shape in shapes]
+            self.parts = torch.nn.ParameterList(weights)
+            self.gradients = [torch.full(shape, 1e-3, device=device) for shape in shapes]
 
         def forward(self, factor: Any) -> Any:
             for part, gradient in zip(self.parts, self.gradients):
@@ -89,17 +90,18 @@ def model_of_shapes(scale: float) -> Any:
     return Shapes()
 
 
-def ddp_step(group: Any, scale: float) -> Step:
+def ddp_step(group: Any, scale: float, device: str) -> Step:
     """One forward and backward pass; the gradients live in the buckets."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    model = DistributedDataParallel(model_of_shapes(scale), process_group=group, gradient_as_bucket_view=True)
-    factor = torch.ones(())
+    shapes = model_of_shapes(scale, device)
+    model = DistributedDataParallel(shapes, process_group=group, gradient_as_bucket_view=True)
+    factor = torch.ones((), device=device)
     return lambda: model(factor).backward()
 
 
-def optimizer_step(scale: float) -> Step:
+def optimizer_step(scale: float, device: str) -> Step:
     """One forward and backward pass, and waiting for the gradients; the optimizer itself changes nothing."""
     import torch
 
@@ -109,9 +111,9 @@ def optimizer_step(scale: float) -> Step:
         def step(self, closure: Any = None) -> None:
             """Leave the parameters as they are."""
 
-    model = model_of_shapes(scale)
+    model = model_of_shapes(scale, device)
     optimizer = hvd.DistributedOptimizer(Still(model.parameters(), lr=0.1), model.named_parameters())
-    factor = torch.ones(())
+    factor = torch.ones((), device=device)
 
     def step() -> None:
         model(factor).backward()
@@ -120,28 +122,30 @@ def optimizer_step(scale: float) -> Step:
     return step
 
 
-def measure_optimizer(group: Any, rounds: int, scale: float) -> Dict[str, Dict[str, List[float]]]:
+def measure_optimizer(
+    group: Any, rounds: int, scale: float, device: str
+) -> Dict[str, Dict[str, List[float]]]:
     """DistributedOptimizer over TCP and as it comes, each in turns with DDP over Gloo."""
     import ringcomm.torch as hvd
 
-    gloo = ddp_step(group, scale)
+    gloo = ddp_step(group, scale, device)
     found = {}
     for name, transport in (("ringcomm-tcp", "tcp"), ("ringcomm", "auto")):
         os.environ["RINGCOMM_TRANSPORT"] = transport
         hvd.init()
-        steps = {name: optimizer_step(scale), "gloo": gloo}
+        steps = {name: optimizer_step(scale, device), "gloo": gloo}
         found[f"DistributedOptimizer ({transport}) beside DDP"] = measure(steps, rounds, STEPS)
         hvd.shutdown()
     return found
 
 
-def small_calls(group: Any) -> Dict[str, Step]:
+def small_calls(group: Any, device: str) -> Dict[str, Step]:
     """Collectives on 8 bytes."""
     import torch
     import torch.distributed as dist
 
     size = dist.get_world_size(group)
-    two, many = torch.ones(2), torch.ones(2 * size)
+    two, many = torch.ones(2, device=device), torch.ones(2 * size, device=device)
     return {
         "all_reduce 8 B": lambda: dist.all_reduce(two, group=group),
         "broadcast 8 B": lambda: dist.broadcast(two, 0, group=group),
@@ -157,8 +161,10 @@ def measure(steps: Dict[str, Step], rounds: int, calls: int) -> Dict[str, List[f
     Args:
         calls: how many follow each other before it is another backend's turn.
     """
+    import torch
     import torch.distributed as dist
 
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else (lambda: None)
     times: Dict[str, List[float]] = {name: [] for name in steps}
     for number in range(-WARM_UP, rounds):
         for name, step in steps.items():
@@ -166,12 +172,13 @@ def measure(steps: Dict[str, Step], rounds: int, calls: int) -> Dict[str, List[f
             started = time.perf_counter()
             for _ in range(calls):
                 step()
+            wait()
             if number >= 0:
                 times[name].append((time.perf_counter() - started) / calls)
     return times
 
 
-def work(rank: int, size: int, store: str, rounds: int, quick: bool) -> None:
+def work(rank: int, size: int, store: str, rounds: int, quick: bool, device: str) -> None:
     """Be one rank."""
     import warnings
 
@@ -186,12 +193,12 @@ def work(rank: int, size: int, store: str, rounds: int, quick: bool) -> None:
     found = groups()
     scale = 0.1 if quick else 1.0
     results = {}
-    steps = {name: ddp_step(group, scale) for name, group in found.items()}
+    steps = {name: ddp_step(group, scale, device) for name, group in found.items()}
     results["DDP step, 161 parameters"] = measure(steps, rounds, STEPS)
     del steps
     gc.collect()  # models and reducers refer to each other; 600 MB more make everything slower
-    results.update(measure_optimizer(found["gloo"], rounds, scale))
-    by_group = {name: small_calls(group) for name, group in found.items()}
+    results.update(measure_optimizer(found["gloo"], rounds, scale, device))
+    by_group = {name: small_calls(group, device) for name, group in found.items()}
     for what in by_group["gloo"]:
         calls = {name: small[what] for name, small in by_group.items()}
         results[what] = measure(calls, rounds, 20 if quick else 200)
@@ -230,16 +237,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="how often everything is measured [15]")
     parser.add_argument("--output", type=Path, help="a directory for ddp.json")
     parser.add_argument("--quick", action="store_true", help="only see that it works")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the gradients [cpu]")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
     args = parser.parse_args()
     rounds = 2 if args.quick else args.rounds
     if args.rank is not None:
-        work(args.rank, args.np, args.store, rounds, args.quick)
+        work(args.rank, args.np, args.store, rounds, args.quick, args.device)
         return
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--np", str(args.np), "--rounds", str(args.rounds)]
         command += ["--store", f"{folder}/store", *(["--quick"] if args.quick else [])]
+        command += ["--device", args.device]
         with socket.create_server(("127.0.0.1", 0)) as free:
             meeting = f"127.0.0.1:{free.getsockname()[1]}"
         shared = {

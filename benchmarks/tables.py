@@ -166,12 +166,26 @@ def jax_times() -> Rows:
         yield [name, *(f"{shown(best[how])} ({shown(middle[how])})" for how in best)]
 
 
-def copies_and_network() -> Rows:
-    rows = [line.split() for line in (RESULTS / "device_overlap.txt").read_text().splitlines()[1:]]
-    found = {(row[0], row[1], row[2]): row[4] for row in rows if len(row) == 5}
-    for rate in ("50.0", "11.5", "3.0", "2.0", "1.5", "1.0"):
-        ways = (("2", "direct"), ("2", "pipelined"), ("4", "direct"), ("4", "ring"), ("4", "pipelined"))
-        yield [f"{float(rate):g} GB/s", *(found[ranks, way, rate] for ranks, way in ways)]
+def on_a_device() -> Rows:
+    for name, found in result("device").items():
+        for nbytes, seconds in found["seconds"].items():
+            ways = ("ringcomm", "CuPy", "by hand", "Gloo", "host", "copies")
+            times = [f"{1e3 * seconds[way]:.3g}" for way in ways]
+            label = f"{size_text(int(nbytes))}, {name.rpartition(', ')[2]}"
+            yield [label, *times, f"{seconds['Gloo'] / seconds['ringcomm']:.2f}"]
+
+
+def steps_on_a_device() -> Rows:
+    for what, times in result("device_steps")["seconds"].items():
+        if "8 B" in what or what == "barrier":
+            continue
+        for name in ("ringcomm", "ringcomm-tcp"):
+            if name in times:
+                ours, theirs = median(times[name]), median(times["gloo"])
+                step = "DistributedOptimizer" if "Optimizer" in what else "DistributedDataParallel"
+                transport = "TCP" if name.endswith("tcp") else "auto"
+                ratio = median([gloo / own for own, gloo in zip(times[name], times["gloo"])])
+                yield [step, transport, f"{1e3 * ours:.1f} ms", f"{1e3 * theirs:.1f} ms", f"{ratio:.2f}"]
 
 
 def unequal_machines() -> Rows:
@@ -341,7 +355,8 @@ TABLES: Tuple[Table, ...] = (
     Table("docs/machines.md", "ranks | Python and NumPy", 0, memory),
     Table("docs/compression.md", "task, learning rate", 0, local_steps),
     Table("docs/jax.md", "float32, 2 ranks", 0, jax_times),
-    Table("docs/gpu.md", "copies", 0, copies_and_network),
+    Table("docs/gpu.md", "array and transport", 0, on_a_device),
+    Table("docs/gpu.md", "step | transport", 0, steps_on_a_device),
     Table("docs/unequal.md", " | fast one alone", 0, unequal_machines),
     Table("docs/unequal.md", "of a core", 0, advice),
     Table("docs/scaling.md", "example", 0, examples),

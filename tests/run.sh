@@ -386,15 +386,11 @@ stage_gpu() { # only with --gpu or --only gpu: arrays on a CUDA device, with the
         return 0
     fi
     export PYTHONPATH="$PWD:$PWD/launcher"
-    local wanting=()
     "$python" -m pytest -q -rs --no-header -W ignore --junitxml="$results/gpu.gpu.xml" tests/gpu
-    local algorithm
-    for algorithm in direct pipelined; do
-        "$python" -m ringrun -np 2 --algorithm "$algorithm" "$python" benchmarks/device_overlap.py --cuda \
-            --output benchmarks/results || wanting+=("$algorithm")
+    local transport
+    for transport in auto tcp; do
+        "$python" -m ringrun -np 2 --transport "$transport" "$python" benchmarks/device.py
     done
-    # Which of the two is better depends on the rate of the bus; one of them must be good enough.
-    [ ${#wanting[@]} -lt 2 ] || { echo "copies overlap with the network too little" >&2; return 1; }
 }
 
 # ---- run them ----

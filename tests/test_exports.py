@@ -96,7 +96,7 @@ CONTRACTS = {
         "transport/base.py",
         "transport/tcp.py",
         "collective/part.py",
-        "collective/staged.py",
+        "collective/mirror.py",
         "arrays/kinds.py",
         "arrays/operands.py",
         "arrays/nccl.py",

@@ -15,7 +15,7 @@ from typing import Any, Callable, Hashable, Iterator, Optional, Sequence, Tuple,
 import numpy as np
 
 from ..collective.device_group import DevicePort
-from ..collective.staged import Done
+from ..collective.mirror import Done
 from ..errors import DeviceError
 from .kinds import CopyEngine, DeviceKind
 from .nccl import CudaStream, NcclPort, find_nccl, identity_of
@@ -31,12 +31,11 @@ def _cupy() -> Any:
 
 
 class _Recorded(Done):
-    """A copy between two events of a stream."""
+    """The work of a stream before an event."""
 
-    __slots__ = ("_before", "event")
+    __slots__ = ("event",)
 
-    def __init__(self, before: Any, event: Any) -> None:
-        self._before = before
+    def __init__(self, event: Any) -> None:
         self.event = event
 
     def poll(self) -> bool:
@@ -44,9 +43,6 @@ class _Recorded(Done):
             return bool(self.event.done)
         except RuntimeError as problem:  # of which CuPy's own errors are subclasses
             raise DeviceError(f"a copy has failed on the device: {problem}") from problem
-
-    def elapsed_s(self) -> Optional[float]:
-        return 1e-3 * float(_cupy().cuda.get_elapsed_time(self._before, self.event))
 
 
 class CupyEngine(CopyEngine):
@@ -101,17 +97,16 @@ class CupyEngine(CopyEngine):
         cuda = _cupy().cuda
         try:
             with self._device:
-                before, event = cuda.Event(), cuda.Event()
+                event = cuda.Event(disable_timing=True)
                 if after is not None:
                     stream.wait_event(after)
-                before.record(stream)
                 cuda.runtime.memcpyAsync(target, source, nbytes, direction, stream.ptr)
                 event.record(stream)
         except RuntimeError as problem:
             raise DeviceError(
                 f"a copy could not be started on device {self._device.id}: {problem}"
             ) from problem
-        return _Recorded(before, event)
+        return _Recorded(event)
 
     def follow(self, done: Done) -> None:
         assert isinstance(done, _Recorded)
@@ -132,7 +127,7 @@ class CupyEngine(CopyEngine):
         return None if self._pageable or not _integrated(self._device.id) else measure(block)
 
     def reached(self, mark: Any) -> Done:
-        return _Recorded(mark, mark)
+        return _Recorded(mark)
 
 
 class CupyStream(CudaStream):
@@ -161,7 +156,7 @@ class CupyStream(CudaStream):
         with self._device:
             event = _cupy().cuda.Event(disable_timing=True)
             event.record(self._stream)
-        return _Recorded(event, event)
+        return _Recorded(event)
 
     def keep(self, array: Any) -> Tuple[int, str]:
         # The mirror keeps the array until the work is done.

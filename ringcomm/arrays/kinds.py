@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Hashable, Optional, Sequence, Tuple, Uni
 import numpy as np
 
 from ..collective.device_group import DevicePort
-from ..collective.staged import Done
+from ..collective.mirror import Done
 from ..errors import BrokenInvariantError
 
 
@@ -22,12 +22,7 @@ class CopyEngine(ABC):
     """The copies between one device and the host: a stream for each direction, beside the program's own.
 
     Copies of one direction are done in the order in which they are started. Any thread may start them.
-
-    Attributes:
-        overhead_s: what a copy costs, whatever its length.
     """
-
-    overhead_s = 30e-6
 
     @abstractmethod
     def block(self, nbytes: int) -> np.ndarray[Any, Any]:

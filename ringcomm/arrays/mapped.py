@@ -17,7 +17,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from ..collective.staged import Done
+from ..collective.mirror import Done
 from .kinds import CopyEngine
 from .mirrors import BlockMirror
 
@@ -76,7 +76,7 @@ def uses_mapped(engine: CopyEngine, device: object) -> bool:
 class MappedMirror(BlockMirror):
     """A flat array that is its own block: a load waits for the program's stream, a store is nothing.
 
-    The host must not write to the elements before that wait is over (see :class:`~.staged.Mirror`).
+    The host must not write to the elements before that wait is over.
 
     Args:
         engine: of the array's device.
@@ -89,10 +89,8 @@ class MappedMirror(BlockMirror):
         self._block = None
         self.host = host
         self.nbytes = host.nbytes
-        self.piece_bytes = max(1, host.nbytes)
-        # The only load is what the calling thread's current stream has still to do: one piece, begun already.
-        ready: Done = engine.reached(engine.mark())
-        self._preloaded = [(0, ready)]
+        # The load is what the calling thread's current stream has still to do: begun already.
+        self._load: Optional[Done] = engine.reached(engine.mark())
 
     def preload(self) -> None:
         """Nothing: what the program's stream has to do comes first, and then the elements are there."""

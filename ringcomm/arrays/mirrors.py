@@ -7,25 +7,17 @@ is given back is used again when the copies that use it are done; nothing waits 
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from typing import Any, Callable, Deque, Dict, Hashable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from ..collective.device_group import DeviceGroup, DevicePort
-from ..collective.staged import Done, Mirror
+from ..collective.mirror import Done, Mirror, Wait, until_done
 from ..errors import BrokenInvariantError
-from ..schedule.staging import MIN_PIECE_BYTES, piece_bytes
-from ..transport.base import Watch
 from .kinds import CopyEngine, DeviceKind
 
 _MIN_BLOCK_BYTES = 4096
-_ASSUMED_BYTE_S = 1.0 / 10e9
-"""Until something has been measured: about what a PCIe slot of the third generation does."""
-_MEASURED_FROM_BYTES = MIN_PIECE_BYTES
-_MIN_NAP_S, _MAX_NAP_S = 50e-6, 1e-3
-_CHECK_S = 0.1
 _claims = threading.Lock()
 
 
@@ -45,28 +37,14 @@ class _Returned(NamedTuple):
     """A block that has been given back.
 
     Attributes:
-        pending: the last copies that use it; a load comes first.
+        pending: the last copies that use it.
         arrays: what they use on the device and must stay alive until then.
-        load_bytes: the length of that load; 0: there is none.
     """
 
     engine: CopyEngine
     block: np.ndarray[Any, Any]
     pending: Sequence[Done]
     arrays: Sequence[Any]
-    load_bytes: int
-
-
-class _Joint(Done):
-    """Several copies as one."""
-
-    def __init__(self, parts: Sequence[Done]) -> None:
-        self._parts = list(parts)
-
-    def poll(self) -> bool:
-        while self._parts and self._parts[-1].poll():
-            self._parts.pop()
-        return not self._parts
 
 
 def _not_copied(target: Any, source: Any) -> None:
@@ -92,7 +70,6 @@ class StagingPool:
         self._free: Dict[Tuple[int, int], List[np.ndarray[Any, Any]]] = {}
         # Appended to by finalizers too, so without a lock.
         self._returned: Deque[_Returned] = deque()
-        self._byte_s: Dict[int, float] = {}
 
     def engine(self, kind: DeviceKind, value: Any) -> CopyEngine:
         """The engine of the device that holds an array."""
@@ -147,20 +124,8 @@ class StagingPool:
                 return
             if all(done.poll() for done in item.pending):
                 self._free.setdefault((id(item.engine), item.block.nbytes), []).append(item.block)
-                if item.load_bytes >= _MEASURED_FROM_BYTES:
-                    self._measured(item.engine, item.pending[0].elapsed_s(), item.load_bytes)
             else:
                 self._returned.append(item)
-
-    def byte_s(self, engine: CopyEngine) -> float:
-        """Seconds per byte of a copy, as measured in the copies so far."""
-        return self._byte_s.get(id(engine), _ASSUMED_BYTE_S)
-
-    def _measured(self, engine: CopyEngine, elapsed_s: Optional[float], nbytes: int) -> None:
-        if elapsed_s:
-            known = self._byte_s.get(id(engine))
-            new = elapsed_s / nbytes
-            self._byte_s[id(engine)] = new if known is None else 0.9 * known + 0.1 * new
 
 
 class BlockMirror(Mirror):
@@ -199,12 +164,9 @@ class BlockMirror(Mirror):
         self._target_start = target_start
         self.nbytes = count * dtype.itemsize
         self._block = pool.take(engine, self.nbytes)
-        self.piece_bytes = piece_bytes(self.nbytes, pool.byte_s(engine), engine.overhead_s)
         self._mark = engine.mark()
         self._marked = [False, False]  # each direction
-        self._preloaded: List[Tuple[int, Done]] = []
-        self._last_load: Optional[Done] = None
-        self._last_load_bytes = 0
+        self._load: Optional[Done] = None
         self._last_store: Optional[Done] = None
         self._followed = True
         self.host = self._block[: self.nbytes].view(dtype)
@@ -219,25 +181,16 @@ class BlockMirror(Mirror):
         self._marked[direction] = True
         return self._mark
 
-    def load(self, start: int, stop: int) -> Done:
-        if self._preloaded:
-            first = start // self.piece_bytes
-            last = -(-stop // self.piece_bytes)
-            return _Joint([done for _, done in self._preloaded[first:last]])
-        return self._load(start, stop)
-
-    def _load(self, start: int, stop: int) -> Done:
-        assert self._block is not None
-        done = self._engine.to_host(self._source, start, stop, self._block, self._after(0))
-        self._last_load, self._last_load_bytes = done, stop - start
-        return done
-
     def preload(self) -> None:
-        """Start copying the whole array to the host now, in pieces; :meth:`load` then only asks for them."""
-        if not self._preloaded:
-            for start in range(0, self.nbytes, self.piece_bytes):
-                stop = min(self.nbytes, start + self.piece_bytes)
-                self._preloaded.append((start, self._load(start, stop)))
+        if self.nbytes:
+            self.load(0, self.nbytes)
+
+    def load(self, start: int, stop: int) -> Done:
+        """Start copying bytes to the host, unless a load was started before, and return that load."""
+        if self._load is None:
+            assert self._block is not None
+            self._load = self._engine.to_host(self._source, start, stop, self._block, self._after(0))
+        return self._load
 
     def store(self, start: int, stop: int) -> None:
         assert self._block is not None
@@ -252,23 +205,14 @@ class BlockMirror(Mirror):
         if self.nbytes:
             self.store(0, self.nbytes)
 
-    def fetch(self, watch: Optional[Watch] = None) -> np.ndarray[Any, Any]:
-        self.preload()
-        began_s = checked_s = time.perf_counter()
-        for _, done in self._preloaded:
-            while not done.poll():
-                now_s = time.perf_counter()
-                # Short naps at first; a long kernel of the program may be ahead of the copy.
-                time.sleep(max(_MIN_NAP_S, min(_MAX_NAP_S, 0.1 * (now_s - began_s))))
-                if watch is not None and now_s - checked_s >= min(_CHECK_S, watch.interval_s):
-                    checked_s = now_s
-                    watch.check()
-        return self.host
+    def fetch(self, wait: Wait = until_done, start: int = 0, stop: Optional[int] = None) -> None:
+        if self.nbytes:
+            wait(self.load(start, self.nbytes if stop is None else stop))
 
     def keep_source(self) -> None:
         """Let the calling thread's current stream wait until the array has been copied to the host."""
-        if self._last_load is not None:
-            self._engine.follow(self._last_load)
+        if self._load is not None:
+            self._engine.follow(self._load)
 
     def port(self, owner: object) -> Union[DevicePort, str]:
         with _claims:
@@ -283,9 +227,9 @@ class BlockMirror(Mirror):
         group.follow(self._mark)
         if self._source is not self._target:
             with group.current():
-                if self._preloaded:
-                    # The program may have overwritten the source since.
-                    self.fetch()
+                if self._load is not None:
+                    # The program may have overwritten the source since. Stores do not wait for loads.
+                    until_done(self._load)
                     self.store_all()
                     assert self._last_store is not None
                     self._engine.follow(self._last_store)
@@ -324,6 +268,6 @@ class BlockMirror(Mirror):
         block, self._block = self._block, None
         if block is None:
             return
-        pending = [done for done in (self._last_load, self._last_store) if done is not None]
+        pending = [done for done in (self._load, self._last_store) if done is not None]
         arrays = () if self._followed else (self._source, self._target)
-        self._pool.give(_Returned(self._engine, block, pending, arrays, self._last_load_bytes))
+        self._pool.give(_Returned(self._engine, block, pending, arrays))

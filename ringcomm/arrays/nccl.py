@@ -17,7 +17,7 @@ from threading import Lock
 from typing import Any, ContextManager, Tuple, Union
 
 from ..collective.device_group import TICKET_BYTES, DeviceGroup, DevicePort
-from ..collective.staged import Done
+from ..collective.mirror import Done
 from ..dtypes import dtype_named
 from ..errors import DeviceError
 from ..ops import ReduceOp

@@ -15,7 +15,6 @@ import numpy as np
 from numpy import ndarray
 
 from ..collective.placement import MIN_BYTES
-from ..collective.staged import Staging
 from ..dtypes import Array, code_of
 from ..errors import Misuse
 from .bridge import flat_copy, flat_view, refuse_masked
@@ -33,7 +32,6 @@ class Operand(ABC):
         flat: its elements in host memory and in C order; of reductions and broadcasts the result, too.
         shape: of the argument.
         mirror: of an array on a device, of which ``flat`` is the host's block; otherwise None.
-        staging: how a direct call's copies overlap with it; None: the array is in host memory.
     """
 
     __slots__ = ()
@@ -41,7 +39,6 @@ class Operand(ABC):
     flat: Array
     shape: _Shape
     mirror: Optional[BlockMirror] = None
-    staging: Optional[Staging] = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -236,13 +233,8 @@ class DeviceOperand(Operand):
 
     @property
     def flat(self) -> Array:  # type: ignore[override]
-        """The block of host memory; see :class:`~ringcomm.collective.staged.Mirror`."""
+        """The block of host memory; see :class:`~ringcomm.collective.mirror.Mirror`."""
         return self.mirror.host
-
-    @property
-    def staging(self) -> Staging:  # type: ignore[override]
-        """The mirror, and the elements that are the result."""
-        return Staging(self.mirror, (self._part,))
 
     def narrow(self, first: int, last: int) -> None:
         width = prod(self.shape[1:])

@@ -10,7 +10,7 @@ from typing import Any, ContextManager, Hashable, Optional, Sequence, Tuple, Uni
 import numpy as np
 
 from ..collective.device_group import DevicePort
-from ..collective.staged import Done
+from ..collective.mirror import Done
 from ..dtypes import Array, dtype_named
 from ..errors import DeviceError, Misuse, UnsupportedDtypeError
 from .kinds import CopyEngine, DeviceKind
@@ -138,12 +138,11 @@ class TensorOperand(Operand):
 
 
 class _Recorded(Done):
-    """A copy between two events of a stream."""
+    """The work of a stream before an event."""
 
-    __slots__ = ("_before", "event")
+    __slots__ = ("event",)
 
-    def __init__(self, before: Any, event: Any) -> None:
-        self._before = before
+    def __init__(self, event: Any) -> None:
         self.event = event
 
     def poll(self) -> bool:
@@ -151,9 +150,6 @@ class _Recorded(Done):
             return bool(self.event.query())
         except RuntimeError as problem:
             raise DeviceError(f"a copy has failed on the device: {problem}") from problem
-
-    def elapsed_s(self) -> Optional[float]:
-        return 1e-3 * float(self._before.elapsed_time(self.event))
 
 
 class TorchEngine(CopyEngine):
@@ -203,19 +199,18 @@ class TorchEngine(CopyEngine):
 
     def _copy(self, stream: Any, target: Any, source: Any, array: Any, after: Optional[Any]) -> Done:
         cuda = _torch().cuda
-        before, event = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+        event = cuda.Event()
         try:
             with cuda.stream(stream):
                 if after is not None:
                     stream.wait_event(after)
-                before.record(stream)
                 target.copy_(source, non_blocking=True)
                 event.record(stream)
             # The tensor's memory is not used again before this stream has come here.
             array.record_stream(stream)
         except RuntimeError as problem:
             raise DeviceError(f"a copy could not be started on {self._device}: {problem}") from problem
-        return _Recorded(before, event)
+        return _Recorded(event)
 
     def follow(self, done: Done) -> None:
         assert isinstance(done, _Recorded)
@@ -252,7 +247,7 @@ class TorchStream(CudaStream):
     def done(self) -> Done:
         event = _torch().cuda.Event()
         event.record(self._stream)
-        return _Recorded(event, event)
+        return _Recorded(event)
 
     def keep(self, array: Any) -> Tuple[int, str]:
         array.record_stream(self._stream)

@@ -109,12 +109,12 @@ class Collectives:
             if self.rank == 0:
                 note_truncation(op, flat.dtype)
             runner.all_reduce(
-                flat, op, name, operand.shape, prescale, postscale, codec=codec, staging=operand.staging
+                flat, op, name, operand.shape, prescale, postscale, codec=codec, mirror=operand.mirror
             )
             return operand.finish()
         if weight is None:
             check_adasum(operand.dtype)
-        with runner.loaded(operand.staging), runner.exclusive():
+        with runner.loaded(operand.mirror, None, (0, operand.flat.size)), runner.exclusive():
             if weight is None:
                 adasum(runner, operand.flat, prescale, postscale)
             else:
@@ -170,10 +170,12 @@ class Collectives:
         layout = even_layout((shape,), self.size)
         first, last = layout.edges[0][self.rank : self.rank + 2]
         operand.narrow(first, last)
-        self._runner.reduce_scatter(
-            operand.flat, layout.bounds, op, name_of(name), shape, factor_of(prescale), factor_of(postscale),
-            staging=operand.staging,
-        )  # fmt: skip
+        own = layout.bounds[self.rank : self.rank + 2]
+        with self._runner.loaded(operand.mirror, None, (own[0], own[1])):
+            self._runner.reduce_scatter(
+                operand.flat, layout.bounds, op, name_of(name), shape, factor_of(prescale),
+                factor_of(postscale),
+            )  # fmt: skip
         return operand.finish_rows(first, last)
 
     # ---- movement ----------------------------------------------------------------------------
@@ -189,7 +191,7 @@ class Collectives:
         width, inner = prod(shape[1:]), shape[1:]
         runner, label = self._runner, name_of(name)
         with runner.exclusive(parts=2):
-            own = announcement([shape[0]], source.flat if source.staging is None else None)
+            own = announcement([shape[0]], source.flat if source.mirror is None else None)
             table = runner.exchange(own, Collective.ALLGATHER, source.dtype, label, inner)
             rows = table[:, 0].tolist()
             bounds = cumulative(rows, width)
@@ -200,7 +202,7 @@ class Collectives:
                 np.concatenate(parts, out=output.flat)
             else:
                 output = source.output(bounds[-1], bounds[self.rank], (0, shape[0] * width))
-                runner.all_gather(output.flat, bounds, label, inner, staging=output.staging)
+                self._all_gather(output, bounds, label, inner)
         return output.finish(joined_shape(rows, inner))
 
     @documented
@@ -215,8 +217,15 @@ class Collectives:
         shape = operand.shape
         check_rows("allgather_", (shape,))
         bounds = even_layout((shape,), self.size).bounds
-        self._runner.all_gather(operand.flat, bounds, name_of(name), shape, staging=operand.staging)
+        self._all_gather(operand, bounds, name_of(name), shape)
         return operand.finish()
+
+    def _all_gather(
+        self, operand: Operand, bounds: Tuple[int, ...], name: str, shape: Tuple[int, ...]
+    ) -> None:
+        own = (bounds[self.rank], bounds[self.rank + 1])
+        with self._runner.loaded(operand.mirror, own, (0, bounds[-1])):
+            self._runner.all_gather(operand.flat, bounds, name, shape)
 
     @documented
     def broadcast(self, array: Any, root_rank: int = 0, name: Optional[str] = None) -> Array:
@@ -235,10 +244,14 @@ class Collectives:
         return self._broadcast(operand_of(self._staging, array, "broadcast_"), root_rank, name)
 
     def _broadcast(self, operand: Operand, root_rank: int, name: Optional[str]) -> Array:
-        root, staging = self._root(root_rank), operand.staging
-        if staging is not None and root == self.rank:
+        root, mirror, flat = self._root(root_rank), operand.mirror, operand.flat
+        nothing, everything = (0, 0), (0, flat.size)
+        sent, received = nothing, everything
+        if root == self.rank:
             operand.send_only()
-        self._runner.broadcast(operand.flat, root, name_of(name), operand.shape, staging=staging)
+            sent, received = everything, nothing
+        with self._runner.loaded(mirror, sent, received):
+            self._runner.broadcast(flat, root, name_of(name), operand.shape)
         return operand.finish()
 
     @documented
@@ -272,7 +285,7 @@ class Collectives:
         width, inner = prod(shape[1:]), shape[1:]
         runner, label = self._runner, name_of(name)
         with runner.exclusive(parts=2):
-            own = announcement(counts, source.flat if source.staging is None else None)
+            own = announcement(counts, source.flat if source.mirror is None else None)
             table = runner.exchange(own, Collective.ALLTOALL, source.dtype, label, inner)
             rows = table[:, : self.size].tolist()
             received = [numbers[rank] for numbers in rows]
@@ -286,13 +299,9 @@ class Collectives:
                 return output, joined_shape(received, inner), received
             send, into = cumulative(counts, width), cumulative(received, width)
             output = source.output(into[-1], into[rank], send[rank : rank + 2])
-            staging = output.staging
-            if staging is not None:
-                # The source is released with its operand, when its copies are done.
-                staging = staging._replace(source=source.mirror)
-            runner.all_to_all(
-                source.flat, output.flat, send, into, label, inner, staging=staging, has_own=True
-            )
+            before, after = (0, into[rank]), (into[rank + 1], into[-1])
+            with runner.loaded(source.mirror), runner.loaded(output.mirror, (0, 0), before, after):
+                runner.all_to_all(source.flat, output.flat, send, into, label, inner, has_own=True)
         return output, joined_shape(received, inner), received
 
     # ---- coordination ------------------------------------------------------------------------

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from contextlib import contextmanager, nullcontext
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple, Type
 
 import numpy as np
 
-from ..clock import Stopwatch
+from ..clock import POLLING, Stopwatch
 from ..config import Settings
-from ..errors import RingcommError
+from ..errors import DeviceError, RingcommError
 from ..group.failures import FailureReporter
 from ..group.reporter import Reporter
 from ..transport.base import Fabric, StoppableWatch
@@ -25,15 +26,19 @@ from .call_errors import CallErrors
 from .call_history import CallHistory, Row
 from .call_sites import CallSites, Site, find_site
 from .drive import run
+from .mirror import Done, Mirror
 from .part import Part
 from .plans import Plan, Plans
 from .progress import Progress
-from .staged import Mirror, Staging
 from .totals import Tally, Totals
+
+Span = Tuple[int, int]
 
 _LEAVING_S = 1.0
 """How long a rank that leaves waits for the call of another thread to end."""
-_NOTHING_TO_SUPPRESS: ContextManager[Any] = nullcontext()
+_MIN_NAP_S, _MAX_NAP_S = 50e-6, 1e-3
+"""Between two looks at a device's copy; 4 MB take some 0.1 to 0.4 ms."""
+_NOTHING_TO_DO: ContextManager[Any] = nullcontext()
 
 
 class Parts:
@@ -176,30 +181,63 @@ class CallRunner:
 
         Other ranks wait in that call, so if a copy fails the job ends, and they receive the reason.
         """
+        for mirror in mirrors:
+            self._fetch(mirror)
+
+    def _fetch(self, mirror: Mirror, start: int = 0, stop: Optional[int] = None) -> None:
         try:
-            for mirror in mirrors:
-                mirror.fetch(self._fabric.watch)
+            mirror.fetch(self.await_copy, start, stop)
         except BaseException as problem:
             doing = "a copy from a device" if self.purpose is None else self.purpose()
             self._errors.outside_call(problem, doing)
             raise
 
-    @contextmanager
-    def loaded(self, staging: Optional[Staging]) -> Iterator[None]:
+    def await_copy(self, copy: Done) -> None:
+        """Wait for a copy: poll for a while, then look again after short naps.
+
+        Raises:
+            DeviceError: it failed, or was not done within the time limit of calls.
+            RingcommError: the watch announced the end of the job.
+        """
+        watch = self._fabric.watch
+        began_s = now_s = time.perf_counter()
+        spin_until_s = POLLING.until(began_s, self.spin_s)
+        check_at_s = began_s + (math.inf if watch is None else watch.interval_s)
+        while not copy.poll():
+            if now_s < spin_until_s:
+                POLLING.give_way()
+            else:
+                # A long kernel of the program may be ahead of the copy.
+                time.sleep(max(_MIN_NAP_S, min(_MAX_NAP_S, 0.1 * (now_s - began_s))))
+            now_s = time.perf_counter()
+            if now_s - began_s > self.timeout_s:
+                raise DeviceError(f"the device has not copied anything for {self.timeout_s:g} s (timeout)")
+            if watch is not None and now_s >= check_at_s:
+                check_at_s = now_s + watch.interval_s
+                watch.check()
+
+    def loaded(
+        self, mirror: Optional[Mirror], reads: Optional[Span] = None, *writes: Span
+    ) -> ContextManager[None]:
         """Calls on the host's block of an array on a device, which is loaded before them and stored after.
 
         Args:
-            staging: of the array; None: it is in host memory, and nothing is copied.
+            mirror: of the array; None: it is in host memory, and nothing is copied.
+            reads: the elements that are loaded; None: all.
+            writes: the spans of elements that are stored.
         """
-        if staging is None:
-            yield
-            return
-        data, itemsize = staging.data, staging.data.host.itemsize
-        self.fetch([data])
+        return _NOTHING_TO_DO if mirror is None else self._loaded(mirror, reads, writes)
+
+    @contextmanager
+    def _loaded(self, mirror: Mirror, reads: Optional[Span], writes: Sequence[Span]) -> Iterator[None]:
+        itemsize = mirror.host.itemsize
+        start, stop = (0, mirror.host.size) if reads is None else reads
+        if start < stop or mirror.shared:
+            self._fetch(mirror, start * itemsize, stop * itemsize)
         yield
-        for start, stop in staging.results:
+        for start, stop in writes:
             if start < stop:
-                data.store(start * itemsize, stop * itemsize)
+                mirror.store(start * itemsize, stop * itemsize)
 
     def stop(self, watch: Optional[StoppableWatch] = None) -> None:
         """Refuse further calls: this rank has left the job.
@@ -262,7 +300,6 @@ class CallRunner:
         data: np.ndarray[Any, Any],
         source: Optional[np.ndarray[Any, Any]] = None,
         counted: bool = True,
-        staging: Optional[Staging] = None,
         vote: bool = False,
     ) -> bool:
         """Run a plan.
@@ -271,7 +308,6 @@ class CallRunner:
             plan: what to run.
             data, source: the arrays in host memory.
             counted: whether it is one of the calls that all ranks make.
-            staging: of arrays on devices.
             vote: this rank's bit in the headers; see :mod:`.placement`.
 
         Returns:
@@ -282,10 +318,10 @@ class CallRunner:
         with self._lock:
             self._errors.check_usable()
             sequence = self._sequence + counted
-            execution = plan.execution if staging is None else self._staged(plan, staging, data.dtype)
+            execution = plan.execution
             if execution is None:
                 execution = self._plans.execution(plan, data.dtype)
-            if data.nbytes >= MIN_BYTES and staging is None:
+            if data.nbytes >= MIN_BYTES:
                 self._fabric.prepare(data.ctypes.data, data.nbytes)
             history, sites, number = self.history, self.sites, 0
             if history is not None or sites is not None:
@@ -303,7 +339,7 @@ class CallRunner:
                 began_s = self.waited.start()
                 try:
                     # Overflow and NaN are the caller's numbers; a warning on one rank would be useless.
-                    with np.errstate(all="ignore") if plan.warns else _NOTHING_TO_SUPPRESS:
+                    with np.errstate(all="ignore") if plan.warns else _NOTHING_TO_DO:
                         run(execution, self._fabric, self.timeout_s, self.spin_s, self.may_poll)
                     plan.runs += 1
                     return vote and execution.headers.unanimous
@@ -328,12 +364,6 @@ class CallRunner:
             finally:
                 self._running = None
                 execution.disarm()
-
-    def _staged(self, plan: Plan, staging: Staging, dtype: np.dtype[Any]) -> Part:
-        """Return what runs a plan on arrays of devices, when the host may write to their memory."""
-        if staging.data.shared:
-            self.fetch([staging.data])
-        return self._plans.staged(plan, staging, dtype)
 
     def _doing(self, call: Signature) -> str:
         """A call, for messages, in the program's own terms."""

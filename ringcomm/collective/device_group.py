@@ -1,6 +1,6 @@
 """Groups of devices within a host: what an all-reduce requires of NCCL, or of a stand-in for it.
 
-Between hosts arrays are sent through host memory (:mod:`.staged`). Within a host devices exchange directly,
+Between hosts arrays are sent through host memory (:mod:`.mirror`). Within a host devices exchange directly,
 which takes a fraction of the time and no memory of the host. A :class:`DevicePort` is how one rank's device
 becomes a member of such a group, and a :class:`DeviceGroup` is the group.
 """

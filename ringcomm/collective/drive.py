@@ -6,12 +6,8 @@ import time
 from typing import Callable, Optional
 
 from ..clock import POLLING, Clock, Deadline, monotonic
-from ..errors import DeviceError
 from ..transport.base import Fabric
 from .part import Part
-
-_MIN_NAP_S, _MAX_NAP_S = 50e-6, 1e-3
-"""Between two looks at a device's copies; a copy of 4 MB takes some 0.3 ms."""
 
 
 class StoodStill(TimeoutError):
@@ -36,7 +32,6 @@ def run(
     Raises:
         LinkClosed, MismatchError: as from :meth:`Part.advance`.
         StoodStill: nothing moved for ``timeout_s``.
-        DeviceError: a copy failed, or was not done for ``timeout_s``.
         RingcommError: the watch announced the end of the job.
     """
     if execution.advance():
@@ -63,18 +58,13 @@ def run(
             POLLING.give_way()
         else:
             if quiet.expired():
-                if execution.copying:
-                    raise DeviceError(f"the device has not copied anything for {timeout_s:g} s (timeout)")
                 raise StoodStill
             reading, writing = execution.waiting_for()
             execution.waits_for = tuple({link.peer for link in reading})
             patience_s = min(quiet.remaining_s(), interval_s)
             # Asking may send the last bytes that a link had kept. Then all is done, and no peer
             # would wake us up.
-            if execution.copying:
-                # Short naps at first; a long kernel of the program may be ahead of the copy.
-                time.sleep(max(_MIN_NAP_S, min(_MAX_NAP_S, 0.1 * (time.perf_counter() - spin_until))))
-            elif reading or writing:
+            if reading or writing:
                 asleep_s = time.perf_counter()
                 fabric.wait(reading, writing, patience_s)
                 _note_sleep(execution, time.perf_counter() - asleep_s)

@@ -27,9 +27,9 @@ from ..schedule.hierarchy import Hosts
 from ..transport.base import Watch
 from ..wire.signature import Signature
 from .device_group import TICKET_BYTES, DeviceGroup, DevicePort
+from .mirror import Mirror
 from .progress import Progress
 from .reduce import Kernel
-from .staged import Mirror, Staging
 from .totals import Totals
 
 logger = logging.getLogger("ringcomm")
@@ -239,8 +239,7 @@ class HostGroups:
         self._exchanging = True
         op = ReduceOp.SUM if op == ReduceOp.AVERAGE else op
         try:
-            staging = Staging(part, ((0, part.host.size),))
-            column.all_reduce(part.host, op, call.name, part.host.shape, staging=staging)
+            column.all_reduce(part.host, op, call.name, part.host.shape, mirror=part)
         finally:
             self._exchanging = False
         part.finish()

@@ -60,11 +60,6 @@ class Part(ABC):
             MismatchError: a peer is in another collective.
         """
 
-    @property
-    def copying(self) -> bool:
-        """Whether it waits for a device to copy, for which there is no descriptor; see :mod:`.staged`."""
-        return False
-
     @abstractmethod
     def exchanged(self) -> Dict[int, Tuple[int, int]]:
         """By peer, bytes sent to it and received from it since this was armed; roughly, while they move."""

@@ -7,7 +7,6 @@ from typing import Any, Callable, Dict, Optional, Sequence
 import numpy as np
 
 from ..ops import Collective
-from ..schedule.staging import plan_copies
 from ..schedule.steps import Step
 from ..transport.base import Fabric
 from ..wire.frames import Header
@@ -17,7 +16,6 @@ from .flows import SegmentPool
 from .part import Part
 from .reduce import Kernel
 from .short import make_execution
-from .staged import StagedExecution, Staging
 from .totals import OperationTotal, Totals
 
 _PLANS_KEPT = 512
@@ -34,7 +32,7 @@ class Plan:
 
     __slots__ = (
         "call", "complete", "execution", "fold", "has_place", "header", "items", "runs", "schedule", "site",
-        "staged", "took_s", "warns",
+        "took_s", "warns",
     )  # fmt: skip
 
     def __init__(
@@ -49,7 +47,6 @@ class Plan:
         self.has_place = call.kind != Collective.BARRIER
         self.warns = fold is not None and fold.warns
         self.execution: Optional[Part] = None
-        self.staged: Optional[StagedExecution] = None  # for arrays on devices
         self.site = nowhere()
         self.runs = self.complete = 0
         self.took_s = 0.0
@@ -71,17 +68,15 @@ class Plan:
             rank_of: the rank in the whole job of a peer.
         """
         runs, took_s = self.runs, self.took_s
-        executions = [part for part in (self.execution, self.staged) if part is not None]
-        if not executions:
+        execution = self.execution
+        if execution is None:
             return
         moved_bytes = 0
-        # Both move the same bytes: one does it for arrays in host memory, the other for those of devices.
-        for peer, (sent, received) in executions[0].volume().items():
+        for peer, (sent, received) in execution.volume().items():
             totals.peer(rank_of(peer)).exchanged(runs * sent, runs * received)
             moved_bytes += runs * (sent + received)
-        for execution in executions:
-            for peer, seconds in list(execution.slept_s.items()):
-                totals.peer(rank_of(peer)).slept_s += seconds
+        for peer, seconds in list(execution.slept_s.items()):
+            totals.peer(rank_of(peer)).slept_s += seconds
         call = self.call
         counted = self.complete if call.ahead else runs
         if counted and not call.is_internal:
@@ -136,17 +131,6 @@ class Plans:
             plan.schedule, self._fabric, plan.header, dtype, self._pool, plan.fold
         )
         return plan.execution
-
-    def staged(self, plan: Plan, staging: Staging, dtype: np.dtype[Any]) -> Part:
-        """Return what runs a plan on arrays of devices."""
-        execution = plan.staged
-        if execution is None:
-            copies = plan_copies(plan.schedule, staging.results)
-            execution = plan.staged = StagedExecution(
-                plan.schedule, self._fabric, plan.header, dtype, self._pool, plan.fold, copies
-            )
-        execution.attach(staging)
-        return execution
 
     def totals(self) -> Totals:
         """Return what all runs that have ended did. For any thread."""

@@ -23,11 +23,11 @@ from ..wire.frames import NO_OP, NO_ROOT
 from ..wire.signature import Signature
 from .call_runner import CallRunner
 from .device_group import DEVICE_TYPES
+from .mirror import Mirror
 from .placement import MIN_BYTES, Placement
 from .plans import Plan
 from .progress import Progress
 from .reduce import Kernel, kernel
-from .staged import Staging
 from .totals import Totals
 
 if TYPE_CHECKING:
@@ -130,17 +130,18 @@ class Runner(CallRunner):
         intent: Optional[Signature] = None,
         codec: int = 0,
         residuals: Optional[np.ndarray[Any, Any]] = None,
-        staging: Optional[Staging] = None,
+        mirror: Optional[Mirror] = None,
         fused: bool = False,
     ) -> None:
         """Reduce ``data`` over all ranks, in place. ``residuals`` are for a codec's error feedback.
 
-        ``staging``, here and below: for arrays on devices, of which ``data`` is the host's block. ``fused``:
-        ``data`` consists of several arrays of the program.
+        ``mirror``: of an array on a device, of which ``data`` is the host's block; a long one may be reduced
+        there. ``fused``: ``data`` consists of several arrays of the program.
         """
         codec = usable_codec(codec, data.dtype, op) if codec else 0
-        if staging is not None and (codec or self.size == 1):
-            with self.loaded(staging):
+        placed = data.nbytes >= MIN_BYTES and self.size > 1 and not codec and not fused
+        if mirror is not None and not placed:
+            with self.loaded(mirror, None, (0, data.size)):
                 self.all_reduce(
                     data, op, name, shape, prescale, postscale, collective, intent, codec, residuals
                 )
@@ -162,8 +163,8 @@ class Runner(CallRunner):
             codec, False, data.size,
         )  # fmt: skip
         call = call if intent is None else call.meaning(intent)
-        if data.nbytes >= MIN_BYTES and self.size > 1 and not codec and not fused:
-            self._all_reduce_placed(call, data, op, scales, staging)
+        if placed:
+            self._all_reduce_placed(call, data, op, scales, mirror)
             return
         plan = self._plans.get(call)
         if plan is None:
@@ -173,9 +174,9 @@ class Runner(CallRunner):
                 fold.finish_alone(data)
                 return
             plan = self._reduction(call, data, op, scales)
-        if prescale != 1.0 and plan.fold is not None and staging is None:
+        if prescale != 1.0 and plan.fold is not None:
             plan.fold.prepare(data)
-        self._run(plan, data, residuals if codec else None, True, staging)
+        self._run(plan, data, residuals if codec else None)
 
     def _reduction(
         self, call: Signature, data: np.ndarray[Any, Any], op: ReduceOp, scales: Tuple[float, float]
@@ -191,7 +192,7 @@ class Runner(CallRunner):
             plan.execution = self._coded.execution(plan.header, data.size, fold)
             return plan
         single = fold.needs_single_fold
-        schedule = self._selector.all_reduce(data.size, data.itemsize, single, call.staged)
+        schedule = self._selector.all_reduce(data.size, data.itemsize, single)
         return self._plans.find(call, schedule, fold)
 
     def _all_reduce_placed(
@@ -200,22 +201,22 @@ class Runner(CallRunner):
         data: np.ndarray[Any, Any],
         op: ReduceOp,
         scales: Tuple[float, float],
-        staging: Optional[Staging],
+        mirror: Optional[Mirror],
     ) -> None:
         """A long all-reduce: where the arrays of all ranks are on devices, by means that are for those."""
-        placement = self._placement
+        placement, everything = self._placement, (0, data.size)
         with self.exclusive(parts=1):
-            if placement.agreed and self._within_hosts(call, op, scales, staging):
+            if placement.agreed and self._within_hosts(call, op, scales, mirror):
                 return
-            call = call._replace(staged=placement.agreed)
-            plan = self._plans.get(call) or self._reduction(call, data, op, scales)
-            if plan.fold is not None and staging is None:
-                plan.fold.prepare(data)
-            vote = placement.vote(staging is not None and not staging.data.shared)
-            placement.heard(self._run(plan, data, None, True, staging, vote))
+            with self.loaded(mirror, everything, everything):
+                plan = self._plans.get(call) or self._reduction(call, data, op, scales)
+                if plan.fold is not None:
+                    plan.fold.prepare(data)
+                vote = placement.vote(mirror is not None and not mirror.shared)
+                placement.heard(self._run(plan, data, None, True, vote))
 
     def _within_hosts(
-        self, call: Signature, op: ReduceOp, scales: Tuple[float, float], staging: Optional[Staging]
+        self, call: Signature, op: ReduceOp, scales: Tuple[float, float], mirror: Optional[Mirror]
     ) -> bool:
         """Run a long all-reduce with the devices of each host as a group; whether that was possible."""
         groups, dtype = self._groups, dtype_named(call.dtypes[0])
@@ -227,7 +228,7 @@ class Runner(CallRunner):
         if op in (ReduceOp.MIN, ReduceOp.MAX) and dtype.kind not in "iu":
             return False  # Devices may leave out NaN.
         self._errors.check_usable()  # here nothing has begun that other ranks could wait for
-        mirror = None if staging is None or staging.data.shared else staging.data
+        mirror = None if mirror is None or mirror.shared else mirror
         try:
             if not groups.decided:
                 groups.prepare(call, mirror)
@@ -252,13 +253,8 @@ class Runner(CallRunner):
         prescale: float = 1.0,
         postscale: float = 1.0,
         intent: Optional[Signature] = None,
-        staging: Optional[Staging] = None,
     ) -> None:
         """Reduce over all ranks; afterwards chunk ``rank`` of ``data`` is finished, the rest is not."""
-        if staging is not None and self.size == 1:
-            with self.loaded(staging):
-                self.reduce_scatter(data, bounds, op, name, shape, prescale, postscale, intent)
-            return
         call = Signature(
             name, 0, int(Collective.REDUCESCATTER), int(op), NO_ROOT, type_names(data.dtype), (shape,),
             prescale, postscale, items=data.size, bounds=bounds,
@@ -268,15 +264,14 @@ class Runner(CallRunner):
         fold = plan.fold if plan is not None else None
         if fold is None:
             fold = kernel(op, data.dtype, self.size, prescale, postscale)
-        if staging is None:
-            fold.prepare(data)
+        fold.prepare(data)
         if self.size == 1:
             fold.finish_alone(data)
             return
         if plan is None or intent is not None:
             schedule = self._selector.reduce_scatter(bounds, data.itemsize, fold.needs_single_fold)
             plan = self._plans.find(call, schedule, fold)
-        self._run(plan, data, staging=staging)
+        self._run(plan, data)
 
     def all_gather(
         self,
@@ -286,7 +281,6 @@ class Runner(CallRunner):
         shape: Tuple[int, ...] = (),
         collective: Collective = Collective.ALLGATHER,
         intent: Optional[Signature] = None,
-        staging: Optional[Staging] = None,
     ) -> None:
         """Fill ``data`` with every rank's chunk; this rank's own must be in its place already."""
         if self.size == 1:
@@ -300,7 +294,7 @@ class Runner(CallRunner):
         plan = self._plans.get(call)
         if plan is None or intent is not None:
             plan = self._plans.find(call, self._selector.all_gather(bounds, data.itemsize))
-        self._run(plan, data, staging=staging)
+        self._run(plan, data)
 
     def exchange(
         self,
@@ -343,7 +337,6 @@ class Runner(CallRunner):
         name: str = "",
         shape: Tuple[int, ...] = (),
         collective: Collective = Collective.BROADCAST,
-        staging: Optional[Staging] = None,
     ) -> None:
         """Overwrite ``data`` on all ranks with the root's."""
         if self.size == 1:
@@ -354,7 +347,7 @@ class Runner(CallRunner):
         plan = self._plans.get(call)
         if plan is None:
             plan = self._plans.find(call, self._selector.broadcast(root, data.size, data.itemsize))
-        self._run(plan, data, staging=staging)
+        self._run(plan, data)
 
     def all_to_all(
         self,
@@ -365,14 +358,13 @@ class Runner(CallRunner):
         name: str = "",
         shape: Tuple[int, ...] = (),
         intent: Optional[Signature] = None,
-        staging: Optional[Staging] = None,
         has_own: bool = False,
     ) -> None:
         """Chunk ``i`` of ``source`` goes to rank i; chunk ``i`` of ``data`` comes from it.
 
-        ``has_own``: this rank's own chunk is in its place already, as it must be with ``staging``.
+        ``has_own``: this rank's own chunk is in its place already.
         """
-        if staging is None and not has_own:
+        if not has_own:
             mine = source[send_bounds[self.rank] : send_bounds[self.rank + 1]]
             data[recv_bounds[self.rank] : recv_bounds[self.rank + 1]] = mine
         if self.size == 1:
@@ -381,7 +373,7 @@ class Runner(CallRunner):
         kind = int(Collective.ALLTOALL)
         call = Signature(name, 0, kind, NO_OP, NO_ROOT, type_names(data.dtype), (shape,))
         call = call if intent is None else call.meaning(intent)
-        self._run(self._plans.find(call, schedule), data, source, staging=staging)
+        self._run(self._plans.find(call, schedule), data, source)
 
     def barrier(self, name: str = "") -> None:
         """Return once every rank has called it: an allreduce of one byte."""

@@ -211,7 +211,6 @@ ALGORITHMS = {
     "direct": "direct",
     "doubling": "doubling",
     "ring": "ring",
-    "pipelined": "pipelined",
     "hierarchical": "hierarchy",
 }
 """The all-reduce algorithms, and the modules of ``ringcomm.schedule`` that register them. This is the table

@@ -57,10 +57,9 @@ class Settings:
     )  # fmt: skip
     algorithm: str = _setting(
         "", "ALGORITHM", parsing.algorithm,
-        "Forces the allreduce algorithm: `one_shot`, `direct`, `doubling`, `ring`, `hierarchical` (several "
-        "hosts with equally many ranks; `direct` elsewhere) or `pipelined` (for arrays on GPUs). Empty: "
-        "chosen by size and what was measured.",
-        metavar="one_shot|direct|doubling|ring|hierarchical|pipelined",
+        "Forces the allreduce algorithm: `one_shot`, `direct`, `doubling`, `ring` or `hierarchical` (several "
+        "hosts with equally many ranks; `direct` elsewhere). Empty: chosen by size and what was measured.",
+        metavar="one_shot|direct|doubling|ring|hierarchical",
     )  # fmt: skip
     compression: str = _setting(
         "", "COMPRESSION", parsing.compression,

@@ -20,7 +20,7 @@ from ..ops import Collective, ReduceOp
 from ..transport.base import Fabric
 from ..transport.subset import Subset
 from .adasum import adasum
-from .mirrors import Mirrors, fetch_all, is_shared, mirrors_of, staging_of, store_all
+from .mirrors import Mirrors, fetch_all, is_shared, mirrors_of, store_all
 from .packing import (
     FusionBuffer,
     Work,
@@ -166,7 +166,7 @@ class BucketRunner:
     def _reduce_all(
         self, runner: Runner, bucket: Sequence[Work], arrays: Sequence[Array], mirrors: Mirrors
     ) -> None:
-        """Reduce the arrays of a bucket; of those with mirrors, copies overlap if they run alone."""
+        """Reduce the arrays of a bucket; one with a mirror that runs alone may be reduced on its device."""
         first = bucket[0][0]
         op = ReduceOp(first.op)
         if first.weighted:
@@ -181,18 +181,18 @@ class BucketRunner:
             self._all_reduce_coded(runner, bucket, arrays)
             return
         for group in groups_of(arrays):
-            staging = staging_of(group[0], mirrors) if mirrors and len(group) == 1 else None
-            if mirrors and staging is None:
+            mirror = mirrors.get(id(group[0])) if mirrors and len(group) == 1 else None
+            if mirrors and mirror is None:
                 fetch_all(group, mirrors, runner)
             packed, unpack = side_by_side(group, self._buffer, self._note)
             self._note("RINGCOMM_ALLREDUCE")
             runner.all_reduce(
-                packed, op, prescale=first.prescale, postscale=first.postscale, staging=staging,
+                packed, op, prescale=first.prescale, postscale=first.postscale, mirror=mirror,
                 fused=len(group) > 1,
             )  # fmt: skip
             self._note("")
             unpack()
-            if mirrors and staging is None:
+            if mirrors and mirror is None:
                 store_all(group, mirrors)
 
     def _all_reduce_coded(self, runner: Runner, bucket: Sequence[Work], arrays: Sequence[Array]) -> None:

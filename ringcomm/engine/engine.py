@@ -10,9 +10,9 @@ from contextlib import contextmanager, suppress
 from typing import Any, Callable, Iterator, Optional, Sequence
 
 from ..collective.call_sites import call_site, note_truncation
+from ..collective.mirror import Mirror
 from ..collective.reduce import kernel
 from ..collective.rows import check_rows, row_counts
-from ..collective.staged import Mirror
 from ..dtypes import Array, check_weighable, code_of
 from ..errors import ConfigError, RingcommError, UnsupportedDtypeError, describe_error
 from ..ops import Collective, ReduceOp, codec_number, factor_of, name_of, weight_of

@@ -1,15 +1,14 @@
 """The arrays of a bucket that devices hold: when they are loaded, and when results are stored.
 
 They are loaded when they are submitted (:mod:`ringcomm.arrays`), so here only the rest of that is waited for.
-A large array, which runs alone, is not even that: its copies, the network and the additions overlap.
 """
 
 from __future__ import annotations
 
 from typing import Any, Dict, Iterable, Optional, Sequence
 
+from ..collective.mirror import Mirror
 from ..collective.runner import Runner
-from ..collective.staged import Mirror, Staging
 from .request import Request
 
 Mirrors = Dict[int, Mirror]
@@ -43,9 +42,3 @@ def store_all(arrays: Sequence[Any], mirrors: Mirrors) -> None:
     for array in arrays:
         if id(array) in mirrors:
             mirrors[id(array)].store(0, array.nbytes)
-
-
-def staging_of(array: Any, mirrors: Mirrors) -> Optional[Staging]:
-    """For an array that runs alone: how its copies overlap with it; None: it is in host memory."""
-    mirror = mirrors.get(id(array))
-    return None if mirror is None else Staging(mirror, ((0, array.size),))

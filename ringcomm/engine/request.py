@@ -7,7 +7,7 @@ from typing import Any, Callable, List, Optional, Sequence
 
 import numpy as np
 
-from ..collective.staged import Mirror
+from ..collective.mirror import Mirror
 from ..collective.weighted import Total
 from ..errors import fresh_copy
 from ..wire.signature import Signature

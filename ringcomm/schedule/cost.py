@@ -62,27 +62,6 @@ class CodingCost(NamedTuple):
     """Per byte of a peer's codes that are decoded and added to a sum."""
 
 
-class CopyCost(NamedTuple):
-    """What copies between devices and the host take, in seconds and bytes.
-
-    Attributes:
-        ranks: how many ranks there are; their devices are the ranks after them
-            (:func:`ringcomm.schedule.staging.with_devices`).
-        out_byte_s: per byte from a device to the host.
-        in_byte_s: per byte from the host to a device; at the same time.
-        copy_s: for each copy, whatever its length.
-    """
-
-    ranks: int
-    out_byte_s: float
-    in_byte_s: float
-    copy_s: float = 0.0
-
-
-_COPY_PORTS = 1 << 20
-"""Added to a rank's number: the port of its copies, which do not use its network."""
-
-
 class _Line(NamedTuple):
     """When a step has done its first segment and when all of it."""
 
@@ -95,7 +74,6 @@ def predict(
     item_bytes: int,
     model: CostModel,
     coding: Optional[CodingCost] = None,
-    copying: Optional[CopyCost] = None,
 ) -> float:
     """Seconds from a common start until the last rank has finished its last step.
 
@@ -105,7 +83,6 @@ def predict(
         model: the machine.
         coding: for schedules of codes (``item_bytes`` is 1 then): a rank encodes what it sends of its own,
             decodes and adds in a fold, encodes what comes of it, and decodes what it receives otherwise.
-        copying: for schedules of ranks and their devices.
 
     Raises:
         BrokenInvariantError: the schedules do not fit together.
@@ -117,7 +94,7 @@ def predict(
     """
     streams = pair_steps(schedules)
     before = [[_waits_for(steps, index) for index in range(len(steps))] for steps in schedules]
-    clock = _Clock(schedules, streams, before, item_bytes, model, coding, copying)
+    clock = _Clock(schedules, streams, before, item_bytes, model, coding)
     followers, blockers = _graph(streams, before)
     ready: List[Tuple[float, int, int]] = [(0.0, i, r) for (r, i), n in blockers.items() if n == 0]
     heapq.heapify(ready)
@@ -143,14 +120,13 @@ class _Clock:
 
     def __init__(
         self, schedules: Schedules, streams: Streams, before: _Before, item_bytes: int, model: CostModel,
-        coding: Optional[CodingCost], copying: Optional[CopyCost],
+        coding: Optional[CodingCost],
     ) -> None:  # fmt: skip
         size = len(schedules)
         self._schedules = schedules
         self._item_bytes = item_bytes
         self._model = model
         self._coding = coding
-        self._copying = copying
         self._before = before
         self._target = {(p.source, p.send_index): p.target for pairs in streams.values() for p in pairs}
         self._sources: Dict[_Node, List[_Node]] = {}
@@ -174,9 +150,9 @@ class _Clock:
         if isinstance(self._schedules[node[0]][node[1]], Send):
             source, target = node[0], self._target[node]
             latency_s = self.latency_s(source, target)
-            for port, _, _ in self._ports(source, target, True):
+            for port, _, _ in self._ports(source, target):
                 begin_s = max(begin_s, self._out_free.get(port, 0.0))
-            for port, _, _ in self._ports(target, source, False):
+            for port, _, _ in self._ports(target, source):
                 begin_s = max(begin_s, self._in_free.get(port, 0.0) - latency_s)
         mantissa, exponent = frexp(begin_s)
         return ldexp(round(mantissa * 128), exponent)
@@ -210,8 +186,8 @@ class _Clock:
         # Out through the sender's ports, in through the receiver's. Each works off what it is given in
         # that order; while a port is busy, the port at the other end can serve other ranks.
         for free, lag_s, ports in (
-            (self._out_free, 0.0, self._ports(source, target, True)),
-            (self._in_free, latency_s, self._ports(target, source, False)),
+            (self._out_free, 0.0, self._ports(source, target)),
+            (self._in_free, latency_s, self._ports(target, source)),
         ):
             for port, byte_s, message_s in ports:
                 begin_s = max(begin_s, free.get(port, 0.0) - lag_s)
@@ -221,22 +197,17 @@ class _Clock:
         segment_s = min(length_bytes, model.segment_bytes) * pace_s
         return _Line(begin_s + model.message_s + segment_s, max(end_s, wait.last_s + segment_s))
 
-    def _ports(self, rank: int, peer: int, outward: bool) -> Tuple[Tuple[int, float, float], ...]:
+    def _ports(self, rank: int, peer: int) -> Tuple[Tuple[int, float, float], ...]:
         """What a message between them occupies at this rank: port, seconds per byte and per message."""
-        model, copying = self._model, self._copying
-        if copying is not None and max(rank, peer) >= copying.ranks:
-            byte_s = copying.out_byte_s if outward == (rank >= copying.ranks) else copying.in_byte_s
-            return ((rank + _COPY_PORTS, byte_s, copying.copy_s),)
+        model = self._model
         if self._alone or model.hosts[rank] == model.hosts[peer]:
             return ((rank, model.byte_s, model.message_s),)
         host = model.hosts[rank]
         return ((rank, 0.0, model.message_s), (-1 - host, model.wire_byte_s[host], 0.0))
 
     def latency_s(self, source: int, target: int) -> float:
-        """alpha between two ranks; none between a rank and its device."""
-        model, copying = self._model, self._copying
-        if copying is not None and max(source, target) >= copying.ranks:
-            return 0.0
+        """alpha between two ranks."""
+        model = self._model
         if self._alone or model.hosts[source] == model.hosts[target]:
             return model.latency_s
         return model.wire_latency_s

@@ -108,14 +108,13 @@ class Selector:
         if self._report is not None and model is not None:
             self._report(_describe(model))
 
-    def all_reduce(self, count: int, item_bytes: int, needs_single_fold: bool, staged: bool = False) -> Steps:
+    def all_reduce(self, count: int, item_bytes: int, needs_single_fold: bool) -> Steps:
         """This rank's schedule for ``count`` elements.
 
         Args:
             count: number of elements.
             item_bytes: bytes per element.
             needs_single_fold: sums must not be rounded or wrapped between hops.
-            staged: whether the arrays of all ranks are on devices.
 
         Raises:
             ConfigError: the user has chosen an algorithm that does not exist.
@@ -132,10 +131,7 @@ class Selector:
             elif self._oversubscribed and self._size > 2 and count * item_bytes >= OVERSUBSCRIBED_RING_BYTES:
                 rule = "ring"
         name = self._choose("allreduce", rule, count, item_bytes, needs_single_fold, self._all_reduce_problem)
-        problem = self._all_reduce_problem(name, self._rank, count)
-        if staged and name == "direct" and self._size <= direct.MAX_RANKS:
-            name = "pipelined"  # the same additions in the same chunks, in another order of the messages
-        return self._build("allreduce", name, problem)
+        return self._build("allreduce", name, self._all_reduce_problem(name, self._rank, count))
 
     def coded_hosts(self, count: int) -> Optional[Hosts]:
         """The ranks by host, if an all-reduce of ``count`` float32 with a codec is to add up in hosts first.

@@ -50,7 +50,9 @@ class PowerBucket(FlatBucket):
         flat = self._flat_tensor()
         self._version = flat._version
         sent = self._sent = operand_of(flat, "allreduce", in_place=True)
-        elements = sent.flat if sent.mirror is None else sent.mirror.fetch()
+        if sent.mirror is not None:
+            sent.mirror.fetch()
+        elements = sent.flat
         sizes = [parameter.numel() for parameter in self.parameters]
         own = [elements[start : start + size] for start, size in zip(self._starts, sizes)]
         self._power.start(own, self._absent_here())

@@ -59,7 +59,6 @@ class Signature(NamedTuple):
         ahead: whether this is the exchange of numbers that goes ahead of a direct call.
         text: what the arrays of a direct call are, in words, where the shape does not say it. It may differ
             between ranks.
-        staged: whether all ranks choose the schedule of a direct call for arrays on devices.
     """
 
     name: str
@@ -77,7 +76,6 @@ class Signature(NamedTuple):
     bounds: Tuple[int, ...] = ()
     ahead: bool = False
     text: str = ""
-    staged: bool = False
 
     # ---- on the wire -------------------------------------------------------------------------
 
@@ -109,9 +107,7 @@ class Signature(NamedTuple):
 
     def header(self, generation: int) -> Header:
         """Return what goes in front of a direct call; name, shape, scale factors and sizes become a hash."""
-        # Two schedules may send the same numbers of elements in another order, so the hash differs.
-        name = f"{self.name}\0staged" if self.staged else self.name
-        hashed = digest(name, self.shapes[0], (self.prescale, self.postscale), self.bounds)
+        hashed = digest(self.name, self.shapes[0], (self.prescale, self.postscale), self.bounds)
         op, code = WEIGHTED_AVERAGE if self.weighted else self.op, code_of_name(self.dtypes[0])
         return Header(generation, 0, self.kind, op, code, self.root, self.items, hashed, codec=self.codec)
 

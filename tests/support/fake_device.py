@@ -22,7 +22,7 @@ import numpy as np
 
 from ringcomm.arrays.kinds import CopyEngine, DeviceKind, register_kind
 from ringcomm.collective.device_group import DevicePort
-from ringcomm.collective.staged import Done
+from ringcomm.collective.mirror import Done
 from ringcomm.errors import DeviceError
 from tests.support.fake_group import FakePort
 
@@ -37,7 +37,6 @@ class FakeEvent(Done):
     def __init__(self) -> None:
         self._set = threading.Event()
         self._error: Optional[BaseException] = None
-        self._elapsed_s: Optional[float] = None
 
     def poll(self) -> bool:
         if not self._set.is_set():
@@ -46,18 +45,14 @@ class FakeEvent(Done):
             raise DeviceError(f"a copy has failed: {self._error}")
         return True
 
-    def elapsed_s(self) -> Optional[float]:
-        return self._elapsed_s
-
     def wait(self) -> None:
         """Block the calling thread."""
         if not self._set.wait(_MAX_WAIT_S):
             raise DeviceError(f"a fake stream did not come here within {_MAX_WAIT_S:g} s")
 
-    def complete(self, error: Optional[BaseException], elapsed_s: Optional[float] = None) -> None:
+    def complete(self, error: Optional[BaseException]) -> None:
         """The stream has come here."""
         self._error = error
-        self._elapsed_s = elapsed_s
         self._set.set()
 
 
@@ -104,7 +99,6 @@ class FakeStream:
             if item is None:
                 return
             operation, event = item
-            began_s = time.perf_counter()
             if operation is not None and self._error is None:
                 if self._delay_s:
                     time.sleep(self._random.uniform(0.0, self._delay_s))
@@ -112,7 +106,7 @@ class FakeStream:
                     operation()
                 except Exception as problem:  # noqa: BLE001 - reported by the event
                     self._error = problem
-            event.complete(self._error, time.perf_counter() - began_s)
+            event.complete(self._error)
 
 
 class FakeDevice:
@@ -121,7 +115,6 @@ class FakeDevice:
     Args:
         seed: of the delays; what differs only in it differs in the order of events.
         delay_s: the longest delay before an operation of a stream.
-        byte_s: seconds per byte of a copy, each direction on its own.
         fail_out: the number (from 1) of the copy to the host that fails; 0: none.
         fail_in: likewise of the copies to the device.
         mapped_slowdown: its memory is mapped, and this is what a measurement of the host's additions there
@@ -141,7 +134,6 @@ class FakeDevice:
         self,
         seed: int = 0,
         delay_s: float = 0.0,
-        byte_s: float = 0.0,
         fail_out: int = 0,
         fail_in: int = 0,
         mapped_slowdown: Optional[float] = None,
@@ -150,7 +142,6 @@ class FakeDevice:
         self.port = None if group_fails is None else FakePort(self, group_fails)
         self.mapped_slowdown = mapped_slowdown
         self.copies_out = self.copies_in = self.bytes_out = self.blocks = self.host_waits = 0
-        self.byte_s = byte_s
         self.fail_out = fail_out
         self.fail_in = fail_in
         self._streams: List[FakeStream] = []
@@ -265,7 +256,6 @@ class FakeEngine(CopyEngine):
     def __init__(self, device: FakeDevice) -> None:
         self._device = device
         self._out, self._in = device.stream(), device.stream()
-        self._free_s = [0.0, 0.0]
 
     def block(self, nbytes: int) -> np.ndarray[Any, Any]:
         self._device.blocks += 1
@@ -281,19 +271,18 @@ class FakeEngine(CopyEngine):
         self._device.bytes_out += stop - start
         fails = self._device.copies_out == self._device.fail_out
         block[start:stop] = _POISON
-        return self._copy(self._out, 0, block[start:stop], _bytes(array)[start:stop], after, fails)
+        return self._copy(self._out, block[start:stop], _bytes(array)[start:stop], after, fails)
 
     def to_device(
         self, block: np.ndarray[Any, Any], array: Any, start: int, stop: int, after: Optional[Any]
     ) -> Done:
         self._device.copies_in += 1
         fails = self._device.copies_in == self._device.fail_in
-        return self._copy(self._in, 1, _bytes(array)[start:stop], block[start:stop], after, fails)
+        return self._copy(self._in, _bytes(array)[start:stop], block[start:stop], after, fails)
 
     def _copy(
         self,
         stream: FakeStream,
-        direction: int,
         target: np.ndarray[Any, Any],
         source: np.ndarray[Any, Any],
         after: Optional[FakeEvent],
@@ -306,12 +295,6 @@ class FakeEngine(CopyEngine):
             target[:] = _POISON
             if fails:
                 raise OSError("this copy was to fail")
-            if self._device.byte_s:
-                # Delays of this thread are made up for by the next copies, as on hardware there are none.
-                now_s = time.perf_counter()
-                begin_s = max(self._free_s[direction], now_s - 2e-3)
-                self._free_s[direction] = end_s = begin_s + source.size * self._device.byte_s
-                time.sleep(max(0.0, end_s - now_s))
             target[:] = source
 
         return stream.put(run)

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from ...collective.runner import Runner
-from ...collective.staged import Staging
 from ...dtypes import Array
 from ...errors import Misuse
 from ...ops import Collective, ReduceOp
@@ -72,30 +71,18 @@ class Collectives:
 
     # ---- reductions --------------------------------------------------------------------------
 
-    def all_reduce(self, tensor: torch.Tensor, how: Reduction, staging: Optional[Staging] = None) -> None:
-        """Reduce a tensor over all ranks, in place.
-
-        Args:
-            tensor: of this rank.
-            how: the reduction; with ``staging`` one without a factor.
-            staging: of a tensor of a device that is copied meanwhile.
-        """
+    def all_reduce(self, tensor: torch.Tensor, how: Reduction) -> None:
+        """Reduce a tensor over all ranks, in place."""
         if tensor.is_sparse:
             self._all_reduce_sparse(tensor, how)
             return
         operand = GroupOperand(tensor, arithmetic=True)
-        self._reduce(operand.flat, how, staging=staging)
+        self._reduce(operand.flat, how)
         operand.finish()
 
-    def _reduce(
-        self,
-        data: Array,
-        how: Reduction,
-        intent: Optional[Signature] = None,
-        staging: Optional[Staging] = None,
-    ) -> None:
+    def _reduce(self, data: Array, how: Reduction, intent: Optional[Signature] = None) -> None:
         how.prepare(data)
-        self.runner.all_reduce(data, how.op, how.name, data.shape, intent=intent, staging=staging)
+        self.runner.all_reduce(data, how.op, how.name, data.shape, intent=intent)
 
     def all_reduce_all(self, tensors: Tensors, how: Reduction) -> None:
         """Reduce several tensors; small ones of one dtype are fused."""
@@ -199,10 +186,10 @@ class Collectives:
 
     # ---- movement ----------------------------------------------------------------------------
 
-    def broadcast(self, tensor: torch.Tensor, root: int, staging: Optional[Staging] = None) -> None:
-        """Copy the root's tensor to all ranks; with ``staging`` while it is copied from and to devices."""
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """Copy the root's tensor to all ranks."""
         operand = GroupOperand(tensor)
-        self.runner.broadcast(operand.flat, root, operand.moved_as, operand.flat.shape, staging=staging)
+        self.runner.broadcast(operand.flat, root, operand.moved_as, operand.flat.shape)
         if self.rank != root:
             operand.finish()
 

@@ -118,9 +118,8 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
         """Reduce a tensor over all ranks, in place."""
         tensor, how = single(tensors), reduction_of(opts)
         return self._operations.start(
-            "allreduce", [tensor], opts, self._ops.all_reduce, tensor, how, reads=True,
-            overlaps=how.factor == 1.0,
-        )  # fmt: skip
+            "allreduce", [tensor], opts, self._ops.all_reduce, tensor, how, reads=True
+        )
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> RingcommWork:
         """Reduce several tensors, in place."""
@@ -177,9 +176,8 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
         """Every rank gets the root's tensor."""
         tensor, root = single(tensors), root_of(opts)
         return self._operations.start(
-            "broadcast", [tensor], opts, self._ops.broadcast, tensor, root, reads=self.rank() == root,
-            overlaps=True,
-        )  # fmt: skip
+            "broadcast", [tensor], opts, self._ops.broadcast, tensor, root, reads=self.rank() == root
+        )
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
         """Every rank gets the tensors of all ranks; they may differ in size."""

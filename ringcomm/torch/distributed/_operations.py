@@ -64,7 +64,7 @@ class Operations:
 
     def start(
         self, what: str, result: Any, opts: Any, do: Callable[..., None], *arguments: Any,
-        reads: bool = False, overlaps: bool = False,
+        reads: bool = False,
     ) -> RingcommWork:  # fmt: skip
         """Start a collective.
 
@@ -74,7 +74,6 @@ class Operations:
             opts: of PyTorch: its time limit, and whether the caller waits.
             do: is called with ``arguments``, on hosts' copies of a device's tensors, to run it.
             reads: whether it reads the tensors of ``result`` as well.
-            overlaps: see :meth:`._staged.Staged.run`.
         """
         limit_s, runner = self.limit_s(opts), self._runner
         site, comparable = comparable_site(_JOINING)
@@ -90,7 +89,7 @@ class Operations:
                 if on_device is None:
                     do(*arguments)
                 else:
-                    on_device.run(do, runner, overlaps)
+                    on_device.run(do, runner)
 
         self.started += 1
         work = RingcommWork(what, result, run, self.queue.help, self.interrupted, on_device)
@@ -115,7 +114,7 @@ class Operations:
         """
         what = f"send to rank {self._number_of(peer)} with tag {address[1]}"
         on_device = staged(self._staging, [tensor], [], False)
-        operand = GroupOperand(tensor if on_device is None else on_device.fetched(self._transport.watch))
+        operand = GroupOperand(tensor if on_device is None else on_device.fetched(self._runner.await_copy))
         work = RingcommWork(what, [tensor], interrupted=self.interrupted)
         work.epilogue = lambda: setattr(work, "kept", None)
         # A copy, if the tensor is not contiguous or is on a device, must live until it has been sent.

@@ -10,10 +10,9 @@ import torch
 from ...arrays.kinds import DeviceKind, device_kind
 from ...arrays.mirrors import BlockMirror, StagingPool
 from ...arrays.operands import DeviceOperand
+from ...collective.mirror import Wait
 from ...collective.runner import Runner
-from ...collective.staged import Staging
 from ...errors import Misuse
-from ...transport.base import Watch
 from ._bridge import movable
 
 
@@ -66,7 +65,6 @@ class Staged:
     ) -> None:
         self._pool = pool
         self._in_place = in_place
-        self._stored = False
         self._written = {id(tensor) for tensor in written}
         self._shadows: Dict[int, _Shadow] = {}
         self._arrived: Optional[Any] = None
@@ -88,31 +86,25 @@ class Staged:
             self._device = item.device
         return shadow.host
 
-    def run(self, do: Callable[..., None], runner: Runner, overlaps: bool) -> None:
+    def run(self, do: Callable[..., None], runner: Runner) -> None:
         """Run the operation between the loads and the stores. In the thread that runs operations.
 
         Args:
             do: the operation, on tensors in host memory.
             runner: of the group.
-            overlaps: whether it can run while its only tensor is copied; then it accepts a ``staging``.
         """
-        shadows = list(self._shadows.values())
-        if overlaps and len(shadows) == 1 and runner.size > 1:
-            do(*self.arguments, staging=Staging(shadows[0].mirror, ((0, shadows[0].host.numel()),)))
-            self._stored = True
-        else:
-            runner.fetch(self._read())
-            do(*self.arguments)
+        runner.fetch(self._read())
+        do(*self.arguments)
         self.deliver()
 
     def _read(self) -> List[BlockMirror]:
         shadows = self._shadows.items()
         return [shadow.mirror for key, shadow in shadows if self._in_place or key not in self._written]
 
-    def fetched(self, watch: Optional[Watch]) -> Any:
+    def fetched(self, wait: Wait) -> Any:
         """Wait for the loads; the first argument."""
         for mirror in self._read():
-            mirror.fetch(watch)
+            mirror.fetch(wait)
         return self.arguments[0]
 
     def deliver(self) -> None:
@@ -120,8 +112,7 @@ class Staged:
         with self.stream():
             for key, shadow in self._shadows.items():
                 if key in self._written:
-                    if not self._stored:
-                        shadow.mirror.store_all()
+                    shadow.mirror.store_all()
                     shadow.publish()
                 else:
                     shadow.mirror.release()

@@ -126,7 +126,7 @@ def test_the_hook_returns_before_the_copy_is_done(monkeypatch):
 
 
 def test_a_missing_wait_is_found(monkeypatch):
-    monkeypatch.setattr(BlockMirror, "fetch", lambda mirror, watch=None: mirror.host)
+    monkeypatch.setattr(BlockMirror, "fetch", lambda mirror, *how: None)
     with pytest.raises((RankFailed, AssertionError)):
         compared(monkeypatch, training(steps=2), delay_s=0.05)  # long: a busy machine may pause a rank
 

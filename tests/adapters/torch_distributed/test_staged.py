@@ -1,4 +1,4 @@
-"""Operations of a process group on tensors of devices: the numbers, and which overlap with the copies."""
+"""Operations of a process group on tensors of devices: the numbers, and what is copied."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from ringcomm.arrays import kinds
-from ringcomm.arrays.mirrors import BlockMirror, StagingPool
+from ringcomm.arrays.mirrors import StagingPool
+from ringcomm.collective.mirror import until_done
 from ringcomm.config import Settings
 from ringcomm.errors import Misuse, UnsupportedDtypeError
 from ringcomm.ops import codec_number
@@ -25,26 +26,15 @@ SETTINGS = Settings(spin_us=0.0, timeout_s=30.0, segment_bytes=8192)
 COUNT = 300_000
 
 
-@pytest.fixture
-def fetched(monkeypatch):
-    """The mirrors whose loads were waited for as a whole."""
-    found = []
-    fetch = BlockMirror.fetch
-    monkeypatch.setattr(
-        BlockMirror, "fetch", lambda mirror, watch=None: found.append(mirror) or fetch(mirror, watch)
-    )
-    return found
-
-
 def run(monkeypatch, size, operate):
     """Run ``operate(rank, ops, on_device)`` on ranks with slow devices."""
 
     def work(context):
         ops, pool = Collectives(context._runner), StagingPool()
 
-        def on_device(do, tensor, *more, reads=True, overlaps=True):
+        def on_device(do, tensor, *more, reads=True):
             staged = Staged(pool, [tensor, *more], [tensor], reads)
-            staged.run(do, context._runner, overlaps)
+            staged.run(do, context._runner)
             staged.follow()
             return tensor
 
@@ -59,7 +49,7 @@ def whole(rank, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_all_reduce_overlaps_with_the_copies(dtype, fetched, monkeypatch):
+def test_all_reduce(dtype, monkeypatch):
     how = Reduction.of(dist.ReduceOp.SUM)
 
     def operate(rank, ops, on_device):
@@ -68,27 +58,25 @@ def test_all_reduce_overlaps_with_the_copies(dtype, fetched, monkeypatch):
     expected = sum(whole(rank, torch.int64) for rank in range(2)).to(dtype)
     for found in run(monkeypatch, 2, operate):
         assert all(torch.equal(tensor, expected) for tensor in found)
-    assert not fetched
 
 
-def test_a_reduction_that_the_host_prepares_is_copied_as_a_whole(fetched, monkeypatch):
+def test_a_reduction_that_the_host_prepares(monkeypatch):
     def operate(rank, ops, on_device):
         how = Reduction.of(dist._make_nccl_premul_sum(float(rank + 1)))
-        return on_device(ops.all_reduce, whole(rank, torch.float32), how, overlaps=False)
+        return on_device(ops.all_reduce, whole(rank, torch.float32), how)
 
     expected = whole(0, torch.float32) + 2 * whole(1, torch.float32)
     for found in run(monkeypatch, 2, operate):
         assert torch.equal(found, expected)
-    assert fetched
 
 
-def test_compressed_parts_are_copied_as_a_whole(monkeypatch):
+def test_compressed_parts(monkeypatch):
     """Two spans of the tensor, in another order; the rest does not change."""
 
     def operate(rank, ops, on_device):
         places = [(0, 256, 512), (512, 700, 0)]
         packed = [Packed(codec_number("bf16"), places, np.zeros(768, np.float32), None)]
-        return on_device(ops.all_reduce_packed, whole(rank, torch.float32), packed, overlaps=False)
+        return on_device(ops.all_reduce_packed, whole(rank, torch.float32), packed)
 
     for rank, found in enumerate(run(monkeypatch, 2, operate)):
         expected = whole(rank, torch.float32)
@@ -98,7 +86,7 @@ def test_compressed_parts_are_copied_as_a_whole(monkeypatch):
 
 
 @pytest.mark.parametrize("root", [0, 2])
-def test_broadcast_overlaps_and_other_ranks_load_nothing(root, fetched, monkeypatch):
+def test_in_a_broadcast_only_the_root_loads(root, monkeypatch):
     kinds = []
 
     def operate(rank, ops, on_device):
@@ -110,7 +98,6 @@ def test_broadcast_overlaps_and_other_ranks_load_nothing(root, fetched, monkeypa
     monkeypatch.setattr(Kind, "engine", lambda kind, value: kinds.append(kind) or engine(kind, value))
     for found in run(monkeypatch, 3, operate):
         assert all(torch.equal(tensor, whole(root, torch.float32)) for tensor in found)
-    assert not fetched
     loads = sorted(device.copies_out for device in kinds[0].devices)
     assert loads[:2] == [0, 0] and loads[2] > 0
 
@@ -155,7 +142,7 @@ def test_a_tensor_that_is_given_twice_is_staged_once(device):
     staged = _staged.staged(StagingPool(), [[other, tensor], tensor, "x", 5], [tensor], True)
     (one, two), again, *rest = staged.arguments
     assert again is two and one is not two and rest == ["x", 5]
-    assert staged.fetched(None) == [one, two] and two.tolist() == [0.0, 1.0, 2.0]
+    assert staged.fetched(until_done) == [one, two] and two.tolist() == [0.0, 1.0, 2.0]
     two += 1
     one += 1  # it is not written
     staged.deliver()
@@ -193,7 +180,7 @@ def test_the_programs_stream_waits_for_the_result(device, monkeypatch):
     staged._device = torch.device("cuda:0")
     staged.follow()
     assert calls == [], "there is nothing to wait for yet"
-    host = staged.fetched(None)
+    host = staged.fetched(until_done)
     host += 1
     staged.deliver()
     staged.follow()
@@ -219,7 +206,7 @@ def test_a_work_on_a_device_is_waited_for_in_every_way(device):
         staged = Staged(StagingPool(), [tensor], [tensor], True)
 
         def run(work, staged=staged):
-            host = staged.fetched(None)
+            host = staged.fetched(until_done)
             host += 1
             staged.deliver()
 

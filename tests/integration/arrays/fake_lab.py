@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ringcomm.arrays.operands import mirrors, submitted
-from ringcomm.collective.staged import Done
+from ringcomm.collective.mirror import Done
 from ringcomm.config import Settings
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import run_ranks

@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 
 from ringcomm.arrays.mapped import slowdown
-from ringcomm.arrays.mirrors import BlockMirror
 from ringcomm.config import Settings
 from ringcomm.ops import Sum
-from ringcomm.schedule.registry import Problem, build
-from ringcomm.schedule.steps import even_bounds
 from ringcomm.testing.cluster import RankFailed, run_ranks
 from tests.integration.arrays.fake_lab import SETTINGS, AtOnce, FakeLab, run_check, start, submitted_in_place
 from tests.support import device_contract
@@ -30,7 +27,7 @@ def test_whatever_overtakes_what(seed):
         run_check(check, 2, seed)
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "direct", "doubling", "one_shot", "pipelined"])
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "doubling", "one_shot"])
 def test_every_algorithm_of_all_reduce(algorithm):
     settings = Settings(spin_us=0.0, timeout_s=30.0, segment_bytes=4096, algorithm=algorithm)
 
@@ -48,27 +45,10 @@ def test_every_algorithm_of_all_reduce(algorithm):
 
 
 LONGER = 900_000
-"""Elements of arrays for which ranks vote on the schedule, and that have several blocks in `pipelined`."""
+"""Elements of arrays for which ranks vote on where they are."""
 
 
-def staged_runs(runner):
-    """How often all-reduces have been run by the schedule for arrays on devices, and by others."""
-    plans = runner._plans._plans.values()
-    assert all(
-        tuple(plan.schedule) == build("allreduce", "pipelined", problem(runner, plan.call.items))
-        for plan in plans
-        if plan.call.staged
-    )
-    return sum(plan.runs for plan in plans if plan.call.staged), sum(
-        plan.runs for plan in plans if not plan.call.staged
-    )
-
-
-def problem(runner, count):
-    return Problem(runner.rank, runner.size, count, even_bounds(count, runner.size))
-
-
-def test_the_schedule_for_devices_is_used_once_all_ranks_have_seen_that_all_arrays_are_on_them():
+def test_ranks_agree_once_all_have_seen_that_all_arrays_are_on_devices():
     """With three ranks a round of votes takes two calls. Numbers are the same whatever was agreed."""
     size, rank_on_host = 3, 1
 
@@ -83,12 +63,12 @@ def test_the_schedule_for_devices_is_used_once_all_ranks_have_seen_that_all_arra
                     same(context.allreduce(values, op=Sum), expected, "in host memory")
                 else:
                     same(lab.numpy(context.allreduce(lab.array(values), op=Sum)), expected, "on a device")
-                found.append(staged_runs(context._runner)[0])
+                found.append(context._runner._placement.agreed)
         return found
 
     # Calls 0 and 1 agree that all are; calls 4 and 5 that they are not.
     found = run_ranks(size, work, settings=SETTINGS)
-    assert found == [[0, 0, 1, 2, 3, 4, 4, 4]] * size
+    assert found == [[False, True, True, True, True, False, False, True]] * size
 
 
 def test_operations_by_name_agree_too():
@@ -101,18 +81,9 @@ def test_operations_by_name_agree_too():
                 start(context, target, str(step)).wait()
                 same(lab.numpy(array), expected, "by name")
         (runner,) = context.engine._bucket_runner._runners.values()
-        return staged_runs(runner)
+        return context._runner._placement.agreed, runner._placement.agreed
 
-    assert run_ranks(2, work, settings=SETTINGS) == [(2, 1)] * 2
-
-
-def test_arrays_in_host_memory_never_use_the_schedule_for_devices():
-    def work(context):
-        for _ in range(3):
-            context.allreduce(numbers(context, LONGER), op=Sum)
-        return staged_runs(context._runner)
-
-    assert run_ranks(2, work, settings=SETTINGS) == [(0, 3)] * 2
+    assert run_ranks(2, work, settings=SETTINGS) == [(False, True)] * 2
 
 
 def test_tensors_of_the_cpu_are_reduced_in_place():
@@ -200,12 +171,6 @@ def test_the_rows_of_a_rank_that_is_alone():
 
 
 def test_nothing_is_allocated_and_no_thread_waits_in_steady_state(monkeypatch):
-    fetched = []
-    fetch = BlockMirror.fetch
-    monkeypatch.setattr(
-        BlockMirror, "fetch", lambda mirror, watch=None: fetched.append(1) or fetch(mirror, watch)
-    )
-
     def work(context):
         with FakeLab(context.rank) as lab:
             arrays = [lab.array(numbers(context, 400_000)) for _ in range(3)]
@@ -225,9 +190,7 @@ def test_nothing_is_allocated_and_no_thread_waits_in_steady_state(monkeypatch):
         # A block for each array on its way at the same time, once: three direct calls, three by name.
         assert allocations == device.blocks == counts[-1] <= 6, counts
         assert device.host_waits == 0
-        # 1.6 MB each: loads are cut where steps are (two chunks), in pieces of 512 KiB at most.
-        assert 60 * 2 <= device.copies_out <= 60 * 8 and 60 * 2 <= device.copies_in <= 60 * 8
-    assert fetched == []
+        assert device.copies_out == device.copies_in == 60, "one copy each way for each array"
 
 
 def test_calls_on_devices_are_in_the_sums():

@@ -52,7 +52,7 @@ class TestStreams:
             assert not event.poll() and not after.poll()
             gate.set()
             after.wait()
-            assert event.poll() and after.elapsed_s() is not None
+            assert event.poll()
 
     def test_each_thread_has_a_current_stream(self):
         with FakeDevice() as device, ThreadPoolExecutor(1) as pool:
@@ -129,18 +129,11 @@ class TestCopies:
             assert again.host[:3].tolist() == [0.0, 1.0, 2.0]
             assert (device.copies_out, device.bytes_out, device.blocks) == (2, 12000, 2)
 
-    def test_a_rate_makes_copies_slow(self):
-        with FakeDevice(byte_s=5e-6) as device:
-            _, mirror = self.mirror(device)
-            load = mirror.load(0, 8000)
-            load.wait()
-            assert load.elapsed_s() >= 0.03, "40 ms, less what it makes up for"
-
     @pytest.mark.parametrize("fails", ["fail_out", "fail_in"])
     def test_one_can_be_made_to_fail(self, fails):
         with FakeDevice(**{fails: 2}) as device:
-            _, mirror = self.mirror(device)
             for number in (1, 2):
+                _, mirror = self.mirror(device)
                 if fails == "fail_out":
                     copy = mirror.load(0, 80)
                 else:

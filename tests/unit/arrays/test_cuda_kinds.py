@@ -101,7 +101,7 @@ def cupy(monkeypatch):
     current = Stream(name="current")
     cuda = SimpleNamespace(
         Event=Event, Stream=Stream, Device=Device, get_current_stream=lambda: current,
-        alloc_pinned_memory=lambda nbytes: bytearray(nbytes + 512), get_elapsed_time=lambda one, other: 2.0,
+        alloc_pinned_memory=lambda nbytes: bytearray(nbytes + 512),
         runtime=SimpleNamespace(memcpyAsync=copy),
     )  # fmt: skip
     module = SimpleNamespace(
@@ -117,7 +117,7 @@ def test_cupy_copies_in_two_streams_that_wait_for_the_programs(cupy):
     pool = StagingPool()
     array = Array(np.arange(1000.0))
     mirror = pool.mirror(CUPY, array)
-    assert mirror.load(0, 4000).poll() and mirror.load(4000, 8000).poll()
+    assert mirror.load(0, 8000).poll()
     assert mirror.host.tolist() == array.memory.tolist()
     mirror.host *= 2
     mirror.store_all()
@@ -126,17 +126,17 @@ def test_cupy_copies_in_two_streams_that_wait_for_the_programs(cupy):
     outward, inward = (stream.name for stream in Stream.made[1:3])
     assert calls[:2] == [("record", "current"), ("wait", outward, "current")]
     assert [call for call in calls if call[0] == "copy"] == [
-        ("copy", 2, 4000, outward), ("copy", 2, 4000, outward), ("copy", 1, 8000, inward),
+        ("copy", 2, 8000, outward), ("copy", 1, 8000, inward),
     ]  # fmt: skip
     assert ("wait", inward, "current") in calls
     assert calls[-1] == ("wait", "current", inward), "the program's stream waits for the result"
 
 
-def test_cupy_measures_copies_and_reports_their_errors(cupy):
+def test_cupy_reports_errors_of_copies(cupy):
     pool = StagingPool()
     mirror = pool.mirror(CUPY, Array(np.zeros(10)))
     done = mirror.load(0, 80)
-    assert done.elapsed_s() == pytest.approx(2e-3)
+    assert done.poll()
     Stream.broken = True
     with pytest.raises(DeviceError, match="IllegalAddress"):
         done.poll()

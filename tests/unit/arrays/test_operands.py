@@ -109,7 +109,6 @@ class TestDeviceOperand:
         kind, array = Kind(), np.arange(6.0)
         operand = DeviceOperand(pool, kind, array)
         operand.narrow(2, 4)
-        assert operand.staging.results == ((2, 4),)
         operand.mirror.load(0, 48)
         operand.mirror.store(16, 32)
         assert operand.finish_rows(2, 4).tolist() == [2.0, 3.0]
@@ -224,7 +223,7 @@ class TestOperandOf:
     def test_rows_are_read_where_they_are(self, pool, make):
         array = make([[1.0, 2.0], [3.0, 4.0]])
         source = operand_of(pool, array, rows=True)
-        assert source.dtype == np.float64 and (source.staging is None) == (type(array) is np.ndarray)
+        assert source.dtype == np.float64 and (source.mirror is None) == (type(array) is np.ndarray)
         made = source.output(6, 1, (2, 4))
         if made.mirror is not None:
             made.mirror.load(0, made.mirror.nbytes)

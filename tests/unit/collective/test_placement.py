@@ -8,11 +8,9 @@ import pytest
 
 from ringcomm.collective.headers import Headers
 from ringcomm.collective.placement import Placement
-from ringcomm.schedule import direct, hierarchy, pipelined, ring
-from ringcomm.schedule.staging import Copies, plan_copies
+from ringcomm.schedule import direct, hierarchy, ring
 from ringcomm.schedule.steps import Recv, Send, even_bounds
 from ringcomm.wire.frames import VOTE, Header, unpack_header
-from tests.support.prover.staging_check import check_staged_all_reduce
 
 HEADER = Header(0, 0, 1, 1, 11, -1, 0, 99)
 
@@ -33,7 +31,6 @@ def all_reduces(size):
     bounds = even_bounds(64, size)
     yield [direct.all_reduce(rank, size, bounds) for rank in range(size)]
     yield [ring.all_reduce(rank, size, bounds) for rank in range(size)]
-    yield [pipelined.all_reduce(rank, size, bounds, 2) for rank in range(size)]
     if size == 6:
         yield [hierarchy.all_reduce(rank, ((0, 1, 2), (3, 4, 5)), bounds) for rank in range(size)]
 
@@ -69,17 +66,3 @@ def test_the_bit_in_the_header_says_nothing_about_the_line(mine, theirs, expecte
     assert headers.unanimous
     headers.check(1, memoryview(HEADER._replace(sequence=8, sends=3, site=0).pack()))
     assert not headers.unanimous
-
-
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_ranks_without_a_device_run_the_schedule_for_devices(size):
-    """Proved for every choice of ranks whose arrays are in host memory."""
-    count = 37
-    made = [pipelined.all_reduce(rank, size, even_bounds(count, size), 3) for rank in range(size)]
-    for chosen in range(2**size):
-        on_host = {rank for rank in range(size) if chosen >> rank & 1}
-        copies = [
-            Copies((), ()) if rank in on_host else plan_copies(steps, [(0, count)])
-            for rank, steps in enumerate(made)
-        ]
-        check_staged_all_reduce(made, count, copies, on_host)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from ringcomm.engine.mirrors import fetch_all, mirrors_of, staging_of, store_all
+from ringcomm.engine.mirrors import fetch_all, mirrors_of, store_all
 
 
 class Runner:
@@ -58,10 +58,3 @@ def test_for_arrays_in_host_memory_nothing_is_waited_for():
     fetch_all(arrays, {}, runner)
     store_all(arrays, {})
     assert runner.fetched == []
-
-
-def test_an_array_that_runs_alone_is_copied_as_it_is_sent():
-    arrays, mirror, mirrors = bucket()
-    staging = staging_of(arrays[1], mirrors)
-    assert staging.data is mirror and staging.results == ((0, 4),) and staging.source is None
-    assert staging_of(arrays[0], mirrors) is None

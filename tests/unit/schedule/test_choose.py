@@ -39,12 +39,12 @@ def test_all_reduce(size, length_bytes, single, expected):
 @pytest.mark.parametrize("name", names("allreduce"))
 def test_override_of_all_reduce(name):
     assert choose.choose_all_reduce(4, 10, 4, needs_single_fold=False, override=name) == name
-    expected = name if name in ("one_shot", "direct", "pipelined") else "direct"
+    expected = name if name in ("one_shot", "direct") else "direct"
     assert choose.choose_all_reduce(4, 10, 4, needs_single_fold=True, override=name) == expected
 
 
 def test_unknown_names_are_refused_with_the_known_ones():
-    known = "one_shot, direct, doubling, hierarchical, pipelined, ring"
+    known = "one_shot, direct, doubling, hierarchical, ring"
     with pytest.raises(ConfigError, match=f"'rign'; there are {known}"):
         choose.choose_all_reduce(4, 10, 4, needs_single_fold=False, override="rign")
     with pytest.raises(ConfigError, match="tree, chain"):
