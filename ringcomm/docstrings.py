@@ -22,8 +22,7 @@ name: the operation's name. Ranks may start operations in any order: operations 
     "call_name": """\
 name: optional; appears in errors and is checked to be the same on all ranks. It does not match calls: all
     ranks must make the same calls in the same order.""",
-    "process_set": """\
-process_set: the ranks that take part; by default all ranks of the job.""",
+    "process_set": """process_set: the ranks that take part; by default all ranks of the job.""",
     "direct_set": """\
 process_set: the ranks that take part; by default all ranks of the job. Among the ranks of a set the call is
     the asynchronous one, waited for: the members match it by its name, or without one by its order among
@@ -35,12 +34,10 @@ op: ``Average`` (the default), ``Sum``, ``Min``, ``Max``, ``Product`` or ``Adasu
     "scatter_op": """\
 op: ``Average`` (the default), ``Sum``, ``Min``, ``Max`` or ``Product``. An average of integers is
     truncated toward zero.""",
-    "average": """\
-average: deprecated, use ``op``. True is ``Average``, False is ``Sum``.""",
+    "average": """average: deprecated, use ``op``. True is ``Average``, False is ``Sum``.""",
     "prescale_factor": """\
 prescale_factor: every contribution is multiplied by this number before the reduction.""",
-    "postscale_factor": """\
-postscale_factor: the result is multiplied by this number after the reduction.""",
+    "postscale_factor": """postscale_factor: the result is multiplied by this number after the reduction.""",
     "weight": """\
 weight: with ``Average``, the result is the sum of ``weight * array`` over all ranks, divided by the sum of
     their weights: pass the number of samples behind this rank's array. What a rank of weight 0 passes is
@@ -99,8 +96,7 @@ arrays: NumPy arrays (or what ``numpy.asarray`` accepts) of any memory layout; t
     "arrays_pending": """\
 arrays: writable NumPy arrays of any memory layout; equal in number, shapes and dtypes on all ranks. They
     are overwritten and must not be used until the operation is done.""",
-    "tensor_in": """\
-tensor: a dense tensor on any device, of equal shape and dtype on all ranks.""",
+    "tensor_in": """tensor: a dense tensor on any device, of equal shape and dtype on all ranks.""",
     "tensor_rows": """\
 tensor: a dense tensor on any device; the dtype and all dimensions but the first are equal on all ranks.""",
     "tensor_inplace": """\
@@ -133,17 +129,14 @@ NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.""",
     "mlx_tree": """\
 tree: a tree (nested dicts, lists and tuples) of arrays and numbers, of the same structure, shapes and dtypes
     on all ranks. None stays.""",
-    "mlx_errors": """\
-ConfigError: a leaf is neither an array nor a number.
+    "mlx_errors": """ConfigError: a leaf is neither an array nor a number.
 MismatchError: ranks disagree about the call.
 NotOfferedError: MLX compiles or vectorizes the function that makes the call.
 PeerLostError: a rank was lost.
 NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.""",
     # Ranks of unequal speed.
-    "balanced_count": """\
-count: the data set, or its number of samples; the same on all ranks.""",
-    "balanced_options": """\
-global_batch: samples of all ranks together per step.
+    "balanced_count": """count: the data set, or its number of samples; the same on all ranks.""",
+    "balanced_options": """global_batch: samples of all ranks together per step.
 seed: of the order of samples, the same on all ranks.
 speeds: ``"measure"``: shares are equal at first and follow the measured speeds; or a number for each rank,
     in the proportion of which shares are made and stay, such as ``[3, 1, 1]``.
@@ -167,11 +160,9 @@ UnsupportedDtypeError: the dtype cannot be sent, or the operation has no meaning
 MismatchError: ranks disagree about the call (collective, shape, dtype, op, root, …).
 PeerLostError: a rank ended, or is silent for too long (``RINGCOMM_DEAD_AFTER``, ``RINGCOMM_TIMEOUT``).
 Misuse: an earlier MismatchError or PeerLostError has ended the collectives of this job.""",
-    "rank_errors": """\
-MismatchError: ranks disagree about the call.
+    "rank_errors": """MismatchError: ranks disagree about the call.
 PeerLostError: a rank ended, or is silent for too long.""",
-    "not_initialized": """\
-NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.""",
+    "not_initialized": """NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.""",
     "direct_errors": """\
 UnknownProcessSetError: the process set is not registered, or this rank is not a member of it.
 NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.""",
@@ -182,8 +173,7 @@ DuplicateNameError: an operation of this name has been started and is not done.
 NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
 MismatchError: (when the result is taken) ranks disagree about the call.
 PeerLostError: (when the result is taken) a rank ended, or is silent for too long.""",
-    "call_errors": """\
-UnsupportedDtypeError: the dtype cannot be sent, or the operation has no meaning for it.
+    "call_errors": """UnsupportedDtypeError: the dtype cannot be sent, or the operation has no meaning for it.
 UnknownProcessSetError: the process set is not registered, or this rank is not a member of it.
 NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
 MismatchError: ranks disagree about the call; no data have been changed.
@@ -235,23 +225,24 @@ AssertionError: (from ``backward()``) there were more passes than ``backward_pas
     "mx_num_groups": """num_groups: split the gradients into this number of groups, each reduced as one
     operation; 0: groups of up to 8 MiB.""",
     # Keras
-    "keras_filepath": """filepath: path of the saved model.""",
-    "keras_custom_optimizers": """custom_optimizers: the user's optimizer classes that the file
-    names.""",
-    "keras_custom_objects": """custom_objects: other classes and functions that the file names, by name.""",
+    "keras_saved": """filepath: path of the saved model.
+custom_optimizers: the user's optimizer classes that the file
+    names.
+custom_objects: other classes and functions that the file names, by name.""",
     "keras_legacy_opts": """legacy_opts: no effect; accepted because Horovod's function has it.""",
     "keras_steps_per_epoch": """steps_per_epoch: number of batches per epoch; None: the number that Keras
     reports.""",
-    "keras_epoch": """epoch: index of the epoch, from 0.""",
-    "keras_batch": """batch: index of the batch in the epoch, from 0.""",
+    "keras_epoch_end": """epoch: index of the epoch, from 0.
+logs: metrics by name.""",
+    "keras_batch_end": """batch: index of the batch in the epoch, from 0.
+logs: metrics by name.""",
     "keras_logs": """logs: metrics by name.""",
 }
 """By placeholder: the lines that replace it (continuation lines of a parameter indented by 4)."""
 
 
-def _section(title: str, *texts: str) -> str:
-    lines = "\n".join(texts).split("\n")
-    return f"{title}:\n" + "\n".join("    " + line for line in lines)
+def _section(title: str, text: str) -> str:
+    return f"{title}:\n" + "\n".join("    " + line for line in text.split("\n"))
 
 
 def _fill(names: str) -> str:
@@ -265,6 +256,23 @@ SHARED["matching"] = _fill("name process_set")
 SHARED["torch_reduction"] = _fill("average name op scale process_set")
 SHARED["torch_scatter"] = _fill("name scatter_op process_set scale")
 SHARED["matched_reduction"] = _fill("reduction matching")
+SHARED["mx_options"] = _fill("average name mx_priority scale process_set op weight codec")
+SHARED["mx_matching"] = _fill("name mx_priority process_set")
+SHARED["mx_scatter"] = _fill("scatter_op mx_matching scale")
+SHARED["matched_options"] = _fill("matched_reduction codec weight")
+SHARED["tf_gradients_options"] = _fill(
+    "tf_device_dense tf_device_sparse gradient_compression tf_sparse_as_dense tf_gradient_op "
+    "tf_gradient_predivide_factor tf_num_groups tf_groups process_set"
+)
+SHARED["tf_reduction"] = _fill("tf_average tf_device_dense tf_device_sparse compression op scale")
+SHARED["torch_options"] = _fill("average name compression op scale process_set weight")
+SHARED["torch_async_options"] = _fill("torch_reduction urgent weight codec")
+SHARED["torch_inplace_options"] = _fill("torch_reduction weight codec")
+SHARED["torch_scatter_options"] = _fill("name compression scatter_op process_set scale")
+SHARED["tree_options"] = _fill("compression scale process_set weight")
+SHARED["tf_matching"] = _fill("tf_name tf_ignore_name_scope process_set")
+SHARED["keras_load"] = _fill("keras_saved gradient_compression keras_legacy_opts")
+SHARED["jax_matching"] = _fill("jax_name process_set")
 
 
 def _method(args: str, returns: str, raises: str) -> str:
@@ -356,8 +364,7 @@ for _name in (
     "allreduce", "allreduce_", "reducescatter", "reducescatter_", "allgather", "allgather_", "broadcast",
     "broadcast_", "alltoall", "alltoall_", "barrier",
 ):  # fmt: skip
-    # The functions of the module have one parameter more than the methods of a context.
-    _last = "\n    ".join(["", *SHARED["direct_set"].split("\n")])
+    _last = "\n    ".join(["", *SHARED["direct_set"].split("\n")])  # more than a context's method has
     SHARED[f"{_name}_in_set"] = SHARED[_name].replace("\n\n", f"{_last}\n\n", 1)
 
 

@@ -26,8 +26,7 @@ def broadcast_object(
     Args:
         obj: the object; used on the root only.
         root_rank: the rank (of the job, not of the process set) that sends; a member of the process set.
-        {name}
-        {process_set}
+        {matching}
 
     Returns:
         on the root the object itself, on all other ranks an equal copy.
@@ -62,8 +61,7 @@ def allgather_object(
 
     Args:
         obj: this rank's object.
-        {name}
-        {process_set}
+        {matching}
 
     Returns:
         the objects of all ranks, in rank order, the same list on every rank.

@@ -35,9 +35,7 @@ def allreduce_async(
 
     Args:
         {array_in}
-        {matched_reduction}
-        {codec}
-        {weight}
+        {matched_options}
 
     Returns:
         a handle; its ``wait()`` returns a new array of the same shape and dtype.
@@ -69,9 +67,7 @@ def allreduce_async_(
 
     Args:
         {array_pending}
-        {matched_reduction}
-        {codec}
-        {weight}
+        {matched_options}
 
     Returns:
         a handle; its ``wait()`` returns ``array`` itself.

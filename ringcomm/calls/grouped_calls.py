@@ -32,9 +32,7 @@ def grouped_allreduce_async(
 
     Args:
         {arrays_in}
-        {matched_reduction}
-        {codec}
-        {weight}
+        {matched_options}
 
     Returns:
         a handle; its ``wait()`` returns a list of new arrays.
@@ -62,9 +60,7 @@ def grouped_allreduce_async_(
 
     Args:
         {arrays_pending}
-        {matched_reduction}
-        {codec}
-        {weight}
+        {matched_options}
 
     Returns:
         a handle; its ``wait()`` returns a list of the arrays themselves.
@@ -106,9 +102,7 @@ def grouped_allreduce(
 
     Args:
         {arrays_in}
-        {matched_reduction}
-        {codec}
-        {weight}
+        {matched_options}
 
     Returns:
         a list of new arrays.
@@ -139,9 +133,7 @@ def grouped_allreduce_(
 
     Args:
         {arrays_pending}
-        {matched_reduction}
-        {codec}
-        {weight}
+        {matched_options}
 
     Returns:
         a list of the arrays themselves.

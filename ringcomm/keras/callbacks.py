@@ -84,8 +84,7 @@ class BroadcastGlobalVariablesCallback(Callback):
         """Broadcast the variables after the first batch if the model was not built before.
 
         Args:
-            {keras_batch}
-            {keras_logs}
+            {keras_batch_end}
         """
         if not self.broadcast_done:
             self._broadcast()
@@ -94,8 +93,7 @@ class BroadcastGlobalVariablesCallback(Callback):
         """Check that the optimizer, if distributed, has reduced gradients in this epoch.
 
         Args:
-            {keras_epoch}
-            {keras_logs}
+            {keras_epoch_end}
 
         Raises:
             BrokenInvariantError: Keras has not called the method that reduces gradients.
@@ -134,8 +132,7 @@ class CheckSameCallback(Callback):
         """Count the batch and compare the variables if it is time.
 
         Args:
-            {keras_batch}
-            {keras_logs}
+            {keras_batch_end}
 
         Raises:
             DesyncError: the variables differ between ranks.
@@ -172,8 +169,7 @@ class MetricAverageCallback(Callback):
         """Average the metrics in ``logs``, in place.
 
         Args:
-            {keras_epoch}
-            {keras_logs}
+            {keras_epoch_end}
 
         Raises:
             MismatchError: the ranks have different metrics.
@@ -234,8 +230,7 @@ class LearningRateScheduleCallback(Callback):
         """Remember the epoch.
 
         Args:
-            {keras_epoch}
-            {keras_logs}
+            {keras_epoch_end}
         """
         self.current_epoch = epoch
 
@@ -243,8 +238,7 @@ class LearningRateScheduleCallback(Callback):
         """Set the learning rate, and the corrected momentum.
 
         Args:
-            {keras_batch}
-            {keras_logs}
+            {keras_batch_end}
 
         Raises:
             ConfigError: the number of batches per epoch is needed and neither given nor known to Keras.
@@ -268,8 +262,7 @@ class LearningRateScheduleCallback(Callback):
         """Restore the momentum.
 
         Args:
-            {keras_batch}
-            {keras_logs}
+            {keras_batch_end}
         """
         if self._momentum is not None:
             self.model.optimizer.momentum, self._momentum = self._momentum, None
@@ -278,8 +271,7 @@ class LearningRateScheduleCallback(Callback):
         """Add the learning rate to the metrics as ``lr``.
 
         Args:
-            {keras_epoch}
-            {keras_logs}
+            {keras_epoch_end}
         """
         if logs is not None:
             logs["lr"] = float(self.model.optimizer.learning_rate)
@@ -324,8 +316,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         """Set the learning rate; in the first batch after the warm-up to ``initial_lr``.
 
         Args:
-            {keras_batch}
-            {keras_logs}
+            {keras_batch_end}
 
         Raises:
             ConfigError: the number of batches per epoch is needed and neither given nor known to Keras.

@@ -85,8 +85,7 @@ class CommitStateCallback(Callback):
         """Commit after every ``batches_per_commit`` batches.
 
         Args:
-            {keras_batch}
-            {keras_logs}
+            {keras_batch_end}
 
         Raises:
             HostsUpdatedInterrupt: the hosts of the job have changed.
@@ -100,8 +99,7 @@ class CommitStateCallback(Callback):
         """Commit.
 
         Args:
-            {keras_epoch}
-            {keras_logs}
+            {keras_epoch_end}
 
         Raises:
             HostsUpdatedInterrupt: the hosts of the job have changed.
@@ -132,8 +130,7 @@ class UpdateBatchStateCallback(Callback):
         """Set ``state.batch``.
 
         Args:
-            {keras_batch}
-            {keras_logs}
+            {keras_batch_end}
         """
         self.state.batch = batch
 
@@ -141,8 +138,7 @@ class UpdateBatchStateCallback(Callback):
         """Set ``state.batch`` to 0.
 
         Args:
-            {keras_epoch}
-            {keras_logs}
+            {keras_epoch_end}
         """
         self.state.batch = 0
 
@@ -175,7 +171,6 @@ class UpdateEpochStateCallback(Callback):
         """Set ``state.epoch``.
 
         Args:
-            {keras_epoch}
-            {keras_logs}
+            {keras_epoch_end}
         """
         self.state.epoch = self.initial_epoch + epoch + 1

@@ -29,9 +29,7 @@ def allgather(
 
     Args:
         {tensor_rows}
-        {name}
-        {mx_priority}
-        {process_set}
+        {mx_matching}
 
     Returns:
         a new NDArray with the rows of all ranks; their number may differ from rank to rank.
@@ -56,9 +54,7 @@ def grouped_allgather(
 
     Args:
         {tensors_rows}
-        {name}
-        {mx_priority}
-        {process_set}
+        {mx_matching}
 
     Returns:
         a list of new NDArrays, one for each of ``tensors``, with the rows of all ranks in rank order. An
@@ -89,9 +85,7 @@ def broadcast(
     Args:
         {tensor_in}
         {root_rank}
-        {name}
-        {mx_priority}
-        {process_set}
+        {mx_matching}
 
     Returns:
         a new NDArray with the root's elements, in the context of ``tensor``.
@@ -117,9 +111,7 @@ def broadcast_(
     Args:
         {tensor_inplace}
         {root_rank}
-        {name}
-        {mx_priority}
-        {process_set}
+        {mx_matching}
 
     Returns:
         ``tensor`` itself.
@@ -147,9 +139,7 @@ def alltoall(
         splits: an NDArray, an array or a list of integers: the number of rows for each rank, in rank order.
             Without it every rank gets equally many rows, and the number of rows must be a multiple of the
             number of ranks.
-        {name}
-        {mx_priority}
-        {process_set}
+        {mx_matching}
 
     Returns:
         the received rows in rank order; with ``splits``, a pair: the received rows, and an NDArray with the

@@ -42,14 +42,7 @@ def allreduce(
 
     Args:
         {tensor_in}
-        {average}
-        {name}
-        {mx_priority}
-        {scale}
-        {process_set}
-        {op}
-        {weight}
-        {codec}
+        {mx_options}
 
     Returns:
         a new NDArray of the same shape, dtype and context, bit-identical on all ranks.
@@ -82,14 +75,7 @@ def allreduce_(
 
     Args:
         {tensor_inplace}
-        {average}
-        {name}
-        {mx_priority}
-        {scale}
-        {process_set}
-        {op}
-        {weight}
-        {codec}
+        {mx_options}
 
     Returns:
         ``tensor`` itself.
@@ -122,14 +108,7 @@ def grouped_allreduce(
 
     Args:
         {tensors_in}
-        {average}
-        {name}
-        {mx_priority}
-        {scale}
-        {process_set}
-        {op}
-        {weight}
-        {codec}
+        {mx_options}
 
     Returns:
         a list of new NDArrays, in order.
@@ -160,14 +139,7 @@ def grouped_allreduce_(
 
     Args:
         {tensors_inplace}
-        {average}
-        {name}
-        {mx_priority}
-        {scale}
-        {process_set}
-        {op}
-        {weight}
-        {codec}
+        {mx_options}
 
     Returns:
         a list of the NDArrays themselves.
@@ -205,11 +177,7 @@ def reducescatter(
 
     Args:
         {tensor_in}
-        {scatter_op}
-        {name}
-        {mx_priority}
-        {process_set}
-        {scale}
+        {mx_scatter}
 
     Returns:
         a new NDArray with this rank's rows: of ``n`` rows every member of the set gets ``n // size``, the
@@ -241,11 +209,7 @@ def grouped_reducescatter(
 
     Args:
         {tensors_in}
-        {scatter_op}
-        {name}
-        {mx_priority}
-        {process_set}
-        {scale}
+        {mx_scatter}
 
     Returns:
         a list of new NDArrays with this rank's rows.

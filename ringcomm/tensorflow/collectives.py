@@ -44,13 +44,7 @@ def allreduce(
     Args:
         tensor: a tensor, a variable or an array, of the same shape and dtype on all ranks; or
             ``tf.IndexedSlices``, whose numbers of slices may differ.
-        {tf_average}
-        {tf_device_dense}
-        {tf_device_sparse}
-        {compression}
-        {op}
-        {prescale_factor}
-        {postscale_factor}
+        {tf_reduction}
         {tf_name}
         {process_set}
         {tf_ignore_name_scope}
@@ -98,13 +92,7 @@ def grouped_allreduce(
     Args:
         tensors: tensors, variables, arrays or ``tf.IndexedSlices``; all ranks pass the same number of them,
             with the same shapes and dtypes, in the same order.
-        {tf_average}
-        {tf_device_dense}
-        {tf_device_sparse}
-        {compression}
-        {op}
-        {prescale_factor}
-        {postscale_factor}
+        {tf_reduction}
         {process_set}
         {tf_ignore_name_scope}
         {tf_name}
@@ -193,8 +181,7 @@ def reducescatter(
         {tf_name}
         {process_set}
         {tf_ignore_name_scope}
-        {prescale_factor}
-        {postscale_factor}
+        {scale}
 
     Returns:
         a new tensor of the input's dtype with this rank's rows; all dimensions but the first are the input's.
@@ -235,8 +222,7 @@ def grouped_reducescatter(
         {compression}
         op: Average (the default), Sum, Min, Max or Product.
         {process_set}
-        {prescale_factor}
-        {postscale_factor}
+        {scale}
         {tf_name}
 
     Returns:

@@ -155,8 +155,7 @@ def broadcast_object(
         obj: the object; used on the root only.
         {root_rank}
         session: no effect; accepted because Horovod's function has it.
-        {name}
-        {process_set}
+        {matching}
 
     Returns:
         on the root the object itself, on all other ranks an equal copy.
@@ -179,8 +178,7 @@ def broadcast_object_fn(
     Args:
         {root_rank}
         session: no effect; accepted because Horovod's function has it.
-        {name}
-        {process_set}
+        {matching}
 
     Returns:
         a function that all ranks call with an object and that returns the root's object.
@@ -200,8 +198,7 @@ def allgather_object(
     Args:
         obj: this rank's object.
         session: no effect; accepted because Horovod's function has it.
-        {name}
-        {process_set}
+        {matching}
 
     Returns:
         the objects of all ranks, in rank order, the same list on every rank.

@@ -24,9 +24,7 @@ def allgather(
     Args:
         tensor: a dense tensor with at least one dimension. The first dimension may differ between ranks; all
             other dimensions and the dtype may not.
-        {tf_name}
-        {tf_ignore_name_scope}
-        {process_set}
+        {tf_matching}
 
     Returns:
         a new tensor, the same on all ranks. It is differentiable; the gradient is this rank's rows of the
@@ -54,9 +52,7 @@ def grouped_allgather(
     Args:
         tensors: dense tensors with at least one dimension; all ranks pass the same number of them. The first
             dimensions may differ between ranks; all other dimensions and the dtypes may not.
-        {tf_name}
-        {tf_ignore_name_scope}
-        {process_set}
+        {tf_matching}
 
     Returns:
         new tensors in the order of the inputs, the same on all ranks. They are differentiable.
@@ -84,9 +80,7 @@ def broadcast(
     Args:
         tensor: a dense tensor, of the same shape and dtype on all ranks; only the root's values are used.
         {root_rank}
-        {tf_name}
-        {tf_ignore_name_scope}
-        {process_set}
+        {tf_matching}
 
     Returns:
         a new tensor with the root's values. It is differentiable; the root gets the averaged gradients, all
@@ -117,9 +111,7 @@ def alltoall(
             other dimensions and the dtype may not.
         splits: int32 tensor or list with the number of rows for each rank, in rank order; its sum is the
             number of rows. None: every rank gets the same number.
-        {tf_name}
-        {tf_ignore_name_scope}
-        {process_set}
+        {tf_matching}
 
     Returns:
         the received rows in rank order; with ``splits`` a pair of these rows and an int32 tensor with the

@@ -112,15 +112,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
 
     Args:
         gradtape: the tape that has recorded the computation.
-        {tf_device_dense}
-        {tf_device_sparse}
-        {gradient_compression}
-        {tf_sparse_as_dense}
-        {tf_gradient_op}
-        {tf_gradient_predivide_factor}
-        {tf_num_groups}
-        {tf_groups}
-        {process_set}
+        {tf_gradients_options}
         {tf_scale_local_gradients}
         {balanced_batches}
 
@@ -161,15 +153,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
 
     Args:
         gradtape: the tape that has recorded the computation.
-        {tf_device_dense}
-        {tf_device_sparse}
-        {gradient_compression}
-        {tf_sparse_as_dense}
-        {tf_gradient_op}
-        {tf_gradient_predivide_factor}
-        {tf_num_groups}
-        {tf_groups}
-        {process_set}
+        {tf_gradients_options}
         local_layers: one layer or several (built), whose gradients are not reduced because every rank has
             its own weights of them.
         {tf_scale_local_gradients}

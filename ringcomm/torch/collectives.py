@@ -35,13 +35,7 @@ def allreduce(
 
     Args:
         {tensor_in}
-        {average}
-        {name}
-        {compression}
-        {op}
-        {scale}
-        {process_set}
-        {weight}
+        {torch_options}
 
     Returns:
         a new tensor of the same shape, dtype and device, bit-identical on all ranks. Its gradient is the same
@@ -73,9 +67,7 @@ def allreduce_(
 
     Args:
         {tensor_inplace}
-        {torch_reduction}
-        {weight}
-        {codec}
+        {torch_inplace_options}
 
     Returns:
         ``tensor`` itself.
@@ -108,13 +100,7 @@ def grouped_allreduce(
 
     Args:
         {tensors_in}
-        {average}
-        {name}
-        {compression}
-        {op}
-        {scale}
-        {process_set}
-        {weight}
+        {torch_options}
 
     Returns:
         a list of new tensors, in order; gradients flow through them.
@@ -145,9 +131,7 @@ def grouped_allreduce_(
 
     Args:
         {tensors_inplace}
-        {torch_reduction}
-        {weight}
-        {codec}
+        {torch_inplace_options}
 
     Returns:
         a list of the tensors themselves.
@@ -178,11 +162,7 @@ def reducescatter(
 
     Args:
         {tensor_in}
-        {name}
-        {compression}
-        {scatter_op}
-        {process_set}
-        {scale}
+        {torch_scatter_options}
 
     Returns:
         a new tensor with this rank's rows: of ``n`` rows every member of the set gets ``n // size``, the
@@ -213,11 +193,7 @@ def grouped_reducescatter(
 
     Args:
         {tensors_in}
-        {name}
-        {compression}
-        {scatter_op}
-        {process_set}
-        {scale}
+        {torch_scatter_options}
 
     Returns:
         a list of new tensors with this rank's rows; gradients flow through them.

@@ -59,10 +59,7 @@ def allreduce_async(
 
     Args:
         {tensor_in}
-        {torch_reduction}
-        {urgent}
-        {weight}
-        {codec}
+        {torch_async_options}
 
     Returns:
         a handle; ``synchronize(handle)`` returns a new tensor of the same shape, dtype and device.
@@ -93,10 +90,7 @@ def allreduce_async_(
 
     Args:
         {tensor_pending}
-        {torch_reduction}
-        {urgent}
-        {weight}
-        {codec}
+        {torch_async_options}
 
     Returns:
         a handle; ``synchronize(handle)`` returns ``tensor`` itself.
@@ -127,10 +121,7 @@ def grouped_allreduce_async(
 
     Args:
         {tensors_in}
-        {torch_reduction}
-        {urgent}
-        {weight}
-        {codec}
+        {torch_async_options}
 
     Returns:
         a handle; ``synchronize(handle)`` returns a list of new tensors.
@@ -161,10 +152,7 @@ def grouped_allreduce_async_(
 
     Args:
         {tensors_pending}
-        {torch_reduction}
-        {urgent}
-        {weight}
-        {codec}
+        {torch_async_options}
 
     Returns:
         a handle; ``synchronize(handle)`` returns a list of the tensors themselves.

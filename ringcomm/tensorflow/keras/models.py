@@ -26,11 +26,7 @@ def load_model(
     """Load a saved model by ``tf.keras.models.load_model`` and make its optimizer distributed.
 
     Args:
-        {keras_filepath}
-        {keras_custom_optimizers}
-        {keras_custom_objects}
-        {gradient_compression}
-        {keras_legacy_opts}
+        {keras_load}
 
     Returns:
         the model. Its optimizer, with its saved state, reduces gradients over all ranks.
