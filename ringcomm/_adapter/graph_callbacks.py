@@ -15,21 +15,22 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 
 from .. import api
 from ..arrays.bridge import flat_copy, flat_view
+from ..arrays.operands import HostOperand, Operand
 from ..calls.process_set import number_of
 from ..dtypes import Array
 from ..engine.request import Handle
 from ..errors import RingcommError
-from ..wire.signature import Shape
 from .arguments import wire_name
 from .causes import record_cause
 from .compressed import CompressionState, Pending, start_coded, start_coded_rows
 from .reduction import Reduction
+from .submit import start_allgather, start_allreduce, start_alltoall, start_broadcast, start_reducescatter
 from .waiting import run_all
 
 AnyHandle = Union[Handle, Pending]
@@ -93,49 +94,32 @@ def _allreduce(operation: Operation, arrays: Sequence[Array], urgent: bool, in_p
         arrays, weight = arrays[:-1], float(arrays[-1])
     if operation.is_coded:
         return start_coded(how, operation.name, arrays, urgent, weight, operation.state, in_place)
-    flats, shapes = _flat(arrays) if in_place else _side_by_side(arrays)
-    return api.context().engine.allreduce(
-        flats, how.op, wire_name("allreduce", operation.name), shapes, how.prescale, how.postscale,
-        number_of(how.process_set), urgent,
-        lambda _: [flat.reshape(shape) for flat, shape in zip(flats, shapes)], weight=weight,
-    )  # fmt: skip
+    return start_allreduce(_operands(arrays, in_place), how, operation.name, urgent, True, weight=weight)
 
 
 def _reducescatter(operation: Operation, arrays: Sequence[Array], urgent: bool, _: bool) -> AnyHandle:
-    how = operation.how
     if operation.is_coded:
-        return start_coded_rows(how, operation.name, arrays, urgent)
-    flats, shapes = _side_by_side(arrays)
-    return api.context().engine.reducescatter(
-        flats, shapes, how.op, wire_name("reducescatter", operation.name), how.prescale, how.postscale,
-        number_of(how.process_set), urgent, list,
-    )  # fmt: skip
+        return start_coded_rows(operation.how, operation.name, arrays, urgent)
+    return start_reducescatter(_operands(arrays), operation.how, operation.name, urgent, True)
 
 
 def _allgather(operation: Operation, arrays: Sequence[Array], urgent: bool, _: bool) -> AnyHandle:
-    pairs = [flat_copy(array) for array in arrays]
-    return api.context().engine.allgather(
-        [flat for flat, _ in pairs], [shape for _, shape in pairs], wire_name("allgather", operation.name),
-        number_of(operation.how.process_set), urgent, list,
-    )  # fmt: skip
+    operands = [HostOperand(*flat_copy(array)) for array in arrays]
+    return start_allgather(operands, operation.name, operation.how.process_set, urgent, True)
 
 
 def _broadcast(operation: Operation, arrays: Sequence[Array], urgent: bool, in_place: bool) -> AnyHandle:
-    flats, shapes = _flat(arrays) if in_place else _side_by_side(arrays)
-    return api.context().engine.broadcast(
-        flats, operation.root_rank, wire_name("broadcast", operation.name), shapes,
-        number_of(operation.how.process_set), urgent,
-        lambda _: [flat.reshape(shape) for flat, shape in zip(flats, shapes)],
+    return start_broadcast(
+        _operands(arrays, in_place), operation.root_rank, operation.name, operation.how.process_set, urgent,
+        True,
     )  # fmt: skip
 
 
 def _alltoall(operation: Operation, arrays: Sequence[Array], urgent: bool, _: bool) -> AnyHandle:
-    flat, shape = flat_copy(arrays[0])
     splits = np.asarray(arrays[1])
-    return api.context().engine.alltoall(
-        flat, shape, splits.tolist() if splits.size else None, wire_name("alltoall", operation.name),
-        number_of(operation.how.process_set), urgent,
-        lambda result: [result[0], np.asarray(result[1], np.int32)],
+    return start_alltoall(
+        HostOperand(*flat_copy(arrays[0])), splits.tolist() if splits.size else None, operation.name,
+        operation.how.process_set, urgent, lambda numbers: np.asarray(numbers, np.int32),
     )  # fmt: skip
 
 
@@ -241,31 +225,27 @@ class Batch:
         return [array for arrays in results for array in arrays or ()]
 
 
-def _side_by_side(arrays: Sequence[Array]) -> Tuple[List[Array], List[Shape]]:
-    """Flat copies of arrays, contiguous in memory per dtype, and the shapes.
+def _operands(arrays: Sequence[Array], in_place: bool = False) -> List[Operand]:
+    """Contiguous arrays that are overwritten, or copies of any arrays, contiguous in memory per dtype.
 
     The engine reduces contiguous arrays as one without packing them. The arrays that a graph passes to a
     callback belong to the framework, so they must be copied in any case.
     """
+    if in_place:
+        return [HostOperand(array.reshape(-1), array.shape) for array in arrays]
     if len(arrays) == 1:
-        flat, shape = flat_copy(arrays[0])
-        return [flat], [shape]
+        return [HostOperand(*flat_copy(arrays[0]))]
     pairs = [flat_view(array) for array in arrays]
     buffers = {
         dtype: np.empty(sum(flat.size for flat, _ in pairs if flat.dtype == dtype), dtype)
         for dtype in {flat.dtype for flat, _ in pairs}
     }
     filled = dict.fromkeys(buffers, 0)
-    flats = []
-    for flat, _ in pairs:
+    operands: List[Operand] = []
+    for flat, shape in pairs:
         start = filled[flat.dtype]
         filled[flat.dtype] = stop = start + flat.size
         target = buffers[flat.dtype][start:stop]
         target[:] = flat
-        flats.append(target)
-    return flats, [shape for _, shape in pairs]
-
-
-def _flat(arrays: Sequence[Array]) -> Tuple[List[Array], List[Shape]]:
-    """The memory of contiguous arrays as flat ones, and the shapes."""
-    return [array.reshape(-1) for array in arrays], [array.shape for array in arrays]
+        operands.append(HostOperand(target, shape))
+    return operands

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .. import api
-from .._adapter.arguments import scattered_reduction
 from .._adapter.compression import Compression
 from .._adapter.graph_callbacks import Operation
 from .._adapter.reduction import Reduction
+from .._adapter.tree_collectives import TreeCollectives
 from ..calls import async_calls
 from ..calls.process_set import ProcessSet, global_process_set, size_of
 from ..collective.call_sites import look_through, this_site
 from ..collective.rows import row_counts
 from ..docstrings import documented
 from ..errors import ConfigError, NotOfferedError
-from ..ops import ReduceOp, op_of
+from ..ops import ReduceOp
 from . import started
 from .eager import from_host, to_host
 from .host_call import HostCall, rows_of
@@ -47,11 +47,7 @@ def allreduce(
         {jax_tree}
         {op}
         {jax_name}
-        {compression}
-        {prescale_factor}
-        {postscale_factor}
-        {process_set}
-        {weight}
+        {tree_options}
 
     Returns:
         a new tree of the input's structure, shapes and dtypes, bit-identical on all ranks. With Average and
@@ -61,16 +57,9 @@ def allreduce(
         UnsupportedDtypeError: the op does not support the dtype.
         {jax_errors}
     """
-    how = Reduction(
-        _op(op), float(prescale_factor), float(postscale_factor), process_set, compression=compression
+    return _trees.allreduce(
+        tree, op, name, compression, prescale_factor, postscale_factor, process_set, weights_of(weight)
     )
-    leaves, structure = _arrays(tree)
-    if not leaves:
-        return tree
-    how, sent, restore = how.prepared(leaves)
-    weights = weights_of(weight)
-    operation = Operation("allreduce", how, name, len(sent) + len(weights), has_weight=bool(weights))
-    return jax.tree_util.tree_unflatten(structure, restore(bind(operation, [*sent, *weights])))
 
 
 @documented
@@ -114,8 +103,7 @@ def allgather(tree: Any, name: Optional[str] = None, process_set: ProcessSet = g
     Args:
         tree: a pytree of arrays with at least one dimension. In compiled programs all shapes are equal on all
             ranks; elsewhere the first dimensions may differ.
-        {jax_name}
-        {process_set}
+        {jax_matching}
 
     Returns:
         a new tree, the same on all ranks. It is differentiable where shapes are equal; the gradient is this
@@ -125,8 +113,7 @@ def allgather(tree: Any, name: Optional[str] = None, process_set: ProcessSet = g
         ShapeError: an array has no dimensions.
         {jax_errors}
     """
-    how = Reduction(process_set=process_set)
-    return _on_leaves(tree, lambda count: Operation("allgather", how, name, count))
+    return _trees.allgather(tree, name, process_set)
 
 
 @documented
@@ -138,8 +125,7 @@ def broadcast(
     Args:
         {jax_tree}
         {root_rank}
-        {jax_name}
-        {process_set}
+        {jax_matching}
 
     Returns:
         a new tree with the root's values. It is differentiable; the root gets the averaged gradients, all
@@ -148,8 +134,7 @@ def broadcast(
     Raises:
         {jax_errors}
     """
-    how = Reduction(process_set=process_set)
-    return _on_leaves(tree, lambda count: Operation("broadcast", how, name, count, root_rank))
+    return _trees.broadcast(tree, root_rank, name, process_set)
 
 
 @documented
@@ -169,10 +154,8 @@ def reducescatter(
         tree: a pytree of arrays with at least one dimension, of the same structure, shapes and dtypes on all
             ranks.
         {scatter_op}
-        {jax_name}
-        {process_set}
-        {prescale_factor}
-        {postscale_factor}
+        {jax_matching}
+        {scale}
 
     Returns:
         a new tree with this rank's rows. With Average and Sum it is differentiable.
@@ -182,9 +165,7 @@ def reducescatter(
         ShapeError: an array has no dimensions.
         {jax_errors}
     """
-    chosen = scattered_reduction(_op(op))
-    how = Reduction(chosen, float(prescale_factor), float(postscale_factor), process_set)
-    return _on_leaves(tree, lambda count: Operation("reducescatter", how, name, count))
+    return _trees.reducescatter(tree, op, name, process_set, prescale_factor, postscale_factor)
 
 
 @documented
@@ -200,8 +181,7 @@ def alltoall(
         x: an array with at least one dimension.
         {splits}
             Only outside of compiled programs, where shapes may depend on other ranks.
-        {jax_name}
-        {process_set}
+        {jax_matching}
 
     Returns:
         the received rows in rank order; with ``splits`` a pair of them and their numbers by rank (int32).
@@ -273,16 +253,9 @@ def is_tracing() -> bool:
     return isinstance(jnp.add(0, 0), jax.core.Tracer)
 
 
-def _op(op: Optional[Any]) -> ReduceOp:
-    return ReduceOp.AVERAGE if op is None else op_of(op)
-
-
-def _arrays(tree: Any) -> Any:
+def _leaves(tree: Any) -> Tuple[List[Any], Callable[[Sequence[Any]], Any]]:
     leaves, structure = jax.tree_util.tree_flatten(tree)
-    return [jnp.asarray(leaf) for leaf in leaves], structure
+    return [jnp.asarray(leaf) for leaf in leaves], structure.unflatten
 
 
-def _on_leaves(tree: Any, operation: Any) -> Any:
-    leaves, structure = _arrays(tree)
-    results: List[Any] = bind(operation(len(leaves)), leaves) if leaves else []
-    return jax.tree_util.tree_unflatten(structure, results)
+_trees = TreeCollectives(_leaves, bind)

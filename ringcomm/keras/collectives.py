@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Optional
+from operator import itemgetter
+from typing import Any, Iterable, List, Optional, Sequence
 
 import keras
 import numpy as np
@@ -12,9 +13,10 @@ from .._adapter.arguments import reduction
 from .._adapter.compression import NoneCompressor, compressor_of, is_elementwise
 from .._adapter.graph_callbacks import Batch, Operation
 from .._adapter.reduction import Reduction
+from .._adapter.tree_collectives import TreeCollectives
 from ..calls.process_set import ProcessSet, global_process_set, size_of
 from ..docstrings import documented
-from ..ops import ReduceOp, op_of, weight_of
+from ..ops import ReduceOp, weight_of
 
 
 @documented
@@ -35,8 +37,7 @@ def allreduce(
         value: a number, an array or a tensor, of the same shape and dtype on all ranks.
         {name}
         {tf_average}
-        {prescale_factor}
-        {postscale_factor}
+        {scale}
         {op}
         {compression}
         {process_set}
@@ -62,9 +63,10 @@ def allreduce(
     inputs, weighted = 1 + len(weights), bool(weights)
     operation = Operation("allreduce", how, name, inputs, has_weight=weighted)
     if executed:
-        return _run(operation, value, *weights)
+        return _run(operation, [value, *weights])[0]
     compressed, context = compressor.compress(as_array(value))
-    result: np.ndarray[Any, Any] = compressor.decompress(_run(operation, compressed, *weights), context)
+    (received,) = _run(operation, [compressed, *weights])
+    result: np.ndarray[Any, Any] = compressor.decompress(received, context)
     return result
 
 
@@ -92,13 +94,16 @@ def reducescatter(
         a new NumPy array of the value's dtype with this rank's rows.
 
     Raises:
+        NotOfferedError: the op is Adasum.
         ShapeError: the value has no dimensions.
-        UnsupportedDtypeError: the op is Adasum, or the dtype cannot be reduced.
+        UnsupportedDtypeError: the dtype cannot be reduced.
         MismatchError: shapes, dtypes or ops differ between ranks.
         PeerLostError: a rank was lost.
     """
-    how = Reduction(op_of(op), prescale_factor, postscale_factor, process_set)
-    return _run(Operation("reducescatter", how, name), value)
+    reduced: np.ndarray[Any, Any] = _values.reducescatter(
+        value, op, name, process_set, prescale_factor, postscale_factor
+    )
+    return reduced
 
 
 @documented
@@ -110,8 +115,7 @@ def allgather(
     Args:
         value: an array or a tensor with at least one dimension. The first dimension may differ between ranks;
             all other dimensions and the dtype may not.
-        {name}
-        {process_set}
+        {matching}
 
     Returns:
         a new NumPy array, the same on all ranks.
@@ -121,7 +125,8 @@ def allgather(
         MismatchError: dtypes or other dimensions than the first differ between ranks.
         PeerLostError: a rank was lost.
     """
-    return _run(Operation("allgather", Reduction(process_set=process_set), name), value)
+    gathered: np.ndarray[Any, Any] = _values.allgather(value, name, process_set)
+    return gathered
 
 
 @documented
@@ -134,8 +139,7 @@ def broadcast(
         value: a number, an array or a tensor, of the same shape and dtype on all ranks; only the root's
             content is used.
         {root_rank}
-        {name}
-        {process_set}
+        {matching}
 
     Returns:
         a new NumPy array with the root's content.
@@ -144,8 +148,8 @@ def broadcast(
         MismatchError: shapes, dtypes or roots differ between ranks.
         PeerLostError: a rank was lost.
     """
-    how = Reduction(process_set=process_set)
-    return _run(Operation("broadcast", how, name, root_rank=root_rank), value)
+    sent: np.ndarray[Any, Any] = _values.broadcast(value, root_rank, name, process_set)
+    return sent
 
 
 @documented
@@ -158,8 +162,7 @@ def alltoall(
         value: an array or a tensor with at least one dimension. The first dimension may differ between ranks;
             all other dimensions and the dtype may not.
         splits: the number of rows for each rank, in rank order; None: the same for every rank.
-        {name}
-        {process_set}
+        {matching}
 
     Returns:
         a new NumPy array of the received rows in rank order; with ``splits`` a pair of it and the number of
@@ -171,15 +174,8 @@ def alltoall(
         MismatchError: dtypes or other dimensions than the first differ between ranks.
         PeerLostError: a rank was lost.
     """
-    operation = Operation("alltoall", Reduction(process_set=process_set), name, inputs=2)
-    counts = np.zeros(0, np.int32) if splits is None else splits
-    rows, received = Batch([operation]).run([as_array(value), as_array(counts)])
-    return rows if splits is None else (rows, received)
-
-
-def _run(operation: Operation, *values: Any) -> np.ndarray[Any, Any]:
-    (result,) = Batch([operation]).run([as_array(value) for value in values])
-    return result
+    counts = None if splits is None else as_array(splits)
+    return _values.alltoall(value, counts, name, process_set)
 
 
 def as_array(value: Any) -> np.ndarray[Any, Any]:
@@ -187,6 +183,13 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
     if keras.ops.is_tensor(value) or isinstance(value, keras.Variable):
         value = keras.ops.convert_to_numpy(value)
     return np.asarray(value)
+
+
+def _run(operation: Operation, values: Sequence[Any]) -> List[np.ndarray[Any, Any]]:
+    return Batch([operation]).run([as_array(value) for value in values])
+
+
+_values = TreeCollectives(lambda value: ([as_array(value)], itemgetter(0)), _run)
 
 
 @documented
@@ -209,8 +212,7 @@ def broadcast_variables(
     if not listed or size_of(process_set) == 1:
         return
     how = Reduction(process_set=process_set)
-    operation = Operation("broadcast", how, None, len(listed), root_rank)
-    results = Batch([operation]).run([as_array(variable) for variable in listed])
+    results = _run(Operation("broadcast", how, None, len(listed), root_rank), listed)
     if api.rank() != root_rank:
         for variable, result in zip(listed, results):
             variable.assign(result)

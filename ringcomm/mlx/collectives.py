@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from functools import partial
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import mlx.core as mx
 import numpy as np
 
-from .._adapter.arguments import scattered_reduction
 from .._adapter.compression import Compression
 from .._adapter.graph_callbacks import Batch, Operation
-from .._adapter.reduction import Reduction
+from .._adapter.tree_collectives import TreeCollectives
 from .._adapter.trees import put_together, take_apart
-from ..calls.process_set import ProcessSet, global_process_set, size_of
-from ..collective.rows import row_counts
+from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
 from ..errors import ConfigError
-from ..ops import ReduceOp, op_of
+from ..ops import ReduceOp
 from .arrays import Blocks, from_host, to_host
 
 
@@ -39,11 +38,7 @@ def allreduce(
         {mlx_tree}
         {op}
         {name}
-        {compression}
-        {prescale_factor}
-        {postscale_factor}
-        {process_set}
-        {weight}
+        {tree_options}
 
     Returns:
         a new tree of the input's structure, shapes and dtypes, bit-identical on all ranks. With Average and
@@ -52,48 +47,10 @@ def allreduce(
     Raises:
         {mlx_errors}
     """
-    how = Reduction(
-        ReduceOp.AVERAGE if op is None else op_of(op), float(prescale_factor), float(postscale_factor),
-        process_set, compression=compression,
-    )  # fmt: skip
-    structure, arrays = _leaves(tree)
-    if not arrays:
-        return tree
-    reduce = _with_gradient(how, name) if how.adds and weight is None else _reducing(how, name, weight)
-    return put_together(structure, reduce(*arrays))
-
-
-def _reducing(how: Reduction, name: Optional[str], weight: Optional[float]) -> Callable[..., List[mx.array]]:
-    def reduce(*arrays: mx.array) -> List[mx.array]:
-        executed, sent, restore = how.prepared(arrays)
-        inputs = len(sent) + (weight is not None)
-        operation = Operation("allreduce", executed, name, inputs, has_weight=weight is not None)
-        return restore(overwritten(operation, sent, weight))
-
-    return reduce
-
-
-def _with_gradient(how: Reduction, name: Optional[str]) -> Callable[..., List[mx.array]]:
-    forward = mx.custom_function(_reducing(how, name, None))
-
-    @forward.vjp
-    def backward(primals: Any, cotangents: Any, outputs: Any) -> List[mx.array]:
-        del primals, outputs
-        return _reducing(how, name and f"{name}.gradient", None)(*cotangents)
-
-    reduce: Callable[..., List[mx.array]] = forward
-    return reduce
-
-
-def overwritten(operation: Operation, arrays: Sequence[mx.array], weight: Optional[float]) -> List[mx.array]:
-    """Execute an operation whose results have the shapes of its inputs; returns new arrays."""
-    by_dtype: Dict[Any, List[int]] = {}
-    for index, array in enumerate(arrays):
-        by_dtype.setdefault(str(array.dtype), []).append(index)
-    blocks = Blocks(arrays, list(by_dtype.values()))
-    views = [*blocks.views(), *([weight] if weight is not None else [])]
-    Batch([operation]).overwrite(views)
-    return blocks.results()
+    weights = [] if weight is None else [weight]
+    return _trees.allreduce(
+        tree, op, name, compression, prescale_factor, postscale_factor, process_set, weights
+    )
 
 
 @documented
@@ -102,8 +59,7 @@ def allgather(tree: Any, name: Optional[str] = None, process_set: ProcessSet = g
 
     Args:
         tree: a tree of arrays with at least one dimension, the first of which may differ between ranks.
-        {name}
-        {process_set}
+        {matching}
 
     Returns:
         a new tree, the same on all ranks.
@@ -112,7 +68,7 @@ def allgather(tree: Any, name: Optional[str] = None, process_set: ProcessSet = g
         ShapeError: an array has no dimensions.
         {mlx_errors}
     """
-    return _rows("allgather", tree, name, Reduction(process_set=process_set))
+    return _trees.allgather(tree, name, process_set)
 
 
 @documented
@@ -124,8 +80,7 @@ def broadcast(
     Args:
         {mlx_tree}
         {root_rank}
-        {name}
-        {process_set}
+        {matching}
 
     Returns:
         a new tree with the root's values.
@@ -133,11 +88,7 @@ def broadcast(
     Raises:
         {mlx_errors}
     """
-    structure, arrays = _leaves(tree)
-    if not arrays:
-        return tree
-    operation = Operation("broadcast", Reduction(process_set=process_set), name, len(arrays), root_rank)
-    return put_together(structure, overwritten(operation, arrays, None))
+    return _trees.broadcast(tree, root_rank, name, process_set)
 
 
 @documented
@@ -157,10 +108,8 @@ def reducescatter(
         tree: a tree of arrays with at least one dimension, of the same structure, shapes and dtypes on all
             ranks.
         {scatter_op}
-        {name}
-        {process_set}
-        {prescale_factor}
-        {postscale_factor}
+        {matching}
+        {scale}
 
     Returns:
         a new tree with this rank's rows.
@@ -170,9 +119,7 @@ def reducescatter(
         ShapeError: an array has no dimensions.
         {mlx_errors}
     """
-    chosen = scattered_reduction(ReduceOp.AVERAGE if op is None else op)
-    how = Reduction(chosen, float(prescale_factor), float(postscale_factor), process_set)
-    return _rows("reducescatter", tree, name, how)
+    return _trees.reducescatter(tree, op, name, process_set, prescale_factor, postscale_factor)
 
 
 @documented
@@ -187,8 +134,7 @@ def alltoall(
     Args:
         x: an array with at least one dimension.
         {splits}
-        {name}
-        {process_set}
+        {matching}
 
     Returns:
         the received rows in rank order; with ``splits`` a pair of them and their numbers by rank (int32).
@@ -198,27 +144,12 @@ def alltoall(
         ShapeError: the array has no dimensions.
         {mlx_errors}
     """
-    _, (array,) = _leaves(x)
-    counts = None if splits is None else np.asarray(splits).tolist()
-    if array.ndim:
-        row_counts(array.shape[0], counts, size_of(process_set))
-    operation = Operation("alltoall", Reduction(process_set=process_set), name, 2)
-    received, numbers = map(from_host, Batch([operation]).run([to_host(array), counts or []]))
-    return received if splits is None else (received, numbers)
+    return _trees.alltoall(x, splits, name, process_set)
 
 
-def _rows(kind: str, tree: Any, name: Optional[str], how: Reduction) -> Any:
-    structure, arrays = _leaves(tree)
-    if not arrays:
-        return tree
-    found = Batch([Operation(kind, how, name, len(arrays))]).run([to_host(array) for array in arrays])
-    return put_together(structure, [from_host(array) for array in found])
-
-
-def _leaves(tree: Any) -> Any:
-    """The structure of a tree, and its leaves as MLX arrays."""
+def _leaves(tree: Any) -> Tuple[List[mx.array], Callable[[Sequence[Any]], Any]]:
     structure, leaves = take_apart(tree, lambda node: not isinstance(node, (dict, list, tuple, type(None))))
-    return structure, [_array(leaf) for leaf in leaves]
+    return [_array(leaf) for leaf in leaves], partial(put_together, structure)
 
 
 def _array(leaf: Any) -> mx.array:
@@ -229,3 +160,39 @@ def _array(leaf: Any) -> mx.array:
             f"Collectives work on trees of MLX arrays and numbers, not on a {type(leaf).__name__}."
         )
     return leaf if isinstance(leaf, mx.array) else mx.array(leaf)
+
+
+def _execute(operation: Operation, given: List[Any]) -> Sequence[mx.array]:
+    if operation.kind == "allreduce" and operation.how.adds and not operation.has_weight:
+        return _with_gradient(operation, given)
+    if operation.keeps_shapes:
+        return _overwritten(operation, given)
+    inputs = [to_host(item) if isinstance(item, mx.array) else item for item in given]
+    return [from_host(array) for array in Batch([operation]).run(inputs)]
+
+
+def _with_gradient(operation: Operation, given: List[Any]) -> Sequence[mx.array]:
+    forward = mx.custom_function(lambda *arrays: _overwritten(operation, arrays))
+    name = operation.name and f"{operation.name}.gradient"
+
+    @forward.vjp
+    def backward(primals: Any, cotangents: Any, outputs: Any) -> List[mx.array]:
+        del primals, outputs
+        return _overwritten(operation._replace(name=name), cotangents)
+
+    reduced: Sequence[mx.array] = forward(*given)
+    return reduced
+
+
+def _overwritten(operation: Operation, given: Sequence[Any]) -> List[mx.array]:
+    """Execute an operation whose results have the shapes of its inputs; returns new arrays."""
+    arrays, weights = (given[:-1], given[-1:]) if operation.has_weight else (given, [])
+    by_dtype: Dict[Any, List[int]] = {}
+    for index, array in enumerate(arrays):
+        by_dtype.setdefault(str(array.dtype), []).append(index)
+    blocks = Blocks(arrays, list(by_dtype.values()))
+    Batch([operation]).overwrite([*blocks.views(), *weights])
+    return blocks.results()
+
+
+_trees = TreeCollectives(_leaves, _execute)
