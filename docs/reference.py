@@ -21,7 +21,7 @@ GROUPS: Dict[str, str] = {
     "grouped_allreduce_async_ grouped_allgather_async grouped_reducescatter_async Handle poll "
     "synchronize join",
     "Python objects": "broadcast_object allgather_object",
-    "Messages between two ranks": "send recv",
+    "Messages between two ranks": "send recv send_async recv_async",
     "Reductions": "Average Sum Min Max Product Adasum ReduceOp",
     "Process sets": "ProcessSet add_process_set remove_process_set global_process_set",
     "Machines of unequal speed": "balanced advise Advice predict Prediction count_step",

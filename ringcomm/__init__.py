@@ -108,7 +108,7 @@ if _typing.TYPE_CHECKING:
         grouped_reducescatter,
         grouped_reducescatter_async,
     )
-    from .calls.messages import recv, send
+    from .calls.messages import recv, recv_async, send, send_async
     from .scaling.prediction import Prediction, predict
 
 __all__ = [
@@ -198,12 +198,14 @@ __all__ = [
     "predict",
     "rank",
     "recv",
+    "recv_async",
     "reducescatter",
     "reducescatter_",
     "reducescatter_async",
     "remove_process_set",
     "run",
     "send",
+    "send_async",
     "shutdown",
     "size",
     "start_timeline",
@@ -230,7 +232,9 @@ _LATER = {
     "predict": "scaling.prediction",
     "Prediction": "scaling.prediction",
     "recv": "calls.messages",
+    "recv_async": "calls.messages",
     "send": "calls.messages",
+    "send_async": "calls.messages",
 }
 """Names that few programs use, by the module that defines each: it is imported with the first use."""
 
@@ -268,9 +272,9 @@ _OTHER_NAMES = {
     "get_rank": "rc.rank()",
     "get_world_size": "rc.size()",
     "init_process_group": "rc.init()",
-    "irecv": "rc.recv(array, source)",
+    "irecv": "rc.recv_async(array, source)",
     "is_available": "rc.is_initialized()",
-    "isend": "rc.send(array, dest)",
+    "isend": "rc.send_async(array, dest)",
     "new_group": "rc.add_process_set([ranks])",
     "reduce": "rc.allreduce(array, op=rc.Sum), on all ranks,",
     "reduce_scatter": "rc.reducescatter(array)",

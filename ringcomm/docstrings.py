@@ -57,6 +57,12 @@ compression: how gradients are sent: ``Compression.none`` (the default: unchange
     (an eighth) or ``PowerSGD(rank=4)`` (less). The last three apply to matrices, the other gradients are
     sent as bfloat16; what they lose of a gradient is added to the next one. A name such as ``"int8"`` does
     as well.""",
+    "message": """tag: distinguishes messages between the same two ranks.
+name: optional; appears in errors, and is the same on both ranks.
+process_set: a set that both ranks belong to; messages of two sets are never taken for each other.""",
+    "message_errors": """ConfigError: there is no such rank in the set, or it is this one.
+DuplicateNameError: this rank is exchanging a message with that rank and tag already.
+MismatchError: the other rank passes another shape or element type.""",
     "codec": """\
 compression: the codec for float32 and float64 on the network: None (the default: unchanged), ``"bf16"`` or
     ``"fp16"`` (half the bytes of float32), ``"int8"`` (a quarter: blocks of 256 elements with one scale,
@@ -178,10 +184,6 @@ UnknownProcessSetError: the process set is not registered, or this rank is not a
 NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
 MismatchError: ranks disagree about the call; no data have been changed.
 PeerLostError: a rank ended, or is silent for too long; what is overwritten holds intermediate results.""",
-    "set_errors": """\
-UnknownProcessSetError: the process set is not registered, or this rank is not a member of it.
-NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
-PeerLostError: a rank ended, or is silent for too long.""",
     # PyTorch
     "torch_optimizer_op": """\
 op: ``Average`` (the default), ``Sum``, ``Min``, ``Max`` or ``Product`` of the gradients; or ``Adasum``: then
@@ -226,8 +228,7 @@ AssertionError: (from ``backward()``) there were more passes than ``backward_pas
     operation; 0: groups of up to 8 MiB.""",
     # Keras
     "keras_saved": """filepath: path of the saved model.
-custom_optimizers: the user's optimizer classes that the file
-    names.
+custom_optimizers: the user's optimizer classes that the file names.
 custom_objects: other classes and functions that the file names, by name.""",
     "keras_legacy_opts": """legacy_opts: no effect; accepted because Horovod's function has it.""",
     "keras_steps_per_epoch": """steps_per_epoch: number of batches per epoch; None: the number that Keras
@@ -250,6 +251,8 @@ def _fill(names: str) -> str:
 
 
 SHARED["scale"] = _fill("prescale_factor postscale_factor")
+SHARED["set_errors"] = SHARED["direct_errors"] + "\nPeerLostError: a rank ended, or is silent for too long."
+SHARED["message_errors"] += "\n" + SHARED["set_errors"]
 SHARED["reduction"] = _fill("op scale")
 SHARED["scatter_reduction"] = _fill("scatter_op scale")
 SHARED["matching"] = _fill("name process_set")
@@ -285,8 +288,7 @@ def _method(args: str, returns: str, raises: str) -> str:
 _NOT_AN_ARRAY = "Misuse: it is not a NumPy array, or it is read-only.\n"
 _NO_ROWS = "Misuse: the array has no first dimension.\n"
 _NO_ROOT = "Misuse: ``root_rank`` is not a rank of the job.\n"
-_ERRORS = SHARED["collective_errors"]
-_RANK_ERRORS = SHARED["rank_errors"]
+_ERRORS, _RANK_ERRORS = SHARED["collective_errors"], SHARED["rank_errors"]
 _PICKLE = "Misuse: (on every rank) an object cannot be pickled.\n"
 _PICKLE += "ProtocolError: the received bytes do not have the sending rank's signature.\n"
 
@@ -374,12 +376,8 @@ def compose(text: str) -> str:
     Raises:
         KeyError: a placeholder is not in :data:`SHARED`.
 
-    >>> SHARED["example"] = "example: one line,\\n    and another."
-    >>> print(compose("Args:\\n    {example}"))
-    Args:
-        example: one line,
-            and another.
-    >>> del SHARED["example"]
+    >>> compose("Args:\\n    {keras_logs}")
+    'Args:\\n    logs: metrics by name.'
     """
 
     def shared(found: re.Match[str]) -> str:

@@ -42,17 +42,26 @@ class ProcessSets:
                 "add_process_set() on every rank first."
             ) from None
 
-    def pair(self, peer: int) -> int:
+    def pair(self, peer: int, within: int = GLOBAL_SET) -> int:
         """Return the number of the set of this rank and one other, for a message between the two.
 
         Pairs need not be registered: they have negative numbers, from which every rank computes the members.
 
+        Args:
+            peer: the other rank.
+            within: the number of a set that both belong to.
+
         Raises:
-            ConfigError: there is no such rank, or it is this one.
+            ConfigError: there is no such rank in it, or it is this one.
+            UnknownProcessSetError: this rank does not belong to it, or there is no such set.
         """
-        if not 0 <= peer < self._size or peer == self._rank:
+        members = self.check_member(within)
+        if peer not in members or peer == self._rank:
+            others = f"from 0 to {self._size - 1}"
+            if within != GLOBAL_SET:
+                others = f"{', '.join(map(str, members))} of process set {within}"
             raise ConfigError(
-                f"Rank {self._rank} can exchange messages with the other ranks from 0 to {self._size - 1}, "
+                f"Rank {self._rank} can exchange messages with the other ranks {others}, "
                 f"not with rank {peer}."
             )
         return -1 - (min(self._rank, peer) * self._size + max(self._rank, peer))

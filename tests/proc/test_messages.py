@@ -68,6 +68,69 @@ def test_messages() -> None:
         assert code == 0 and "passed" in output, output
 
 
+ASYNC = """
+import numpy as np
+import ringcomm as rc
+
+rc.init()
+rank, size = rc.rank(), rc.size()
+own, ends = rc.global_process_set, rc.add_process_set([0, 2])
+
+# All to all, in both directions at once, without threads; the sent arrays may change at once.
+parts = [np.full(3, 10.0 * rank + peer) for peer in range(size)]
+others = [peer for peer in range(size) if peer != rank]
+sends = [rc.send_async(parts[peer], peer, tag=1) for peer in others]
+for part in parts:
+    part[:] = -1
+places = [np.empty(3) for _ in others]
+receives = [rc.recv_async(place, peer, tag=1) for place, peer in zip(places, reversed(others))]
+for place, peer, handle in zip(places, reversed(others), receives):
+    assert handle.wait() is place and (place == 10.0 * peer + rank).all()
+for handle in sends:
+    handle.wait()
+
+# The same two ranks and tag, in and outside of a set and with a name: none is taken for another one.
+if rank == 0:
+    handles = [
+        rc.send_async([1.0], 2), rc.send_async([2.0], 2, process_set=ends),
+        rc.send_async([3.0], 2, name="third"),
+    ]
+    for handle in handles:
+        rc.synchronize(handle)
+elif rank == 2:
+    assert rc.recv(np.empty(1), 0, name="third")[0] == 3.0
+    assert rc.recv(np.empty(1), 0, process_set=ends)[0] == 2.0
+    assert rc.recv(np.empty(1), 0, process_set=own)[0] == 1.0
+
+def refused(kind, call):
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    raise AssertionError(kind)
+
+if rank == 0:
+    text = refused(rc.ConfigError, lambda: rc.send([1.0], 1, process_set=ends))
+    assert "other ranks 0, 2 of process set 1, not with rank 1" in text, text
+    refused(rc.Misuse, lambda: rc.recv_async([1.0], 2))
+    first = rc.send_async([1.0], 2, tag=5)
+    text = refused(rc.DuplicateNameError, lambda: rc.send_async([1.0], 2, tag=5))
+    assert "tag 5" in text, text
+    first.wait()
+elif rank == 1:
+    refused(rc.UnknownProcessSetError, lambda: rc.send([1.0], 0, process_set=ends))
+else:
+    rc.recv(np.empty(1), 0, tag=5)
+rc.barrier()
+print("passed")
+"""
+
+
+def test_messages_in_the_background_in_sets_and_with_names() -> None:
+    for code, output in run_plain(ASYNC, 3):
+        assert code == 0 and "passed" in output, output
+
+
 CROSSED = """
 import numpy as np
 import ringcomm as rc

@@ -150,6 +150,13 @@ class TestProcessSets:
         with pytest.raises(ConfigError, match=f"other ranks from 0 to 3, not with rank {peer}"):
             ProcessSets(1, 4).pair(peer)
 
+    def test_a_rank_outside_of_the_set_of_a_message(self):
+        sets = ProcessSets(1, 4)
+        number = sets.apply(sets.change("add", [1, 2]))
+        assert sets.pair(2, number) == sets.pair(2)
+        with pytest.raises(ConfigError, match=f"other ranks 1, 2 of process set {number}, not with rank 3"):
+            sets.pair(3, number)
+
     def test_a_number_of_no_pair(self):
         for number in (-1, -6, -100):  # ranks 0 and 0, 1 and 1, 24 and 3
             with pytest.raises(UnknownProcessSetError, match="does not exist"):
