@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, Optional, Union
 
 import numpy as np
 
-from ..calls.process_set import ProcessSet, global_process_set, size_of
+from .. import api
 from ..errors import ConfigError
 from .graph_callbacks import Batch, Operation
 from .reduction import Reduction
@@ -81,21 +81,17 @@ def warmup(size: int, warmup_epochs: float) -> Callable[[float], float]:
     return multiplier
 
 
-def averaged(
-    logs: Dict[str, Any], process_set: ProcessSet = global_process_set, samples: Optional[int] = None
-) -> Dict[str, float]:
+def averaged(logs: Dict[str, Any], samples: Optional[int] = None) -> Dict[str, float]:
     """The averages over all ranks of those metrics that are numbers.
 
     Args:
         logs: metrics by name.
-        process_set: the ranks that take part.
         samples: number of samples that this rank has trained on: the weight of its metrics, except those of
             validation (``val_...``). None on all ranks: metrics have no weights.
     """
     names = sorted(name for name, value in logs.items() if np.ndim(value) == 0 and _is_number(value))
-    if not names or size_of(process_set) == 1:
+    if not names or api.context().size == 1:
         return {name: float(logs[name]) for name in names}
-    how = Reduction(process_set=process_set)
     weighted = [name for name in names if samples is not None and not name.startswith("val_")]
     operations, inputs, order = [], [], []
     for part in (weighted, [name for name in names if name not in weighted]):
@@ -104,7 +100,7 @@ def averaged(
         # The operation's name contains the metrics' names: ranks with different metrics get an error.
         label = f"metrics: {', '.join(part)}"
         has_weight = part is weighted
-        operations.append(Operation("allreduce", how, label, 1 + has_weight, has_weight=has_weight))
+        operations.append(Operation("allreduce", Reduction(), label, 1 + has_weight, has_weight=has_weight))
         inputs.append(np.array([float(logs[name]) for name in part], np.float64))
         if has_weight:
             inputs.append(np.float64(samples))

@@ -69,51 +69,27 @@ def choose_all_reduce(
     return "doubling" if length_bytes <= DOUBLING_MAX_BYTES else "ring"
 
 
-def choose_reduce_scatter(size: int, *, needs_single_fold: bool, override: str | None = None) -> str:
+def choose_reduce_scatter(size: int, *, needs_single_fold: bool) -> str:
     """Name the reduce-scatter.
 
     Args:
         size: number of ranks.
         needs_single_fold: as for :func:`choose_all_reduce`; only "direct" serves it.
-        override: the name that the user has chosen, if any.
-
-    Raises:
-        ConfigError: there is no algorithm of the override's name.
     """
-    if override is not None:
-        algorithm("reducescatter", override)
-    if needs_single_fold:
-        return "direct"
-    return override or ("direct" if size <= direct.MAX_RANKS else "ring")
+    return "direct" if needs_single_fold or size <= direct.MAX_RANKS else "ring"
 
 
-def choose_all_gather(size: int, *, override: str | None = None) -> str:
-    """Name the all-gather.
-
-    Args:
-        size: number of ranks.
-        override: the name that the user has chosen, if any.
-
-    Raises:
-        ConfigError: there is no algorithm of the override's name.
-    """
-    if override is not None:
-        algorithm("allgather", override)
-    return override or ("direct" if size <= direct.MAX_RANKS else "ring")
+def choose_all_gather(size: int) -> str:
+    """Name the all-gather of so many ranks."""
+    return "direct" if size <= direct.MAX_RANKS else "ring"
 
 
-def choose_broadcast(size: int, count: int, item_bytes: int, *, override: str | None = None) -> str:
+def choose_broadcast(size: int, count: int, item_bytes: int) -> str:
     """Name the broadcast.
 
     Args:
         size: number of ranks.
         count: number of elements.
         item_bytes: bytes per element.
-        override: the name that the user has chosen, if any.
-
-    Raises:
-        ConfigError: there is no algorithm of the override's name.
     """
-    if override is not None:
-        return algorithm("broadcast", override).name
     return "tree" if size <= 2 or count * item_bytes <= TREE_MAX_BYTES else "chain"

@@ -62,19 +62,10 @@ NOTHING = "nothing"
 """In place of the output of a program that has printed none."""
 
 
-def last_lines(text: str, count: int = 2, limit: int = 400) -> str:
-    """The last lines of a program's output, joined into one line for a message.
-
-    Args:
-        text: the output.
-        count: number of lines.
-        limit: maximum number of characters.
-
-    Returns:
-        The line without a final full stop, or :data:`NOTHING`.
-    """
+def last_lines(text: str) -> str:
+    """Return the last two lines of an output as one for a message, without a full stop; or NOTHING."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return "; ".join(lines[-count:])[-limit:].rstrip(".") or NOTHING
+    return "; ".join(lines[-2:])[-400:].rstrip(".") or NOTHING
 
 
 class CommandReach:

@@ -48,11 +48,10 @@ def test_unknown_names_are_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match=f"'rign'; there are {known}"):
         choose.choose_all_reduce(4, 10, 4, needs_single_fold=False, override="rign")
     with pytest.raises(ConfigError, match="tree, chain"):
-        choose.choose_broadcast(4, 10, 4, override="ring")
-    with pytest.raises(ConfigError, match="direct, .*ring"):
-        choose.choose_reduce_scatter(4, needs_single_fold=True, override="tree")
-    with pytest.raises(ConfigError, match="direct, .*ring"):
-        choose.choose_all_gather(4, override="")
+        make("broadcast", "ring", 0, 4, 10)
+    for kind in ("reducescatter", "allgather"):
+        with pytest.raises(ConfigError, match="direct, .*ring"):
+            make(kind, "tree", 0, 4, 10)
     with pytest.raises(ConfigError, match="'x'"):
         make("allreduce", "x", 0, 2, 2)
 
@@ -62,16 +61,12 @@ def test_reduce_scatter_and_all_gather():
         assert choose.choose_reduce_scatter(size, needs_single_fold=False) == expected
         assert choose.choose_all_gather(size) == expected
     assert choose.choose_reduce_scatter(40, needs_single_fold=True) == "direct"
-    assert choose.choose_reduce_scatter(4, needs_single_fold=False, override="ring") == "ring"
-    assert choose.choose_reduce_scatter(4, needs_single_fold=True, override="ring") == "direct"
-    assert choose.choose_all_gather(4, override="ring") == "ring"
 
 
 def test_broadcast():
     assert choose.choose_broadcast(8, 64 * KIB, 1) == "tree"
     assert choose.choose_broadcast(8, 64 * KIB + 1, 1) == "chain"
     assert choose.choose_broadcast(2, 1 << 30, 1) == "tree"
-    assert choose.choose_broadcast(8, 1, 1, override="chain") == "chain"
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 16])
