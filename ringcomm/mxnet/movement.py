@@ -8,6 +8,7 @@ import mxnet as mx
 import numpy as np
 
 from .. import api
+from .._adapter.arguments import listed_splits
 from .._adapter.submit import start_allgather, start_alltoall, start_broadcast
 from ..calls.process_set import ProcessSet, global_process_set, number_of
 from ..collective.rows import row_counts
@@ -152,7 +153,7 @@ def alltoall(
     """
     operand = NDArrayOperand(dense(tensor, "alltoall"), rows=True)
     members = len(api.context().engine.sets.check_member(number_of(process_set)))
-    listed = _listed(splits)
+    listed = listed_splits(splits.asnumpy() if isinstance(splits, mx.nd.NDArray) else splits)
     try:
         counts = row_counts(operand.shape[0], listed, members) if operand.shape else [0] * members
     except ConfigError as problem:
@@ -163,15 +164,3 @@ def alltoall(
         lambda numbers: operand.deliver(np.asarray(numbers, np.int32)),
     ).wait()  # fmt: skip
     return rows if splits is None else (rows, received)
-
-
-def _listed(splits: Any) -> Optional[List[int]]:
-    if splits is None:
-        return None
-    numbers = splits.asnumpy() if isinstance(splits, mx.nd.NDArray) else np.asarray(splits)
-    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
-        raise ConfigError(
-            f"alltoall expects splits to contain 32-bit integer elements in one dimension, not {splits!r}."
-        )
-    listed: List[int] = numbers.tolist()
-    return listed

@@ -6,16 +6,16 @@ once (except with ``urgent``: then the caller waits). Functions with one overwri
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence
+from typing import Any, Optional, Sequence
 
 import torch
 
 from .. import api
+from .._adapter.arguments import listed_splits
 from .._adapter.submit import start_allgather, start_alltoall, start_broadcast
 from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
 from ..engine.request import Handle
-from ..errors import ConfigError
 from .tensors import operand_of
 
 
@@ -150,24 +150,10 @@ def alltoall_async(
     """
     operand = operand_of(tensor, "alltoall", rows=True, waits=urgent)
 
+    device = splits.device if isinstance(splits, torch.Tensor) else "cpu"
+    listed = listed_splits(splits.cpu() if isinstance(splits, torch.Tensor) else splits)
+
     def counted(received: Any) -> torch.Tensor:
-        counts = torch.from_numpy(received)
-        return counts.to(splits.device) if _is_tensor(splits) else counts
+        return torch.from_numpy(received).to(device)
 
-    return start_alltoall(operand, _listed(splits), name, process_set, urgent, counted)
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
-def _listed(splits: Any) -> Optional[List[int]]:
-    if splits is None:
-        return None
-    numbers = splits if _is_tensor(splits) else torch.as_tensor(splits)
-    if numbers.dim() != 1 or numbers.dtype not in (torch.int32, torch.int64, torch.int16, torch.uint8):
-        raise ConfigError(
-            f"alltoall expects splits to contain 32-bit integer elements in one dimension, not {splits!r}."
-        )
-    listed: List[int] = numbers.tolist()
-    return listed
+    return start_alltoall(operand, listed, name, process_set, urgent, counted)
