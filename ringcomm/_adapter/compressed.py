@@ -16,11 +16,11 @@ import numpy as np
 from .. import api
 from ..arrays.bridge import flat_copy
 from ..calls.process_set import number_of, rank_in, size_of
+from ..collective.rows import check_rows, even_layout
 from ..dtypes import Array
 from ..engine.request import Handle
-from ..errors import ConfigError, ShapeError
+from ..errors import ConfigError
 from ..ops import CODECS, ReduceOp
-from ..schedule.steps import even_bounds
 from .arguments import wire_name
 from .choice import AutoCompression
 from .compression import PowerSGD, codec_for
@@ -196,12 +196,11 @@ def start_coded_rows(
     Raises:
         ShapeError: an array has no first dimension.
     """
-    if not all(array.ndim for array in arrays):
-        raise ShapeError("reducescatter divides the first dimension, and a zero-dimensional array has none.")
+    shapes = tuple(array.shape for array in arrays)
+    check_rows("reducescatter", shapes)
     pending = start_coded(how, name, arrays, urgent)
-    rank, size = rank_in(how.process_set), size_of(how.process_set)
-    edges = [even_bounds(len(array), size)[rank : rank + 2] for array in arrays]
-    pending.rows = [slice(*edge) for edge in edges]
+    rank, layout = rank_in(how.process_set), even_layout(shapes, size_of(how.process_set))
+    pending.rows = [slice(*edges[rank : rank + 2]) for edges in layout.edges]
     return pending
 
 
