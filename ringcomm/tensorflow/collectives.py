@@ -189,7 +189,8 @@ def reducescatter(
 
     Raises:
         NotImplementedError: the tensor is ``tf.IndexedSlices``.
-        UnsupportedDtypeError: the op is Adasum, or the dtype cannot be reduced.
+        NotOfferedError: the op is Adasum.
+        UnsupportedDtypeError: the dtype cannot be reduced.
         ShapeError: the tensor has no dimensions.
         MismatchError: shapes, dtypes, ops or factors differ between ranks.
         PeerLostError: a rank was lost.
@@ -230,7 +231,8 @@ def grouped_reducescatter(
 
     Raises:
         NotImplementedError: one of them is ``tf.IndexedSlices``.
-        UnsupportedDtypeError: the op is Adasum, or the dtype cannot be reduced.
+        NotOfferedError: the op is Adasum.
+        UnsupportedDtypeError: the dtype cannot be reduced.
         ShapeError: one of them has no dimensions.
         MismatchError: shapes, dtypes, ops or factors differ between ranks.
         PeerLostError: a rank was lost.
