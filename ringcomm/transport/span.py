@@ -17,11 +17,11 @@ import numpy as np
 
 TIMED_BYTES = 16 * 1024
 """Shorter copies are not timed: reading the clock would take too large a part of them."""
-TIMED_PACKETS = 8
+TIMED_PACKETS = 4
 """Of packets, which are short, one of so many is timed: timing takes a microsecond."""
-WINDOW = 8
+WINDOW = 4
 """The shortest of so many copies decides: a process that lost its core in between does not."""
-SKIPPED_BYTES = 2 * 1024 * 1024
+SKIPPED_BYTES = 1024 * 1024
 """After a change the lines in the ring are in no cache yet, and writing them is cheap in either state."""
 STINT_BYTES = 512 * 1024 * 1024
 """After so many bytes through the whole ring its small part is tried again; that costs about 1 %."""
