@@ -60,8 +60,8 @@ def main() -> int:
         sizes = SIZES[:3] if args.quick else args.sizes
         starts = run(args.np, 1 if args.quick else args.starts, sizes, args.alternatives)
         if args.output is not None:
-            found = {"machine": machine.facts(), "starts": starts}
-            args.output.write_text(json.dumps(found, indent=1) + "\n")
+            each = ",\n".join(json.dumps(start) for start in starts)
+            args.output.write_text(f'{{"machine": {json.dumps(machine.facts())}, "starts": [\n{each}\n]}}\n')
     print(report(starts))
     return 0
 
@@ -83,7 +83,7 @@ def _arguments() -> argparse.Namespace:
 def run(
     ranks: Sequence[int], starts: int, sizes: Sequence[str], alternatives: Sequence[str]
 ) -> List[Dict[str, Any]]:
-    """All starts, with seconds: the median of each round's turn."""
+    """All starts, with seconds: for each name the median of its turns."""
     tasks = [*map(parse_bytes, sizes), GRADIENTS]
     found = []
     for number in range(starts):
@@ -92,9 +92,9 @@ def run(
             rows = measure(count, (DEFAULT, *alternatives), tasks, ROUNDS)
             after = cores.measure()
             times = {
-                row["task"]: {name: [float(f"{time:.4g}") for time in each]
-                              for name, each in row["times"].items()} for row in rows
-            }  # fmt: skip
+                row["task"]: {name: float(f"{median(each):.4g}") for name, each in row["times"].items()}
+                for row in rows
+            }
             looks = [None if look is None else look._asdict() for look in (before, after)]
             found.append({"ranks": count, "cores": looks, "times": times})
             took_s = time.monotonic() - began_s
@@ -111,21 +111,19 @@ def state_of(start: Dict[str, Any]) -> str:
 
 def lines(starts: Sequence[Dict[str, Any]]) -> Iterator[Line]:
     """What was found for each number of ranks, state and size."""
-    groups: Dict[Any, List[Dict[str, List[float]]]] = {}
+    groups: Dict[Any, List[Dict[str, float]]] = {}
     for start in starts:
         for task, times in start["times"].items():
             groups.setdefault((start["ranks"], state_of(start), task), []).append(times)
     for (ranks, state, task), found in sorted(groups.items(), key=lambda item: item[0][:2]):
         if state == CHANGED:
             continue
-        medians = {
-            name: median(median(times[name]) for times in found) for name in found[0] if name != DEFAULT
-        }
+        medians = {name: median(times[name] for times in found) for name in found[0]}
+        default_s = medians.pop(DEFAULT)
         best = min(medians, key=lambda name: medians[name])
-        # Ratios within a round: what disturbs one of them disturbs the other.
-        ratios = [median(mine / other for mine, other in zip(times[DEFAULT], times[best])) for times in found]
-        default_s = median(median(times[DEFAULT]) for times in found)
-        yield Line(ranks, state, task, default_s, best, medians[best], median(ratios), len(found))
+        # Ratios within a start: what slows one of them slows the other.
+        share = median(times[DEFAULT] / times[best] for times in found)
+        yield Line(ranks, state, task, default_s, best, medians[best], share, len(found))
 
 
 def report(starts: Sequence[Dict[str, Any]]) -> str:
