@@ -320,6 +320,22 @@ def beside_peers() -> Rows:
         yield [size_text(int(count)), *ours, gloo[0], openmpi[0], gloo[1], openmpi[1]]
 
 
+def beside_alternatives() -> Rows:
+    """Two ranks, by size: both states of the cores side by side."""
+    import alternatives
+    from cores import SEPARATE, SHARED
+
+    found = {(line.state, line.task): line for line in alternatives.lines(result("alternatives")["starts"])
+             if line.ranks == 2}  # fmt: skip
+    for task in dict.fromkeys(task for _, task in found):
+        cells = []
+        for state in (SHARED, SEPARATE):
+            line = found[state, task]
+            best = f"{duration(line.best_s)} ({line.best.replace('_', ' ')})"
+            cells += [duration(line.default_s), best, f"{line.ratio:.2f}"]
+        yield [task, *cells]
+
+
 def gradients() -> Rows:
     found = result("one_host")["resnet50"]["rounds"]
     labels = {
@@ -365,6 +381,7 @@ TABLES: Tuple[Table, ...] = (
     Table("docs/scaling.md", "steps with 6 to 16 workers", 0, errors),
     Table("docs/performance.md", "size | before | now |", 1, in_turns),
     Table("docs/performance.md", "size | default | fastest other", 0, fastest),
+    Table("docs/performance.md", "size | shared: default", 0, beside_alternatives),
     Table("docs/performance.md", "size | default | shm", 0, beside_peers),
     Table("docs/performance.md", " | step | × Gloo in DDP's", 0, gradients),
 )

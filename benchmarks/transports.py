@@ -44,6 +44,7 @@ from ringcomm.collective.part import Part
 from ringcomm.collective.reduce import kernel
 from ringcomm.collective.short import make_execution
 from ringcomm.config import Membership, Settings, Slot
+from ringcomm.configuration.parsing import TRANSPORTS as ALL_TRANSPORTS
 from ringcomm.configuration.parsing import size as parse_bytes
 from ringcomm.job.context import Context
 from ringcomm.rendezvous.actions import Seat
@@ -67,7 +68,13 @@ WITHIN = 1.05
 LIMIT_S = 900.0
 
 Times = Dict[str, List[float]]
-"""For each transport one time per round."""
+"""For each transport (or algorithm, see :func:`settings_for`) one time per round."""
+
+
+def settings_for(name: str) -> Settings:
+    """Settings with this transport, or with the default one and this algorithm."""
+    variable = "RINGCOMM_TRANSPORT" if name in ALL_TRANSPORTS else "RINGCOMM_ALGORITHM"
+    return Settings.from_environment({**os.environ, variable: name})
 
 
 def main() -> int:
@@ -81,7 +88,7 @@ def main() -> int:
         return 0
     rounds = 3 if args.quick else args.rounds
     tasks = [GRADIENTS if size == GRADIENTS else parse_bytes(size) for size in [*args.sizes, GRADIENTS]]
-    measured = _measure(args.np, args.transports, tasks, rounds)
+    measured = measure(args.np, args.transports, tasks, rounds)
     text = report(measured, args.transports, args.np, rounds)
     print(text)
     if args.output is not None:
@@ -108,9 +115,7 @@ def _arguments() -> argparse.Namespace:
 # ---- the launcher's side ---------------------------------------------------------------------
 
 
-def _measure(
-    ranks: int, transports: Sequence[str], tasks: Sequence[Any], rounds: int
-) -> List[Dict[str, Any]]:
+def measure(ranks: int, transports: Sequence[str], tasks: Sequence[Any], rounds: int) -> List[Dict[str, Any]]:
     """Start the ranks, one job per transport, and collect what rank 0 measured."""
     servers, jobs = [], []
     for transport in transports:
@@ -196,8 +201,7 @@ def _work(plan: Dict[str, Any]) -> int:
             plan["size"], endpoints, bytes.fromhex(job["key"]), job["transport"], Slot(0, plan["rank"]), None,
             "localhost",
         )  # fmt: skip
-        settings = Settings.from_environment({**os.environ, "RINGCOMM_TRANSPORT": job["transport"]})
-        contexts[job["transport"]] = Context.start(membership, settings)
+        contexts[job["transport"]] = Context.start(membership, settings_for(job["transport"]))
     for task in plan["tasks"]:
         times = _turns(contexts, task, plan["rounds"])
         if plan["rank"] == 0:

@@ -28,7 +28,7 @@ from ..wire.frames import HEADER_BYTES
 from .base import LinkClosed
 from .huge_pages import MIN_BYTES
 from .process_memory import RING_MOST_BYTES, Lease, PeerMemory, ReadingLink
-from .ring import MASK, RING_BYTES, Ring
+from .ring import MASK, NEAR_BYTES, Ring
 from .shm import PIECE_BYTES
 
 LENGTHS = tuple(kib * 1024 for kib in (256, 512, 1024, 2048, 4096, 8192))
@@ -67,7 +67,7 @@ def _measure() -> int:
     try:
         # The first time that memory is touched, it costs more. (Above MASK: nothing is lent; above 0: all.)
         sender.lend_above(MASK)
-        _pass(sender, receiver, _buffer(RING_BYTES), _Overwriting(_buffer(RING_BYTES)))
+        _pass(sender, receiver, _buffer(NEAR_BYTES), _Overwriting(_buffer(NEAR_BYTES)))
         return _compare(sender, receiver)
     except LinkClosed:
         return RING_MOST_BYTES  # It may read others' memory, but not its own.
@@ -86,7 +86,7 @@ def _ends() -> List[ReadingLink]:
     rings: List[Ring] = []
     try:
         for _ in range(2):
-            rings.append(Ring.make())
+            rings.append(Ring.make(NEAR_BYTES))
             rings.append(rings[-1].duplicate())
         leases = [Lease(), Lease()]
         memory = [PeerMemory(os.getpid(), lease.address, lease.token) for lease in leases]

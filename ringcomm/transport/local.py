@@ -13,7 +13,7 @@ from typing import Dict, Mapping, Optional
 from ..errors import StartupError
 from .carriers import measured
 from .process_memory import TOKEN_BYTES, Lease, PeerMemory, ReadingLink, available
-from .ring import RING_BYTES, SMALL_RING_BYTES, Ring
+from .ring import NEAR_BYTES, RING_BYTES, SMALL_RING_BYTES, Ring
 from .shm import SharedLink
 from .tcp import SocketLink, choose_congestion
 
@@ -40,11 +40,12 @@ class Trial:
 
     Args:
         wish: one of :data:`ringcomm.configuration.parsing.TRANSPORTS`.
+        peers: how many other ranks this host has.
     """
 
-    def __init__(self, sock: socket.socket, wish: str, crowded: bool = False) -> None:
+    def __init__(self, sock: socket.socket, wish: str, peers: int = 1) -> None:
         self._sock = sock
-        self._crowded = crowded
+        self._peers = peers
         self._may_read = wish in ("auto", "memory")
         self._may_share = wish in ("auto", "memory", "shm")
         self._lease = Lease()
@@ -74,10 +75,10 @@ class Trial:
         """Hand a ring of shared memory to the other end: a small one if both can read and memory is dear."""
         if _receive(self._sock, 1) == _NO:
             self._memory = None
-        small = self._crowded and self._memory is not None
+        small = self._peers >= _MANY_PEERS and self._memory is not None
         try:
             if self._may_share:
-                self._outward = Ring.make(SMALL_RING_BYTES if small else RING_BYTES)
+                self._outward = Ring.make_largest(SMALL_RING_BYTES if small else ring_bytes(self._peers))
         except OSError:
             pass  # No shared memory here: the answer says so.
         if self._outward is None:
@@ -106,6 +107,17 @@ class Trial:
             if ring is not None:
                 ring.close()
         self._outward = self._inward = None
+
+
+def ring_bytes(peers: int) -> int:
+    """Return the size of a ring between ranks that can have one of any size.
+
+    A rank reads from all of its rings in turn, so they need not each be larger than its cache.
+
+    Args:
+        peers: how many other ranks its host has.
+    """
+    return max(NEAR_BYTES, RING_BYTES >> (peers - 1).bit_length())
 
 
 def _receive(sock: socket.socket, count: int) -> bytes:
@@ -138,13 +150,14 @@ def make_links(
         StartupError: what was asked for is not possible.
     """
     trials: Dict[int, Trial] = {}
-    crowded = sum(sock.family == socket.AF_UNIX for sock in sockets.values()) >= _MANY_PEERS
+    peers = sum(sock.family == socket.AF_UNIX for sock in sockets.values())
+    crowded = peers >= _MANY_PEERS
     for peer, sock in sockets.items():
         if sock.family != socket.AF_UNIX:
             choose_congestion(sock, congestion)
         else:
             sock.settimeout(_TRIAL_S)
-            trials[peer] = Trial(sock, transport, crowded)
+            trials[peer] = Trial(sock, transport, peers)
     try:
         for step in (Trial.hello, Trial.try_to_read, Trial.offer_ring, Trial.try_to_share):
             for trial in trials.values():

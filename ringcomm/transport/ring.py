@@ -18,10 +18,14 @@ import struct
 import sys
 from typing import Optional, Tuple
 
-RING_BYTES = 1024 * 1024
-"""Large enough to keep both ends busy, small enough to stay in a processor's cache."""
+RING_BYTES = 8 * 1024 * 1024
+"""More than a core's own cache holds; see :mod:`~ringcomm.transport.span`."""
+NEAR_BYTES = 1024 * 1024
+"""The part that is used between cores that share a cache: large enough to keep both ends busy, small enough
+to stay in a processor's cache. Also the whole ring, where several ranks share a host."""
 SMALL_RING_BYTES = 64 * 1024
 """Where many ranks share a host and each has a ring for every other one."""
+SIZES = (RING_BYTES, RING_BYTES // 2, RING_BYTES // 4, NEAR_BYTES, SMALL_RING_BYTES)
 
 CONTROL_BYTES = 512 * struct.calcsize("P")
 """It differs between processes of 32 and of 64 bits, as their words do: neither takes the other's memory."""
@@ -33,7 +37,10 @@ WRITER_STATE, READER_STATE = 2 * _LINES, 3 * _LINES
 """0 while that end is awake, another number each time that it sleeps, and at last :data:`CLOSED`."""
 LENT, LOANS_READ, RETURNED = 4 * _LINES, 5 * _LINES, 6 * _LINES
 """How many pieces of its own memory the writer has lent, how many and how many bytes have been read."""
-LOANS = 7 * _LINES
+SPAN = 7 * _LINES
+"""How many of the ring's bytes are in use, a power of two: the byte at a position lies at the remainder. The
+writer changes it only while all that it has written has been read."""
+LOANS = 8 * _LINES
 """From here on two words for each piece that is lent, its address and its length, in turns."""
 MAX_LOANS = 16
 MASK = 2 * sys.maxsize + 1
@@ -61,7 +68,7 @@ class Ring:
         try:
             total = os.fstat(descriptor).st_size
             self.size = total - CONTROL_BYTES
-            if self.size not in (RING_BYTES, SMALL_RING_BYTES):
+            if self.size not in SIZES:
                 raise OSError(f"it has {total} bytes")
             self._map = mmap.mmap(descriptor, total)
         except (OSError, ValueError) as problem:
@@ -100,6 +107,20 @@ class Ring:
         passed = array.array("i", [self._descriptor])
         sock.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
         self._close_descriptor()
+
+    @classmethod
+    def make_largest(cls, size: int) -> Ring:
+        """Fresh memory of this size, or of :data:`NEAR_BYTES` where there is not so much.
+
+        Raises:
+            OSError: this system has none, or has none left.
+        """
+        try:
+            return cls.make(size)
+        except OSError:
+            if size <= NEAR_BYTES:
+                raise
+            return cls.make(NEAR_BYTES)
 
     @classmethod
     def take(cls, sock: socket.socket) -> Tuple[bytes, Optional[Ring]]:

@@ -17,10 +17,24 @@ from __future__ import annotations
 import select
 import socket
 import threading
+from time import perf_counter
 from typing import List, Optional
 
 from .base import LinkClosed, Views
-from .ring import CLOSED, CONTROL_BYTES, LENT, MASK, READ, READER_STATE, WRITER_STATE, WRITTEN, Ring
+from .ring import (
+    CLOSED,
+    CONTROL_BYTES,
+    LENT,
+    MASK,
+    NEAR_BYTES,
+    READ,
+    READER_STATE,
+    SPAN,
+    WRITER_STATE,
+    WRITTEN,
+    Ring,
+)
+from .span import TIMED_BYTES, TIMED_PACKETS, SpanChoice, own_s_per_byte
 from .tcp import SocketLink
 from .views import flat
 
@@ -42,27 +56,11 @@ class SharedLink(SocketLink):
     """
 
     __slots__ = (
-        "_acquire",
-        "_announced_read",
-        "_in",
-        "_in_size",
-        "_in_words",
-        "_loans_read",
-        "_most",
-        "_open",
-        "_out",
-        "_out_size",
-        "_out_words",
-        "_read",
-        "_reader_seen",
-        "_ready",
-        "_release",
-        "_rings",
-        "_room",
-        "_sleeps",
-        "_writer_seen",
-        "_written",
-    )
+        "_acquire", "_announced_read", "_choice", "_in", "_in_size", "_in_span", "_in_words",
+        "_loans_read", "_most", "_open", "_out", "_out_size", "_out_span", "_out_words",
+        "_packets", "_read", "_reader_seen", "_ready", "_release", "_rings", "_room", "_sleeps",
+        "_writer_seen", "_written",
+    )  # fmt: skip
 
     carrier = "shared memory"
     peeks = True
@@ -72,10 +70,15 @@ class SharedLink(SocketLink):
         self._rings: List[Ring] = [outward, inward]
         self._out, self._out_words, self._out_size = outward.bytes, outward.words, outward.size
         self._in, self._in_words, self._in_size = inward.bytes, inward.words, inward.size
+        self._out_span = self._out_words[SPAN] = min(outward.size, NEAR_BYTES)
+        self._in_span = min(inward.size, NEAR_BYTES)
+        # Only a ring that has more than the usual span leaves a choice.
+        self._choice = SpanChoice(own_s_per_byte()) if outward.size > NEAR_BYTES else None
+        self._packets = 0  # since one was timed
         self._most = MASK  # more bytes at once do not go through the ring
         self._open = True  # until this end closes, or finds that the other one has
         self._written = 0  # bytes in all that this end has written
-        self._room = outward.size  # at least so many more fit
+        self._room = self._out_span  # at least so many more fit
         self._read = 0  # bytes in all that this end has read
         self._announced_read = 0  # the same, as the other end has seen it
         self._ready = 0  # at least so many more have come
@@ -112,9 +115,13 @@ class SharedLink(SocketLink):
 
     def send_packet(self, packet: memoryview) -> int:
         length = packet.nbytes
-        place = self._written % self._out_size
-        if length > self._room or length > self._most or place + length > self._out_size:
+        place = self._written % self._out_span
+        if length > self._room or length > self._most or place + length > self._out_span:
             return self.send((packet,))
+        if length >= TIMED_BYTES and self._choice is not None:
+            self._packets = (self._packets + 1) % TIMED_PACKETS
+            if not self._packets:
+                return self._send_through_ring((packet,), length, TIMED_PACKETS)
         self._out[place : place + length] = packet
         self._announce_written(length)
         return length
@@ -123,16 +130,20 @@ class SharedLink(SocketLink):
         """Send what is not to go through the ring, or not now; how many bytes were taken."""
         raise NotImplementedError  # of links that lend: through others everything goes through the ring
 
-    def _send_through_ring(self, views: Views, length: int) -> int:
-        """Copy as much of the views as fits, up to a piece; how many bytes."""
+    def _send_through_ring(self, views: Views, length: int, copies: int = 1) -> int:
+        """Copy as much of the views as fits, up to a piece; how many bytes. It stands for so many copies."""
         if length > PIECE_BYTES + _HARDLY_MORE:
             length = PIECE_BYTES
+        choice = self._choice
+        if choice is not None and choice.whole is not (self._out_span > NEAR_BYTES):
+            self._change_span(choice.whole)
         if length > self._room and length:
             length = min(length, self._look_for_room())
         if not length:
             return 0
+        began_s = perf_counter()
         left, written = length, self._written
-        ring, size = self._out, self._out_size
+        ring, size = self._out, self._out_span
         for view in views:
             data = flat(view)
             count = data.nbytes
@@ -143,23 +154,32 @@ class SharedLink(SocketLink):
             if place + count <= size:
                 ring[place : place + count] = data
             else:
-                ring[place:] = data[: size - place]
+                ring[place:size] = data[: size - place]
                 ring[: place + count - size] = data[size - place :]
             written += count
             left -= count
             if not left:
                 break
+        if choice is not None and length >= TIMED_BYTES:
+            choice.note(length, perf_counter() - began_s, copies)
         self._announce_written(length)
         return length
+
+    def _change_span(self, whole: bool) -> None:
+        """Use the whole ring from now on, or a part, if all that was written has been read."""
+        if self._look_for_room() == self._out_span:
+            # The other end looks at this word when it finds bytes that it has not read; there are none now.
+            self._out_span = self._room = self._out_size if whole else NEAR_BYTES
+            self._out_words[SPAN] = self._out_span
 
     def _look_for_room(self) -> int:
         """Return how many bytes fit into the ring."""
         unread = (self._written - self._out_words[READ]) & MASK
-        if unread > self._out_size:
+        if unread > self._out_span:
             raise LinkClosed(self.peer, "it claims to have read more than it was sent")
         if not self._open or self._out_words[READER_STATE] == CLOSED:
             raise LinkClosed(self.peer, ENDED)
-        self._room = self._out_size - unread
+        self._room = self._out_span - unread
         return self._room
 
     def _announce_written(self, count: int) -> None:
@@ -216,7 +236,7 @@ class SharedLink(SocketLink):
         if not ready:
             return self._recv_otherwise(views)
         read, left = self._read, ready
-        ring, size = self._in, self._in_size
+        ring, size = self._in, self._in_span
         for view in views:
             data = flat(view)
             count = data.nbytes
@@ -227,7 +247,7 @@ class SharedLink(SocketLink):
             if place + count <= size:
                 data[:] = ring[place : place + count]
             else:
-                data[: size - place] = ring[place:]
+                data[: size - place] = ring[place:size]
                 data[size - place :] = ring[: place + count - size]
             read += count
             left -= count
@@ -239,14 +259,14 @@ class SharedLink(SocketLink):
 
     def recv_packet(self, packet: memoryview) -> int:
         length = packet.nbytes
-        place = self._read % self._in_size
         ready = self._ready or self._look()
-        if length > ready or place + length > self._in_size:
+        place = self._read % self._in_span
+        if length > ready or place + length > self._in_span:
             return self.recv((packet,))
         packet[:] = self._in[place : place + length]
         self._ready = ready - length
         self._read = (self._read + length) & MASK
-        if (self._read - self._announced_read) & MASK >= self._in_size // 4:
+        if (self._read - self._announced_read) & MASK >= self._in_span // 4:
             self._announce_read()
         return length
 
@@ -256,8 +276,8 @@ class SharedLink(SocketLink):
             ready = self._look()
             if ready < item_bytes:
                 return None if self._has_otherwise() else _NOTHING
-        place = self._read % self._in_size
-        count = min(ready, most_bytes, self._in_size - place)
+        place = self._read % self._in_span
+        count = min(ready, most_bytes, self._in_span - place)
         if count < item_bytes <= ready:
             return None  # The next item begins at the end of the ring, and goes on at its start.
         return self._in[place : place + count - count % item_bytes]
@@ -265,18 +285,25 @@ class SharedLink(SocketLink):
     def skip(self, count: int) -> None:
         self._ready -= count
         self._read = (self._read + count) & MASK
-        if (self._read - self._announced_read) & MASK >= self._in_size // 4:
+        if (self._read - self._announced_read) & MASK >= self._in_span // 4:
             self._announce_read()
 
     def _look(self) -> int:
         """Return how many bytes are in the other end's ring."""
         ready = (self._in_words[WRITTEN] - self._read) & MASK
         if ready:
-            if ready > self._in_size:
-                raise LinkClosed(self.peer, "it claims to have sent more than there is room for")
             self._release()
             self._acquire()
+            span = self._in_words[SPAN]
+            if span != self._in_span:
+                if span > self._in_size or span not in (NEAR_BYTES, self._in_size):
+                    raise LinkClosed(self.peer, "it claims to use more of the memory than there is")
+                self._in_span = span
+            if ready > span:
+                raise LinkClosed(self.peer, "it claims to have sent more than there is room for")
             self._ready = ready
+        elif (self._read - self._announced_read) & MASK >= TIMED_BYTES:
+            self._announce_read()  # The other end may change the span only when it has seen all of it read.
         return ready
 
     def _recv_otherwise(self, views: Views) -> int:
@@ -336,7 +363,7 @@ class SharedLink(SocketLink):
         words = self._out_words
         return bool(
             not self._open
-            or (self._written - words[READ]) & MASK != self._out_size
+            or (self._written - words[READ]) & MASK != self._out_span
             or words[READER_STATE] == CLOSED
         )
 

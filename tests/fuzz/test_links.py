@@ -16,10 +16,12 @@ from ringcomm.transport.ring import (
     LOANS,
     LOANS_READ,
     MASK,
+    NEAR_BYTES,
     READ,
     READER_STATE,
     RETURNED,
     RING_BYTES,
+    SPAN,
     WRITER_STATE,
     WRITTEN,
     Ring,
@@ -27,12 +29,13 @@ from ringcomm.transport.ring import (
 from ringcomm.transport.shm import SharedLink
 from tests.fuzz.cases import at_most, fuzz
 
-counters = st.sampled_from([0, 1, 5, 7000, RING_BYTES, RING_BYTES + 1, 1 << 40, MASK - 1, MASK])
+counters = st.sampled_from([0, 1, 5, 7000, NEAR_BYTES, RING_BYTES, RING_BYTES + 1, 1 << 40, MASK - 1, MASK])
 
 
 stored = st.lists(
     st.tuples(
-        st.sampled_from([WRITTEN, READ, WRITER_STATE, READER_STATE, LENT, LOANS_READ, RETURNED]), counters
+        st.sampled_from([WRITTEN, READ, WRITER_STATE, READER_STATE, LENT, LOANS_READ, RETURNED, SPAN]),
+        counters,
     )
     | st.tuples(st.integers(LOANS, LOANS + 3), counters),
     max_size=8,

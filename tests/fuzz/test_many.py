@@ -141,10 +141,10 @@ def control_message(rng: random.Random) -> None:
 
 
 def header(rng: random.Random) -> None:
-    """56 bytes that are read with each message."""
+    """64 bytes that are read with each message."""
     mine = frames.Header(1, 7, 1, 1, 10, -1, 8, 0)
-    theirs = frames.unpack_header((damage(rng, mine.pack()) + bytes(56))[:56])
-    # Damage to the site alone, or to the byte that is not used, makes no other call.
+    theirs = frames.unpack_header((damage(rng, mine.pack()) + bytes(64))[:64])
+    # Damage to the site alone, or to bytes that are not used, makes no other call.
     assert signature.explain_difference(mine, theirs) or theirs._replace(site=0) == mine
     assert signature.header_text(theirs)
 

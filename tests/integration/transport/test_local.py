@@ -26,9 +26,11 @@ from ringcomm.transport.process_memory import RING_MOST_BYTES, Lease, PeerMemory
 from ringcomm.transport.ring import (
     LENT,
     MASK,
+    NEAR_BYTES,
     READ,
     RETURNED,
     RING_BYTES,
+    SIZES,
     SMALL_RING_BYTES,
     WRITTEN,
     Ring,
@@ -100,6 +102,12 @@ def test_a_wish_that_cannot_be_granted_is_an_error_with_a_remedy(pair, wish, rem
     assert remedy in str(one)
     assert "rank 1" in str(one)
     assert type(other) is SocketLink
+
+
+def test_with_several_ranks_on_a_host_their_rings_take_no_more_memory_in_all():
+    sizes = [local.ring_bytes(peers) for peers in (1, 2, 3, 4, 5, 7)]
+    assert sizes == [RING_BYTES, RING_BYTES // 2, *[RING_BYTES // 4] * 2, *[NEAR_BYTES] * 2]
+    assert set(sizes) <= set(SIZES)
 
 
 def test_where_many_ranks_share_a_host_the_rings_are_small(monkeypatch, no_leaks):

@@ -11,7 +11,14 @@ import sys
 
 import pytest
 
-from ringcomm.transport.ring import CONTROL_BYTES, RING_BYTES, SMALL_RING_BYTES, WRITTEN, Ring
+from ringcomm.transport.ring import (
+    CONTROL_BYTES,
+    NEAR_BYTES,
+    RING_BYTES,
+    SMALL_RING_BYTES,
+    WRITTEN,
+    Ring,
+)
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory without a name")
 
@@ -54,6 +61,25 @@ def test_a_twin_is_the_same_memory_in_the_same_process(no_leaks):
     assert twin.bytes[-1] == 9, "each is closed by itself"
     twin.close()
     twin.close()
+
+
+def test_a_system_with_little_memory_has_smaller_rings(no_leaks, monkeypatch):
+    """As a container whose /dev/shm is full."""
+    limits, reserve = [NEAR_BYTES + CONTROL_BYTES, SMALL_RING_BYTES], os.posix_fallocate
+
+    def reserve_little(descriptor, offset, length):
+        if length > limits[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        reserve(descriptor, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", reserve_little)
+    made = Ring.make_largest(RING_BYTES)
+    assert made.size == NEAR_BYTES
+    made.close()
+    limits.pop(0)
+    for size in (RING_BYTES, NEAR_BYTES):
+        with pytest.raises(OSError, match="No space left"):
+            Ring.make_largest(size)
 
 
 def test_memory_of_another_size_is_refused(ends):

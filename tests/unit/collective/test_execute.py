@@ -29,7 +29,7 @@ def start(wire, schedule, data, segment_bytes=16, source=None, **options):
 
 class TestHeaders:
     def test_noise_is_no_header(self, wire):
-        wire.put(b"GET / HTTP/1.1\r\nHost: www.example.com\r\nAccept: text/html\r\n\r\n")
+        wire.put(b"GET / HTTP/1.1\r\nHost: www.example.com\r\nAccept: text/html, */*\r\n\r\n")
         with pytest.raises(MismatchError, match="not the start of a ringcomm message"):
             start(wire, [Recv((1,), 0, 4)], numbers(1, 2, 3, 4)).advance()
 

@@ -59,10 +59,10 @@ class TestWhereNothingCanBeCompared:
     def test_no_memory_for_the_second_ring(self, monkeypatch):
         make, made = Ring.make, []
 
-        def once():
+        def once(size):
             if made:
                 refuse()
-            made.append(make())
+            made.append(make(size))
             return made[-1]
 
         monkeypatch.setattr(Ring, "make", once)

@@ -12,14 +12,18 @@ from ringcomm.transport.base import LinkClosed
 from ringcomm.transport.ring import (
     CLOSED,
     LENT,
+    NEAR_BYTES,
     READ,
     READER_STATE,
+    RING_BYTES,
     SMALL_RING_BYTES,
+    SPAN,
     WRITER_STATE,
     WRITTEN,
     Ring,
 )
 from ringcomm.transport.shm import PIECE_BYTES, SharedLink
+from ringcomm.transport.span import TIMED_BYTES, TIMED_PACKETS
 
 SIZE = SMALL_RING_BYTES
 
@@ -27,8 +31,18 @@ SIZE = SMALL_RING_BYTES
 @pytest.fixture
 def links():
     """The two ends of a link."""
+    yield from ends(SIZE)
+
+
+@pytest.fixture
+def large():
+    """The two ends of a link that may use more or less of its rings."""
+    yield from ends(RING_BYTES)
+
+
+def ends(size: int):
     sockets = socket.socketpair()
-    made = [Ring.make(SIZE) for _ in sockets]
+    made = [Ring.make(size) for _ in sockets]
     rings = [(made[0], made[1].duplicate()), (made[1], made[0].duplicate())]
     links = [SharedLink(1 - rank, sockets[rank], *rings[rank]) for rank in range(2)]
     yield links
@@ -88,6 +102,66 @@ def test_a_ring_that_is_full_takes_what_was_read(links):
     assert other.recv([into[:10], into[10:SIZE]]) == SIZE
     assert one.send([data[SIZE:]]) == 5000
     assert other.recv([into[SIZE:]]) == 5000 and into == data
+
+
+class TestSpan:
+    """How much of the ring is used; see test_span.py for when that changes."""
+
+    def passes(self, one, other, length: int) -> None:
+        (data,) = views(length)
+        into, sent, got = memoryview(bytearray(length)), 0, 0
+        while got < length:
+            sent += one.send([data[sent:]]) if sent < length else 0
+            got += other.recv([into[got:]])
+        assert into == data
+
+    def test_it_changes_both_ways_and_bytes_stay_in_their_order(self, large):
+        one, other = large
+        for whole, span in ((False, NEAR_BYTES), (True, RING_BYTES), (False, NEAR_BYTES), (True, RING_BYTES)):
+            one._choice.whole = whole
+            assert not other.recv(views(1))  # It says that it has read all.
+            self.passes(one, other, 3_000_001)
+            assert one._out_span == other._in_span == span == one._rings[0].words[SPAN]
+            assert other._out_span == NEAR_BYTES
+
+    def test_it_does_not_change_before_all_has_been_read(self, large):
+        one, other = large
+        data = views(TIMED_BYTES, 100)
+        assert one.send([data[0]]) == TIMED_BYTES
+        one._choice.whole = True
+        assert one.send([data[1]]) == 100 and one._out_span == NEAR_BYTES
+        into = views(TIMED_BYTES, 100)
+        assert other.recv(into) == TIMED_BYTES + 100 and into == data
+        assert one.send([data[1]]) == 100 and one._out_span == NEAR_BYTES  # It has not heard of it.
+        assert other.recv(views(100)) == 100 and not other.recv(views(1))
+        assert one.send([data[1]]) == 100 and one._out_span == RING_BYTES
+
+    def test_one_of_several_packets_is_timed(self, large, monkeypatch):
+        one, other = large
+        noted = []
+        monkeypatch.setattr(type(one._choice), "note", lambda self, *values: noted.append(values))
+        for _ in range(3 * TIMED_PACKETS):
+            for length in (TIMED_BYTES, TIMED_BYTES - 1):
+                (packet,) = views(length)
+                assert one.send_packet(packet) == length
+                assert other.recv(views(length)) == length
+        assert [(count, copies) for count, _, copies in noted] == [(TIMED_BYTES, TIMED_PACKETS)] * 3
+
+    @pytest.mark.parametrize("span", [0, NEAR_BYTES // 2, RING_BYTES * 2, NEAR_BYTES + 1])
+    def test_a_span_that_a_ring_cannot_have_breaks_the_link(self, large, span):
+        one, other = large
+        one.send(views(10))
+        one._rings[0].words[SPAN] = span
+        with pytest.raises(LinkClosed, match="to use more of the memory than there is"):
+            other.recv(views(10))
+
+    def test_a_small_ring_has_no_part(self, links):
+        one, other = links
+        assert one._choice is None and one._out_span == SIZE
+        one.send(views(10))
+        one._rings[0].words[SPAN] = NEAR_BYTES
+        with pytest.raises(LinkClosed, match="to use more of the memory than there is"):
+            other.recv(views(10))
 
 
 class TestSleeping:

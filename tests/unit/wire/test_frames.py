@@ -23,16 +23,16 @@ ALLREDUCE = Header(0, 7, Collective.ALLREDUCE, ReduceOp.SUM, FLOAT32, NO_ROOT, 1
 BROADCAST = Header(0, 7, Collective.BROADCAST, NO_OP, FLOAT32, 2, 8, 1)
 
 
-def test_header_is_56_bytes():
-    assert HEADER_BYTES == 56
-    assert len(ALLREDUCE.pack()) == 56
+def test_header_is_64_bytes():
+    assert HEADER_BYTES == 64
+    assert len(ALLREDUCE.pack()) == 64
 
 
 def test_bytes_on_the_wire_never_change():
     header = Header(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 << 32 | 12)
     assert header.pack().hex() == (
         "527c" "0100" "02000000" "03" "04" "05" "00" "06000000" "0700000000000000" "0800000000000000"
-        "0900000000000000" "0a00000000000000" "0b000000" "0c000000"
+        "0900000000000000" "0a00000000000000" "0000000000000000" "0b000000" "0c000000"
     )  # fmt: skip
 
 
