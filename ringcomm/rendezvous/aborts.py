@@ -69,9 +69,10 @@ def left_behind(host: Optional[str], silent_s: float, problem: RingcommError) ->
         problem: how the attempt to reach it has ended.
     """
     return ExcludedError(
-        f"this rank on {host or 'this host'} was cut off from its job: no message for {silent_s:.0f} s, then: {problem} The job "
-        "has gone on without this rank, or has ended, so this process ends. A host that can be reached again "
-        f"gets new ranks by itself while ringrun runs; if it does not, write `ringrun add {host or 'HOST'}` on the machine "
-        "where ringrun runs. If the job has ended, start it again.",
+        f"this rank on {host or 'this host'} was cut off from its job: no message for {silent_s:.0f} s, "
+        f"then: {problem} The job has gone on without this rank, or has ended, so this process ends. A host "
+        "that can be reached again gets new ranks by itself while ringrun runs; if it does not, write "
+        f"`ringrun add {host or 'HOST'}` on the machine where ringrun runs. If the job has ended, start it "
+        "again.",
         lost=True,
     )

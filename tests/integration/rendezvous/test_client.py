@@ -13,7 +13,7 @@ import pytest
 from ringcomm.clock import Deadline
 from ringcomm.config import Membership, Settings, Slot
 from ringcomm.errors import AuthenticationError, PeerLostError, RefusedError, StartTimeoutError, StartupError
-from ringcomm.rendezvous import client, connect_server
+from ringcomm.rendezvous import connect_server
 from ringcomm.rendezvous.client import Joiner, join
 from ringcomm.rendezvous.connect_server import Moved, Watched
 from ringcomm.transport.kinds import LOCAL, LOOPBACK
