@@ -95,7 +95,8 @@ def _translated(args: Sequence[str], values: Mapping[str, int]) -> mpirun.Transl
     if inner is None:
         return found
     again = mpirun.translate([*found.words[:end], *inner.words], values.get)
-    return mpirun.Translated(again.words, [*found.notes, *inner.notes, *again.notes], again.hosts or found.hosts)
+    notes = [*found.notes, *inner.notes, *again.notes]
+    return mpirun.Translated(again.words, notes, again.hosts or found.hosts)
 
 
 def _options_in(words: Sequence[str], values: Mapping[str, int]) -> Iterator[str]:
@@ -264,8 +265,8 @@ def _compare_hosts(requested: Optional[Tuple[str, int]], job: Job) -> None:
     option, count = requested
     there = ", ".join(host.name for host in job.hosts)
     raise ConfigError(
-        f"{option} {count} requests {count} hosts, but this job has {len(job.hosts)} ({there}). ringrun runs on "
-        "one of them and starts the ranks of all by ssh: name them, as in -H localhost,host2 (with slots, "
+        f"{option} {count} requests {count} hosts, but this job has {len(job.hosts)} ({there}). ringrun runs "
+        "on one of them and starts the ranks of all by ssh: name them, as in -H localhost,host2 (with slots, "
         f"host2:4), or leave {option} out."
     )
 

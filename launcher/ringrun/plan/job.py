@@ -204,7 +204,7 @@ class Job:
             "version": self.version,
             "package": host.package,
             "provision": self.provision,
-            "code": list(self.tree.files) if self.tree is not None and host.gets_code else [],
+            "code": self.tree.announced() if self.tree is not None and host.gets_code else [],
             "code_at": self.code_at,
             "folder": f"{self.folder or self.id}-{host.index}",
             "fetch": list(self.fetch),
