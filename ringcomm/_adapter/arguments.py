@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from numbers import Integral
 from typing import Any, Optional, Tuple
 
 from ..errors import ConfigError, NotOfferedError
@@ -42,8 +43,8 @@ def scattered_reduction(op: Any) -> ReduceOp:
 
 def checked_passes(passes: int) -> int:
     """Return a number of backward passes per step; a ConfigError in Horovod's words if it is not positive."""
-    if passes < 1:
-        raise ConfigError(f"backward_passes_per_step must be > 0, not {passes}.")
+    if not isinstance(passes, Integral) or passes < 1:
+        raise ConfigError(f"backward_passes_per_step must be > 0, not {passes!r}.")
     return int(passes)
 
 

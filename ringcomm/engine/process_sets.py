@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from ..errors import ConfigError, Misuse
@@ -50,10 +51,10 @@ class ProcessSets:
         Raises:
             ConfigError: there is no such rank, or it is this one.
         """
-        if not 0 <= peer < self._size or peer == self._rank:
+        if not isinstance(peer, Integral) or not 0 <= peer < self._size or peer == self._rank:
+            others = f"the other ranks from 0 to {self._size - 1}" if self._size > 1 else "no other rank"
             raise ConfigError(
-                f"Rank {self._rank} can exchange messages with the other ranks from 0 to {self._size - 1}, "
-                f"not with rank {peer}."
+                f"Rank {self._rank} can exchange messages with {others}, not with rank {peer!r}."
             )
         return -1 - (min(self._rank, peer) * self._size + max(self._rank, peer))
 
