@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
+import shutil
 import signal
 import sys
 from dataclasses import replace
@@ -233,6 +235,7 @@ def _run(options: Options, command: Tuple[str, ...], dry_run: bool) -> None:
 
     job = prepare(options, command)
     _compare_hosts(click.get_current_context().meta.get(_HOSTS), job)
+    _refuse_misspelt(job)
     for option in () if options.quiet else _misplaced(job.command):
         text = f"{option} is after {job.command.shown}, so that gets it; options of ringrun come before it"
         click.echo(f"ringrun: {text}", err=True)
@@ -269,6 +272,23 @@ def _compare_hosts(requested: Optional[Tuple[str, int]], job: Job) -> None:
         "on one of them and starts the ranks of all by ssh: name them, as in -H localhost,host2 (with slots, "
         f"host2:4), or leave {option} out."
     )
+
+
+def _refuse_misspelt(job: Job) -> None:
+    """Refuse a program that is not there, and whose name is like that of a subcommand or of a script here."""
+    word = job.command.argv[0]
+    if word is None or "/" in word or job.command.is_python or shutil.which(word):
+        return
+    script = [f"{word}.py"] if Path(f"{word}.py").is_file() else []
+    near = script or difflib.get_close_matches(word, [*commands.commands, *_scripts()], 1, 0.7)
+    if near and (script or all(host.is_local for host in job.hosts)):
+        from ringcomm.errors import ConfigError
+
+        raise ConfigError(f"There is no program {word!r} in PATH. Did you mean `ringrun {near[0]}`?")
+
+
+def _scripts() -> List[str]:
+    return sorted(path.name for path in Path().glob("*.py"))
 
 
 def _misplaced(command: Command) -> List[str]:
