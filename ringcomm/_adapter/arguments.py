@@ -41,7 +41,7 @@ def scattered_reduction(op: Any) -> ReduceOp:
     return chosen
 
 
-def checked_passes(passes: int) -> int:
+def checked_passes(passes: Any) -> int:
     """Return a number of backward passes per step; a ConfigError in Horovod's words if it is not positive."""
     if not isinstance(passes, Integral) or passes < 1:
         raise ConfigError(f"backward_passes_per_step must be > 0, not {passes!r}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ..errors import ConfigError, Misuse
 
@@ -43,7 +43,7 @@ class ProcessSets:
                 "add_process_set() on every rank first."
             ) from None
 
-    def pair(self, peer: int) -> int:
+    def pair(self, peer: Any) -> int:
         """Return the number of the set of this rank and one other, for a message between the two.
 
         Pairs need not be registered: they have negative numbers, from which every rank computes the members.

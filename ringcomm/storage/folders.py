@@ -41,7 +41,7 @@ def is_ours(facts: os.stat_result) -> bool:
 def others_write(facts: os.stat_result) -> bool:
     """Return whether another user may write a file or folder.
 
-    Where a system makes a group for each user (``umask 002``), a file of this user may be writable by that group.
+    Where a system makes a group for each user (``umask 002``), that of its files has no other member.
     """
     mode = facts.st_mode & OTHERS_WRITE
     own = mode == stat.S_IWGRP and facts.st_uid == os.geteuid() != 0
