@@ -51,12 +51,13 @@ class ProcessSets:
         Raises:
             ConfigError: there is no such rank, or it is this one.
         """
-        if not isinstance(peer, Integral) or not 0 <= peer < self._size or peer == self._rank:
+        number = int(peer) if isinstance(peer, Integral) else -1
+        if not 0 <= number < self._size or number == self._rank:
             others = f"the other ranks from 0 to {self._size - 1}" if self._size > 1 else "no other rank"
             raise ConfigError(
                 f"Rank {self._rank} can exchange messages with {others}, not with rank {peer!r}."
             )
-        return -1 - (min(self._rank, peer) * self._size + max(self._rank, peer))
+        return -1 - (min(self._rank, number) * self._size + max(self._rank, number))
 
     def _pair(self, number: int) -> Tuple[int, ...]:
         low, high = divmod(-1 - number, self._size)

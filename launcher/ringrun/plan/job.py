@@ -29,6 +29,9 @@ class Tree(Protocol):
     def files(self) -> Sequence[Tuple[str, str, bool]]:
         """The path, the digest of the content, and whether it is executable, of each file."""
 
+    def announced(self) -> Sequence[Tuple[str, str, bool]]:
+        """The files, and directories to make with "/" at their ends and without a digest."""
+
     def contents(self, digests: Iterable[str]) -> Dict[str, bytes]:
         """The contents with these digests."""
 
