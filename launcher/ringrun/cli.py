@@ -280,15 +280,11 @@ def _refuse_misspelt(job: Job) -> None:
     if word is None or "/" in word or job.command.is_python or shutil.which(word):
         return
     script = [f"{word}.py"] if Path(f"{word}.py").is_file() else []
-    near = script or difflib.get_close_matches(word, [*commands.commands, *_scripts()], 1, 0.7)
+    near = script or difflib.get_close_matches(word, list(commands.commands), 1, 0.7)
     if near and (script or all(host.is_local for host in job.hosts)):
         from ringcomm.errors import ConfigError
 
         raise ConfigError(f"There is no program {word!r} in PATH. Did you mean `ringrun {near[0]}`?")
-
-
-def _scripts() -> List[str]:
-    return sorted(path.name for path in Path().glob("*.py"))
 
 
 def _misplaced(command: Command) -> List[str]:
