@@ -1,7 +1,7 @@
 """Draws docs/machines.svg and docs/speed.svg from results in this repository.
 
 ``machines.svg`` has what several machines need: the time of a training step on slow links (results of
-compression.py), with unequal machines (unequal.py), and until training goes on after a loss (elastic.py).
+compression.py), and with unequal machines (unequal.py), each beside what others do.
 ``speed.svg`` has an all-reduce and a training step of one host beside the peers:
 
     python benchmarks/compare.py --output DIR --np 2 --collectives allreduce --sizes 8 64K 1M 16M 64M
@@ -29,6 +29,13 @@ STEPS = {"DDP, Gloo": "PyTorch DDP over Gloo", "ringcomm float32": "ringcomm",
          "ringcomm int8": "--compress auto (int8)",
          "ringcomm LocalSGD 16, int8": "LocalSGD, 16 steps"}  # fmt: skip
 """What compression.py measures, and how the picture names it."""
+RATES = {1000: "1 Gbit/s", 300: "300 Mbit/s", 100: "100 Mbit/s"}
+TERMS = (
+    "int8: gradients are sent in a quarter of the bytes.\n"
+    "LocalSGD, 16 steps: each machine trains alone for 16 steps, then weights are averaged (int8).\n"
+    "balanced batches: a faster machine takes more of the data."
+)
+"""What the words in machines.svg mean."""
 GREY, RED = "#9aa5b1", "#d1495b"
 BASE = "gloo"
 COLOURS = {"ringcomm": "#d1495b", "ringcomm-tcp": "#edae49", "gloo": "#9aa5b1", "horovod": "#66a182",
@@ -93,38 +100,32 @@ def seconds_on_machines(folder: Path) -> Dict[str, Dict[str, float]]:
     """The numbers of machines.svg: by the title of a panel and the name of a bar, medians in seconds.
 
     Args:
-        folder: with the results of compression.py, unequal.py and elastic.py.
+        folder: with the results of compression.py and unequal.py.
     """
-    names = ("compression", "unequal", "elastic")
+    names = ("compression", "unequal")
     measured = {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
     panels: Dict[str, Dict[str, float]] = {}
-    for run in measured["compression"]["steps"]:
-        if run["mbit_per_s"] in (1000, 100):
-            rate = "1 Gbit/s" if run["mbit_per_s"] == 1000 else "100 Mbit/s"
-            panels[f"a training step on 3 machines,\n{rate}, 25 million weights"] = {
-                label: statistics.median(run["steps"][name]) for name, label in STEPS.items()
-            }
+    runs = {run["mbit_per_s"]: run["steps"] for run in measured["compression"]["steps"]}
+    for rate, name in RATES.items():
+        panels[f"a training step on 3 machines,\n{name}, 25 million weights"] = {
+            label: statistics.median(runs[rate][measurement]) for measurement, label in STEPS.items()
+        }
     unequal = measured["unequal"]["hosts"]["median_s"]
     panels["a training step on 3 machines,\ntwo of them a third as fast"] = unequal
-    losses, silent = measured["elastic"], measured["elastic"]["silent"]["seconds"]
-    panels["a machine is lost:\nuntil training goes on"] = {
-        "its process ends": losses["hosts"]["median_s"],
-        "it is frozen*": statistics.median(silent["frozen"]),
-        "its cable is pulled*": statistics.median(silent["cable_pulled"]),
-    }
     return panels
 
 
 def draw_machines(panels: Dict[str, Dict[str, float]], picture: Path) -> None:
-    """A panel of horizontal bars for each question; shorter is better."""
+    """A panel of horizontal bars for each question. Colours and words are explained in it."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.patches import Patch
 
     matplotlib.rcParams.update({"svg.hashsalt": "ringcomm", "font.size": 9, "axes.spines.top": False,
                                 "axes.spines.right": False, "axes.spines.bottom": False})  # fmt: skip
-    figure, places = pyplot.subplots(2, 2, figsize=(9, 3.8))
+    figure, places = pyplot.subplots(2, 2, figsize=(7.2, 4.6))
     for panel, (title, bars) in zip(places.flat, panels.items()):
         for place, (name, seconds) in enumerate(bars.items()):
             peer = "Gloo" in name or name in ("fast one alone", "equal batches")
@@ -132,10 +133,14 @@ def draw_machines(panels: Dict[str, Dict[str, float]], picture: Path) -> None:
             panel.text(seconds, -place, f" {time_text(seconds)}", va="center")
         panel.set_yticks([-place for place in range(len(bars))], list(bars))
         panel.set_xticks([])
-        panel.set_xlim(0, 1.18 * max(bars.values()))
+        panel.set_xlim(0, 1.35 * max(bars.values()))
         panel.set_title(title, fontsize=9, loc="left")
-    figure.text(0.99, 0.01, "* with RINGCOMM_DEAD_AFTER=5", ha="right", fontsize=7)
-    figure.tight_layout(rect=(0, 0.02, 1, 1))
+    legend = [Patch(color=GREY, label="without what ringcomm adds"),
+              Patch(color=RED, label="ringcomm")]  # fmt: skip
+    figure.legend(handles=legend, loc="upper left", ncols=2, frameon=False, fontsize=9)
+    figure.text(0.99, 0.965, "seconds, shorter is better", ha="right", va="center", fontsize=9)
+    figure.text(0.01, 0.01, TERMS, ha="left", fontsize=9)
+    figure.tight_layout(rect=(0, 0.11, 1, 0.94))
     figure.savefig(picture, metadata={"Date": None})
 
 

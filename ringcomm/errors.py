@@ -166,14 +166,19 @@ class HostsUpdatedInterrupt(RingcommError, RuntimeError):
 class ExcludedError(SystemExit):
     """This process is to leave an elastic job: its host was removed, or the job has ended without it.
 
-    It ends the program with exit code 0 unless the program catches it.
+    It ends the program with exit code 0 unless the program catches it; with exit code 1, and the reason on
+    stderr, where the job has lost this process.
+
+    Args:
+        reason: why.
+        lost: the job has lost this process, instead of letting it go.
 
     Attributes:
         reason: why.
     """
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(0)
+    def __init__(self, reason: str, lost: bool = False) -> None:
+        super().__init__(f"ringcomm: {reason}" if lost else 0)
         self.reason = reason
 
 

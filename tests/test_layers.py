@@ -24,8 +24,8 @@ LEVELS: Dict[int, List[List[str]]] = {
             "configuration.bucket_sizes", "configuration.unknown_settings", "configuration.setting_aliases",
             "configuration.variables", "configuration.other_launchers", "configuration.environment",
             "configuration.settings", "configuration.membership", "configuration.limits",
-            "config", "configuration.lookups", "configuration.polling", "clock",
-            "docstrings", "storage.unpickling", "storage.results",
+            "configuration.without_effect", "config", "configuration.lookups", "configuration.polling",
+            "clock", "docstrings", "storage.unpickling", "storage.results",
         ],
     ],
     1: [

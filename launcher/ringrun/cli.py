@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
+import shutil
 import signal
 import sys
 from dataclasses import replace
@@ -36,6 +38,7 @@ from .show.visible import visible
 if TYPE_CHECKING:
     from .job.outcome import Outcome
     from .job.restarts import Attempts
+    from .plan.job import Job
 
 FLUSH_S = 5.0
 
@@ -48,6 +51,7 @@ class _RankCommand(click.Command):
         translated = _translated(args, values)
         args = translated.words
         if not ctx.resilient_parsing:
+            ctx.meta[_HOSTS] = translated.hosts
             for line in translated.notes:
                 note(line)
         position = _end_of_options(args, values)
@@ -93,7 +97,8 @@ def _translated(args: Sequence[str], values: Mapping[str, int]) -> mpirun.Transl
     if inner is None:
         return found
     again = mpirun.translate([*found.words[:end], *inner.words], values.get)
-    return mpirun.Translated(again.words, [*found.notes, *inner.notes, *again.notes])
+    notes = [*found.notes, *inner.notes, *again.notes]
+    return mpirun.Translated(again.words, notes, again.hosts or found.hosts)
 
 
 def _options_in(words: Sequence[str], values: Mapping[str, int]) -> Iterator[str]:
@@ -158,6 +163,8 @@ _NO_OPTION = ("--", "-", "-m")
 """Words that begin like options, and end ringrun's."""
 _EVERYTHING = "ringrun.everything"
 """The key in click's context that is present if the help lists all options."""
+_HOSTS = "ringrun.hosts"
+"""The key in click's context for the number of hosts that options of another launcher request."""
 _EXIT: Dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
 
 
@@ -227,6 +234,8 @@ def _run(options: Options, command: Tuple[str, ...], dry_run: bool) -> None:
     from .job.launch import describe, prepare
 
     job = prepare(options, command)
+    _compare_hosts(click.get_current_context().meta.get(_HOSTS), job)
+    _refuse_misspelt(job)
     for option in () if options.quiet else _misplaced(job.command):
         text = f"{option} is after {job.command.shown}, so that gets it; options of ringrun come before it"
         click.echo(f"ringrun: {text}", err=True)
@@ -248,6 +257,34 @@ def _run(options: Options, command: Tuple[str, ...], dry_run: bool) -> None:
 
         requeue(os.environ, options.restarts, attempts.signum, say)
     _leave(outcome, console)
+
+
+def _compare_hosts(requested: Optional[Tuple[str, int]], job: Job) -> None:
+    """Refuse to run on fewer hosts than options of another launcher request."""
+    if requested is None or len(job.hosts) >= requested[1]:
+        return
+    from ringcomm.errors import ConfigError
+
+    option, count = requested
+    there = ", ".join(host.name for host in job.hosts)
+    raise ConfigError(
+        f"{option} {count} requests {count} hosts, but this job has {len(job.hosts)} ({there}). ringrun runs "
+        "on one of them and starts the ranks of all by ssh: name them, as in -H localhost,host2 (with slots, "
+        f"host2:4), or leave {option} out."
+    )
+
+
+def _refuse_misspelt(job: Job) -> None:
+    """Refuse a program that is not there, and whose name is like that of a subcommand or of a script here."""
+    word = job.command.argv[0]
+    if word is None or "/" in word or job.command.is_python or shutil.which(word):
+        return
+    script = [f"{word}.py"] if Path(f"{word}.py").is_file() else []
+    near = script or difflib.get_close_matches(word, list(commands.commands), 1, 0.7)
+    if near and (script or all(host.is_local for host in job.hosts)):
+        from ringcomm.errors import ConfigError
+
+        raise ConfigError(f"There is no program {word!r} in PATH. Did you mean `ringrun {near[0]}`?")
 
 
 def _misplaced(command: Command) -> List[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from numbers import Integral
 from typing import Any, List, Optional, Tuple
 
 import numpy as np
@@ -59,10 +60,10 @@ def listed_splits(splits: Any) -> Optional[List[int]]:
     return listed
 
 
-def checked_passes(passes: int) -> int:
+def checked_passes(passes: Any) -> int:
     """Return a number of backward passes per step; a ConfigError in Horovod's words if it is not positive."""
-    if passes < 1:
-        raise ConfigError(f"backward_passes_per_step must be > 0, not {passes}.")
+    if not isinstance(passes, Integral) or passes < 1:
+        raise ConfigError(f"backward_passes_per_step must be > 0, not {passes!r}.")
     return int(passes)
 
 

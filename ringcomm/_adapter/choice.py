@@ -25,6 +25,7 @@ import numpy as np
 from .. import api
 from ..calls.process_set import ProcessSet, number_of, size_of
 from ..collective.codec_rates import Rates, code_s, measured_rates
+from ..configuration.without_effect import use
 from ..errors import ConfigError
 from ..ops import ReduceOp
 from ..schedule.closed_form import best_method, reduce_cost
@@ -335,6 +336,7 @@ def configured(compression: Any, process_set: ProcessSet, weighted: bool = False
     """
     if compression is Compression.none and api.is_initialized():
         compression = api.placed().settings.compression or compression
+        use("compression")
     if compression == "auto":
         return AutoCompression(process_set)
     compressor = compressor_of(compression)

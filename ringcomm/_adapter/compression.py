@@ -222,14 +222,17 @@ def compressor_of(compression: Any) -> Any:
     """The compressor for what was passed as ``compression``: itself, that of a name, or that for None.
 
     Raises:
-        ConfigError: no compressor has the name.
+        ConfigError: no compressor has the name, or it is something else.
     """
     if compression is None:
         return NoneCompressor
-    if not isinstance(compression, str):
+    if hasattr(compression, "compress") or hasattr(compression, "kind"):
         return compression
-    if compression not in _NAMED:
-        raise ConfigError(f"compression={compression!r}: there are {', '.join(map(repr, _NAMED))}.")
+    if not isinstance(compression, str) or compression not in _NAMED:
+        raise ConfigError(
+            f"compression={compression!r}: there are {', '.join(map(repr, _NAMED))}, and objects with "
+            "compress() and decompress(), such as Compression.fp16."
+        )
     return _NAMED[compression]
 
 

@@ -20,6 +20,12 @@ from .operands import Operand
 logger = logging.getLogger("ringcomm")
 
 
+NO_VALUES = (
+    "on the device meta, where tensors have no values: make it on a device (model.to_empty(device=...), then "
+    "its initialization) before it is sent."
+)
+
+
 def _torch() -> Any:
     return sys.modules["torch"]
 
@@ -291,6 +297,8 @@ class TorchKind(DeviceKind):
         return flat.view(tuple(shape))
 
     def host_memory(self, value: Any) -> Optional[np.ndarray[Any, Any]]:
+        if value.is_meta:
+            raise UnsupportedDtypeError(f"a tensor of shape {tuple(value.shape)} is {NO_VALUES}")
         if value.device.type != "cpu" or value.layout is not _torch().strided:
             return None
         bare = value.detach()

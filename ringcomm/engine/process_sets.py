@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence, Tuple
+from numbers import Integral
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ..errors import ConfigError, Misuse
 
@@ -42,7 +43,7 @@ class ProcessSets:
                 "add_process_set() on every rank first."
             ) from None
 
-    def pair(self, peer: int, within: int = GLOBAL_SET) -> int:
+    def pair(self, peer: Any, within: int = GLOBAL_SET) -> int:
         """Return the number of the set of this rank and one other, for a message between the two.
 
         Pairs need not be registered: they have negative numbers, from which every rank computes the members.
@@ -55,16 +56,16 @@ class ProcessSets:
             ConfigError: there is no such rank in it, or it is this one.
             UnknownProcessSetError: this rank does not belong to it, or there is no such set.
         """
+        number = int(peer) if isinstance(peer, Integral) else -1
         members = self.check_member(within)
-        if peer not in members or peer == self._rank:
-            others = f"from 0 to {self._size - 1}"
+        if number not in members or number == self._rank:
+            others = f"the other ranks from 0 to {self._size - 1}" if self._size > 1 else "no other rank"
             if within != GLOBAL_SET:
-                others = f"{', '.join(map(str, members))} of process set {within}"
+                others = f"the other ranks {', '.join(map(str, members))} of process set {within}"
             raise ConfigError(
-                f"Rank {self._rank} can exchange messages with the other ranks {others}, "
-                f"not with rank {peer}."
+                f"Rank {self._rank} can exchange messages with {others}, not with rank {peer!r}."
             )
-        return -1 - (min(self._rank, peer) * self._size + max(self._rank, peer))
+        return -1 - (min(self._rank, number) * self._size + max(self._rank, number))
 
     def _pair(self, number: int) -> Tuple[int, ...]:
         low, high = divmod(-1 - number, self._size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Dict, Optional, Type
 
 from ..errors import (
+    ExcludedError,
     LinkLostError,
     MismatchError,
     NoRouteError,
@@ -57,3 +58,21 @@ def without_rendezvous(reason: str, server: Optional[int], name: str, host: Opti
         )
     text = f"{name} was lost: {reason}. Its process served the rendezvous, over which failures are reported."
     return PeerLostError(text, rank=server, host=host)
+
+
+def left_behind(host: Optional[str], silent_s: float, problem: RingcommError) -> ExcludedError:
+    """The error of a member of an elastic job that cannot reach its rendezvous any more.
+
+    Args:
+        host: this process's, if ringrun has named it.
+        silent_s: seconds since the last message of the rendezvous, or since this process asks for a view.
+        problem: how the attempt to reach it has ended.
+    """
+    return ExcludedError(
+        f"this rank on {host or 'this host'} was cut off from its job: no message for {silent_s:.0f} s, "
+        f"then: {problem} The job has gone on without this rank, or has ended, so this process ends. A host "
+        "that can be reached again gets new ranks by itself while ringrun runs; if it does not, write "
+        f"`ringrun add {host or 'HOST'}` on the machine where ringrun runs. If the job has ended, start it "
+        "again.",
+        lost=True,
+    )

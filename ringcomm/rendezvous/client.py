@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import platform
@@ -27,8 +26,8 @@ from ..version import __version__
 from ..wire.auth import job_digest
 from ..wire.messages import MAX_MESSAGE_BYTES, Message, MessageReader, encode
 from ..wire.signing import Session
-from .aborts import error_from
-from .connect_server import DIAL_S, RendezvousSearch, Watched, pause
+from .aborts import error_from, left_behind
+from .connect_server import DIAL_S, RendezvousSearch, Watched, is_loopback, pause
 from .control import Resume
 from .joined import Joined, established, make_control
 from .links import LinkSetup
@@ -96,6 +95,7 @@ class Joiner:
         self._session: Optional[Session] = None
         self._control: Optional[socket.socket] = None
         self._failure: Optional[RingcommError] = None
+        self._abort: Optional[RingcommError] = None
         self._assignment: Optional[Message] = None
         self._go: Optional[Message] = None
         self._setup: Optional[LinkSetup] = None
@@ -112,6 +112,12 @@ class Joiner:
         """Become a rank of the job; see :func:`join`."""
         try:
             return self._run()
+        except StartupError as problem:
+            self.abandon()
+            unreachable = problem is self._failure or isinstance(problem, StartTimeoutError)
+            if self._resume.epoch < 0 or problem is self._abort or not unreachable:
+                raise
+            raise left_behind(self.membership.host, self._deadline.elapsed_s(), problem) from problem
         except BaseException:
             self.abandon()
             raise
@@ -163,7 +169,7 @@ class Joiner:
         """The addresses that links may use."""
         interfaces = own_addresses(self.settings.iface)
         places = self.membership.rendezvous + self.membership.rendezvous_last
-        if all(_is_loopback(host) for host, _ in places):
+        if all(is_loopback(host) for host, _ in places):
             # Only processes of this machine can reach such a rendezvous.
             interfaces = [item for item in interfaces if item.kind == LOOPBACK]
         unix = local_socket() if self.settings.transport != "tcp" else None
@@ -286,10 +292,7 @@ class Joiner:
             self._control.sendall(encode(message, self._session))
             self._control.setblocking(False)
         except OSError as problem:
-            self._connection_failed(
-                "The connection to the rendezvous broke while the job was starting: "
-                f"{problem.strerror or problem}."
-            )
+            self._connection_failed(self._ended_text(problem))
 
     def _readable(self) -> None:
         assert self._control is not None
@@ -302,9 +305,13 @@ class Joiner:
         except (BlockingIOError, InterruptedError):
             return
         except (OSError, ProtocolError) as problem:
-            self._connection_failed(
-                f"The rendezvous ended while the job was starting: {problem}. Its own output says why."
-            )
+            self._connection_failed(self._ended_text(problem))
+
+    def _ended_text(self, problem: Exception) -> str:
+        why = getattr(problem, "strerror", None) or problem
+        if self._resume.epoch >= 0:
+            return f"the connection to the rendezvous broke ({why})."
+        return f"The rendezvous ended while the job was starting: {why}. Its own output says why."
 
     def _connection_failed(self, text: str) -> None:
         assert self._control is not None
@@ -314,8 +321,6 @@ class Joiner:
         if self._failure is None and self._assignment is None and may_rejoin:
             self._rejoin = True
             return
-        if self._resume.epoch >= 0:
-            text = f"No view after epoch {self._resume.epoch} for this process. {text}"
         self._failure = self._failure or StartupError(text)
 
     def _handle(self, message: Message) -> None:
@@ -355,7 +360,7 @@ class Joiner:
         if kind == "refused":
             self._failure = RefusedError(f"The rendezvous refused this process: {message['reason']}")
         elif kind == "abort":
-            self._failure = error_from(message)
+            self._failure = self._abort = error_from(message)
         elif kind == "ping":
             self._send({"type": "pong", "heard": [], "silent": []})
         elif kind == "probe":
@@ -391,10 +396,3 @@ class Joiner:
             setup.link(routes, self._deadline)
 
         self._relayed = RelayedStart(setup, message, self._send, named, link)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

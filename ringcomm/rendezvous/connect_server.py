@@ -6,6 +6,7 @@ be on this machine, such an address is not dialled.
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -223,3 +224,11 @@ def _resolve(host: str, problems: List[str]) -> Sequence[str]:
         problems.append(f"  {host}: {getattr(problem, 'strerror', None) or problem}")
         return []
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether the host, a name or an address, means this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -66,20 +66,29 @@ class Prediction(NamedTuple):
     def table(self) -> str:
         """All rows as lines of text."""
         priced = any(row.cost is not None for row in self.rows)
-        rate = "samples/s" if self.batch else "  steps/s"
-        head = f"ranks machines {'gradients by':<28} {'step':>10} {rate:>10} efficiency  bound by"
-        lines = [head + ("             cost per 1M samples" if priced else "")]
+        step_mark, rate_mark = {"at most": ("≤ ", "≥ "), "at least": ("≥ ", "≤ ")}.get(self.bound, ("", ""))
+        rate = "samples/s" if self.batch else "steps/s"
+        cells = [["ranks", "hosts", "gradients by", "step", rate, "eff.", "cost/1M", "bound by"]]
         last = 0
-        step_mark, rate_mark = {"at most": ("≤", "≥"), "at least": ("≥", "≤")}.get(self.bound, (" ", " "))
         for row in self.rows:
-            ranks = f"{row.ranks:5d}" if row.ranks != last else "     "
+            cells.append([
+                str(row.ranks) if row.ranks != last else "", str(row.machines),
+                row.method.replace(" steps", ""), f"{step_mark}{row.step_s:.4f}s",
+                f"{rate_mark}{row.samples_per_s:.1f}", f"{rate_mark}{100 * row.efficiency:.0f} %",
+                "" if row.cost is None else f"{row.cost:.2f}", row.bound,
+            ])  # fmt: skip
             last = row.ranks
-            text = (
-                f"{ranks} {row.machines:8d} {row.method:<28}{step_mark}{row.step_s:9.4f} s{rate_mark}"
-                f"{row.samples_per_s:10.1f}{rate_mark}{100 * row.efficiency:8.0f} %  {row.bound:<20}"
-            )
-            lines.append(f"{text} {row.cost:10.2f}" if row.cost is not None else text.rstrip())
-        return "\n".join(lines)
+        if not priced:
+            cells = [[*line[:6], line[7]] for line in cells]
+        widths = [max(map(len, column)) for column in zip(*cells)]
+        left = (2, len(widths) - 1)
+        return "\n".join(
+            " ".join(
+                cell.ljust(width) if place in left else cell.rjust(width)
+                for place, (cell, width) in enumerate(zip(line, widths))
+            ).rstrip()
+            for line in cells
+        )
 
     def svg(self) -> str:
         """Efficiency against the number of ranks, one line for each way to reduce, as a picture in SVG."""

@@ -7,7 +7,7 @@ import os
 import stat
 from typing import Callable, Optional
 
-from ringcomm.storage.folders import OTHERS_WRITE, Path, another_users, is_ours, walk
+from ringcomm.storage.folders import OTHERS_WRITE, Path, another_users, is_ours, others_write, walk
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -282,7 +282,7 @@ def check_code(name: str, facts: os.stat_result) -> None:
     """
     if not is_ours(facts):
         raise another_users(name, facts)
-    if facts.st_mode & OTHERS_WRITE:
+    if others_write(facts):
         raise _exposed(name, facts)
 
 

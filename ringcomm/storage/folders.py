@@ -38,6 +38,32 @@ def is_ours(facts: os.stat_result) -> bool:
     return facts.st_uid in (os.geteuid(), 0)
 
 
+def others_write(facts: os.stat_result) -> bool:
+    """Return whether another user may write a file or folder.
+
+    Where a system makes a group for each user (``umask 002``), that of its files has no other member.
+    """
+    mode = facts.st_mode & OTHERS_WRITE
+    own = mode == stat.S_IWGRP and facts.st_uid == os.geteuid() != 0
+    return bool(mode) and not (own and _is_private(facts.st_gid, facts.st_uid))
+
+
+def _is_private(gid: int, uid: int) -> bool:
+    """Return whether a group is a user's own: its primary group, of its name, without another member."""
+    import grp
+    import pwd
+
+    try:
+        user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return (
+        (user.pw_gid, user.pw_name) == (gid, group.gr_name)
+        and set(group.gr_mem) <= {user.pw_name}
+        and all(other.pw_uid == uid for other in pwd.getpwall() if other.pw_gid == gid)
+    )
+
+
 def another_users(path: Path, facts: os.stat_result) -> OSError:
     """The error for what belongs to another user."""
     text = f"it belongs to another user (number {facts.st_uid})"
@@ -121,7 +147,7 @@ def _why_untrusted(facts: os.stat_result, around: Optional[os.stat_result]) -> s
     """
     if not is_ours(facts) and (around is None or not _is_systems(facts, around)):
         return f"it belongs to another user (number {facts.st_uid})"
-    if facts.st_mode & OTHERS_WRITE and (around is None or not facts.st_mode & stat.S_ISVTX):
+    if others_write(facts) and (around is None or not facts.st_mode & stat.S_ISVTX):
         return f"other users may write it (mode {stat.S_IMODE(facts.st_mode):04o})"
     return ""
 

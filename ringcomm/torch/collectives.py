@@ -15,6 +15,7 @@ from ..ops import ReduceOp, op_of
 from . import handles
 from .autograd import Allgather, Allreduce, Alltoall, Broadcast, Reducescatter
 from .compression import Compression
+from .tensors import all_dense
 
 
 @documented
@@ -111,7 +112,7 @@ def grouped_allreduce(
     """
     chosen = reduction(op, average)
     how = Reduction(chosen, prescale_factor, postscale_factor, process_set, compression=compression)
-    how, sent, restore = how.prepared(tensors)
+    how, sent, restore = how.prepared(all_dense(tensors, "allreduce"))
     return restore(Allreduce.apply(how, name, weight, *sent))
 
 
@@ -204,7 +205,7 @@ def grouped_reducescatter(
         {call_errors}
     """
     how = Reduction(op_of(op), prescale_factor, postscale_factor, process_set, compression=compression)
-    how, sent, restore = how.prepared(tensors)
+    how, sent, restore = how.prepared(all_dense(tensors, "reducescatter"))
     return restore(Reducescatter.apply(how, name, *sent))
 
 
@@ -251,7 +252,7 @@ def grouped_allgather(
         ConfigError: it is not a dense tensor.
         {call_errors}
     """
-    return list(Allgather.apply(name, process_set, *tensors))
+    return list(Allgather.apply(name, process_set, *all_dense(tensors, "allgather")))
 
 
 @documented

@@ -13,6 +13,7 @@ from .. import api
 from .._adapter.arguments import checked_passes
 from .._adapter.optimizer_classes import wrapped
 from .._adapter.reduction import Reduction
+from ..configuration.without_effect import use
 from ..errors import ConfigError
 from ..ops import ReduceOp
 from .local_sgd import LocalSGD
@@ -136,6 +137,7 @@ def local_optimizer(optimizer: Any, how: Reduction, passes: int) -> Any:
             f"--local-steps (RINGCOMM_LOCAL_STEPS) cannot be used here: {problem}. Change that, or leave the "
             "option out."
         )
+    use("local_steps")
     made = wrapped(LocalDistributed, optimizer, but="step")
     made._passes = passes
     codec = "int8" if codec == "auto" else codec

@@ -6,14 +6,14 @@ that (:mod:`ringcomm.arrays`). Tensors on other devices are copied while the cal
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Iterable, List
 
 import torch
 
 from .. import api
 from ..arrays.kinds import device_kind
 from ..arrays.operands import Operand, submitted
-from ..arrays.torch_tensors import TensorOperand, elements_of
+from ..arrays.torch_tensors import NO_VALUES, TensorOperand, elements_of
 from ..dtypes import Array
 from ..errors import ConfigError
 
@@ -54,16 +54,26 @@ def dense(tensor: Any, what: str) -> torch.Tensor:
         what: the collective, for error texts.
 
     Raises:
-        ConfigError: it is not a tensor, or not dense.
+        ConfigError: it is not a tensor, not dense, or without values.
     """
     if not isinstance(tensor, torch.Tensor):
-        raise ConfigError(f"{what} works on tensors, not on {type(tensor).__name__}; use torch.as_tensor().")
+        raise ConfigError(
+            f"{what} works on tensors, not on {type(tensor).__name__} ({tensor!r:.40}); use "
+            "torch.as_tensor()."
+        )
     if tensor.layout != torch.strided:
         raise ConfigError(
             f"{what} works on dense tensors, not on {tensor.layout}: use sparse_allreduce_async() or "
             "tensor.to_dense()."
         )
+    if tensor.is_meta:
+        raise ConfigError(f"{what}: a tensor of shape {tuple(tensor.shape)} is {NO_VALUES}")
     return tensor
+
+
+def all_dense(tensors: Iterable[Any], what: str) -> List[torch.Tensor]:
+    """Return the tensors themselves as a list; see :func:`dense`."""
+    return [dense(tensor, what) for tensor in tensors]
 
 
 def operand_of(

@@ -88,6 +88,7 @@ def test_a_host_that_is_cut_off_is_left_behind_and_taken_again(lab: Lab, go_on: 
         job.wait_for_line(r"ringrun: jetson2 joined again: 3 ranks", 90.0)
         finish(job, go_on, 3)
     assert len(re.findall(r"rank 2 \(jetson2\) lost: .*; going on with 2 ranks", job.output)) == 2, job.output
+    assert "Traceback" not in job.output, job.output
 
 
 def test_a_host_that_dies_is_left_behind_and_taken_again(lab: Lab, go_on: Path) -> None:

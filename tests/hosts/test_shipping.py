@@ -251,6 +251,7 @@ def test_without_it_a_host_has_to_have_ringcomm(lab: Lab, boards: Boards) -> Non
 def test_the_code_is_sent_and_results_come_back(lab: Lab, tmp_path: Path) -> None:
     project = tmp_path / "project"
     (project / "scripts").mkdir(parents=True)
+    (project / "empty").mkdir()
     first, second = time.time_ns(), time.time_ns() + 1  # contents that no cache has
     (project / "helper.py").write_text(f"VALUE = {first}\n")
     (project / "large.bin").write_bytes(bytes(1_000_000))
@@ -259,6 +260,7 @@ def test_the_code_is_sent_and_results_come_back(lab: Lab, tmp_path: Path) -> Non
         "import os, sys\nsys.path.insert(0, '..')\nimport helper, ringcomm as rc\nrc.init()\n"
         "os.makedirs('../out', exist_ok=True)\n"
         "open(f'../out/rank{rc.rank()}', 'w').write(str(helper.VALUE))\n"
+        "rc.rank() and open(f'../empty/of{rc.rank()}', 'w').close()\n"
         "print('in', os.getcwd(), os.path.exists('../large.bin'), flush=True)\n"
     )
     words = ["-H", "localhost,jetson1,jetson2", "--ship-from", project, "--fetch", "out/*", "train.py"]

@@ -33,7 +33,8 @@ class JobFolder:
 
     Args:
         job: the name of the directory, the same in all attempts of a job with ``--restarts``.
-        files: (path, digest, whether it is executable) of each file.
+        files: (path, digest, whether it is executable) of each file; (path with "/" at its end, "", False) of
+            a directory that is made empty.
         environ: this host's environment.
 
     Attributes:
@@ -67,7 +68,7 @@ class JobFolder:
 
     def lacking(self) -> List[str]:
         """The digests of the contents that are in no cache of this host."""
-        wanted = {str(digest) for _, digest, _ in self.files}
+        wanted = {str(digest) for _, digest, _ in self.files if digest}
         with self._caches() as caches:
             return sorted(digest for digest in wanted if _found(caches, digest) is None)
 
@@ -123,6 +124,9 @@ class JobFolder:
         for name, digest, executable in self.files:
             if name.startswith("/") or ".." in name.split("/") or "\0" in name or not name:
                 raise ValueError(f"the path {name!r} leaves the directory")
+            if name.endswith("/"):
+                with folders.inner_folder(root, name.rstrip("/")):
+                    continue
             content = _found(caches, digest)
             if content is None:
                 raise ValueError(f"the content of {name} did not arrive")

@@ -78,7 +78,8 @@ def failure_box(
         verb = "waits" if len(waiting) == 1 else "wait"
         title = f"rank {cause.rank} has ended while {ranks_text(waiting)} still {verb} for it"
     else:
-        title = f"rank {cause.rank} on {hosts[cause.rank]} failed first: {cause.how}"
+        verb = "held up the others" if cause.how.startswith("still running") else "failed first"
+        title = f"rank {cause.rank} on {hosts[cause.rank]} {verb}: {cause.how}"
     paragraphs = [text for text in (first, lines) if text]
     paragraphs += _body(cause, tails)
     if cause.rank is not None:

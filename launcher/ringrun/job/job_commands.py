@@ -144,8 +144,8 @@ def change_hosts(what: str, host: str, beginning: str, environ: Mapping[str, str
     else:
         told = "".join(f"\n{problem}" for problem in problems)
         raise ConfigError(
-            f"No elastic job of yours runs on this machine ({folder} has no socket of one). Hosts can be "
-            f"added to jobs that were started with --min-np or --host-discovery-script.{told}"
+            f"No elastic job of yours runs on this machine ({folder} has no socket of one). Hosts join "
+            f"and leave jobs that were started with --min-np or --host-discovery-script.{told}"
         )
     if not job.elastic:
         raise ConfigError(

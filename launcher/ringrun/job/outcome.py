@@ -1,12 +1,14 @@
-"""How a job went. Pure: what happened goes in, exit code and report come out."""
+"""How a job went: what happened goes in, exit code and report come out. Pure, but looks beside the script."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from ..diagnosis import failure_report
 from ..diagnosis.first_failure import Cause, Exit, FirstFailure
+from ..diagnosis.shadowing import shadow_hint
 from ..diagnosis.tracebacks import is_shown_whole, traceback_lines
 from ..elastic.changes import describe_history
 from ..plan.job import Job
@@ -46,7 +48,7 @@ class Outcome:
 
 def not_started(job: Job, problems: Mapping[int, str], ready: Iterable[int]) -> Outcome:
     """Hosts (by index) could not do their part: one paragraph each."""
-    told = {job.hosts[index].name: text for index, text in sorted(problems.items())}
+    told = {job.hosts[index].name: _shadowed(job, text) or text for index, text in sorted(problems.items())}
     known = {*problems, *ready}
     silent = [host.name for host in job.hosts if host.index not in known]
     if len(job.hosts) > 1:
@@ -80,8 +82,10 @@ def ended(
         diagnosis = "\n\n".join(filter(None, (lost_host_remedy(failure), diagnosis)))
     hosts = {place.rank: job.hosts[place.host_index].name for place in job.plan.places}
     names = [host.name for host in job.hosts]
-    text = failure_report.failure_box(failure, hosts, names, tails, diagnosis, lines, pythons, first)
     cause = failure.cause()
+    said = [] if cause is None or cause.rank is None else traceback_lines(tails.get(cause.rank, []))
+    first = "\n\n".join(filter(None, (first, _shadowed(job, "\n".join(said)))))
+    text = failure_report.failure_box(failure, hosts, names, tails, diagnosis, lines, pythons, first)
     code, report = failure.exit_code(), visible(text)
     rank = -1 if cause is None or cause.rank is None else cause.rank
     tail = tails.get(rank, [])
@@ -137,3 +141,8 @@ def verified_results(job: Job, results: Mapping[int, bytearray]) -> Dict[int, Op
     return {
         rank: job.verified_result(rank, bytes(data)) if data else b"" for rank, data in results.items()
     }
+
+
+def _shadowed(job: Job, text: str) -> str:
+    """A paragraph if a file beside the script is imported instead of the module that an error names."""
+    return shadow_hint(text, Path(job.command.script or "").parent)

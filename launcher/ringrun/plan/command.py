@@ -103,9 +103,15 @@ def in_tree(command: Command, root: Path, cwd: Path) -> Command:
         command: the command.
         root: the tree that is copied.
         cwd: the working directory, in the tree.
+
+    Raises:
+        ConfigError: the script has a relative path that leads out of the tree, so no host will have it.
     """
     script = command.script
-    if script is None or not Path(script).is_absolute():
+    if script is None:
+        return command
+    if not Path(script).is_absolute():
+        _check_inside(script, root, cwd)
         return command
     real = Path(script).parent.resolve() / Path(script).name
     if root.resolve() not in real.parents:
@@ -114,6 +120,16 @@ def in_tree(command: Command, root: Path, cwd: Path) -> Command:
     place = command.argv.index(script)
     argv = (*command.argv[:place], relative, *command.argv[place + 1 :])
     return command._replace(argv=argv, script=relative)
+
+
+def _check_inside(script: str, root: Path, cwd: Path) -> None:
+    real, root = Path(os.path.abspath(cwd.resolve() / script)), root.resolve()  # noqa: PTH100  links stay
+    if root not in real.parents:
+        above = os.path.relpath(os.path.commonpath([real.parent, root]), cwd.resolve())
+        raise ConfigError(
+            f"--ship sends {root}, and {script} is not in it, so the hosts would not have it. Send a "
+            f"directory that contains both, with --ship-from {above}, or change to the script's directory."
+        )
 
 
 def with_interpreter(command: Command, python: Optional[str]) -> Command:

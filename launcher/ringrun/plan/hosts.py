@@ -9,6 +9,9 @@ from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Tuple
 
 from ringcomm.errors import ConfigError
 
+MAX_SLOTS = 65535
+"""Of one host."""
+
 
 class HostSpec(NamedTuple):
     """One host as the user named it.
@@ -218,10 +221,11 @@ def _split_slots(rest: str, item: str, where: str) -> Tuple[str, Optional[str]]:
 
 
 def _slots(text: str, where: str) -> int:
-    if not text.isdigit() or not text.isascii() or len(text) > 9 or not 1 <= int(text) <= 65535:
+    if not text.isdigit() or not text.isascii() or len(text) > 9 or not 1 <= int(text) <= MAX_SLOTS:
         raise ConfigError(
             f"{where}: {text!r} is not a number of slots. Slots are the number of ranks that may run on that "
-            "host: a whole number from 1, like host:2 (give a port for ssh with -p or in ~/.ssh/config)."
+            f"host: a whole number from 1 to {MAX_SLOTS}, like host:2 (give a port for ssh with -p or in "
+            "~/.ssh/config)."
         )
     return int(text)
 

@@ -29,6 +29,9 @@ class Tree(Protocol):
     def files(self) -> Sequence[Tuple[str, str, bool]]:
         """The path, the digest of the content, and whether it is executable, of each file."""
 
+    def announced(self) -> Sequence[Tuple[str, str, bool]]:
+        """The files, and directories to make with "/" at their ends and without a digest."""
+
     def contents(self, digests: Iterable[str]) -> Dict[str, bytes]:
         """The contents with these digests."""
 
@@ -204,7 +207,7 @@ class Job:
             "version": self.version,
             "package": host.package,
             "provision": self.provision,
-            "code": list(self.tree.files) if self.tree is not None and host.gets_code else [],
+            "code": self.tree.announced() if self.tree is not None and host.gets_code else [],
             "code_at": self.code_at,
             "folder": f"{self.folder or self.id}-{host.index}",
             "fetch": list(self.fetch),

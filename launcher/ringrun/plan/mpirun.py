@@ -19,10 +19,12 @@ class Translated(NamedTuple):
     Attributes:
         words: the options and the command.
         notes: lines for the user about what happens instead of what an option requests.
+        hosts: the option that requests a number of hosts, and that number; None: there is none.
     """
 
     words: List[str]
     notes: List[str]
+    hosts: Optional[Tuple[str, int]] = None
 
 
 Rule = Callable[[Sequence[str]], Tuple[List[str], str]]
@@ -100,6 +102,8 @@ def _spellings(*names: str) -> List[str]:
 
 _RUN_ONCE = "ringrun starts the ranks of all hosts: run it once, on one of them"
 _NO_TIME = "lines come without a time"
+_HOSTS = ("nnodes", "nodes", *_spellings("num-machines"))
+"""Options for a number of hosts, or for the least and the greatest number, as in ``1:4``."""
 
 _RULES: Dict[str, Tuple[int, Rule]] = {
     **dict.fromkeys(("n", "c", "np"), (1, _same("-np"))),
@@ -133,7 +137,7 @@ _RULES: Dict[str, Tuple[int, Rule]] = {
     **dict.fromkeys(("q", "quiet", "use-hwthread-cpus", "enable-recovery", "xterm"), (0, _nothing())),
     "prefix": (1, _nothing("there is no MPI to find on the hosts: --prefix has no effect")),
     **dict.fromkeys(("report-pid", "report-uri", "am", "tune", "app"), (1, _nothing("that is MPI's"))),
-    "nnodes": (1, _nothing()),
+    **dict.fromkeys(_HOSTS, (1, _nothing())),
     **dict.fromkeys(("max-restarts", "max_restarts"), (1, _same("--restarts"))),
     **dict.fromkeys(("log-dir", "log_dir"), (1, _same("--output-dir"))),
     **dict.fromkeys(("no-python", "no_python", "use-env", "use_env"), (0, _nothing())),
@@ -142,7 +146,7 @@ _RULES: Dict[str, Tuple[int, Rule]] = {
     "standalone": (0, _nothing()),
     # accelerate launch
     **dict.fromkeys(_spellings("num-processes"), (1, _same("-np"))),
-    **dict.fromkeys(_spellings("num-machines", "dynamo-backend", "gpu-ids"), (1, _nothing())),
+    **dict.fromkeys(_spellings("dynamo-backend", "gpu-ids"), (1, _nothing())),
     **dict.fromkeys(_spellings("machine-rank", "main-process-ip", "main-process-port"),
                     (1, _nothing(_RUN_ONCE))),
     **dict.fromkeys(_spellings("mixed-precision"), (1, _precision)),
@@ -151,7 +155,6 @@ _RULES: Dict[str, Tuple[int, Rule]] = {
     # srun
     "ntasks": (1, _same("-np")),
     "ntasks-per-node": (1, _per_host),
-    "nodes": (1, _nothing()),
     **dict.fromkeys(("gres", "gpus", "gpus-per-node", "gpus-per-task", "cpus-per-task", "partition", "mem"),
                     (1, _nothing("ringrun allocates nothing; in a job of Slurm it takes its nodes"))),
     **dict.fromkeys(("rdzv-backend", "rdzv_backend", "rdzv-id", "rdzv_id"), (1, _nothing())),
@@ -183,9 +186,9 @@ def translate(words: Sequence[str], own: Callable[[str], Optional[int]]) -> Tran
             ringrun's that mpirun has too keeps ringrun's meaning.
 
     Returns:
-        the new command line, and the lines for the user.
+        the new command line, the lines for the user, and the number of hosts.
     """
-    found, notes = [], []
+    found, notes, hosts = [], [], None
     position = 0
     while position < len(words):
         word = _with_hyphens(words[position])
@@ -210,6 +213,8 @@ def translate(words: Sequence[str], own: Callable[[str], Optional[int]]) -> Tran
         if len(values) < rule[0]:
             break
         replaced, note = rule[1](values)
+        if name.lstrip("-") in _HOSTS and values[0].partition(":")[0].isdigit():
+            hosts = (name, int(values[0].partition(":")[0]))
         found += replaced
         if note:
             notes.append(f"{word}: {note}" if not note.startswith("--") else note)
@@ -217,7 +222,7 @@ def translate(words: Sequence[str], own: Callable[[str], Optional[int]]) -> Tran
     rest = list(words[position:])
     if rest and rest[0][:1] in _DASHES:
         rest[0] = _with_hyphens(rest[0])
-    return Translated([*_joined_ifaces(found), *rest], notes)
+    return Translated([*_joined_ifaces(found), *rest], notes, hosts)
 
 
 def _with_hyphens(word: str) -> str:

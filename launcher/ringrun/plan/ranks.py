@@ -6,7 +6,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
 
-from .hosts import HostSpec
+from .hosts import MAX_SLOTS, HostSpec
 
 
 class Place(NamedTuple):
@@ -135,13 +135,18 @@ def _too_many(np: int, hosts: Sequence[HostSpec], slots: Sequence[int]) -> str:
         f"{spec.target} has {count}{'' if spec.slots else ' (not stated)'}"
         for spec, count in zip(hosts, slots)
     )
-    example = ",".join(f"{_bracketed(spec)}:{count}" for spec, count in zip(hosts, _enough(np, slots)))
+    enough = _enough(np, slots)
+    example = ",".join(f"{_bracketed(spec)}:{count}" for spec, count in zip(hosts, enough))
     total = sum(slots)
+    remedy = (
+        f"Give the number of slots per host, for example -H {example} (in a hostfile: "
+        f"{hosts[0].name} slots={enough[0]}), or use fewer ranks."
+    )
+    if max(enough) > MAX_SLOTS:
+        remedy = f"A host has at most {MAX_SLOTS} slots: use fewer ranks, or more hosts."
     return (
         f"-np {np} asks for {np} ranks, but there {'is' if total == 1 else 'are'} only {total} "
-        f"slot{'' if total == 1 else 's'}: {listed}. "
-        f"Give the number of slots per host, for example -H {example} (in a hostfile: "
-        f"{hosts[0].name} slots={_enough(np, slots)[0]}), or use fewer ranks."
+        f"slot{'' if total == 1 else 's'}: {listed}. {remedy}"
     )
 
 

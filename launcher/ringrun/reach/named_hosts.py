@@ -215,6 +215,11 @@ def _write(name: str, lines: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def _unusable(path: Path, problem: OSError) -> ConfigError:
+    if path.is_symlink():
+        return ConfigError(
+            f"{path} cannot be used: it is a symbolic link. Put a copy of {os.path.realpath(path)} in its "
+            "place, or name that with --hostfile."
+        )
     return ConfigError(
         f"{path} cannot be used: {problem.strerror or problem}. Lists of hosts, and the folders above them, "
         "must belong to you or to root, and others must not be able to write them (chmod go-w)."

@@ -7,8 +7,8 @@ import fnmatch
 import hashlib
 import os
 import subprocess
-from pathlib import Path
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Sequence, Set, Tuple
+from pathlib import Path, PurePosixPath
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ringcomm.errors import ConfigError
 
@@ -46,6 +46,8 @@ class SourceTree:
     Attributes:
         root: as given, absolute.
         files: the files, by path.
+        folders: directories without any of them: empty ones, and those that git ignores. Their names are
+            sent, because programs write there.
         size_bytes: their size together.
 
     Raises:
@@ -57,6 +59,7 @@ class SourceTree:
         if not self.root.is_dir():
             raise ConfigError(f"--ship-from: there is no directory {root}.")
         paths = sorted(set(_without_ignored(self.root, listed_files(self.root))))
+        self.folders = sorted(_without_ignored(self.root, _folders_without(self.root, paths)))
         sizes = {path: self._checked(path).stat().st_size for path in paths}
         self.size_bytes = sum(sizes.values())
         if self.size_bytes > LIMIT_BYTES:
@@ -78,6 +81,10 @@ class SourceTree:
                 f"Name it in {IGNORE_FILE}, or copy the file into the directory."
             )
         return whole
+
+    def announced(self) -> List[ShippedFile]:
+        """The files, and the folders with "/" at their ends and without a digest: what hosts are to make."""
+        return [*self.files, *(ShippedFile(f"{path}/", "", False) for path in self.folders)]
 
     def contents(self, digests: Iterable[str]) -> Dict[str, bytes]:
         """The contents with these digests; unknown digests are left out."""
@@ -105,17 +112,22 @@ class SourceTree:
 
 def listed_files(root: Path) -> List[str]:
     """The files under a directory that git tracks or would track; without git, all but the usual junk."""
+    names = _listed_by_git(root, "--cached", "--others", "--exclude-standard")
+    if names is None:
+        return list(_walked(root))
+    return [name for name in names if (root / name).is_file()]  # a tracked file may have been deleted
+
+
+def _listed_by_git(root: Path, *options: str) -> Optional[List[str]]:
+    """What ``git ls-files`` prints; None without git."""
     try:
         done = subprocess.run(
-            ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            ["git", "-C", str(root), "ls-files", "-z", *options],
             stdin=subprocess.DEVNULL, capture_output=True, check=False,
         )  # fmt: skip
     except OSError:
-        done = None
-    if done is None or done.returncode:
-        return list(_walked(root))
-    names = [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
-    return [name for name in names if (root / name).is_file()]  # a tracked file may have been deleted
+        return None
+    return None if done.returncode else [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
 
 
 def _walked(root: Path) -> Iterator[str]:
@@ -127,7 +139,20 @@ def _walked(root: Path) -> Iterator[str]:
                 yield path.relative_to(root).as_posix()
 
 
-def _without_ignored(root: Path, paths: Sequence[str]) -> Iterator[str]:
+def _folders_without(root: Path, paths: Sequence[str]) -> Iterator[str]:
+    """The directories that contain none of the files, and no other directory that counts."""
+    there = {parent.as_posix() for path in paths for parent in PurePosixPath(path).parents}
+    ignored = set(_listed_by_git(root, "--others", "--ignored", "--exclude-standard", "--directory") or ())
+    for folder, names, _ in os.walk(root):
+        own = Path(folder).relative_to(root).as_posix()
+        names[:] = [name for name in names if not _matches(name, (*JUNK, FETCHED, ".*"))]
+        if f"{own}/" in ignored:
+            names.clear()
+        if own != "." and own not in there and not names:
+            yield own
+
+
+def _without_ignored(root: Path, paths: Iterable[str]) -> Iterator[str]:
     try:
         lines = (root / IGNORE_FILE).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from textwrap import wrap
 from typing import List, Mapping, Optional, Sequence, Tuple
 
 from ..show.visible import columns, visible_line
@@ -13,6 +14,8 @@ from .waiting import Slowest, names_of
 STALE_S = 5.0
 """A rank that has not answered for this long is shown as silent."""
 KEYS = "s: stacks of all ranks, q: leave this view (the job goes on)"
+WIDTH = 78
+"""Sentences below the table are wrapped here, in columns: what does not fit into a line is cut."""
 _TITLES = ("rank", "host", "step", "steps/s", "sent MB/s", "waits", "in")
 _LEFT_ALIGNED = (1, 6)
 _NAMED = re.compile(r"^(\w+)(\(.*\)) ('.*)$", re.DOTALL)
@@ -47,7 +50,9 @@ def table(
     present = sorted(history.present().items())
     slowest = history.slowest_now(hosts)
     local_steps = history.local_steps()
-    shown = present[: max(1, rows - 4 - len(local_steps))]
+    below = [] if slowest is None else [slowest_text(slowest, history, hosts)]
+    below = [piece for text in [*below, *local_steps] for piece in wrap(text, WIDTH, subsequent_indent="  ")]
+    shown = present[: max(1, rows - 4 - len(below) + (slowest is not None))]
     cells: List[Tuple[str, ...]] = [_TITLES]
     cells += [
         _cells(rank, visible_line(hosts.get(number, "?")), history.processes[number], now_s)
@@ -62,9 +67,7 @@ def table(
             lines[index + 1] = _marked(lines[index + 1], coloured)
     if len(shown) < len(present):
         lines.append(f"  and {len(present) - len(shown)} more ranks")
-    if slowest is not None:
-        lines.append(slowest_text(slowest, history, hosts))
-    lines += local_steps
+    lines += below
     return [*lines, KEYS] if keys else lines
 
 

@@ -6,6 +6,7 @@ import warnings
 
 import torch
 
+import ringcomm as rc
 import ringcomm.torch as hvd
 from tests.adapters.torch.harness import with_errors
 
@@ -37,10 +38,32 @@ def check_local_errors() -> None:
     with_errors(NotImplementedError, lambda: hvd.reducescatter(ones, op=hvd.Adasum), "Adasum")
     with_errors(ValueError, lambda: hvd.allreduce(ones.to_sparse()), "sparse")
     with_errors(ValueError, lambda: hvd.broadcast(ones, size), "root_rank")
+    check_wrong_arguments()
     with_errors(ValueError, lambda: hvd.sparse_allreduce_async(ones.to_sparse(), "s", hvd.Max), "Sum")
     with_errors(ValueError, lambda: hvd.init(process_sets=[[0], [0]]), "entry number 2")
     with_errors(ValueError, lambda: hvd.init(comm=object()), "MPI")
     hvd.init(comm=list(range(size)), process_sets="dynamic")
+
+
+def check_wrong_arguments() -> None:
+    """What was given and what is expected; nothing has been sent then."""
+    meta = torch.ones(3, device="meta")
+    for call in (hvd.allreduce, hvd.allgather, hvd.reducescatter, hvd.alltoall, hvd.allreduce_):
+        with_errors(ValueError, lambda call=call: call([1.0]), "works on tensors, not on list ([1.0])")
+        with_errors(ValueError, lambda call=call: call(meta), "tensor of shape (3,) is on the device meta")
+    with_errors(ValueError, lambda: hvd.grouped_allreduce([[1.0]]), "works on tensors, not on list")
+    with_errors(ValueError, lambda: hvd.broadcast(meta, 0), "on the device meta")
+    with_errors(ValueError, lambda: hvd.broadcast_parameters({"weight": meta}, 0), "on the device meta")
+    with_errors(ValueError, lambda: rc.allreduce(meta), "on the device meta")
+    with_errors(ValueError, lambda: rc.send(torch.ones(1), "x"), r"not with rank 'x'")
+    with_errors(ValueError, lambda: hvd.allreduce(torch.ones(1), compression=3), "compression=3: there are")
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for options, text in (
+        ({"compression": 3}, "compression=3: there are 'none'"),
+        ({"backward_passes_per_step": "2"}, "must be > 0, not '2'"),
+    ):
+        with_errors(ValueError, lambda o=options: hvd.DistributedOptimizer(optimizer, **o), text)
 
 
 def check_negotiated_errors() -> None:

@@ -219,3 +219,25 @@ def test_an_option_after_the_script_is_pointed_out(
         cli.main(["--dry-run", "-np", "2", *words, str(script), "--watch", "--gloo"])
     line = f"ringrun: --watch is after {script}, so that gets it; options of ringrun come before it\n"
     assert capsys.readouterr().err == (line if noted else "")
+
+
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [
+        (["stopp", "JOB"], "stop"),
+        (["docter"], "doctor"),
+        (["train"], "train.py"),
+        (["-H", "localhost,elsewhere", "train"], "train.py"),
+        (["-H", "localhost,elsewhere", "stopp"], ""),  # it may be a program over there
+        (["./stopp"], ""),
+        (["true"], ""),
+    ],
+)
+def test_a_program_that_is_not_there_may_be_a_misspelt_subcommand(
+    words: List[str], near: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli.ringrun, ["--dry-run", *words])
+    assert result.exit_code == (2 if near else 0), result.output
+    assert not near or f"Did you mean `ringrun {near}`?" in result.output

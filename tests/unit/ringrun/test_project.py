@@ -109,7 +109,7 @@ def test_numbers_of_two(folder: Path, seen: List[Options]) -> None:
     assert seen == [Options(blacklist_cooldown_range=(1, 2), min_np=1)]
 
 
-@pytest.mark.parametrize("what", ["file", "folder", "binary", "link to itself", "directory", "fifo"])
+@pytest.mark.parametrize("what", ["file", "folder", "binary", "link", "link to itself", "directory", "fifo"])
 def test_a_file_that_others_could_change_is_not_used(what: str, folder: Path, seen: List[Options]) -> None:
     path = folder / project.NAME
     if what == "binary":
@@ -119,14 +119,15 @@ def test_a_file_that_others_could_change_is_not_used(what: str, folder: Path, se
     if what in ("file", "folder"):
         path.write_text("np = 3")
         (path if what == "file" else folder).chmod(0o777)
-    elif what == "link to itself":
-        path.symlink_to(path)
+    elif what.startswith("link"):
+        path.symlink_to(path if what == "link to itself" else folder / "kept.toml")
     elif what == "directory":
         path.mkdir()
     else:
         os.mkfifo(path)
     result = CliRunner().invoke(cli.ringrun, ["x"])
-    assert f"ringrun: {path} is not used: " in result.output and "(chmod go-w)." in result.output
+    remedy = "it is a symbolic link. Copy the file there" if what.startswith("link") else "(chmod go-w)."
+    assert f"ringrun: {path} is not used: " in result.output and remedy in result.output
     assert seen == [Options()]
 
 

@@ -84,7 +84,7 @@ def test_rank_0_shows_what_was_measured_and_predicted():
     assert topic == "predict" and "2 reductions of 5 MB together" in text
     assert "rank 1 on host1 needs 0.2 s" in text and "predicted for interfaces of 100mbit:" in text
     head, *rows = text.partition("100mbit:\n")[2].splitlines()
-    assert head.startswith("ranks machines") and head.endswith("cost per 1M samples")
+    assert head.startswith("ranks hosts") and "cost/1M" in head
     assert [line[:5].strip() for line in rows if line[:5].strip()] == ["2", "4"]
     job.step()  # by a thread that goes on
     made.close()

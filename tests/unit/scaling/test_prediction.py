@@ -76,9 +76,21 @@ def test_codecs_and_local_steps_send_less():
 def test_the_table_has_all_rows_and_the_figure_is_well_formed():
     found = rc.predict(0.3, [4_000_000] * 10, ranks=[2, 4096], batch=8, price=1)
     assert len(found.table().splitlines()) == 1 + len(found.rows)
-    assert "cost per 1M samples" in found.table()
+    assert "cost/1M" in found.table()
     assert "cost" not in rc.predict(0.3, 1000).table()
     assert "simulated" in "".join(ElementTree.fromstring(found.svg()).itertext())
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_the_table_fits_into_80_columns_and_its_columns_are_apart(slots):
+    found = rc.predict(0.3, [4_000_000] * 10, ranks=[2, 8, 64, 4096], slots=slots, batch=256, link="1gbit")
+    head, *lines = found.table().splitlines()
+    assert max(map(len, [head, *lines])) <= 80
+    assert head.split() == ["ranks", "hosts", "gradients", "by", "step", "samples/s", "eff.", "bound", "by"]
+    for line, row in zip(lines, found.rows):
+        assert f" {row.machines} {row.method.replace(' steps', '')} " in line
+        assert f" {row.step_s:.4f}s " in line and f" {row.samples_per_s:.1f} " in line
+        assert line.endswith(f" % {row.bound}")
 
 
 @pytest.mark.parametrize(

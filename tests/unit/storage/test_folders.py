@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import re
 from pathlib import Path
+from typing import Callable
 
 import pytest
 
+from ringcomm.storage import folders
 from ringcomm.storage.files import Exposed, open_named, read_at, read_private, write_file
 from ringcomm.storage.folders import inner_folder, new_folder, own_folder, owned_names, remove, trusted_folder
 
@@ -208,3 +212,38 @@ def test_no_descriptor_is_left(tmp_path: Path) -> None:
         with trusted_folder(tmp_path / "a" / "b") as folder, inner_folder(folder, "c/d"):
             pass
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def _as_user(uid: int, gid: int, call: Callable[[], bool]) -> bool:
+    """What a call returns in a process of another user."""
+    child = os.fork()
+    if not child:
+        code = 2
+        try:
+            os.setgroups([])
+            os.setgid(gid)
+            os.setuid(uid)
+            code = int(call())
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFEXITED(status) and os.WEXITSTATUS(status) in (0, 1), status
+    return bool(os.WEXITSTATUS(status))
+
+
+@as_root
+def test_a_group_without_another_member_may_write(tmp_path: Path) -> None:
+    user = pwd.getpwnam("daemon")
+    others = grp.getgrnam("tty").gr_gid
+    path = tmp_path / "file"
+    path.touch()
+    found = {}
+    for gid, mode in ((user.pw_gid, 0o664), (user.pw_gid, 0o666), (others, 0o664), (others, 0o644)):
+        os.chown(path, user.pw_uid, gid)
+        path.chmod(mode)
+        facts = path.stat()
+        found[gid, mode] = _as_user(user.pw_uid, user.pw_gid, lambda facts=facts: folders.others_write(facts))
+    assert list(found.values()) == [False, True, True, False]
+    os.chown(path, user.pw_uid, user.pw_gid)
+    path.chmod(0o664)
+    assert folders.others_write(path.stat())  # the file of another user

@@ -34,7 +34,7 @@ def tree(tmp_path: Path) -> SourceTree:
 
 def place(job: str, tree: SourceTree, environ: Dict[str, str]) -> Tuple[JobFolder, List[str]]:
     """Make a job's directory as agent and launcher do; also what was sent."""
-    folder = JobFolder(job, tree.files, environ)
+    folder = JobFolder(job, tree.announced(), environ)
     lacking = folder.prepare(b"").get("files", [])
     if lacking:
         assert folder.prepare(Package("files", tree.contents(lacking)).archive) == {}
@@ -42,7 +42,9 @@ def place(job: str, tree: SourceTree, environ: Dict[str, str]) -> Tuple[JobFolde
 
 
 def test_only_what_a_host_lacks_is_sent(tree: SourceTree, environ: Dict[str, str]) -> None:
-    first, sent = place("one", tree, environ)
+    (tree.root / "out" / "today").mkdir(parents=True)
+    first, sent = place("one", SourceTree(tree.root), environ)
+    assert Path(str(first.path), "out", "today").is_dir()
     assert len(sent) == 2  # two files have the same content
     path = Path(str(first.path))
     assert (path / "train.py").read_text() == (path / "copy.py").read_text() == "print(1)"

@@ -73,6 +73,19 @@ def test_an_absolute_script_in_the_tree_becomes_relative(
 
 
 @pytest.mark.parametrize(
+    ("script", "above"), [("../train.py", ".."), ("../../lib/train.py", "../.."), ("sub/../../x.py", "..")]
+)
+def test_a_relative_script_that_is_not_sent_is_refused(tmp_path: Path, script: str, above: str) -> None:
+    cwd = tmp_path / "a" / "scripts"
+    cwd.mkdir(parents=True)
+    command = parse_command([script])
+    with pytest.raises(ConfigError, match=rf"{script} is not in it.* --ship-from {above}, or change"):
+        in_tree(command, cwd, cwd)
+    proposed = (cwd / above).resolve()
+    assert in_tree(command, proposed, cwd) == command
+
+
+@pytest.mark.parametrize(
     ("words", "shown"),
     [
         (["train.py", "-m", "x"], "train.py"),

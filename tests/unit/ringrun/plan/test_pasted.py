@@ -75,6 +75,25 @@ def test_options_of_srun_and_mlx_launch_without_their_names(monkeypatch: pytest.
     assert seen == [(Options(hosts="a,b", slots_each=2), ("train.py",))], output
 
 
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ("torchrun --nnodes=2 --nproc-per-node=2 train.py", "--nnodes 2"),
+        ("--nnodes=2:4 train.py", "--nnodes 2"),
+        ("accelerate launch --num_machines 2 train.py", "--num_machines 2"),
+        ("--nodes 3 -H localhost,a train.py", "--nodes 3"),
+        ("torchrun --nnodes 2 -H localhost,a train.py", ""),
+        ("torchrun --nnodes 1:2 train.py", ""),
+        ("--num-machines $N train.py", ""),
+    ],
+)
+def test_more_hosts_than_the_job_has_are_refused(line: str, option: str) -> None:
+    result = CliRunner().invoke(cli.ringrun, ["--dry-run", *line.split()])
+    assert result.exit_code == (2 if option else 0), result.output
+    assert not option or f"{option} requests {option[-1]} hosts, but this job has" in result.output
+    assert not option or "name them, as in -H localhost,host2" in result.output
+
+
 @pytest.mark.parametrize(("line", "text"), INSTEAD)
 def test_or_it_says_what_to_write(line: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, output, code = run(shlex.split(line), monkeypatch)

@@ -183,3 +183,12 @@ def test_another_user_of_the_folder_is_reported(lists: Path, monkeypatch: pytest
     ):
         with pytest.raises(ConfigError, match="others must not be able to write them"):
             call()
+
+
+def test_a_list_that_is_a_link_is_refused_with_what_to_do(run: Any, lists: Path, tmp_path: Path) -> None:
+    run("add lab a")
+    (lists / "lab").rename(tmp_path / "kept")
+    (lists / "lab").symlink_to(tmp_path / "kept")
+    with pytest.raises(ConfigError, match=rf"symbolic link. Put a copy of {tmp_path}/kept in its place"):
+        read_hosts(Options(hosts="lab"))
+    assert read_hosts(Options(hostfile=str(tmp_path / "kept")))

@@ -48,6 +48,25 @@ def test_ringignore_leaves_out_names_directories_and_patterns(tmp_path: Path) ->
     assert paths(tmp_path) == [".ringignore", "a.py", "out/x"]
 
 
+@pytest.mark.parametrize("git", [True, False])
+def test_folders_whose_content_is_not_sent_are_made_empty(tmp_path: Path, git: bool) -> None:
+    write(tmp_path, "train.py", "lib/a.py", "runs/1/model.bin", "data/raw/x.bin", "kept/out/x.txt")
+    write(tmp_path, ".gitignore", content="data/\n")
+    write(tmp_path, ".ringignore", content="runs\n*.txt\n")
+    for name in ("out", "logs/today", "lib/none", "fetched/host", "venv/bin", "runs/2"):
+        (tmp_path / name).mkdir(parents=True)
+    if git:
+        subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    tree = SourceTree(tmp_path)
+    assert tree.folders == [*(["data"] if git else []), "kept/out", "lib/none", "logs/today", "out"]
+    entries = {file.path: file.digest for file in tree.announced()}
+    assert entries["out/"] == "" and entries["train.py"] and len(entries) == len(tree.files + tree.folders)
+
+
+def test_a_tree_without_files_has_no_folder_of_its_own(tmp_path: Path) -> None:
+    assert SourceTree(tmp_path).announced() == []
+
+
 def test_digest_and_mode(tmp_path: Path) -> None:
     write(tmp_path, "a.sh", "b.txt", content="same")
     os.chmod(tmp_path / "a.sh", 0o755)  # noqa: PTH101

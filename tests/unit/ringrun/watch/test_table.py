@@ -93,3 +93,13 @@ def test_the_interfaces_of_a_slow_link_are_named():
     ])  # fmt: skip
     text = table.slowest_text(Slowest(2, 0.9, 5.0, 110.0), history, HOSTS)
     assert "rank 2 (jetson2) is the slowest: its link over usb0 and wlan0 carries 5 MB/s" in text
+
+
+def test_the_line_about_a_slow_link_is_whole_at_80_columns(monkeypatch):
+    slow = Slowest(2, 0.9, 5.0, 110.0)
+    monkeypatch.setattr(SLOW_2, "slowest_now", lambda hosts: slow)
+    lines = table.table(SLOW_2, HOSTS, 20.0, False, True, 24)
+    text = table.slowest_text(slow, SLOW_2, HOSTS)
+    assert len(text) > 80 and max(map(columns, lines)) < 80
+    assert " ".join(line.strip() for line in lines[4:-1]) == text
+    assert len(table.table(SLOW_2, HOSTS, 20.0, False, True, 6)) == 6
