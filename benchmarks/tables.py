@@ -294,6 +294,22 @@ def fastest() -> Rows:
         yield [size, duration(median(times["auto"])), duration(median(times[best])), f"{share:.2f}"]
 
 
+def loopback() -> Rows:
+    """What two bare processes need for the same bytes over the loopback, beside ringcomm and Gloo."""
+    for size, run in result("loopback")["sizes"].items():
+        times, calls = run["seconds"], run["calls"]
+        ms = {name: f"{median(values) * 1e3:.2f} ms" for name, values in times.items()}
+        share, own, bound = (
+            median([one / other for one, other in zip(times[above], times[below])])
+            for above, below in (("bare, added", "ringcomm"), ("gloo", "ringcomm"), ("gloo", "bare, added"))
+        )
+        megabytes = calls["send_bytes"] / 1e6
+        yield [
+            size, ms["bare"], ms["bare, added"], ms["ringcomm"], f"{share:.2f}", ms["gloo"], f"{own:.2f}×",
+            f"{bound:.2f}×", f"{calls['send'] / megabytes:.1f}",
+        ]  # fmt: skip
+
+
 def beside_peers() -> Rows:
     found = result("one_host")
     for count, times in found["rounds"].items():
@@ -352,6 +368,7 @@ TABLES: Tuple[Table, ...] = (
     Table("docs/performance.md", "size | default | fastest other", 0, fastest),
     Table("docs/performance.md", "size | default | shm", 0, beside_peers),
     Table("docs/performance.md", " | step | × Gloo in DDP's", 0, gradients),
+    Table("docs/performance.md", "size | bare exchange", 0, loopback),
 )
 
 
