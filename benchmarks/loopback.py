@@ -209,10 +209,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         result = f"{folder}/result"
         words = ["--sizes", *map(str, args.sizes), "--rounds", str(args.rounds)]
+        env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}", "OMP_NUM_THREADS": "1"}
         subprocess.run(
             [sys.executable, "-m", "ringrun", "-np", "2", "--transport", "tcp", sys.executable, __file__,
              *words, "--work", f"{folder}/store", result],
-            env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}", "OMP_NUM_THREADS": "1"}, check=True,
+            env=env, check=True,
         )  # fmt: skip
         found = json.loads(Path(result).read_text())
     for size, run in found.items():
