@@ -1,7 +1,7 @@
 """What compression gains on slow links: hosts made of namespaces, their links shaped to a given speed.
 
     python benchmarks/compression.py [--rates 1000 100] [--np 3] [--rounds 3] [--backward 1.0] [--scale 1.0]
-                                     [--only allreduce steps auto overlap] [--variants WORD ...]
+                                     [--only allreduce steps auto overlap exposed] [--variants WORD ...]
                                      [--output DIR]
 
 Needs root and sshd (see tests/hosts/netlab.py, which makes the hosts), and PyTorch. For every link rate
@@ -18,7 +18,8 @@ Needs root and sshd (see tests/hosts/netlab.py, which makes the hosts), and PyTo
   are those without compression, the last ones those after the choice) beside bf16 and int8, and what the
   choice predicted for each;
 * with ``--only overlap``: steps with a forward pass of ``--forward`` seconds, without and with CrossBarrier;
-  here every layer's pass takes equally long.
+  here every layer's pass takes equally long;
+* with ``--only exposed``: what of an exchange with int8 a step is longer by, and what its threads did.
 
 Prints medians, and with --output writes DIR/compression.json and DIR/compression.svg: time per step against
 link rate, one line per variant.
@@ -42,7 +43,7 @@ for _place in (str(ROOT), str(Path(__file__).resolve().parent)):
     if _place not in sys.path:
         sys.path.insert(0, _place)
 
-from peers.compressed_steps import Step, all_reduces, choices, overlaps, training_steps  # noqa: E402
+from peers.compressed_steps import Step, all_reduces, choices, exposed, overlaps, training_steps  # noqa: E402
 
 from ringcomm.scaling.figure import Line, line_chart  # noqa: E402
 
@@ -111,6 +112,9 @@ def work(args: argparse.Namespace) -> None:
     if "overlap" in args.only:
         steps_s = overlaps(args.scale, args.backward[0], args.forward, args.rounds)
         results["overlap"] = {"forward_s": args.forward, "backward_s": args.backward[0], **steps_s}  # type: ignore[dict-item]
+    if "exposed" in args.only:
+        parts = exposed(args.scale, args.backward[0], args.rounds)
+        results["exposed"] = {"ranks": args.np, "backward_s": args.backward[0], **parts}  # type: ignore[dict-item]
     if rc.rank() == 0:
         Path(args.result).write_text(json.dumps(results))
 
@@ -132,8 +136,8 @@ def measure(args: argparse.Namespace) -> List[Dict[str, Any]]:
             worker = [
                 sys.executable, __file__, "--work", "--store", str(store), "--result", str(result),
                 "--rounds", str(args.rounds), "--backward", *map(str, args.backward),
-                "--scale", str(args.scale), "--forward", str(args.forward), "--only", *args.only,
-                "--variants", *args.variants,
+                "--np", str(args.np), "--scale", str(args.scale), "--forward", str(args.forward),
+                "--only", *args.only, "--variants", *args.variants,
             ]  # fmt: skip
             hosts = ["-np", str(args.np), "-H", ",".join(names)]
             launcher = [sys.executable, "-m", "ringrun", "--threads", "1", *hosts]
@@ -165,6 +169,9 @@ def table(row: Dict[str, Any]) -> str:
             for name, seconds in medians.items()
         ]
     lines += [f"  {name:32s} {value:8.3f} s" for name, value in row.get("overlap", {}).items()]
+    for name in ("no communication", "int8") if "exposed" in row else ():
+        parts = {part: statistics.median(times) for part, times in row["exposed"][name].items()}
+        lines.append(f"  {name:32s} " + ", ".join(f"{part} {value:.3f} s" for part, value in parts.items()))
     for item in row.get("auto", ()):
         lines.append(f"{row['mbit_per_s']} Mbit/s, backward {item['backward_s']:g} s: {item['chosen']}")
         lines += [
@@ -201,7 +208,7 @@ def main() -> int:
     parser.add_argument("--backward", type=float, nargs="+", default=[1.0], metavar="S")
     parser.add_argument("--scale", type=float, default=1.0, help="share of ResNet-50's gradients")
     parser.add_argument("--forward", type=float, default=0.1, metavar="S", help="for --only overlap")
-    kinds = ("allreduce", "steps", "auto", "overlap")
+    kinds = ("allreduce", "steps", "auto", "overlap", "exposed")
     parser.add_argument("--only", nargs="+", choices=kinds, default=kinds[:2])
     parser.add_argument(
         "--variants", nargs="*", default=[], metavar="WORD", help="steps with one of these in the name"

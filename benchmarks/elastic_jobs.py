@@ -1,7 +1,7 @@
 """How long elastic jobs of ringrun need after a loss, what a newcomer costs, and ten minutes of losses.
 
     python benchmarks/elastic_jobs.py kills  4 ranks, 100 MB of state, SIGKILL of each in turn, 20 times
-    python benchmarks/elastic_jobs.py hosts  the same with one rank on each of 3 hosts, at 1 Gbit/s
+    python benchmarks/elastic_jobs.py hosts  the same with each rank on a host of its own, at 1 Gbit/s
     python benchmarks/elastic_jobs.py silent  on 3 hosts: a frozen rank, a pulled cable, a partition
     python benchmarks/elastic_jobs.py join   on 3 hosts: the pause of the others while a process joins that
                                              sleeps 20 s between init() and train()
@@ -66,10 +66,12 @@ def train(state):
         gradient[:] = 1e-3 * ((state.step + rc.rank()) % 7)
         total = rc.allreduce(gradient)
         ends = rc.allreduce(np.array([float(os.path.exists(stop))]), op=rc.Max)[0] > 0
-        with state.update():
-            at = state.step * len(total) % len(state.weights)
-            state.weights[at : at + len(total)] += total[: len(state.weights) - at]
-        note(event="step", epoch=rc.epoch(), size=rc.size(), step=state.step, s=time.time() - began)
+        try:
+            with state.update():
+                at = state.step * len(total) % len(state.weights)
+                state.weights[at : at + len(total)] += total[: len(state.weights) - at]
+        finally:  # The step is finished, also where processes join after it.
+            note(event="step", epoch=rc.epoch(), size=rc.size(), step=state.step, s=time.time() - began)
         if ends:
             rc.check_same({"weights": state.weights})
             digest = hashlib.sha256(state.weights).hexdigest()
@@ -207,7 +209,7 @@ def kills(ranks: int, state_bytes: int, count: int, *options: str, **environment
     """SIGKILL one rank after the other; seconds until the survivors have finished a step."""
     with ElasticJob(
         "-np", str(ranks), "--min-np", str(ranks - 1), "--max-np", str(ranks), *options, ranks=ranks,
-        state_bytes=state_bytes, **environment,
+        state_bytes=state_bytes, **CHECKED_AT_THE_END, **environment,
     ) as job:  # fmt: skip
         dead: List[int] = []
         seconds: List[float] = []
@@ -223,18 +225,22 @@ def kills(ranks: int, state_bytes: int, count: int, *options: str, **environment
             seconds.append(job.first_step(survivors, at) - at)
             moved += sum(job.notes(member)[-1]["pid"] != pids[member] for member in survivors)
             print(f"  kill {number + 1}: {seconds[-1]:.2f} s", flush=True)
-        job.running(ranks, dead)
+        members = job.running(ranks, dead)
         code, text = job.end()
+        digests = {job.notes(member)[-1]["digest"] for member in members}
         ordered = sorted(seconds)
         return {
             "losses": count, "views_after_the_first": job.views(), "ranks": ranks, "state_bytes": state_bytes,
             "median_s": statistics.median(ordered), "longest_s": ordered[-1],
             "percentile_95_s": ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))],
-            "survivors_with_another_pid": moved, "exit_code": code, "end": text.splitlines()[-1:],
+            "survivors_with_another_pid": moved, "all_weights_equal": len(digests) == 1,
+            "exit_code": code, "end": text.splitlines()[-1:],
         }  # fmt: skip
 
 
 NODES = ("node1", "node2", "node3")
+CHECKED_AT_THE_END = {"CHECKS_VIEWS": "0"}
+"""Computing the digest of the state takes longer than going on."""
 
 
 def computing(processes: int) -> ContextManager[None]:
@@ -246,24 +252,25 @@ def computing(processes: int) -> ContextManager[None]:
 
 
 @contextmanager
-def three_hosts(no_wlan: bool = True) -> Iterator[Any]:
-    """Three hosts in network namespaces, with links of 1 Gbit/s, and without ``no_wlan`` of 20 Mbit/s too."""
+def lab_of(no_wlan: bool = True, names: Sequence[str] = NODES) -> Iterator[Any]:
+    """Hosts in network namespaces, with links of 1 Gbit/s, and without ``no_wlan`` of 20 Mbit/s too."""
     sys.path.insert(0, str(ROOT))
     from tests.hosts.netlab import Lab
 
     reason = Lab.unavailable()
     if reason is not None:
         raise SystemExit(f"cannot make hosts here: {reason}")
-    with Lab(*NODES, no_wlan=no_wlan, docker=False) as lab:
-        for name in NODES:
+    with Lab(*names, no_wlan=no_wlan, docker=False) as lab:
+        for name in names:
             lab.shape(name, "eth", "1000mbit", burst="256kb")
         yield lab
 
 
-def hosts(state_bytes: int, count: int) -> Dict[str, Any]:
-    """:func:`kills` with a rank on each of three hosts with links of 1 Gbit/s."""
-    with three_hosts() as lab:
-        result = kills(3, state_bytes, count, "-H", ",".join(NODES), PATH=lab.environ()["PATH"])
+def hosts(ranks: int, state_bytes: int, count: int) -> Dict[str, Any]:
+    """:func:`kills` with a rank on each of so many hosts with links of 1 Gbit/s."""
+    names = [f"node{number + 1}" for number in range(ranks)]
+    with lab_of(names=names) as lab:
+        result = kills(ranks, state_bytes, count, "-H", ",".join(names), PATH=lab.environ()["PATH"])
         return {"mbit_per_s": 1000, **result}
 
 
@@ -272,7 +279,7 @@ def silent(state_bytes: int, count: int, dead_after_s: float) -> Dict[str, Any]:
 
     The rank that is cut off must not make any step in a later view.
     """
-    with three_hosts() as lab, ElasticJob(
+    with lab_of() as lab, ElasticJob(
         "-np", "3", "--min-np", "2", "--max-np", "3", "--dead-after", f"{dead_after_s:g}", "-H",
         ",".join(NODES), ranks=3, state_bytes=state_bytes, PATH=lab.environ()["PATH"],
     ) as job:  # fmt: skip
@@ -311,9 +318,9 @@ def join(state_bytes: int, count: int, sleep_s: float, busy: int) -> Dict[str, A
     step with the new process. The state is compared between the ranks at the end only: computing its digest
     takes longer than the rest. ``busy`` processes compute meanwhile.
     """
-    with three_hosts(no_wlan=False) as lab, computing(busy), ElasticJob(
+    with lab_of(no_wlan=False) as lab, computing(busy), ElasticJob(
         "-np", "3", "--min-np", "2", "--max-np", "3", "-H", ",".join(NODES), ranks=3, state_bytes=state_bytes,
-        NEWCOMER_SLEEPS=str(sleep_s), CHECKS_VIEWS="0", PATH=lab.environ()["PATH"],
+        NEWCOMER_SLEEPS=str(sleep_s), **CHECKED_AT_THE_END, PATH=lab.environ()["PATH"],
     ) as job:  # fmt: skip
         dead: List[int] = []
         pauses: List[float] = []
@@ -416,7 +423,7 @@ def main() -> None:
     if given.what == "kills":
         result = kills(given.ranks, size, given.count)
     elif given.what == "hosts":
-        result = hosts(size, given.count)
+        result = hosts(given.ranks, size, given.count)
     elif given.what == "silent":
         result = silent(size, max(1, given.count // 5), 5.0)
     elif given.what == "join":

@@ -99,6 +99,21 @@ def compression_overlap() -> Rows:
         yield [f"{link}, {102 * run['scale']:.0f} MB", *(f"{run['overlap'][name]:.2f}" for name in columns)]
 
 
+def compression_exposed() -> Rows:
+    for run in result("compression")["exposed"]:
+        steps = {name: median(times) for name, times in run["steps"].items()}
+        parts, alone = (
+            {part: median(times) for part, times in run[name].items()}
+            for name in ("int8", "no communication")
+        )
+        own = (parts["waited"], parts["computed"] - alone["computed"], parts["after"], parts["process"])
+        yield [
+            str(run["ranks"]), *(f"{steps[name]:.3f}" for name in ("no communication", "DDP, Gloo")),
+            f"{steps['ringcomm int8']:.3f}", f"{steps['DDP, Gloo'] / steps['ringcomm int8']:.2f}",
+            f"{steps['DDP, Gloo'] / steps['no communication']:.2f}", *(f"{seconds:.3f}" for seconds in own),
+        ]  # fmt: skip
+
+
 def accuracies(task: str) -> Callable[[], Rows]:
     """A table of accuracies; all methods have the same ten seeds as float32."""
     found = result("accuracy")[task]
@@ -308,6 +323,22 @@ def fastest() -> Rows:
         yield [size, duration(median(times["auto"])), duration(median(times[best])), f"{share:.2f}"]
 
 
+def loopback() -> Rows:
+    """What two bare processes need for the same bytes over the loopback, beside ringcomm and Gloo."""
+    for size, run in result("loopback")["sizes"].items():
+        times, calls = run["seconds"], run["calls"]
+        ms = {name: f"{median(values) * 1e3:.2f} ms" for name, values in times.items()}
+        share, own, bound = (
+            median([one / other for one, other in zip(times[above], times[below])])
+            for above, below in (("bare, added", "ringcomm"), ("gloo", "ringcomm"), ("gloo", "bare, added"))
+        )
+        megabytes = calls["send_bytes"] / 1e6
+        yield [
+            size, ms["bare"], ms["bare, added"], ms["ringcomm"], f"{share:.2f}", ms["gloo"], f"{own:.2f}×",
+            f"{bound:.2f}×", f"{calls['send'] / megabytes:.1f}",
+        ]  # fmt: skip
+
+
 def beside_peers() -> Rows:
     found = result("one_host")
     for count, times in found["rounds"].items():
@@ -366,6 +397,7 @@ TABLES: Tuple[Table, ...] = (
     Table("docs/compression.md", "all-reduce of 102 MB", 0, compression_allreduce),
     Table("docs/compression.md", "link, backward pass", 0, compression_auto),
     Table("docs/compression.md", " | float32 | overlapping", 0, compression_overlap),
+    Table("docs/compression.md", "ranks on two cores", 0, compression_exposed),
     Table("docs/compression.md", " | accuracy", 0, accuracies("digits")),
     Table("docs/compression.md", " | accuracy", 1, accuracies("textures")),
     Table("docs/machines.md", "ranks | Python and NumPy", 0, memory),
@@ -384,6 +416,7 @@ TABLES: Tuple[Table, ...] = (
     Table("docs/performance.md", "size | shared: default", 0, beside_alternatives),
     Table("docs/performance.md", "size | default | shm", 0, beside_peers),
     Table("docs/performance.md", " | step | × Gloo in DDP's", 0, gradients),
+    Table("docs/performance.md", "size | bare exchange", 0, loopback),
 )
 
 

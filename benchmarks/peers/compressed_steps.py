@@ -200,6 +200,48 @@ def overlaps(scale: float, backward_s: float, forward_s: float, rounds: int) -> 
     return found
 
 
+def exposed(scale: float, backward_s: float, rounds: int) -> Dict[str, Dict[str, List[float]]]:
+    """Where a step with int8 is longer than one without communication, in seconds.
+
+    ``backward``: until the backward pass has ended; ``waited``: how long its thread was ready meanwhile, but
+    had no core; ``computed``: what the thread computed; ``after``: from then until the step was finished;
+    ``process``: processor time of all threads.
+    """
+    import threading
+
+    import torch
+
+    import ringcomm as rc
+    import ringcomm.torch as hvd
+
+    place = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+
+    def scheduled() -> List[float]:
+        with open(place) as file:
+            return [int(word) * 1e-9 for word in file.read().split()[:2]]
+
+    found: Dict[str, Dict[str, List[float]]] = {}
+    for name in ("no communication", "int8"):
+        model = gradients_of(scale, backward_s)
+        optimizer = still(model)
+        if name == "int8":
+            optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression="int8")
+        factor = torch.ones(())
+        parts = found[name] = {part: [] for part in ("backward", "waited", "computed", "after", "process")}
+        for number in range(rounds + 2):
+            rc.barrier()
+            before, worked, started = scheduled(), time.process_time(), time.perf_counter()
+            model(factor).backward()
+            ended, after = time.perf_counter(), scheduled()
+            optimizer.step()
+            taken = {"backward": ended - started, "waited": after[1] - before[1],
+                     "computed": after[0] - before[0], "after": time.perf_counter() - ended,
+                     "process": time.process_time() - worked}  # fmt: skip
+            for part, seconds in taken.items() if number >= 2 else ():
+                parts[part].append(seconds)
+    return found
+
+
 AUTO_WARM_UP = 7
 """Steps without compression, after which the choice is made; the first is not counted."""
 

@@ -42,14 +42,14 @@ _AT_MOST_S = 0.03
 _FLOAT64 = np.dtype(np.float64)
 
 
-def agreed(runner: Runner, flags: Sequence[bool]) -> List[bool]:
-    """For each of the flags, whether it is set on every rank. All ranks call it at the same point.
+def gathered(runner: Runner, values: Sequence[float]) -> np.ndarray[Any, Any]:
+    """The numbers of all ranks, one row per rank. All ranks call it at the same point.
 
     Raises:
         PeerLostError: (or whatever else stops a collective) a rank is gone.
     """
-    everybodys = _gather(runner, [float(flag) for flag in flags])
-    return [bool(everybodys[:, column].all()) for column in range(len(flags))]
+    bits = np.array(values, np.float64).view(np.int64).tolist()
+    return runner.exchange(bits, Collective.EXCHANGE, _FLOAT64, "measure", ()).view(np.float64)
 
 
 def measure(runner: Runner, host_index: Sequence[int]) -> Optional[CostModel]:
@@ -80,18 +80,12 @@ def measure(runner: Runner, host_index: Sequence[int]) -> Optional[CostModel]:
     if len(firsts) > 2:
         byte_s = _measure_centres(runner, timer, firsts, byte_s)
     mine = Calibration(_reduce_byte_s(), *local, latency_s, byte_s)
-    return model_of([Calibration(*row.tolist()) for row in _gather(runner, mine)], host_index)
-
-
-def _gather(runner: Runner, values: Sequence[float]) -> np.ndarray[Any, Any]:
-    """The numbers of all ranks, one row per rank."""
-    bits = np.array(values, np.float64).view(np.int64).tolist()
-    return runner.exchange(bits, Collective.EXCHANGE, _FLOAT64, "measure", ()).view(np.float64)
+    return model_of([Calibration(*row.tolist()) for row in gathered(runner, mine)], host_index)
 
 
 def _measure_centres(runner: Runner, timer: _LinkTimer, firsts: Sequence[int], byte_s: float) -> float:
     """The hosts that may be faster than any pair could show; this host's seconds per byte after that."""
-    everybodys = _gather(runner, [byte_s])[:, 0]
+    everybodys = gathered(runner, [byte_s])[:, 0]
     fastest = min(everybodys[rank] for rank in firsts)
     centres = [rank for rank in firsts if everybodys[rank] <= 1.5 * fastest]
     # With two, each has shown all that the other can; slower ones would only make it take longer.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..rendezvous.joined import Joined
     from ..schedule.cost import CostModel
     from .entry import Entry
-    from .preparation import Preparation
+    from .preparation import Preparation, Prepared
 
 logger = logging.getLogger("ringcomm")
 
@@ -89,6 +89,7 @@ class Context(Collectives):
         self.balance_count = 0
         self.advised = self.batch_norm = False
         self.cost_model: Optional[CostModel] = None
+        self._prepared: Optional[Prepared] = None
         self.joined_as: Optional[Membership] = None
         hosts = [peer.host_index for peer in self.peers]
         report = self._report if settings.verbose and rank == 0 else None
@@ -128,6 +129,7 @@ class Context(Collectives):
         membership: Optional[Membership] = None,
         settings: Optional[Settings] = None,
         resume: Optional[Resume] = None,
+        before: Optional[Prepared] = None,
     ) -> Context:
         """Join the job that the environment (or the arguments) describe, and connect to all ranks.
 
@@ -135,6 +137,7 @@ class Context(Collectives):
             membership: how this process takes part in the job.
             settings: tunables.
             resume: in an elastic job, what this process has kept of the last view.
+            before: and what it has measured and compared there.
 
         Raises:
             ExcludedError: an elastic job has no place for this process.
@@ -159,7 +162,7 @@ class Context(Collectives):
         while True:
             context = cls._of(enter(membership, settings, resume), settings)
             try:
-                context._prepare()
+                context._prepare(before)
                 return context
             except BaseException as problem:
                 if not (context.is_elastic and isinstance(problem, Recoverable)):
@@ -168,6 +171,7 @@ class Context(Collectives):
                 # A member was lost before the first call: the job goes on with the view after this one.
                 logger.info("epoch %d failed before the first call: %s", context.generation, problem)
                 resume = context.suspend(0 if resume is None else resume.position)
+                before = context._kept(before)
 
     @classmethod
     def _of(cls, entry: Entry, settings: Settings) -> Context:
@@ -184,30 +188,34 @@ class Context(Collectives):
         context.joined_as = entry.membership
         return context
 
-    def _prepare(self) -> None:
-        """Choose algorithms, compare programs, and start the timeline, together with all ranks."""
+    def _prepare(self, before: Optional[Prepared]) -> None:
+        """Choose algorithms, compare programs, and start the timeline, together with all ranks.
+
+        Args:
+            before: what this process has kept of an earlier view.
+        """
         assert self._joined is not None
         if self.rank == 0:
             _point_out_misspelt()
         if self.size > 1:
-            self._tune()
-            preparation = self._preparation()
+            preparation = self._tune(before)
             if self.settings.verbose and self.rank == 0:
                 logger.info("%s", self._joined.table)
                 self._report(preparation.carriers())
-            preparation.compare_programs()
+            if not preparation.is_repeated:
+                preparation.compare_programs()
+            self._prepared = preparation.prepared
         if self.settings.timeline:
             path = timeline_path(self.settings.timeline, self.generation if self.is_elastic else 0)
             self.start_timeline(path, self.settings.timeline_mark_cycles)
 
-    def _preparation(self) -> Preparation:
+    def _tune(self, before: Optional[Prepared] = None) -> Preparation:
+        """Measure the machine, together with all ranks, and choose schedules by that from now on."""
         from .preparation import Preparation  # not needed by a process that is alone
 
-        return Preparation(self.group)
-
-    def _tune(self) -> None:
-        """Measure the machine, together with all ranks, and choose schedules by that from now on."""
-        self.cost_model = self._preparation().tune(self._selector)
+        preparation = Preparation(self.group)
+        self.cost_model = preparation.tune(self._selector, before)
+        return preparation
 
     @property
     def is_elastic(self) -> bool:
@@ -230,7 +238,12 @@ class Context(Collectives):
             ExcludedError: this process is not to be in the job any more.
             StartupError: (or a subclass) the job cannot go on with this process.
         """
-        return Context.start(self.joined_as, self.settings, self.suspend(position))
+        return Context.start(self.joined_as, self.settings, self.suspend(position), self._kept())
+
+    def _kept(self, before: Optional[Prepared] = None) -> Optional[Prepared]:
+        """What the next view need not find out again: nothing if links or hosts were silent in this one."""
+        is_silent = isinstance(self.group.reporter.abort_error, TimeoutError)
+        return None if is_silent else self._prepared or before
 
     def suspend(self, position: int) -> Resume:
         """End this process's part in the view, but keep its connection to the rendezvous.

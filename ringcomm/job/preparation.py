@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Dict, List, Optional
+from typing import Dict, List, NamedTuple, Optional
 
-from ..collective.measure import agreed, measure
+from ..collective.measure import gathered, measure
 from ..collective.runner import Runner
 from ..configuration.polling import usable_cores
 from ..group.group import Group
+from ..schedule.calibration import part_of
 from ..schedule.cost import CostModel
 from ..schedule.select import Selector
 from ..transport.process_memory import ReadingLink
@@ -17,15 +18,35 @@ from ..transport.tcp import STREAMS
 from .program import compare_programs
 
 
+class Prepared(NamedTuple):
+    """What ranks have found out together before the first call of a view, for the views after it.
+
+    Attributes:
+        generation: of the view: where it is the same, the ranks and the model are.
+        rank: this process's rank there.
+        model: the links as they were measured; None: they were not.
+    """
+
+    generation: int
+    rank: int
+    model: Optional[CostModel]
+
+
 class Preparation:
     """Compares and measures, together with all ranks.
 
     Args:
         group: the ranks of the job.
+
+    Attributes:
+        is_repeated: after :meth:`tune`: whether all ranks have prepared an earlier view together.
+        prepared: after :meth:`tune`: what this rank keeps for the next view.
     """
 
     def __init__(self, group: Group) -> None:
         self._group = group
+        self.is_repeated = False
+        self.prepared: Optional[Prepared] = None
         self._links = {
             peer: group.channels.direct.link(peer) for peer in range(group.size) if peer != group.rank
         }
@@ -44,11 +65,15 @@ class Preparation:
         limit_s = min(settings.timeout_s or math.inf, settings.start_timeout_s)
         return self._group.runner.with_settings(replace(settings, timeout_s=limit_s))
 
-    def tune(self, selector: Selector) -> Optional[CostModel]:
+    def tune(self, selector: Selector, before: Optional[Prepared] = None) -> Optional[CostModel]:
         """Measure the machine, and choose schedules by that from now on.
+
+        What all ranks have measured together in an earlier view is not measured again: after a loss the
+        links of the ranks that are left are as fast as they were.
 
         Args:
             selector: chooses them.
+            before: what this rank has kept of the last view that it has prepared.
 
         Returns:
             the links as they were measured; None: they were not.
@@ -60,9 +85,19 @@ class Preparation:
         alone = group.local_size == group.size
         wanted = group.settings.measure and not (alone and crowded)
         oversubscribed = alone and crowded and all(link.carrier in STREAMS for link in self._links.values())
-        wanted, oversubscribed = agreed(runner, [wanted, oversubscribed])
-        model = measure(runner, hosts) if wanted else None
+        generation, rank, model = before or Prepared(-1, -1, None)
+        everybodys = gathered(runner, [wanted, oversubscribed, generation, rank])
+        wanted, oversubscribed = (bool(everybodys[:, column].all()) for column in (0, 1))
+        self.is_repeated = generation >= 0 and bool((everybodys[:, 2] == generation).all())
+        if self.is_repeated and model is not None:
+            model = part_of(model, [int(number) for number in everybodys[:, 3]], hosts)
+        else:
+            model = None
+        if wanted and model is None:
+            model = measure(runner, hosts)
+        model = model if wanted else None
         selector.adopt(model, oversubscribed)
+        self.prepared = Prepared(group.generation, group.rank, model)
         return model
 
     def carriers(self) -> str:

@@ -93,6 +93,32 @@ def model_of(calibrations: Sequence[Calibration], host_index: Sequence[int]) -> 
     )
 
 
+def part_of(model: CostModel, ranks: Sequence[int], host_index: Sequence[int]) -> Optional[CostModel]:
+    """The cost model of some of the ranks that another one was made for, in another order.
+
+    Args:
+        model: of all of them.
+        ranks: for each rank the one that it was in that model.
+        host_index: for each rank the number of its host.
+
+    Returns:
+        the model; None: the ranks must be measured, since they are no part of the others, or only one of
+        several hosts is left.
+    """
+    if not model.hosts:
+        return model if len(set(host_index)) == 1 else None
+    before = [model.hosts[rank] for rank in ranks]
+    pairs = set(zip(host_index, before))
+    if not 1 < len(set(host_index)) == len(set(before)) == len(pairs):
+        return None
+    order = sorted(pairs)
+    numbers = {host: number for number, (host, _) in enumerate(order)}
+    return model._replace(
+        hosts=tuple(numbers[host] for host in host_index),
+        wire_byte_s=tuple(model.wire_byte_s[number] for _, number in order),
+    )
+
+
 def coarse(value: float) -> float:
     """The nearest of 1, 1.5, 2, 3, 4, 6, 8, ... (times a power of two).
 

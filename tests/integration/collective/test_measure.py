@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringcomm.collective.measure import agreed, measure
+from ringcomm.collective.measure import gathered, measure
 from ringcomm.config import Settings
 from ringcomm.errors import PeerLostError
 from ringcomm.job import preparation
@@ -32,11 +32,11 @@ def test_all_ranks_have_the_same_model(size, ranks_per_host):
         assert 1e-12 < value < 0.1
 
 
-def test_one_rank_that_does_not_measure_is_enough():
+def test_every_rank_gets_the_numbers_of_all():
     def work(context):
-        return agreed(context._runner.with_settings(context.settings), [True, context.rank != 1, False])
+        return gathered(context._runner.with_settings(context.settings), [context.rank, 1 / 3]).tolist()
 
-    assert run_ranks(3, work) == [[True, False, False]] * 3
+    assert run_ranks(3, work) == [[[rank, 1 / 3] for rank in range(3)]] * 3
 
 
 @pytest.mark.parametrize(("transport", "cores", "name"), [

@@ -16,6 +16,7 @@ import pytest
 import ringcomm as rc
 from ringcomm.config import Membership, Settings, Slot
 from ringcomm.configuration.limits import Limits
+from ringcomm.job import preparation
 from ringcomm.job.context import Context
 from ringcomm.job.newcomer import newcomer_of
 from ringcomm.job.preparation import Preparation
@@ -54,10 +55,10 @@ class Job:
         self.server.expect(number, Slot(0, number), "here")
         return replace(self.membership, member=number, slot=Slot(0, number), host="here")
 
-    def start(self, size: int) -> List[Context]:
+    def start(self, size: int, settings: Settings = SETTINGS) -> List[Context]:
         """The first view."""
         members = [self.member(number) for number in range(size)]
-        return together(lambda item: Context.start(item, SETTINGS), members)
+        return together(lambda item: Context.start(item, settings), members)
 
     def kinds(self) -> List[str]:
         return [item.kind for item in self.notices]
@@ -107,6 +108,42 @@ def test_a_boundary_without_a_change_gives_the_same_members_a_new_epoch(job: Job
         contexts[0].allreduce(np.ones(3))
     together(lambda item: item.close(), again)
     assert "lost" not in job.kinds()
+
+
+def test_ranks_that_go_on_do_not_measure_their_links_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither do they compare their programs; with a new process all do both."""
+    found: List[str] = []
+    real = preparation.measure, preparation.compare_programs
+
+    def measure(*args: Any) -> Any:
+        found.append("measured")
+        return real[0](*args)
+
+    def compare(*args: Any) -> str:
+        found.append("compared")
+        return real[1](*args)
+
+    monkeypatch.setattr(preparation, "usable_cores", lambda: 8)
+    monkeypatch.setattr(preparation, "measure", measure)
+    monkeypatch.setattr(preparation, "compare_programs", compare)
+    settings = replace(SETTINGS, measure=True)
+    contexts = job.start(3, settings)
+    assert sorted(found) == ["compared"] * 3 + ["measured"] * 3
+    models = [item.cost_model for item in contexts]
+    contexts[0].close()
+    contexts = together(lambda item: item.restart(1), contexts[1:])
+    assert len(found) == 6 and [item.cost_model for item in contexts] == models[1:] and models[0]
+    new: List[Context] = []
+    thread = threading.Thread(target=lambda: new.append(Context.start(job.member(3), settings)))
+    thread.start()
+    pause = threading.Event()
+    while not contexts[0].take_changes():
+        pause.wait(0.01)
+    contexts = together(lambda item: item.restart(2), contexts)
+    thread.join(60)
+    assert total([*contexts, *new]) == 3
+    assert sorted(found[6:]) == ["compared"] * 3 + ["measured"] * 3
+    together(lambda item: item.close(), [*contexts, *new])
 
 
 def test_a_new_process_is_reported_while_the_others_compute(job: Job) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from ringcomm.config import Settings
 from ringcomm.group.view import Peer
 from ringcomm.job import preparation as module
-from ringcomm.job.preparation import Preparation
+from ringcomm.job.preparation import Preparation, Prepared
 from ringcomm.schedule.cost import CostModel
 from ringcomm.transport.process_memory import ReadingLink
 from ringcomm.transport.tcp import STREAMS
@@ -48,7 +49,7 @@ class Job:
             runner=SimpleNamespace(with_settings=self._with_settings), channels=channels, rank=rank,
             size=self.size, peers=self.peers, settings=Settings(**settings),
             control=control if joined else None,
-            hosts=[peer.host for peer in self.peers], local_size=hosts.count(hosts[rank]),
+            hosts=[peer.host for peer in self.peers], local_size=hosts.count(hosts[rank]), generation=7,
         )  # fmt: skip
         self.prepared = Preparation(group)
 
@@ -64,19 +65,19 @@ class Job:
 @pytest.fixture
 def machine(monkeypatch):
     """The cores of this host, what a measurement finds, and what other ranks agree to."""
-    found = SimpleNamespace(cores=4, model=MODEL, others=lambda flags: flags, asked=[], measured=0)
+    found = SimpleNamespace(cores=4, model=MODEL, others=lambda row: [row, row], asked=[], measured=0)
 
     def measure(runner, hosts):
         found.measured += 1
         return found.model
 
-    def agreed(runner, flags):
-        found.asked.append(flags)
-        return found.others(flags)
+    def gathered(runner, row):
+        found.asked.append(row[:2])
+        return np.array(found.others(row), float)
 
     monkeypatch.setattr(module, "usable_cores", lambda: found.cores)
     monkeypatch.setattr(module, "measure", measure)
-    monkeypatch.setattr(module, "agreed", agreed)
+    monkeypatch.setattr(module, "gathered", gathered)
     return found
 
 
@@ -104,7 +105,7 @@ class TestTuning:
         assert job.prepared.tune(job) is None and machine.asked == [[False, False]]
 
     def test_all_ranks_measure_or_none_does(self, machine):
-        machine.others = lambda flags: [False, False]
+        machine.others = lambda row: [row, [False, False, -1, -1]]
         job = Job([0, 1])
         assert job.prepared.tune(job) is None and machine.measured == 0
         assert job.adopted == [(None, False)]
@@ -115,6 +116,32 @@ class TestTuning:
             job.prepared.tune(job)
             (runner,) = job.runners
             assert runner.settings.timeout_s == limit_s
+
+
+class TestAfterALoss:
+    WIRES = over_hosts(FAST, SLOW, FAST)
+
+    def test_ranks_that_have_measured_together_do_not_do_it_again(self, machine):
+        """Ranks 1 and 2 of the earlier view are left, on hosts that have other numbers now."""
+        machine.others = lambda row: [row, [*row[:3], 1]]
+        job = Job([0, 1])
+        model = job.prepared.tune(job, Prepared(3, 2, self.WIRES))
+        assert machine.measured == 0 and job.prepared.is_repeated
+        assert (model.hosts, model.wire_byte_s) == ((0, 1), (FAST, SLOW))
+        assert job.adopted == [(model, False)] and job.prepared.prepared == Prepared(7, 0, model)
+
+    @pytest.mark.parametrize("generation", [-1, 2], ids=["new", "another view"])
+    def test_with_any_other_rank_all_measure(self, machine, generation):
+        machine.others = lambda row: [row, [*row[:2], generation, 1]]
+        job = Job([0, 1])
+        assert job.prepared.tune(job, Prepared(3, 2, self.WIRES)) == MODEL
+        assert machine.measured == 1 and not job.prepared.is_repeated
+        assert job.prepared.prepared == Prepared(7, 0, MODEL)
+
+    def test_what_was_not_worth_measuring_may_be_now(self, machine):
+        job = Job([0, 1])
+        assert job.prepared.tune(job, Prepared(3, 2, None)) == MODEL
+        assert machine.measured == 1 and job.prepared.is_repeated
 
 
 class TestPrograms:

@@ -12,7 +12,9 @@ from ringcomm.schedule.calibration import (
     leaders,
     model_of,
     pairings,
+    part_of,
 )
+from ringcomm.schedule.cost import CostModel
 
 
 @pytest.mark.parametrize("count", range(1, 10))
@@ -70,3 +72,36 @@ def test_a_slightly_different_measurement_makes_the_same_coarse_model():
         return model_of([Calibration(*(factor * value for value in wire))] * 3, [0, 1, 2])
 
     assert coarse_model(model(1.0)) == coarse_model(model(1.05))
+
+
+class TestPart:
+    """The ranks that are left of five on three hosts."""
+
+    WHOLE = CostModel(
+        1e-5, 1e-9, 1e-10, hosts=(0, 0, 1, 2, 2), wire_latency_s=1e-4, wire_byte_s=(1.0, 2.0, 3.0)
+    )
+
+    @pytest.mark.parametrize(
+        "ranks, host_index, hosts, wires",
+        [
+            ([0, 1, 2, 3, 4], [0, 0, 1, 2, 2], (0, 0, 1, 2, 2), (1.0, 2.0, 3.0)),
+            ([1, 3, 4], [0, 2, 2], (0, 1, 1), (1.0, 3.0)),
+            ([4, 2, 0], [5, 3, 9], (1, 0, 2), (2.0, 3.0, 1.0)),
+        ],
+        ids=["all", "one lost of two hosts", "another order"],
+    )
+    def test_hosts_keep_their_interfaces(self, ranks, host_index, hosts, wires):
+        found = part_of(self.WHOLE, ranks, host_index)
+        assert found == self.WHOLE._replace(hosts=hosts, wire_byte_s=wires)
+
+    @pytest.mark.parametrize(
+        "ranks, host_index",
+        [([3, 4], [0, 0]), ([0, 1, 2], [0, 1, 1]), ([0, 1], [0, 1]), ([0, 2], [0, 0])],
+        ids=["one host", "moved", "divided", "united"],
+    )
+    def test_others_are_measured(self, ranks, host_index):
+        assert part_of(self.WHOLE, ranks, host_index) is None
+
+    def test_ranks_of_one_host(self):
+        one = CostModel(1e-5, 1e-9, 1e-10)
+        assert part_of(one, [2, 0], [4, 4]) == one and part_of(one, [2, 0], [0, 1]) is None
