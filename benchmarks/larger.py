@@ -6,13 +6,14 @@ Three backends take turns, as in ddp.py: ringcomm over TCP, ringcomm as it comes
 other rank's memory) and Gloo. Measured are
 
 * a step of a pipeline (1F1B, 8 microbatches, activations and gradients of 1 MB each, a linear layer a stage),
+  and the same with these messages compressed (Gloo's are not), with the error that a codec makes,
 * a token of tensor parallelism: one row through 12 pairs of linear layers that are divided by columns and
   rows, so 12 sums of 1 KB, one after another, by PyTorch's ``parallelize_module``; and the same sums alone,
 * a step of FSDP2: forward and backward pass of 4 linear layers of 4 MB each.
 
 Rank 0 prints medians, and the median of the ratios to Gloo's time in the same round; the larger the better.
 With --output also DIR/larger.json. --link (as root, on Linux) puts each rank on a host of its own, a network
-namespace, with links of this speed both ways.
+namespace, with links of this speed both ways; the file is DIR/larger_links.json then.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ for place in (str(ROOT), str(Path(__file__).resolve().parent)):
         sys.path.insert(0, place)
 
 MICROBATCHES, PAIRS, WIDTH = 8, 12, 256
+CODECS = ("bf16", "int8")
 Step = Callable[[], Any]
 
 
@@ -49,6 +51,25 @@ def pipeline_step(group: Any) -> Step:
     given = [inputs] if rank == 0 else []
     wanted = {"target": inputs} if rank == size - 1 else {}
     return lambda: schedule.step(*given, **wanted)
+
+
+def errors_of_codecs() -> Dict[str, float]:
+    """The error of a compressed message, relative to it: of what a transformer's layer computes."""
+    import numpy as np
+    import torch
+
+    from ringcomm.group.message_coding import MessageCoder
+    from ringcomm.ops import codec_number
+
+    torch.manual_seed(1)
+    layer = torch.nn.TransformerEncoderLayer(WIDTH, 4, batch_first=True, dropout=0.0, norm_first=True)
+    sent = layer(torch.randn(16, 64, WIDTH)).detach().numpy().ravel()
+    coder, got, found = MessageCoder(), np.empty_like(sent), {}
+    for name in CODECS:
+        codes = coder.encode(codec_number(name), sent.view("u1").data)
+        coder.decode(codec_number(name), codes, got.view("u1").data)
+        found[name] = float(np.linalg.norm(got - sent) / np.linalg.norm(sent))
+    return found
 
 
 def token(group: Any) -> Step:
@@ -109,7 +130,7 @@ def work(rank: int, size: int, folder: str, rounds: int, quick: bool) -> None:
     import torch
     import torch.distributed as dist
 
-    import ringcomm.torch.distributed  # noqa: F401
+    from ringcomm.torch.distributed import compress_messages
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -123,6 +144,10 @@ def work(rank: int, size: int, folder: str, rounds: int, quick: bool) -> None:
     ):
         steps = {name: make(group) for name, group in groups.items()}
         results[what] = ddp.measure(steps, rounds, 1 if quick else 2 * calls)
+        for codec in CODECS if make is pipeline_step else ():
+            for name in ddp.BACKENDS[:2]:
+                compress_messages(codec, groups[name])
+            results[f"{what} as {codec}"] = ddp.measure(steps, rounds, 1 if quick else 2 * calls)
     dist.barrier()
     if rank == 0:
         Path(folder, "results").write_text(json.dumps(results))
@@ -185,13 +210,17 @@ def main() -> None:
         results = run(args.np, rounds, args.quick)
     import ddp
 
+    errors = errors_of_codecs()
     if args.output is not None:
         import machine
 
         args.output.mkdir(parents=True, exist_ok=True)
         facts = {"machine": machine.facts(), "np": args.np, "link": args.link, "seconds": results}
-        (args.output / "larger.json").write_text(json.dumps(facts, indent=1) + "\n")
+        facts["relative errors"] = errors
+        file = args.output / ("larger_links.json" if args.link else "larger.json")
+        file.write_text(json.dumps(facts, indent=1) + "\n")
     print("\n".join(ddp.table(results)))
+    print(", ".join(f"relative error of {codec}: {error:.2e}" for codec, error in errors.items()))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
     torchrun --nproc-per-node 2 examples/torch_pipeline.py                          PyTorch's launcher
 
 No process has the whole model. A batch is cut into microbatches; each goes through the stages one after
-another, so that all stages compute at the same time. The text is Python's own manual; nothing is downloaded.
+another, so that all stages compute at the same time. The text is Python's manual; nothing is downloaded.
 """
 
 import argparse
@@ -26,7 +26,7 @@ except ModuleNotFoundError as missing:
         f"Install it: {sys.executable} -m pip install torch"
     ) from None
 
-import ringcomm.torch.distributed  # noqa: F401  # <--- makes the backend known
+from ringcomm.torch.distributed import compress_messages  # <--- makes the backend known
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -73,11 +73,13 @@ def main():
     add("--batch-size", type=int, default=32, help="texts per step [32]")
     add("--steps", type=int, default=100, help="steps of training [100]")
     add("--lr", type=float, default=0.003, help="learning rate [0.003]")
+    add("--compress", default="none", help="send activations and gradients as bf16 or int8 [none]")
     add("--seed", type=int, default=1, help="for the initial weights and the batches [1]")
     args = parser.parse_args()
 
     # torchrun sets RANK and related variables; ringcomm:// is for ringrun, and for one process alone.
     dist.init_process_group("ringcomm", init_method=None if "RANK" in os.environ else "ringcomm://")  # <---
+    compress_messages(args.compress)  # <---
     rank, size = dist.get_rank(), dist.get_world_size()
     is_first, is_last = rank == 0, rank == size - 1
     if "OMP_NUM_THREADS" not in os.environ:  # ringrun has not shared the cores out
@@ -93,9 +95,8 @@ def main():
     count = sum(parameter.numel() for parameter in module.parameters())
     print(f"stage {rank} of {size}: layers {layers.start} to {layers.stop - 1}, {count} parameters")
 
-    stage = PipelineStage(module, rank, size, torch.device("cpu"))
     schedule = SCHEDULES[args.schedule](
-        stage, args.microbatches,
+        PipelineStage(module, rank, size, torch.device("cpu")), args.microbatches,
         loss_fn=lambda scores, wanted: nn.functional.cross_entropy(scores.flatten(0, 1), wanted.flatten()),
     )  # fmt: skip
     optimizer = torch.optim.AdamW(module.parameters(), lr=args.lr)

@@ -99,8 +99,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         ["balance.plan", "balance.order", "balance.division", "balance.replan", "balance.step_weight",
          "balance.unequal", "balance.window", "balance.advise", "balance.probe"],
         [
-            "group.work", "group.message_matching", "group.message_channel", "group.abort_watch",
-            "group.operation_queue", "group.point_to_point",
+            "group.work", "group.message_matching", "group.message_coding", "group.message_channel",
+            "group.abort_watch", "group.operation_queue", "group.point_to_point",
         ],
     ],
     5: [
@@ -172,7 +172,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "torch.distributed._version", "torch.distributed._bridge", "torch.distributed._staged",
             "torch.distributed._uncompiled", "torch.distributed._work",
-            "torch.distributed._elements",
+            "torch.distributed._elements", "torch.distributed._dispatch",
             "torch.distributed._reductions",
             "torch.distributed._collectives", "torch.distributed._store", "torch.distributed._steps",
             "torch.distributed._monitored",

@@ -5,7 +5,6 @@ Every case has a lab of its own, and several run at the same time, because they 
 
 from __future__ import annotations
 
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,20 +12,16 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tu
 
 import pytest
 
-from tests.hosts import job as jobs
-from tests.hosts.job import Job
-from tests.hosts.netlab import Lab, wait_for
+from tests.hosts.enduring import HOSTS, PROGRAMS, Outcome, endure
+from tests.hosts.netlab import Lab
 
 # One worker of pytest's runs them all: each that had some of these tests would run all cases in its own labs.
 pytestmark = pytest.mark.xdist_group("cuts")
 
-PROGRAM = Path(__file__).parent / "programs" / "endure.py"
 RESET = "reject with tcp reset"
-HOSTS = ("localhost", "jetson1", "jetson2")
 AT_ONCE = 4
 DEAD_AFTER_S = 3.0
 BOUND_S = DEAD_AFTER_S + 2.0
-LEFT_S = 5.0
 
 
 def power_off(lab: Lab) -> None:
@@ -74,51 +69,11 @@ IN_GROUPS = ("silence", "silence between two", "reset", "nothing goes out", "pow
 """What also happens to jobs whose ranks are in a process group of PyTorch's, with links of its own."""
 
 
-class Outcome(NamedTuple):
-    """What became of a job.
-
-    Attributes:
-        struck_s: when the fault happened.
-        errors, finished: what the ranks have written.
-        left: command lines of what was still running afterwards.
-    """
-
-    struck_s: float
-    code: int
-    output: str
-    errors: Dict[int, Dict[str, Any]]
-    finished: List[int]
-    left: Dict[str, List[str]]
-
-
-def read(directory: Path, name: str) -> Dict[int, Dict[str, Any]]:
-    return {
-        rank: json.loads((directory / f"{name}{rank}").read_text())
-        for rank in range(3)
-        if (directory / f"{name}{rank}").exists()
-    }
-
-
-def endure(lab: Lab, directory: Path, way: str, seconds: float, strike: Callable[[Lab], None]) -> Outcome:
-    """Run a job, let it happen, and see what is left."""
+def endure_cut(lab: Lab, directory: Path, way: str, seconds: float, strike: Callable[[Lab], None]) -> Outcome:
     for host in ("jetson1", "jetson2"):
         lab.shape(host, "eth", "200mbit")
-    options = ["-H", ",".join(HOSTS), "--dead-after", DEAD_AFTER_S, "-x", "OMP_NUM_THREADS=1"]
-    with Job(lab, *options, PROGRAM, directory, way, "--seconds", seconds) as job:
-        wait_for(lambda: len(read(directory, "running")) == 3, 120, "a running job")
-        if way != "idle":
-            time.sleep(0.3)
-        struck_s = time.time()
-        strike(lab)
-        code = job.finish(timeout_s=40)
-    wait_until_s = time.monotonic() + LEFT_S
-    while jobs.job_processes(lab, str(directory)) and time.monotonic() < wait_until_s:
-        time.sleep(0.05)
-    left = jobs.job_processes(lab, str(directory))
-    lab.restore()
-    return Outcome(
-        struck_s, code, job.output, read(directory, "error"), list(read(directory, "finished")), left
-    )
+    program = [PROGRAMS / "endure.py", directory, way, "--seconds", seconds]
+    return endure(lab, directory, program, strike, DEAD_AFTER_S, pause_s=0.0 if way == "idle" else 0.3)
 
 
 def healing(gap_s: float) -> Callable[[Lab], None]:
@@ -152,9 +107,9 @@ def outcomes(able: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[D
                 directory.mkdir()
                 if name == "healed":
                     seconds = DEAD_AFTER_S + (1.0 if way == "idle" else 2.0)
-                    return endure(lab, directory, way, seconds, healing(DEAD_AFTER_S * 0.4))
+                    return endure_cut(lab, directory, way, seconds, healing(DEAD_AFTER_S * 0.4))
                 seconds = FAULTS[name].idle_s if way == "idle" else 600.0
-                return endure(lab, directory, way, seconds, FAULTS[name].strike)
+                return endure_cut(lab, directory, way, seconds, FAULTS[name].strike)
             finally:
                 free.append(lab)
 
@@ -182,7 +137,7 @@ def test_all_ranks_name_the_rank_cut_off(outcomes: Dict[Tuple[str, str], Any], n
     else:
         assert f"{HOSTS[fault.culprit]}" in seen.output.split("╭")[-1], seen.output
     assert set(seen.errors) == ({0, 1} if fault.lost else {0, 1, 2}), (seen.errors, seen.output)
-    took_s = {rank: error["at_s"] - seen.struck_s for rank, error in seen.errors.items()}
+    took_s = seen.took_s()
     print(f"{name}, {way}: " + ", ".join(f"rank {rank} after {took:.1f} s" for rank, took in took_s.items()))
     assert max(took_s.values()) < BOUND_S, seen.errors
     for rank, error in seen.errors.items():

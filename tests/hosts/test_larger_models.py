@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import Any, Dict, Iterator
 
 import pytest
 
-from tests.hosts.job import EXAMPLES, Job, ringrun
+from tests.hosts.enduring import cut_stage, endure, kill_stage, stage_program
+from tests.hosts.job import EXAMPLES, ringrun
 from tests.hosts.netlab import Lab, wait_for
 
 pytestmark = pytest.mark.timeout(400)
@@ -22,6 +22,8 @@ TWO = "localhost,jetson1"
 GROUPS = Path("/sys/fs/cgroup/memory")
 MEMORY_BYTES = 650_000_000
 """Of a host. PyTorch takes 200 MB, four layers with gradients and AdamW 200 MB more, all twelve 600 MB."""
+SAFE_S = 20.0
+"""A limit for what takes about a tenth of a second, or ``--dead-after``."""
 LARGE = "--width 512 --layers 12 --context 16 --batch-size 8 --steps 4"
 
 
@@ -111,15 +113,21 @@ def test_a_pipeline_trains_what_one_host_has_no_memory_for(lab: Lab, limited: st
     assert sorted(alone) == [4] and losses_in(output) == pytest.approx(alone, rel=1e-3)
 
 
-def test_a_killed_stage_is_named_on_all_hosts(lab: Lab) -> None:
-    program = EXAMPLES / "torch_pipeline.py"
-    command = ["-x", "OMP_NUM_THREADS=1", program, "--steps", "100000", "--layers", "3"]
+def test_a_killed_stage_is_named_by_all_ranks(lab: Lab, tmp_path: Path) -> None:
     slow_links(lab, "100mbit")
-    with Job(lab, "-np", 3, "-H", THREE, *command) as job:
-        job.wait_for_line(r"step +20 ", timeout_s=120)
-        victims = [pid for pid, line in lab.processes("jetson1") if line.split()[1:2] == [str(program)]]
-        os.kill(victims[0], signal.SIGKILL)
-        job.finish(60)
-    assert "rank 1 on jetson1 failed first: killed by SIGKILL" in job.output, job.output
-    assert "rank 1 (jetson1) was lost while others were in " in job.output, job.output
-    assert "Ranks 0, 2 stopped because of it" in job.output, job.output
+    seen = endure(lab, tmp_path, stage_program(tmp_path), kill_stage, dead_after_s=30.0)
+    assert "rank 1 on jetson1 failed first: killed by SIGKILL" in seen.output, seen.output
+    assert "rank 1 (jetson1) was lost" in seen.output, seen.output
+    assert "Ranks 0, 2 stopped because of it" in seen.output, seen.output
+    assert {rank: error["rank"] for rank, error in seen.errors.items()} == {0: 1, 2: 1}, seen.errors
+    print("named " + ", ".join(f"by rank {rank} after {took:.2f} s" for rank, took in seen.took_s().items()))
+    assert max(seen.took_s().values()) < SAFE_S and seen.left == {}
+
+
+def test_a_stage_without_a_link_is_named_by_all_ranks(lab: Lab, tmp_path: Path) -> None:
+    """Nothing is received that says so, and ``--dead-after`` decides when. The stage itself ends, too."""
+    slow_links(lab, "100mbit")
+    seen = endure(lab, tmp_path, stage_program(tmp_path), cut_stage, dead_after_s=2.0)
+    assert {rank: error["rank"] for rank, error in seen.errors.items()} == {0: 1, 1: 1, 2: 1}, seen.errors
+    print("named " + ", ".join(f"by rank {rank} after {took:.2f} s" for rank, took in seen.took_s().items()))
+    assert max(seen.took_s().values()) < SAFE_S and seen.left == {}

@@ -11,12 +11,14 @@ Importing this module registers the backend, and two rendezvous methods for proc
 
 from __future__ import annotations
 
+import torch as _torch
 import torch.distributed as _dist
 
 from . import _version  # noqa: F401 - first: it checks PyTorch's version
 
 # isort: split
-from ._group import BACKEND, ProcessGroupRingcomm, create
+from . import _dispatch
+from ._group import BACKEND, ProcessGroupRingcomm, compress_messages, create
 from ._hooks import compress_hook
 from ._monitored import monitored_barrier
 from ._rendezvous import register
@@ -24,10 +26,13 @@ from ._start import init, local_rank, make_default
 from ._weighted import WeightedAverage, weighted_average_hook
 
 __all__ = [
-    "BACKEND", "ProcessGroupRingcomm", "WeightedAverage", "compress_hook", "init", "local_rank",
-    "make_default", "monitored_barrier", "weighted_average_hook",
+    "BACKEND", "ProcessGroupRingcomm", "WeightedAverage", "compress_hook", "compress_messages", "init",
+    "local_rank", "make_default", "monitored_barrier", "weighted_average_hook",
 ]  # fmt: skip
 
 if BACKEND not in _dist.Backend.backend_list:
-    _dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
+    # PyTorch's ShardedTensor takes any device but the CPU for the one to use, even if there is none.
+    _devices = ["cpu", *(["cuda"] if _torch.cuda.device_count() else [])]
+    _dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=_devices)
     register()
+    _dispatch.register()

@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...arrays.torch_tensors import TensorOperand
 from ...collective.rows import check_rows, cumulative, row_counts
@@ -40,6 +41,36 @@ def movable(tensor: torch.Tensor) -> torch.Tensor:
     if word is None:
         raise UnsupportedDtypeError(f"elements of type {tensor.dtype} cannot be sent.")
     return tensor.view(word)
+
+
+_PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
+
+
+def tensors_inside(value: Any) -> List[str]:
+    """Return the names of the tensors that hold the elements of a tensor which only wraps them.
+
+    Args:
+        value: a tensor, or nested lists of tensors of one class; if it is neither, nothing is wrapped.
+
+    Raises:
+        Misuse: one of them has another shape, such as the local part of a DTensor.
+    """
+    while isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    if type(value) in _PLAIN_CLASSES or not is_traceable_wrapper_subclass(value):
+        return []
+    names: List[str] = value.__tensor_flatten__()[0]
+    if any(getattr(value, name).shape != value.shape for name in names):
+        kind = type(value).__name__
+        raise Misuse(f"a {kind} cannot be sent as a whole. Send the tensors that it consists of.")
+    return names
+
+
+def inside(value: Any, name: str) -> Any:
+    """Return the tensor of this name in a tensor; of nested lists of tensors, such lists of these."""
+    if type(value) in (list, tuple):
+        return [inside(item, name) for item in value]
+    return getattr(value, name) if isinstance(value, torch.Tensor) else value
 
 
 class GroupOperand(TensorOperand):

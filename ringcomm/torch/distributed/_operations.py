@@ -19,7 +19,8 @@ from ...errors import Misuse, describe_error
 from ...group.message_matching import Address
 from ...group.operation_queue import OperationQueue
 from ...group.point_to_point import PointToPoint
-from ._bridge import GroupOperand
+from ._bridge import GroupOperand, inside, tensors_inside
+from ._dispatch import count_call
 from ._elements import type_code, type_name
 from ._group_transport import GroupTransport
 from ._staged import staged
@@ -44,11 +45,12 @@ class Operations:
         queue: the collectives that have been started.
         messages: the point-to-point engine.
         started: the number of collectives that have been started.
+        codec: of messages with float32 values: its place in :data:`ringcomm.ops.CODECS`; 0: none.
     """
 
     def __init__(self, name: str, transport: GroupTransport, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self.started = 0
+        self.started = self.codec = 0
         self.queue = OperationQueue(f"ringcomm-{name}")
         group, thread = transport.group, f"ringcomm-{name}-messages"
         self.messages = PointToPoint(
@@ -75,6 +77,16 @@ class Operations:
             do: is called with ``arguments``, on hosts' copies of a device's tensors, to run it.
             reads: whether it reads the tensors of ``result`` as well.
         """
+        count_call(what, arguments)
+        inner = tensors_inside(arguments)
+        if inner:
+            return Together([
+                self.start(
+                    what, inside(result, name), opts, do, *inside(arguments, name), reads=reads,
+                    overlaps=overlaps,
+                )
+                for name in inner
+            ])  # fmt: skip
         limit_s, runner = self.limit_s(opts), self._runner
         site, comparable = comparable_site(_JOINING)
         watching = observer()
@@ -119,7 +131,8 @@ class Operations:
         work.epilogue = lambda: setattr(work, "kept", None)
         # A copy, if the tensor is not contiguous or is on a device, must live until it has been sent.
         work.kept = (operand, on_device)
-        return self._started(self.messages.send, peer, address, operand, work)
+        codec = self.codec if operand.element is torch.float32 else 0
+        return self._started(self.messages.send, peer, address, operand, work, codec)
 
     def receive(self, tensor: torch.Tensor, peer: Optional[int], address: Address) -> RingcommWork:
         """Start receiving a tensor from one rank, or (None) from any rank.
@@ -140,9 +153,10 @@ class Operations:
 
     def _started(
         self, act: Callable[..., None], peer: Optional[int], address: Address, operand: GroupOperand,
-        work: RingcommWork,
+        work: RingcommWork, *codec: int,
     ) -> RingcommWork:  # fmt: skip
-        act(peer, address, operand.flat.view("u1").data, work, self.timeout_s, type_code(operand.element))
+        elements = type_code(operand.element)
+        act(peer, address, operand.flat.view("u1").data, work, self.timeout_s, elements, *codec)
         self._note(work)
         return work
 

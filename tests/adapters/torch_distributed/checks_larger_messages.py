@@ -8,7 +8,13 @@ from typing import Any, Dict, List, Tuple
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.testing._internal.two_tensor import TwoTensor
 
+import ringcomm.torch.distributed as ringcomm_backend
+from ringcomm.errors import Misuse
 from tests.adapters.torch_distributed.harness import Ranks
 
 SIZES = (0, 1, 17, 5000, 70_000)
@@ -93,6 +99,38 @@ def check_strided_and_byte_messages(on: Ranks) -> None:
     assert torch.equal(taken[-1].view(small[0]).float(), places[0].float())
 
 
+def check_messages_with_a_codec(on: Ranks) -> None:
+    """Rank 1 compresses, the others do not; integers and collectives are exact everywhere."""
+    right, left = (on.rank + 1) % on.size, (on.rank - 1) % on.size
+    if on.rank == 1:
+        ringcomm_backend.compress_messages("bf16", on.ring)
+    for count in (3, 70_000, 1_100_000):  # the last one is announced
+        values = [
+            torch.linspace(0.1, 1.0, count),
+            torch.arange(count),
+            torch.linspace(0.1, 1.0, count).double(),
+        ]
+        places = [torch.zeros_like(item) for item in values]
+        batch = [dist.P2POp(dist.isend, item, right) for item in values]
+        batch += [dist.P2POp(dist.irecv, item, left) for item in places]
+        for work in dist.batch_isend_irecv(batch):
+            work.wait()
+        wanted = values[0].bfloat16().float() if left == 1 else values[0]
+        assert torch.equal(places[0], wanted) and torch.equal(places[1], values[1])
+        assert torch.equal(places[2], values[2])
+    total = torch.full((3,), 1.0 + 2.0**-20)
+    dist.all_reduce(total)
+    assert torch.equal(total, torch.full((3,), on.size * (1.0 + 2.0**-20)))
+    ringcomm_backend.compress_messages("none", on.ring)
+    for name, group in (("int7", on.ring), ("int8", on.gloo)):
+        try:
+            ringcomm_backend.compress_messages(name, group)
+        except Misuse as problem:
+            assert "int7" in str(problem) or "another one" in str(problem)
+        else:
+            raise AssertionError("no error came")
+
+
 def check_collectives_of_bytes(on: Ranks) -> None:
     """8-bit floats as FSDP2 and tensor parallelism move them: gathered, exchanged, as views of bytes."""
     mine = (torch.arange(8) % 7 + on.rank).float().to(torch.float8_e4m3fn)
@@ -105,6 +143,53 @@ def check_collectives_of_bytes(on: Ranks) -> None:
     assert torch.equal(typed.float(), wanted)
     gathered = functional.all_gather_tensor(mine, 0, on.ring)
     assert torch.equal(functional.wait_tensor(gathered).float(), wanted)
+
+
+def check_tensors_that_wrap_others(on: Ranks) -> None:
+    """Each tensor inside goes through the collective; the part that a DTensor has is refused."""
+
+    def two(first: float, second: float) -> TwoTensor:
+        return TwoTensor(torch.full((3,), float(first)), torch.full((3,), float(second)))
+
+    total = two(1.0, on.rank)
+    dist.all_reduce(total, group=on.ring)
+    assert total.a.tolist() == [on.size] * 3 and total.b.tolist() == [sum(range(on.size))] * 3
+    part = two(0.0, 0.0)
+    pieces = [two(rank, -rank) for rank in range(on.size)] if on.rank == 1 else None
+    dist.scatter(part, pieces, src=1, group=on.ring, async_op=True).wait()
+    assert part.a.tolist() == [on.rank] * 3 and part.b.tolist() == [-on.rank] * 3
+    mesh = DeviceMesh("cpu", list(range(on.size)))
+    divided = DTensor.from_local(torch.ones(2), mesh, [Shard(0)])
+    try:
+        dist.all_reduce(divided, group=on.ring)
+    except Misuse as problem:
+        assert "DTensor cannot be sent as a whole" in str(problem)
+    else:
+        raise AssertionError("no error came")
+
+
+def check_collectives_are_counted(on: Ranks) -> None:
+    """PyTorch's ``CommDebugMode`` sees those that are called in Python, and functional ones once."""
+    whole, part = torch.zeros(2 * on.size), torch.ones(2)
+    with CommDebugMode() as mode:
+        dist.all_gather_into_tensor(whole, part, on.ring)
+        dist.all_gather([torch.empty(2) for _ in range(on.size)], part, on.ring)
+        dist.reduce_scatter_tensor(part, whole, group=on.ring)
+        dist.all_reduce(part, group=on.ring)
+        functional.all_reduce(part, "sum", on.ring).sum()
+    ops = torch.ops.c10d
+    names = [ops._allgather_base_, ops.allgather_, ops._reduce_scatter_base_, ops.allreduce_]
+    assert [mode.get_comm_counts()[name] for name in names] == [1, 1, 1, 1]
+    assert mode.get_total_counts() == 5
+
+
+def check_a_functional_gather_into_a_given_tensor(on: Ranks) -> None:
+    for group in (on.ring, on.gloo):
+        whole = torch.zeros(2 * on.size)
+        gather = torch.ops._c10d_functional.all_gather_into_tensor_out
+        got = gather(torch.full((2,), float(on.rank)), on.size, group.group_name, out=whole)
+        functional.wait_tensor(got)
+        assert whole.tolist() == [float(rank) for rank in range(on.size) for _ in range(2)]
 
 
 def check_coalesced_operations(on: Ranks) -> None:

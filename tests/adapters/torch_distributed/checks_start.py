@@ -7,7 +7,9 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
+from ringcomm.torch.distributed._group import backend_of
 from tests.adapters.torch_distributed.harness import Ranks
 
 LIMIT = timedelta(seconds=60)
@@ -55,6 +57,17 @@ def check_by_device(on: Ranks) -> None:
     assert bool((tensor == on.size).all())
     group = dist.new_group(backend="ringcomm")
     dist.barrier(group=group)
+
+    dist.destroy_process_group()
+    both = dist.PrefixStore("both", store)
+    dist.init_process_group(
+        "cpu:ringcomm,cuda:gloo", store=both, rank=on.rank, world_size=on.size, timeout=LIMIT
+    )
+    mesh = init_device_mesh("cpu", (on.size,))
+    for number, own in enumerate((dist.group.WORLD, mesh.get_group(), dist.new_group())):
+        tensor = torch.full((3,), float(number))
+        dist.all_reduce(tensor, group=own)
+        assert tensor.tolist() == [float(on.size * number)] * 3 and backend_of(own) is not None
 
 
 def check_leaving_without_a_word(on: Ranks) -> None:

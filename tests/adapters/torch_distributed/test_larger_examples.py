@@ -45,6 +45,9 @@ def test_a_pipeline_learns_the_same_however_it_is_divided() -> None:
     for launcher, schedule in ((ringrun(3), "1f1b"), (TORCHRUN, "gpipe")):
         output = run(*launcher, *small, "--schedule", schedule)
         assert losses_in(output) == pytest.approx(alone, rel=1e-3)
+    for codec, error in (("bf16", 2e-3), ("int8", 1e-2)):
+        compressed = losses_in(run(*ringrun(3), *small, "--compress", codec))
+        assert compressed == pytest.approx(alone, rel=error) and compressed != alone
     counts = re.findall(r"stage \d of 2: layers (\d) to (\d), (\d+) parameters", output)
     assert sorted(counts)[0][:2] == ("0", "0") and sorted(counts)[1][:2] == ("1", "2")
 
@@ -61,7 +64,8 @@ def test_text_is_generated_by_divided_layers() -> None:
 @pytest.mark.slow
 def test_the_benchmark_runs() -> None:
     output = run("benchmarks/larger.py", "--quick")
-    assert len(re.findall(r"^\| .* x \|", output, re.MULTILINE)) == 4
+    assert len(re.findall(r"^\| .* x \|", output, re.MULTILINE)) == 6
+    assert re.search(r"relative error of bf16: [\d.e-]+, relative error of int8: ", output)
 
 
 def test_a_killed_training_goes_on_with_fewer_processes(tmp_path: Path) -> None:
