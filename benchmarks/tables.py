@@ -339,6 +339,18 @@ def loopback() -> Rows:
         ]  # fmt: skip
 
 
+def compressed_messages() -> Rows:
+    for what, times in result("larger_links")["seconds"].items():
+        if not what.startswith("pipeline"):
+            continue
+        codec = what.partition(" as ")[2]
+        ways = ("ringcomm-tcp", "ringcomm")
+        ours = ", ".join(f"{1e3 * median(times[way]):.0f}" for way in ways)
+        ratios = ", ".join(f"{ratio(times['gloo'], times[way]):.2f}" for way in ways)
+        gloo = f"{1e3 * median(times['gloo']):.0f} ms"
+        yield [f"`{codec}`" if codec else "float32", f"{ours} ms", gloo, ratios]
+
+
 def beside_peers() -> Rows:
     found = result("one_host")
     for count, times in found["rounds"].items():
@@ -403,6 +415,7 @@ TABLES: Tuple[Table, ...] = (
     Table("docs/machines.md", "ranks | Python and NumPy", 0, memory),
     Table("docs/compression.md", "task, learning rate", 0, local_steps),
     Table("docs/jax.md", "float32, 2 ranks", 0, jax_times),
+    Table("docs/larger_models.md", "ringcomm sends", 0, compressed_messages),
     Table("docs/gpu.md", "array and transport", 0, on_a_device),
     Table("docs/gpu.md", "step | transport", 0, steps_on_a_device),
     Table("docs/unequal.md", " | fast one alone", 0, unequal_machines),

@@ -81,10 +81,7 @@ class Operations:
         inner = tensors_inside(arguments)
         if inner:
             return Together([
-                self.start(
-                    what, inside(result, name), opts, do, *inside(arguments, name), reads=reads,
-                    overlaps=overlaps,
-                )
+                self.start(what, inside(result, name), opts, do, *inside(arguments, name), reads=reads)
                 for name in inner
             ])  # fmt: skip
         limit_s, runner = self.limit_s(opts), self._runner
