@@ -20,7 +20,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 QUICK_SHARE = 12
 """With --quick, one case of a parametrized test in so many is run. Unit tests take a few milliseconds, so all
-of their cases are, but of those that are marked ``sampled``."""
+of their cases are, but of those that are marked ``sampled``. Of other tests without parameters every second
+is run, the same ones everywhere."""
 
 UNIT = Path(__file__).parent / "unit"
 MAX_RANKS = {"memory": 9, "tcp": 4, "auto": 4, "shm": 3}
@@ -84,8 +85,10 @@ def pytest_collection_modifyitems(config, items):
         if hasattr(item, "callspec") and item not in gone and not (quick and is_short_unit_test(item)):
             families.setdefault(item.nodeid.split("[")[0], []).append(item)
     for item in items:
-        if not hasattr(item, "callspec") and zlib.crc32(item.nodeid.encode()) % parts != part - 1:
-            gone.add(item)
+        if not hasattr(item, "callspec"):
+            number = zlib.crc32(item.nodeid.encode())
+            if number % parts != part - 1 or (quick and number // parts % 2 and is_long(item)):
+                gone.add(item)
     for cases in families.values():
         cases.sort(key=lambda item: zlib.crc32((salt + item.nodeid).encode()))
         gone.update(cases[-(-len(cases) // share) :])
@@ -119,6 +122,12 @@ def pytest_collection_finish():
 
 def is_short_unit_test(item):
     return UNIT in item.path.parents and not item.get_closest_marker("sampled")
+
+
+def is_long(item):
+    """Whether a test starts processes or ranks: most that are neither unit tests nor about the sources."""
+    about_sources = item.path.parent == UNIT.parent
+    return not (about_sources or UNIT in item.path.parents or item.get_closest_marker("smoke"))
 
 
 @pytest.fixture

@@ -152,11 +152,17 @@ def test_messages_between_engines(data, noise, sizes):
         other.close()
 
 
-@fuzz(st.binary(min_size=56, max_size=56), damaged(st.binary(min_size=54, max_size=54)))
+REST = frames.HEADER_BYTES - 2
+
+
+@fuzz(
+    st.binary(min_size=frames.HEADER_BYTES, max_size=frames.HEADER_BYTES),
+    damaged(st.binary(min_size=REST, max_size=REST)),
+)
 def test_headers(data, rest):
     mine = frames.Header(1, 7, 1, 1, 10, -1, 8, 0)
     packed = mine.pack()
-    for theirs in (data, packed[:2] + rest[:54].ljust(54, b"\0")):
+    for theirs in (data, packed[:2] + rest[:REST].ljust(REST, b"\0")):
         header = frames.unpack_header(theirs)
         assert signature.header_text(header) and signature.explain_difference(mine, header)
 

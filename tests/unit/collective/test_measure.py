@@ -88,7 +88,7 @@ def test_hosts_of_which_three_or_more_are_the_fastest_are_each_measured_with_all
         assert (others, byte_s) == ([rank for rank in centres if rank != centre], 1.0)
         return 0.5 if centre == 0 else 0.1
 
-    monkeypatch.setattr(measure, "_gather", lambda runner, values: np.array(each_s)[:, np.newaxis])
+    monkeypatch.setattr(measure, "gathered", lambda runner, values: np.array(each_s)[:, np.newaxis])
     runner, timer = types.SimpleNamespace(rank=0), types.SimpleNamespace(burst=burst)
     found = measure._measure_centres(runner, timer, range(len(each_s)), each_s[0])
     assert (bursts, found) == (centres, 0.5 if centres else each_s[0])
