@@ -44,7 +44,7 @@ from .place import NOWHERE, describe_place
 from .signing import Session, session_of
 
 MAGIC = b"ringcomm"
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 6
 """Hosts with different versions refuse each other. It changes with the format of any message."""
 
 _PRELUDE = struct.Struct("!8sHHIii16s20s32s")
