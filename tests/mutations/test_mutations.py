@@ -141,7 +141,7 @@ BUGS = {
     ),
     "more bytes than the shared memory holds": Bug(
         "transport/shm.py",
-        "            if ready > self._in_size:\n",
+        "            if ready > span:\n",
         "            if ready < 0:\n",
         "tests/integration/transport/test_local.py",
         "cannot_have_done",
