@@ -43,7 +43,7 @@ PACKAGE = "http://deb.debian.org/debian/pool/main/p/pytorch/pytorch_2.6.0+dfsg.o
 SHA256 = "099a9601bc40d67656e75735c44abedb0fbe92d08817852ab7472eebb7e6ddff"
 PARTS = ("test/distributed/", "test/inductor/test_aot_inductor_utils.py")
 KEPT = ROOT / ".torchs-tests"
-LIMIT_S = 60
+LIMIT_S = 180
 """For one test."""
 
 FILES = """
