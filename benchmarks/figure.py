@@ -1,7 +1,8 @@
 """Draws docs/machines.svg and docs/speed.svg from results in this repository.
 
 ``machines.svg`` has what several machines need: the time of a training step on slow links (results of
-compression.py), and with unequal machines (unequal.py), each beside what others do.
+compression.py), and with unequal machines (unequal.py), and how long training stands still when one of them
+dies (lost_host.py), each beside what others do.
 ``speed.svg`` has an all-reduce and a training step of one host beside the peers:
 
     python benchmarks/compare.py --output DIR --np 2 --collectives allreduce --sizes 8 64K 1M 16M 64M
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
@@ -29,11 +31,14 @@ STEPS = {"DDP, Gloo": "PyTorch DDP over Gloo", "ringcomm float32": "ringcomm",
          "ringcomm int8": "--compress auto (int8)",
          "ringcomm LocalSGD 16, int8": "LocalSGD, 16 steps"}  # fmt: skip
 """What compression.py measures, and how the picture names it."""
-RATES = {1000: "1 Gbit/s", 300: "300 Mbit/s", 100: "100 Mbit/s"}
+RATES = {1000: "1 Gbit/s", 100: "100 Mbit/s"}
+LOST = {"torchrun": "torchrun, Gloo", "ringcomm": "ringcomm"}
+"""What lost_host.py measures, and how the picture names it."""
 TERMS = (
     "int8: gradients are sent in a quarter of the bytes.\n"
     "LocalSGD, 16 steps: each machine trains alone for 16 steps, then weights are averaged (int8).\n"
-    "balanced batches: a faster machine takes more of the data."
+    "balanced batches: a faster machine takes more of the data. torchrun: its agents start the others anew;\n"
+    "in {unfinished} of {jobs} jobs training had not gone on after {limit_s:.0f} s."
 )
 """What the words in machines.svg mean."""
 GREY, RED = "#9aa5b1", "#d1495b"
@@ -100,9 +105,9 @@ def seconds_on_machines(folder: Path) -> Dict[str, Dict[str, float]]:
     """The numbers of machines.svg: by the title of a panel and the name of a bar, medians in seconds.
 
     Args:
-        folder: with the results of compression.py and unequal.py.
+        folder: with the results of compression.py, unequal.py and lost_host.py.
     """
-    names = ("compression", "unequal")
+    names = ("compression", "unequal", "lost_host")
     measured = {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
     panels: Dict[str, Dict[str, float]] = {}
     runs = {run["mbit_per_s"]: run["steps"] for run in measured["compression"]["steps"]}
@@ -112,10 +117,26 @@ def seconds_on_machines(folder: Path) -> Dict[str, Dict[str, float]]:
         }
     unequal = measured["unequal"]["hosts"]["median_s"]
     panels["a training step on 3 machines,\ntwo of them a third as fast"] = unequal
+    lost = measured["lost_host"]["seconds"]
+    panels["one of 3 machines dies:\nuntil the others go on training"] = {
+        label: statistics.median(math.inf if each is None else each for each in lost[name])
+        for name, label in LOST.items()
+    }
     return panels
 
 
-def draw_machines(panels: Dict[str, Dict[str, float]], picture: Path) -> None:
+def terms(folder: Path) -> str:
+    """The words below machines.svg, with what no bar can show.
+
+    Args:
+        folder: with the result of lost_host.py.
+    """
+    lost = json.loads((folder / "lost_host.json").read_text())
+    times = lost["seconds"]["torchrun"]
+    return TERMS.format(unfinished=times.count(None), jobs=len(times), limit_s=lost["limit_s"])
+
+
+def draw_machines(panels: Dict[str, Dict[str, float]], words: str, picture: Path) -> None:
     """A panel of horizontal bars for each question. Colours and words are explained in it."""
     import matplotlib
 
@@ -139,8 +160,8 @@ def draw_machines(panels: Dict[str, Dict[str, float]], picture: Path) -> None:
               Patch(color=RED, label="ringcomm")]  # fmt: skip
     figure.legend(handles=legend, loc="upper left", ncols=2, frameon=False, fontsize=9)
     figure.text(0.99, 0.965, "seconds, shorter is better", ha="right", va="center", fontsize=9)
-    figure.text(0.01, 0.01, TERMS, ha="left", fontsize=9)
-    figure.tight_layout(rect=(0, 0.11, 1, 0.94))
+    figure.text(0.01, 0.01, words, ha="left", fontsize=9)
+    figure.tight_layout(rect=(0, 0.14, 1, 0.94))
     figure.savefig(picture, metadata={"Date": None})
 
 
@@ -177,7 +198,7 @@ def main() -> None:
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_text(json.dumps(collect(args.collect), indent=1) + "\n")
     draw(json.loads(RESULTS.read_text()), PICTURE)
-    draw_machines(seconds_on_machines(RESULTS.parent), MACHINES)
+    draw_machines(seconds_on_machines(RESULTS.parent), terms(RESULTS.parent), MACHINES)
     print(f"{PICTURE} and {MACHINES} have been written")
 
 

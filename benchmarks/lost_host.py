@@ -2,6 +2,8 @@
 
     python benchmarks/lost_host.py [--rounds 5] [--output benchmarks/results]
 
+A round in which training has not gone on within 400 s is null in the result.
+
 Three hosts (network namespaces, as root; see tests/hosts/netlab.py) at 1 Gbit/s train the same model of 25
 million weights, with torchrun by PyTorch's DistributedDataParallel. In each round a new job is started, all
 processes of the third host are killed, and the time from then until the two others have finished a step is
@@ -47,7 +49,9 @@ def one_step(network, optimizer, data=torch.ones(8, 1600)):
     optimizer.step()
 """
 
-TORCHRUN = MODEL + """
+TORCHRUN = (
+    MODEL
+    + """
 dist.init_process_group("gloo")
 saved = os.path.join(folder, os.uname().nodename + ".pt")
 if os.path.exists(saved):
@@ -61,8 +65,11 @@ for step in range(100000):
         torch.save(model.state_dict(), saved + ".new")
         os.replace(saved + ".new", saved)
 """
+)
 
-RINGCOMM = MODEL + """
+RINGCOMM = (
+    MODEL
+    + """
 import ringcomm.torch as hvd
 hvd.init()
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -75,6 +82,7 @@ def train(state):
         print(time.time(), hvd.size(), file=log)
 train(hvd.elastic.TorchState(model=model, optimizer=optimizer))
 """
+)
 
 
 def steps_of(folder: Path, host: str, size: int) -> List[float]:
@@ -128,7 +136,7 @@ def ringrun(lab: Any, script: Path, folder: Path) -> List[subprocess.Popen[str]]
 
 
 def paused_s(lab: Any, name: str) -> float:
-    """Seconds from the death of the third host until both others have finished a step; inf: too long."""
+    """Seconds from the death of the third host until both others have finished a step; inf: over LIMIT_S."""
     start, source = {"ringcomm": (ringrun, RINGCOMM), "torchrun": (torchrun, TORCHRUN)}[name]
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -178,7 +186,11 @@ def main() -> None:
     if arguments.output is not None:
         import torch
 
-        facts = {"torch": torch.__version__, "hosts": len(HOSTS), "mbit_per_s": 1000, "seconds": found}
+        known = {
+            name: [each if math.isfinite(each) else None for each in times] for name, times in found.items()
+        }
+        facts = {"torch": torch.__version__, "hosts": len(HOSTS), "mbit_per_s": 1000, "limit_s": LIMIT_S,
+                 "load": os.getloadavg(), "seconds": known}  # fmt: skip
         (arguments.output / "lost_host.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 

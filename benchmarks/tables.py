@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import math
 import re
 import statistics
 import sys
@@ -214,6 +215,16 @@ def unequal_machines() -> Rows:
         alone, equal, balanced = one["median_s"].values()
         gains = f"{one['against_alone']:.2f} and {one['against_equal']:.2f} times as fast"
         yield [label, f"{alone:.3f} s", f"{equal:.3f} s", f"{balanced:.3f} s: {gains}"]
+
+
+def lost_hosts() -> Rows:
+    """How long training stands still when one of three hosts dies."""
+    measured = result("lost_host")
+    limit = f"over {measured['limit_s']:.0f}"
+    for name in ("ringcomm", "torchrun"):
+        times = sorted(math.inf if each is None else each for each in measured["seconds"][name])
+        each = ", ".join(f"{value:.1f}" if math.isfinite(value) else limit for value in times)
+        yield [name, each, f"{median(times):.1f} s"]
 
 
 def advice() -> Rows:
@@ -420,6 +431,7 @@ TABLES: Tuple[Table, ...] = (
     Table("docs/gpu.md", "step | transport", 0, steps_on_a_device),
     Table("docs/unequal.md", " | fast one alone", 0, unequal_machines),
     Table("docs/unequal.md", "of a core", 0, advice),
+    Table("docs/elastic.md", "one of three hosts dies", 0, lost_hosts),
     Table("docs/scaling.md", "example", 0, examples),
     Table("docs/scaling.md", "ranks | `init()`", 0, starts),
     Table("docs/scaling.md", "ranks | messages", 0, messages),
@@ -474,7 +486,7 @@ def pictures() -> None:
 
     docs = ROOT / "docs"
     figure.draw(result("speed"), figure.PICTURE)
-    figure.draw_machines(figure.seconds_on_machines(RESULTS), figure.MACHINES)
+    figure.draw_machines(figure.seconds_on_machines(RESULTS), figure.terms(RESULTS), figure.MACHINES)
     compression.draw(result("compression")["steps"], docs / "compression.svg")
     unequal.PICTURE.write_text("\n".join([*unequal.bars(result("unequal")), ""]))
     scaling_figures.draw(RESULTS / "scaling")
