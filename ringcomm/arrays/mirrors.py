@@ -13,7 +13,7 @@ from typing import Any, Callable, Deque, Dict, Hashable, List, NamedTuple, Optio
 import numpy as np
 
 from ..collective.device_group import DeviceGroup, DevicePort
-from ..collective.mirror import Done, Mirror, Wait, until_done
+from ..collective.mirror import Done, Mirror, Wait
 from ..errors import BrokenInvariantError
 from .kinds import CopyEngine, DeviceKind
 
@@ -205,7 +205,7 @@ class BlockMirror(Mirror):
         if self.nbytes:
             self.store(0, self.nbytes)
 
-    def fetch(self, wait: Wait = until_done, start: int = 0, stop: Optional[int] = None) -> None:
+    def fetch(self, wait: Wait, start: int = 0, stop: Optional[int] = None) -> None:
         if self.nbytes:
             wait(self.load(start, self.nbytes if stop is None else stop))
 
@@ -222,14 +222,14 @@ class BlockMirror(Mirror):
             self._pool.group_owner = owner
         return self._engine.port()
 
-    def enter(self, group: DeviceGroup) -> Any:
+    def enter(self, group: DeviceGroup, wait: Wait) -> Any:
         self._pool.grouped = True
         group.follow(self._mark)
         if self._source is not self._target:
             with group.current():
                 if self._load is not None:
                     # The program may have overwritten the source since. Stores do not wait for loads.
-                    until_done(self._load)
+                    wait(self._load)
                     self.store_all()
                     assert self._last_store is not None
                     self._engine.follow(self._last_store)

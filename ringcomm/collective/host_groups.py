@@ -27,7 +27,7 @@ from ..schedule.hierarchy import Hosts
 from ..transport.base import Watch
 from ..wire.signature import Signature
 from .device_group import TICKET_BYTES, DeviceGroup, DevicePort
-from .mirror import Mirror
+from .mirror import Done, Mirror
 from .progress import Progress
 from .reduce import Kernel
 from .totals import Totals
@@ -54,6 +54,9 @@ class Reducer(Protocol):
 
     def exchange(self, *arguments: Any, **options: Any) -> np.ndarray[Any, Any]:
         """Exchange some numbers."""
+
+    def await_copy(self, copy: Done) -> None:
+        """Wait for a copy."""
 
     def progress(self) -> Progress:
         """Return how far it is."""
@@ -215,7 +218,7 @@ class HostGroups:
         group, column = self._group, self._column
         assert mirror is not None and group is not None
         try:
-            array = mirror.enter(group)
+            array = mirror.enter(group, self._whole.await_copy)
             group.scale(array, 1, fold.prescale)
             if column is None:
                 group.all_reduce(array, op)

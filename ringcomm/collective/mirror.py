@@ -12,15 +12,12 @@ them twice as slow (``benchmarks/results/device.json``).
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from typing import Any, Callable, Optional, Union
 
 import numpy as np
 
 from .device_group import DeviceGroup, DevicePort
-
-_NAP_S = 50e-6
 
 
 class Done(ABC):
@@ -37,16 +34,6 @@ class Done(ABC):
 
 Wait = Callable[[Done], None]
 """Waits for a copy; may raise an error instead."""
-
-
-def until_done(copy: Done) -> None:
-    """Wait for a copy, however long the device takes.
-
-    Raises:
-        DeviceError: it failed.
-    """
-    while not copy.poll():
-        time.sleep(_NAP_S)
 
 
 class Mirror(ABC):
@@ -70,7 +57,7 @@ class Mirror(ABC):
         """Start copying the bytes ``[start, stop)`` of the host's block to the array."""
 
     @abstractmethod
-    def fetch(self, wait: Wait = until_done, start: int = 0, stop: Optional[int] = None) -> None:
+    def fetch(self, wait: Wait, start: int = 0, stop: Optional[int] = None) -> None:
         """Copy bytes of the array to the host, unless that was begun before, and wait for them.
 
         Args:
@@ -88,8 +75,13 @@ class Mirror(ABC):
         del owner
         return "its arrays are in host memory"
 
-    def enter(self, group: DeviceGroup) -> Any:
-        """The array in which the result grows, for a group's work, which comes after the program's."""
+    def enter(self, group: DeviceGroup, wait: Wait) -> Any:
+        """The array in which the result grows, for a group's work, which comes after the program's.
+
+        Args:
+            group: does the work.
+            wait: waits for a copy.
+        """
         raise NotImplementedError
 
     def part(self, array: Any, start: int, stop: int) -> Mirror:

@@ -6,6 +6,7 @@ from typing import Any, List, Optional, Sequence
 
 import torch
 
+from .. import api
 from .._adapter.compressed import PowerReduction
 from .._adapter.compression import NoneCompressor, codec_for, is_elementwise
 from .._adapter.feedback import Residuals
@@ -51,7 +52,7 @@ class PowerBucket(FlatBucket):
         self._version = flat._version
         sent = self._sent = operand_of(flat, "allreduce", in_place=True)
         if sent.mirror is not None:
-            sent.mirror.fetch()
+            api.context().group.runner.fetch([sent.mirror])
         elements = sent.flat
         sizes = [parameter.numel() for parameter in self.parameters]
         own = [elements[start : start + size] for start, size in zip(self._starts, sizes)]

@@ -36,7 +36,7 @@ def test_blocks_are_page_locked():
     assert run_ranks(2, work, settings=SETTINGS) == [True, True]
 
 
-@pytest.mark.parametrize("interface", ["DistributedOptimizer", "DistributedDataParallel"])
+@pytest.mark.parametrize("interface", ["DistributedOptimizer", "PowerSGD", "DistributedDataParallel"])
 def test_training_on_the_gpu_gives_the_curve_of_the_cpu(interface, tmp_path):
     """Two processes on one card: losses as on the CPU, within float32's rounding."""
     TorchLab()
@@ -63,8 +63,9 @@ torch.manual_seed(1)
 model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Tanh(), torch.nn.Linear(512, 1)).to(device)
 data = torch.randn(320, 64)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-if interface == "DistributedOptimizer":
-    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+if interface != "DistributedDataParallel":
+    compression = hvd.PowerSGD(2) if interface == "PowerSGD" else hvd.Compression.none
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression)
     hvd.broadcast_parameters(model.state_dict(), 0)
 else:
     import ringcomm.torch.distributed
@@ -79,6 +80,6 @@ for step in range(10):
     loss = hvd.allreduce(loss.detach(), name="loss")
     if hvd.rank() == 0:
         print("loss", loss.item(), flush=True)
-if interface != "DistributedOptimizer":
+if interface == "DistributedDataParallel":
     torch.distributed.destroy_process_group()
 """

@@ -31,6 +31,12 @@ _MAX_WAIT_S = 60.0
 Operation = Callable[[], None]
 
 
+def until_done(copy: Done) -> None:
+    """Wait for a copy, however long the device takes."""
+    while not copy.poll():
+        time.sleep(50e-6)
+
+
 class FakeEvent(Done):
     """The end of everything that was queued in a stream before it."""
 

@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from ringcomm.arrays import kinds
 from ringcomm.arrays.mirrors import StagingPool
-from ringcomm.collective.mirror import until_done
 from ringcomm.config import Settings
 from ringcomm.errors import Misuse, UnsupportedDtypeError
 from ringcomm.ops import codec_number
@@ -21,6 +20,7 @@ from ringcomm.torch.distributed._reductions import Reduction
 from ringcomm.torch.distributed._staged import Staged
 from ringcomm.torch.distributed._work import RingcommWork
 from tests.adapters.torch.fake_cuda import Kind, run_on_devices
+from tests.support.fake_device import until_done
 
 SETTINGS = Settings(spin_us=0.0, timeout_s=30.0, segment_bytes=8192)
 COUNT = 300_000

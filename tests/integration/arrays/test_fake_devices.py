@@ -13,7 +13,7 @@ from ringcomm.arrays.mirrors import StagingPool
 from ringcomm.errors import DeviceError
 from ringcomm.ops import Average, Max, Min, Product, Sum
 from tests.support import fake_device
-from tests.support.fake_device import FakeArray, FakeDevice, FakeEvent
+from tests.support.fake_device import FakeArray, FakeDevice, FakeEvent, until_done
 
 LIMIT_S = 60.0
 
@@ -118,7 +118,7 @@ class TestCopies:
         with FakeDevice() as device:
             array, mirror = self.mirror(device)
             assert poisoned(mirror.host)
-            mirror.fetch()
+            mirror.fetch(until_done)
             device.main.put(lambda: gate.wait(LIMIT_S))
             again = StagingPool().mirror(kind_of(array), array)
             again.host[:] = 1.0

@@ -9,6 +9,7 @@ import pytest
 
 from ringcomm.arrays import mapped
 from ringcomm.arrays.mapped import MappedMirror, slowdown, uses_mapped
+from tests.support.fake_device import until_done
 from tests.unit.arrays.copying import Copying, Engine
 
 
@@ -36,7 +37,7 @@ def test_the_host_waits_for_the_program_and_copies_nothing():
     load = mirror.load(8, 32)
     assert not load.poll()
     engine.ready.done = True
-    mirror.fetch()
+    mirror.fetch(until_done)
     assert load.poll()
     mirror.host *= 2
     mirror.store(0, 48)
@@ -50,7 +51,7 @@ def test_the_host_waits_for_the_program_and_copies_nothing():
 
 def test_an_empty_array_is_ready_at_once():
     mirror = MappedMirror(Integrated(), np.zeros(0))
-    mirror.fetch()
+    mirror.fetch(until_done)
     assert mirror.host.size == 0
 
 

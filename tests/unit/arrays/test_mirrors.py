@@ -12,6 +12,7 @@ import pytest
 from ringcomm.arrays.kinds import device_kind, kind_of, register_kind
 from ringcomm.arrays.mirrors import BlockMirror, StagingPool, block_bytes
 from ringcomm.errors import BrokenInvariantError, DeviceError
+from tests.support.fake_device import until_done
 from tests.unit.arrays.copying import Copying, Kind
 
 
@@ -129,14 +130,14 @@ def test_a_second_preload_and_an_empty_array_copy_nothing(kind, pool):
     empty = pool.mirror(kind, np.zeros(0))
     empty.preload()
     empty.store_all()
-    empty.fetch()
+    empty.fetch(until_done)
     assert len(kind.made.copies) == 1
 
 
 def test_a_wait_for_a_load_lasts_until_it_is_done(kind, pool):
     mirror = pool.mirror(kind, np.arange(10.0))
     threading.Timer(0.05, kind.made.complete).start()
-    mirror.fetch()
+    mirror.fetch(until_done)
     assert mirror.host.tolist() == list(range(10)) and kind.made.copies[0][-1].done
 
 
@@ -182,7 +183,7 @@ class TestGroups:
     def test_an_array_is_reduced_in_its_own_memory_after_the_programs_work(self, kind, pool):
         array, group = np.arange(3.0), Group()
         mirror = pool.mirror(kind, array)
-        assert mirror.enter(group) is array and pool.grouped
+        assert mirror.enter(group, until_done) is array and pool.grouped
         assert group.followed == ["mark"] and kind.made.copies == []
         mirror.leave(group)
         mirror.finish()
@@ -190,7 +191,7 @@ class TestGroups:
 
     def test_a_new_array_gets_the_elements_first(self, kind, pool):
         source, target = np.arange(3.0), np.zeros(3)
-        assert pool.mirror(kind, source, target).enter(Group()) is target
+        assert pool.mirror(kind, source, target).enter(Group(), until_done) is target
         assert target.tolist() == [0.0, 1.0, 2.0] and kind.made.copies == []
 
     def test_elements_that_were_loaded_are_taken_from_the_host(self, kind, pool):
@@ -200,7 +201,7 @@ class TestGroups:
         mirror.preload()
         kind.made.complete()
         source[:] = 9.0
-        assert mirror.enter(Group()) is target and target.tolist() == [0.0, 1.0, 2.0]
+        assert mirror.enter(Group(), until_done) is target and target.tolist() == [0.0, 1.0, 2.0]
         assert kind.made.followed == [kind.made.copies[-1][-1]], "the group waits for the copy"
 
     def test_a_part_is_what_other_hosts_get(self, kind, pool):

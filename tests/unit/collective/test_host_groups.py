@@ -91,7 +91,7 @@ class Mirror:
     def port(self, owner):
         return self._port
 
-    def enter(self, group):
+    def enter(self, group, wait):
         group.follow("mark")
         return self.array
 
@@ -108,6 +108,7 @@ class Ranks:
     """A runner; ``others`` are the rows of the other ranks, one list for each exchange."""
 
     timeout_s = 30.0
+    await_copy = None
 
     def __init__(self, *others):
         self.others = list(others)
