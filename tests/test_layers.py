@@ -105,8 +105,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     5: [
         [
-            "job.activity", "job.timeline", "job.flight_recorder", "group.group", "calls.objects",
-            "calls.collectives", "job.program", "job.preparation", "job.entry", "job.context", "job.newcomer",
+            "calls.exports", "job.activity", "job.timeline", "job.flight_recorder", "group.group",
+            "calls.objects", "calls.collectives", "job.program", "job.preparation", "job.entry", "job.context", "job.newcomer",
             "job.default_context", "api", "calls.process_set", "calls.async_calls", "calls.direct",
             "calls.grouped_calls", "calls.messages", "calls.consistency", "balance.pace", "balance.batches",
         ],
