@@ -106,9 +106,10 @@ LEVELS: Dict[int, List[List[str]]] = {
     5: [
         [
             "calls.exports", "job.activity", "job.timeline", "job.flight_recorder", "group.group",
-            "calls.objects", "calls.collectives", "job.program", "job.preparation", "job.entry", "job.context", "job.newcomer",
-            "job.default_context", "api", "calls.process_set", "calls.async_calls", "calls.direct",
-            "calls.grouped_calls", "calls.messages", "calls.consistency", "balance.pace", "balance.batches",
+            "calls.objects", "calls.collectives", "job.program", "job.preparation", "job.entry",
+            "job.context", "job.newcomer", "job.default_context", "api", "calls.process_set",
+            "calls.async_calls", "calls.direct", "calls.grouped_calls", "calls.messages",
+            "calls.consistency", "balance.pace", "balance.batches",
         ],
     ],
     6: [
