@@ -25,7 +25,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "configuration.variables", "configuration.other_launchers", "configuration.environment",
             "configuration.settings", "configuration.membership", "configuration.limits",
             "configuration.without_effect", "config", "configuration.lookups", "configuration.polling",
-            "clock", "docstrings", "storage.unpickling", "storage.results",
+            "clock", "docstrings", "storage.unpickling", "storage.results", "calls.exports",
         ],
     ],
     1: [
@@ -105,11 +105,10 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     5: [
         [
-            "calls.exports", "job.activity", "job.timeline", "job.flight_recorder", "group.group",
-            "calls.objects", "calls.collectives", "job.program", "job.preparation", "job.entry",
-            "job.context", "job.newcomer", "job.default_context", "api", "calls.process_set",
-            "calls.async_calls", "calls.direct", "calls.grouped_calls", "calls.messages",
-            "calls.consistency", "balance.pace", "balance.batches",
+            "job.activity", "job.timeline", "job.flight_recorder", "group.group", "calls.objects",
+            "calls.collectives", "job.program", "job.preparation", "job.entry", "job.context", "job.newcomer",
+            "job.default_context", "api", "calls.process_set", "calls.async_calls", "calls.direct",
+            "calls.grouped_calls", "calls.messages", "calls.consistency", "balance.pace", "balance.batches",
         ],
     ],
     6: [
