@@ -14,205 +14,108 @@ import difflib as _difflib
 import importlib as _importlib
 import typing as _typing
 
-from .api import (
-    allgather_object,
-    broadcast_object,
-    count_step,
-    cross_rank,
-    cross_size,
-    epoch,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-    start_timeline,
-    stats,
-    stop_timeline,
-)
-from .calls.async_calls import (
-    allgather_async,
-    allreduce_async,
-    allreduce_async_,
-    alltoall_async,
-    broadcast_async,
-    broadcast_async_,
-    join,
-    pause,
-    poll,
-    reducescatter_async,
-    synchronize,
-)
-from .calls.direct import (
-    allgather,
-    allgather_,
-    allreduce,
-    allreduce_,
-    alltoall,
-    alltoall_,
-    barrier,
-    broadcast,
-    broadcast_,
-    reducescatter,
-    reducescatter_,
-)
-from .calls.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
-from .config import Membership, Settings
-from .engine.process_sets import UnknownProcessSetError
-from .engine.request import Handle
-from .errors import (
-    AuthenticationError,
-    ConfigError,
-    DesyncError,
-    DeviceError,
-    DuplicateNameError,
-    ExcludedError,
-    HorovodInternalError,
-    HostsUpdatedInterrupt,
-    LinkLostError,
-    MismatchError,
-    Misuse,
-    NoRouteError,
-    NotInitializedError,
-    NotOfferedError,
-    PeerLostError,
-    PeerStalledError,
-    Recoverable,
-    RefusedError,
-    RemoteError,
-    RingcommError,
-    ShapeError,
-    StartTimeoutError,
-    StartupError,
-    UnsupportedDtypeError,
-)
-from .job.context import Context
-from .ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
-from .version import __version__
+from .api import allgather_object as allgather_object
+from .api import broadcast_object as broadcast_object
+from .api import count_step as count_step
+from .api import cross_rank as cross_rank
+from .api import cross_size as cross_size
+from .api import epoch as epoch
+from .api import init as init
+from .api import is_homogeneous as is_homogeneous
+from .api import is_initialized as is_initialized
+from .api import local_rank as local_rank
+from .api import local_size as local_size
+from .api import rank as rank
+from .api import shutdown as shutdown
+from .api import size as size
+from .api import start_timeline as start_timeline
+from .api import stats as stats
+from .api import stop_timeline as stop_timeline
+from .calls.async_calls import allgather_async as allgather_async
+from .calls.async_calls import allreduce_async as allreduce_async
+from .calls.async_calls import allreduce_async_ as allreduce_async_
+from .calls.async_calls import alltoall_async as alltoall_async
+from .calls.async_calls import broadcast_async as broadcast_async
+from .calls.async_calls import broadcast_async_ as broadcast_async_
+from .calls.async_calls import join as join
+from .calls.async_calls import pause as pause
+from .calls.async_calls import poll as poll
+from .calls.async_calls import reducescatter_async as reducescatter_async
+from .calls.async_calls import synchronize as synchronize
+from .calls.direct import allgather as allgather
+from .calls.direct import allgather_ as allgather_
+from .calls.direct import allreduce as allreduce
+from .calls.direct import allreduce_ as allreduce_
+from .calls.direct import alltoall as alltoall
+from .calls.direct import alltoall_ as alltoall_
+from .calls.direct import barrier as barrier
+from .calls.direct import broadcast as broadcast
+from .calls.direct import broadcast_ as broadcast_
+from .calls.direct import reducescatter as reducescatter
+from .calls.direct import reducescatter_ as reducescatter_
+from .calls.exports import export as _export
+from .calls.process_set import ProcessSet as ProcessSet
+from .calls.process_set import add_process_set as add_process_set
+from .calls.process_set import global_process_set as global_process_set
+from .calls.process_set import remove_process_set as remove_process_set
+from .config import Membership as Membership
+from .config import Settings as Settings
+from .engine.process_sets import UnknownProcessSetError as UnknownProcessSetError
+from .engine.request import Handle as Handle
+from .errors import AuthenticationError as AuthenticationError
+from .errors import ConfigError as ConfigError
+from .errors import DesyncError as DesyncError
+from .errors import DeviceError as DeviceError
+from .errors import DuplicateNameError as DuplicateNameError
+from .errors import ExcludedError as ExcludedError
+from .errors import HorovodInternalError as HorovodInternalError
+from .errors import HostsUpdatedInterrupt as HostsUpdatedInterrupt
+from .errors import LinkLostError as LinkLostError
+from .errors import MismatchError as MismatchError
+from .errors import Misuse as Misuse
+from .errors import NoRouteError as NoRouteError
+from .errors import NotInitializedError as NotInitializedError
+from .errors import NotOfferedError as NotOfferedError
+from .errors import PeerLostError as PeerLostError
+from .errors import PeerStalledError as PeerStalledError
+from .errors import Recoverable as Recoverable
+from .errors import RefusedError as RefusedError
+from .errors import RemoteError as RemoteError
+from .errors import RingcommError as RingcommError
+from .errors import ShapeError as ShapeError
+from .errors import StartTimeoutError as StartTimeoutError
+from .errors import StartupError as StartupError
+from .errors import UnsupportedDtypeError as UnsupportedDtypeError
+from .job.context import Context as Context
+from .ops import Adasum as Adasum
+from .ops import Average as Average
+from .ops import Max as Max
+from .ops import Min as Min
+from .ops import Product as Product
+from .ops import ReduceOp as ReduceOp
+from .ops import Sum as Sum
+from .version import __version__ as __version__
 
 if _typing.TYPE_CHECKING:
-    from ._adapter.local_sgd import LocalSGD
-    from .balance.advise import Advice, advise
-    from .balance.batches import balanced
-    from .calls.consistency import check_same
-    from .calls.grouped_calls import (
-        grouped_allgather,
-        grouped_allgather_async,
-        grouped_allreduce,
-        grouped_allreduce_,
-        grouped_allreduce_async,
-        grouped_allreduce_async_,
-        grouped_reducescatter,
-        grouped_reducescatter_async,
-    )
-    from .calls.messages import recv, recv_async, send, send_async
-    from .scaling.prediction import Prediction, predict
-
-__all__ = [
-    "Adasum",
-    "Advice",
-    "AuthenticationError",
-    "Average",
-    "ConfigError",
-    "Context",
-    "DesyncError",
-    "DeviceError",
-    "DuplicateNameError",
-    "ExcludedError",
-    "Handle",
-    "HorovodInternalError",
-    "HostsUpdatedInterrupt",
-    "LinkLostError",
-    "LocalSGD",
-    "Max",
-    "Membership",
-    "Min",
-    "MismatchError",
-    "Misuse",
-    "NoRouteError",
-    "NotInitializedError",
-    "NotOfferedError",
-    "PeerLostError",
-    "PeerStalledError",
-    "Prediction",
-    "ProcessSet",
-    "Product",
-    "Recoverable",
-    "ReduceOp",
-    "RefusedError",
-    "RemoteError",
-    "RingcommError",
-    "Settings",
-    "ShapeError",
-    "StartTimeoutError",
-    "StartupError",
-    "Sum",
-    "UnknownProcessSetError",
-    "UnsupportedDtypeError",
-    "__version__",
-    "add_process_set",
-    "advise",
-    "allgather",
-    "allgather_",
-    "allgather_async",
-    "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_",
-    "alltoall_async",
-    "balanced",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "broadcast_object",
-    "check_same",
-    "count_step",
-    "cross_rank",
-    "cross_size",
-    "epoch",
-    "global_process_set",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_size",
-    "pause",
-    "poll",
-    "predict",
-    "rank",
-    "recv",
-    "recv_async",
-    "reducescatter",
-    "reducescatter_",
-    "reducescatter_async",
-    "remove_process_set",
-    "run",
-    "send",
-    "send_async",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stats",
-    "stop_timeline",
-    "synchronize",
-]
+    from ._adapter.local_sgd import LocalSGD as LocalSGD
+    from .balance.advise import Advice as Advice
+    from .balance.advise import advise as advise
+    from .balance.batches import balanced as balanced
+    from .calls.consistency import check_same as check_same
+    from .calls.grouped_calls import grouped_allgather as grouped_allgather
+    from .calls.grouped_calls import grouped_allgather_async as grouped_allgather_async
+    from .calls.grouped_calls import grouped_allreduce as grouped_allreduce
+    from .calls.grouped_calls import grouped_allreduce_ as grouped_allreduce_
+    from .calls.grouped_calls import grouped_allreduce_async as grouped_allreduce_async
+    from .calls.grouped_calls import grouped_allreduce_async_ as grouped_allreduce_async_
+    from .calls.grouped_calls import grouped_reducescatter as grouped_reducescatter
+    from .calls.grouped_calls import grouped_reducescatter_async as grouped_reducescatter_async
+    from .calls.messages import recv as recv
+    from .calls.messages import recv_async as recv_async
+    from .calls.messages import send as send
+    from .calls.messages import send_async as send_async
+    from .scaling.prediction import Prediction as Prediction
+    from .scaling.prediction import predict as predict
 
 
 _LATER = {
@@ -238,6 +141,8 @@ _LATER = {
 }
 """Names that few programs use, by the module that defines each: it is imported with the first use."""
 
+_NAMES = _export(globals(), *_LATER, "run", "__version__")
+
 run: _typing.Callable[..., _typing.List[_typing.Any]]
 
 
@@ -249,14 +154,14 @@ def __getattr__(name: str) -> _typing.Any:
         return found
     if name == "run":  # of the launcher, which is imported when it is used
         return _importlib.import_module("ringrun.function").run
-    close = _difflib.get_close_matches(name, __all__, 1, 0.75)
+    close = _difflib.get_close_matches(name, _NAMES, 1, 0.75)
     meant = _OTHER_NAMES.get(name) or (f"rc.{close[0]}" if close and not name.startswith("_") else "")
     hint = f": {meant} does this" if name in _OTHER_NAMES else f". Did you mean {meant}?" if meant else ""
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 
 def __dir__() -> _typing.List[str]:
-    return sorted([*__all__, "elastic"])
+    return sorted([*_NAMES, "elastic"])
 
 
 _OTHER_NAMES = {

@@ -61,7 +61,6 @@ compression: how gradients are sent: ``Compression.none`` (the default: unchange
 name: optional; appears in errors, and is the same on both ranks.
 process_set: a set that both ranks belong to; messages of two sets are never taken for each other.""",
     "message_errors": """ConfigError: there is no such rank in the set, or it is this one.
-DuplicateNameError: this rank is exchanging a message with that rank and tag already.
 MismatchError: the other rank passes another shape or element type.""",
     "codec": """\
 compression: the codec for float32 and float64 on the network: None (the default: unchanged), ``"bf16"`` or

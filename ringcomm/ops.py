@@ -73,9 +73,6 @@ def op_name(op: int) -> str:
 CODECS: Tuple[str, ...] = ("none", "fp16", "bf16", "int8", "int4")
 """The names of codecs; their places are their numbers on the wire."""
 
-ELEMENTWISE = tuple(op for op in ReduceOp if op != ReduceOp.ADASUM)
-"""The reductions in which every element is on its own."""
-
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM
 Adasum = ReduceOp.ADASUM

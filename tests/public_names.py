@@ -23,7 +23,7 @@ def source_of(module: str) -> Path:
 
 
 def public_names(module: str) -> Set[str]:
-    """The names in ``__all__`` of a module.
+    """The names in ``__all__`` of a module, which it has as a list or by ``ringcomm.calls.exports``.
 
     Args:
         module: its name, like ``ringcomm.torch``.
@@ -38,30 +38,24 @@ def public_names(module: str) -> Set[str]:
     tree = ast.parse(path.read_text())
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and any(alias.name == "__all__" for alias in node.names):
-            return public_names(_absolute(node, package))
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
-            return set(_items(node.value, tree, package))
+            return set(ast.literal_eval(node.value))
+        call = getattr(node, "value", None)
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "_export":
+            return set(_exported(call, tree, package))
     raise LookupError(f"{module} has no __all__")
 
 
-def _items(value: ast.expr, tree: ast.Module, package: str) -> Iterator[str]:
-    assert isinstance(value, (ast.List, ast.Tuple)), ast.dump(value)
-    for item in value.elts:
-        if isinstance(item, ast.Starred):  # *common.__all__
-            assert isinstance(item.value, ast.Attribute) and isinstance(item.value.value, ast.Name)
-            yield from public_names(_imported_module(item.value.value.id, tree, package))
-        else:
-            yield ast.literal_eval(item)
-
-
-def _imported_module(name: str, tree: ast.Module, package: str) -> str:
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom):
+def _exported(call: ast.Call, tree: ast.Module, package: str) -> Iterator[str]:
+    """What is imported under its own name or with ``*``, and what the call names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:  # otherwise of modules
             for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    return f"{_absolute(node, package)}.{alias.name}"
-    raise LookupError(f"{package} does not import {name}")
+                if alias.name == "*":
+                    yield from public_names(_absolute(node, package))
+                elif alias.asname == alias.name and not alias.name.startswith("_"):
+                    yield alias.name
+    yield from (item.value for item in call.args if isinstance(item, ast.Constant))
 
 
 def _absolute(node: ast.ImportFrom, package: str) -> str:

@@ -68,6 +68,7 @@ def test_nothing_is_imported_at_the_top_but_not_exported():
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
+        if alias.asname != "_export"
     ]
     later = ["run"]  # of the launcher, which is imported when it is used
     assert sorted([*names, *later]) == sorted(ringcomm.__all__)

@@ -57,7 +57,6 @@ ALLOWED: Dict[str, Tuple[str, List[str]]] = {
         [".iterdir", ".unlink"],
     ),
     "launcher/ringrun/job/discovery.py": (UNNAMED, ["tempfile.TemporaryFile"]),
-    "launcher/ringrun/job/launch.py": (NAMED, [".read_text"]),
     "launcher/ringrun/reach/doors.py": (NAMED, [".read_text"]),
     "launcher/ringrun/reach/named_hosts.py": (
         "looks for names that it then opens by the room", ["glob.glob"],

@@ -25,7 +25,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "configuration.variables", "configuration.other_launchers", "configuration.environment",
             "configuration.settings", "configuration.membership", "configuration.limits",
             "configuration.without_effect", "config", "configuration.lookups", "configuration.polling",
-            "clock", "docstrings", "storage.unpickling", "storage.results",
+            "clock", "docstrings", "storage.unpickling", "storage.results", "calls.exports",
         ],
     ],
     1: [

@@ -1,70 +1,40 @@
 """The names that every adapter exports."""
 
-from ..api import (
-    cross_rank,
-    cross_size,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-    stop_timeline,
-)
-from ..calls.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
-from ..errors import HorovodInternalError, HostsUpdatedInterrupt
-from ..ops import Adasum, Average, Max, Min, Product, Sum
-from .basics import (
-    barrier,
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-    start_timeline,
-)
+from ..api import cross_rank as cross_rank
+from ..api import cross_size as cross_size
+from ..api import is_homogeneous as is_homogeneous
+from ..api import is_initialized as is_initialized
+from ..api import local_rank as local_rank
+from ..api import local_size as local_size
+from ..api import rank as rank
+from ..api import shutdown as shutdown
+from ..api import size as size
+from ..api import stop_timeline as stop_timeline
+from ..calls.exports import export as _export
+from ..calls.process_set import ProcessSet as ProcessSet
+from ..calls.process_set import add_process_set as add_process_set
+from ..calls.process_set import global_process_set as global_process_set
+from ..calls.process_set import remove_process_set as remove_process_set
+from ..errors import HorovodInternalError as HorovodInternalError
+from ..errors import HostsUpdatedInterrupt as HostsUpdatedInterrupt
+from ..ops import Adasum as Adasum
+from ..ops import Average as Average
+from ..ops import Max as Max
+from ..ops import Min as Min
+from ..ops import Product as Product
+from ..ops import Sum as Sum
+from .basics import barrier as barrier
+from .basics import ccl_built as ccl_built
+from .basics import cuda_built as cuda_built
+from .basics import ddl_built as ddl_built
+from .basics import gloo_built as gloo_built
+from .basics import gloo_enabled as gloo_enabled
+from .basics import init as init
+from .basics import mpi_built as mpi_built
+from .basics import mpi_enabled as mpi_enabled
+from .basics import mpi_threads_supported as mpi_threads_supported
+from .basics import nccl_built as nccl_built
+from .basics import rocm_built as rocm_built
+from .basics import start_timeline as start_timeline
 
-__all__ = [
-    "Adasum",
-    "Average",
-    "HorovodInternalError",
-    "HostsUpdatedInterrupt",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
-    "barrier",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
-]
+_export(globals())

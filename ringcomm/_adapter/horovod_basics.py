@@ -20,7 +20,7 @@ class HorovodBasics:
         """Accept Horovod's arguments."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in common.__all__:
+        if name in vars(common)["__all__"]:
             return getattr(common, name)
         raise AttributeError(f"HorovodBasics has no {name!r} with ringcomm")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import contextmanager
-from typing import Collection, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set
+from typing import Collection, Iterable, Iterator, List, NamedTuple, Optional, Sequence
 
 from ..clock import Clock
 from ..collective.progress import Progress
@@ -94,7 +94,6 @@ class EngineState:
         self._watch = watch
         self._clock = clock
         self._responses: List[Message] = []
-        self._noted: Set[int] = set()
         self._cut_short: List[Request] = []
         self._reported = NOTHING_REPORTED
 
@@ -204,13 +203,6 @@ class EngineState:
                 self.coordinator.take(0, message, now_s)
         return worked
 
-    def settled(self) -> bool:
-        """Return whether nothing is on its way from this rank, or, on rank 0, from others. For any thread."""
-        if self.coordinator is not None:
-            return self.peers.all_left()
-        with self.lock:
-            return not self.outbox and not self.peers.messages.has_unsent()
-
     def prepare_to_sleep(self, most_s: float = 3600.0) -> Rest:
         """What to wait for, and for how long (0.0: there is work). What is submitted later rings the bell."""
         timeout_s = min(most_s, self.peers.alarm_s())
@@ -261,9 +253,7 @@ class EngineState:
         if nearest and self._is_waiting(nearest):
             peer, reason = next(iter(nearest.items()))
             raise self.peers.lost(peer, reason, "lost")
-        for peer in set(gone) - self.peers.said_goodbye - self._noted:
-            self._noted.add(peer)
-            self._reporter.note_closed(peer, gone[peer])
+        self.peers.note_closed(self._reporter)
 
     def _is_waiting(self, gone: Collection[int]) -> bool:
         with self.lock:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from typing import Any, Callable, List, Optional, Sequence, Set
+from typing import Any, Callable, List, Optional, Sequence
 
-from ..clock import Clock, Deadline, monotonic
+from ..clock import Clock, monotonic
 from ..collective.progress import Progress
 from ..errors import BrokenInvariantError, ProtocolError, RingcommError
 from ..transport.base import Fabric, StoppableWatch, Stopped
@@ -22,9 +21,6 @@ from .peer_channels import PeerChannels, SilenceLimits
 from .stacks import main_stack
 
 logger = logging.getLogger("ringcomm.engine")
-
-_LOOK_S = 0.002
-"""How often to look whether all has been sent, at the end."""
 
 
 class HeartbeatThread:
@@ -66,7 +62,6 @@ class HeartbeatThread:
         self._failed = failed
         self._lock = threading.Lock()
         self._outbox: List[Message] = []
-        self._noted: Set[int] = set()
         self._ended = False
         self._watch = fabric.watch = StoppableWatch(reporter)
 
@@ -98,19 +93,8 @@ class HeartbeatThread:
         self._fabric.wake()
 
     def settle(self, limit_s: float) -> None:
-        """Wait until what this rank has to say is on its way; on rank 0, until all others have left.
-
-        At most so long, and not if the thread has ended.
-        """
-        deadline = Deadline(limit_s)
-        while not (deadline.expired() or self._ended or self._settled()):
-            time.sleep(_LOOK_S)
-
-    def _settled(self) -> bool:
-        if self.rank == 0:
-            return self._peers.all_left()
-        with self._lock:
-            return not self._outbox and not self._peers.messages.has_unsent()
+        """Wait for what is on its way at the end; see :meth:`.PeerChannels.settle`."""
+        self._peers.settle(limit_s, lambda: self._outbox, lambda: self._ended)
 
     def stop(self) -> None:
         """End the thread, and send the other ranks a goodbye."""
@@ -155,9 +139,7 @@ class HeartbeatThread:
         peers.pulse()
         for peer, message in peers.take_received():
             self._take(peer, message)
-        for peer in set(peers.messages.gone) - peers.said_goodbye - self._noted:
-            self._noted.add(peer)
-            self._reporter.note_closed(peer, peers.messages.gone[peer])
+        peers.note_closed(self._reporter)
         if self.rank == 0:
             self._look_for_late()
         peers.tracing.flush(now_s)

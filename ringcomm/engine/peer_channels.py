@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ..clock import Clock
+from ..clock import Clock, Deadline
 from ..collective.progress import Progress
+from ..group.failures import FailureReporter
 from ..transport.base import Fabric, Stopped
 from ..wire.messages import Message
 from .control_messages import ControlMessages
@@ -22,6 +24,8 @@ Lost = Callable[[int, str, str], BaseException]
 MAX_INTERVAL_S = 5.0
 """Heartbeats are sent at least this often, in seconds, unless no limit depends on them."""
 
+_LOOK_S = 0.002
+"""How often to look whether all has been sent, at the end."""
 LOOK_AGAIN_S = 0.5
 """How long after a look that has found this rank in a new direct call it looks again, in seconds."""
 
@@ -77,6 +81,7 @@ class PeerChannels:
         self.interval_s = limits.interval_s
         self.progress_reports = ProgressReports(fabric.rank, hosts, *limits, self.interval_s)
         self.said_goodbye: Set[int] = set()
+        self._noted: Set[int] = set()
         self.lost = lost
         peers = [peer for peer in range(fabric.size) if peer != fabric.rank]
         self._rank = fabric.rank
@@ -177,9 +182,32 @@ class PeerChannels:
         self._progress = _nowhere
         self.lost = _ended
 
-    def all_left(self) -> bool:
-        """Return whether every other rank has said goodbye, or is gone."""
-        return len(self.said_goodbye | set(self.messages.gone)) == len(self._hosts) - 1
+    def settle(
+        self, limit_s: float, waiting: Callable[[], Sequence[Message]], over: Callable[[], Any]
+    ) -> None:
+        """Wait until what this rank has to say is on its way; on rank 0, until all others have left.
+
+        No other rank has to do anything for it, so none is held up. At most so long, and not if the thread
+        that sends is over. For any thread.
+
+        Args:
+            waiting: returns what has not been sent yet.
+        """
+        deadline = Deadline(limit_s)
+        while not (deadline.expired() or over() or self.settled(waiting())):
+            time.sleep(_LOOK_S)
+
+    def settled(self, waiting: Sequence[Message]) -> bool:
+        """Return whether there is nothing left for which :meth:`settle` waits."""
+        if self._rank == 0:
+            return len(self.said_goodbye | set(self.messages.gone)) == len(self._hosts) - 1
+        return not waiting and not self.messages.has_unsent()
+
+    def note_closed(self, reporter: FailureReporter) -> None:
+        """Report the links that have ended without a goodbye, each of them once."""
+        for peer in set(self.messages.gone) - self.said_goodbye - self._noted:
+            self._noted.add(peer)
+            reporter.note_closed(peer, self.messages.gone[peer])
 
     def take_received(self) -> Sequence[Tuple[int, Message]]:
         """Return what has arrived for the engine itself."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from collections import deque
+from itertools import chain
+from typing import Any, Deque, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from ..collective.weighted import Total
 from ..errors import DuplicateNameError
@@ -25,6 +27,7 @@ class Pending:
     def __init__(self) -> None:
         self.ids = KnownIds()
         self._requests: Dict[Key, Request] = {}
+        self._later: Dict[Key, Deque[Request]] = {}
         self._unannounced: List[Request] = []
         self._counts: Dict[int, int] = {}
         self._sites: Dict[str, int] = {}
@@ -38,7 +41,7 @@ class Pending:
         return bool(self._unannounced)
 
     def add(self, request: Request) -> None:
-        """A new operation.
+        """A new operation. Of messages between two ranks with one name, each waits for the one before it.
 
         Raises:
             DuplicateNameError: one with this name is on its way already.
@@ -49,12 +52,18 @@ class Pending:
             self._counts[signature.process_set] = count
             request.key = signature.key(count)
         elif request.key in self._requests:
+            if request.key.process_set < 0:
+                self._later.setdefault(request.key, deque()).append(request)
+                return
             older = self._requests[request.key]
             raise DuplicateNameError(
                 f"The operation {signature.name!r} at {request.site} has the same name as another one that "
                 f"is currently being processed, submitted at {older.site}. Wait for that one first, or give "
                 "them different names."
             )
+        self._begin(request)
+
+    def _begin(self, request: Request) -> None:
         self._requests[request.key] = request
         self._unannounced.append(request)
 
@@ -136,15 +145,21 @@ class Pending:
         if key.number:
             now = self._counts.get(key.process_set, 0)
             self._counts[key.process_set] = max(now, key.number)
-        return self._requests.pop(key, None)
+        request, later = self._requests.pop(key, None), self._later.get(key)
+        if later:
+            self._begin(later.popleft())
+            if not later:
+                del self._later[key]
+        return request
 
     def take_all(self) -> List[Request]:
         """Everything, in the order of submission."""
-        requests = list(self._requests.values())
+        requests = self.waiting()
         self._requests.clear()
+        self._later.clear()
         self._unannounced.clear()
         return requests
 
     def waiting(self) -> List[Request]:
-        """Everything, in the order of submission; it stays."""
-        return list(self._requests.values())
+        """Everything, in the order of submission; it stays. Messages that wait for others are the last."""
+        return [*self._requests.values(), *chain(*self._later.values())]

@@ -198,13 +198,9 @@ class EngineThread:
         self._control.wake()
 
     def settle(self, limit_s: float) -> None:
-        """Wait until what this rank has to say is on its way; on rank 0, until all others have left.
-
-        No other rank has to do anything for it, so none is held up. At most so long.
-        """
-        deadline = Deadline(limit_s)
-        while not deadline.expired() and self._state.broken is None and not self._state.settled():
-            time.sleep(_BACK_OFF_S)
+        """Wait for what is on its way at the end; see :meth:`.PeerChannels.settle`."""
+        state = self._state
+        state.peers.settle(limit_s, lambda: state.outbox, lambda: state.broken)
 
     def stop(self) -> None:
         """End the thread; what is still pending fails."""

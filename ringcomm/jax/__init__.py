@@ -15,42 +15,31 @@ Every rank runs its own JAX on its own device; ringcomm connects them, so ``jax.
 Collectives in compiled programs run in the order of the program, which must be the same on all ranks.
 """
 
-from .._adapter import common
 from .._adapter.common import *  # noqa: F403
-from .._adapter.compression import Compression, PowerSGD
-from .._adapter.objects import allgather_object, broadcast_object
+from .._adapter.compression import Compression as Compression
+from .._adapter.compression import PowerSGD as PowerSGD
+from .._adapter.objects import allgather_object as allgather_object
+from .._adapter.objects import broadcast_object as broadcast_object
+from ..calls.exports import export as _export
 from . import cluster as cluster
 from . import requirement as requirement
-from .collectives import allgather, allreduce, alltoall, barrier, broadcast, join, pmean, psum, reducescatter
-from .ending import typed_errors
-from .gradients import grad, value_and_grad
-from .local_sgd import LocalSGD
-from .optimizer import AccumulationState, DistributedOptimizer, distributed
-from .programs import jit
-from .state import broadcast_parameters
+from .collectives import allgather as allgather
+from .collectives import allreduce as allreduce
+from .collectives import alltoall as alltoall
+from .collectives import barrier as barrier
+from .collectives import broadcast as broadcast
+from .collectives import join as join
+from .collectives import pmean as pmean
+from .collectives import psum as psum
+from .collectives import reducescatter as reducescatter
+from .ending import typed_errors as typed_errors
+from .gradients import grad as grad
+from .gradients import value_and_grad as value_and_grad
+from .local_sgd import LocalSGD as LocalSGD
+from .optimizer import AccumulationState as AccumulationState
+from .optimizer import DistributedOptimizer as DistributedOptimizer
+from .optimizer import distributed as distributed
+from .programs import jit as jit
+from .state import broadcast_parameters as broadcast_parameters
 
-__all__ = [
-    *common.__all__,
-    "AccumulationState",
-    "Compression",
-    "DistributedOptimizer",
-    "LocalSGD",
-    "PowerSGD",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "broadcast_object",
-    "broadcast_parameters",
-    "distributed",
-    "grad",
-    "jit",
-    "join",
-    "pmean",
-    "psum",
-    "reducescatter",
-    "typed_errors",
-    "value_and_grad",
-]
+_export(globals())

@@ -12,37 +12,26 @@
 The program divides the data among the ranks; the rest of it stays as for one process.
 """
 
-from .._adapter import common
 from .._adapter.common import *  # noqa: F403
-from .._adapter.compressed import load_residual_state_dict, residual_state_dict
-from .._adapter.compression import Compression, PowerSGD
-from .._adapter.objects import allgather_object, broadcast_object
-from . import callbacks, elastic
-from .balanced import BalancedDataset
-from .collectives import allgather, allreduce, alltoall, broadcast, broadcast_variables, reducescatter
-from .local_sgd import LocalSGDCallback
-from .models import load_model
-from .optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from .._adapter.compressed import load_residual_state_dict as load_residual_state_dict
+from .._adapter.compressed import residual_state_dict as residual_state_dict
+from .._adapter.compression import Compression as Compression
+from .._adapter.compression import PowerSGD as PowerSGD
+from .._adapter.objects import allgather_object as allgather_object
+from .._adapter.objects import broadcast_object as broadcast_object
+from ..calls.exports import export as _export
+from . import callbacks as callbacks
+from . import elastic as elastic
+from .balanced import BalancedDataset as BalancedDataset
+from .collectives import allgather as allgather
+from .collectives import allreduce as allreduce
+from .collectives import alltoall as alltoall
+from .collectives import broadcast as broadcast
+from .collectives import broadcast_variables as broadcast_variables
+from .collectives import reducescatter as reducescatter
+from .local_sgd import LocalSGDCallback as LocalSGDCallback
+from .models import load_model as load_model
+from .optimizer import DistributedOptimizer as DistributedOptimizer
+from .optimizer import PartialDistributedOptimizer as PartialDistributedOptimizer
 
-__all__ = [
-    *common.__all__,
-    "BalancedDataset",
-    "Compression",
-    "DistributedOptimizer",
-    "LocalSGDCallback",
-    "PartialDistributedOptimizer",
-    "PowerSGD",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "alltoall",
-    "broadcast",
-    "broadcast_object",
-    "broadcast_variables",
-    "callbacks",
-    "elastic",
-    "load_model",
-    "load_residual_state_dict",
-    "reducescatter",
-    "residual_state_dict",
-]
+_export(globals(), "callbacks", "elastic")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from functools import partial
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import keras
 import numpy as np
@@ -63,9 +64,11 @@ class LocalSGDCallback(OuterOptimizer, Callback):
         max_drift: Optional[float] = None,
     ) -> None:
         super().__init__()
-        self._options = (sync_every, outer_lr, outer_momentum, compression)
-        self._streaming: Dict[str, Any] = {"fragments": fragments, "overlap": overlap, "max_drift": max_drift}
-        self._process_set = process_set
+        self._core_of = partial(
+            LocalSGD, sync_every=sync_every, outer_lr=outer_lr, outer_momentum=outer_momentum,
+            compression=compression, process_set=process_set, name="keras.local_sgd", fragments=fragments,
+            overlap=overlap, max_drift=max_drift,
+        )  # fmt: skip
         self._pairs: List[Tuple[Any, Array]] = []
         self._core: Optional[LocalSGD] = None
 
@@ -82,10 +85,7 @@ class LocalSGDCallback(OuterOptimizer, Callback):
         ]
         arrays = [np.array(keras.ops.convert_to_numpy(item.value)) for item in (*trained, *others)]
         self._pairs = list(zip((*trained, *others), arrays))
-        self._core = LocalSGD(
-            arrays[: len(trained)], *self._options, averaged=arrays[len(trained) :],
-            process_set=self._process_set, name="keras.local_sgd", **self._streaming,
-        )  # fmt: skip
+        self._core = self._core_of(arrays[: len(trained)], averaged=arrays[len(trained) :])
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Count a local step, and synchronize if it is time.

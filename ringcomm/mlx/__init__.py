@@ -14,25 +14,19 @@
 Everything else in the training loop stays as it is. Collectives are called outside of ``mx.compile``.
 """
 
-from .._adapter import common
 from .._adapter.common import *  # noqa: F403
-from .._adapter.compression import Compression, PowerSGD
-from .._adapter.objects import allgather_object, broadcast_object
-from .collectives import allgather, allreduce, alltoall, broadcast, reducescatter
-from .training import DistributedOptimizer, average_gradients, broadcast_parameters
+from .._adapter.compression import Compression as Compression
+from .._adapter.compression import PowerSGD as PowerSGD
+from .._adapter.objects import allgather_object as allgather_object
+from .._adapter.objects import broadcast_object as broadcast_object
+from ..calls.exports import export as _export
+from .collectives import allgather as allgather
+from .collectives import allreduce as allreduce
+from .collectives import alltoall as alltoall
+from .collectives import broadcast as broadcast
+from .collectives import reducescatter as reducescatter
+from .training import DistributedOptimizer as DistributedOptimizer
+from .training import average_gradients as average_gradients
+from .training import broadcast_parameters as broadcast_parameters
 
-__all__ = [
-    *common.__all__,
-    "Compression",
-    "DistributedOptimizer",
-    "PowerSGD",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "alltoall",
-    "average_gradients",
-    "broadcast",
-    "broadcast_object",
-    "broadcast_parameters",
-    "reducescatter",
-]
+_export(globals())

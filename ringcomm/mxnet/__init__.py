@@ -12,43 +12,26 @@
 Everything else in the training loop stays as it is.
 """
 
-from .._adapter import common
 from .._adapter.common import *  # noqa: F403
-from .._adapter.objects import allgather_object, broadcast_object
-from . import mpi_ops
-from .compression import Compression, PowerSGD
-from .movement import allgather, alltoall, broadcast, broadcast_, grouped_allgather
-from .optimizer import DistributedOptimizer
-from .parameters import broadcast_parameters
-from .reductions import (
-    allreduce,
-    allreduce_,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_reducescatter,
-    reducescatter,
-)
-from .trainer import DistributedTrainer
+from .._adapter.objects import allgather_object as allgather_object
+from .._adapter.objects import broadcast_object as broadcast_object
+from ..calls.exports import export as _export
+from . import mpi_ops as mpi_ops
+from .compression import Compression as Compression
+from .compression import PowerSGD as PowerSGD
+from .movement import allgather as allgather
+from .movement import alltoall as alltoall
+from .movement import broadcast as broadcast
+from .movement import broadcast_ as broadcast_
+from .movement import grouped_allgather as grouped_allgather
+from .optimizer import DistributedOptimizer as DistributedOptimizer
+from .parameters import broadcast_parameters as broadcast_parameters
+from .reductions import allreduce as allreduce
+from .reductions import allreduce_ as allreduce_
+from .reductions import grouped_allreduce as grouped_allreduce
+from .reductions import grouped_allreduce_ as grouped_allreduce_
+from .reductions import grouped_reducescatter as grouped_reducescatter
+from .reductions import reducescatter as reducescatter
+from .trainer import DistributedTrainer as DistributedTrainer
 
-__all__ = [
-    *common.__all__,
-    "Compression",
-    "DistributedOptimizer",
-    "DistributedTrainer",
-    "PowerSGD",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "alltoall",
-    "broadcast",
-    "broadcast_",
-    "broadcast_object",
-    "broadcast_parameters",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_reducescatter",
-    "mpi_ops",
-    "reducescatter",
-]
+_export(globals(), "mpi_ops")

@@ -16,68 +16,41 @@ Works in eager mode, in ``tf.function`` and in graphs of TensorFlow 1 (``tf.comp
 compiled with ``jit_compile=True``: XLA cannot call Python.
 """
 
-from .._adapter import common
 from .._adapter.common import *  # noqa: F403
-from .._adapter.compressed import load_residual_state_dict, residual_state_dict
-from .._adapter.compression import Compression, PowerSGD
-from ..balance.batches import BalancedBatches
-from ..calls.async_calls import join
-from . import elastic, mpi_ops
-from .balanced import BalancedDataset
-from .collectives import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
-from .functions import (
-    BroadcastGlobalVariablesHook,
-    allgather_object,
-    broadcast_,
-    broadcast_global_variables,
-    broadcast_object,
-    broadcast_object_fn,
-    broadcast_variables,
-    local_rank_op,
-    local_size_op,
-    process_set_included_op,
-    rank_op,
-    size_op,
-)
-from .movement import allgather, alltoall, broadcast, grouped_allgather
-from .optimizer import DistributedOptimizer
-from .sync_batch_norm import SyncBatchNormalization
-from .tape import DistributedGradientTape, PartialDistributedGradientTape
+from .._adapter.compressed import load_residual_state_dict as load_residual_state_dict
+from .._adapter.compressed import residual_state_dict as residual_state_dict
+from .._adapter.compression import Compression as Compression
+from .._adapter.compression import PowerSGD as PowerSGD
+from ..balance.batches import BalancedBatches as BalancedBatches
+from ..calls.async_calls import join as join
+from ..calls.exports import export as _export
+from . import elastic as elastic
+from . import mpi_ops as mpi_ops
+from .balanced import BalancedDataset as BalancedDataset
+from .collectives import allreduce as allreduce
+from .collectives import grouped_allreduce as grouped_allreduce
+from .collectives import grouped_reducescatter as grouped_reducescatter
+from .collectives import reducescatter as reducescatter
+from .functions import BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook
+from .functions import allgather_object as allgather_object
+from .functions import broadcast_ as broadcast_
+from .functions import broadcast_global_variables as broadcast_global_variables
+from .functions import broadcast_object as broadcast_object
+from .functions import broadcast_object_fn as broadcast_object_fn
+from .functions import broadcast_variables as broadcast_variables
+from .functions import local_rank_op as local_rank_op
+from .functions import local_size_op as local_size_op
+from .functions import process_set_included_op as process_set_included_op
+from .functions import rank_op as rank_op
+from .functions import size_op as size_op
+from .movement import allgather as allgather
+from .movement import alltoall as alltoall
+from .movement import broadcast as broadcast
+from .movement import grouped_allgather as grouped_allgather
+from .optimizer import DistributedOptimizer as DistributedOptimizer
+from .sync_batch_norm import SyncBatchNormalization as SyncBatchNormalization
+from .tape import DistributedGradientTape as DistributedGradientTape
+from .tape import PartialDistributedGradientTape as PartialDistributedGradientTape
 from .util import _executing_eagerly as _executing_eagerly
 
-__all__ = [
-    *common.__all__,
-    "BalancedBatches",
-    "BalancedDataset",
-    "BroadcastGlobalVariablesHook",
-    "Compression",
-    "DistributedGradientTape",
-    "DistributedOptimizer",
-    "PartialDistributedGradientTape",
-    "PowerSGD",
-    "SyncBatchNormalization",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "alltoall",
-    "broadcast",
-    "broadcast_",
-    "broadcast_global_variables",
-    "broadcast_object",
-    "broadcast_object_fn",
-    "broadcast_variables",
-    "elastic",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_reducescatter",
-    "join",
-    "load_residual_state_dict",
-    "local_rank_op",
-    "local_size_op",
-    "mpi_ops",
-    "process_set_included_op",
-    "rank_op",
-    "reducescatter",
-    "residual_state_dict",
-    "size_op",
-]
+_export(globals(), "elastic", "mpi_ops")

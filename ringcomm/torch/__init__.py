@@ -12,87 +12,46 @@
 Everything else in the training loop stays as it is.
 """
 
-from .._adapter import common
 from .._adapter.common import *  # noqa: F403
-from .._adapter.objects import allgather_object, broadcast_object
-from ..balance.batches import BalancedBatches
-from . import elastic, mpi_ops
-from .collectives import (
-    allgather,
-    allreduce,
-    allreduce_,
-    alltoall,
-    broadcast,
-    broadcast_,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_reducescatter,
-    join,
-    reducescatter,
-)
-from .compression import Compression, PowerSGD
-from .cross_barrier import CrossBarrier
-from .handles import (
-    allgather_async,
-    allreduce_async,
-    allreduce_async_,
-    alltoall_async,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather_async,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter_async,
-    poll,
-    reducescatter_async,
-    sparse_allreduce_async,
-    synchronize,
-)
-from .local_sgd import LocalSGD
-from .optimizer import DistributedOptimizer
-from .state import broadcast_optimizer_state, broadcast_parameters
-from .sync_batch_norm import SyncBatchNorm
+from .._adapter.objects import allgather_object as allgather_object
+from .._adapter.objects import broadcast_object as broadcast_object
+from ..balance.batches import BalancedBatches as BalancedBatches
+from ..calls.exports import export as _export
+from . import elastic as elastic
+from . import mpi_ops as mpi_ops
+from .collectives import allgather as allgather
+from .collectives import allreduce as allreduce
+from .collectives import allreduce_ as allreduce_
+from .collectives import alltoall as alltoall
+from .collectives import broadcast as broadcast
+from .collectives import broadcast_ as broadcast_
+from .collectives import grouped_allgather as grouped_allgather
+from .collectives import grouped_allreduce as grouped_allreduce
+from .collectives import grouped_allreduce_ as grouped_allreduce_
+from .collectives import grouped_reducescatter as grouped_reducescatter
+from .collectives import join as join
+from .collectives import reducescatter as reducescatter
+from .compression import Compression as Compression
+from .compression import PowerSGD as PowerSGD
+from .cross_barrier import CrossBarrier as CrossBarrier
+from .handles import allgather_async as allgather_async
+from .handles import allreduce_async as allreduce_async
+from .handles import allreduce_async_ as allreduce_async_
+from .handles import alltoall_async as alltoall_async
+from .handles import broadcast_async as broadcast_async
+from .handles import broadcast_async_ as broadcast_async_
+from .handles import grouped_allgather_async as grouped_allgather_async
+from .handles import grouped_allreduce_async as grouped_allreduce_async
+from .handles import grouped_allreduce_async_ as grouped_allreduce_async_
+from .handles import grouped_reducescatter_async as grouped_reducescatter_async
+from .handles import poll as poll
+from .handles import reducescatter_async as reducescatter_async
+from .handles import sparse_allreduce_async as sparse_allreduce_async
+from .handles import synchronize as synchronize
+from .local_sgd import LocalSGD as LocalSGD
+from .optimizer import DistributedOptimizer as DistributedOptimizer
+from .state import broadcast_optimizer_state as broadcast_optimizer_state
+from .state import broadcast_parameters as broadcast_parameters
+from .sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 
-__all__ = [
-    *common.__all__,
-    "BalancedBatches",
-    "Compression",
-    "CrossBarrier",
-    "DistributedOptimizer",
-    "LocalSGD",
-    "PowerSGD",
-    "SyncBatchNorm",
-    "allgather",
-    "allgather_async",
-    "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "broadcast_object",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
-    "elastic",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "join",
-    "mpi_ops",
-    "poll",
-    "reducescatter",
-    "reducescatter_async",
-    "sparse_allreduce_async",
-    "synchronize",
-]
+_export(globals(), "elastic", "mpi_ops")

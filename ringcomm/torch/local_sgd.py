@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
@@ -83,11 +84,14 @@ class LocalSGD(OuterOptimizer):
                 "LocalSGD needs the original optimizer: a DistributedOptimizer averages gradients."
             )
         self._model, self._optimizer, self._process_set = model, optimizer, process_set
-        self._options = (sync_every, outer_lr, outer_momentum, compression)
         adaptive = any("eps" in group for group in optimizer.param_groups)
         if max_drift is None and sync_every == AUTO and adaptive:
             max_drift = ADAPTIVE_DRIFT
-        self._streaming: Dict[str, Any] = {"fragments": fragments, "overlap": overlap, "max_drift": max_drift}
+        self._core_of = partial(
+            Core, sync_every=sync_every, outer_lr=outer_lr, outer_momentum=outer_momentum,
+            compression=compression, process_set=process_set, name="torch.local_sgd", fragments=fragments,
+            overlap=overlap, max_drift=max_drift,
+        )  # fmt: skip
         self._pairs: List[Tuple[torch.Tensor, Array]] = []
         self._core: Optional[Core] = None
         self._hooks: List[Any] = []
@@ -101,11 +105,7 @@ class LocalSGD(OuterOptimizer):
         self._dense = not any(getattr(module, "sparse", False) for module in self._model.modules())
         own = [_host_array(item) for item in (*parameters, *buffers)]
         self._pairs = list(zip((*parameters, *buffers), own))
-        weights, averaged = own[: len(parameters)], own[len(parameters) :]
-        self._core = Core(
-            weights, *self._options, averaged=averaged, process_set=self._process_set,
-            name="torch.local_sgd", **self._streaming,
-        )  # fmt: skip
+        self._core = self._core_of(own[: len(parameters)], averaged=own[len(parameters) :])
 
     @property
     def core(self) -> Core:

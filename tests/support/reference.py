@@ -7,7 +7,9 @@ from typing import Any, List, Sequence
 import numpy as np
 
 from ringcomm.dtypes import HALF_TYPES
-from ringcomm.ops import ELEMENTWISE, ReduceOp
+from ringcomm.ops import ReduceOp
+
+ELEMENTWISE = tuple(op for op in ReduceOp if op != ReduceOp.ADASUM)
 
 REAL_NAMES = (
     "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64",

@@ -32,7 +32,7 @@ from ..plan.observe import observation_of, ranks_shown
 from ..plan.options import Options
 from ..plan.ranks import Plan, make_plan
 from ..plan.setting_sources import Effective
-from ..reach.doors import Doors, allocation_of
+from ..reach.doors import Doors, allocation_of, read_text
 from ..reach.named_hosts import lists_in, with_lists
 from ..reach.ssh import SshOptions
 from ..ship.source_tree import SourceTree, position
@@ -205,7 +205,7 @@ def read_hosts(options: Options, allocation: Optional[Allocation] = None) -> Lis
     if options.hosts is not None:
         specs = with_lists(parse_hosts(options.hosts), os.environ)
     elif options.hostfile is not None:
-        specs = parse_hostfile(_read("hostfile", options.hostfile), options.hostfile)
+        specs = parse_hostfile(read_text("hostfile", options.hostfile), options.hostfile)
     elif allocation is not None and needs_hosts(options):
         specs = list(allocation.hosts)
     if options.slots_each is not None:
@@ -213,16 +213,6 @@ def read_hosts(options: Options, allocation: Optional[Allocation] = None) -> Lis
         unique = {spec.target.lower(): spec._replace(slots=options.slots_each) for spec in specs}
         specs = list(unique.values())
     return specs
-
-
-def _read(what: str, path: str) -> str:
-    try:
-        # "sig": editors on Windows write a byte order mark first.
-        return Path(path).read_text(encoding="utf-8-sig")
-    except OSError as problem:
-        raise ConfigError(f"The {what} {path} cannot be read: {problem.strerror}.") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"The {what} {path} is not a text file in UTF-8.") from None
 
 
 def effective_settings(
@@ -249,7 +239,7 @@ def effective_settings(
     if options.verbose:
         flags.append(SettingValue("verbose", "1", "--verbose", "--verbose"))
     path = options.config_file
-    file = [] if path is None else setting_sources.from_file(_read("configuration file", path), path)
+    file = [] if path is None else setting_sources.from_file(read_text("configuration file", path), path)
     others = horovod.from_environment(environ) if options.horovod else []
     variables = setting_sources.from_environment(environ)
     found = setting_sources.effective(

@@ -91,16 +91,22 @@ def allocation_of(environ: Mapping[str, str], needed: bool) -> Optional[Allocati
         ConfigError: a variable or a file of the scheduler cannot be understood.
     """
     try:
-        return find_allocation(environ, _read, _expand)
+        return find_allocation(environ, read_text, _expand)
     except ConfigError:
         if needed:
             raise
         return None
 
 
-def _read(what: str, path: str) -> str:
+def read_text(what: str, path: str) -> str:
+    """The content of a file that the user or a scheduler names; ``what`` it is, for the error.
+
+    Raises:
+        ConfigError: it cannot be read, or is not a text in UTF-8.
+    """
     try:
-        return Path(path).read_text(encoding="utf-8")
+        # "sig": editors on Windows write a byte order mark first.
+        return Path(path).read_text(encoding="utf-8-sig")
     except OSError as problem:
         raise ConfigError(f"The {what} {path} cannot be read: {problem.strerror}.") from None
     except UnicodeDecodeError:

@@ -217,9 +217,9 @@ class TestEnd:
             context.engine.barrier("all are here").wait(LIMIT_S)
             if context.rank == 0:
                 context.engine.settle(LIMIT_S)  # until all others have left
-                return context.engine._thread._state.peers.all_left()
+                return context.engine._thread._state.peers.settled(())
             context.engine.settle(LIMIT_S)
-            return context.engine._thread._state.settled()
+            return context.engine._thread._state.peers.settled(())
 
         assert run_ranks(2, work, settings=PLAIN) == [True, True]
         assert run_ranks(1, lambda context: context.engine.settle(LIMIT_S), settings=PLAIN) == [None]

@@ -193,7 +193,7 @@ def test_what_observers_see_is_brought_to_rank_0(sides):
     assert not sides[1].heartbeat._outbox
     sides[1].heartbeat.stop()
     sides[0].heartbeat.settle(LIMIT_S)  # until all others have left
-    assert sides[0].heartbeat._peers.all_left()
+    assert sides[0].heartbeat._peers.settled(())
 
 
 def test_it_ends_with_the_group(sides):

@@ -199,11 +199,11 @@ class TestLinksThatEnd:
             job.states[0].wake_up()
             job.states[0].cycle()
         assert job.states[0].peers.messages.gone and job.closed[0] == []
-        assert job.states[0].settled()  # all others have left
+        assert job.states[0].peers.settled(())  # all others have left
 
     def test_without_one_it_is_reported_once(self):
         job = Job()
-        assert not job.states[0].settled()
+        assert not job.states[0].peers.settled(())
         job.fabrics[1].close()
         for _ in range(3):
             job.states[0].wake_up()
@@ -236,11 +236,11 @@ class TestLinksThatEnd:
     def test_what_is_not_sent_is_not_settled(self):
         job = Job()
         state = job.states[1]
-        assert state.settled()
+        assert state.peers.settled(state.outbox)
         state.outbox.append({"type": "joined"})
-        assert not state.settled()
+        assert not state.peers.settled(state.outbox)
         job.turn()
-        assert state.settled()
+        assert state.peers.settled(state.outbox)
 
 
 class TestLate:

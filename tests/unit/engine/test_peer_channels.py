@@ -136,11 +136,11 @@ def test_after_the_goodbye_it_is_nowhere_and_nothing_is_lost():
     assert job.peers[1].doing() == "" and isinstance(job.peers[1].lost(0, "why", "lost"), Stopped)
     job.fabrics[1].close()
     job.run(10.0, ranks=(0, 2))
-    assert job.peers[0].said_goodbye == {1} and not job.peers[0].all_left()
+    assert job.peers[0].said_goodbye == {1} and not job.peers[0].settled(())
     assert job.peers[0].divided() == ([2], [])
     job.peers[2].close()
     job.run(10.2, ranks=(0,))
-    assert job.peers[0].all_left()
+    assert job.peers[0].settled(())
 
 
 def test_nonsense_is_refused():

@@ -39,6 +39,23 @@ def test_announced_in_full_and_then_by_number():
     assert announced["fresh"] == announced["sites"] == []
 
 
+def test_messages_with_one_name_are_announced_one_after_another():
+    pending = Pending()
+    signature = Signature("message", -2, int(Collective.BROADCAST), -1, 0, ("float32",), ((4,),))
+    messages = [Request(signature, [np.zeros(4, np.float32)], Handle("")) for _ in range(3)]
+    for message in messages:
+        pending.add(message)
+    for message in messages:
+        assert pending.waiting()[0] is message
+        announced = pending.announce(True, 0)
+        assert announced is not None and len(announced["fresh"]) == 1
+        assert pending.take(message.key) is message
+    assert not pending.unannounced and pending.take(signature.key()) is None
+    for message in messages:
+        pending.add(message)
+    assert pending.take_all() == messages and pending.waiting() == []
+
+
 def test_a_name_can_be_used_again_when_it_is_done():
     pending = Pending()
     first = request("a", "train.py:3")
