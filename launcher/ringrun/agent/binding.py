@@ -87,9 +87,8 @@ def _within_caches(cores: List[_Core], ranks: int) -> List[Set[int]]:
     least = next(number for number in range(1, len(groups) + 1) if sum(map(len, groups[:number])) >= ranks)
     fastest = sorted(groups, key=lambda group: -sum(core[0].capacity for core in group) / len(group))[:least]
     chosen = fastest if sum(map(len, fastest)) >= ranks else groups[:least]
-    count = max(
-        number for number in range(1, len(cores) + 1) if sum(len(group) // number for group in chosen) >= ranks
-    )
+    counts = range(max(map(len, chosen)), 0, -1)
+    count = next(count for count in counts if sum(len(group) // count for group in chosen) >= ranks)
     found: List[Set[int]] = []
     for group in chosen:
         found += _assigned(group, min(len(group) // count, ranks - len(found)), count)
@@ -164,9 +163,8 @@ def available_processors(root: str = "/sys/devices/system/cpu") -> List[Processo
 def _last_cache(folder: str) -> int:
     """The lowest number of the processors that share the last level of cache, or UNKNOWN."""
     try:
-        indexes = [name for name in os.listdir(folder) if name.startswith("index")]
-        last = max(indexes, key=lambda name: _number(os.path.join(folder, name, "level"), 0))
-        with open(os.path.join(folder, last, "shared_cpu_list"), encoding="ascii") as file:
+        last = max(range(8), key=lambda index: _number(os.path.join(folder, f"index{index}", "level"), 0))
+        with open(os.path.join(folder, f"index{last}", "shared_cpu_list"), encoding="ascii") as file:
             return int(re.split("[-,]", file.read())[0])
     except (OSError, ValueError):
         return UNKNOWN
