@@ -64,7 +64,7 @@ class Prediction(NamedTuple):
     bound: str = ""
 
     def table(self) -> str:
-        """All rows as lines of text of up to 80 columns; with a price it is the cost in place of the rate."""
+        """All rows as lines of text of up to 80 columns; with a price the cost is in place of the rate."""
         priced = any(row.cost is not None for row in self.rows)
         step_mark, rate_mark = {"at most": ("≤ ", "≥ "), "at least": ("≥ ", "≤ ")}.get(self.bound, ("", ""))
         rate = "cost/1M" if priced else "samples/s" if self.batch else "steps/s"
@@ -74,7 +74,8 @@ class Prediction(NamedTuple):
             cells.append([
                 str(row.ranks) if row.ranks != last else "", str(row.machines),
                 row.method.replace(" steps", ""), f"{step_mark}{row.step_s:.4f}s",
-                f"{rate_mark}{row.samples_per_s:.1f}" if row.cost is None else f"{step_mark}{_amount(row.cost)}",
+                f"{rate_mark}{row.samples_per_s:.1f}"
+                if row.cost is None else f"{step_mark}{_amount(row.cost)}",
                 f"{rate_mark}{100 * row.efficiency:.0f} %", row.bound,
             ])  # fmt: skip
             last = row.ranks
