@@ -19,9 +19,13 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 QUICK_SHARE = 12
-"""With --quick, one case of a parametrized test in so many is run. Unit tests take a few milliseconds, so all
-of their cases are, but of those that are marked ``sampled``. Of other tests without parameters every second
-is run, the same ones everywhere."""
+"""With --quick, one case of a parametrized test in so many is run, and of other tests without parameters that
+start processes or ranks one in QUICK_PARTS, the same ones everywhere."""
+UNIT_SHARE = 4
+UNIT_CASES = 6
+"""Unit tests take a few milliseconds: with --quick up to so many cases of each are run, or one in UNIT_SHARE
+if those are more. Those that are marked ``sampled`` are treated as other tests."""
+QUICK_PARTS = 3
 
 UNIT = Path(__file__).parent / "unit"
 MAX_RANKS = {"memory": 9, "tcp": 4, "auto": 4, "shm": 3}
@@ -50,7 +54,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--quick",
         action="store_true",
-        help="a selection: no test marked `full`; of parametrized tests but unit tests one case in eight",
+        help="a selection: no test marked `full`; of parametrized tests and of long ones a share",
     )
     parser.addoption(
         "--starts",
@@ -63,14 +67,14 @@ def pytest_addoption(parser):
         "--programs",
         type=int,
         metavar="N",
-        help="of the programs from seeds run N of each kind, not 40 (with --quick 12)",
+        help="of the programs from seeds run N of each kind, not 40 (with --quick 6)",
     )
     parser.addoption("--all-kills", action="store_true", help="run the whole kill matrix, not a selection")
 
 
 def pytest_configure(config):
     if config.option.programs is None:
-        config.option.programs = 12 if config.option.quick else 40
+        config.option.programs = 6 if config.option.quick else 40
 
 
 def pytest_collection_modifyitems(config, items):
@@ -82,16 +86,19 @@ def pytest_collection_modifyitems(config, items):
     families = {}
     part, parts = map(int, (config.getoption("--part") or "1/1").split("/"))
     for item in items:
-        if hasattr(item, "callspec") and item not in gone and not (quick and is_short_unit_test(item)):
+        if hasattr(item, "callspec") and item not in gone:
             families.setdefault(item.nodeid.split("[")[0], []).append(item)
     for item in items:
         if not hasattr(item, "callspec"):
             number = zlib.crc32(item.nodeid.encode())
-            if number % parts != part - 1 or (quick and number // parts % 2 and is_long(item)):
+            if number % parts != part - 1 or (quick and number // parts % QUICK_PARTS and is_long(item)):
                 gone.add(item)
     for cases in families.values():
         cases.sort(key=lambda item: zlib.crc32((salt + item.nodeid).encode()))
-        gone.update(cases[-(-len(cases) // share) :])
+        kept = -(-len(cases) // share)
+        if quick and is_short_unit_test(cases[0]):
+            kept = max(UNIT_CASES, -(-len(cases) // UNIT_SHARE))
+        gone.update(cases[kept:])
     if gone:
         config.hook.pytest_deselected(items=[item for item in items if item in gone])
         items[:] = [item for item in items if item not in gone]

@@ -166,17 +166,26 @@ stage_lint() {
 }
 
 stage_types() { # also as on macOS, where many calls are absent
+    local compiling=""
+    if quick; then # once beside this, not in every worker of pytest
+        "$python" -m pytest -q --collect-only -m "${here_only[1]}" >/dev/null 2>&1 &
+        compiling=$!
+    fi
     "$python" -m mypy
     "$python" -m mypy --platform darwin --cache-dir .mypy_cache/darwin
+    [ -z "$compiling" ] || wait "$compiling" || true # what is wrong with a test is shown where tests are run
 }
+
+here_only=(-m "not slow and not hosts and not slurm and not aarch64")
 
 stage_main() { # everything that needs neither several hosts nor TensorFlow, on the main Python
     if [ ${#given[@]} -gt 0 ]; then
         tests .venv-test given -n 2 --dist loadgroup "${given[@]}"
     elif quick; then
-        tests .venv-test main -n 3 --dist loadgroup --quick -m "not slow and not hosts and not slurm and not aarch64"
+        export FUZZ_CASES=${FUZZ_CASES:-1000}
+        tests .venv-test main -n 4 --dist loadgroup --quick "${here_only[@]}"
     else
-        tests .venv-test main -n 2 --dist loadgroup -m "not slow and not hosts and not slurm and not aarch64"
+        tests .venv-test main -n 2 --dist loadgroup "${here_only[@]}"
     fi
 }
 

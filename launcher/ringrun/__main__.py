@@ -1,6 +1,13 @@
 """``ringrun`` and ``python -m ringrun``: takes care of signals before anything slow is imported."""
 
-import signal
+import os
+import sys
+
+if __name__ == "__main__" and sys.path[:1] == [os.getcwd()]:  # noqa: PTH109  pathlib would be looked for here, too
+    # `python -m` looks for modules here first, where a numpy.py may be: `ringrun` does not.
+    sys.path.append(sys.path.pop(0))
+
+import signal  # noqa: E402
 
 
 def main() -> None:

@@ -161,6 +161,13 @@ _NOTES = (
 """What ``--help-all`` says besides."""
 _NO_OPTION = ("--", "-", "-m")
 """Words that begin like options, and end ringrun's."""
+_MEANT = {
+    **dict.fromkeys(("jobs", "list", "status"), "ps"),
+    **dict.fromkeys(("launch", "run", "start"), "train.py"),
+    **dict.fromkeys(("log", "logs"), "--output-dir FOLDER train.py"),
+    "cancel": "stop JOB", "help": "--help", "version": "--version",
+}  # fmt: skip
+"""By words that other launchers take as subcommands, what stands behind ``ringrun`` in their place."""
 _EVERYTHING = "ringrun.everything"
 """The key in click's context that is present if the help lists all options."""
 _HOSTS = "ringrun.hosts"
@@ -275,16 +282,32 @@ def _compare_hosts(requested: Optional[Tuple[str, int]], job: Job) -> None:
 
 
 def _refuse_misspelt(job: Job) -> None:
-    """Refuse a program that is not there, and whose name is like that of a subcommand or of a script here."""
-    word = job.command.argv[0]
-    if word is None or "/" in word or job.command.is_python or shutil.which(word):
-        return
-    script = [f"{word}.py"] if Path(f"{word}.py").is_file() else []
-    near = script or difflib.get_close_matches(word, list(commands.commands), 1, 0.7)
-    if near and (script or all(host.is_local for host in job.hosts)):
+    """Refuse a program that is not there, if what was meant is apparent: a subcommand or a file here."""
+    meant = _meant(job)
+    if meant:
         from ringcomm.errors import ConfigError
 
-        raise ConfigError(f"There is no program {word!r} in PATH. Did you mean `ringrun {near[0]}`?")
+        raise ConfigError(f"There is no {meant[0]}. Did you mean `{meant[1]}`?")
+
+
+def _meant(job: Job) -> Optional[Tuple[str, str]]:
+    """What is not there, and the command line that was meant; None if the program may be there."""
+    first, *rest = job.command.argv
+    after = rest[1] or "" if first is None and rest[0] == "-m" else ""
+    if after.endswith(".py") and Path(after).is_file():
+        return f"module {after!r} (-m takes the name of a module)", f"ringrun {after}"
+    word = first or rest[0] or ""
+    if " " in word and shutil.which(word.split()[0]):
+        return f"program {word!r}", f"ringrun {word}"
+    if first is None or "/" in word or job.command.is_python or shutil.which(word):
+        return None
+    files = [name for name in (f"{word}.py", word) if Path(name).is_file()]
+    if files:
+        return f"program {word!r} in PATH", "ringrun " + (files[0] if files[0] != word else f"./{word}")
+    if not all(host.is_local for host in job.hosts):
+        return None
+    near = _MEANT.get(word, "") or next(iter(difflib.get_close_matches(word, commands.commands, 1, 0.7)), "")
+    return (f"program {word!r} in PATH", f"ringrun {near}") if near else None
 
 
 def _misplaced(command: Command) -> List[str]:

@@ -6,6 +6,7 @@ The modules behind them are imported only when they are run. A job is named firs
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, NoReturn, Sequence, Tuple
@@ -80,16 +81,28 @@ def _one_name(argument: str, option: str) -> str:
 
 @commands.command()
 @_JOB
+@click.option("-y", "--yes", is_flag=True, help="End the only running job without a question.")
 @click.argument("beginning", metavar="[JOB]", default="")
-def stop(job: str, beginning: str) -> None:
+def stop(job: str, yes: bool, beginning: str) -> None:
     """End a running job of yours, as SIGTERM does.
 
-    JOB is its identifier in `ringrun ps`, or the beginning of that. It is needed if several jobs run.
+    JOB is its identifier in `ringrun ps`, or the beginning of that. Without it the only running job is meant:
+    on a terminal a question comes first, and elsewhere --yes is needed.
     """
     from .job.job_commands import stop_job
 
     name = _one_name(beginning, job)
-    answer(lambda: (stop_job(name, os.environ), 0))
+    answer(lambda: (stop_job(name, os.environ, lambda *found: yes or _agreed(*found)), 0))
+
+
+def _agreed(job: str, program: str) -> bool:
+    """Ask whether the only running job is ended."""
+    if not sys.stdin.isatty():
+        from ringcomm.errors import ConfigError
+
+        named = f"Name it as in `ringrun stop {job}`, or give --yes"
+        raise ConfigError(f"1 job runs: {job} ({program}). {named}.")
+    return click.confirm(f"End {job} ({program})?", err=True)
 
 
 @commands.command()

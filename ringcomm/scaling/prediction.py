@@ -64,22 +64,21 @@ class Prediction(NamedTuple):
     bound: str = ""
 
     def table(self) -> str:
-        """All rows as lines of text."""
+        """All rows as lines of text of up to 80 columns; with a price the cost is in place of the rate."""
         priced = any(row.cost is not None for row in self.rows)
         step_mark, rate_mark = {"at most": ("≤ ", "≥ "), "at least": ("≥ ", "≤ ")}.get(self.bound, ("", ""))
-        rate = "samples/s" if self.batch else "steps/s"
-        cells = [["ranks", "hosts", "gradients by", "step", rate, "eff.", "cost/1M", "bound by"]]
+        rate = "cost/1M" if priced else "samples/s" if self.batch else "steps/s"
+        cells = [["ranks", "hosts", "gradients by", "step", rate, "eff.", "bound by"]]
         last = 0
         for row in self.rows:
             cells.append([
                 str(row.ranks) if row.ranks != last else "", str(row.machines),
                 row.method.replace(" steps", ""), f"{step_mark}{row.step_s:.4f}s",
-                f"{rate_mark}{row.samples_per_s:.1f}", f"{rate_mark}{100 * row.efficiency:.0f} %",
-                "" if row.cost is None else f"{row.cost:.2f}", row.bound,
+                f"{rate_mark}{row.samples_per_s:.1f}"
+                if row.cost is None else f"{step_mark}{_amount(row.cost)}",
+                f"{rate_mark}{100 * row.efficiency:.0f} %", row.bound,
             ])  # fmt: skip
             last = row.ranks
-        if not priced:
-            cells = [[*line[:6], line[7]] for line in cells]
         widths = [max(map(len, column)) for column in zip(*cells)]
         left = (2, len(widths) - 1)
         return "\n".join(
@@ -105,6 +104,10 @@ class Prediction(NamedTuple):
             "ranks", "% of ranks times one rank alone (all points simulated)",
             drawn, y_from_zero=True,
         )  # fmt: skip
+
+
+def _amount(cost: float) -> str:
+    return f"{cost:.2f}" if cost < 1000 else f"{cost:.0f}"
 
 
 def predict(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,24 @@ def command(runtime: str, *words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+def answered(runtime: str, answer: bytes, *words: str) -> int:
+    """The exit code of a command whose question is answered on a terminal."""
+    own, its = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ringrun", *words], stdin=its, stdout=its, stderr=its,
+            env={**os.environ, "PYTHONPATH": SOURCES, "XDG_RUNTIME_DIR": runtime},
+        )  # fmt: skip
+        seen = b""
+        while b"[y/N]" not in seen:
+            seen += os.read(own, 1000)
+        os.write(own, answer)
+        return process.wait(LIMIT_S)
+    finally:
+        os.close(own)
+        os.close(its)
+
+
 def started(runtime: str, *words: str) -> Launched:
     job = Launched(*words, env={"XDG_RUNTIME_DIR": runtime})
     assert job.process.stdout is not None and b"here" in job.process.stdout.readline()
@@ -55,7 +74,10 @@ def test_jobs_are_listed_and_one_is_ended(runtime: str) -> None:
     done = command(runtime, "stop", rows[one.process.pid][0])
     assert done.returncode == 0 and "is being ended" in done.stdout, done.stderr
     assert one.finish() == 143  # as after SIGTERM; finish() checks that nothing is left
-    assert command(runtime, "stop").returncode == 0
+    refused = command(runtime, "stop")
+    assert refused.returncode == 1 and "or give --yes" in refused.stderr and other.process.poll() is None
+    assert answered(runtime, b"n\n", "stop") == 1 and other.process.poll() is None
+    assert answered(runtime, b"y\n", "stop") == 0
     assert other.finish() == 143
     assert jobs_of(Path(runtime) / "ringrun") == ([], [])
 

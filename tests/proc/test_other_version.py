@@ -166,14 +166,16 @@ def test_ps_and_stop_reach_jobs_of_the_other_version(both: Tuple[Installed, Inst
         try:
             assert job.process.stdout is not None and job.process.stderr is not None
             assert b"here" in job.process.stdout.readline(), job.process.stderr.read()
-            listed, stopped = (
-                subprocess.run(
-                    [command.python, "-m", "ringrun", word], text=True, capture_output=True,
+
+            def run(*words: str) -> subprocess.CompletedProcess[str]:
+                return subprocess.run(
+                    [command.python, "-m", "ringrun", *words], text=True, capture_output=True,
                     timeout=LIMIT_S, cwd="/", env={**os.environ, **environment},
-                )
-                for word in ("ps", "stop")
-            )  # fmt: skip
+                )  # fmt: skip
+
+            listed = run("ps")
             assert str(job.process.pid) in listed.stdout, listed.stderr
+            stopped = run("stop", listed.stdout.splitlines()[1].split()[0])
             assert "is being ended" in stopped.stdout, stopped.stderr
             assert job.finish() == 143
         finally:

@@ -143,6 +143,11 @@ def missing_module_hint(lines: Sequence[str], host: str, python: str) -> str:
     if not found or not python:
         return ""
     name = found[-1][1]
+    if name == "horovod":
+        return (
+            "ringrun starts scripts for Horovod unchanged with --horovod (`ringrun --horovod train.py`). Or "
+            "import ringcomm.torch (tensorflow, keras, mxnet) in place of horovod.torch."
+        )
     return (
         f"On {host} ranks run {python}, which finds no module `{name}`. Install the package there "
         f"(`{python} -m pip install …`), or copy the file there if it is your own. {other_python(host)}"

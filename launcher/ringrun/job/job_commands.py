@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
 
@@ -101,22 +101,27 @@ def show_jobs(environ: Mapping[str, str]) -> Tuple[str, List[str]]:
     return describe_jobs(jobs, time.time()) if jobs or not problems else "", problems
 
 
-def stop_job(beginning: str, environ: Mapping[str, str]) -> str:
+def stop_job(beginning: str, environ: Mapping[str, str], agree: Callable[[str, str], bool]) -> str:
     """Run ``ringrun stop``.
 
     Args:
         beginning: of a job's identifier; "": the only running job is meant.
         environ: the environment.
+        agree: is called for a job that was not named, with its identifier and its program; returns whether
+            that is ended.
 
     Returns:
         the job's answer.
 
     Raises:
-        ConfigError: there is no such job, there are several, or it does not answer.
+        ConfigError: there is no such job, there are several, it does not answer, or `agree` returned False.
     """
     folder = control_folder(environ)
     jobs, problems = jobs_of(folder)
-    return send_command(folder, _chosen(jobs, problems, beginning).id, {"do": "stop"})
+    job = _chosen(jobs, problems, beginning)
+    if not beginning and not agree(job.id, visible_line(job.program)):
+        raise ConfigError(f"The job {job.id} continues.")
+    return send_command(folder, job.id, {"do": "stop"})
 
 
 def change_hosts(what: str, host: str, beginning: str, environ: Mapping[str, str]) -> str:

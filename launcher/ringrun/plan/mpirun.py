@@ -55,7 +55,9 @@ def _bind_to(values: Sequence[str]) -> Tuple[List[str], str]:
         return ["--bind", policy], ""
     if policy in ("hwthread", "l1cache", "l2cache"):
         return ["--bind", "core"], f"--bind-to {values[0]}: ranks are bound to cores"
-    if policy in ("package", "numa", "l3cache", "board"):
+    if policy == "l3cache":
+        return ["--bind", "cache"], "--bind-to l3cache: ranks get cores of their own that share a cache"
+    if policy in ("package", "numa", "board"):
         return ["--bind", "socket"], ""
     return [], f"--bind-to {values[0]} is not done: ranks are not bound"
 

@@ -131,8 +131,9 @@ class Options:
         argument_doc="How often the job is restarted if it fails.",
     )  # fmt: skip
     bind: str = _option(
-        "none", "--bind", JOB, "Bind each rank to cores of its own, or to a socket [none].",
-        choices=("none", "core", "socket"),
+        "none", "--bind", JOB,
+        "Bind each rank to cores of its own, to cores that share a cache, or to a socket [none].",
+        choices=("none", "core", "cache", "socket"),
     )  # fmt: skip
     oversubscribe: bool = _option(
         False, "--oversubscribe", JOB, "Allow more ranks than slots.", kind=FLAG

@@ -1,20 +1,22 @@
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
 import types
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from ringcomm.config import Settings
+from ringcomm.errors import ConfigError
 from ringcomm.version import __version__
-from ringrun import cli
+from ringrun import cli, commands
 from ringrun.commands import BRIEF
 from ringrun.flags import document
 from ringrun.job.launch import effective_settings, read_hosts
@@ -305,6 +307,21 @@ def test_commands_beside_running_a_job(
         cli.main(words)
     out, err = capsys.readouterr()
     assert caught.value.code == code and text in (err if code else out), (out, err)
+
+
+@pytest.mark.parametrize(("given", "agreed"), [("y\n", True), ("n\n", False), ("\n", False), ("", None)])
+def test_the_only_job_is_ended_after_a_question(
+    given: str, agreed: Optional[bool], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stdin = io.StringIO(given)
+    monkeypatch.setattr(stdin, "isatty", lambda: bool(given))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    if agreed is None:  # no terminal
+        with pytest.raises(ConfigError, match="1 job runs: 7ab .train.py.. Name it as in `ringrun stop 7ab`"):
+            commands._agreed("7ab", "train.py")
+    else:
+        assert commands._agreed("7ab", "train.py") is agreed
+        assert "End 7ab (train.py)? [y/N]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -231,12 +231,22 @@ def test_an_option_after_the_script_is_pointed_out(
         (["-H", "localhost,elsewhere", "stopp"], ""),  # it may be a program over there
         (["./stopp"], ""),
         (["true"], ""),
+        (["run", "-np", "2", "train.py"], "train.py"),
+        (["status"], "ps"),
+        (["logs", "7ab"], "--output-dir FOLDER train.py"),
+        (["help"], "--help"),
+        (["-m", "train.py"], "train.py"),
+        (["-m", "train"], ""),
+        (["python3 train.py"], "python3 train.py"),
+        (["my train.py"], ""),
+        (["train.sh"], "./train.sh"),
     ],
 )
 def test_a_program_that_is_not_there_may_be_a_misspelt_subcommand(
     words: List[str], near: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "train.py").touch()
+    for name in ("train.py", "my train.py", "train.sh"):
+        (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(cli.ringrun, ["--dry-run", *words])
     assert result.exit_code == (2 if near else 0), result.output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 import signal
 import sys
+from pathlib import Path
 from typing import Iterator, List
 
 import pytest
@@ -41,5 +42,8 @@ def test_it_runs_as_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     called: List[bool] = []
     monkeypatch.setattr(cli, "main", lambda: called.append(True))
     monkeypatch.delitem(sys.modules, "ringrun.__main__")
+    monkeypatch.setattr(sys, "path", [str(Path.cwd()), *sys.path[1:]])
+    rest = sys.path[1:]
     runpy.run_module("ringrun", run_name="__main__")
     assert called == [True]
+    assert sys.path == [*rest, str(Path.cwd())]  # a numpy.py there is not imported

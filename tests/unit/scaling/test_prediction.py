@@ -93,6 +93,19 @@ def test_the_table_fits_into_80_columns_and_its_columns_are_apart(slots):
         assert line.endswith(f" % {row.bound}")
 
 
+@pytest.mark.parametrize("price", [0.9, 3000])
+def test_with_a_price_the_table_has_the_cost_in_place_of_the_rate(price):
+    found = rc.predict(
+        0.36, 4 * 25_557_032, ranks=[2, 8, 64, 4096], slots=4, batch=32, link="100mbit", price=price
+    )
+    head, *lines = found.table().splitlines()
+    assert max(map(len, [head, *lines])) <= 80
+    assert head.split() == ["ranks", "hosts", "gradients", "by", "step", "cost/1M", "eff.", "bound", "by"]
+    for line, row in zip(lines, found.rows):
+        assert f"s {row.cost:.{2 if row.cost < 1000 else 0}f} " in " ".join(line.split())
+    assert f"≤ {found.rows[0].step_s:.4f}s ≤ " in " ".join(found._replace(bound="at most").table().split())
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -99,12 +99,31 @@ def test_a_job_whose_answer_makes_no_sense_is_named(jobs: Jobs, facts: Dict[str,
     assert ABC[:8] in text and shown == problems
 
 
+def agree(*_: str) -> bool:
+    return True
+
+
 def test_the_only_job_is_ended(jobs: Jobs) -> None:
     with pytest.raises(ConfigError, match="No job of yours was started"):
-        stop_job("", jobs.environ)
+        stop_job("", jobs.environ, agree)
     jobs.start(ABC, elastic=False)
-    assert stop_job("", jobs.environ) == f"{ABC} is being ended"
+    assert stop_job("", jobs.environ, agree) == f"{ABC} is being ended"
     assert jobs.commands == [(ABC, {"do": "stop"})]
+
+
+def test_the_only_job_continues_if_that_is_the_answer(jobs: Jobs) -> None:
+    jobs.start(ABC, program="train.py\n")
+    asked: List[Tuple[str, ...]] = []
+
+    def refuse(*words: str) -> bool:
+        asked.append(words)
+        return False
+
+    with pytest.raises(ConfigError, match=f"The job {ABC} continues"):
+        stop_job("", jobs.environ, refuse)
+    assert len(asked) == 1 and asked[0][0] == ABC and "\n" not in asked[0][1]
+    stop_job(ABC[:3], jobs.environ, refuse)  # it is named: no question
+    assert jobs.commands == [(ABC, {"do": "stop"})] and len(asked) == 1
 
 
 def test_of_several_jobs_one_is_named_by_its_beginning(jobs: Jobs) -> None:
@@ -112,11 +131,11 @@ def test_of_several_jobs_one_is_named_by_its_beginning(jobs: Jobs) -> None:
     jobs.start(ABD, program="eval.py\x1b[2J\n")
     for beginning in ("", "ab"):
         with pytest.raises(ConfigError, match="2 jobs run: ab.*Name one as in `ringrun stop JOB`") as caught:
-            stop_job(beginning, jobs.environ)
+            stop_job(beginning, jobs.environ, agree)
         assert "\x1b" not in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="No running job of yours begins with 'x'. 2 jobs run: ab"):
-        stop_job("x", jobs.environ)
-    stop_job("abd", jobs.environ)
+        stop_job("x", jobs.environ, agree)
+    stop_job("abd", jobs.environ, agree)
     assert jobs.commands == [(ABD, {"do": "stop"})]
 
 

@@ -172,6 +172,9 @@ def test_a_module_that_one_host_lacks_is_told_with_its_interpreter() -> None:
     assert "finds no module" not in failure_box(failure, HOSTS, ["pc", "jetson1"], {2: lines})
     other = failure_box(failure, HOSTS, ["pc", "jetson1"], {2: TRACE}, pythons=pythons)
     assert "finds no module" not in other
+    lines[-1] = "ModuleNotFoundError: No module named 'horovod'"
+    text = failure_box(failure, HOSTS, ["pc", "jetson1"], {2: lines}, pythons=pythons)
+    assert "unchanged with --horovod" in text and "pip install" not in text
 
 
 def test_the_box_of_a_lost_host() -> None:

@@ -68,6 +68,7 @@ def words(line: str) -> List[str]:
         ("--mca rmaps_base_oversubscribe 1 x.py", "--oversubscribe x.py"),
         ("--mca hwloc_base_binding_policy numa x.py", "--bind socket x.py"),
         ("--bind-to package:report x.py", "--bind socket x.py"),
+        ("--bind-to l3cache x.py", "--bind cache x.py"),
         ("--map-by core:PE=2 x.py", "x.py"),
     ],
 )  # fmt: skip
