@@ -146,7 +146,7 @@ class MessageHistory:
         older = [wait.message for wait in self._present() if wait.message not in kept]
         return [self._row(message, id(message) in waited) for message in [*older, *kept]]
 
-    def channel(self, name: str, members: Sequence[int]) -> Dict[str, Any]:
+    def channel(self, name: str, members: Sequence[int]) -> Row:
         """Return the channel of a flight record: :meth:`rows`, and the numbers of messages by peer.
 
         Args:

@@ -5,11 +5,20 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Iterator
 
 import pytest
 
 pytest.importorskip("torch")
 
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.stage import InferenceMode
+
+from ringcomm.torch.distributed._pipelines import purpose_of
+from ringcomm.torch.distributed._work import RingcommWork
 from tests.proc.test_ringrun_support import Launched
 
 PROGRAM = """
@@ -99,3 +108,22 @@ def test_the_message_and_the_microbatch_are_named(folder: Path, way: str, kind: 
     for content in contents:
         (channel,) = [item for item in content["lanes"] if "messages" in item]
         assert channel["messages"]["1"] and channel["operations"][-1]["peer"] == 1
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("ringcomm", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_the_microbatch_is_found_by_the_tensor_that_receives_it(alone: None) -> None:
+    one = torch.ones(2, 6)
+    assert purpose_of(RingcommWork("recv", [one])) == ""
+    stage = PipelineStage(nn.Linear(6, 6), 1, 3, torch.device("cpu"), input_args=one, output_args=one)
+    stage._inference_mode = InferenceMode.STATIC  # what the first step of a schedule finds out
+    stage._prepare_forward_infra(4, one)
+    places = [stage.args_recv_info[number][0].buffer for number in range(4)]
+    found = [purpose_of(RingcommWork("recv", [place])) for place in places]
+    assert found == [f"activations of microbatch {number} of 4 for stage 1" for number in range(1, 5)]
+    assert purpose_of(RingcommWork("recv", [one])) == ""

@@ -27,7 +27,8 @@ def test_messages_are_numbered_by_peer_and_way_and_the_last_ones_are_kept(histor
         history.post(RECEIVE, 1, 0, 7, 8, work)
         work.finish()
     history.post(SEND, 2, 3, 0, 16, Task("sent"))
-    assert states(history) == [("recv", 4, "done"), ("recv", 5, "done"), ("recv", 6, "done"), ("send", 1, "done")]
+    received = [("recv", number, "done") for number in (4, 5, 6)]
+    assert states(history) == [*received, ("send", 1, "done")]
     first, *_, last = history.rows()
     assert (first["what"], first["peer"]) == ("8 bytes of float32", 1)
     assert (last["what"], last["name"], last["site"]) == ("16 bytes, tag 3", "", "")

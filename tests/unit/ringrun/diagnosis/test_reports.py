@@ -51,7 +51,8 @@ def test_the_messages_of_a_record() -> None:
         "what": "64 bytes of float32", "site": "/home/me/train.py:9", "state": "running",
     }  # fmt: skip
     rows = [row, {**row, "kind": "send", "name": "", "peer": None}]
-    channel = {"name": "m", "ordered": False, "members": [0, 1], "operations": rows, "messages": {"0": [4, 5]}}
+    channel = {"name": "m", "ordered": False, "members": [0, 1], "operations": rows}
+    channel["messages"] = {"0": [4, 5]}
     (found,) = read_report(record(lanes=[channel])).channels
     assert found.messages == {0: (4, 5)} and [item.peer for item in found.operations] == [0, None]
     use = "activations of microbatch 2 of 4 for stage 1, 64 bytes of float32, train.py:9"

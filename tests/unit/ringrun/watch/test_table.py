@@ -27,11 +27,13 @@ def test_equal_ranks_have_no_mark():
 def test_the_bubble_of_a_pipeline():
     lines = table.table(PIPELINE, HOSTS, 20.0, False, False, 24)
     assert re.search(r"waits  bubble +in$", lines[0])
-    for line, cells in zip(lines[1:4], ("40 %  40 % for 1", "10 %  6 % for 0, 4 % for 2", "40 %  40 % for 1")):
+    shown = ("40 %  40 % for 1", "10 %  6 % for 0, 4 % for 2", "40 %  40 % for 1")
+    for line, cells in zip(lines[1:4], shown):
         assert re.search(rf" {cells} +its own code$", line), lines
     text = "bubble: rank 2 waits 40 % for rank 1, rank 0 waits 40 % for rank 1, rank 1 waits 6 % for rank 0"
     assert text in table.line(PIPELINE, HOSTS)
-    assert "bubble" not in "".join([*table.table(EQUAL, HOSTS, 20.0, False, False, 24), table.line(EQUAL, HOSTS)])
+    others = [*table.table(EQUAL, HOSTS, 20.0, False, False, 24), table.line(EQUAL, HOSTS)]
+    assert "bubble" not in "".join(others)
 
 
 def test_colours_only_where_they_are_wanted():
