@@ -99,8 +99,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         ["balance.plan", "balance.order", "balance.division", "balance.replan", "balance.step_weight",
          "balance.unequal", "balance.window", "balance.advise", "balance.probe"],
         [
-            "group.work", "group.message_matching", "group.message_coding", "group.message_channel",
-            "group.abort_watch", "group.operation_queue", "group.point_to_point",
+            "group.work", "group.message_history", "group.message_matching", "group.message_coding",
+            "group.message_channel", "group.abort_watch", "group.operation_queue", "group.point_to_point",
         ],
     ],
     5: [
@@ -176,7 +176,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "torch.distributed._reductions",
             "torch.distributed._collectives", "torch.distributed._store", "torch.distributed._steps",
             "torch.distributed._monitored",
-            "torch.distributed._arguments", "torch.distributed._trace",
+            "torch.distributed._arguments", "torch.distributed._trace", "torch.distributed._pipelines",
             "torch.distributed._group_transport", "torch.distributed._operations", "torch.distributed._group",
             "torch.distributed._hooks",
             "torch.distributed._rendezvous", "torch.distributed._weighted",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from functools import partial
-from typing import TYPE_CHECKING, Any, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence, Tuple
 
 from ..clock import StepClock
 from ..collective.call_sites import CallSites
@@ -24,6 +24,7 @@ from ..job.flight_recorder import FlightRecorder, GroupFacts
 from ..job.timeline import Recording
 from ..schedule.select import Selector
 from ..transport.base import Channels, StoppableWatch
+from .message_history import MessageHistory
 from .reporter import Reporter
 from .view import Peer
 
@@ -112,6 +113,20 @@ class Group:
         rank = self.members[self.rank]
         facts = GroupFacts(rank, self.size, self.host, self.generation, self.members, name)
         self.flight = FlightRecorder(facts, self.settings, self.runner, self.activity, engine)
+
+    def record_messages(
+        self, type_name: Callable[[int], str], purpose: Callable[[Any], str]
+    ) -> Optional[MessageHistory]:
+        """Record also point-to-point messages, after :meth:`record`; None without a flight recorder.
+
+        Args:
+            type_name, purpose: see :class:`.MessageHistory`.
+        """
+        if self.settings.flight_recorder:
+            history = MessageHistory(self.settings.flight_recorder, type_name, purpose)
+            history.on_failure = self.flight.failed
+            self.activity.messages = self.flight.messages = history
+        return self.activity.messages
 
     @property
     def is_forked(self) -> bool:

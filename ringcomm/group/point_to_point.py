@@ -11,6 +11,7 @@ from ..errors import BrokenInvariantError, PeerStalledError, RingcommError
 from ..transport.base import Fabric, LinkClosed
 from .failures import FailureReporter
 from .message_channel import Channel, Disagreement
+from .message_history import RECEIVE, SEND, MessageHistory
 from .message_matching import Address, Matcher, Receive
 from .work import Work
 
@@ -36,6 +37,9 @@ class PointToPoint:
         spin_s: how long to poll before sleeping while a caller waits, in seconds.
         name: the thread's name.
         type_name: the name of an element type, by its code in messages.
+
+    Attributes:
+        history: records the messages, if set.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class PointToPoint:
         name: str,
         type_name: Callable[[int], str] = hex,
     ) -> None:
+        self.history: Optional[MessageHistory] = None
         self._fabric = fabric
         self._reporter = reporter
         self._spin_s = spin_s
@@ -89,9 +94,10 @@ class PointToPoint:
             elements: code of the elements' type; the receive must have the same.
             codec: for float32 values: its place in :data:`ringcomm.ops.CODECS`; 0: none.
         """
-        self._post(
+        request = _Request(
             work, limit_s, peer, lambda: self._channel(peer).send(address, view, work, elements, codec)
         )
+        self._post(request, SEND, address, elements, view.nbytes)
 
     def receive(
         self,
@@ -103,15 +109,19 @@ class PointToPoint:
         elements: int = 0,
     ) -> None:
         """Start receiving exactly ``view.nbytes`` bytes, from a peer or (None) from any peer."""
-        self._post(work, limit_s, peer, lambda: self._take(Receive(peer, address, view, work, elements)))
+        receive = Receive(peer, address, view, work, elements)
+        request = _Request(work, limit_s, peer, lambda: self._take(receive))
+        self._post(request, RECEIVE, address, elements, view.nbytes)
 
-    def _post(
-        self, work: Work, limit_s: Optional[float], peer: Optional[int], do: Callable[[], None]
-    ) -> None:
+    def _post(self, request: _Request, kind: str, address: Address, elements: int, nbytes: int) -> None:
+        work, history = request.work, self.history
         with self._lock:
             failure = self._failure
             if failure is None:
-                self._posted.append(_Request(work, limit_s, peer, do))
+                if history is not None:
+                    message = history.post(kind, request.peer, address[1], elements, nbytes, work)
+                    work.noted = history, message
+                self._posted.append(request)
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._main, name=self._name, daemon=True)
                     self._thread.start()
@@ -153,6 +163,8 @@ class PointToPoint:
             self._posted, self._limits = [], {}
         # Callers may overwrite memory that peers have not read yet.
         self._fabric.revoke()
+        if self.history is not None:
+            self.history.fail(self._failure)
         for work in works:
             work.finish(self._failure)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Optional, Protocol
+from typing import Any, Optional, Protocol
+
+from ..collective.call_sites import Site
 
 
 class Work(Protocol):
@@ -12,11 +14,15 @@ class Work(Protocol):
         what: its name, for error texts.
         waiters: the number of threads that wait for it.
         source: the sender's rank, of a received message.
+        site: the place of its call in the user's program, if known.
+        noted: its record and the history that has it, of a message that is recorded.
     """
 
     what: str
     waiters: int
     source: int
+    site: Optional[Site]
+    noted: Any
 
     def perform(self) -> None:
         """Run it, and finish it with success or its error."""

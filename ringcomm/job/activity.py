@@ -10,9 +10,11 @@ import time
 from typing import Any, Dict, List, Optional, Sequence
 
 from ..clock import StepClock
+from ..collective.progress import Progress
 from ..collective.runner import Runner
 from ..collective.totals import Totals, longest
 from ..engine.engine import Engine
+from ..group.message_history import MessageHistory
 
 OPERATIONS_SENT = 8
 """Number of operations in a report to ringrun: those that took the most time in total."""
@@ -32,6 +34,7 @@ class Activity:
     Attributes:
         steps: that counter. While it has counted nothing, an operation by name that is repeated counts steps.
         gauges: other numbers by name, as they are at present.
+        messages: the point-to-point messages, if they are recorded.
     """
 
     def __init__(
@@ -43,21 +46,25 @@ class Activity:
     ) -> None:
         self.steps = StepClock() if steps is None else steps
         self.gauges: Dict[str, float] = {}
+        self.messages: Optional[MessageHistory] = None
         self._runner, self._engine, self._members = runner, engine, members
         self._began_s = time.perf_counter()
         self._last: Optional[Dict[str, Any]] = None
 
     @property
     def waited_s(self) -> float:
-        """Seconds that this rank has spent in collectives, moving data or waiting for other ranks."""
+        """Seconds that this rank has spent in collectives and waits for messages, moving data or waiting."""
         engine_s = 0.0 if self._engine is None else self._engine.waited.total_s
-        return self._runner.waited.total_s + engine_s
+        messages_s = 0.0 if self.messages is None else self.messages.waited_s
+        return self._runner.waited.total_s + engine_s + messages_s
 
     def totals(self) -> Totals:
         """The sums over all calls. The peers are ranks of the whole job."""
         found = self._runner.totals()
         if self._engine is not None:
             found.merge(self._engine.totals())
+        if self.messages is not None:
+            self.messages.add_to(found)
         for links in (self._runner, self._engine):
             for peer, (delivered_bytes, busy_s) in ({} if links is None else links.delivered()).items():
                 found.peer(peer).delivered_bytes += delivered_bytes
@@ -84,7 +91,7 @@ class Activity:
             "waited_s": self.waited_s,
             "peers": {
                 str(rank): [peer.sent_bytes, peer.received_bytes, peer.slept_s, peer.delivered_bytes,
-                            peer.busy_s]
+                            peer.busy_s, peer.messages_s]
                 for rank, peer in sorted(totals.peers.items())
             },
             "kinds": {
@@ -105,6 +112,10 @@ class Activity:
         places = [self._runner.progress()]
         if self._engine is not None:
             places.append(self._engine.progress())
+        waits = [] if self.messages is None else list(self.messages.waits())
+        if waits:
+            what, peer = waits[0]
+            places.append(Progress(doing=what, waits_for=() if peer is None else (peer,)))
         inside = next((place for place in places if place.doing), None)
         doing = self._runner.last_call if inside is None else inside.doing
         waits_for = () if inside is None else inside.waits_for

@@ -32,6 +32,7 @@ from ..config import Settings, flight_channel_from_environment
 from ..configuration.lookups import LOOKUPS
 from ..engine.engine import Engine
 from ..errors import MismatchError, NotInitializedError, PeerLostError, RingcommError, describe_error
+from ..group.message_history import MessageHistory
 from ..storage.files import write_file
 from ..storage.folders import own_folder
 from .activity import Activity, report
@@ -82,6 +83,7 @@ class FlightRecorder:
 
     Attributes:
         closed: whether its context has been closed.
+        messages: the point-to-point messages, if they are recorded.
         left: the reason for closing it, if that was no failure.
     """
 
@@ -96,6 +98,7 @@ class FlightRecorder:
         self.facts = facts
         self.activity = activity
         self.closed = False
+        self.messages: Optional[MessageHistory] = None
         self.left = ""
         self._engine = engine
         self._directory = settings.diagnose_dir
@@ -133,6 +136,10 @@ class FlightRecorder:
                 "paused": history.paused,
                 "lines": _lines(None if coordinator is None else coordinator.sites, members),
             })  # fmt: skip
+        if self.messages is not None:
+            channel = self.messages.channel(f"messages of {self.facts.channel}", members)
+            channel["operations"] = [_dated(row) for row in channel["operations"]]
+            found.append(channel)
         return found
 
     def failed(self, error: BaseException) -> None:
@@ -173,6 +180,8 @@ class FlightRecorder:
         # Break the reference cycle between histories and recorder, so that both are freed at once.
         if self._calls is not None:
             self._calls.on_failure = None
+        if self.messages is not None:
+            self.messages.on_failure = None
         if self._engine is not None and self._engine.history is not None:
             self._engine.history.on_failure = None
 

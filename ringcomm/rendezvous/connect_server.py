@@ -13,7 +13,7 @@ from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 from ..clock import Deadline
 from ..config import Membership, Settings
 from ..configuration.endpoints import format_endpoint
-from ..errors import AuthenticationError, StartTimeoutError, StartupError
+from ..errors import AuthenticationError, RefusedError, StartTimeoutError, StartupError
 from ..transport.connect import Dial
 from ..transport.nics import machine, own_addresses
 from ..transport.reactor import Reactor
@@ -55,9 +55,11 @@ class Reached(NamedTuple):
     Attributes:
         sock: an authenticated, non-blocking connection, or None.
         tried: if there is none, a line for every address: why it failed.
-        refused_by: an address at which a server with another key or of another job answered, and the reason.
+        refused_by: an address at which a server with another key, of another job or with another version of
+            the protocol answered, and the reason.
         silent: whether some address did not answer at all.
         session: authenticates the messages on the connection.
+        other_version: whether the reason of ``refused_by`` is the version.
     """
 
     sock: Optional[socket.socket]
@@ -65,6 +67,7 @@ class Reached(NamedTuple):
     refused_by: Optional[Tuple[str, str]] = None
     silent: bool = False
     session: Optional[Session] = None
+    other_version: bool = False
 
 
 def reach(
@@ -118,12 +121,14 @@ def reach(
     _end_all_but(winner, dials)
     if winner is not None:
         return Reached(winner.sock, [], session=winner.session)
-    wrong_key = next((dial for dial in dials if dial.refused_by_key), None)
+    refused = [dial for dial in dials if dial.refused_by_key or dial.other_version]
+    refusal = min(refused, key=lambda dial: dial.other_version, default=None)
     return Reached(
         None,
         [f"  {format_endpoint(*dial.address)}: {dial.reason}" for dial in dials] + problems,
-        None if wrong_key is None else (format_endpoint(*wrong_key.address), wrong_key.reason),
+        None if refusal is None else (format_endpoint(*refusal.address), refusal.reason),
         any(dial.no_answer for dial in dials),
+        other_version=refusal is not None and refusal.other_version,
     )
 
 
@@ -162,6 +167,7 @@ class RendezvousSearch:
         Raises:
             Moved: the address has changed.
             AuthenticationError: the rendezvous has another key, or is of another job.
+            RefusedError: it uses another version of the protocol.
             StartTimeoutError: it does not answer.
         """
         membership, watched = self._membership, self._watched
@@ -177,6 +183,8 @@ class RendezvousSearch:
                 raise Moved("the rendezvous has another address now")
             if found.refused_by is not None and self._patience.expired():
                 where, reason = found.refused_by
+                if found.other_version:
+                    raise RefusedError(f"The rendezvous at {where} refused this process: {reason}.")
                 raise AuthenticationError(
                     f"The rendezvous at {where} was not accepted: {reason}. Every process of a job needs the "
                     "same key and job name."

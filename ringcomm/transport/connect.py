@@ -9,7 +9,7 @@ import struct
 from typing import Any, Callable, List, Optional, Tuple
 
 from ..errors import AuthenticationError, ProtocolError
-from ..wire.auth import Admission, Claim, Initiator, parting_answer
+from ..wire.auth import Admission, Claim, Initiator, OtherVersion, parting_answer
 from ..wire.place import NOWHERE, place_of
 from ..wire.signing import Session
 from .reactor import READ, WRITE, Reactor
@@ -111,6 +111,7 @@ class Dial:
         too_slow: whether it failed because of a time limit, this end's or the responder's, which closes the
             connection during the handshake. Another attempt may succeed.
         refused_by_key: whether it failed because the other end has another key or belongs to another job.
+        other_version: whether it failed because the other end uses another version of the protocol.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Dial:
         self.address = address
         self.sock: Optional[socket.socket] = None
         self.reason = ""
-        self.refused_by_key = False
+        self.refused_by_key = self.other_version = False
         self.no_answer = False
         self.too_slow = False
         self._reactor = reactor
@@ -241,6 +242,7 @@ class Dial:
             return
         except ProtocolError as problem:
             self.too_slow = isinstance(problem, ClosedEarly)
+            self.other_version = isinstance(problem, OtherVersion)
             self.give_up(str(problem))
             return
         except OSError as problem:

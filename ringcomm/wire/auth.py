@@ -81,6 +81,10 @@ UNENCRYPTED = "it does not encrypt as this job's processes do"
 """Why a peer that does not use TLS 1.3 is refused."""
 
 
+class OtherVersion(ProtocolError):
+    """The responder uses another version of the protocol."""
+
+
 def _proof(key: bytes, label: bytes, prelude: bytes, nonce: bytes, binding: bytes = b"") -> bytes:
     return hmac.new(key, label + b"\0" + prelude + nonce + binding, hashlib.sha256).digest()
 
@@ -212,7 +216,7 @@ class Initiator:
         if magic != MAGIC:
             raise ProtocolError("what answered is not ringcomm")
         if version != PROTOCOL_VERSION or status == _Status.OTHER_VERSION:
-            raise ProtocolError(
+            raise OtherVersion(
                 f"it uses version {version} of ringcomm's protocol and this process version "
                 f"{PROTOCOL_VERSION}; install the same ringcomm on both hosts"
             )

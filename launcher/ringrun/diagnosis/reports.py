@@ -31,6 +31,7 @@ class ReportedOperation(NamedTuple):
         state: ``submitted``, ``running``, ``done`` or ``failed``.
         moved: bytes so far, where that is known.
         at: when it was begun or submitted, in seconds of that host's wall clock.
+        peer: of a message: the other rank; None: any.
     """
 
     number: int
@@ -41,6 +42,7 @@ class ReportedOperation(NamedTuple):
     state: str
     moved: Optional[int]
     at: float
+    peer: Optional[int] = None
 
     @property
     def over(self) -> bool:
@@ -48,8 +50,14 @@ class ReportedOperation(NamedTuple):
         return self.state == "done"
 
     def text(self) -> str:
-        """``allreduce `conv3.grad` (op 812, train.py:88)``."""
-        return f"{self.label} (op {self.number}, {self.place})"
+        """``allreduce `conv3.grad` (op 812, train.py:88)``, or ``message 5 from rank 0 (…)``."""
+        number = "" if self.is_message else f"op {self.number}, "
+        return f"{self.label} ({number}{self.place})"
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it sends or receives one message."""
+        return self.label.startswith("message ")
 
 
 class Difference(NamedTuple):
@@ -74,6 +82,7 @@ class ReportedChannel(NamedTuple):
         members: the ranks that take part.
         sets: by number, the members of process sets.
         lines: calls that were made at different lines of the program, as far as this rank has seen.
+        messages: by rank, how many messages to it and from it this rank has posted; None: these are calls.
     """
 
     name: str
@@ -82,6 +91,7 @@ class ReportedChannel(NamedTuple):
     sets: Dict[int, Tuple[int, ...]]
     operations: Tuple[ReportedOperation, ...]
     lines: Tuple[Difference, ...] = ()
+    messages: Optional[Dict[int, Tuple[int, int]]] = None
 
 
 @dataclass(frozen=True)
@@ -167,7 +177,23 @@ def _channel(content: Mapping[str, Any]) -> ReportedChannel:
     operations = tuple(_operation(row) for row in content["operations"])
     members = tuple(map(int, content["members"]))
     lines = tuple(_difference(row) for row in content.get("lines", ()))
-    return ReportedChannel(str(content["name"]), bool(content["ordered"]), members, sets, operations, lines)
+    counts = content.get("messages")
+    messages = None
+    if counts is not None:
+        messages = {int(rank): (int(sent), int(got)) for rank, (sent, got) in counts.items()}
+        operations = tuple(_message(row, one) for row, one in zip(content["operations"], operations))
+    return ReportedChannel(
+        str(content["name"]), bool(content["ordered"]), members, sets, operations, lines, messages
+    )
+
+
+def _message(row: Mapping[str, Any], operation: ReportedOperation) -> ReportedOperation:
+    """The same as a message: "message 5 from rank 0", with what it is for, its length, and the place."""
+    peer = None if row["peer"] is None else int(row["peer"])
+    way = "to" if row["kind"] == "send" else "from"
+    label = f"message {operation.number} {way} {'any rank' if peer is None else f'rank {peer}'}"
+    facts = (operation.key[1], operation.what, operation.place)
+    return operation._replace(label=label, place=", ".join(filter(None, facts)), peer=peer)
 
 
 def _difference(row: Mapping[str, Any]) -> Difference:

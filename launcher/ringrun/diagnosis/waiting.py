@@ -103,7 +103,7 @@ def disputes(reports: Mapping[int, RankReport]) -> List[Dispute]:
     calls_made: Dict[Any, Dict[str, Tuple[ReportedOperation, List[int]]]] = {}
     for rank, report in sorted(reports.items()):
         place = _waits_in(report)
-        if place is not None:
+        if place is not None and place[0].messages is None:
             channel, operation = place
             where = (*channel[:3], operation.number if channel.ordered else operation.key)
             channels[where] = channel
@@ -124,6 +124,12 @@ def waits_for(reports: Mapping[int, RankReport]) -> Waits:
         if place is None or rank in at_odds or has_met_another_call(report):
             continue
         channel, operation = place
+        if channel.messages is not None:
+            partners = set(channel.members) if operation.peer is None else {operation.peer}
+            found[rank] = {
+                other for other in partners - {rank} if _has_not_done(reports.get(other), rank, place)
+            }
+            continue
         if channel.ordered:
             number = operation.number
             missing = {other for other in channel.members if _behind(reports.get(other), channel, number)}
@@ -144,14 +150,16 @@ def _waits_in(report: RankReport) -> Optional[Place]:
         return None
     ordered = [channel for channel in report.channels if channel.ordered and channel.operations]
     last = [(channel, channel.operations[-1]) for channel in ordered]
+    by_peer = [channel for channel in report.channels if channel.messages is not None]
+    messages = [(channel, operation) for channel in by_peer for operation in channel.operations]
     for wanted in ("running", "failed"):
         # A group that has failed may have been given up, and others used since.
-        places = [place for place in last if place[1].state == wanted]
+        places = [place for place in [*last, *messages] if place[1].state == wanted]
         if places:
             return max(places, key=lambda place: place[1].at)
     if not (report.blocked or failed):
         return None  # the program need not wait for named operations that are under way
-    by_name = [channel for channel in report.channels if not channel.ordered]
+    by_name = [channel for channel in report.channels if not channel.ordered and channel.messages is None]
     named = [(channel, operation) for channel in by_name for operation in channel.operations]
     for state in ("running", "submitted"):
         for channel, operation in named:
@@ -172,6 +180,23 @@ def _behind(report: Optional[RankReport], channel: ReportedChannel, number: int)
     if theirs is None or not theirs.operations:
         return True
     return theirs.operations[-1].number < number
+
+
+def _has_not_done(report: Optional[RankReport], rank: int, place: Place) -> bool:
+    """Return whether a rank is known not to have done its part in a message that another one waits for."""
+    if report is None:
+        return False
+    done = _posted(report, rank, place)
+    return _is_silent(report) or done is None or place[1].peer is None or done < place[1].number
+
+
+def _posted(report: RankReport, rank: int, place: Place) -> Optional[int]:
+    """How many messages to a rank another one has sent, or from it has begun to receive; None: not known."""
+    theirs = _same_channel(report, place[0])
+    if theirs is None or theirs.messages is None:
+        return None
+    sent, received = theirs.messages.get(rank, (0, 0))
+    return received if " to " in place[1].label else sent
 
 
 def _has_not_come(report: Optional[RankReport], channel: ReportedChannel, wanted: ReportedOperation) -> bool:
@@ -206,6 +231,8 @@ def _waiters(reports: Mapping[int, RankReport], waiting: Mapping[int, Optional[P
     for rank, place in sorted(waiting.items()):
         if place is not None:
             text = f"waits in {_waiting_text(place[1])}"
+            if place[0].messages is not None:
+                text = _message_text(rank, place, reports)
             if has_met_another_call(reports[rank]):
                 text = f"failed in {place[1].text()}"
             groups.setdefault(text, []).append(rank)
@@ -248,6 +275,20 @@ def _waiting_text(operation: ReportedOperation) -> str:
     return operation.text() + ("" if moved is None else f", {_bytes(moved)} moved")
 
 
+def _message_text(rank: int, place: Place, reports: Mapping[int, RankReport]) -> str:
+    """``waits for message 5 from rank 0 (…), which has sent 4``."""
+    message = place[1]
+    text = message.text()
+    if " to " in message.label:
+        text = f"{text} to be taken"
+    partner = None if message.peer is None else reports.get(message.peer)
+    count = None if partner is None else _posted(partner, rank, place)
+    if count is None:
+        return f"waits for {text}"
+    done = "asked for" if " to " in message.label else "sent"
+    return f"waits for {text}, which has {done} {count or 'none'}"
+
+
 def _describe(report: RankReport, is_wanted: bool) -> str:
     """Where a rank is that does not wait; others may wait for it."""
     last = _last(report)
@@ -270,7 +311,8 @@ def _describe(report: RankReport, is_wanted: bool) -> str:
     parts = ["has called nothing yet"]
     if last is not None:
         done = ", which is done" if last.over else ""
-        parts = [f"is at op {last.number}, {last.label} ({last.place}){done}"]
+        what = last.text() if last.is_message else f"op {last.number}, {last.label} ({last.place})"
+        parts = [f"is at {what}{done}"]
     if report.paused:
         parts.append(f'it has called pause(): "{report.paused}"')
     return f"{_name(report)} {'; '.join(parts)}{where}."

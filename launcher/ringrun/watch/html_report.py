@@ -9,7 +9,7 @@ from . import svg
 from .history import History, RankHistory
 from .numbers import KindNumbers, Sample
 from .table import slowest_text
-from .waiting import MIN_DELIVERED_BYTES
+from .waiting import MIN_DELIVERED_BYTES, bubble_between, bubble_text
 
 _MB = 1e6
 _MAX_RANKS_IN_MAP = 32
@@ -141,7 +141,7 @@ def _ranks(history: History, hosts: Mapping[int, str]) -> str:
     slowest = history.slowest(hosts)
     samples = history.samples()
     rows, slow = [], -1
-    present = history.present()
+    present, has_messages = history.present(), history.has_messages()
     for index, (number, sample) in enumerate(samples):
         elapsed_s = max(sample.elapsed_s, 1e-9)
         if slowest is not None and sample.rank == slowest.rank and present.get(sample.rank) == number:
@@ -151,17 +151,23 @@ def _ranks(history: History, hosts: Mapping[int, str]) -> str:
             svg.number(sample.steps / elapsed_s) if sample.steps else "-", str(sample.calls),
             f"{100 * min(1.0, sample.waited_s / elapsed_s):.0f} %",
             svg.number(sample.sent_bytes / _MB), svg.number(sample.received_bytes / _MB),
-            _duration(sample.elapsed_s),
+            _duration(sample.elapsed_s), *([bubble_text(bubble_between(None, sample))] * has_messages),
         ))  # fmt: skip
     titles = (
-        "rank", "host", "steps", "steps/s", "collectives", "waited", "sent MB", "received MB", "time"
+        "rank", "host", "steps", "steps/s", "collectives", "waited", "sent MB", "received MB", "time",
+        *(["bubble"] * has_messages),
     )  # fmt: skip
     note = (
         '<p class="note">"waited" is the part of the time in collectives: moving data, or waiting for other '
         "ranks. The slowest rank waits least.</p>"
     )
+    if has_messages:
+        note += (
+            '<p class="note">"bubble": the part of the time in which the rank has waited for messages of '
+            "which other rank, as a stage of a pipeline does.</p>"
+        )
     note += "".join(f'<p class="note">{svg.escape(text)} at the end.</p>' for text in history.local_steps())
-    return "<h2>Ranks</h2>" + _table(titles, rows, (1,), slow) + note
+    return "<h2>Ranks</h2>" + _table(titles, rows, (1, 9), slow) + note
 
 
 def _curves(history: History, hosts: Mapping[int, str]) -> str:

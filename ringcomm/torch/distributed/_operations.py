@@ -23,6 +23,7 @@ from ._bridge import GroupOperand, inside, tensors_inside
 from ._dispatch import count_call
 from ._elements import type_code, type_name
 from ._group_transport import GroupTransport
+from ._pipelines import purpose_of
 from ._staged import staged
 from ._trace import Traced, observer
 from ._work import RingcommWork, Together
@@ -56,6 +57,7 @@ class Operations:
         self.messages = PointToPoint(
             group.channels.background, transport.watch, group.spin_s, thread, type_name
         )  # fmt: skip
+        self.messages.history = group.record_messages(type_name, purpose_of)
         self._name = name
         self._ranks = group.members
         self._runner = group.runner
@@ -153,6 +155,11 @@ class Operations:
         work: RingcommWork, *codec: int,
     ) -> RingcommWork:  # fmt: skip
         elements = type_code(operand.element)
+        watching = observer()
+        if watching is not None:
+            traced = Traced(watching, self._name, work.what.partition(" with ")[0], [])
+            work.ended = traced.__exit__
+            traced.__enter__()
         act(peer, address, operand.flat.view("u1").data, work, self.timeout_s, elements, *codec)
         self._note(work)
         return work

@@ -44,6 +44,8 @@ class RingcommWork(dist.Work):
         source: the sender's rank, of a received message.
         epilogue: called when it has succeeded, before waiting threads are woken.
         site: the call's place in the user's program, if known.
+        noted: its record and the history that has it, of a message that is recorded.
+        ended: called once when it has succeeded or failed, if set.
         any_made: whether this process has made one for any group.
     """
 
@@ -65,6 +67,8 @@ class RingcommWork(dist.Work):
         self.source = -1
         self.epilogue: Optional[Callable[[], None]] = None
         self.site: Optional[Site] = None
+        self.noted: Any = None
+        self.ended: Optional[Callable[[], None]] = None
         self._result = result
         self._run = run
         self._helper = helper
@@ -113,6 +117,8 @@ class RingcommWork(dist.Work):
             completed, root = self._completed_event, self._root
         if completed is not None:
             completed.set()
+        if self.ended is not None:
+            self.ended()
         if root is not None:
             self._complete(root)
 
@@ -159,6 +165,8 @@ class RingcommWork(dist.Work):
 
     def _block(self, timeout_s: Optional[float]) -> None:
         self.waiters += 1
+        history, message = self.noted or (None, None)
+        wait = None if history is None else history.begin_wait(message, self)
         try:
             helper = self._helper
             if helper is not None and timeout_s is None:
@@ -177,6 +185,8 @@ class RingcommWork(dist.Work):
             raise
         finally:
             self.waiters -= 1
+            if history is not None:
+                history.end_wait(wait)
         if not in_time:
             raise PeerStalledError(f"{self.what} is not done within {timeout_s:g} s.")
 

@@ -20,6 +20,7 @@ class Task:
         self.what = what
         self.waiters = 0
         self.source = -1
+        self.site = self.noted = None
         self.thread: Optional[int] = None
         self.error: Optional[BaseException] = None
         self._function = function

@@ -330,3 +330,57 @@ def test_calls_from_different_lines() -> None:
     many = tuple(Difference(number, what, {0: "a:1", 1: "b:1"}) for number in range(50))
     reports[1] = replace(reports[1], channels=(channels[0]._replace(lines=many), channels[1]))
     assert len(different_lines(reports)) == 4
+
+
+def messages(
+    rank: int, counts: Dict[int, Tuple[int, int]], waited: Optional[ReportedOperation] = None, **more: Any
+) -> RankReport:
+    """A rank of a pipeline that waits for a message, or computes."""
+    operations = (call(3, "done", "message 3 from rank 0", place="8 bytes, train.py:9", peer=0, at=4.0),)
+    if waited is not None:
+        operations = (*operations, waited)
+    channels = (ReportedChannel("messages", False, MEMBERS, {}, operations, messages=counts),)
+    return report(rank, channels=channels, blocked=waited is not None, **more)
+
+
+def message(number: int, peer: Optional[int], way: str = "from", state: str = "running") -> ReportedOperation:
+    label = f"message {number} {way} {'any rank' if peer is None else f'rank {peer}'}"
+    return call(number, state, label, place="gradients, 64 bytes, train.py:9", peer=peer)
+
+
+def test_the_message_that_a_stage_waits_for() -> None:
+    text = told(
+        messages(0, {1: (5, 4)}, message(5, 1)),
+        messages(1, {0: (4, 5), 2: (5, 4)}, main="forward (train.py:12)"),
+        messages(2, {1: (4, 6)}, message(6, 1)),
+    )
+    assert text == [
+        "Rank 0 (host0) waits for message 5 from rank 1 (gradients, 64 bytes, train.py:9), which has sent 4.",
+        "Rank 2 (host2) waits for message 6 from rank 1 (gradients, 64 bytes, train.py:9), which has sent 5.",
+        "Rank 1 (host1) is at message 3 from rank 0 (8 bytes, train.py:9), which is done; its main thread is "
+        "in forward (train.py:12).",
+        "Ranks 0, 2 wait for rank 1.",
+    ]
+
+
+def test_a_long_message_waits_for_its_receive() -> None:
+    text = told(messages(0, {1: (5, 4)}, message(5, 1, "to")), messages(1, {0: (4, 4)}))
+    assert text[0].endswith("train.py:9) to be taken, which has asked for 4.")
+    assert text[-1] == "Rank 0 waits for rank 1."
+
+
+def test_ranks_that_wait_for_messages_of_each_other() -> None:
+    reports = messages(0, {1: (0, 1)}, message(1, 1)), messages(1, {0: (0, 1)}, message(1, 0))
+    text = told(*reports)
+    assert "which has sent none." in text[0] and waits_for(dict(enumerate(reports))) == {0: {1}, 1: {0}}
+
+
+def test_a_message_that_was_sent_and_one_from_any_rank() -> None:
+    reports = {0: messages(0, {1: (0, 5)}, message(5, 1)), 1: messages(1, {0: (5, 0)})}
+    assert waits_for(reports) == {0: set()}
+    silent = RankReport(1, "host1", "silent", state="T")
+    assert waits_for({**reports, 1: silent}) == {0: {1}}
+    ended = {"reason": "failure", "error": "PeerLostError: x"}
+    failing = messages(0, {1: (0, 5)}, message(5, None, state="failed"), **ended)
+    assert waits_for({**reports, 0: failing}) == {0: {1}}
+    assert told(failing, silent)[0].startswith("Rank 0 (host0) waits for message 5 from any rank (gradients")

@@ -1,0 +1,210 @@
+"""The point-to-point messages of a group: the last ones, their number, and the time that was waited for them.
+
+A message is noted when it is posted, and what has become of it is looked up only on request. So a message
+costs a tuple and two additions, and a wait for it two looks at the clock.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+from ..clock import monotonic
+from ..collective.call_history import DONE, FAILED, RUNNING, SUBMITTED, Row
+from ..collective.call_sites import Site, site_text
+from ..collective.totals import OperationTotal, Totals
+from .work import Work
+
+SEND, RECEIVE = "send", "recv"
+KIND = "message"
+"""What both are called in sums over kinds of calls."""
+
+
+class _Message(NamedTuple):
+    """A message that was posted: ``number`` counts those of this kind to or from this peer (None: any)."""
+
+    kind: str
+    peer: Optional[int]
+    number: int
+    tag: int
+    elements: int
+    nbytes: int
+    began_s: float
+    site: Optional[Site]
+    work: Callable[[], Optional[Work]]
+
+    def pending(self) -> Optional[Work]:
+        """Return its work unless that has ended. Nothing here keeps a work and its memory alive."""
+        work = self.work()
+        return None if work is None or work.is_completed() else work
+
+
+class Wait(NamedTuple):
+    """A thread's wait for a message, see :meth:`MessageHistory.begin_wait`."""
+
+    message: _Message
+    work: Work
+    began_s: float
+
+
+class _Flow:
+    """The messages of one kind to or from one peer: their number, bytes, and seconds waited for them."""
+
+    __slots__ = ("count", "nbytes", "waited_s")
+
+    def __init__(self) -> None:
+        self.count = self.nbytes = 0
+        self.waited_s = 0.0
+
+
+class MessageHistory:
+    """What one point-to-point engine has been asked to send and receive.
+
+    Args:
+        capacity: how many messages are kept.
+        type_name: the name of an element type, by its code in messages.
+        purpose: returns what a received message is for, if that is known; "" otherwise.
+
+    Attributes:
+        on_failure: called with the error when the engine fails, if set.
+    """
+
+    def __init__(
+        self, capacity: int, type_name: Callable[[int], str] = hex, purpose: Callable[[Work], str] = str
+    ) -> None:
+        self.on_failure: Optional[Callable[[BaseException], None]] = None
+        self._type_name, self._purpose = type_name, purpose
+        self._ring: List[Optional[_Message]] = [None] * capacity
+        self._posted = 0
+        self._flows: Dict[Tuple[str, Optional[int]], _Flow] = {}
+        self._waits: Dict[int, Wait] = {}
+        self._failure: Optional[List[Row]] = None
+
+    # ---- called while messages are exchanged -------------------------------------------------
+
+    def post(
+        self, kind: str, peer: Optional[int], tag: int, elements: int, nbytes: int, work: Work
+    ) -> _Message:
+        """Note a message; one thread at a time.
+
+        Args:
+            kind: :data:`SEND` or :data:`RECEIVE`.
+            peer: the other rank; None: any.
+            tag: the tag.
+            elements: code of the elements' type.
+            nbytes: its length.
+            work: the operation.
+        """
+        flow = self._flows.get((kind, peer))
+        if flow is None:
+            flow = self._flows[kind, peer] = _Flow()
+        flow.count += 1
+        flow.nbytes += nbytes
+        message = _Message(
+            kind, peer, flow.count, tag, elements, nbytes, monotonic(), work.site, weakref.ref(work)
+        )
+        self._ring[self._posted % len(self._ring)] = message
+        self._posted += 1
+        return message
+
+    def begin_wait(self, message: _Message, work: Work) -> Wait:
+        """A thread begins to wait for a message; returns what :meth:`end_wait` needs."""
+        wait = Wait(message, work, time.perf_counter())
+        self._waits[id(wait)] = wait
+        return wait
+
+    def end_wait(self, wait: Wait) -> None:
+        """The thread's wait has ended. The time counts for the peer, also that of a message from any rank."""
+        del self._waits[id(wait)]
+        message = wait.message
+        peer = wait.work.source if message.peer is None and wait.work.source >= 0 else message.peer
+        flow = self._flows.setdefault((message.kind, peer), _Flow())
+        flow.waited_s += time.perf_counter() - wait.began_s
+
+    def fail(self, error: BaseException) -> None:
+        """The engine has failed: the messages that were waited for have failed with it."""
+        if self._failure is None:
+            rows = self.rows()
+            text = f"{type(error).__name__}: {error}"
+            for row in rows:
+                if row["state"] == RUNNING:
+                    row.update(state=FAILED, error=text)
+            self._failure = rows
+        if self.on_failure is not None:
+            self.on_failure(error)
+
+    # ---- called on request, by any thread ----------------------------------------------------
+
+    def rows(self) -> List[Row]:
+        """All messages that are kept, oldest first; ``running`` are those that a thread waits for."""
+        if self._failure is not None:
+            return [dict(row) for row in self._failure]
+        start = self._posted % len(self._ring)
+        kept = [item for item in (*self._ring[start:], *self._ring[:start]) if item is not None]
+        waited = {id(wait.message) for wait in self._present()}
+        older = [wait.message for wait in self._present() if wait.message not in kept]
+        return [self._row(message, id(message) in waited) for message in [*older, *kept]]
+
+    def channel(self, name: str, members: Sequence[int]) -> Row:
+        """Return the channel of a flight record: :meth:`rows`, and the numbers of messages by peer.
+
+        Args:
+            name: the channel's.
+            members: the ranks of the whole job, by which peers are named.
+        """
+        rows = self.rows()
+        for row in rows:
+            row["peer"] = None if row["peer"] is None else members[row["peer"]]
+        peers = sorted({peer for _, peer in list(self._flows) if peer is not None})
+        counts = {str(members[peer]): [self._count(SEND, peer), self._count(RECEIVE, peer)] for peer in peers}
+        return {"name": name, "ordered": False, "members": members, "operations": rows, "messages": counts}
+
+    def add_to(self, totals: Totals) -> None:
+        """Add the messages to the sums of a rank. Their waiting includes waits that have not ended."""
+        for (kind, peer), flow in list(self._flows.items()):
+            waited_s = flow.waited_s + self._present_s(kind, peer)
+            totals.kinds.setdefault(KIND, OperationTotal()).add(flow.count, waited_s, flow.nbytes)
+            if peer is not None:
+                total = totals.peer(peer)
+                total.exchanged(flow.nbytes * (kind == SEND), flow.nbytes * (kind == RECEIVE))
+                total.slept_s += waited_s
+                total.messages_s += waited_s
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that threads have waited for messages."""
+        flows = list(self._flows.items())
+        return sum(flow.waited_s + self._present_s(*key) for key, flow in flows)
+
+    def waits(self) -> Iterator[Tuple[str, Optional[int]]]:
+        """Yield the messages that threads wait for at present, oldest first: in words, and the peer."""
+        for wait in self._present():
+            yield wait.work.what, wait.message.peer
+
+    def _present(self) -> List[Wait]:
+        return list(self._waits.values())
+
+    def _present_s(self, kind: str, peer: Optional[int]) -> float:
+        now_s = time.perf_counter()
+        found = (wait for wait in self._present() if wait.message[:2] == (kind, peer))
+        return sum(now_s - wait.began_s for wait in found)
+
+    def _count(self, kind: str, peer: int) -> int:
+        flow = self._flows.get((kind, peer))
+        return 0 if flow is None else flow.count
+
+    def _row(self, message: _Message, waited: bool) -> Row:
+        work = message.pending()
+        state = DONE if work is None else RUNNING if waited else SUBMITTED
+        what = f"{message.nbytes} bytes"
+        if message.elements:
+            what += f" of {self._type_name(message.elements)}"
+        if message.tag:
+            what += f", tag {message.tag}"
+        purpose = "" if work is None or message.kind == SEND else self._purpose(work)
+        return {
+            "op": message.number, "kind": message.kind, "name": purpose, "what": what, "peer": message.peer,
+            "site": "" if message.site is None else site_text(message.site), "state": state,
+            "began": message.began_s,
+        }  # fmt: skip

@@ -1,0 +1,95 @@
+"""What is recorded of point-to-point messages, without an engine."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from ringcomm.collective.totals import Totals
+from ringcomm.errors import PeerLostError
+from ringcomm.group.message_history import KIND, RECEIVE, SEND, MessageHistory
+from tests.integration.group.works import Task
+
+
+@pytest.fixture
+def history():
+    return MessageHistory(4, {7: "float32"}.get, lambda work: f"for {work.what}")
+
+
+def states(history):
+    return [(row["kind"], row["op"], row["state"]) for row in history.rows()]
+
+
+def test_messages_are_numbered_by_peer_and_way_and_the_last_ones_are_kept(history):
+    works = [Task(f"message {number}") for number in range(6)]
+    for work in works:
+        history.post(RECEIVE, 1, 0, 7, 8, work)
+        work.finish()
+    history.post(SEND, 2, 3, 0, 16, Task("sent"))
+    received = [("recv", number, "done") for number in (4, 5, 6)]
+    assert states(history) == [*received, ("send", 1, "done")]
+    first, *_, last = history.rows()
+    assert (first["what"], first["peer"]) == ("8 bytes of float32", 1)
+    assert (last["what"], last["name"], last["site"]) == ("16 bytes, tag 3", "", "")
+    channel = history.channel("messages", [10, 11, 12])
+    assert channel["messages"] == {"11": [0, 6], "12": [1, 0]} and channel["operations"][0]["peer"] == 11
+
+
+def test_a_message_that_is_waited_for_is_running_and_stays(history):
+    work = Task("activations")
+    wait = history.begin_wait(history.post(RECEIVE, 1, 0, 7, 8, work), work)
+    others = [Task("other") for _ in range(5)]
+    for other in others:
+        history.post(SEND, 2, 0, 7, 8, other)
+    assert states(history)[0] == ("recv", 1, "running") and states(history)[1] == ("send", 2, "submitted")
+    assert history.rows()[0]["name"] == "for activations" and list(history.waits()) == [("activations", 1)]
+    before_s = history.waited_s
+    assert 0.0 < before_s < history.waited_s  # also of a wait that has not ended
+    work.finish()
+    history.end_wait(wait)
+    assert list(history.waits()) == [] and history.waited_s == history.waited_s
+    assert [row[0] for row in states(history)] == ["send"] * 4
+
+
+def test_the_sums_of_a_rank(history):
+    work = Task("x")
+    wait = history.begin_wait(history.post(RECEIVE, 1, 0, 7, 8, work), work)
+    history.end_wait(wait)
+    history.post(SEND, 1, 0, 7, 4, work)
+    totals = Totals()
+    history.add_to(totals)
+    assert (totals.peers[1].sent_bytes, totals.peers[1].received_bytes) == (4, 8)
+    assert totals.peers[1].messages_s == totals.peers[1].slept_s == history.waited_s > 0.0
+    assert (totals.kinds[KIND].runs, totals.kinds[KIND].moved_bytes) == (2, 12)
+
+
+def test_the_wait_for_a_message_from_any_rank_counts_for_its_sender(history):
+    work = Task("x")
+    wait = history.begin_wait(history.post(RECEIVE, None, 0, 7, 8, work), work)
+    work.source = 2
+    history.end_wait(wait)
+    totals = Totals()
+    history.add_to(totals)
+    assert list(totals.peers) == [2] and totals.peers[2].messages_s > 0.0
+    assert history.channel("messages", [0, 1, 2])["operations"][0]["peer"] is None
+
+
+def test_what_was_waited_for_has_failed(history):
+    found = []
+    history.on_failure = found.append
+    work, other = Task("x"), Task("y")
+    message = history.post(RECEIVE, 1, 0, 7, 8, work)
+    history.post(RECEIVE, 1, 0, 7, 8, other)
+    history.begin_wait(message, work)
+    error = PeerLostError("rank 1 was lost", rank=1)
+    history.fail(error)
+    work.finish(error)
+    assert [row["state"] for row in history.rows()] == ["failed", "submitted"] and found == [error]
+    assert history.rows()[0]["error"] == "PeerLostError: rank 1 was lost"
+
+
+def test_no_memory_of_a_message_is_kept(history):
+    history.post(SEND, 1, 0, 7, 8, Task("x"))
+    gc.collect()
+    assert not [item for item in gc.get_objects() if type(item) is Task and item.what == "x"]
