@@ -110,6 +110,7 @@ if _typing.TYPE_CHECKING:
     )
     from .calls.messages import recv, recv_async, send, send_async
     from .scaling.prediction import Prediction, predict
+    from .transport.arena import empty
 
 __all__ = [
     "Adasum",
@@ -177,6 +178,7 @@ __all__ = [
     "count_step",
     "cross_rank",
     "cross_size",
+    "empty",
     "epoch",
     "global_process_set",
     "grouped_allgather",
@@ -220,6 +222,7 @@ _LATER = {
     "advise": "balance.advise",
     "balanced": "balance.batches",
     "check_same": "calls.consistency",
+    "empty": "transport.arena",
     "grouped_allgather": "calls.grouped_calls",
     "grouped_allgather_async": "calls.grouped_calls",
     "grouped_allreduce": "calls.grouped_calls",
