@@ -44,6 +44,7 @@ class Arena:
 
     Attributes:
         descriptor: of the file.
+        has_peers: whether another rank of this host has, or had, the descriptor.
 
     Raises:
         OSError: this system has no such memory.
@@ -53,6 +54,7 @@ class Arena:
         if not hasattr(os, "posix_fallocate") or not hasattr(mmap, "MADV_REMOVE"):
             raise OSError("this system does not reserve memory and give it back")
         self.descriptor = nameless()
+        self.has_peers = False
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._size = 0
@@ -222,6 +224,24 @@ def of_peer(descriptor: int) -> PeerArena:
         else:
             os.close(descriptor)
         return found
+
+
+def shared_room(nbytes: int) -> Optional[Array]:
+    """Return shared memory for a buffer of ringcomm's own; None where ordinary memory is as good.
+
+    Args:
+        nbytes: how many bytes.
+
+    Returns:
+        so many bytes, as uint8, all zeros. None for a short buffer, without another rank on this host that
+        could read it, or if there is not so much.
+    """
+    if nbytes < MIN_BYTES or _own is None or not _own.has_peers:
+        return None
+    try:
+        return _own.allocate(nbytes)
+    except (OSError, ValueError):
+        return None
 
 
 def empty(shape: Any, dtype: Any = np.float32) -> Array:

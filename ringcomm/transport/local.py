@@ -128,6 +128,8 @@ class Trial:
         """The best link that both ends can have."""
         if _receive(self._sock, 1) == _NO:
             self._arena = None
+        elif self._arena is not None:
+            self._arena.has_peers = True
         outward, inward = self._outward, self._inward
         if not self._shares or outward is None or inward is None:
             self.close()

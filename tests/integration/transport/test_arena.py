@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ringcomm as rc
+from ringcomm.engine.packing import FusionBuffer
 from ringcomm.testing.cluster import run_ranks
 from ringcomm.transport import arena
 from ringcomm.transport.arena import MIN_BYTES, PeerArena
@@ -101,6 +102,18 @@ def test_other_collectives():
         return gathered.sum(), own.sum(), root.sum()
 
     assert run_ranks(2, work, transport="auto") == [(800_000 * 3.0, 400_000 * 3.0, 800_000 * 2.0)] * 2
+
+
+def test_buffers_are_ordinary_without_a_peer_that_shares_memory(monkeypatch):
+    monkeypatch.setattr(arena, "_own", arena.Arena())
+    assert arena.shared_room(2 * MIN_BYTES) is None
+    assert FusionBuffer().items(MIN_BYTES, np.dtype(np.float32)) not in arena.own()
+    arena.own().has_peers = True
+    assert FusionBuffer().items(MIN_BYTES, np.dtype(np.float32)) in arena.own()
+    assert arena.shared_room(MIN_BYTES - 1) is None
+    assert arena.shared_room(2 * MIN_BYTES) in arena.own()
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    assert arena.shared_room(2 * MIN_BYTES) is None
 
 
 class TestArray:
