@@ -34,6 +34,8 @@ from .shm import ENDED, SharedLink
 from .tcp import closed_reason
 from .views import address_of, flat
 
+LOOK_AGAIN_BYTES = 128 * 1024 * 1024
+"""After so many bytes lent in the arena a few go through the ring, to see whether the cores share a cache."""
 _READ_MOST_BYTES = 2 * 1024 * 1024
 """Read no more at once, so that the sender may go on with what has been read."""
 
@@ -53,7 +55,7 @@ class LendingLink(SharedLink):
 
     __slots__ = (
         "_arena", "_given_up", "_lent", "_loan_read", "_loans", "_peer_arena", "_returned", "_revoked",
-        "_ring_most", "_shown",
+        "_ring_most", "_shown", "_unseen_bytes",
     )  # fmt: skip
 
     burst_bytes = sys.maxsize  # nothing is moved by lending
@@ -77,6 +79,7 @@ class LendingLink(SharedLink):
         self._loan_read = 0  # bytes that this end has read of the piece that comes next
         self._revoked = False  # whether the other end has revoked what it has lent
         self._shown = False  # whether peek has shown what is lent
+        self._unseen_bytes = 0  # lent in the arena since the ring was used to see the state of the cores
         self.lend_above(MASK)
 
     def lend_above(self, most_bytes: int) -> None:
@@ -92,11 +95,28 @@ class LendingLink(SharedLink):
 
     def _loan(self, data: memoryview) -> Optional[Tuple[int, int]]:
         """The two words by which bytes are lent; None if they are not to be."""
-        arena = self._arena
-        if arena is None or (data.nbytes < MIN_BYTES and not self._lent):
+        arena, nbytes = self._arena, data.nbytes
+        if arena is None or (nbytes < MIN_BYTES and not self._lent):
             return None
-        offset = arena.offset_of(address_of(data), data.nbytes)
-        return None if offset is None else (offset, data.nbytes | IN_ARENA)
+        offset = arena.offset_of(address_of(data), nbytes)
+        if offset is None or (not self._lent and self._prefers_ring(nbytes)):
+            return None
+        self._unseen_bytes += nbytes
+        return offset, nbytes | IN_ARENA
+
+    def _prefers_ring(self, nbytes: int) -> bool:
+        """Whether the ring is better although the bytes lie in the arena.
+
+        Between cores that share no cache it is: results are expensive to write where the other core has just
+        read. Only copies into the ring show that, so now and then some are made.
+        """
+        choice = self._choice
+        if choice is None or nbytes > self._ring_most:
+            return False
+        if self._unseen_bytes >= LOOK_AGAIN_BYTES:
+            self._unseen_bytes = 0
+            choice.look_again()
+        return choice.looking or choice.whole
 
     def _send_large(self, views: Views) -> int:
         if self._given_up:

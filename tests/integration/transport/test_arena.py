@@ -15,9 +15,11 @@ from ringcomm.testing.cluster import run_ranks
 from ringcomm.transport import arena
 from ringcomm.transport.arena import MIN_BYTES, PeerArena
 from ringcomm.transport.base import LinkClosed
+from ringcomm.transport.lending import LOOK_AGAIN_BYTES
 from ringcomm.transport.local import make_links
 from ringcomm.transport.process_memory import PeerMemory
 from ringcomm.transport.ring import IN_ARENA, LENT, LOANS, MASK
+from ringcomm.transport.span import SKIPPED_BYTES, WINDOW, SpanChoice
 
 pytestmark = pytest.mark.skipif(arena.own() is None, reason="this system has no such memory")
 
@@ -33,6 +35,8 @@ def pair():
     with ThreadPoolExecutor(2) as pool:
         tasks = [pool.submit(make_links, {1 - rank: ends[rank]}, "auto") for rank in range(2)]
     links = [task.result()[1 - rank] for rank, task in enumerate(tasks)]
+    for link in links:
+        link._choice = None  # do not look at the state of the cores
     yield links
     for link in links:
         link.close()
@@ -47,6 +51,11 @@ def shared(array):
 
 def sums(context):
     """The same reductions with ordinary arrays, with shared ones, and with one of each kind."""
+    for peer in range(context.size):
+        if peer != context.rank:
+            link = context.group.channels.direct.link(peer)
+            if hasattr(link, "_choice"):
+                link._choice = None  # do not look at the state of the cores
     found = []
     cases = [(np.float32, rc.Sum), (np.float64, rc.Average), (np.float16, rc.Sum), (np.int64, rc.Max)]
     for dtype, op in cases:
@@ -208,6 +217,23 @@ class TestLink:
             sent += one.send([memoryview(b"tail")]) if sent < len(into) else 0
             got += other.recv([memoryview(into)[got:]])
         assert into[-4:] == b"tail" and into[:-4] == data.data
+
+    def test_the_ring_is_used_between_cores_that_share_no_cache(self, pair):
+        one, _ = pair
+        data = shared(np.ones(1_000_000, np.uint8))
+        choice = one._choice = SpanChoice(1e-10)
+        one.lend_above(2_000_000)
+        assert one._loan(data.data) is None
+        for _ in range(WINDOW + 2):
+            choice.note(SKIPPED_BYTES, 1e-10 * SKIPPED_BYTES)
+        assert not choice.looking and one._loan(data.data) is not None
+        one._unseen_bytes = LOOK_AGAIN_BYTES
+        assert one._loan(data.data) is None and choice.looking
+        for _ in range(WINDOW):
+            choice.note(SKIPPED_BYTES, 1e-8 * SKIPPED_BYTES)
+        assert choice.whole and not choice.looking and one._loan(data.data) is None
+        one.lend_above(900_000)  # what would be lent in any case is lent in the arena
+        assert one._loan(data.data)[1] == 1_000_000 | IN_ARENA
 
     def test_what_was_revoked_is_not_counted(self, pair):
         one, other = pair
