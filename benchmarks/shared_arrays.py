@@ -39,7 +39,7 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--sizes", nargs="+", default=SIZES)
-    parser.add_argument("--output", type=Path, help="a file for the results, as benchmarks/results has it")
+    parser.add_argument("--output", type=Path, help="a file to which the results are added")
     parser.add_argument("--quick", action="store_true", help="a check that it works")
     args = parser.parse_args()
     rc.init()
@@ -57,10 +57,16 @@ def main() -> int:
     if rc.rank() == 0:
         print(report(rows, states))
         if args.output is not None:
-            facts = {"machine": machine.facts(), "load": os.getloadavg()[0], "cores": states, "rows": rows}
-            args.output.write_text(json.dumps(facts, indent=1) + "\n")
+            add(args.output, {"load": round(os.getloadavg()[0], 1), "cores": states, "rows": rows})
     rc.shutdown()
     return 0
+
+
+def add(path: Path, start: Dict[str, Any]) -> None:
+    """Add a start to a file of results."""
+    starts = [*(json.loads(path.read_text())["starts"] if path.exists() else ()), start]
+    each = ",\n".join(json.dumps(item) for item in starts)
+    path.write_text(f'{{"machine": {json.dumps(machine.facts())},\n "unit": "us", "starts": [\n{each}\n]}}\n')
 
 
 def _states() -> List[str]:
@@ -71,7 +77,7 @@ def _states() -> List[str]:
 
 
 def compare(text: str, rounds: int) -> Dict[str, Any]:
-    """Seconds per turn of both kinds of arrays, on this rank."""
+    """Microseconds per turn of both kinds of arrays, on this rank."""
     size, _, number = text.partition("x")
     kinds = {}
     for kind, make in KINDS.items():
@@ -90,7 +96,7 @@ def compare(text: str, rounds: int) -> Dict[str, Any]:
                     rc.allreduce_(array, rc.Sum)
                 taken.append(time.perf_counter() - began_s)
             if turn >= 0:
-                times[kind].append(median(taken[1:]))
+                times[kind].append(round(median(taken[1:]) * 1e6, 1))
         if turn < 0:
             calls[0] = min(100.0, max(3.0, TURN_S / taken[-1]))
             rc.broadcast_(calls, 0)
@@ -107,7 +113,7 @@ def report(rows: List[Dict[str, Any]], states: List[str]) -> str:
     for row in rows:
         ordinary, shared = row["times"]["ordinary"], row["times"]["shared"]
         ratio = median(one / other for one, other in zip(ordinary, shared))
-        cells = [f"{median(times) * 1e6:,.0f} us" for times in (ordinary, shared)]
+        cells = [f"{median(times):,.0f} us" for times in (ordinary, shared)]
         lines.append(f"| {row['size']} | {' | '.join(cells)} | {ratio:.2f} |")
     return "\n".join(lines)
 
