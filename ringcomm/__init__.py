@@ -116,6 +116,7 @@ if _typing.TYPE_CHECKING:
     from .calls.messages import send_async as send_async
     from .scaling.prediction import Prediction as Prediction
     from .scaling.prediction import predict as predict
+    from .transport.arena import empty as empty
 
 
 _LATER = {
@@ -123,6 +124,7 @@ _LATER = {
     "advise": "balance.advise",
     "balanced": "balance.batches",
     "check_same": "calls.consistency",
+    "empty": "transport.arena",
     "grouped_allgather": "calls.grouped_calls",
     "grouped_allgather_async": "calls.grouped_calls",
     "grouped_allreduce": "calls.grouped_calls",

@@ -45,9 +45,9 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "transport.base", "transport.subset", "transport.memory", "transport.secure", "transport.tls",
             "transport.encryption", "transport.huge_pages", "transport.wake_up", "transport.tcp",
-            "transport.views", "transport.ring", "transport.span", "transport.shm",
-            "transport.process_memory", "transport.carriers", "transport.local", "transport.kinds",
-            "transport.nics", "transport.routes", "transport.pace", "transport.reactor",
+            "transport.views", "transport.ring", "transport.span", "transport.shm", "transport.arena",
+            "transport.lending", "transport.process_memory", "transport.carriers", "transport.local",
+            "transport.kinds", "transport.nics", "transport.routes", "transport.pace", "transport.reactor",
             "transport.refusals", "transport.connect", "transport.accept", "group.reporter",
         ],
     ],

@@ -286,7 +286,8 @@ class Execution(Part):
         out, theirs = self._data[position // item : reached // item], np.frombuffer(piece, self._dtype)
         operands = [out if segment is None else theirs for segment in flow.operands]
         self._kernel.fold(out, operands, flow.final, self._pool.workspace)
-        stream.link.skip(reached - position)
+        if not stream.link.skip(reached - position):
+            return False
         self.moved_bytes += 2 * (reached - position)  # received and combined
         flow.position = flow.window = flow.arrived[peer] = reached
         if reached == flow.stop:

@@ -16,6 +16,7 @@ from ..configuration.bucket_sizes import ALONE_BYTES
 from ..dtypes import Array, dtype_named
 from ..errors import RingcommError
 from ..ops import ReduceOp
+from ..transport.arena import shared_room
 from ..wire.signature import Key, Signature
 from .request import Request
 
@@ -33,7 +34,8 @@ class FusionBuffer:
         """Room for so many elements."""
         nbytes = count * dtype.itemsize
         if self._bytes.size < nbytes:
-            self._bytes = np.empty(nbytes, np.uint8)
+            shared = shared_room(nbytes)
+            self._bytes = np.empty(nbytes, np.uint8) if shared is None else shared
         room: Array = self._bytes[:nbytes].view(dtype)
         return room
 

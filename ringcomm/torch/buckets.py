@@ -19,6 +19,7 @@ from .._adapter.reduction import Reduction
 from .._adapter.submit import Operands, start_allreduce
 from ..codec.base import BLOCK_ITEMS
 from ..dtypes import Array
+from ..transport.arena import shared_room
 from . import handles
 from .compression import wire_torch_dtype
 from .tensors import like_parameter, operand_of
@@ -304,7 +305,7 @@ class FlatBucket(Bucket):
         """The flat tensor; a new one per step if the program holds the last step's gradients."""
         if self._flat is None or not (self._fresh or self._is_reusable(self._flat)):
             first = self.parameters[0]
-            self._flat = torch.zeros(self._count, dtype=first.dtype, device=first.device)
+            self._flat = _zeros(self._count, first)
             self._own_references = _references(self._flat)
         self._fresh = True
         return self._flat
@@ -319,6 +320,14 @@ class FlatBucket(Bucket):
         held = [item.grad for item in self.parameters if item.grad is not None and not item.grad.is_sparse]
         attached = sum(1 for item in held if start <= item.data_ptr() < stop)
         return attached > 0 or 0 < _references(flat) <= self._own_references
+
+
+def _zeros(count: int, like: torch.Tensor) -> torch.Tensor:
+    """Zeros of a parameter's type on its device; in host memory where other ranks can read them."""
+    shared = shared_room(count * like.element_size()) if like.device.type == "cpu" else None
+    if shared is None:
+        return torch.zeros(count, dtype=like.dtype, device=like.device)
+    return torch.from_numpy(shared).view(like.dtype)
 
 
 _count_references: Optional[Callable[[int], int]] = getattr(torch._C, "_storage_Use_Count", None)

@@ -105,8 +105,12 @@ class Link(ABC):
         del most_bytes, item_bytes
         return None
 
-    def skip(self, count: int) -> None:
-        """Take bytes that :meth:`peek` has shown: the sender may overwrite them."""
+    def skip(self, count: int) -> bool:
+        """Take bytes that :meth:`peek` has shown: the sender may overwrite them.
+
+        Returns:
+            whether they may be counted. Not if the sender has aborted its call: it may have overwritten them.
+        """
         raise NotImplementedError(f"nothing can be peeked at through {self.carrier} ({count} bytes)")
 
     def settled(self) -> bool:

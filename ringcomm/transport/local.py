@@ -6,14 +6,25 @@ Reading each other's memory (:mod:`~ringcomm.transport.process_memory`) and memo
 
 from __future__ import annotations
 
+import os
 import socket
+import stat
 import struct
 from typing import Dict, Mapping, Optional
 
 from ..errors import StartupError
+from . import arena
 from .carriers import measured
+from .lending import LendingLink
 from .process_memory import TOKEN_BYTES, Lease, PeerMemory, ReadingLink, available
-from .ring import NEAR_BYTES, RING_BYTES, SMALL_RING_BYTES, Ring
+from .ring import (
+    NEAR_BYTES,
+    RING_BYTES,
+    SMALL_RING_BYTES,
+    Ring,
+    receive_descriptor,
+    send_descriptor,
+)
 from .shm import SharedLink
 from .tcp import SocketLink, choose_congestion
 
@@ -35,8 +46,8 @@ class Trial:
     """Finds out, for one fresh Unix socket, what both ends can do. They may wish for different things.
 
     Steps that all links take together, so that none waits for another: :meth:`hello`,
-    :meth:`try_to_read`, :meth:`offer_ring`, :meth:`try_to_share`, :meth:`link`. The socket must be
-    blocking, with a timeout.
+    :meth:`try_to_read`, :meth:`offer_ring`, :meth:`try_to_share`, :meth:`offer_arena`, :meth:`take_arena`,
+    :meth:`link`. The socket must be blocking, with a timeout.
 
     Args:
         wish: one of :data:`ringcomm.configuration.parsing.TRANSPORTS`.
@@ -52,6 +63,9 @@ class Trial:
         self._memory: Optional[PeerMemory] = None
         self._outward: Optional[Ring] = None
         self._inward: Optional[Ring] = None
+        self._shares = False
+        self._arena: Optional[arena.Arena] = None
+        self._peer_arena: Optional[arena.PeerArena] = None
 
     def hello(self) -> None:
         """Send the address and the random bytes of this link's lease in this process."""
@@ -91,15 +105,39 @@ class Trial:
         _, self._inward = Ring.take(self._sock)
         self._sock.sendall(_NO if self._inward is None else _YES)
 
+    def offer_arena(self) -> None:
+        """Hand this process's arena to the other end, if they share memory."""
+        taken = _receive(self._sock, 1) == _YES
+        self._shares = taken and self._outward is not None and self._inward is not None
+        self._arena = arena.own() if self._shares else None
+        if self._arena is None:
+            self._sock.sendall(_NO)
+        else:
+            send_descriptor(self._sock, _YES, self._arena.descriptor)
+
+    def take_arena(self) -> None:
+        """Take over the other end's arena, and send it whether that worked."""
+        _, descriptor = receive_descriptor(self._sock)
+        if descriptor is not None and stat.S_ISREG(os.fstat(descriptor).st_mode):
+            self._peer_arena = arena.of_peer(descriptor)
+        elif descriptor is not None:
+            os.close(descriptor)
+        self._sock.sendall(_NO if self._peer_arena is None else _YES)
+
     def link(self, peer: int) -> SocketLink:
         """The best link that both ends can have."""
-        agreed, outward, inward = _receive(self._sock, 1) == _YES, self._outward, self._inward
-        if not agreed or outward is None or inward is None:
+        if _receive(self._sock, 1) == _NO:
+            self._arena = None
+        elif self._arena is not None:
+            self._arena.has_peers = True
+        outward, inward = self._outward, self._inward
+        if not self._shares or outward is None or inward is None:
             self.close()
             return SocketLink(peer, self._sock)
+        arenas = (self._arena, self._peer_arena)
         if self._memory is None:
-            return SharedLink(peer, self._sock, outward, inward)
-        return ReadingLink(peer, self._sock, self._memory, self._lease, outward, inward)
+            return LendingLink(peer, self._sock, outward, inward, *arenas)
+        return ReadingLink(peer, self._sock, self._memory, self._lease, outward, inward, *arenas)
 
     def close(self) -> None:
         """Let go of shared memory that no link has taken over."""
@@ -107,6 +145,11 @@ class Trial:
             if ring is not None:
                 ring.close()
         self._outward = self._inward = None
+
+
+_STEPS = (
+    Trial.hello, Trial.try_to_read, Trial.offer_ring, Trial.try_to_share, Trial.offer_arena, Trial.take_arena,
+)  # fmt: skip
 
 
 def ring_bytes(peers: int) -> int:
@@ -159,7 +202,7 @@ def make_links(
             sock.settimeout(_TRIAL_S)
             trials[peer] = Trial(sock, transport, peers)
     try:
-        for step in (Trial.hello, Trial.try_to_read, Trial.offer_ring, Trial.try_to_share):
+        for step in _STEPS:
             for trial in trials.values():
                 step(trial)
         links: Dict[int, SocketLink] = {}

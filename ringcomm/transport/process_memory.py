@@ -20,35 +20,18 @@ import ctypes
 import errno
 import os
 import socket
-import sys
 import threading
-from typing import Any, Optional
+from typing import Any, Optional, Tuple
 
-import numpy as np
-
-from .base import LinkClosed, Views
-from .ring import (
-    CLOSED,
-    LENT,
-    LOANS,
-    LOANS_READ,
-    MASK,
-    MAX_LOANS,
-    READER_STATE,
-    RETURNED,
-    WRITER_STATE,
-    Ring,
-)
-from .shm import ENDED, SharedLink
-from .tcp import closed_reason
-from .views import flat
+from .arena import Arena, PeerArena
+from .lending import LendingLink
+from .ring import Ring
+from .views import address_of
 
 TOKEN_BYTES = 32
 RING_MOST_BYTES = 1024 * 1024
 """Up to here through shared memory, if nothing was measured: two copies in the cache. What is larger is lent:
 one copy, but the system looks every page up."""
-_READ_MOST_BYTES = 2 * 1024 * 1024
-"""Read no more at once, so that the sender may go on with what has been read."""
 
 
 class _Span(ctypes.Structure):
@@ -80,11 +63,6 @@ _readv = _find()
 def available() -> bool:
     """Return whether this system has the call at all."""
     return _readv is not None
-
-
-def address_of(view: memoryview) -> int:
-    """Where a contiguous view's bytes lie in this process."""
-    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
 
 
 class Lease:
@@ -172,162 +150,57 @@ class PeerMemory:
         return count == TOKEN_BYTES and self._seen == self._token
 
 
-class ReadingLink(SharedLink):
+class ReadingLink(LendingLink):
     """A link to a rank of the same host whose memory may be read, and which may read ours.
 
-    What is large is lent: the other end learns its address and reads it. Views given to :meth:`send` and not
-    taken must be given again, from the first byte that was not taken on; lent bytes are taken when the
-    other end has read them. What is small goes through shared memory. While anything is lent all that
-    follows is lent, too, and nothing else is written: so what is in the ring comes before what is lent.
+    What is large is lent wherever it lies: the other end learns its address and reads it. What is small goes
+    through shared memory. While anything is lent all that follows is lent, too.
 
     Args:
         memory: the other process's.
         lease: this process's lease, which the other process holds.
         outward, inward: rings of shared memory, owned by the link.
+        arena, peer_arena: see :class:`~.lending.LendingLink`.
     """
 
-    __slots__ = ("_lease", "_lent", "_loan_read", "_loans", "_memory", "_returned", "_revoked", "_ring_most")
+    __slots__ = ("_lease", "_memory")
 
     # A read costs some 7 us however short it is, and as much again for every 64 KiB.
     segment_bytes = 1024 * 1024
-    burst_bytes = sys.maxsize  # nothing is moved by lending
     lends = True
 
     carrier = "each other's memory"
 
     def __init__(
-        self, peer: int, sock: socket.socket, memory: PeerMemory, lease: Lease, outward: Ring, inward: Ring
+        self,
+        peer: int,
+        sock: socket.socket,
+        memory: PeerMemory,
+        lease: Lease,
+        outward: Ring,
+        inward: Ring,
+        arena: Optional[Arena] = None,
+        peer_arena: Optional[PeerArena] = None,
     ) -> None:
-        super().__init__(peer, sock, outward, inward)
+        super().__init__(peer, sock, outward, inward, arena, peer_arena)
         self._memory = memory
-        self._lease: Optional[Lease] = lease
-        self._lent = 0  # bytes lent to the other end and not returned
-        self._loans = 0  # pieces that this end has lent in all
-        self._returned = 0  # bytes that have been returned in all
-        self._loan_read = 0  # bytes that this end has read of the piece that comes next
-        self._revoked = False  # whether the other end has revoked what it has lent
+        self._lease = lease
         self.lend_above(RING_MOST_BYTES)
-
-    def lend_above(self, most_bytes: int) -> None:
-        """From now on lend views of more bytes, and send others through the ring."""
-        self._ring_most = self._most = most_bytes
 
     @property
     def ring_most_bytes(self) -> int:
         """Up to so many bytes go through the ring."""
         return self._ring_most
 
-    def _send_large(self, views: Views) -> int:
-        if self._lease is None:
-            raise LinkClosed(self.peer, "this rank has given up a call in which it was used")
-        if self._lent:
-            return self._take_back() or self._lend(views, self._lent)
-        length = 0
-        for number, view in enumerate(views):
-            if view.nbytes <= self._ring_most:
-                length += view.nbytes
-                continue
-            taken = self._send_through_ring(views[:number], length)
-            return taken if taken < length else taken + self._lend(views[number:], 0)
-        return self._send_through_ring(views, length)
+    def _loan(self, data: memoryview) -> Optional[Tuple[int, int]]:
+        loan = super()._loan(data)
+        if loan is None and (self._lent or data.nbytes > self._ring_most):
+            return address_of(data), data.nbytes
+        return loan
 
-    def _take_back(self) -> int:
-        """Return how many of the lent bytes the other end has read since the last time."""
-        words = self._out_words
-        ended = not self._open or words[READER_STATE] == CLOSED
-        if ended:
-            self._order()  # The other end stored what it returned before it closed.
-        returned = (words[RETURNED] - self._returned) & MASK
-        if returned > self._lent:
-            raise LinkClosed(self.peer, "it claims to have read more than it was lent")
-        if ended and not returned:
-            raise LinkClosed(self.peer, ENDED)
-        self._returned = (self._returned + returned) & MASK
-        self._lent -= returned
-        if not self._lent:
-            self._most = self._ring_most
-        return returned
-
-    def _lend(self, views: Views, skip: int) -> int:
-        """Lend the views beyond the first bytes, as many as there are places for; none of it counts yet."""
-        words, loans = self._out_words, self._loans
-        for view in views:
-            data = flat(view)
-            if skip >= data.nbytes:
-                skip -= data.nbytes
-                continue
-            if (loans - words[LOANS_READ]) & MASK >= MAX_LOANS:
-                break
-            data, skip = data[skip:], 0
-            place = LOANS + 2 * (loans % MAX_LOANS)
-            words[place], words[place + 1] = address_of(data), data.nbytes
-            loans = (loans + 1) & MASK
-            self._lent += data.nbytes
-        if loans != self._loans:
-            self._most = -1
-            self._loans = loans
-            self._store(words, LENT, loans)
-            self._wake_reader()
-        return 0
-
-    def _recv_lent(self, views: Views) -> int:
-        words, got = self._in_words, 0
-        if self._revoked:
-            if self._open and words[WRITER_STATE] != CLOSED:
-                return 0
-            raise LinkClosed(self.peer, ENDED)
-        for view in views:
-            data = flat(view)
-            while data.nbytes and words[LENT] != self._loans_read:
-                count = self._read_lent(data)
-                if not count:
-                    # The peer has aborted the call. It sends nothing more but the reason, or closes the link.
-                    self._revoked = True
-                    return got
-                got += count
-                data = data[count:]
-        self._wake_writer()
-        return got
-
-    def _read_lent(self, view: memoryview) -> int:
-        """Read the front of what has been lent into the view; how many bytes, 0 if it has been revoked."""
-        words = self._in_words
-        self._order()  # of what was seen to be lent, and the place of it
-        place = LOANS + 2 * (self._loans_read % MAX_LOANS)
-        address, length = words[place], words[place + 1]
-        count = min(view.nbytes, length - self._loan_read, _READ_MOST_BYTES)
-        if count <= 0:
-            raise LinkClosed(self.peer, "it lent nothing")
-        try:
-            count = self._memory.read((address + self._loan_read) & MASK, view[:count])
-        except OSError as problem:
-            raise LinkClosed(self.peer, f"its memory cannot be read: {closed_reason(problem)}") from None
-        if not count:
-            return 0
-        self._loan_read += count
-        if self._loan_read == length:
-            self._loan_read = 0
-            self._loans_read = (self._loans_read + 1) & MASK
-            words[LOANS_READ] = self._loans_read
-        self._store(words, RETURNED, (words[RETURNED] + count) & MASK)
-        return count
-
-    def _may_receive(self) -> bool:
-        return super()._may_receive() and not (self._revoked and self._open and not self._ready)
-
-    def _may_send(self) -> bool:
-        if not self._lent:
-            return super()._may_send()
-        words = self._out_words
-        return not self._open or words[RETURNED] != self._returned or words[READER_STATE] == CLOSED
+    def _read_other(self, address: int, into: memoryview) -> int:
+        return self._memory.read(address, into)
 
     def revoke(self) -> None:
         super().revoke()
-        if self._lease is not None:
-            self._lease.revoke()
-            self._lease = None
-            self._most = -1  # and nothing is sent any more
-
-    def close(self) -> None:
-        self.revoke()
-        super().close()
+        self._lease.revoke()

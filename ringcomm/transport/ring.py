@@ -43,9 +43,13 @@ writer changes it only while all that it has written has been read."""
 LOANS = 8 * _LINES
 """From here on two words for each piece that is lent, its address and its length, in turns."""
 MAX_LOANS = 16
+REVOKED = 10 * _LINES
+"""Not 0 if the writer has revoked what it has lent: it may have overwritten it."""
 MASK = 2 * sys.maxsize + 1
 """Words count up to here and then from 0 again. What is outstanding at any time is much less."""
 CLOSED = MASK
+IN_ARENA = MASK - MASK // 2
+"""Added to the length of a piece in the lender's arena: in place of an address is its offset there."""
 
 
 class Ring:
@@ -89,7 +93,7 @@ class Ring:
         """
         if not hasattr(os, "posix_fallocate"):
             raise OSError("this system does not reserve memory")
-        descriptor = _nameless()
+        descriptor = nameless()
         try:
             # All of it now: what is missing later would be a SIGBUS.
             os.posix_fallocate(descriptor, 0, CONTROL_BYTES + size)
@@ -104,8 +108,7 @@ class Ring:
         Raises:
             OSError: the connection broke.
         """
-        passed = array.array("i", [self._descriptor])
-        sock.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+        send_descriptor(sock, message, self._descriptor)
         self._close_descriptor()
 
     @classmethod
@@ -129,16 +132,9 @@ class Ring:
         Raises:
             OSError: the connection broke.
         """
-        descriptors = array.array("i")
-        room = socket.CMSG_SPACE(descriptors.itemsize)
-        message, extras, _, _ = sock.recvmsg(1, room, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
-        for level, kind, content in extras:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                descriptors.frombytes(content[: len(content) // descriptors.itemsize * descriptors.itemsize])
-        if not message:
-            raise ConnectionError("it closed the connection")
+        message, descriptor = receive_descriptor(sock)
         try:
-            ring = cls(descriptors[0]) if descriptors else None
+            ring = None if descriptor is None else cls(descriptor)
         except OSError:
             return message, None
         if ring is not None:
@@ -169,7 +165,7 @@ class Ring:
             pass  # An array still shows some of it, and the memory goes with the array.
 
 
-def _nameless() -> int:
+def nameless() -> int:
     """A descriptor of anonymous memory, which other processes can only get by its being passed to them."""
     if hasattr(os, "memfd_create"):
         try:
@@ -180,3 +176,29 @@ def _nameless() -> int:
     if not hasattr(os, "O_TMPFILE"):
         raise OSError("this system has no shared memory without a name")
     return os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+
+def send_descriptor(sock: socket.socket, message: bytes, descriptor: int) -> None:
+    """Send one byte, and a descriptor with it, through a Unix socket.
+
+    Raises:
+        OSError: the connection broke.
+    """
+    sock.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))])
+
+
+def receive_descriptor(sock: socket.socket) -> Tuple[bytes, Optional[int]]:
+    """Receive one byte, and the descriptor that came with it, if one did.
+
+    Raises:
+        OSError: the connection broke.
+    """
+    descriptors = array.array("i")
+    room = socket.CMSG_SPACE(descriptors.itemsize)
+    message, extras, _, _ = sock.recvmsg(1, room, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+    for level, kind, content in extras:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(content[: len(content) // descriptors.itemsize * descriptors.itemsize])
+    if not message:
+        raise ConnectionError("it closed the connection")
+    return message, descriptors[0] if descriptors else None

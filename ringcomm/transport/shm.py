@@ -254,7 +254,7 @@ class SharedLink(SocketLink):
             if not left:
                 break
         self._ready = ready
-        self.skip(ready - left)
+        SharedLink.skip(self, ready - left)
         return ready - left
 
     def recv_packet(self, packet: memoryview) -> int:
@@ -282,11 +282,12 @@ class SharedLink(SocketLink):
             return None  # The next item begins at the end of the ring, and goes on at its start.
         return self._in[place : place + count - count % item_bytes]
 
-    def skip(self, count: int) -> None:
+    def skip(self, count: int) -> bool:
         self._ready -= count
         self._read = (self._read + count) & MASK
         if (self._read - self._announced_read) & MASK >= self._in_span // 4:
             self._announce_read()
+        return True
 
     def _look(self) -> int:
         """Return how many bytes are in the other end's ring."""

@@ -55,13 +55,19 @@ class SpanChoice:
 
     Attributes:
         whole: whether the whole ring is to be used from now on.
+        looking: whether that is not yet decided for the present state of the cores.
     """
 
-    __slots__ = ("_bytes", "_limit_s_per_byte", "_seen", "_shortest", "whole")
+    __slots__ = ("_bytes", "_limit_s_per_byte", "_seen", "_shortest", "looking", "whole")
 
     def __init__(self, own_s_per_byte: float) -> None:
         self._limit_s_per_byte = EXPENSIVE * own_s_per_byte
         self.whole = False
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Decide anew, by the copies that follow."""
+        self.looking = True
         self._restart()
 
     def _restart(self) -> None:
@@ -81,7 +87,7 @@ class SpanChoice:
         if self.whole:
             if self._bytes >= STINT_BYTES:
                 self.whole = False
-                self._restart()
+                self.look_again()
             return
         if self._bytes < SKIPPED_BYTES:
             return
@@ -90,5 +96,6 @@ class SpanChoice:
         if self._seen == WINDOW:
             self.whole = self._shortest > self._limit_s_per_byte
             self._seen, self._shortest = 0, float("inf")
+            self.looking = False
             if self.whole:
                 self._restart()

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import List
 
+import numpy as np
+
 from .base import Views
 
 
 def flat(view: memoryview) -> memoryview:
     """The view as plain bytes."""
     return view.cast("B") if view.format != "B" or view.ndim != 1 else view
+
+
+def address_of(view: memoryview) -> int:
+    """Where a contiguous view's bytes lie in this process."""
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
 
 
 def clipped(views: Views, most: int) -> List[memoryview]:

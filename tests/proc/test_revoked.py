@@ -24,7 +24,8 @@ def call(data):
         rc.allreduce_(data, rc.Sum)
 
 rc.init()
-data = np.full(2_000_000, 1.0, np.float32)
+data = (rc.empty if sys.argv[2] == "shared" else np.empty)(2_000_000, np.float32)
+data.fill(1.0)
 if rc.rank() == 0:
     # The other rank comes when this one has been interrupted, so this one has lent its buffer and waits.
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -49,8 +50,11 @@ print("wrong", wrong, flush=True)
 
 @pytest.mark.parametrize("transport", ["auto", "shm"])
 @pytest.mark.parametrize("kind", ["broadcast", "allreduce"])
-def test_what_an_interrupted_rank_overwrites_is_no_result(tmp_path: Path, kind: str, transport: str) -> None:
+@pytest.mark.parametrize("memory", ["ordinary", "shared"])
+def test_what_an_interrupted_rank_overwrites_is_no_result(
+    tmp_path: Path, memory: str, kind: str, transport: str
+) -> None:
     (tmp_path / "interrupted.py").write_text(PROGRAM)
-    launched = Launched("-np", "2", "--transport", transport, "interrupted.py", kind, cwd=tmp_path)
+    launched = Launched("-np", "2", "--transport", transport, "interrupted.py", kind, memory, cwd=tmp_path)
     launched.finish()
     assert "wrong 0" in launched.out and "error" in launched.out, launched.out + launched.err

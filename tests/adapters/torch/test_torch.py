@@ -20,7 +20,7 @@ from tests.adapters.torch.harness import run_on  # noqa: E402 - it needs torch
 def test_every_rank_finds_everything_in_order(ranks: int) -> None:
     checks = (
         "collectives", "errors", "weights", "training", "balanced", "absent", "state", "horovod",
-        "compression", "local_steps", "cross_barrier", "scaler",
+        "compression", "local_steps", "cross_barrier", "scaler", "shared",
     )  # fmt: skip
     run_on(ranks, *(f"tests.adapters.torch.checks_{subject}" for subject in checks))
 

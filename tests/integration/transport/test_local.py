@@ -21,6 +21,7 @@ from ringcomm.testing.cluster import run_ranks
 from ringcomm.testing.driving import closed
 from ringcomm.transport import carriers, local, ring
 from ringcomm.transport.base import LinkClosed
+from ringcomm.transport.lending import LendingLink
 from ringcomm.transport.local import make_links
 from ringcomm.transport.process_memory import RING_MOST_BYTES, Lease, PeerMemory, ReadingLink
 from ringcomm.transport.ring import (
@@ -35,7 +36,6 @@ from ringcomm.transport.ring import (
     WRITTEN,
     Ring,
 )
-from ringcomm.transport.shm import SharedLink
 from ringcomm.transport.tcp import SocketLink
 from tests.integration.transport.test_links import with_small_rings
 from tests.support.service import eventually, opened
@@ -73,7 +73,7 @@ def kinds(links):
     [
         (("auto", "auto"), ReadingLink),
         (("memory", "auto"), ReadingLink),
-        (("shm", "auto"), SharedLink),
+        (("shm", "auto"), LendingLink),
         (("auto", "unix"), SocketLink),
         (("unix", "unix"), SocketLink),
     ],
@@ -84,7 +84,7 @@ def test_both_ends_get_the_best_that_both_wish_for(pair, wishes, kind):
 
 def test_memory_that_may_not_be_read_is_shared(pair, monkeypatch):
     monkeypatch.setattr(PeerMemory, "read", refuse)
-    assert kinds(pair("auto", "auto")) == [SharedLink, SharedLink]
+    assert kinds(pair("auto", "auto")) == [LendingLink, LendingLink]
 
 
 def test_without_any_memory_a_plain_stream_remains(pair, monkeypatch):
@@ -295,7 +295,7 @@ class TestRing:
             sock.close()
 
     def test_without_memory_there_is_none(self, monkeypatch):
-        monkeypatch.setattr(ring, "_nameless", refuse)
+        monkeypatch.setattr(ring, "nameless", refuse)
         with pytest.raises(OSError, match="not permitted"):
             Ring.make()
 

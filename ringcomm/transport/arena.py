@@ -1,0 +1,279 @@
+"""Memory of this process that the other ranks of its host have mapped, too.
+
+A rank that lends what lies here announces only where: the other one adds or copies it from its own mapping,
+by no system call. The memory is one file without a name, whose descriptor goes to each peer of the host when
+a link is made. So nothing remains of it, however the processes end. It consists of blocks, whose pages are
+reserved when a block is made and given back when the last array over it is gone.
+
+A process that is forked shows the same memory, as with any shared memory, but cannot give it back; blocks of
+its own lie in another file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+import weakref
+from bisect import bisect_right
+from collections import deque
+from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from ..dtypes import Array
+from .ring import nameless
+
+MIN_BYTES = 512 * 1024
+"""What is shorter goes through the ring, which is as fast there; so shorter arrays are ordinary memory."""
+_UNIT = mmap.ALLOCATIONGRANULARITY
+
+
+class _Block(NamedTuple):
+    """A part of the file, and where this process has mapped it."""
+
+    offset: int
+    length: int
+    address: int
+    map: mmap.mmap
+
+
+class Arena:
+    """Blocks of shared memory of this process.
+
+    Attributes:
+        descriptor: of the file.
+        has_peers: whether another rank of this host has, or had, the descriptor.
+
+    Raises:
+        OSError: this system has no such memory.
+    """
+
+    def __init__(self) -> None:
+        if not hasattr(os, "posix_fallocate") or not hasattr(mmap, "MADV_REMOVE"):
+            raise OSError("this system does not reserve memory and give it back")
+        self.descriptor = nameless()
+        self.has_peers = False
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._size = 0
+        self._blocks: Tuple[_Block, ...] = ()  # by address; read without the lock, so replaced as a whole
+        self._starts: Tuple[int, ...] = ()
+        self._holes: Dict[int, List[int]] = {}  # by length, where in the file blocks have been given back
+        self._gone: Deque[_Block] = deque()
+
+    def allocate(self, nbytes: int) -> Array:
+        """Fresh memory, all zeros.
+
+        Args:
+            nbytes: how many bytes; more than 0.
+
+        Returns:
+            so many bytes, as uint8. Arrays over them keep them alive.
+
+        Raises:
+            OSError: there is not so much left.
+        """
+        self._collect()
+        with self._lock:
+            # Few lengths, so that what is given back fits again: eight from a power of two to the next.
+            step = max(_UNIT, 1 << max(0, nbytes.bit_length() - 4))
+            length = -(-nbytes // step) * step
+            holes = self._holes.setdefault(length, [])
+            offset = holes[-1] if holes else self._size
+            os.posix_fallocate(self.descriptor, offset, length)
+            memory = mmap.mmap(self.descriptor, length, offset=offset)
+            if holes:
+                holes.pop()
+            else:
+                self._size += length
+            # This object ends with the last array over it. (A mapping could not be used again after it.)
+            owner = (ctypes.c_ubyte * length).from_buffer(memory)
+            block = _Block(offset, length, ctypes.addressof(owner), memory)
+            self._replace((*self._blocks, block))
+            weakref.finalize(owner, self._give_back, block).atexit = False
+        memory_of: Array = np.frombuffer(owner, np.uint8, nbytes)  # type: ignore[call-overload]
+        return memory_of
+
+    def _give_back(self, block: _Block) -> None:
+        """Called by Python, perhaps while this very thread allocates."""
+        if os.getpid() == self._owner:
+            self._gone.append(block)
+            self._collect()
+
+    def _collect(self) -> None:
+        """Give back the pages of blocks that are gone, unless another call is at work."""
+        while self._gone and self._lock.acquire(blocking=False):
+            try:
+                block = self._gone.popleft()
+                self._replace(tuple(item for item in self._blocks if item is not block))
+                block.map.madvise(mmap.MADV_REMOVE)
+                self._holes[block.length].append(block.offset)
+            except IndexError:
+                return
+            finally:
+                self._lock.release()
+
+    def _replace(self, blocks: Tuple[_Block, ...]) -> None:
+        blocks = tuple(sorted(blocks, key=lambda block: block.address))
+        self._starts, self._blocks = tuple(block.address for block in blocks), blocks
+
+    def __contains__(self, array: Array) -> bool:
+        return self.offset_of(array.__array_interface__["data"][0], array.nbytes) is not None
+
+    def offset_of(self, address: int, nbytes: int) -> Optional[int]:
+        """Return where in the file bytes of this process lie; None if they lie elsewhere. For any thread."""
+        blocks = self._blocks
+        if not blocks:
+            return None
+        starts = self._starts
+        place = bisect_right(starts, address) - 1
+        if not 0 <= place < len(blocks):
+            return None
+        block = blocks[place]
+        inside = address - block.address
+        if inside + nbytes <= block.length:
+            return block.offset + inside
+        return None
+
+
+class PeerArena:
+    """The memory of an :class:`Arena` of another process, only to be read.
+
+    Args:
+        descriptor: of its file; owned from now on.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._whole: memoryview = memoryview(b"")
+        self._can_map = True
+        weakref.finalize(self, os.close, descriptor).atexit = False
+
+    def view(self, offset: int, nbytes: int) -> Optional[memoryview]:
+        """Bytes where they lie; None if they can only be had by :meth:`read`. For any thread.
+
+        Raises:
+            OSError: there are no such bytes.
+        """
+        whole = self._whole
+        if offset + nbytes > whole.nbytes and self._can_map:
+            size = os.fstat(self._descriptor).st_size
+            if offset + nbytes > size:
+                raise OSError("there is no such memory")
+            try:
+                whole = self._whole = memoryview(mmap.mmap(self._descriptor, size, access=mmap.ACCESS_READ))
+            except (OSError, ValueError):
+                self._can_map = False  # The process may not have so many addresses.
+        return whole[offset : offset + nbytes] if self._can_map else None
+
+    def read(self, offset: int, into: memoryview) -> None:
+        """Copy bytes from there into a view.
+
+        Raises:
+            OSError: there are no such bytes.
+        """
+        shown = self.view(offset, into.nbytes)
+        if shown is not None:
+            into[:] = shown
+            return
+        count = 0
+        while count < into.nbytes:
+            got = os.preadv(self._descriptor, [into[count:]], offset + count)
+            if not got:
+                raise OSError("there is no such memory")
+            count += got
+
+
+_own: Optional[Arena] = None
+_known: weakref.WeakValueDictionary[Tuple[int, int], PeerArena] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def _forget() -> None:
+    """In a process that was forked: the arena is its parent's."""
+    global _own, _lock
+    _own, _lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+def own() -> Optional[Arena]:
+    """The arena of this process, made by the first call; None where there cannot be one."""
+    global _own
+    with _lock:
+        if _own is None:
+            try:
+                _own = Arena()
+            except OSError:
+                return None
+        return _own
+
+
+def of_peer(descriptor: int) -> PeerArena:
+    """The arena of which this is a descriptor, which is owned from now on: one for all links to a process."""
+    state = os.fstat(descriptor)
+    key = (state.st_dev, state.st_ino)
+    with _lock:
+        found = _known.get(key)
+        if found is None:
+            found = _known[key] = PeerArena(descriptor)
+        else:
+            os.close(descriptor)
+        return found
+
+
+def shared_room(nbytes: int) -> Optional[Array]:
+    """Return shared memory for a buffer of ringcomm's own; None where ordinary memory is as good.
+
+    Args:
+        nbytes: how many bytes.
+
+    Returns:
+        so many bytes, as uint8, all zeros. None for a short buffer, without another rank on this host that
+        could read it, or if there is not so much.
+    """
+    if nbytes < MIN_BYTES or _own is None or not _own.has_peers:
+        return None
+    try:
+        return _own.allocate(nbytes)
+    except (OSError, ValueError):
+        return None
+
+
+def empty(shape: Any, dtype: Any = np.float32) -> Array:
+    """Return a new array in memory that the other ranks of this host can read directly.
+
+    Between ranks of one host large collectives on such arrays are faster: a reduction adds straight from the
+    other rank's memory. They are ordinary NumPy arrays in all other respects; ``torch.from_numpy`` makes
+    tensors of them. They may outlive the job. A forked process shares them with its parent.
+
+    Args:
+        shape: an integer, or a tuple of them.
+        dtype: the element type, as NumPy takes it.
+
+    Returns:
+        an array in C order whose elements are arbitrary. It is an ordinary array where it is shorter than
+        512 KiB, or where this system has no such memory (left).
+
+    Raises:
+        ValueError, TypeError: as ``numpy.empty``.
+
+    Example::
+
+        x = rc.empty(1_000_000)
+        x[:] = gradient
+        rc.allreduce_(x)
+    """
+    array: Array = np.empty(shape, dtype)
+    if array.nbytes < MIN_BYTES or array.dtype.hasobject:
+        return array
+    arena = own()
+    try:
+        memory = None if arena is None else arena.allocate(array.nbytes)
+    except (OSError, ValueError):
+        return array
+    return array if memory is None else memory.view(array.dtype).reshape(array.shape)

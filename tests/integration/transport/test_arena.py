@@ -1,0 +1,287 @@
+"""Arrays in memory that the ranks of a host share: results, where that is impossible, and their end."""
+
+import gc
+import mmap
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import ringcomm as rc
+from ringcomm.engine.packing import FusionBuffer
+from ringcomm.testing.cluster import run_ranks
+from ringcomm.transport import arena
+from ringcomm.transport.arena import MIN_BYTES, PeerArena
+from ringcomm.transport.base import LinkClosed
+from ringcomm.transport.lending import LOOK_AGAIN_BYTES
+from ringcomm.transport.local import make_links
+from ringcomm.transport.process_memory import PeerMemory
+from ringcomm.transport.ring import IN_ARENA, LENT, LOANS, MASK
+from ringcomm.transport.span import SKIPPED_BYTES, WINDOW, SpanChoice
+
+pytestmark = pytest.mark.skipif(arena.own() is None, reason="this system has no such memory")
+
+
+def refuse(*arguments, **options):
+    raise PermissionError(1, "Operation not permitted")
+
+
+@pytest.fixture
+def pair():
+    """The links at both ends of a Unix socket."""
+    ends = socket.socketpair()
+    with ThreadPoolExecutor(2) as pool:
+        tasks = [pool.submit(make_links, {1 - rank: ends[rank]}, "auto") for rank in range(2)]
+    links = [task.result()[1 - rank] for rank, task in enumerate(tasks)]
+    for link in links:
+        link._choice = None  # do not look at the state of the cores
+    yield links
+    for link in links:
+        link.close()
+
+
+def shared(array):
+    found = rc.empty(array.shape, array.dtype)
+    assert found in arena.own()
+    found[...] = array
+    return found
+
+
+def sums(context):
+    """The same reductions with ordinary arrays, with shared ones, and with one of each kind."""
+    for peer in range(context.size):
+        if peer != context.rank:
+            link = context.group.channels.direct.link(peer)
+            if hasattr(link, "_choice"):
+                link._choice = None  # do not look at the state of the cores
+    found = []
+    cases = [(np.float32, rc.Sum), (np.float64, rc.Average), (np.float16, rc.Sum), (np.int64, rc.Max)]
+    for dtype, op in cases:
+        random = np.random.default_rng(context.rank)
+        mine = (random.standard_normal(800_001) * 100).astype(dtype)
+        for turn in range(3):
+            own = turn == 1 or (turn == 2 and context.rank == 0)
+            data = shared(mine) if own else mine.copy()
+            context.allreduce_(data, op)
+            found.append(data.tobytes())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("size", "transport", "algorithm"),
+    [(2, "auto", "direct"), (2, "shm", "ring"), (3, "shm", "direct"), (3, "auto", "ring"), (2, "unix", "")],
+)
+def test_the_same_bits_as_with_ordinary_arrays(size, transport, algorithm):
+    settings = rc.Settings(spin_us=0.0, timeout_s=30.0, start_timeout_s=30.0, algorithm=algorithm)
+    found = run_ranks(size, sums, transport=transport, settings=settings)
+    for turns in zip(*(iter(found[0]),) * 3):
+        assert len(set(turns)) == 1
+    assert all(each == found[0] for each in found)
+
+
+@pytest.mark.parametrize("lacking", ["reading", "mapping", "both"])
+def test_where_memory_cannot_be_read_or_mapped(monkeypatch, lacking):
+    views = []
+    if lacking != "mapping":
+        monkeypatch.setattr(PeerMemory, "read", refuse)
+    if lacking != "reading":
+        inner = PeerArena.view
+
+        def view(self, offset, nbytes):
+            self._can_map = False
+            views.append(nbytes)
+            return inner(self, offset, nbytes)
+
+        monkeypatch.setattr(PeerArena, "view", view)
+    found = run_ranks(2, sums, transport="auto")
+    assert found[0] == found[1]
+    assert found[0][0] == found[0][1] == found[0][2]
+    assert bool(views) is (lacking != "reading")
+
+
+def test_other_collectives():
+    def work(context):
+        rows = np.full((400_000, 2), context.rank + 1.0, np.float32)
+        gathered = context.allgather(shared(rows))
+        own = context.reducescatter(shared(rows), rc.Sum)
+        root = shared(rows)
+        context.broadcast_(root, 1)
+        return gathered.sum(), own.sum(), root.sum()
+
+    assert run_ranks(2, work, transport="auto") == [(800_000 * 3.0, 400_000 * 3.0, 800_000 * 2.0)] * 2
+
+
+def test_buffers_are_ordinary_without_a_peer_that_shares_memory(monkeypatch):
+    monkeypatch.setattr(arena, "_own", arena.Arena())
+    assert arena.shared_room(2 * MIN_BYTES) is None
+    assert FusionBuffer().items(MIN_BYTES, np.dtype(np.float32)) not in arena.own()
+    arena.own().has_peers = True
+    assert FusionBuffer().items(MIN_BYTES, np.dtype(np.float32)) in arena.own()
+    assert arena.shared_room(MIN_BYTES - 1) is None
+    assert arena.shared_room(2 * MIN_BYTES) in arena.own()
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    assert arena.shared_room(2 * MIN_BYTES) is None
+
+
+class TestArray:
+    def test_it_is_like_any_other(self):
+        array = rc.empty((3, 300_000), "f8")
+        assert array.shape == (3, 300_000) and array.dtype == np.float64
+        assert array.flags.c_contiguous and array.flags.writeable
+        assert array in arena.own() and array[1:, 5:] in arena.own()
+        assert np.zeros(300_000) not in arena.own()
+
+    @pytest.mark.parametrize(
+        ("shape", "dtype"), [((), "f4"), (0, "f4"), (MIN_BYTES - 1, "u1"), (MIN_BYTES, "O")]
+    )
+    def test_what_is_short_is_ordinary(self, shape, dtype):
+        assert rc.empty(shape, dtype) not in arena.own()
+
+    def test_without_such_memory_it_is_ordinary(self, monkeypatch):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", refuse)
+            assert rc.empty(MIN_BYTES) not in arena.own()
+        monkeypatch.setattr(arena, "_own", None)
+        monkeypatch.setattr(arena, "nameless", refuse)
+        assert rc.empty(MIN_BYTES).size == MIN_BYTES
+
+    def test_its_pages_go_back_with_the_last_view(self):
+        owner = arena.own()
+
+        def used():
+            return os.fstat(owner.descriptor).st_blocks * 512
+
+        gc.collect()
+        before = used()
+        array = rc.empty(20_000_000, "u1")
+        view = array[1000:].view()
+        array[:] = 7
+        assert used() - before >= 20_000_000
+        del array
+        assert view[5] == 7 and view in owner
+        del view
+        gc.collect()
+        assert used() == before
+        size = os.fstat(owner.descriptor).st_size
+        again = rc.empty(20_000_001, "u1")
+        assert not again.any()
+        assert os.fstat(owner.descriptor).st_size == size  # the same place in the file
+
+    def test_a_forked_process_gives_nothing_back(self):
+        arrays = [shared(np.full(1_000_000, 3.0, np.float32))]
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                arrays.clear()
+                gc.collect()
+                fresh = rc.empty(1_000_000)
+                fresh[:] = 9
+                code = 0 if fresh in arena.own() else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert (arrays[0] == 3.0).all()
+
+
+class TestLink:
+    def test_what_is_lent_is_shown_where_it_lies(self, pair):
+        one, other = pair
+        data = shared(np.arange(300_000, dtype=np.float32))
+        view = data.view(np.uint8).data
+        assert one.send([memoryview(b"head"), view]) == 4
+        assert other.recv([memoryview(bytearray(4))]) == 4
+        shown = other.peek(1_000_000, 4)
+        assert shown.readonly and shown.nbytes == 1_000_000
+        assert (np.frombuffer(shown, np.float32) == data[:250_000]).all()
+        assert one.send([view]) == 0
+        assert other.skip(shown.nbytes)
+        assert one.send([view]) == 1_000_000
+        rest = bytearray(200_000)
+        assert other.recv([memoryview(rest)]) == 200_000
+        assert rest == view[1_000_000:]
+        assert one.send([view[1_000_000:]]) == 200_000
+
+    def test_what_follows_waits_or_is_lent(self, pair, monkeypatch):
+        one, other = pair
+        data = shared(np.ones(1_000_000, np.uint8))
+        assert one.send([data.data]) == 0
+        assert one.send([data.data, memoryview(b"tail")]) == 0
+        into = bytearray(1_000_004)
+        got = other.recv([memoryview(into)])
+        sent = one.send([data.data, memoryview(b"tail")])
+        assert sent == got
+        while got < len(into):
+            sent += one.send([memoryview(b"tail")]) if sent < len(into) else 0
+            got += other.recv([memoryview(into)[got:]])
+        assert into[-4:] == b"tail" and into[:-4] == data.data
+
+    def test_the_ring_is_used_between_cores_that_share_no_cache(self, pair):
+        one, _ = pair
+        data = shared(np.ones(1_000_000, np.uint8))
+        choice = one._choice = SpanChoice(1e-10)
+        one.lend_above(2_000_000)
+        assert one._loan(data.data) is None
+        for _ in range(WINDOW + 2):
+            choice.note(SKIPPED_BYTES, 1e-10 * SKIPPED_BYTES)
+        assert not choice.looking and one._loan(data.data) is not None
+        one._unseen_bytes = LOOK_AGAIN_BYTES
+        assert one._loan(data.data) is None and choice.looking
+        for _ in range(WINDOW):
+            choice.note(SKIPPED_BYTES, 1e-8 * SKIPPED_BYTES)
+        assert choice.whole and not choice.looking and one._loan(data.data) is None
+        one.lend_above(900_000)  # what would be lent in any case is lent in the arena
+        assert one._loan(data.data)[1] == 1_000_000 | IN_ARENA
+
+    def test_what_was_revoked_is_not_counted(self, pair):
+        one, other = pair
+        data = shared(np.ones(1_000_000, np.uint8))
+        assert one.send([data.data]) == 0
+        assert other.peek(1_000_000, 4).nbytes == 1_000_000
+        one.revoke()
+        assert not other.skip(1_000_000)
+        assert other.peek(1_000_000, 4) is None
+        assert other.recv([memoryview(bytearray(10))]) == 0
+        with pytest.raises(LinkClosed, match="given up a call"):
+            one.send([data.data])
+        one.close()
+        with pytest.raises(LinkClosed, match="closed the connection"):
+            other.recv([memoryview(bytearray(10))])
+
+    def test_a_copy_of_what_was_revoked_is_not_counted(self, pair):
+        one, other = pair
+        data = shared(np.ones(1_000_000, np.uint8))
+        assert one.send([data.data]) == 0
+        one.revoke()
+        assert other.recv([memoryview(bytearray(1_000_000))]) == 0
+
+    @pytest.mark.parametrize("take", ["peek", "recv"])
+    @pytest.mark.parametrize("arena_is_known", [True, False])
+    def test_what_a_peer_cannot_have_lent_breaks_the_link(self, pair, take, arena_is_known):
+        one, other = pair
+        words = one._rings[0].words
+        words[LOANS], words[LOANS + 1] = MASK // 4, 1000 | IN_ARENA
+        words[LENT] = 1
+        if not arena_is_known:
+            other._peer_arena = None
+        with pytest.raises(LinkClosed, match="its memory cannot be read: there is no such memory"):
+            shown = other.peek(100, 4) if take == "peek" else None
+            assert shown is None
+            other.recv([memoryview(bytearray(100))])
+
+    def test_a_mapping_goes_with_the_last_link(self, pair):
+        def mappings():
+            with open("/proc/self/maps") as maps:
+                return sum("memfd:ringcomm" in line and " r--s " in line for line in maps)
+
+        one, other = pair
+        data = shared(np.ones(3 * mmap.PAGESIZE + MIN_BYTES, np.uint8))
+        before = mappings()
+        assert one.send([data.data]) == 0
+        assert other.recv([memoryview(bytearray(data.nbytes))]) == data.nbytes
+        assert mappings() == before + 1
+        for link in pair:
+            link.close()
+        assert mappings() == before
