@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import Any, Callable, Dict, List, TypeVar
+from typing import Any, Callable, Dict, List, Sequence, TypeVar
 
 Documented = TypeVar("Documented", bound=Callable[..., Any])
 
+_OPTIONS = re.compile(r"^([ \t]*)\{options\}[ \t]*$", re.MULTILINE)
 _PLACEHOLDER = re.compile(r"^([ \t]*)\{(\w+)\}[ \t]*$", re.MULTILINE)
 
 SHARED: Dict[str, str] = {
@@ -254,14 +255,15 @@ SHARED["scale"] = _fill("prescale_factor postscale_factor")
 SHARED["set_errors"] = SHARED["direct_errors"] + "\nPeerLostError: a rank ended, or is silent for too long."
 SHARED["message_errors"] += "\n" + SHARED["set_errors"]
 SHARED["reduction"] = _fill("op scale")
-SHARED["scatter_reduction"] = _fill("scatter_op scale")
+SHARED["reducescatter_op"] = SHARED["scatter_op"]
+SHARED["direct_name"], SHARED["direct_process_set"] = SHARED["call_name"], SHARED["direct_set"]
+for _texts in ("direct", "core", "mx"):
+    SHARED[f"{_texts}_compression"] = SHARED["codec"]
 SHARED["matching"] = _fill("name process_set")
 SHARED["torch_reduction"] = _fill("average name op scale process_set")
-SHARED["torch_scatter"] = _fill("name scatter_op process_set scale")
 SHARED["matched_reduction"] = _fill("reduction matching")
 SHARED["mx_options"] = _fill("average name mx_priority scale process_set op weight codec")
 SHARED["mx_matching"] = _fill("name mx_priority process_set")
-SHARED["mx_scatter"] = _fill("scatter_op mx_matching scale")
 SHARED["matched_options"] = _fill("matched_reduction codec weight")
 SHARED["tf_gradients_options"] = _fill(
     "tf_device_dense tf_device_sparse gradient_compression tf_sparse_as_dense tf_gradient_op "
@@ -271,7 +273,6 @@ SHARED["tf_reduction"] = _fill("tf_average tf_device_dense tf_device_sparse comp
 SHARED["torch_options"] = _fill("average name compression op scale process_set weight")
 SHARED["torch_async_options"] = _fill("torch_reduction urgent weight codec")
 SHARED["torch_inplace_options"] = _fill("torch_reduction weight codec")
-SHARED["torch_scatter_options"] = _fill("name compression scatter_op process_set scale")
 SHARED["tree_options"] = _fill("compression scale process_set weight")
 SHARED["tf_matching"] = _fill("tf_name tf_ignore_name_scope process_set")
 SHARED["keras_load"] = _fill("keras_saved gradient_compression keras_legacy_opts")
@@ -306,13 +307,13 @@ SHARED.update({
         + _NOT_AN_ARRAY + _ERRORS,
     ),
     "reducescatter": _method(
-        _fill("array_in scatter_op call_name scale"),
+        _fill("array_in") + "\n{options}",
         "a new array with this rank's rows: of ``n`` rows every rank gets ``n // size``, the first\n"
         "``n % size`` ranks one more.",
         _NO_ROWS + _ERRORS,
     ),
     "reducescatter_": _method(
-        _fill("array_inplace scatter_op call_name scale"),
+        _fill("array_inplace") + "\n{options}",
         "a view of this rank's rows in ``array``: of ``n`` rows every rank gets ``n // size``, the first\n"
         "``n % size`` ranks one more. The other rows hold intermediate results.",
         _NOT_AN_ARRAY + _NO_ROWS + _ERRORS,
@@ -363,7 +364,7 @@ SHARED.update({
     ),
 })  # fmt: skip
 for _name in (
-    "allreduce", "allreduce_", "reducescatter", "reducescatter_", "allgather", "allgather_", "broadcast",
+    "allreduce", "allreduce_", "allgather", "allgather_", "broadcast",
     "broadcast_", "alltoall", "alltoall_", "barrier",
 ):  # fmt: skip
     _last = "\n    ".join(["", *SHARED["direct_set"].split("\n")])  # more than a context's method has
@@ -382,9 +383,31 @@ def compose(text: str) -> str:
 
     def shared(found: re.Match[str]) -> str:
         indent, name = found.groups()
+        if name == "options":  # for compose_options
+            return found.group(0)
         return "\n".join((indent + line).rstrip() for line in SHARED[name].split("\n"))
 
     return _PLACEHOLDER.sub(shared, text)
+
+
+def compose_options(text: str, kind: str, names: Sequence[str], texts: str) -> str:
+    """A docstring with its placeholders replaced, of which ``{options}`` stands for a collective's options.
+
+    Args:
+        text: the docstring.
+        kind: the collective.
+        names: of its options.
+        texts: what stands in front of the names of texts that are special to some functions, like ``tf``.
+    """
+    lines = []
+    for name in names:
+        special = [key for key in (f"{texts}_{name}", f"{kind}_{name}") if key in SHARED]
+        lines += SHARED[special[0] if special else name].split("\n")
+
+    def options(found: re.Match[str]) -> str:
+        return "\n".join((found.group(1) + line).rstrip() for line in lines)
+
+    return _OPTIONS.sub(options, compose(text))
 
 
 def documented(function: Documented) -> Documented:

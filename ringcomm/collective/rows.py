@@ -17,6 +17,7 @@ import numpy as np
 from ..dtypes import Array, joined_shape
 from ..errors import ConfigError, ShapeError
 from ..schedule.steps import even_bounds
+from .options import Options
 
 Shape = Tuple[int, ...]
 
@@ -120,6 +121,21 @@ def even_layout(shapes: Tuple[Shape, ...], size: int) -> RowLayout:
         size: the number of ranks.
     """
     return RowLayout([even_bounds(shape[0], size) for shape in shapes], [shape[1:] for shape in shapes])
+
+
+def scatter_layout(shapes: Sequence[Shape], size: int, options: Options) -> RowLayout:
+    """Return the layout of a reducescatter.
+
+    Args:
+        shapes: of the arrays.
+        size: the number of ranks.
+        options: of the call.
+
+    Raises:
+        ShapeError: an array has no first dimension.
+    """
+    check_rows("reducescatter", shapes)
+    return even_layout(tuple(map(tuple, shapes)), size)
 
 
 def row_counts(rows: int, splits: Optional[Sequence[Any]], members: int) -> List[int]:

@@ -30,9 +30,9 @@ def options_of(kind: str) -> Iterator[Dict[str, Any]]:
     scales = ({}, {"prescale_factor": 0.5, "postscale_factor": 4.0})
     for op, scale in itertools.product((ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.MAX), scales):
         yield {"op": op, **scale}
-        if kind == "allreduce" and op != ReduceOp.MAX:
+        if op != ReduceOp.MAX:
             yield {"op": op, "compression": "int8", **scale}
-        if kind == "allreduce" and op == ReduceOp.AVERAGE:
+        if op == ReduceOp.AVERAGE:
             yield {"op": op, "weight": True, **scale}
             yield {"op": op, "weight": True, "compression": "bf16", **scale}
 

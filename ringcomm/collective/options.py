@@ -1,0 +1,136 @@
+"""The options of a collective, declared once: direct calls, calls by name and all adapters take the same.
+
+A public function is written as a body that takes its array and :class:`Options`; :func:`takes` makes of it
+the function that programs call. What an option means for rows is in :mod:`.rows`, its text in
+:data:`~ringcomm.docstrings.SHARED`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
+
+from ..docstrings import compose_options
+from ..ops import ReduceOp, op_of
+
+Result = TypeVar("Result")
+
+KINDS = {
+    "reducescatter": "op name prescale_factor postscale_factor process_set compression weight",
+}
+"""By collective: its options, in the order in which functions take those that Horovod's do not have."""
+HOROVODS: Dict[str, Any] = {"priority": 0, "device_dense": "", "ignore_name_scope": False}
+"""Options without an effect, which Horovod's functions have, and their defaults."""
+
+
+class Options(NamedTuple):
+    """What a caller of a collective has chosen.
+
+    Attributes:
+        op: the reduction.
+        name: by which ranks match or compare the call.
+        prescale_factor, postscale_factor: factors before and after a reduction.
+        compression: a codec, or one of the adapters' compressors.
+        weight: of this rank's contribution to a weighted average; None: there are none.
+        process_set: the ranks that take part; None: all of them.
+        urgent: whether the caller waits at once.
+    """
+
+    op: ReduceOp = ReduceOp.AVERAGE
+    name: Optional[str] = None
+    prescale_factor: float = 1.0
+    postscale_factor: float = 1.0
+    compression: Any = None
+    weight: Any = None
+    process_set: Any = None
+    urgent: bool = False
+
+    @classmethod
+    def of(cls, named: Dict[str, Any]) -> Options:
+        """Return the options of a call.
+
+        Raises:
+            Misuse: ``op`` is not a reduction.
+        """
+        given = {name: value for name, value in named.items() if name not in HOROVODS}
+        op = given.get("op")
+        given["op"] = ReduceOp.AVERAGE if op is None else op_of(op)
+        return cls(**given)
+
+
+def names_of(kind: str, order: str = "", without: str = "") -> List[str]:
+    """Return the names of a function's options in the order in which it takes them.
+
+    Args:
+        kind: the collective.
+        order: the names that come first.
+        without: a name that the function does not have.
+    """
+    first = order.split()
+    return first + [name for name in KINDS[kind].split() if name not in first and name != without]
+
+
+def takes(
+    kind: str, order: str = "", texts: str = "", without: str = ""
+) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Make a decorator of a collective's body, whose last parameter is :class:`Options`.
+
+    The function takes the options by name, and in their order by place. ``help()`` and ``inspect.signature``
+    show all of them; ``{options}`` in the docstring stands for their texts.
+
+    Args:
+        kind, order, without: as for :func:`names_of`.
+        texts: which texts describe the options, see :func:`~ringcomm.docstrings.compose_options`.
+    """
+    names = names_of(kind, order, without)
+
+    def decorate(body: Callable[..., Result]) -> Callable[..., Result]:
+        signature = inspect.signature(body)
+        leading = list(signature.parameters.values())[:-1]
+        first = [parameter.name for parameter in leading]
+
+        @functools.wraps(body)
+        def call(*given: Any, **named: Any) -> Result:
+            return body(*_bound(body.__name__, first, names, given, named))
+
+        call.__doc__ = compose_options(body.__doc__ or "", kind, names, texts)
+        parameters = leading + [parameter_of(name) for name in names]
+        call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def parameter_of(name: str) -> inspect.Parameter:
+    """Return an option as a parameter of functions."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    if name in HOROVODS:
+        return inspect.Parameter(name, kind, default=HOROVODS[name])
+    return inspect.Parameter(
+        name, kind, default=Options._field_defaults[name], annotation=Options.__annotations__[name]
+    )
+
+
+def _bound(
+    what: str, first: Sequence[str], names: Sequence[str], given: Tuple[Any, ...], named: Dict[str, Any]
+) -> List[Any]:
+    """Return the arguments of a body: the leading ones, and the options.
+
+    Raises:
+        TypeError: an argument is missing or given twice, or there is no such option.
+    """
+    places = [*first, *names]
+    if len(given) > len(places):
+        raise TypeError(f"{what}() takes at most {len(places)} arguments ({', '.join(places)}).")
+    for name, value in zip(places, given):
+        if name in named:
+            raise TypeError(f"{what}() got {name} twice, by its place and by its name.")
+        named[name] = value
+    unknown = [name for name in named if name not in places]
+    if unknown:
+        raise TypeError(f"{what}() has no option {unknown[0]!r}: there are {', '.join(names)}.")
+    missing = [name for name in first if name not in named]
+    if missing:
+        raise TypeError(f"{what}() lacks its argument {missing[0]!r}.")
+    return [*(named.pop(name) for name in first), Options.of(named)]
