@@ -93,7 +93,7 @@ def show_options(obj: griffe.Function) -> None:
         ]  # fmt: skip
         obj.parameters = griffe.Parameters(*leading, *added)
         if obj.docstring is not None:
-            obj.docstring.value = _MODULE.compose_options(obj.docstring.value, kind, names, texts)
+            obj.docstring.value = _COLLECTIVES.compose_options(obj.docstring.value, kind, names, texts)
 
 
 class ComposedDocstrings(griffe.Extension):

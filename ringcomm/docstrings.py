@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import Any, Callable, Dict, List, Sequence, TypeVar
+from typing import Any, Callable, Dict, List, TypeVar
 
 Documented = TypeVar("Documented", bound=Callable[..., Any])
 
-_OPTIONS = re.compile(r"^([ \t]*)\{options\}[ \t]*$", re.MULTILINE)
 _PLACEHOLDER = re.compile(r"^([ \t]*)\{(\w+)\}[ \t]*$", re.MULTILINE)
 
 SHARED: Dict[str, str] = {
@@ -255,10 +254,6 @@ SHARED["scale"] = _fill("prescale_factor postscale_factor")
 SHARED["set_errors"] = SHARED["direct_errors"] + "\nPeerLostError: a rank ended, or is silent for too long."
 SHARED["message_errors"] += "\n" + SHARED["set_errors"]
 SHARED["reduction"] = _fill("op scale")
-SHARED["reducescatter_op"] = SHARED["scatter_op"]
-SHARED["direct_name"], SHARED["direct_process_set"] = SHARED["call_name"], SHARED["direct_set"]
-for _texts in ("direct", "core", "mx"):
-    SHARED[f"{_texts}_compression"] = SHARED["codec"]
 SHARED["matching"] = _fill("name process_set")
 SHARED["torch_reduction"] = _fill("average name op scale process_set")
 SHARED["matched_reduction"] = _fill("reduction matching")
@@ -383,31 +378,11 @@ def compose(text: str) -> str:
 
     def shared(found: re.Match[str]) -> str:
         indent, name = found.groups()
-        if name == "options":  # for compose_options
+        if name == "options":  # for collective.options
             return found.group(0)
         return "\n".join((indent + line).rstrip() for line in SHARED[name].split("\n"))
 
     return _PLACEHOLDER.sub(shared, text)
-
-
-def compose_options(text: str, kind: str, names: Sequence[str], texts: str) -> str:
-    """A docstring with its placeholders replaced, of which ``{options}`` stands for a collective's options.
-
-    Args:
-        text: the docstring.
-        kind: the collective.
-        names: of its options.
-        texts: what stands in front of the names of texts that are special to some functions, like ``tf``.
-    """
-    lines = []
-    for name in names:
-        special = [key for key in (f"{texts}_{name}", f"{kind}_{name}") if key in SHARED]
-        lines += SHARED[special[0] if special else name].split("\n")
-
-    def options(found: re.Match[str]) -> str:
-        return "\n".join((found.group(1) + line).rstrip() for line in lines)
-
-    return _OPTIONS.sub(options, compose(text))
 
 
 def documented(function: Documented) -> Documented:

@@ -1,17 +1,17 @@
 """The options of a collective, declared once: direct calls, calls by name and all adapters take the same.
 
 A public function is written as a body that takes its array and :class:`Options`; :func:`takes` makes of it
-the function that programs call. What an option means for rows is in :mod:`.rows`, its text in
-:data:`~ringcomm.docstrings.SHARED`.
+the function that programs call. What an option means for rows is in :mod:`.rows`.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import re
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
-from ..docstrings import compose_options
+from ..docstrings import SHARED, compose
 from ..ops import ReduceOp, op_of
 
 Result = TypeVar("Result")
@@ -22,6 +22,16 @@ KINDS = {
 """By collective: its options, in the order in which functions take those that Horovod's do not have."""
 HOROVODS: Dict[str, Any] = {"priority": 0, "device_dense": "", "ignore_name_scope": False}
 """Options without an effect, which Horovod's functions have, and their defaults."""
+TEXTS: Dict[str, str] = {
+    "direct_name": SHARED["call_name"],
+    "direct_process_set": SHARED["direct_set"],
+    "direct_compression": SHARED["codec"],
+    "core_compression": SHARED["codec"],
+    "mx_compression": SHARED["codec"],
+    "reducescatter_op": SHARED["scatter_op"],
+}
+"""Descriptions of options that are special to some functions or to a collective."""
+_PLACEHOLDER = re.compile(r"^([ \t]*)\{options\}[ \t]*$", re.MULTILINE)
 
 
 class Options(NamedTuple):
@@ -71,6 +81,27 @@ def names_of(kind: str, order: str = "", without: str = "") -> List[str]:
     return first + [name for name in KINDS[kind].split() if name not in first and name != without]
 
 
+def compose_options(text: str, kind: str, names: Sequence[str], texts: str) -> str:
+    """A docstring with its placeholders replaced, of which ``{options}`` stands for a collective's options.
+
+    Args:
+        text: the docstring.
+        kind: the collective.
+        names: of its options.
+        texts: what stands in front of the names of texts that are special to some functions, like ``tf``.
+    """
+    known = {**SHARED, **TEXTS}
+    lines = []
+    for name in names:
+        special = [key for key in (f"{texts}_{name}", f"{kind}_{name}") if key in known]
+        lines += known[special[0] if special else name].split("\n")
+
+    def options(found: re.Match[str]) -> str:
+        return "\n".join((found.group(1) + line).rstrip() for line in lines)
+
+    return _PLACEHOLDER.sub(options, compose(text))
+
+
 def takes(
     kind: str, order: str = "", texts: str = "", without: str = ""
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
@@ -81,7 +112,7 @@ def takes(
 
     Args:
         kind, order, without: as for :func:`names_of`.
-        texts: which texts describe the options, see :func:`~ringcomm.docstrings.compose_options`.
+        texts: which texts describe the options, see :func:`compose_options`.
     """
     names = names_of(kind, order, without)
 
