@@ -11,13 +11,16 @@ import inspect
 import re
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
+import numpy as np
+
 from ..docstrings import SHARED, compose
+from ..errors import ConfigError
 from ..ops import ReduceOp, op_of
 
 Result = TypeVar("Result")
 
 KINDS = {
-    "reducescatter": "op name prescale_factor postscale_factor process_set compression weight",
+    "reducescatter": "op name prescale_factor postscale_factor process_set compression weight splits",
 }
 """By collective: its options, in the order in which functions take those that Horovod's do not have."""
 HOROVODS: Dict[str, Any] = {"priority": 0, "device_dense": "", "ignore_name_scope": False}
@@ -29,6 +32,9 @@ TEXTS: Dict[str, str] = {
     "core_compression": SHARED["codec"],
     "mx_compression": SHARED["codec"],
     "reducescatter_op": SHARED["scatter_op"],
+    "reducescatter_splits": """\
+splits: the number of rows for each rank that takes part, in rank order, such as ``[3, 0, 1]``: the same list
+    on all ranks, with the number of rows as its sum. Without it rows are divided evenly.""",
 }
 """Descriptions of options that are special to some functions or to a collective."""
 _PLACEHOLDER = re.compile(r"^([ \t]*)\{options\}[ \t]*$", re.MULTILINE)
@@ -45,6 +51,7 @@ class Options(NamedTuple):
         weight: of this rank's contribution to a weighted average; None: there are none.
         process_set: the ranks that take part; None: all of them.
         urgent: whether the caller waits at once.
+        splits: the rows of each rank, as a tuple; None: they are divided evenly.
     """
 
     op: ReduceOp = ReduceOp.AVERAGE
@@ -55,6 +62,7 @@ class Options(NamedTuple):
     weight: Any = None
     process_set: Any = None
     urgent: bool = False
+    splits: Optional[Sequence[int]] = None
 
     @classmethod
     def of(cls, named: Dict[str, Any]) -> Options:
@@ -62,11 +70,37 @@ class Options(NamedTuple):
 
         Raises:
             Misuse: ``op`` is not a reduction.
+            ConfigError: ``splits`` are not whole numbers.
         """
         given = {name: value for name, value in named.items() if name not in HOROVODS}
         op = given.get("op")
         given["op"] = ReduceOp.AVERAGE if op is None else op_of(op)
+        if given.get("splits") is not None:
+            given["splits"] = tuple(whole_numbers("reducescatter", given["splits"]))
         return cls(**given)
+
+
+def whole_numbers(what: str, splits: Any) -> List[int]:
+    """Return the numbers of rows by rank as a list, from what NumPy can take.
+
+    Args:
+        what: the collective, for the error.
+        splits: the numbers.
+
+    Raises:
+        ConfigError: they are not whole numbers in one dimension.
+    """
+    try:
+        numbers = np.asarray(splits)
+    except (TypeError, ValueError, NotImplementedError):  # a tensor of a graph that has no value yet
+        numbers = np.empty(0, object)
+    if numbers.ndim != 1 or numbers.size and numbers.dtype.kind not in "iu" or numbers.dtype == object:
+        raise ConfigError(
+            f"{what}: splits={splits!r:.200} is not a list of whole numbers, one per rank: the rows that "
+            "each rank gets."
+        )
+    listed: List[int] = numbers.tolist()
+    return listed
 
 
 def names_of(kind: str, order: str = "", without: str = "") -> List[str]:

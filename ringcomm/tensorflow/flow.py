@@ -84,12 +84,12 @@ def scatter(
             factor = how.factor
             if how.op == ReduceOp.SUM:
                 factor *= size_of(how.process_set)
-            if weights:  # relative to the mean of the weights
+            if weights:  # this rank's, relative to the mean of the weights
                 label = None if name is None else bridge.unique_name(f"{name}.weight")
                 (mean,) = reduce(Reduction(process_set=how.process_set), label, weights)
                 factor = factor * weights[0] / mean
-            scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
-            return gather(how.process_set, _of(name), scaled)
+            gathered = gather(how.process_set, _of(name), gradients)
+            return [gradient * tf.cast(factor, gradient.dtype) for gradient in gathered]
 
         return outputs, backward
 

@@ -81,12 +81,12 @@ class Reducescatter(torch.autograd.Function):
         how, weight, factor = ctx.how, ctx.weight, ctx.how.factor
         if how.op == ReduceOp.SUM:
             factor *= size_of(how.process_set)
-        if weight is not None:  # relative to the mean of the weights
+        if weight is not None:  # this rank's, relative to the mean of the weights
             own = torch.tensor([weight], dtype=torch.float64)
             (mean,) = Allreduce.apply(Reduction(process_set=how.process_set), None, None, own)
             factor *= weight / float(mean)
-        scaled = [gradient * factor for gradient in gradients]
-        return (None, None, None, *Allgather.apply(None, how.process_set, *scaled))
+        gathered = Allgather.apply(None, how.process_set, *gradients)
+        return (None, None, None, *(gradient * factor for gradient in gathered))
 
 
 class Allgather(torch.autograd.Function):
