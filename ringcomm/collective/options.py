@@ -11,8 +11,6 @@ import inspect
 import re
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
-import numpy as np
-
 from ..docstrings import SHARED, compose
 from ..errors import ConfigError
 from ..ops import ReduceOp, op_of
@@ -90,6 +88,8 @@ def whole_numbers(what: str, splits: Any) -> List[int]:
     Raises:
         ConfigError: they are not whole numbers in one dimension.
     """
+    import numpy as np  # here: the documentation is built of this table where there is no NumPy
+
     try:
         numbers = np.asarray(splits)
     except (TypeError, ValueError, NotImplementedError):  # a tensor of a graph that has no value yet
@@ -172,9 +172,9 @@ def parameter_of(name: str) -> inspect.Parameter:
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     if name in HOROVODS:
         return inspect.Parameter(name, kind, default=HOROVODS[name])
-    return inspect.Parameter(
-        name, kind, default=Options._field_defaults[name], annotation=Options.__annotations__[name]
-    )
+    declared = Options.__annotations__[name]
+    annotation = getattr(declared, "__forward_arg__", declared)  # NamedTuple makes a reference of the text
+    return inspect.Parameter(name, kind, default=Options._field_defaults[name], annotation=annotation)
 
 
 def _bound(

@@ -40,6 +40,7 @@ def test_the_signature_and_the_description_have_every_option():
     assert list(shown.parameters) == ["tensor", *names_of("reducescatter", "name priority op")]
     assert shown.parameters["priority"].default == 0 and shown.parameters["weight"].default is None
     assert shown.return_annotation == "tuple"
+    assert shown.parameters["name"].annotation == "Optional[str]"
     assert all(f"\n        {name}: " in scattered.__doc__ for name in shown.parameters)
 
 
