@@ -86,8 +86,8 @@ def show_options(obj: griffe.Function) -> None:
         leading = list(obj.parameters)[:-1]
         added = [
             griffe.Parameter(
-                item.name, annotation=None if item.annotation is item.empty else item.annotation,
-                kind=griffe.ParameterKind.positional_or_keyword, default=repr(item.default),
+                item.name, annotation=item.annotation, kind=griffe.ParameterKind.positional_or_keyword,
+                default=re.sub(r"<(.*): \d+>", r"\1", repr(item.default)),
             )
             for item in map(_COLLECTIVES.parameter_of, names)
         ]  # fmt: skip

@@ -145,7 +145,9 @@ def takes(
     show all of them; ``{options}`` in the docstring stands for their texts.
 
     Args:
-        kind, order, without: as for :func:`names_of`.
+        kind: the collective.
+        order: the names that come first.
+        without: a name that the function does not have.
         texts: which texts describe the options, see :func:`compose_options`.
     """
     names = names_of(kind, order, without)
@@ -171,7 +173,8 @@ def parameter_of(name: str) -> inspect.Parameter:
     """Return an option as a parameter of functions."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     if name in HOROVODS:
-        return inspect.Parameter(name, kind, default=HOROVODS[name])
+        default = HOROVODS[name]
+        return inspect.Parameter(name, kind, default=default, annotation=type(default).__name__)
     declared = Options.__annotations__[name]
     annotation = getattr(declared, "__forward_arg__", declared)  # NamedTuple makes a reference of the text
     return inspect.Parameter(name, kind, default=Options._field_defaults[name], annotation=annotation)
