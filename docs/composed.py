@@ -7,9 +7,11 @@ neither is Markdown, so both are replaced.
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import re
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,16 @@ def _load(path: str) -> Any:
     return module
 
 
+def _load_options() -> Any:
+    """The table of the collectives' options, without what else its package imports."""
+    for name, folder in (("docs_ringcomm", "ringcomm"), ("docs_ringcomm.collective", "ringcomm/collective")):
+        sys.modules[name] = package = types.ModuleType(name)
+        package.__path__ = [str(_ROOT / folder)]
+    return importlib.import_module("docs_ringcomm.collective.options")
+
+
 _MODULE, _OPTIONS = _load("ringcomm/docstrings.py"), _load("launcher/ringrun/plan/options.py")
+_COLLECTIVES = _load_options()
 
 
 def text_of_run() -> str:
@@ -60,6 +71,31 @@ def as_markdown(text: str) -> str:
     return _EXAMPLE.sub(":", _ALONE.sub("", _ROLE.sub(name, text)))
 
 
+def show_options(obj: griffe.Function) -> None:
+    """Give a function that ``takes()`` options their parameters and descriptions, as ``help()`` has them."""
+    for decorator in obj.decorators:
+        call = ast.parse(str(decorator.value), mode="eval").body
+        if not isinstance(call, ast.Call) or ast.unparse(call.func) != "takes":
+            continue
+        given = [ast.literal_eval(argument) for argument in call.args]
+        given += [""] * (4 - len(given))
+        named = {item.arg: ast.literal_eval(item.value) for item in call.keywords}
+        kind, order = given[:2]
+        texts, without = named.get("texts", given[2]), named.get("without", given[3])
+        names = _COLLECTIVES.names_of(kind, order, without)
+        leading = list(obj.parameters)[:-1]
+        added = [
+            griffe.Parameter(
+                item.name, annotation=item.annotation, kind=griffe.ParameterKind.positional_or_keyword,
+                default=re.sub(r"<(.*): \d+>", r"\1", repr(item.default)),
+            )
+            for item in map(_COLLECTIVES.parameter_of, names)
+        ]  # fmt: skip
+        obj.parameters = griffe.Parameters(*leading, *added)
+        if obj.docstring is not None:
+            obj.docstring.value = _COLLECTIVES.compose_options(obj.docstring.value, kind, names, texts)
+
+
 class ComposedDocstrings(griffe.Extension):
     """Replaces the placeholders and the roles in docstrings."""
 
@@ -68,5 +104,7 @@ class ComposedDocstrings(griffe.Extension):
         if obj.path == "ringcomm.run":
             quiet = {"warnings": False}  # an attribute has no types of parameters
             obj.docstring = griffe.Docstring(text_of_run(), parent=obj, parser="google", parser_options=quiet)
+        if isinstance(obj, griffe.Function):
+            show_options(obj)
         if obj.docstring is not None:
             obj.docstring.value = as_markdown(_MODULE.compose(obj.docstring.value))

@@ -253,14 +253,11 @@ SHARED["scale"] = _fill("prescale_factor postscale_factor")
 SHARED["set_errors"] = SHARED["direct_errors"] + "\nPeerLostError: a rank ended, or is silent for too long."
 SHARED["message_errors"] += "\n" + SHARED["set_errors"]
 SHARED["reduction"] = _fill("op scale")
-SHARED["scatter_reduction"] = _fill("scatter_op scale")
 SHARED["matching"] = _fill("name process_set")
 SHARED["torch_reduction"] = _fill("average name op scale process_set")
-SHARED["torch_scatter"] = _fill("name scatter_op process_set scale")
 SHARED["matched_reduction"] = _fill("reduction matching")
 SHARED["mx_options"] = _fill("average name mx_priority scale process_set op weight codec")
 SHARED["mx_matching"] = _fill("name mx_priority process_set")
-SHARED["mx_scatter"] = _fill("scatter_op mx_matching scale")
 SHARED["matched_options"] = _fill("matched_reduction codec weight")
 SHARED["tf_gradients_options"] = _fill(
     "tf_device_dense tf_device_sparse gradient_compression tf_sparse_as_dense tf_gradient_op "
@@ -270,7 +267,6 @@ SHARED["tf_reduction"] = _fill("tf_average tf_device_dense tf_device_sparse comp
 SHARED["torch_options"] = _fill("average name compression op scale process_set weight")
 SHARED["torch_async_options"] = _fill("torch_reduction urgent weight codec")
 SHARED["torch_inplace_options"] = _fill("torch_reduction weight codec")
-SHARED["torch_scatter_options"] = _fill("name compression scatter_op process_set scale")
 SHARED["tree_options"] = _fill("compression scale process_set weight")
 SHARED["tf_matching"] = _fill("tf_name tf_ignore_name_scope process_set")
 SHARED["keras_load"] = _fill("keras_saved gradient_compression keras_legacy_opts")
@@ -305,13 +301,13 @@ SHARED.update({
         + _NOT_AN_ARRAY + _ERRORS,
     ),
     "reducescatter": _method(
-        _fill("array_in scatter_op call_name scale"),
+        _fill("array_in") + "\n{options}",
         "a new array with this rank's rows: of ``n`` rows every rank gets ``n // size``, the first\n"
         "``n % size`` ranks one more.",
         _NO_ROWS + _ERRORS,
     ),
     "reducescatter_": _method(
-        _fill("array_inplace scatter_op call_name scale"),
+        _fill("array_inplace") + "\n{options}",
         "a view of this rank's rows in ``array``: of ``n`` rows every rank gets ``n // size``, the first\n"
         "``n % size`` ranks one more. The other rows hold intermediate results.",
         _NOT_AN_ARRAY + _NO_ROWS + _ERRORS,
@@ -362,7 +358,7 @@ SHARED.update({
     ),
 })  # fmt: skip
 for _name in (
-    "allreduce", "allreduce_", "reducescatter", "reducescatter_", "allgather", "allgather_", "broadcast",
+    "allreduce", "allreduce_", "allgather", "allgather_", "broadcast",
     "broadcast_", "alltoall", "alltoall_", "barrier",
 ):  # fmt: skip
     _last = "\n    ".join(["", *SHARED["direct_set"].split("\n")])  # more than a context's method has
@@ -381,6 +377,8 @@ def compose(text: str) -> str:
 
     def shared(found: re.Match[str]) -> str:
         indent, name = found.groups()
+        if name == "options":  # for collective.options
+            return found.group(0)
         return "\n".join((indent + line).rstrip() for line in SHARED[name].split("\n"))
 
     return _PLACEHOLDER.sub(shared, text)

@@ -53,7 +53,7 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     3: [
         [
-            "collective.reduce", "collective.rows", "collective.flows",
+            "collective.reduce", "collective.options", "collective.rows", "collective.flows",
             "collective.call_sites", "collective.headers",
             "collective.progress", "collective.part", "collective.execute", "collective.device_group",
             "collective.mirror", "collective.short", "collective.drive", "collective.placement",

@@ -104,7 +104,11 @@ def run(operation: Operation, arrays: Sequence[Array], site: Site) -> List[Array
             return [context.allgather(array, label) for array in arrays]
         label = _shapes(arrays) if len(arrays) > 1 else None
         how = operation.how
-        return [context.reducescatter(array, how.op, label, how.prescale, how.postscale) for array in arrays]
+        options = how.options._replace(
+            op=how.op, name=label, prescale_factor=how.prescale, postscale_factor=how.postscale,
+            compression=None,
+        )  # fmt: skip
+        return [context.reduced_rows(array, "", options) for array in arrays]
 
 
 @contextmanager

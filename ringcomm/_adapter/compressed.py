@@ -16,7 +16,7 @@ import numpy as np
 from .. import api
 from ..arrays.bridge import flat_copy
 from ..calls.process_set import number_of, rank_in, size_of
-from ..collective.rows import check_rows, even_layout
+from ..collective.rows import check_rows, scatter_layout
 from ..dtypes import Array
 from ..engine.request import Handle
 from ..errors import ConfigError
@@ -186,8 +186,9 @@ def start_coded(
 
 
 def start_coded_rows(
-    how: Reduction, name: Optional[str], arrays: Sequence[Array], urgent: bool = False
-) -> Pending:
+    how: Reduction, name: Optional[str], arrays: Sequence[Array], urgent: bool = False,
+    weight: Optional[float] = None,
+) -> Pending:  # fmt: skip
     """Start a reducescatter with codes: an allreduce of which every rank keeps its rows.
 
     With int8 that sends half of what a reducescatter of float32 sends. The arguments are those of
@@ -196,10 +197,10 @@ def start_coded_rows(
     Raises:
         ShapeError: an array has no first dimension.
     """
-    shapes = tuple(array.shape for array in arrays)
+    shapes = [array.shape for array in arrays]
     check_rows("reducescatter", shapes)
-    pending = start_coded(how, name, arrays, urgent)
-    rank, layout = rank_in(how.process_set), even_layout(shapes, size_of(how.process_set))
+    rank, layout = rank_in(how.process_set), scatter_layout(shapes, size_of(how.process_set), how.options)
+    pending = start_coded(how, name, arrays, urgent, weight)
     pending.rows = [slice(*edges[rank : rank + 2]) for edges in layout.edges]
     return pending
 

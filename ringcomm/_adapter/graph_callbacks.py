@@ -47,7 +47,7 @@ class Operation(NamedTuple):
         name: by which ranks match it; None: by its order.
         inputs: number of arrays.
         root_rank: of a broadcast.
-        has_weight: whether the last input of an allreduce is the weight of the others.
+        has_weight: whether the last input of a reduction is the weight of the others.
         state: what an allreduce with codes keeps from step to step.
     """
 
@@ -98,9 +98,12 @@ def _allreduce(operation: Operation, arrays: Sequence[Array], urgent: bool, in_p
 
 
 def _reducescatter(operation: Operation, arrays: Sequence[Array], urgent: bool, _: bool) -> AnyHandle:
+    weight = None
+    if operation.has_weight:
+        arrays, weight = arrays[:-1], float(arrays[-1])
     if operation.is_coded:
-        return start_coded_rows(operation.how, operation.name, arrays, urgent)
-    return start_reducescatter(_operands(arrays), operation.how, operation.name, urgent, True)
+        return start_coded_rows(operation.how, operation.name, arrays, urgent, weight)
+    return start_reducescatter(_operands(arrays), operation.how, operation.name, urgent, True, weight)
 
 
 def _allgather(operation: Operation, arrays: Sequence[Array], urgent: bool, _: bool) -> AnyHandle:

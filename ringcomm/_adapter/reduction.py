@@ -6,9 +6,10 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Se
 
 from ..balance.step_weight import StepWeight
 from ..calls.process_set import ProcessSet, global_process_set, included_in, size_of
+from ..collective.options import Options
 from ..errors import ConfigError
 from ..ops import ReduceOp, op_of
-from .arguments import predivided
+from .arguments import predivided, scattered_reduction
 from .choice import configured, refuse_local_steps
 from .compression import NoneCompressor, compressor_of
 
@@ -28,6 +29,7 @@ class Reduction(NamedTuple):
         sparse_as_dense: reduce sparse gradients as dense ones.
         groups: the number of groups of gradients, each reduced as one operation, or lists of parameters;
             None: as the adapter divides them.
+        options: of a reducescatter, as its caller has passed them.
     """
 
     op: ReduceOp = ReduceOp.AVERAGE
@@ -38,6 +40,20 @@ class Reduction(NamedTuple):
     compression: Any = NoneCompressor
     sparse_as_dense: bool = False
     groups: Groups = None
+    options: Options = Options()
+
+    @classmethod
+    def of_rows(cls, options: Options) -> Reduction:
+        """Return the reduction of a reducescatter; its weight is passed on by itself.
+
+        Raises:
+            NotOfferedError: it is Adasum, which needs whole tensors.
+        """
+        return cls(
+            scattered_reduction(options.op), float(options.prescale_factor), float(options.postscale_factor),
+            options.process_set or global_process_set, None, compressor_of(options.compression),
+            options=options._replace(weight=None),
+        )  # fmt: skip
 
     def weight_now(self) -> Optional[float]:
         """The weight of a contribution that is submitted now; None: there are no weights."""

@@ -8,7 +8,7 @@ from .. import api
 from ..arrays.operands import Operand, mirrors
 from ..calls.process_set import ProcessSet, number_of
 from ..engine.request import Handle
-from .arguments import scattered_reduction, wire_name
+from .arguments import wire_name
 from .reduction import Reduction
 
 Operands = Sequence[Operand]
@@ -42,13 +42,16 @@ def start_broadcast(
 
 
 def start_reducescatter(
-    operands: Operands, how: Reduction, name: Optional[str], urgent: bool, grouped: bool
+    operands: Operands, how: Reduction, name: Optional[str], urgent: bool, grouped: bool, weight: Any = None
 ) -> Handle:
     """Start a reduction of which every rank gets its rows; a list as result if ``grouped``."""
+    options = how.options._replace(
+        op=how.op, name=wire_name("reducescatter", name), prescale_factor=how.prescale,
+        postscale_factor=how.postscale, compression=how.compression, weight=weight,
+    )  # fmt: skip
     return api.context().engine.reducescatter(
-        [item.flat for item in operands], [item.shape for item in operands], scattered_reduction(how.op),
-        wire_name("reducescatter", name), how.prescale, how.postscale, number_of(how.process_set), urgent,
-        _deliverer(operands, grouped), mirrors=mirrors(operands),
+        [item.flat for item in operands], [item.shape for item in operands], options,
+        number_of(how.process_set), urgent, _deliverer(operands, grouped), mirrors=mirrors(operands),
     )  # fmt: skip
 
 

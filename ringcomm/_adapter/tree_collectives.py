@@ -7,9 +7,10 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 import numpy as np
 
 from ..calls.process_set import ProcessSet, size_of
+from ..collective.options import Options
 from ..collective.rows import row_counts
-from ..ops import ReduceOp, op_of
-from .arguments import scattered_reduction
+from ..ops import ReduceOp, op_of, weight_of
+from .compression import is_elementwise
 from .graph_callbacks import Operation
 from .reduction import Reduction
 
@@ -24,11 +25,16 @@ class TreeCollectives:
     Args:
         leaves: returns a tree's arrays, and what makes a tree of their results.
         execute: executes an operation on arrays of the framework, and returns its results as such. The weight
-            of an allreduce is the last input.
+            of a reduction is the last input.
+        weights: makes this input, in a list, of a weight.
     """
 
-    def __init__(self, leaves: Callable[[Any], Tuple[List[Any], Rebuild]], execute: Execute) -> None:
+    def __init__(
+        self, leaves: Callable[[Any], Tuple[List[Any], Rebuild]], execute: Execute,
+        weights: Callable[[Any], List[Any]] = lambda weight: [np.float64(weight_of(weight))],
+    ) -> None:  # fmt: skip
         self._leaves = leaves
+        self._weights = weights
         self._execute = execute
 
     def allreduce(
@@ -44,26 +50,26 @@ class TreeCollectives:
     ) -> Any:
         """Reduce a tree; ``weights`` has the weight of this rank, or nothing."""
         how = Reduction(_op(op), float(prescale), float(postscale), process_set, compression=compression)
+        return self._reduce("allreduce", tree, how, name, weights)
+
+    def reducescatter(self, tree: Any, options: Options) -> Any:
+        """Reduce a tree; the result has this rank's rows of each array."""
+        weights = [] if options.weight is None else self._weights(options.weight)
+        return self._reduce("reducescatter", tree, Reduction.of_rows(options), options.name, weights)
+
+    def _reduce(
+        self, kind: str, tree: Any, how: Reduction, name: Optional[str], weights: Sequence[Any]
+    ) -> Any:
         arrays, rebuild = self._leaves(tree)
         if not arrays:
             return tree
-        how, sent, restore = how.prepared(arrays)
+        sent, restore = arrays, None
+        if not (isinstance(arrays[0], np.ndarray) and is_elementwise(how.compression)):
+            how, sent, restore = how.prepared(arrays)
         inputs = [*sent, *weights]
-        operation = Operation("allreduce", how, name, len(inputs), has_weight=bool(weights))
-        return rebuild(restore(self._execute(operation, inputs)))
-
-    def reducescatter(
-        self,
-        tree: Any,
-        op: Optional[ReduceOp],
-        name: Optional[str],
-        process_set: ProcessSet,
-        prescale: float,
-        postscale: float,
-    ) -> Any:
-        """Reduce a tree; the result has this rank's rows of each array."""
-        how = Reduction(scattered_reduction(_op(op)), float(prescale), float(postscale), process_set)
-        return self._of_all("reducescatter", tree, how, name)
+        operation = Operation(kind, how, name, len(inputs), has_weight=bool(weights))
+        results = self._execute(operation, inputs)
+        return rebuild(results if restore is None else restore(results))
 
     def allgather(self, tree: Any, name: Optional[str], process_set: ProcessSet) -> Any:
         """Gather the rows of all ranks, for each array of a tree."""

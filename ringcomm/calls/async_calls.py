@@ -10,6 +10,7 @@ from typing import Any, ContextManager, Optional, Sequence
 
 from .. import api
 from ..arrays.operands import mirrors, submitted
+from ..collective.options import Options, takes
 from ..docstrings import documented
 from ..dtypes import Array
 from ..engine.request import Handle
@@ -85,21 +86,13 @@ def allreduce_async_(
     )  # fmt: skip
 
 
-@documented
-def reducescatter_async(
-    array: Any,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: Optional[str] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: Optional[ProcessSet] = None,
-) -> Handle:
+@takes("reducescatter", texts="core")
+def reducescatter_async(array: Any, options: Options) -> Handle:
     """Start a reducescatter of a copy of an array: every rank gets only its rows of the result.
 
     Args:
         {array_in}
-        {scatter_reduction}
-        {matching}
+        {options}
 
     Returns:
         a handle; its ``wait()`` returns a new array with this rank's rows: of ``n`` rows every member of
@@ -109,11 +102,21 @@ def reducescatter_async(
         Misuse: the array has no first dimension.
         {start_errors}
     """
+    return start_reducescatter([array], options, False)
+
+
+def start_reducescatter(arrays: Sequence[Any], options: Options, grouped: bool) -> Handle:
+    """Start a reducescatter of copies of arrays; a list as result if ``grouped``."""
     context = api.context()
-    rows = submitted(context.staging, array, rows=True)
+    operands = [submitted(context.staging, array, rows=True) for array in arrays]
+
+    def convert(results: Sequence[Array]) -> Any:
+        delivered = [operand.deliver(rows) for operand, rows in zip(operands, results)]
+        return delivered if grouped else delivered[0]
+
     return context.engine.reducescatter(
-        [rows.flat], [rows.shape], op_of(op), name, prescale_factor, postscale_factor, number_of(process_set),
-        convert=lambda results: rows.deliver(results[0]), mirrors=mirrors([rows]),
+        [item.flat for item in operands], [item.shape for item in operands], options,
+        number_of(options.process_set), convert=convert, mirrors=mirrors(operands),
     )  # fmt: skip
 
 

@@ -17,21 +17,25 @@ import numpy as np
 from ..arrays.mirrors import StagingPool
 from ..arrays.operands import Operand, operand_of
 from ..collective.call_sites import note_truncation
+from ..collective.options import Options, takes
 from ..collective.rows import (
+    RowLayout,
     announcement,
     check_rows,
     cumulative,
     enclosed_rows,
     even_layout,
     row_counts,
+    scatter_layout,
 )
 from ..collective.runner import Runner
 from ..collective.weighted import apply_weight
 from ..docstrings import documented
 from ..dtypes import Array, joined_shape
 from ..engine.adasum import adasum, check_adasum
-from ..errors import Misuse
+from ..errors import MismatchError, Misuse
 from ..ops import Collective, ReduceOp, codec_number, factor_of, name_of, op_of
+from ..wire.signature import sizes_text
 from .objects import NOTHING, Objects
 
 
@@ -122,61 +126,70 @@ class Collectives:
                 runner.all_reduce(operand.flat, op, name, operand.shape, prescale, postscale, codec=codec)
         return operand.finish()
 
-    @documented
-    def reducescatter(
-        self,
-        array: Any,
-        op: ReduceOp = ReduceOp.AVERAGE,
-        name: Optional[str] = None,
-        prescale_factor: float = 1.0,
-        postscale_factor: float = 1.0,
-    ) -> Array:
+    @takes("reducescatter", texts="direct", without="process_set")
+    def reducescatter(self, array: Any, options: Options) -> Array:
         """Reduce an array over all ranks; every rank gets only its rows of the result.
 
         {reducescatter}
         """
-        return self._reduce_scatter(array, "", op, name, prescale_factor, postscale_factor)
+        return self.reduced_rows(array, "", options)
 
-    @documented
-    def reducescatter_(
-        self,
-        array: Array,
-        op: ReduceOp = ReduceOp.AVERAGE,
-        name: Optional[str] = None,
-        prescale_factor: float = 1.0,
-        postscale_factor: float = 1.0,
-    ) -> Array:
+    @takes("reducescatter", texts="direct", without="process_set")
+    def reducescatter_(self, array: Array, options: Options) -> Array:
         """Reduce an array over all ranks with ``array`` as working space; every rank gets only its rows.
 
         {reducescatter_}
         """
-        return self._reduce_scatter(array, "reducescatter_", op, name, prescale_factor, postscale_factor)
+        return self.reduced_rows(array, "reducescatter_", options)
 
-    def _reduce_scatter(
-        self,
-        array: Any,
-        in_place: str,
-        op: ReduceOp,
-        name: Optional[str],
-        prescale: float,
-        postscale: float,
-    ) -> Array:
-        op = op_of(op)
+    def reduced_rows(self, array: Any, in_place: str, options: Options) -> Array:
+        """Return this rank's rows of a reduction: the reducescatter of programs.
+
+        Args:
+            array: of any kind.
+            in_place: the function's name if the array becomes working space; empty if it stays.
+            options: of the call.
+        """
+        op, weight, runner = options.op, options.weight, self._runner
         operand = operand_of(self._staging, array, in_place)
-        shape = operand.shape
-        check_rows(in_place or "reducescatter", (shape,))
+        shape, dtype = operand.shape, operand.dtype
+        layout = scatter_layout((shape,), self.size, options)
         if self.rank == 0:
-            note_truncation(op, operand.dtype)
-        layout = even_layout((shape,), self.size)
+            note_truncation(op, dtype)
         first, last = layout.edges[0][self.rank : self.rank + 2]
-        operand.narrow(first, last)
-        own = layout.bounds[self.rank : self.rank + 2]
-        with self._runner.loaded(operand.mirror, None, (own[0], own[1])):
-            self._runner.reduce_scatter(
-                operand.flat, layout.bounds, op, name_of(name), shape, factor_of(prescale),
-                factor_of(postscale),
-            )  # fmt: skip
+        scales = factor_of(options.prescale_factor), factor_of(options.postscale_factor)
+        codec, name, bounds = codec_number(options.compression), name_of(options.name), layout.bounds
+        if weight is None and not codec:
+            operand.narrow(first, last)
+            own = bounds[self.rank : self.rank + 2]
+            with runner.loaded(operand.mirror, None, (own[0], own[1])):
+                runner.reduce_scatter(operand.flat, bounds, op, name, shape, *scales)
+            return operand.finish_rows(first, last)
+        with runner.loaded(operand.mirror, None, (0, bounds[-1])), runner.exclusive():
+            flat = operand.flat
+            if weight is not None:
+                apply_weight(runner, flat, weight, op, name, shape, Collective.REDUCESCATTER)
+            if codec:
+                self._all_reduce_rows(flat, layout, op, name, shape, scales, codec)
+            else:
+                runner.reduce_scatter(flat, bounds, op, name, shape, *scales)
         return operand.finish_rows(first, last)
+
+    def _all_reduce_rows(
+        self, flat: Array, layout: RowLayout, op: ReduceOp, name: str, shape: Tuple[int, ...],
+        scales: Tuple[float, float], codec: int,
+    ) -> None:  # fmt: skip
+        """Reduce with a codec, for which there are all-reduces only; first the ranks compare their rows."""
+        kind = Collective.REDUCESCATTER
+        table = self._runner.exchange(layout.bounds, kind, flat.dtype, name, shape, int(op)).tolist()
+        others = [rank for rank, bounds in enumerate(table) if bounds != table[0]]
+        if others:
+            raise MismatchError(
+                f"reducescatter(shape {shape}, {flat.dtype.name}): ranks disagree about the list of sizes: "
+                f"{sizes_text(tuple(table[0]))} on rank 0, {sizes_text(tuple(table[others[0]]))} on rank "
+                f"{others[0]}."
+            )
+        self._runner.all_reduce(flat, op, name, shape, *scales, codec=codec)
 
     # ---- movement ----------------------------------------------------------------------------
 

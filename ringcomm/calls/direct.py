@@ -11,7 +11,8 @@ from typing import Any, Optional, Sequence, Tuple
 
 from .. import api
 from ..arrays.operands import operand_of
-from ..collective.rows import check_rows, even_layout
+from ..collective.options import Options, takes
+from ..collective.rows import check_rows, scatter_layout
 from ..docstrings import documented
 from ..dtypes import Array
 from ..ops import ReduceOp
@@ -22,7 +23,7 @@ from .async_calls import (
     alltoall_async,
     broadcast_async,
     broadcast_async_,
-    reducescatter_async,
+    start_reducescatter,
 )
 from .process_set import ProcessSet, number_of, rank_in, size_of
 
@@ -82,49 +83,33 @@ def allreduce_(
     return result
 
 
-@documented
-def reducescatter(
-    array: Any,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: Optional[str] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: Optional[ProcessSet] = None,
-) -> Array:
+@takes("reducescatter", texts="direct")
+def reducescatter(array: Any, options: Options) -> Array:
     """Reduce an array over all ranks; every rank gets only its rows of the result.
 
     Example: ``rows = rc.reducescatter(np.ones((4, 2)), op=rc.Sum)`` gives 2 rows to each of 2 ranks.
 
-    {reducescatter_in_set}
+    {reducescatter}
         {direct_errors}
     """
-    if process_set is None or not number_of(process_set):
-        return api.context().reducescatter(array, op, name, prescale_factor, postscale_factor)
-    handle = reducescatter_async(array, op, name, prescale_factor, postscale_factor, process_set)
-    result: Array = handle.wait()
+    if options.process_set is None or not number_of(options.process_set):
+        return api.context().reduced_rows(array, "", options)
+    result: Array = start_reducescatter([array], options, False).wait()
     return result
 
 
-@documented
-def reducescatter_(
-    array: Array,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: Optional[str] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: Optional[ProcessSet] = None,
-) -> Array:
+@takes("reducescatter", texts="direct")
+def reducescatter_(array: Array, options: Options) -> Array:
     """Reduce an array over all ranks with ``array`` as working space; every rank gets only its rows.
 
-    {reducescatter__in_set}
+    {reducescatter_}
         {direct_errors}
     """
-    if process_set is None or not number_of(process_set):
-        return api.context().reducescatter_(array, op, name, prescale_factor, postscale_factor)
-    first, last = _own_rows("reducescatter_", array, process_set)
+    if options.process_set is None or not number_of(options.process_set):
+        return api.context().reduced_rows(array, "reducescatter_", options)
+    first, last = _own_rows(array, options)
     part = operand_of(api.context().staging, array[first:last], "reducescatter_")
-    handle = reducescatter_async(array, op, name, prescale_factor, postscale_factor, process_set)
-    return part.fill(handle.wait())
+    return part.fill(start_reducescatter([array], options, False).wait())
 
 
 @documented
@@ -153,7 +138,8 @@ def allgather_(array: Array, name: Optional[str] = None, process_set: Optional[P
     """
     if process_set is None or not number_of(process_set):
         return api.context().allgather_(array, name)
-    first, last = _own_rows("allgather_", array, process_set)
+    check_rows("allgather_", (array.shape,))
+    first, last = _own_rows(array, Options(process_set=process_set))
     whole = operand_of(api.context().staging, array, "allgather_")
     return whole.fill(allgather_async(array[first:last], name, process_set).wait())
 
@@ -236,9 +222,8 @@ def barrier(name: Optional[str] = None, process_set: Optional[ProcessSet] = None
         api.context().engine.barrier(name, number_of(process_set)).wait()
 
 
-def _own_rows(what: str, array: Array, process_set: ProcessSet) -> Tuple[int, int]:
+def _own_rows(array: Array, options: Options) -> Tuple[int, int]:
     """Return where the rows of an array begin and end that ``reducescatter`` gives this member."""
-    check_rows(what, (array.shape,))
-    place = rank_in(process_set)
-    first, last = even_layout((tuple(array.shape),), size_of(process_set)).edges[0][place : place + 2]
+    place, size = rank_in(options.process_set), size_of(options.process_set)
+    first, last = scatter_layout((array.shape,), size, options).edges[0][place : place + 2]
     return first, last

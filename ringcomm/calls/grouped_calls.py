@@ -10,10 +10,12 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 from .. import api
 from ..arrays.operands import Operand, mirrors, submitted
+from ..collective.options import Options, takes
 from ..docstrings import documented
 from ..dtypes import Array
 from ..engine.request import Handle
 from ..ops import ReduceOp, op_of
+from .async_calls import start_reducescatter
 from .process_set import ProcessSet, number_of
 
 
@@ -148,21 +150,13 @@ def grouped_allreduce_(
     return result
 
 
-@documented
-def grouped_reducescatter_async(
-    arrays: Sequence[Any],
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: Optional[str] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: Optional[ProcessSet] = None,
-) -> Handle:
+@takes("reducescatter", texts="core")
+def grouped_reducescatter_async(arrays: Sequence[Any], options: Options) -> Handle:
     """Start a reducescatter of copies of several arrays as one operation.
 
     Args:
         {arrays_in}
-        {scatter_reduction}
-        {matching}
+        {options}
 
     Returns:
         a handle; its ``wait()`` returns a list of new arrays with this rank's rows of each.
@@ -171,30 +165,16 @@ def grouped_reducescatter_async(
         Misuse: an array has no first dimension.
         {start_errors}
     """
-    context = api.context()
-    operands = _submitted(arrays, rows=True)
-    return context.engine.reducescatter(
-        [operand.flat for operand in operands], [operand.shape for operand in operands], op_of(op), name,
-        prescale_factor, postscale_factor, number_of(process_set),
-        convert=lambda results: _delivered(operands, results), mirrors=mirrors(operands),
-    )  # fmt: skip
+    return start_reducescatter(arrays, options, True)
 
 
-@documented
-def grouped_reducescatter(
-    arrays: Sequence[Any],
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: Optional[str] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: Optional[ProcessSet] = None,
-) -> List[Array]:
+@takes("reducescatter", texts="core")
+def grouped_reducescatter(arrays: Sequence[Any], options: Options) -> List[Array]:
     """Reduce several arrays over all ranks as one operation; every rank gets only its rows of each.
 
     Args:
         {arrays_in}
-        {scatter_reduction}
-        {matching}
+        {options}
 
     Returns:
         a list of new arrays: of ``n`` rows every member of the set gets ``n // size``, the first
@@ -204,8 +184,7 @@ def grouped_reducescatter(
         Misuse: an array has no first dimension.
         {call_errors}
     """
-    handle = grouped_reducescatter_async(arrays, op, name, prescale_factor, postscale_factor, process_set)
-    result: List[Array] = handle.wait()
+    result: List[Array] = start_reducescatter(arrays, options, True).wait()
     return result
 
 

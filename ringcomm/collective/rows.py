@@ -17,6 +17,7 @@ import numpy as np
 from ..dtypes import Array, joined_shape
 from ..errors import ConfigError, ShapeError
 from ..schedule.steps import even_bounds
+from .options import Options, whole_numbers
 
 Shape = Tuple[int, ...]
 
@@ -122,13 +123,35 @@ def even_layout(shapes: Tuple[Shape, ...], size: int) -> RowLayout:
     return RowLayout([even_bounds(shape[0], size) for shape in shapes], [shape[1:] for shape in shapes])
 
 
-def row_counts(rows: int, splits: Optional[Sequence[Any]], members: int) -> List[int]:
-    """Return the number of rows of an alltoall for each rank that takes part.
+def scatter_layout(shapes: Sequence[Shape], size: int, options: Options) -> RowLayout:
+    """Return the layout of a reducescatter.
+
+    Args:
+        shapes: of the arrays.
+        size: the number of ranks.
+        options: of the call.
+
+    Raises:
+        ShapeError: an array has no first dimension.
+        ConfigError: the numbers of rows that the caller has chosen do not match the rows or the ranks.
+    """
+    check_rows("reducescatter", shapes)
+    if options.splits is None:
+        return even_layout(tuple(map(tuple, shapes)), size)
+    edges = [cumulative(row_counts(shape[0], options.splits, size, "reducescatter")) for shape in shapes]
+    return RowLayout(edges, [shape[1:] for shape in shapes])
+
+
+def row_counts(
+    rows: int, splits: Optional[Sequence[Any]], members: int, what: str = "alltoall"
+) -> List[int]:
+    """Return the number of rows for each rank that takes part.
 
     Args:
         rows: number of rows of the array.
         splits: the caller's numbers, or None to divide the rows evenly.
         members: number of ranks.
+        what: the collective, for error texts.
 
     Raises:
         ConfigError: the numbers do not match the rows or the ranks.
@@ -140,25 +163,19 @@ def row_counts(rows: int, splits: Optional[Sequence[Any]], members: int) -> List
                 f"number of workers ({members}). Pass splits=[...], one number per rank."
             )
         return [rows // members] * members
-    numbers = np.asarray(splits)
-    if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
-        raise ConfigError(
-            f"alltoall: splits={splits!r:.200} is not a list of whole numbers, one per rank: the rows that "
-            "each rank gets."
-        )
-    counts: List[int] = numbers.tolist()
+    counts = whole_numbers(what, splits)
     if len(counts) != members:
         raise ConfigError(
-            f"alltoall: the number of entries in splits ({len(counts)}) does not equal the number of workers "
+            f"{what}: the number of entries in splits ({len(counts)}) does not equal the number of workers "
             f"({members})."
         )
     if min(counts) < 0 or sum(counts) > rows:
         raise ConfigError(
-            f"alltoall: the sum of the splits {counts} is greater than the first dimension of the tensor "
+            f"{what}: the sum of the splits {counts} is greater than the first dimension of the tensor "
             f"({rows}), or one of them is negative."
         )
     if sum(counts) < rows:
-        raise ConfigError(f"alltoall: splits {counts} have sum {sum(counts)}, the tensor {rows} rows.")
+        raise ConfigError(f"{what}: splits {counts} have sum {sum(counts)}, the tensor {rows} rows.")
     return counts
 
 

@@ -160,7 +160,7 @@ class Runner(CallRunner):
         scales = (prescale, postscale)
         call = Signature(
             name, 0, int(collective), int(op), NO_ROOT, type_names(data.dtype), (shape,), prescale, postscale,
-            codec, False, data.size,
+            codec, False, (), data.size,
         )  # fmt: skip
         call = call if intent is None else call.meaning(intent)
         if placed:

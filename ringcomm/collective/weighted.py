@@ -45,6 +45,7 @@ def apply_weight(
     op: ReduceOp = ReduceOp.AVERAGE,
     name: str = "",
     shape: Tuple[int, ...] = (),
+    kind: Collective = Collective.ALLREDUCE,
 ) -> None:
     """Multiply this rank's contribution to an average that follows by its weight, relative to all ranks'.
 
@@ -58,6 +59,7 @@ def apply_weight(
         op: the reduction that follows.
         name: of the call.
         shape: of the array that the program has passed.
+        kind: the collective that the program has called.
 
     Raises:
         UnsupportedDtypeError: the elements are integers or booleans.
@@ -65,10 +67,8 @@ def apply_weight(
     """
     own = np.array([weight_of(weight)])
     check_weighable(data.dtype, op)
-    bits = runner.exchange(
-        own.view(np.int64).tolist(), Collective.ALLREDUCE, data.dtype, name, shape, int(op), weighted=True
-    )
+    bits = runner.exchange(own.view(np.int64).tolist(), kind, data.dtype, name, shape, int(op), weighted=True)
     total = Total.of(bits.view(np.float64)[:, 0].tolist())
     if not total.part:
-        raise Misuse(f"allreduce(shape {shape}, {data.dtype.name}): {NO_WEIGHTS}")
+        raise Misuse(f"{kind.name.lower()}(shape {shape}, {data.dtype.name}): {NO_WEIGHTS}")
     weigh(data, total.share(float(own[0]), runner.size))

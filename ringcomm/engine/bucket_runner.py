@@ -11,7 +11,7 @@ import numpy as np
 
 from ..collective.progress import Progress
 from ..collective.reduce import weigh
-from ..collective.rows import RowLayout, cumulative, even_layout
+from ..collective.rows import RowLayout, cumulative
 from ..collective.runner import Runner
 from ..collective.totals import Tally, Totals
 from ..dtypes import Array
@@ -169,10 +169,7 @@ class BucketRunner:
         """Reduce the arrays of a bucket; one with a mirror that runs alone may be reduced on its device."""
         first = bucket[0][0]
         op = ReduceOp(first.op)
-        if first.weighted:
-            for request in (request for _, request in bucket if request is not None):
-                for array in request.arrays:
-                    weigh(array, request.total.share(request.weight, runner.size))
+        _weigh(runner, bucket)
         if op == ReduceOp.ADASUM:
             for array in arrays:
                 adasum(runner, array, first.prescale, first.postscale)
@@ -226,9 +223,17 @@ class BucketRunner:
         first = bucket[0][0]
         tensors = tensors_of(bucket)
         outputs: List[Any] = [None] * len(tensors)
+        edges = [item for signature, _ in bucket for item in signature.edges()]
+        _weigh(runner, bucket)
+        if first.codec:  # for which there are all-reduces only
+            self._all_reduce_coded(runner, bucket, [flat for flat, _ in tensors])
+            for index, (flat, shape) in enumerate(tensors):
+                start, stop = edges[index][runner.rank : runner.rank + 2]
+                outputs[index] = flat.reshape(shape)[start:stop].copy()
+            return per_work(outputs, bucket)
         for indices in groups_by_index([flat for flat, _ in tensors]):
             flats, shapes = zip(*(tensors[index] for index in indices))
-            layout = even_layout(shapes, runner.size)
+            layout = RowLayout([edges[index] for index in indices], [shape[1:] for shape in shapes])
             packed = flats[0]
             if len(indices) > 1:
                 packed = self._buffer.items(layout.bounds[-1], packed.dtype)
@@ -295,6 +300,14 @@ class BucketRunner:
     def _process_set(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
         runner.barrier()
         return [self._sets.apply(signature.name) for signature, _ in bucket]
+
+
+def _weigh(runner: Runner, bucket: Sequence[Work]) -> None:
+    """Multiply the arrays of a weighted average by their relative weights."""
+    for signature, request in bucket:
+        if signature.weighted and request is not None:
+            for array in request.arrays:
+                weigh(array, request.total.share(request.weight, runner.size))
 
 
 _DO = {

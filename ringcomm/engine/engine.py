@@ -11,8 +11,9 @@ from typing import Any, Callable, Iterator, Optional, Sequence
 
 from ..collective.call_sites import call_site, note_truncation
 from ..collective.mirror import Mirror
+from ..collective.options import Options
 from ..collective.reduce import kernel
-from ..collective.rows import check_rows, row_counts
+from ..collective.rows import check_rows, row_counts, scatter_layout
 from ..dtypes import Array, check_weighable, code_of
 from ..errors import ConfigError, RingcommError, UnsupportedDtypeError, describe_error
 from ..ops import Collective, ReduceOp, codec_number, factor_of, name_of, weight_of
@@ -66,10 +67,7 @@ class Engine(EngineCore):
         self._check_reducible(arrays, op, prescale, postscale)
         if self.on_reduction is not None:
             self.on_reduction(sum(array.nbytes for array in arrays), urgent, name or "")
-        own = 1.0 if weight is None else weight_of(weight)
-        if weight is not None:
-            for array in arrays:
-                check_weighable(array.dtype, op)
+        own = self._weight(weight, arrays, op)
         request = self._request(
             Collective.ALLREDUCE, arrays, shapes, name, process_set, convert, mirrors, int(op),
             prescale=factor_of(prescale), postscale=factor_of(postscale), codec=codec_number(compression),
@@ -82,24 +80,30 @@ class Engine(EngineCore):
         self,
         arrays: Sequence[Array],
         shapes: Sequence[Shape],
-        op: ReduceOp,
-        name: Optional[str] = None,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        options: Options,
         process_set: int = GLOBAL_SET,
         urgent: bool = False,
         convert: Convert = None,
         mirrors: Mirrors = (),
     ) -> Handle:
-        """Reduce the arrays, which become working space; the handle gives this rank's rows of each."""
+        """Reduce the arrays, which become working space; the handle gives this rank's rows of each.
+
+        Args:
+            options: of the caller; ``process_set`` is the number of the one that it names.
+        """
+        op, prescale, postscale = options.op, options.prescale_factor, options.postscale_factor
         self._check_reducible(arrays, op, prescale, postscale)
-        check_rows("reducescatter", shapes)
+        layout = scatter_layout(shapes, len(self.sets.check_member(process_set)), options)
         if op == ReduceOp.ADASUM:
             raise UnsupportedDtypeError("Adasum exists for allreduce only.")
+        weight = self._weight(options.weight, arrays, op)
         request = self._request(
-            Collective.REDUCESCATTER, arrays, shapes, name, process_set, convert, mirrors, int(op),
+            Collective.REDUCESCATTER, arrays, shapes, options.name, process_set, convert, mirrors, int(op),
             prescale=factor_of(prescale), postscale=factor_of(postscale),
+            codec=codec_number(options.compression), weighted=options.weight is not None,
+            bounds=tuple(edge for edges in layout.edges for edge in edges),
         )  # fmt: skip
+        request.weight = weight
         return self._submit(request, urgent)
 
     def allgather(
@@ -233,6 +237,13 @@ class Engine(EngineCore):
             if self._thread is not None and not isinstance(problem, RingcommError):
                 self._thread.abandon(describe_error(problem))
             raise
+
+    def _weight(self, weight: Optional[float], arrays: Sequence[Array], op: ReduceOp) -> float:
+        if weight is None:
+            return 1.0
+        for array in arrays:
+            check_weighable(array.dtype, op)
+        return weight_of(weight)
 
     # ---- the way in --------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from .._adapter.tree_collectives import TreeCollectives
 from ..calls import async_calls
 from ..calls.process_set import ProcessSet, global_process_set, size_of
 from ..collective.call_sites import look_through, this_site
+from ..collective.options import Options, takes
 from ..collective.rows import row_counts
 from ..docstrings import documented
 from ..errors import ConfigError, NotOfferedError
@@ -137,15 +138,8 @@ def broadcast(
     return _trees.broadcast(tree, root_rank, name, process_set)
 
 
-@documented
-def reducescatter(
-    tree: Any,
-    op: Optional[ReduceOp] = None,
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Any:
+@takes("reducescatter", "op name process_set prescale_factor postscale_factor", "jax")
+def reducescatter(tree: Any, options: Options) -> Any:
     """Reduce all arrays of a tree over all ranks; every rank gets its part of the rows.
 
     Rows are divided evenly; where that leaves a remainder of r rows, the first r ranks get one row more.
@@ -153,9 +147,7 @@ def reducescatter(
     Args:
         tree: a pytree of arrays with at least one dimension, of the same structure, shapes and dtypes on all
             ranks.
-        {scatter_op}
-        {jax_matching}
-        {scale}
+        {options}
 
     Returns:
         a new tree with this rank's rows. With Average and Sum it is differentiable.
@@ -165,7 +157,7 @@ def reducescatter(
         ShapeError: an array has no dimensions.
         {jax_errors}
     """
-    return _trees.reducescatter(tree, op, name, process_set, prescale_factor, postscale_factor)
+    return _trees.reducescatter(tree, options)
 
 
 @documented
@@ -258,4 +250,4 @@ def _leaves(tree: Any) -> Tuple[List[Any], Callable[[Sequence[Any]], Any]]:
     return [jnp.asarray(leaf) for leaf in leaves], structure.unflatten
 
 
-_trees = TreeCollectives(_leaves, bind)
+_trees = TreeCollectives(_leaves, bind, weights_of)

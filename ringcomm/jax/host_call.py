@@ -16,6 +16,7 @@ from .._adapter.causes import record_cause
 from .._adapter.graph_callbacks import Batch, Operation
 from ..calls.process_set import number_of, rank_in, size_of
 from ..collective.call_sites import Site
+from ..collective.rows import scatter_layout
 from ..dtypes import Array
 from ..errors import MismatchError, ShapeError
 
@@ -166,11 +167,11 @@ def results_of(call: HostCall, shapes: Sequence[Sequence[int]]) -> List[List[int
         if operation.kind == "allgather":
             shape[0] = rows * place.size
         elif operation.kind == "reducescatter":
-            shape[0] = part_of(rows, place)
+            edges = edges_of(operation, rows, place.size)
+            shape[0] = edges[place.position + 1] - edges[place.position]
     return results
 
 
-def part_of(rows: int, place: SetPosition) -> int:
-    """Return how many of so many rows a rank gets in a reducescatter: the first ranks get one more."""
-    each, more = divmod(rows, place.size)
-    return each + (place.position < more)
+def edges_of(operation: Operation, rows: int, size: int) -> Sequence[int]:
+    """Return the boundaries between the ranks' parts of so many rows in a reducescatter."""
+    return scatter_layout([(rows,)], size, operation.how.options).edges[0]

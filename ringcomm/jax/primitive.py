@@ -23,7 +23,7 @@ from ..errors import NotOfferedError
 from ..ops import ReduceOp, weight_of
 from . import mechanism, started
 from .eager import from_host, to_host
-from .host_call import HostCall, SetPosition, part_of, place_for, results_of, run_now
+from .host_call import HostCall, SetPosition, edges_of, place_for, results_of, run_now
 
 collective_p = Primitive("ringcomm_collective")
 collective_p.multiple_results = True
@@ -177,17 +177,18 @@ def _gather_parts(operation: Operation, place: SetPosition, parts: List[Any], ro
     if operation.how.op == ReduceOp.SUM:
         factor *= place.size
     every_rank = Reduction(process_set=operation.how.process_set)
+    layouts = [edges_of(operation, length, place.size) for length in rows]
+    lengths = [[stop - start for start, stop in zip(edges, edges[1:])] for edges in layouts]
     padded = []
-    for part, length in zip(parts, rows):
-        missing = -(-length // place.size) - part.shape[0]
+    for part, each in zip(parts, lengths):
+        missing = max(each) - part.shape[0]
         scaled = part * jnp.asarray(factor, part.dtype)
         padded.append(jnp.pad(scaled, [(0, missing)] + [(0, 0)] * (part.ndim - 1)))
     gathered = bind(Operation("allgather", every_rank, operation.name, len(parts)), padded)
     whole = []
-    for item, length in zip(gathered, rows):
-        most = -(-length // place.size)
-        lengths = [part_of(length, place._replace(position=rank)) for rank in range(place.size)]
-        own = [item[rank * most : rank * most + lengths[rank]] for rank in range(place.size)]
+    for item, each in zip(gathered, lengths):
+        most = max(each)
+        own = [item[rank * most : rank * most + length] for rank, length in enumerate(each)]
         whole.append(jnp.concatenate(own))
     return whole
 

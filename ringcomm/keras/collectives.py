@@ -15,6 +15,7 @@ from .._adapter.graph_callbacks import Batch, Operation
 from .._adapter.reduction import Reduction
 from .._adapter.tree_collectives import TreeCollectives
 from ..calls.process_set import ProcessSet, global_process_set, size_of
+from ..collective.options import Options, takes
 from ..docstrings import documented
 from ..ops import ReduceOp, weight_of
 
@@ -70,25 +71,15 @@ def allreduce(
     return result
 
 
-@documented
-def reducescatter(
-    value: Any,
-    name: Optional[str] = None,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> np.ndarray[Any, Any]:
+@takes("reducescatter", "name op process_set prescale_factor postscale_factor")
+def reducescatter(value: Any, options: Options) -> np.ndarray[Any, Any]:
     """Reduce a value over all ranks; every rank gets its part of the rows of the result.
 
     Rows are divided evenly; where that leaves a remainder of r rows, the first r ranks get one row more.
 
     Args:
         value: an array or a tensor with at least one dimension, of the same shape and dtype on all ranks.
-        {name}
-        op: Average (the default), Sum, Min, Max or Product.
-        {process_set}
-        {scale}
+        {options}
 
     Returns:
         a new NumPy array of the value's dtype with this rank's rows.
@@ -100,9 +91,7 @@ def reducescatter(
         MismatchError: shapes, dtypes or ops differ between ranks.
         PeerLostError: a rank was lost.
     """
-    reduced: np.ndarray[Any, Any] = _values.reducescatter(
-        value, op, name, process_set, prescale_factor, postscale_factor
-    )
+    reduced: np.ndarray[Any, Any] = _values.reducescatter(value, options)
     return reduced
 
 

@@ -13,6 +13,7 @@ from .._adapter.graph_callbacks import Batch, Operation
 from .._adapter.tree_collectives import TreeCollectives
 from .._adapter.trees import put_together, take_apart
 from ..calls.process_set import ProcessSet, global_process_set
+from ..collective.options import Options, takes
 from ..docstrings import documented
 from ..errors import ConfigError
 from ..ops import ReduceOp
@@ -91,15 +92,8 @@ def broadcast(
     return _trees.broadcast(tree, root_rank, name, process_set)
 
 
-@documented
-def reducescatter(
-    tree: Any,
-    op: Optional[ReduceOp] = None,
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Any:
+@takes("reducescatter", "op name process_set prescale_factor postscale_factor")
+def reducescatter(tree: Any, options: Options) -> Any:
     """Reduce all arrays of a tree over all ranks; every rank gets its part of the rows.
 
     Rows are divided evenly; where that leaves a remainder of r rows, the first r ranks get one row more.
@@ -107,9 +101,7 @@ def reducescatter(
     Args:
         tree: a tree of arrays with at least one dimension, of the same structure, shapes and dtypes on all
             ranks.
-        {scatter_op}
-        {matching}
-        {scale}
+        {options}
 
     Returns:
         a new tree with this rank's rows.
@@ -119,7 +111,7 @@ def reducescatter(
         ShapeError: an array has no dimensions.
         {mlx_errors}
     """
-    return _trees.reducescatter(tree, op, name, process_set, prescale_factor, postscale_factor)
+    return _trees.reducescatter(tree, options)
 
 
 @documented
@@ -195,4 +187,4 @@ def _overwritten(operation: Operation, given: Sequence[Any]) -> List[mx.array]:
     return blocks.results()
 
 
-_trees = TreeCollectives(_leaves, _execute)
+_trees = TreeCollectives(_leaves, _execute, lambda weight: [weight])

@@ -6,11 +6,12 @@ from typing import Any, List, Optional, Sequence
 
 import mxnet as mx
 
-from .._adapter.arguments import reduction, scattered_reduction
+from .._adapter.arguments import reduction
 from .._adapter.reduction import Reduction
 from .._adapter.submit import Operands, start_allreduce, start_reducescatter
 from ..calls.process_set import ProcessSet, global_process_set
 from ..collective.call_sites import look_through
+from ..collective.options import Options, takes
 from ..docstrings import documented
 from ..ops import ReduceOp
 from .arrays import NDArrayOperand, copy_of, dense
@@ -163,21 +164,13 @@ def _reduce(
     return reduced
 
 
-@documented
-def reducescatter(
-    tensor: mx.nd.NDArray,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: Optional[str] = None,
-    priority: int = 0,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> mx.nd.NDArray:
+@takes("reducescatter", "op name priority process_set prescale_factor postscale_factor", "mx")
+def reducescatter(tensor: mx.nd.NDArray, options: Options) -> mx.nd.NDArray:
     """Reduce an NDArray over all ranks; every rank gets only its rows of the result.
 
     Args:
         {tensor_in}
-        {mx_scatter}
+        {options}
 
     Returns:
         a new NDArray with this rank's rows: of ``n`` rows every member of the set gets ``n // size``, the
@@ -189,27 +182,16 @@ def reducescatter(
         ShapeError: the NDArray has no first dimension.
         {call_errors}
     """
-    (result,) = grouped_reducescatter(
-        [tensor], op, name, priority, process_set, prescale_factor, postscale_factor
-    )
-    return result
+    return _scatter([tensor], options)[0]
 
 
-@documented
-def grouped_reducescatter(
-    tensors: Sequence[mx.nd.NDArray],
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: Optional[str] = None,
-    priority: int = 0,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> List[mx.nd.NDArray]:
+@takes("reducescatter", "op name priority process_set prescale_factor postscale_factor", "mx")
+def grouped_reducescatter(tensors: Sequence[mx.nd.NDArray], options: Options) -> List[mx.nd.NDArray]:
     """Reduce several NDArrays as one operation; every rank gets only its rows of each result.
 
     Args:
         {tensors_in}
-        {mx_scatter}
+        {options}
 
     Returns:
         a list of new NDArrays with this rank's rows.
@@ -220,9 +202,14 @@ def grouped_reducescatter(
         ShapeError: an NDArray has no first dimension.
         {call_errors}
     """
-    how = Reduction(scattered_reduction(op), prescale_factor, postscale_factor, process_set)
+    return _scatter(tensors, options)
+
+
+def _scatter(tensors: Sequence[mx.nd.NDArray], options: Options) -> List[mx.nd.NDArray]:
+    how = Reduction.of_rows(options)
     if not tensors:
         return []
     operands = [copy_of(dense(tensor, "reducescatter")) for tensor in tensors]
-    parts: List[mx.nd.NDArray] = start_reducescatter(operands, how, name, True, True).wait()
+    handle = start_reducescatter(operands, how, options.name, True, True, options.weight)
+    parts: List[mx.nd.NDArray] = handle.wait()
     return parts

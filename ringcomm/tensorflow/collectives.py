@@ -12,8 +12,9 @@ from .._adapter.reduction import Reduction
 from .._tensorflow import bridge
 from ..calls.process_set import ProcessSet, global_process_set, size_of
 from ..collective.call_sites import look_through
+from ..collective.options import Options, takes
 from ..docstrings import documented
-from ..ops import ReduceOp, op_of
+from ..ops import ReduceOp
 from . import flow
 
 look_through(tf)
@@ -157,31 +158,19 @@ def _reduce_slices(
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
 
 
-@documented
-def reducescatter(
-    tensor: Any,
-    device_dense: str = "",
-    compression: Any = Compression.none,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
-    ignore_name_scope: bool = False,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> tf.Tensor:
+@takes(
+    "reducescatter",
+    "device_dense compression op name process_set ignore_name_scope prescale_factor postscale_factor",
+    "tf",
+)
+def reducescatter(tensor: Any, options: Options) -> tf.Tensor:
     """Reduce a tensor over all ranks; every rank gets its part of the rows of the result.
 
     Rows are divided evenly; where that leaves a remainder of r rows, the first r ranks get one row more.
 
     Args:
         tensor: a dense tensor with at least one dimension, of the same shape and dtype on all ranks.
-        {tf_device_dense}
-        {compression}
-        op: Average (the default), Sum, Min, Max or Product.
-        {tf_name}
-        {process_set}
-        {tf_ignore_name_scope}
-        {scale}
+        {options}
 
     Returns:
         a new tensor of the input's dtype with this rank's rows; all dimensions but the first are the input's.
@@ -195,23 +184,13 @@ def reducescatter(
         MismatchError: shapes, dtypes, ops or factors differ between ranks.
         PeerLostError: a rank was lost.
     """
-    (result,) = grouped_reducescatter(
-        [tensor], device_dense, compression, op, process_set, prescale_factor, postscale_factor, name
-    )
-    return result
+    return _scatter([tensor], options)[0]
 
 
-@documented
-def grouped_reducescatter(
-    tensors: Sequence[Any],
-    device_dense: str = "",
-    compression: Any = Compression.none,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    name: Optional[str] = None,
-) -> List[tf.Tensor]:
+@takes(
+    "reducescatter", "device_dense compression op process_set prescale_factor postscale_factor name", "tf"
+)
+def grouped_reducescatter(tensors: Sequence[Any], options: Options) -> List[tf.Tensor]:
     """Reduce several tensors in one operation; every rank gets its part of the rows of each result.
 
     Rows are divided evenly; where that leaves a remainder of r rows, the first r ranks get one row more.
@@ -219,12 +198,7 @@ def grouped_reducescatter(
     Args:
         tensors: dense tensors with at least one dimension; all ranks pass the same number of them, with the
             same shapes and dtypes, in the same order.
-        {tf_device_dense}
-        {compression}
-        op: Average (the default), Sum, Min, Max or Product.
-        {process_set}
-        {scale}
-        {tf_name}
+        {options}
 
     Returns:
         new tensors in the order of the inputs with this rank's rows of each. They are differentiable.
@@ -237,9 +211,11 @@ def grouped_reducescatter(
         MismatchError: shapes, dtypes, ops or factors differ between ranks.
         PeerLostError: a rank was lost.
     """
-    how = Reduction(
-        op_of(op), float(prescale_factor), float(postscale_factor), process_set, compression=compression
-    )
+    return _scatter(tensors, options)
+
+
+def _scatter(tensors: Sequence[Any], options: Options) -> List[tf.Tensor]:
     given = flow.dense(tensors, "reducescatter")
-    how, sent, restore = how.prepared(given)
-    return restore(flow.scatter(how, bridge.name_of(name, "reducescatter", given), sent))
+    how, sent, restore = Reduction.of_rows(options).prepared(given)
+    weights = [] if options.weight is None else [tf.cast(options.weight, tf.float64)]
+    return restore(flow.scatter(how, bridge.name_of(options.name, "reducescatter", given), sent, weights))

@@ -66,23 +66,30 @@ def _reduce_weighted(
     return _list(bridge.differentiable(forward, tensors))
 
 
-def scatter(how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor]) -> Tensors:
-    """Reduce tensors and keep this rank's rows (reducescatter).
+def scatter(
+    how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor], weights: Sequence[tf.Tensor] = ()
+) -> Tensors:
+    """Reduce tensors and keep this rank's rows (reducescatter); ``weights`` has this rank's weight, if any.
 
     The gradient is an allgather of the ranks' gradients. For Sum it is multiplied by the number of ranks,
     because losses are averaged over ranks.
     """
 
     def forward(*inputs: tf.Tensor) -> Any:
-        operation = Operation("reducescatter", how, name, len(inputs))
-        outputs = bridge.run([operation], inputs, _dtypes(inputs), _rows_unknown(inputs))
+        count = len(inputs) + len(weights)
+        operation = Operation("reducescatter", how, name, count, has_weight=bool(weights))
+        outputs = bridge.run([operation], [*inputs, *weights], _dtypes(inputs), _rows_unknown(inputs))
 
         def backward(*gradients: tf.Tensor) -> Any:
             factor = how.factor
             if how.op == ReduceOp.SUM:
                 factor *= size_of(how.process_set)
-            scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
-            return gather(how.process_set, _of(name), scaled)
+            if weights:  # this rank's, relative to the mean of the weights
+                label = None if name is None else bridge.unique_name(f"{name}.weight")
+                (mean,) = reduce(Reduction(process_set=how.process_set), label, weights)
+                factor = factor * weights[0] / mean
+            gathered = gather(how.process_set, _of(name), gradients)
+            return [gradient * tf.cast(factor, gradient.dtype) for gradient in gathered]
 
         return outputs, backward
 

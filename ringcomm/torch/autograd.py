@@ -12,6 +12,7 @@ from .._adapter.graph_callbacks import Operation
 from .._adapter.reduction import Reduction, is_coded
 from ..arrays.torch_tensors import tensor_of
 from ..calls.process_set import ProcessSet, rank_in, size_of
+from ..collective.options import Options
 from ..ops import ReduceOp, weight_of
 from . import handles
 from .tensors import array_of
@@ -64,24 +65,28 @@ class Reducescatter(torch.autograd.Function):
     """Reduces tensors and keeps this rank's rows; the gradient gathers all rows, times the size for a sum."""
 
     @staticmethod
-    def forward(ctx: Any, how: Reduction, name: Optional[str], *tensors: torch.Tensor) -> Any:
+    def forward(
+        ctx: Any, how: Reduction, name: Optional[str], weight: Optional[float], *tensors: torch.Tensor
+    ) -> Any:
         """Reduce over all ranks, and keep this rank's rows."""
-        ctx.how = how
+        ctx.how, ctx.weight = how, weight
         if is_coded(how.compression):
-            return _reduce_codes("reducescatter", how, name, tensors)
-        handle = handles.grouped_reducescatter_async(
-            tensors, name, how.op, how.process_set, how.prescale, how.postscale, True
-        )
-        return tuple(handles.synchronize(handle))
+            return _reduce_codes("reducescatter", how, name, tensors, weight)
+        options = Options(name=name, weight=weight, urgent=True)
+        return tuple(handles.start_rows(tensors, how, options, True).wait())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Gather the gradients of all rows."""
-        how, factor = ctx.how, ctx.how.factor
+        how, weight, factor = ctx.how, ctx.weight, ctx.how.factor
         if how.op == ReduceOp.SUM:
             factor *= size_of(how.process_set)
-        scaled = [gradient * factor for gradient in gradients]
-        return (None, None, *Allgather.apply(None, how.process_set, *scaled))
+        if weight is not None:  # this rank's, relative to the mean of the weights
+            own = torch.tensor([weight], dtype=torch.float64)
+            (mean,) = Allreduce.apply(Reduction(process_set=how.process_set), None, None, own)
+            factor *= weight / float(mean)
+        gathered = Allgather.apply(None, how.process_set, *gradients)
+        return (None, None, None, *(gradient * factor for gradient in gathered))
 
 
 class Allgather(torch.autograd.Function):

@@ -10,8 +10,9 @@ from .. import api
 from .._adapter.arguments import reduction
 from .._adapter.reduction import Reduction
 from ..calls.process_set import ProcessSet, global_process_set
+from ..collective.options import Options, takes
 from ..docstrings import documented
-from ..ops import ReduceOp, op_of
+from ..ops import ReduceOp
 from . import handles
 from .autograd import Allgather, Allreduce, Alltoall, Broadcast, Reducescatter
 from .compression import Compression
@@ -149,21 +150,13 @@ def grouped_allreduce_(
     return results
 
 
-@documented
-def reducescatter(
-    tensor: torch.Tensor,
-    name: Optional[str] = None,
-    compression: Any = Compression.none,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> torch.Tensor:
+@takes("reducescatter", "name compression op process_set prescale_factor postscale_factor")
+def reducescatter(tensor: torch.Tensor, options: Options) -> torch.Tensor:
     """Reduce a tensor over all ranks; every rank gets only its rows of the result.
 
     Args:
         {tensor_in}
-        {torch_scatter_options}
+        {options}
 
     Returns:
         a new tensor with this rank's rows: of ``n`` rows every member of the set gets ``n // size``, the
@@ -174,27 +167,16 @@ def reducescatter(
         ShapeError: the tensor has no first dimension.
         {call_errors}
     """
-    (result,) = grouped_reducescatter(
-        [tensor], name, compression, op, process_set, prescale_factor, postscale_factor
-    )
-    return result
+    return _scatter([tensor], options)[0]
 
 
-@documented
-def grouped_reducescatter(
-    tensors: Sequence[torch.Tensor],
-    name: Optional[str] = None,
-    compression: Any = Compression.none,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> List[torch.Tensor]:
+@takes("reducescatter", "name compression op process_set prescale_factor postscale_factor")
+def grouped_reducescatter(tensors: Sequence[torch.Tensor], options: Options) -> List[torch.Tensor]:
     """Reduce several tensors as one operation; every rank gets only its rows of each result.
 
     Args:
         {tensors_in}
-        {torch_scatter_options}
+        {options}
 
     Returns:
         a list of new tensors with this rank's rows; gradients flow through them.
@@ -204,9 +186,12 @@ def grouped_reducescatter(
         ShapeError: a tensor has no first dimension.
         {call_errors}
     """
-    how = Reduction(op_of(op), prescale_factor, postscale_factor, process_set, compression=compression)
-    how, sent, restore = how.prepared(all_dense(tensors, "reducescatter"))
-    return restore(Reducescatter.apply(how, name, *sent))
+    return _scatter(tensors, options)
+
+
+def _scatter(tensors: Sequence[torch.Tensor], options: Options) -> List[torch.Tensor]:
+    how, sent, restore = Reduction.of_rows(options).prepared(all_dense(tensors, "reducescatter"))
+    return restore(Reducescatter.apply(how, options.name, options.weight, *sent))
 
 
 @documented

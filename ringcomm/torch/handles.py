@@ -15,6 +15,7 @@ from .._adapter.reduction import Reduction
 from .._adapter.submit import start_allreduce, start_reducescatter
 from ..calls.process_set import ProcessSet, global_process_set, size_of
 from ..collective.call_sites import look_through
+from ..collective.options import Options, takes
 from ..docstrings import documented
 from ..engine.request import Handle
 from ..errors import ConfigError
@@ -166,22 +167,13 @@ def grouped_allreduce_async_(
     return start_allreduce(operands, how, name, urgent, True, weight=weight, compression=compression)
 
 
-@documented
-def reducescatter_async(
-    tensor: torch.Tensor,
-    name: Optional[str] = None,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    urgent: bool = False,
-) -> Handle:
+@takes("reducescatter", "name op process_set prescale_factor postscale_factor urgent", "core")
+def reducescatter_async(tensor: torch.Tensor, options: Options) -> Handle:
     """Start reducing a tensor over all ranks; every rank gets only its rows of the result.
 
     Args:
         {tensor_in}
-        {torch_scatter}
-        {urgent}
+        {options}
 
     Returns:
         a handle; ``synchronize(handle)`` returns a new tensor with this rank's rows: of ``n`` rows every
@@ -192,27 +184,16 @@ def reducescatter_async(
         NotOfferedError: op is Adasum.
         {start_errors}
     """
-    operands = [operand_of(tensor, "reducescatter", rows=True)]
-    how = Reduction(op, prescale_factor, postscale_factor, process_set)
-    return start_reducescatter(operands, how, name, urgent, False)
+    return start_rows([tensor], Reduction.of_rows(options), options, False)
 
 
-@documented
-def grouped_reducescatter_async(
-    tensors: Sequence[torch.Tensor],
-    name: Optional[str] = None,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    urgent: bool = False,
-) -> Handle:
+@takes("reducescatter", "name op process_set prescale_factor postscale_factor urgent", "core")
+def grouped_reducescatter_async(tensors: Sequence[torch.Tensor], options: Options) -> Handle:
     """Start reducing several tensors as one operation; every rank gets only its rows of each.
 
     Args:
         {tensors_in}
-        {torch_scatter}
-        {urgent}
+        {options}
 
     Returns:
         a handle; ``synchronize(handle)`` returns a list of new tensors with this rank's rows.
@@ -222,9 +203,13 @@ def grouped_reducescatter_async(
         NotOfferedError: op is Adasum.
         {start_errors}
     """
+    return start_rows(tensors, Reduction.of_rows(options), options, True)
+
+
+def start_rows(tensors: Sequence[torch.Tensor], how: Reduction, options: Options, grouped: bool) -> Handle:
+    """Start a reducescatter of tensors, with the name and the weight of ``options``."""
     operands = [operand_of(tensor, "reducescatter", rows=True) for tensor in tensors]
-    how = Reduction(op, prescale_factor, postscale_factor, process_set)
-    return start_reducescatter(operands, how, name, urgent, True)
+    return start_reducescatter(operands, how, options.name, options.urgent, grouped, options.weight)
 
 
 @documented

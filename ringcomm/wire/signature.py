@@ -37,6 +37,7 @@ _COMPARED = (
     ("prescale", "the prescale factor", "prescale factors"),
     ("postscale", "the postscale factor", "postscale factors"),
     ("weighted", "the weight", "averages, some with and some without weights,"),
+    ("bounds", "the list of sizes", "lists of sizes"),
 )
 """What ranks must agree on, with its names in messages; what stands first is named first."""
 
@@ -54,8 +55,9 @@ class Signature(NamedTuple):
         prescale, postscale: factors before and after a reduction.
         codec: place in :data:`ringcomm.ops.CODECS`, for reductions.
         weighted: whether every rank gives its contribution a weight; the weights themselves may differ.
+        bounds: boundaries between the pieces, where all ranks must agree on them: in elements of a direct
+            call, in rows of a reducescatter by name (those of every tensor, one after the other).
         items: of a direct call: number of elements, where all ranks must agree on it; otherwise 0.
-        bounds: of a direct call: boundaries between the pieces, where all ranks must agree on them.
         ahead: whether this is the exchange of numbers that goes ahead of a direct call.
         text: what the arrays of a direct call are, in words, where the shape does not say it. It may differ
             between ranks.
@@ -72,8 +74,8 @@ class Signature(NamedTuple):
     postscale: float = 1.0
     codec: int = 0
     weighted: bool = False
-    items: int = 0
     bounds: Tuple[int, ...] = ()
+    items: int = 0
     ahead: bool = False
     text: str = ""
 
@@ -90,11 +92,11 @@ class Signature(NamedTuple):
         Raises:
             ValueError, TypeError, OverflowError: nothing that could be run.
         """
-        name, process_set, kind, op, root, dtypes, shapes, prescale, postscale, codec, weighted = data
+        name, process_set, kind, op, root, dtypes, shapes, prescale, postscale, codec, weighted, bounds = data
         found = cls(
             str(name), int(process_set), int(kind), int(op), int(root), tuple(map(str, dtypes)),
             tuple(tuple(map(int, shape)) for shape in shapes), factor_of(float(prescale)),
-            factor_of(float(postscale)), int(codec), bool(weighted),
+            factor_of(float(postscale)), int(codec), bool(weighted), tuple(map(int, bounds)),
         )  # fmt: skip
         Collective(found.kind)
         if not 0 <= found.codec < len(CODECS):
@@ -103,6 +105,8 @@ class Signature(NamedTuple):
             _itemsize(dtype)
         if len(found.dtypes) != len(found.shapes) or any(n < 0 for shape in found.shapes for n in shape):
             raise ValueError("tensors without a type or of negative length")
+        if found.kind == Collective.REDUCESCATTER and not found.has_edges():
+            raise ValueError("rows that are not divided over ranks")
         return found
 
     def header(self, generation: int) -> Header:
@@ -125,6 +129,18 @@ class Signature(NamedTuple):
             "", 0, int(Collective(header.collective)), op, header.root, dtypes, (), codec=header.codec,
             weighted=weighted, items=header.items,
         )  # fmt: skip
+
+    def edges(self) -> List[Tuple[int, ...]]:
+        """Return by tensor the boundaries between the ranks' rows, of a reducescatter by name."""
+        each = len(self.bounds) // max(1, len(self.shapes))
+        return [self.bounds[place * each : (place + 1) * each] for place in range(len(self.shapes))]
+
+    def has_edges(self) -> bool:
+        """Return whether :meth:`edges` divide all rows of every tensor."""
+        return len(self.bounds) % max(1, len(self.shapes)) == 0 and all(
+            edges and shape and edges[0] == 0 and edges[-1] == shape[0] and sorted(edges) == list(edges)
+            for edges, shape in zip(self.edges(), self.shapes)
+        )
 
     # ---- as it is run ------------------------------------------------------------------------
 
@@ -198,6 +214,11 @@ class Signature(NamedTuple):
                 arguments += [part for part in (self.text or self._sizes(), self.dtypes[0]) if part]
             if self.op != NO_OP:
                 arguments.append(f"op={op_name(self.op)}")
+        if self.bounds and not self.items and self.shapes:
+            edges = self.edges()[0]
+            sizes = [stop - start for start, stop in zip(edges, edges[1:])]
+            if sizes != sorted(sizes, reverse=True) or sizes[0] - sizes[-1] > 1:
+                arguments.append(f"{sizes} rows by rank")
         if self.root != NO_ROOT and not message:
             arguments.append(f"root_rank={self.root}")
         if self.name and named and not message:

@@ -75,7 +75,7 @@ def values_of(default: str, module: Any) -> Any:
     if default in DEFAULTS:
         return DEFAULTS[default]
     if default == "none":
-        return (module.Compression.none,)
+        return (module.Compression.none, None)
     return (float(default),) if re.fullmatch(r"-?[\d.]+", default) else (default,)
 
 

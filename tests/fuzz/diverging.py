@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 import numpy as np
 
+from ringcomm.collective.options import Options
 from ringcomm.config import Settings
 from ringcomm.errors import MismatchError, PeerLostError, RingcommError
 from ringcomm.job.context import Context
@@ -131,7 +132,7 @@ def start(context: Context, call: Call, name: str) -> Tuple[Any, np.ndarray[Any,
     if call.kind == "allreduce":
         return engine.allreduce([flat], call.op, name, [shape], call.prescale), array
     if call.kind == "reducescatter":
-        return engine.reducescatter([flat], [shape], call.op, name, call.prescale), array
+        return engine.reducescatter([flat], [shape], Options(call.op, name, call.prescale)), array
     if call.kind == "broadcast":
         return engine.broadcast([flat], call.root, name, [shape]), array
     if call.kind == "allgather":

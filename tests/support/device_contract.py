@@ -20,6 +20,7 @@ from typing import Any, Callable, List, Sequence
 import numpy as np
 
 from ringcomm.arrays.operands import Operand, mirrors, submitted
+from ringcomm.collective.options import Options
 from ringcomm.dtypes import dtype_named
 from ringcomm.engine.request import Handle
 from ringcomm.job.context import Context
@@ -240,7 +241,7 @@ def check_asynchronous_rows(context: Context, lab: Lab) -> None:
     values = numbers(context, 2 * size, 50)
     rows = submitted(pool, lab.array(values), rows=True)
     found = engine.reducescatter(
-        [rows.flat], [rows.shape], Sum, "scatter", convert=lambda made: rows.deliver(made[0]),
+        [rows.flat], [rows.shape], Options(Sum, "scatter"), convert=lambda made: rows.deliver(made[0]),
         mirrors=mirrors([rows]),
     ).wait()  # fmt: skip
     same(lab.numpy(found), context.reducescatter(values, op=Sum), "reducescatter")

@@ -175,3 +175,16 @@ def check_nothing_is_dropped_or_repeated() -> None:
         same(form(unused)(own()), np.asarray(own()) + 1)
         same(form(lambda x: hvd.psum(x) + hvd.psum(x))(own()), 2 * total())
     same(hvd.psum(1), rc.size())  # the ranks would not agree after a call more or less
+
+
+def check_uneven_rows() -> None:
+    """The last rank gets all rows but one of each other rank, also in compiled programs and gradients."""
+    size, rank = hvd.size(), hvd.rank()
+    splits = [1] * (size - 1) + [5 - size]
+    for form in FORMS:
+        scattered = form(lambda x: hvd.reducescatter(x, hvd.Sum, splits=splits))
+        same(scattered(own()), np.split(total(), np.cumsum(splits)[:-1])[rank])
+        gradient = form(jax.grad(lambda x: (hvd.reducescatter(x, splits=splits) * (1.0 + rank)).sum()))(own())
+        same(gradient, np.repeat(np.arange(1.0, size + 1), splits))
+        weighted = form(lambda x: hvd.reducescatter(x, splits=splits, weight=1.0))
+        same(weighted(own()), np.split(total() / size, np.cumsum(splits)[:-1])[rank])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List
+from typing import Any, List
 
 import numpy as np
 import tensorflow as tf
@@ -50,3 +50,24 @@ def check_gradients_flow_through_it() -> None:
         loss = tf.reduce_sum(hvd.allreduce(given, weight=weight, name="loss") * (1.0 + hvd.rank()))
     share = weight / sum(weights()) * sum(1.0 + rank for rank in range(hvd.size()))
     close(tape.gradient(loss, given), np.full((4, 5), share))
+
+
+def check_uneven_rows() -> None:
+    """The last rank gets all rows but one of each other rank; gradients come back weighted."""
+    size, rank, weight = hvd.size(), hvd.rank(), weights()[hvd.rank()]
+    splits = [1] * (size - 1) + [5 - size]
+    first = rank if rank < size - 1 else size - 1
+
+    def scattered(given: tf.Tensor, weight: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            rows = hvd.reducescatter(given, splits=splits, weight=weight, name="uneven")
+            loss = tf.reduce_sum(rows * (1.0 + rank))
+        return rows, tape.gradient(loss, given)
+
+    given = tf.constant(numbers(rank, (4, 5), np.float64, 3))
+    for function in (scattered, tf.function(scattered)):
+        rows, gradient = function(given, tf.constant(weight, tf.float64))
+        close(rows, average()[first : first + splits[rank]])
+        factors = np.repeat(np.arange(1.0, size + 1), splits)[:, np.newaxis] * np.ones((4, 5))
+        close(gradient, weight * size / sum(weights()) * factors)

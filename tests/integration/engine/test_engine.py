@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ringcomm import ops
+from ringcomm.collective.options import Options
 from ringcomm.config import Settings
 from ringcomm.engine.process_sets import UnknownProcessSetError
 from ringcomm.errors import (
@@ -112,7 +113,7 @@ class TestTrouble:
             with pytest.raises(UnsupportedDtypeError):
                 engine.allreduce([np.ones(2, int)], Adasum)
             with pytest.raises(UnsupportedDtypeError):
-                engine.reducescatter([np.ones(2)], [(2,)], Adasum)
+                engine.reducescatter([np.ones(2)], [(2,)], Options(Adasum))
             with pytest.raises(UnsupportedDtypeError):
                 engine.broadcast([np.array(["x"])], 0)
             with pytest.raises(Misuse, match="zero-dimensional"):

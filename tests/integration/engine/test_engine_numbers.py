@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ringcomm.arrays.bridge import flat_copy
+from ringcomm.collective.options import Options
 from ringcomm.config import Settings
 from ringcomm.errors import Misuse, ShapeError
 from ringcomm.ops import Adasum, Average, Max, Min, Product, Sum
@@ -73,7 +74,7 @@ class TestNumbers:
             gathered = engine.allgather([rows], [(rank + 1, 3)], "g").wait(LIMIT_S)[0]
             sent = values(rank, 3, 8)
             engine.broadcast([sent], size - 1, "b").wait(LIMIT_S)
-            part = engine.reducescatter([values(rank, 4, (size + 1) * 2)], [(size + 1, 2)], Sum, "s")
+            part = engine.reducescatter([values(rank, 4, (size + 1) * 2)], [(size + 1, 2)], Options(Sum, "s"))
             splits = [to + 1 for to in range(size)]
             swapped = engine.alltoall(np.repeat(np.arange(size), splits) * 10 + rank, (sum(splits),), splits)
             engine.barrier().wait(LIMIT_S)
@@ -169,7 +170,7 @@ class TestNumbers:
             ]
             handles.append(context.engine.allreduce(arrays[6:], Sum, "second"))
             shapes = [(array.size,) for array in arrays]
-            scattered = context.engine.reducescatter(group(context.rank), shapes, Sum, "third")
+            scattered = context.engine.reducescatter(group(context.rank), shapes, Options(Sum, "third"))
             gathered = context.engine.allgather(group(context.rank), shapes, "fourth")
             for handle in handles:
                 handle.wait(LIMIT_S)

@@ -1,0 +1,102 @@
+"""A reducescatter whose rows are divided by a list: wrong lists, and ranks that disagree about it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ringcomm as rc
+from ringcomm.config import Settings
+from ringcomm.errors import ConfigError, MismatchError
+from ringcomm.testing.cluster import run_ranks
+
+SETTINGS = Settings(spin_us=0.0, timeout_s=60.0, start_timeout_s=20.0)
+FORMS = {
+    "direct": rc.reducescatter,
+    "in place": rc.reducescatter_,
+    "by name": lambda array, **options: rc.reducescatter_async(array, **options).wait(),
+    "grouped": lambda array, **options: rc.grouped_reducescatter([array, 2 * array], **options)[0],
+}
+
+
+def ranks_of(as_default, size, work):
+    def run(context):
+        as_default(context)
+        return work(context)
+
+    return run_ranks(size, run, settings=SETTINGS)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_rank_gets_the_rows_of_the_list(as_default, form):
+    def work(context):
+        array = np.arange(8.0).reshape(4, 2) + context.rank
+        found = FORMS[form](array, op="sum", splits=np.array([3, 0, 1]))
+        return found.tolist()
+
+    assert ranks_of(as_default, 3, work) == [
+        [[3.0, 6.0], [9.0, 12.0], [15.0, 18.0]], [], [[21.0, 24.0]],
+    ]  # fmt: skip
+
+
+def test_arrays_of_a_group_are_divided_alike(as_default):
+    def work(context):
+        arrays = [np.ones((3, 2)), np.ones(3, np.float32)]
+        return [part.shape for part in rc.grouped_reducescatter(arrays, splits=[1, 2], name="both")]
+
+    assert ranks_of(as_default, 2, work) == [[(1, 2), (1,)], [(2, 2), (2,)]]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("splits", "words"),
+    [
+        ([1, 1], r"reducescatter: splits \[1, 1\] have sum 2, the tensor 3 rows"),
+        ([4, 0], "reducescatter: the sum of the splits"),
+        ([4, -1], "or one of them is negative"),
+        ([1, 1, 1], r"number of entries in splits \(3\) does not equal the number of workers \(2\)"),
+        ([1.5, 1.5], "reducescatter: splits=.* is not a list of whole numbers"),
+        (3, "reducescatter: splits=3 is not a list"),
+    ],
+)
+def test_wrong_lists_are_named_before_anything_is_sent(as_default, form, splits, words):
+    def work(context):
+        with pytest.raises(ConfigError, match=words):
+            FORMS[form](np.ones((3, 2)), splits=splits)
+        return float(rc.allreduce(1.0, op="sum"))
+
+    assert ranks_of(as_default, 2, work) == [2.0, 2.0]
+
+
+def disagree(as_default, form, **options):
+    def work(context):
+        with pytest.raises(MismatchError) as caught:
+            FORMS[form](np.ones((3, 2)), splits=[[3, 0], [1, 2]][context.rank], **options)
+        return str(caught.value)
+
+    return ranks_of(as_default, 2, work)
+
+
+def test_ranks_that_disagree_by_name(as_default):
+    for text in disagree(as_default, "by name", name="rows"):
+        assert "lists of sizes" in text and "[3, 0] rows by rank" in text and "[1, 2] rows by rank" in text
+
+
+def test_ranks_that_disagree_by_order(as_default):
+    for text in disagree(as_default, "direct"):
+        assert "rank 1 makes another call" in text or "rank 0 makes another call" in text
+
+
+@pytest.mark.parametrize("weight", [None, 1.0])
+def test_ranks_that_disagree_with_a_codec(as_default, weight):
+    for text in disagree(as_default, "direct", compression="int8", weight=weight):
+        assert "the list of sizes: sizes [6, 0] on rank 0, sizes [2, 4] on rank 1" in text
+
+
+def test_weights_that_are_all_zero(as_default):
+    def work(context):
+        with pytest.raises(rc.RingcommError, match="the weights of all ranks are 0"):
+            rc.reducescatter(np.ones((3, 2)), weight=0.0, name="nothing", process_set=rc.global_process_set)
+        return True
+
+    assert ranks_of(as_default, 2, work) == [True, True]
