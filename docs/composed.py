@@ -12,10 +12,13 @@ import importlib.util
 import re
 import sys
 import types
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import griffe
+
+from tests.public_names import public_names
 
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -97,7 +100,12 @@ def show_options(obj: griffe.Function) -> None:
 
 
 class ComposedDocstrings(griffe.Extension):
-    """Replaces the placeholders and the roles in docstrings."""
+    """Replaces the placeholders and the roles in docstrings, and shows what packages export again."""
+
+    def on_module_members(self, *, mod: griffe.Module, **_: Any) -> None:
+        """Called for every module: its ``__all__`` may be made by :mod:`ringcomm.calls.exports`."""
+        with suppress(LookupError):
+            mod.exports = list(public_names(mod.path))
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Called for every object that was found."""

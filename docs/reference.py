@@ -15,6 +15,7 @@ GROUPS: Dict[str, str] = {
     "Ranks": "rank size local_rank local_size cross_rank cross_size is_homogeneous epoch",
     "Collectives": "allreduce allreduce_ allgather allgather_ broadcast broadcast_ reducescatter "
     "reducescatter_ alltoall alltoall_ barrier",
+    "Memory that the ranks of a host share": "empty",
     "Several arrays at once": "grouped_allreduce grouped_allreduce_ grouped_allgather grouped_reducescatter",
     "Collectives by name, in the background": "allreduce_async allreduce_async_ allgather_async "
     "broadcast_async broadcast_async_ reducescatter_async alltoall_async grouped_allreduce_async "

@@ -16,7 +16,6 @@ from ..configuration.bucket_sizes import ALONE_BYTES
 from ..dtypes import Array, dtype_named
 from ..errors import RingcommError
 from ..ops import ReduceOp
-from ..transport.arena import shared_room
 from ..wire.signature import Key, Signature
 from .request import Request
 
@@ -34,6 +33,8 @@ class FusionBuffer:
         """Room for so many elements."""
         nbytes = count * dtype.itemsize
         if self._bytes.size < nbytes:
+            from ..transport.arena import shared_room  # a program of small arrays does not load it
+
             shared = shared_room(nbytes)
             self._bytes = np.empty(nbytes, np.uint8) if shared is None else shared
         room: Array = self._bytes[:nbytes].view(dtype)

@@ -24,12 +24,12 @@ from ..job.flight_recorder import FlightRecorder, GroupFacts
 from ..job.timeline import Recording
 from ..schedule.select import Selector
 from ..transport.base import Channels, StoppableWatch
-from .message_history import MessageHistory
 from .reporter import Reporter
 from .view import Peer
 
 if TYPE_CHECKING:
     from ..rendezvous.joined import Joined
+    from .message_history import MessageHistory
 
 
 class Group:
@@ -123,6 +123,8 @@ class Group:
             type_name, purpose: see :class:`.MessageHistory`.
         """
         if self.settings.flight_recorder:
+            from .message_history import MessageHistory  # only groups of PyTorch have such messages
+
             history = MessageHistory(self.settings.flight_recorder, type_name, purpose)
             history.on_failure = self.flight.failed
             self.activity.messages = self.flight.messages = history

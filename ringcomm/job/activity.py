@@ -7,14 +7,16 @@ sums once a second, on the socket of the flight recorder. So a job that is not w
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
 
 from ..clock import StepClock
 from ..collective.progress import Progress
 from ..collective.runner import Runner
 from ..collective.totals import Totals, longest
 from ..engine.engine import Engine
-from ..group.message_history import MessageHistory
+
+if TYPE_CHECKING:
+    from ..group.message_history import MessageHistory
 
 OPERATIONS_SENT = 8
 """Number of operations in a report to ringrun: those that took the most time in total."""

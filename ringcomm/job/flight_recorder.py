@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence
 
 from ..clock import Deadline, monotonic
 from ..collective.call_history import CallHistory, Row
@@ -32,10 +32,12 @@ from ..config import Settings, flight_channel_from_environment
 from ..configuration.lookups import LOOKUPS
 from ..engine.engine import Engine
 from ..errors import MismatchError, NotInitializedError, PeerLostError, RingcommError, describe_error
-from ..group.message_history import MessageHistory
 from ..storage.files import write_file
 from ..storage.folders import own_folder
 from .activity import Activity, report
+
+if TYPE_CHECKING:
+    from ..group.message_history import MessageHistory
 
 logger = logging.getLogger("ringcomm.job.flight_recorder")
 LOOKUPS.begin()
