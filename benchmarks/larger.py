@@ -79,7 +79,9 @@ def token(group: Any) -> Step:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    mesh = DeviceMesh.from_group(group, "cpu")
+    # A name of its own: DTensor keeps what it has planned by mesh, and meshes of the same ranks and names are
+    # equal, so another group's collectives would be called.
+    mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=(f"ranks of {group.group_name}",))
     pairs = [nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(PAIRS)]
     for pair in pairs:
         parallelize_module(pair, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
