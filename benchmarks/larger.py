@@ -13,7 +13,7 @@ other rank's memory) and Gloo. Measured are
 
 Rank 0 prints medians, and the median of the ratios to Gloo's time in the same round; the larger the better.
 With --output also DIR/larger.json. --link (as root, on Linux) puts each rank on a host of its own, a network
-namespace, with links of this speed both ways; the file is DIR/larger_links.json then.
+namespace, with links of this speed both ways; the file is DIR/larger_RATE.json then.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def main() -> None:
         args.output.mkdir(parents=True, exist_ok=True)
         facts = {"machine": machine.facts(), "np": args.np, "link": args.link, "seconds": results}
         facts["relative errors"] = errors
-        file = args.output / ("larger_links.json" if args.link else "larger.json")
+        file = args.output / (f"larger_{args.link}.json" if args.link else "larger.json")
         file.write_text(json.dumps(facts, indent=1) + "\n")
     print("\n".join(ddp.table(results)))
     print(", ".join(f"relative error of {codec}: {error:.2e}" for codec, error in errors.items()))

@@ -25,7 +25,10 @@ def cores() -> int:
 
 
 def facts() -> Facts:
-    """What a reader needs to judge the numbers."""
+    """What a reader needs to judge the numbers. Not what makes this process a rank: its key is a secret."""
+    from ringcomm.configuration.variables import MEMBERSHIP_VARIABLES
+
+    place = {f"RINGCOMM_{name}" for name, _ in MEMBERSHIP_VARIABLES}
     return {
         "when": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "cores": cores(),
@@ -36,7 +39,11 @@ def facts() -> Facts:
         "congestion": _read("/proc/sys/net/ipv4/tcp_congestion_control"),
         "congestion_available": _read("/proc/sys/net/ipv4/tcp_available_congestion_control"),
         "ringcomm": _git("describe", "--always", "--dirty"),
-        "settings": {name: value for name, value in os.environ.items() if name.startswith("RINGCOMM_")},
+        "settings": {
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith("RINGCOMM_") and name not in place
+        },
         "load": list(os.getloadavg()),
         "command": " ".join(["python", *sys.argv]),
     }

@@ -350,16 +350,34 @@ def loopback() -> Rows:
         ]  # fmt: skip
 
 
-def compressed_messages() -> Rows:
-    for what, times in result("larger_links")["seconds"].items():
-        if not what.startswith("pipeline"):
-            continue
-        codec = what.partition(" as ")[2]
-        ways = ("ringcomm-tcp", "ringcomm")
-        ours = ", ".join(f"{1e3 * median(times[way]):.0f}" for way in ways)
-        ratios = ", ".join(f"{ratio(times['gloo'], times[way]):.2f}" for way in ways)
-        gloo = f"{1e3 * median(times['gloo']):.0f} ms"
-        yield [f"`{codec}`" if codec else "float32", f"{ours} ms", gloo, ratios]
+def milliseconds(seconds: float) -> str:
+    """Three digits, or all before the point."""
+    value = 1e3 * seconds
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def larger_models(compressed: bool) -> Callable[[], Rows]:
+    """Steps of models that are divided, on one host and over links, beside Gloo.
+
+    Args:
+        compressed: whether the rows are those of a pipeline with its codecs, over links; otherwise all else.
+    """
+    files = {"larger": "one host", "larger_1gbit": "1 Gbit/s", "larger_100mbit": "100 Mbit/s"}
+
+    def rows() -> Rows:
+        for file, link in files.items():
+            for what, times in result(file)["seconds"].items():
+                codec = what.partition(" as ")[2]
+                over_links = what.startswith("pipeline") and file != "larger"
+                if not over_links if compressed else codec:
+                    continue
+                ways = ("ringcomm-tcp", "ringcomm")
+                ours = ", ".join(milliseconds(median(times[way])) for way in ways)
+                ratios = ", ".join(f"{ratio(times['gloo'], times[way]):.2f}" for way in ways)
+                label = (f"`{codec}`" if codec else "float32") if compressed else what
+                yield [link, label, f"{ours} ms", f"{milliseconds(median(times['gloo']))} ms", ratios]
+
+    return rows
 
 
 def beside_peers() -> Rows:
@@ -426,7 +444,8 @@ TABLES: Tuple[Table, ...] = (
     Table("docs/machines.md", "ranks | Python and NumPy", 0, memory),
     Table("docs/compression.md", "task, learning rate", 0, local_steps),
     Table("docs/jax.md", "float32, 2 ranks", 0, jax_times),
-    Table("docs/larger_models.md", "ringcomm sends", 0, compressed_messages),
+    Table("docs/larger_models.md", "links | ringcomm sends", 0, larger_models(True)),
+    Table("docs/larger_models.md", "links | what", 0, larger_models(False)),
     Table("docs/gpu.md", "array and transport", 0, on_a_device),
     Table("docs/gpu.md", "step | transport", 0, steps_on_a_device),
     Table("docs/unequal.md", " | fast one alone", 0, unequal_machines),

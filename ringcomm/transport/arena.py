@@ -18,7 +18,7 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections import deque
-from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from .ring import nameless
 MIN_BYTES = 512 * 1024
 """What is shorter goes through the ring, which is as fast there; so shorter arrays are ordinary memory."""
 _UNIT = mmap.ALLOCATIONGRANULARITY
+# Not every system has these.
+_reserve: Optional[Callable[[int, int, int], None]] = getattr(os, "posix_fallocate", None)
+_GIVE_BACK: Any = getattr(mmap, "MADV_REMOVE", None)
 
 
 class _Block(NamedTuple):
@@ -51,7 +54,7 @@ class Arena:
     """
 
     def __init__(self) -> None:
-        if not hasattr(os, "posix_fallocate") or not hasattr(mmap, "MADV_REMOVE"):
+        if _reserve is None or _GIVE_BACK is None:
             raise OSError("this system does not reserve memory and give it back")
         self.descriptor = nameless()
         self.has_peers = False
@@ -82,7 +85,8 @@ class Arena:
             length = -(-nbytes // step) * step
             holes = self._holes.setdefault(length, [])
             offset = holes[-1] if holes else self._size
-            os.posix_fallocate(self.descriptor, offset, length)
+            assert _reserve is not None
+            _reserve(self.descriptor, offset, length)
             memory = mmap.mmap(self.descriptor, length, offset=offset)
             if holes:
                 holes.pop()
@@ -108,7 +112,7 @@ class Arena:
             try:
                 block = self._gone.popleft()
                 self._replace(tuple(item for item in self._blocks if item is not block))
-                block.map.madvise(mmap.MADV_REMOVE)
+                block.map.madvise(_GIVE_BACK)
                 self._holes[block.length].append(block.offset)
             except IndexError:
                 return
