@@ -362,13 +362,13 @@ def larger_models(compressed: bool) -> Callable[[], Rows]:
     Args:
         compressed: whether the rows are those of a pipeline with its codecs, over links; otherwise all else.
     """
-    files = {"larger": "one host", "larger_1gbit": "1 Gbit/s", "larger_100mbit": "100 Mbit/s"}
+    files = {"larger": "one host", "larger_16_cores": "one host, 16 cores", "larger_1gbit": "1 Gbit/s", "larger_100mbit": "100 Mbit/s"}
 
     def rows() -> Rows:
         for file, link in files.items():
             for what, times in result(file)["seconds"].items():
                 codec = what.partition(" as ")[2]
-                over_links = what.startswith("pipeline") and file != "larger"
+                over_links = what.startswith("pipeline") and "host" not in link
                 if not over_links if compressed else codec:
                     continue
                 ways = ("ringcomm-tcp", "ringcomm")
@@ -390,6 +390,26 @@ def beside_peers() -> Rows:
             gloo = [f"{duration(other['gloo'])} to {gloo[0]}", f"{other['gloo / ringcomm']:.1f}"]
         openmpi = duration(median(times["openmpi"])), f"{ratio(times['openmpi'], times['ringcomm']):.2f}"
         yield [size_text(int(count)), *ours, gloo[0], openmpi[0], gloo[1], openmpi[1]]
+
+
+def shared_arrays() -> Rows:
+    """Arrays that the ranks of a host share, beside ordinary ones, on the machine with 16 cores."""
+    starts = result("shared_arrays_16_cores")["starts"]
+    (four,) = result("shared_arrays_16_cores_4_ranks")["starts"]
+    with_four = {row["size"]: row["times"] for row in four["rows"]}
+    for row in starts[0]["rows"]:
+        size = row["size"]
+        rows = [each["times"] for start in starts for each in start["rows"] if each["size"] == size]
+        cells = ["13 arrays of 8 MiB" if size == "8Mx13" else size.replace("K", " KiB").replace("M", " MiB")]
+        for groups in (rows, [with_four[size]] if size in with_four else []):
+            ordinary = [value for times in groups for value in times["ordinary"]]
+            shared = [value for times in groups for value in times["shared"]]
+            if not groups:
+                cells += ["", "", ""]
+                continue
+            cells += [duration(1e-6 * median(ordinary)), duration(1e-6 * median(shared))]
+            cells.append(f"{ratio(ordinary, shared):.2f}")
+        yield cells
 
 
 def beside_alternatives() -> Rows:
@@ -459,6 +479,7 @@ TABLES: Tuple[Table, ...] = (
     Table("docs/performance.md", "size | default | fastest other", 0, fastest),
     Table("docs/performance.md", "size | shared: default", 0, beside_alternatives),
     Table("docs/performance.md", "size | default | shm", 0, beside_peers),
+    Table("docs/performance.md", "size | 2 ranks: ordinary", 0, shared_arrays),
     Table("docs/performance.md", " | step | × Gloo in DDP's", 0, gradients),
     Table("docs/performance.md", "size | bare exchange", 0, loopback),
 )
