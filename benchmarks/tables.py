@@ -362,7 +362,12 @@ def larger_models(compressed: bool) -> Callable[[], Rows]:
     Args:
         compressed: whether the rows are those of a pipeline with its codecs, over links; otherwise all else.
     """
-    files = {"larger": "one host", "larger_16_cores": "one host, 16 cores", "larger_1gbit": "1 Gbit/s", "larger_100mbit": "100 Mbit/s"}
+    files = {
+        "larger": "one host",
+        "larger_16_cores": "one host, 16 cores",
+        "larger_1gbit": "1 Gbit/s",
+        "larger_100mbit": "100 Mbit/s",
+    }
 
     def rows() -> Rows:
         for file, link in files.items():
