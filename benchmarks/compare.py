@@ -101,8 +101,10 @@ def parse() -> Tuple[argparse.Namespace, Tuple[int, ...]]:
     common_arguments(parser)
     parser.add_argument("--sizes", type=size_argument, nargs="+", metavar="BYTES", help="8 64K 16M … "
                         "[8 B to 256 MB]")  # fmt: skip
-    parser.add_argument("--collectives", nargs="+", choices=COLLECTIVES, default=COLLECTIVES, metavar="NAME",
-                        help=f"of {', '.join(COLLECTIVES)} [all]")  # fmt: skip
+    parser.add_argument("--collectives", nargs="+", choices=(*COLLECTIVES, "message"),
+                        default=COLLECTIVES, metavar="NAME",
+                        help=f"of {', '.join(COLLECTIVES)} [all of these]; message: a round "
+                        "trip between two ranks, of torch.distributed and MPI")  # fmt: skip
     parser.add_argument("--no-limits", action="store_true", help="do not measure the machine's own limits")
     args = parser.parse_args()
     return args, tuple(args.sizes or (QUICK_SIZES if args.quick else SIZES))

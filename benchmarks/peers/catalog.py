@@ -74,7 +74,7 @@ class Peer:
         """The environment to start it in."""
         environ = {name: value for name, value in os.environ.items() if name not in FORCED}
         environ["OMP_NUM_THREADS"] = environ["OPENBLAS_NUM_THREADS"] = "1"  # as torchrun does
-        paths = [str(ROOT), str(ROOT / "launcher")] if self.worker == "run_ringcomm.py" else []
+        paths = [str(ROOT), str(ROOT / "launcher")] if self.start is _ringrun else []
         if self.mpi:
             paths.append(tools.mpi4py[self.mpi])
         paths += [environ["PYTHONPATH"]] if environ.get("PYTHONPATH") else []
@@ -184,6 +184,17 @@ PEERS: Dict[str, Peer] = {
         _ringcomm("ringcomm-memory", "memory", same_host=True),
         Peer(
             "gloo", "run_gloo.py", _spawn, _not_importable("torch.distributed"), {"GLOO_SOCKET_IFNAME": "lo"}
+        ),
+        *(
+            Peer(
+                f"ringcomm-torch{of}",
+                "run_gloo.py",
+                _ringrun,
+                _not_importable("torch.distributed"),
+                {"BACKEND": "ringcomm", **({"RINGCOMM_TRANSPORT": "tcp"} if of else {})},
+                same_host=not of,
+            )
+            for of in ("", "-tcp")
         ),
         Peer("mlx", "run_mlx.py", _spawn, _not_importable("mlx.core")),
         Peer("openmpi-tcp", "run_mpi.py", _openmpi(*TCP_OPENMPI), _mpi_missing("openmpi"), mpi="openmpi"),

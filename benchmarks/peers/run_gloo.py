@@ -1,4 +1,7 @@
-"""A rank of torch.distributed with the Gloo backend; RANK, WORLD_SIZE and STORE (a file) identify it."""
+"""A rank of torch.distributed; RANK, WORLD_SIZE and STORE (a file) identify it.
+
+BACKEND names the backend: Gloo, or ringcomm, which ``ringrun`` starts.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,14 @@ from peers.worker import Adapter, Array, Operation, Run, main
 class Gloo(Adapter):
     def __init__(self) -> None:
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{os.environ['STORE']}",
-            rank=self.rank,
-            world_size=self.size,
-            timeout=datetime.timedelta(seconds=300),
-        )
+        backend = os.environ.get("BACKEND", "gloo")
+        where: Dict[str, Any] = {}
+        if backend == "gloo":
+            store = f"file://{os.environ['STORE']}"
+            where = {"init_method": store, "rank": self.rank, "world_size": self.size}
+        else:
+            import ringcomm.torch.distributed  # noqa: F401
+        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=300), **where)
 
     def barrier(self) -> None:
         dist.barrier()
@@ -41,6 +45,8 @@ class Gloo(Adapter):
         if collective == "alltoall":
             received = torch.ones(count)
             return Operation(data, lambda: dist.all_to_all_single(received, tensor), received.numpy)
+        if collective == "message":
+            return self._round_trip(data, tensor)
         part = np.ones(count // self.size, np.float32)
         small = torch.from_numpy(part)
         if collective == "allgather":
@@ -48,6 +54,21 @@ class Gloo(Adapter):
         if collective == "reducescatter":
             return Operation(data, lambda: dist.reduce_scatter_tensor(small, tensor), lambda: part)
         raise ValueError(collective)
+
+    def _round_trip(self, data: Array, tensor: Any) -> Operation:
+        received = torch.ones(len(data))
+
+        def begin() -> None:
+            dist.send(tensor, 1)
+            dist.recv(received, 1)
+
+        def answer() -> None:
+            dist.recv(received, 0)
+            dist.send(tensor, 0)
+
+        if self.rank > 1:
+            return Operation(data, lambda: None, lambda: data)
+        return Operation(data, answer if self.rank else begin, received.numpy)
 
     def reducer(self, array: Array) -> Run:
         tensor = torch.from_numpy(array)

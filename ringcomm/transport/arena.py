@@ -18,7 +18,7 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections import deque
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -28,9 +28,7 @@ from .ring import nameless
 MIN_BYTES = 512 * 1024
 """What is shorter goes through the ring, which is as fast there; so shorter arrays are ordinary memory."""
 _UNIT = mmap.ALLOCATIONGRANULARITY
-# Not every system has these.
-_reserve: Optional[Callable[[int, int, int], None]] = getattr(os, "posix_fallocate", None)
-_GIVE_BACK: Any = getattr(mmap, "MADV_REMOVE", None)
+_GIVE_BACK: Any = getattr(mmap, "MADV_REMOVE", None)  # Not every system has it.
 
 
 class _Block(NamedTuple):
@@ -40,6 +38,13 @@ class _Block(NamedTuple):
     length: int
     address: int
     map: mmap.mmap
+
+
+def _reserve(descriptor: int, offset: int, length: int) -> None:
+    """Take memory for a part of a file now: what is missing later would be a SIGBUS."""
+    if not hasattr(os, "posix_fallocate"):
+        raise OSError("this system does not reserve memory")
+    os.posix_fallocate(descriptor, offset, length)
 
 
 class Arena:
@@ -54,7 +59,7 @@ class Arena:
     """
 
     def __init__(self) -> None:
-        if _reserve is None or _GIVE_BACK is None:
+        if not hasattr(os, "posix_fallocate") or _GIVE_BACK is None:
             raise OSError("this system does not reserve memory and give it back")
         self.descriptor = nameless()
         self.has_peers = False
@@ -85,7 +90,6 @@ class Arena:
             length = -(-nbytes // step) * step
             holes = self._holes.setdefault(length, [])
             offset = holes[-1] if holes else self._size
-            assert _reserve is not None
             _reserve(self.descriptor, offset, length)
             memory = mmap.mmap(self.descriptor, length, offset=offset)
             if holes:
