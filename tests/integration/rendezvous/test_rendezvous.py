@@ -211,8 +211,8 @@ def test_a_hundred_generations_of_two_ranks_leak_nothing(service):
         # The other rank may be anywhere in its own start or end, in which it has up to 16; one leaked per
         # generation would be 50 here.
         assert min(descriptors[5:]) <= min(descriptors[:5]) + 16, descriptors
-    # Of the process, which both are in. Rings of 16 MB come and go. One 800 kB array kept per generation and rank
-    # would be 80 MB here.
+    # Of the process, which both are in. Rings of 16 MB come and go. One 800 kB array kept per generation and
+    # rank would be 80 MB here.
     early, late = ([rss for samples in series for _, rss in samples[part]] for part in HALVES)
     assert min(late) - min(early) < 35e6, [rss // 1_000_000 for rss in early + late]
 
