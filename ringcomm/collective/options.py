@@ -201,4 +201,5 @@ def _bound(
     missing = [name for name in first if name not in named]
     if missing:
         raise TypeError(f"{what}() lacks its argument {missing[0]!r}.")
-    return [*(named.pop(name) for name in first), Options.of(named)]
+    arguments = [named.pop(name) for name in first]
+    return [*arguments, Options.of(named)]
