@@ -21,6 +21,7 @@ BUS_FACTOR: Dict[str, Callable[[int], float]] = {
     "allgather": lambda p: (p - 1) / p,
     "reducescatter": lambda p: (p - 1) / p,
     "alltoall": lambda p: (p - 1) / p,
+    "message": lambda p: 2.0,
 }
 """Bus bandwidth is size / time times this, as in NCCL's tests: what a rank must send at least, per second."""
 

@@ -397,6 +397,14 @@ def beside_peers() -> Rows:
         yield [size_text(int(count)), *ours, gloo[0], openmpi[0], gloo[1], openmpi[1]]
 
 
+def round_trips() -> Rows:
+    """Messages between two ranks of a host, there and back."""
+    found = {(item["bytes"], item["peer"]): item["seconds"] for item in result("messages")["summary"]}
+    peers = ("ringcomm-torch-tcp", "ringcomm-torch", "gloo", "openmpi-tcp", "openmpi")
+    for size_bytes in sorted({size for size, _ in found}):
+        yield [size_text(size_bytes), *(duration(found[size_bytes, peer]) for peer in peers)]
+
+
 def shared_arrays() -> Rows:
     """Arrays that the ranks of a host share, beside ordinary ones, on the machine with 16 cores."""
     starts = result("shared_arrays_16_cores")["starts"]
@@ -471,6 +479,7 @@ TABLES: Tuple[Table, ...] = (
     Table("docs/jax.md", "float32, 2 ranks", 0, jax_times),
     Table("docs/larger_models.md", "links | ringcomm sends", 0, larger_models(True)),
     Table("docs/larger_models.md", "links | what", 0, larger_models(False)),
+    Table("docs/larger_models.md", "there and back", 0, round_trips),
     Table("docs/gpu.md", "array and transport", 0, on_a_device),
     Table("docs/gpu.md", "step | transport", 0, steps_on_a_device),
     Table("docs/unequal.md", " | fast one alone", 0, unequal_machines),
