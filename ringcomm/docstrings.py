@@ -302,14 +302,14 @@ SHARED.update({
     ),
     "reducescatter": _method(
         _fill("array_in") + "\n{options}",
-        "a new array with this rank's rows: of ``n`` rows every rank gets ``n // size``, the first\n"
-        "``n % size`` ranks one more.",
+        "a new array with this rank's rows: without ``splits`` every rank gets ``n // size`` of\n"
+        "``n`` rows, the first ``n % size`` ranks one more.",
         _NO_ROWS + _ERRORS,
     ),
     "reducescatter_": _method(
         _fill("array_inplace") + "\n{options}",
-        "a view of this rank's rows in ``array``: of ``n`` rows every rank gets ``n // size``, the first\n"
-        "``n % size`` ranks one more. The other rows hold intermediate results.",
+        "a view of this rank's rows in ``array``: without ``splits`` every rank gets ``n // size``\n"
+        "of ``n`` rows, the first ``n % size`` ranks one more. The other rows hold intermediate results.",
         _NOT_AN_ARRAY + _NO_ROWS + _ERRORS,
     ),
     "allgather": _method(
