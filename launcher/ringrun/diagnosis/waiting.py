@@ -64,7 +64,7 @@ def diagnose(reports: Mapping[int, RankReport]) -> List[str]:
     lines = _waiters(reports, {rank: place for rank, place in waiting.items() if rank not in at_odds})
     lines += _alike(reports)
     for rank, report in sorted(reports.items()):
-        if waiting[rank] is None and not _shares(report):
+        if waiting[rank] is None and not _has_failed(report):
             lines.append(_describe(report, rank in wanted))
     if len(lines) > MAX_LINES:
         lines = [*lines[:MAX_LINES], f"({len(lines) - MAX_LINES} more are in the files.)"]
@@ -146,7 +146,7 @@ def waits_for(reports: Mapping[int, RankReport]) -> Waits:
 def _waits_in(report: RankReport) -> Optional[Place]:
     """The operation in which a rank waits for others, or failed because of them."""
     failed = report.reason == "failure"
-    if report.error.startswith(UNCAUGHT) or _has_left(report):
+    if _has_failed(report) or _has_left(report):
         return None
     ordered = [channel for channel in report.channels if channel.ordered and channel.operations]
     last = [(channel, channel.operations[-1]) for channel in ordered]
@@ -174,7 +174,7 @@ def _same_channel(report: RankReport, channel: ReportedChannel) -> Optional[Repo
 
 def _behind(report: Optional[RankReport], channel: ReportedChannel, number: int) -> bool:
     """Return whether a rank is known not to have come to a certain call."""
-    if report is None or _is_silent(report) or report.error.startswith(UNCAUGHT):
+    if report is None or _is_silent(report) or _has_failed(report):
         return report is not None
     theirs = _same_channel(report, channel)
     if theirs is None or not theirs.operations:
@@ -200,7 +200,7 @@ def _posted(report: RankReport, rank: int, place: Place) -> Optional[int]:
 
 
 def _has_not_come(report: Optional[RankReport], channel: ReportedChannel, wanted: ReportedOperation) -> bool:
-    if report is None or _is_silent(report) or report.error.startswith(UNCAUGHT):
+    if report is None or _is_silent(report) or _has_failed(report):
         return report is not None
     theirs = _same_channel(report, channel)
     pending = [] if theirs is None else [item for item in theirs.operations if not item.over]
@@ -210,6 +210,11 @@ def _has_not_come(report: Optional[RankReport], channel: ReportedChannel, wanted
 def has_met_another_call(report: RankReport) -> bool:
     """Whether it failed because others made another call, not because one of them ended with that error."""
     return report.error.startswith(MISMATCH) and report.culprit is None
+
+
+def _has_failed(report: RankReport) -> bool:
+    """Return whether a rank's own program has failed, not because of another rank."""
+    return report.error.startswith(UNCAUGHT) and report.culprit in (None, report.rank)
 
 
 def _is_silent(report: RankReport) -> bool:
@@ -245,16 +250,11 @@ def _waiters(reports: Mapping[int, RankReport], waiting: Mapping[int, Optional[P
     return lines
 
 
-def _shares(report: RankReport) -> bool:
-    """Return whether a rank has ended with an error of its own, which others may have, too."""
-    return report.error.startswith(UNCAUGHT)
-
-
 def _alike(reports: Mapping[int, RankReport]) -> List[str]:
     """The ranks that have ended with the same error, in one line."""
     groups: Dict[str, List[int]] = {}
     for rank, report in sorted(reports.items()):
-        if _shares(report):
+        if _has_failed(report):
             groups.setdefault(_uncaught(report), []).append(rank)
     return [
         f"{_name(reports[ranks[0]])} {text}."
@@ -359,7 +359,7 @@ def _conclusions(reports: Mapping[int, RankReport], waits: Waits, quarrels: Sequ
             f"{ranks_text(sorted(waits)).capitalize()} wait for each other: they do not make the same calls "
             "in the same order."
         ]
-    gone = (rank for rank, report in reports.items() if _shares(report) or _has_left(report))
+    gone = (rank for rank, report in reports.items() if _has_failed(report) or _has_left(report))
     ended = sorted(rank for rank in gone if rank not in waits)
     if ended:
         others = ranks_text(sorted(waits))
