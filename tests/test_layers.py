@@ -91,16 +91,16 @@ LEVELS: Dict[int, List[List[str]]] = {
             "engine.cycle", "engine.thread", "engine.core", "engine.engine", "engine.heartbeat",
         ],
         [
-            "arrays.kinds", "arrays.bridge", "arrays.mirrors", "arrays.mapped",
-            "arrays.operands", "arrays.nccl", "arrays.torch_tensors", "arrays.cupy_arrays", "arrays.dlpack",
+            "arrays.kinds", "arrays.bridge", "arrays.mirrors", "arrays.mapped", "arrays.operands",
+            "arrays.nccl", "arrays.torch_tensors", "arrays.cupy_arrays", "arrays.dlpack",
         ],
-        ["scaling.step", "scaling.figure", "scaling.prediction",
-         "scaling.recorder", "scaling.job"],
+        ["scaling.step", "scaling.figure", "scaling.prediction", "scaling.recorder", "scaling.job"],
         ["balance.plan", "balance.order", "balance.division", "balance.replan", "balance.step_weight",
          "balance.unequal", "balance.window", "balance.advise", "balance.probe"],
         [
             "group.work", "group.message_history", "group.message_matching", "group.message_coding",
-            "group.message_channel", "group.abort_watch", "group.operation_queue", "group.point_to_point",
+            "group.message_channel", "group.abort_watch", "group.turn", "group.operation_queue",
+            "group.point_to_point",
         ],
     ],
     5: [

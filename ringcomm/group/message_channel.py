@@ -189,16 +189,19 @@ class Channel:
             ProtocolError: the peer sent an invalid frame.
             Disagreement: a message does not fit its receive.
         """
-        moved = self._send_some()
+        moved = self.push()
         while self._receive_some():
             moved = True
-        # Received frames may have queued replies.
-        moved = self._send_some() or moved
-        if moved:
             self.moved_s = monotonic()
-        return moved
+        # Received frames may have queued replies.
+        return self.push() or moved
 
-    def _send_some(self) -> bool:
+    def push(self) -> bool:
+        """Send as much as possible without waiting; returns whether any bytes moved.
+
+        Raises:
+            LinkClosed: the peer has closed the link.
+        """
         moved = False
         while self._outgoing:
             frame = self._outgoing[0]
@@ -206,6 +209,7 @@ class Channel:
             if not sent:
                 break
             moved = True
+            self.moved_s = monotonic()
             while frame.views and sent >= frame.views[0].nbytes:
                 sent -= frame.views.pop(0).nbytes
             if frame.views:
@@ -307,6 +311,10 @@ class Channel:
     def writing(self) -> bool:
         """Return whether there are frames to send."""
         return bool(self._outgoing)
+
+    def is_at_work(self) -> bool:
+        """Return whether bytes have to be sent, or are being received."""
+        return bool(self._outgoing or self._expected or self._receive)
 
     def in_transit(self, work: Any) -> bool:
         """Return whether this work's send and receive are matched, and its bytes are being moved."""

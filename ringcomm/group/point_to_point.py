@@ -1,4 +1,4 @@
-"""Point-to-point messages of one group: a thread with its own links."""
+"""Point-to-point messages of one group: links of their own, and what moves the bytes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from .failures import FailureReporter
 from .message_channel import Channel, Disagreement
 from .message_history import RECEIVE, SEND, MessageHistory
 from .message_matching import Address, Matcher, Receive
+from .turn import Turn
 from .work import Work
 
+LARGE_BYTES = 256 * 1024
+"""A caller that starts a longer message leaves it to the thread, and goes on at once."""
 _MAX_WAIT_S = 3600.0
 _MIN_WAIT_S = 1e-3
 
@@ -32,7 +35,7 @@ class PointToPoint:
     """Sends and receives arrays' bytes, matched by peer and tag.
 
     Args:
-        fabric: the links, for this thread only.
+        fabric: the links, for these messages only.
         reporter: reports a lost peer to the group.
         spin_s: how long to poll before sleeping while a caller waits, in seconds.
         name: the thread's name.
@@ -69,6 +72,7 @@ class PointToPoint:
         self._thread: Optional[threading.Thread] = None
         self._failure: Optional[BaseException] = None
         self._stopping = False
+        self._turn = Turn(fabric.wake)
         fabric.make_wakeable()
 
     # ---- called by any thread ----------------------------------------------------------------
@@ -125,10 +129,35 @@ class PointToPoint:
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._main, name=self._name, daemon=True)
                     self._thread.start()
-        if failure is None:
-            self._fabric.wake()
-        else:
+        if failure is not None:
             work.finish(failure)
+        elif nbytes > LARGE_BYTES or not self._turn.take(at_once=True):
+            self._turn.hurry()
+        else:
+            self._with_turn(self._push)
+
+    def help(self, work: Work) -> None:
+        """Move messages until a work is finished, unless another thread waits for one and does so.
+
+        For the thread that waits for it.
+        """
+        if self._turn.take():
+            self._with_turn(lambda: self._move(work.is_completed))
+
+    def _with_turn(self, act: Callable[[], object]) -> None:
+        """Do something as a caller that has the turn, and give it back."""
+        try:
+            self._guard(act)
+        except BaseException:
+            self._stopping = True  # Interrupted anywhere: nothing can be sent or received any more.
+            raise
+        finally:
+            self._turn.give_back(self._is_needed())
+
+    def _is_needed(self) -> bool:
+        """Return whether messages have to be moved although the caller that moved them does not wait now."""
+        waited_for = any(work.waiters and not work.is_completed() for work in self._limits)
+        return waited_for or any(channel.is_at_work() for channel in self._channels.values())
 
     def close(self, error: RingcommError) -> None:
         """End the thread; unfinished operations fail with ``error``."""
@@ -136,18 +165,27 @@ class PointToPoint:
             self._stopping = True
             self._failure = self._failure or error
         if self._thread is not None:
-            self._fabric.wake()
-            if self._thread is not threading.current_thread():
+            self._turn.hurry()
+            if not self._turn.is_mine():  # as it is in a callback of a message
                 self._thread.join(10.0)
+                self._turn.end(10.0)
         self._fail_all(error)
 
-    # ---- the thread --------------------------------------------------------------------------
+    # ---- the thread that has the turn --------------------------------------------------------
 
     def _main(self) -> None:
+        while not self._stopping:
+            self._turn.pause()
+            with self._turn:
+                self._guard(lambda: self._move(self._is_turn_wanted))
+
+    def _is_turn_wanted(self) -> bool:
+        return self._turn.wanted
+
+    def _guard(self, act: Callable[[], object]) -> None:
+        """Do something; if that fails, all operations fail."""
         try:
-            while not self._stopping:
-                if not self._cycle():
-                    self._sleep()
+            act()
         except RingcommError as error:
             self._fail_all(error)
         except Disagreement as difference:
@@ -156,8 +194,18 @@ class PointToPoint:
         except Exception as error:  # noqa: BLE001 - all pending operations must fail
             self._fail_all(BrokenInvariantError(f"{self._name} failed: {type(error).__name__}: {error}"))
 
+    def _move(self, is_over: Callable[[], bool]) -> None:
+        """Send and receive, at least once, until a condition is true."""
+        while not self._stopping:
+            moved = self._cycle()
+            if is_over():
+                return
+            if not moved:
+                self._sleep(is_over)
+
     def _fail_all(self, error: BaseException) -> None:
         with self._lock:
+            self._stopping = True
             self._failure = self._failure or error
             works = [*self._limits, *(request.work for request in self._posted)]
             self._posted, self._limits = [], {}
@@ -169,6 +217,17 @@ class PointToPoint:
             work.finish(self._failure)
 
     def _cycle(self) -> bool:
+        moved = self._start_posted()
+        moved = self._each(Channel.advance) or moved
+        if self._limits:
+            self._limits = {work: limit for work, limit in self._limits.items() if not work.is_completed()}
+        return moved
+
+    def _push(self) -> bool:
+        """Start what has been posted, and send what does not wait for a peer: an attempt of few copies."""
+        return self._start_posted() and self._each(Channel.push)
+
+    def _start_posted(self) -> bool:
         with self._lock:
             posted, self._posted = self._posted, []
         for request in posted:
@@ -178,29 +237,30 @@ class PointToPoint:
                 request.do()
             except LinkClosed as closed:
                 self._give_up(closed.peer, closed.reason)
-        moved = bool(posted)
+        return bool(posted)
+
+    def _each(self, act: Callable[[Channel], bool]) -> bool:
+        moved = False
         for peer, channel in list(self._channels.items()):
             try:
-                moved = channel.advance() or moved
+                moved = act(channel) or moved
                 channel.link.settled()
             except LinkClosed as closed:
                 self._lose(peer, closed.reason)
-        if self._limits:
-            self._limits = {work: limit for work, limit in self._limits.items() if not work.is_completed()}
         return moved
 
-    def _sleep(self) -> None:
+    def _sleep(self, is_over: Callable[[], bool]) -> None:
         if any(work.waiters for work in self._limits):
             until = POLLING.until(time.perf_counter(), self._spin_s)
             while time.perf_counter() < until:
-                if self._posted or self._cycle():
+                if self._posted or self._cycle() or is_over():
                     return
                 POLLING.give_way()
         timeout_s = self._check_limits()
         reading = [item.link for item in self._channels.values()]
         writing = [item.link for item in self._channels.values() if item.writing() or not item.link.settled()]
         with self._lock:
-            if self._posted or self._stopping:
+            if self._posted or self._stopping or is_over():  # at its limit, perhaps
                 return
         self._fabric.wait(reading, writing, timeout_s)
         if self._fabric.watch is not None:

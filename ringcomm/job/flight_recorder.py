@@ -90,13 +90,9 @@ class FlightRecorder:
     """
 
     def __init__(
-        self,
-        facts: GroupFacts,
-        settings: Settings,
-        runner: Runner,
-        activity: Activity,
+        self, facts: GroupFacts, settings: Settings, runner: Runner, activity: Activity,
         engine: Optional[Engine] = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.facts = facts
         self.activity = activity
         self.closed = False
@@ -158,9 +154,7 @@ class FlightRecorder:
         if self._calls is None or os.getpid() != self._pid or not self._reported.acquire(blocking=False):
             return
         if self._channel is not None:
-            culprit = cause.rank if isinstance(cause, (PeerLostError, MismatchError)) else None
-            because = {"culprit": culprit, "because": "" if cause is None else str(cause)}
-            self._channel.send({**record(self._channel.recorders, "failure", error), **because})
+            self._channel.send(record(self._channel.recorders, "failure", error, cause))
         elif self._directory and self.facts.size > 1:
             _write(Path(self._directory), record([self], "failure", error))
 
@@ -195,7 +189,9 @@ def forget_what_is_closed() -> None:
         channel.forget_closed()
 
 
-def record(recorders: Sequence[FlightRecorder], reason: str, error: str = "") -> Dict[str, Any]:
+def record(
+    recorders: Sequence[FlightRecorder], reason: str, error: str = "", cause: Optional[BaseException] = None
+) -> Dict[str, Any]:
     """A process's record, ready for JSON. Times are seconds of the wall clock.
 
     Args:
@@ -203,8 +199,13 @@ def record(recorders: Sequence[FlightRecorder], reason: str, error: str = "") ->
         reason: ``failure``, ``asked`` (ringrun requested it) or ``ended`` (the program ended: fewer
             operations, no stacks).
         error: the failure, if there was one.
+        cause: its exception, which may name the rank at fault.
     """
-    found: Dict[str, Any] = {"type": "record", "format": FORMAT, "reason": reason, "error": error}
+    culprit = cause.rank if isinstance(cause, (PeerLostError, MismatchError)) else None
+    found: Dict[str, Any] = {
+        "type": "record", "format": FORMAT, "reason": reason, "error": error, "culprit": culprit,
+        "because": "" if cause is None else str(cause),
+    }  # fmt: skip
     if recorders:
         facts = recorders[0].facts
         found.update(rank=facts.rank, size=facts.size, host=facts.host, generation=facts.generation)
@@ -356,7 +357,7 @@ class RecorderSocket:
                 self.send(numbers(self.recorders))
             error = getattr(sys, "last_value", None)
             text = "" if error is None else f"uncaught {describe_error(error)}"
-            self.send(record(self.recorders, "ended", text))
+            self.send(record(self.recorders, "ended", text, error))
 
     def send(self, message: Dict[str, Any]) -> None:
         """Send a message to ringrun, within :data:`SEND_S`."""

@@ -145,7 +145,7 @@ def waits_for(reports: Mapping[int, RankReport]) -> Waits:
 
 def _waits_in(report: RankReport) -> Optional[Place]:
     """The operation in which a rank waits for others, or failed because of them."""
-    failed = report.reason == "failure"
+    failed = report.reason == "failure" or _is_victim(report)
     if _has_failed(report) or _has_left(report):
         return None
     ordered = [channel for channel in report.channels if channel.ordered and channel.operations]
@@ -214,7 +214,12 @@ def has_met_another_call(report: RankReport) -> bool:
 
 def _has_failed(report: RankReport) -> bool:
     """Return whether a rank's own program has failed, not because of another rank."""
-    return report.error.startswith(UNCAUGHT) and report.culprit in (None, report.rank)
+    return report.error.startswith(UNCAUGHT) and not _is_victim(report)
+
+
+def _is_victim(report: RankReport) -> bool:
+    """Return whether a rank has failed because of another one, which it names."""
+    return bool(report.error) and report.culprit not in (None, report.rank)
 
 
 def _is_silent(report: RankReport) -> bool:
@@ -222,7 +227,7 @@ def _is_silent(report: RankReport) -> bool:
 
 
 def _has_left(report: RankReport) -> bool:
-    return report.reason == "ended" or bool(report.left)
+    return (report.reason == "ended" and not _is_victim(report)) or bool(report.left)
 
 
 def _is_away(report: RankReport) -> bool:

@@ -126,7 +126,7 @@ class Operations:
         what = f"send to rank {self._number_of(peer)} with tag {address[1]}"
         on_device = staged(self._staging, [tensor], [], False)
         operand = GroupOperand(tensor if on_device is None else on_device.fetched(self._runner.await_copy))
-        work = RingcommWork(what, [tensor], interrupted=self.interrupted)
+        work = RingcommWork(what, [tensor], helper=self.messages.help, interrupted=self.interrupted)
         work.epilogue = lambda: setattr(work, "kept", None)
         # A copy, if the tensor is not contiguous or is on a device, must live until it has been sent.
         work.kept = (operand, on_device)
@@ -145,7 +145,9 @@ class Operations:
         on_device = staged(self._staging, [tensor], [tensor], False)
         operand = GroupOperand(tensor if on_device is None else on_device.arguments[0])
         what = f"recv from {source} with tag {address[1]}"
-        work = RingcommWork(what, [tensor], interrupted=self.interrupted, on_device=on_device)
+        work = RingcommWork(
+            what, [tensor], helper=self.messages.help, interrupted=self.interrupted, on_device=on_device
+        )
         work.epilogue = operand.finish if on_device is None else on_device.deliver
         work.site = this_site()
         return self._started(self.messages.receive, peer, address, operand, work)

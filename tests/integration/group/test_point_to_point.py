@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -91,6 +92,137 @@ def test_a_receive_from_any_peer_gets_the_first_message(ranks):
     three.send(0, b"3333")
     assert works[1].ended() is None
     assert [(work.source, bytes(work.into)) for work in works] == [(1, b"two!"), (2, b"3333")]
+
+
+class TestCallers:
+    """Callers that wait, and move messages meanwhile."""
+
+    def test_a_caller_moves_all_messages_until_its_own_has_come(self, ranks):
+        one, two = ranks(2, 4096)
+        mine, other = one.receive(1, len(LONG)), one.receive(1, 4, tag=6)
+        sent = [two.send(0, b"abcd", tag=6), two.send(0, LONG)]
+        mine.waiters += 1
+        one.engine.help(mine)
+        assert mine.is_completed() and bytes(mine.into) == LONG and bytes(other.into) == b"abcd"
+        assert [work.ended() for work in sent] == [None, None]
+
+    @pytest.mark.parametrize("pause_s", [0.0, 0.02])
+    def test_there_and_back_many_times(self, ranks, pause_s):
+        """At times the thread has the turn when a caller comes, at times it is free."""
+        one, two = ranks(2, 4096)
+
+        def serve():
+            for number in range(60):
+                got = two.receive(0, 4)
+                got.waiters += 1
+                two.engine.help(got)
+                assert got.ended() is None
+                two.send(0, bytes(got.into) * 1024)
+                time.sleep(pause_s * (number % 3 == 0))
+
+        server = threading.Thread(target=serve)
+        server.start()
+        for number in range(60):
+            content = number.to_bytes(4, "little")
+            one.send(1, content)
+            got = one.receive(1, 4096)
+            got.waiters += 1
+            if number % 5:
+                one.engine.help(got)
+            assert got.ended() is None and bytes(got.into) == content * 1024
+        server.join(LIMIT_S)
+        assert not server.is_alive()
+
+    def test_two_callers_wait_at_once(self, ranks):
+        one, two = ranks(2)
+        works = [one.receive(1, 4, tag=tag) for tag in range(2)]
+
+        def wait(work):
+            work.waiters += 1
+            one.engine.help(work)
+            work.ended()
+
+        callers = [threading.Thread(target=wait, args=(work,)) for work in works]
+        for caller in callers:
+            caller.start()
+        assert eventually(lambda: one.engine._turn.wanted)
+        two.send(0, b"1111", tag=1)
+        assert works[1].ended() is None
+        two.send(0, b"0000", tag=0)
+        assert works[0].ended() is None
+        for caller in callers:
+            caller.join(LIMIT_S)
+            assert not caller.is_alive()
+
+    def test_what_was_started_by_others_is_sent_when_a_caller_has_its_message(self, ranks):
+        one, two = ranks(2, 4096)
+        got = one.receive(1, 4)
+        two.send(0, b"abcd")
+        got.waiters += 1
+        one.engine.help(got)
+        sent = one.send(1, LONG)  # No caller waits for this one.
+        long = two.receive(0, len(LONG))
+        assert (sent.ended(), long.ended()) == (None, None) and bytes(long.into) == LONG
+
+    def test_a_lost_peer_ends_its_wait(self, ranks):
+        one, two = ranks(2)
+        work = one.receive(1, 4)
+        work.waiters += 1
+        threading.Timer(0.05, two.leave).start()
+        one.engine.help(work)
+        assert isinstance(work.error, PeerLostError) and work.error.rank == 1
+
+    def test_a_limit_ends_its_wait(self, ranks):
+        one, _ = ranks(2)
+        work = one.receive(None, 4, limit_s=0.01)
+        work.waiters += 1
+        one.engine.help(work)
+        assert isinstance(work.error, PeerStalledError) and work.error.rank is None
+
+    def test_the_end_of_the_group_ends_its_wait(self, ranks):
+        one, _ = ranks(2)
+        work = one.receive(1, 4)
+        work.waiters += 1
+        threading.Timer(0.05, one.engine.close, [OVER]).start()
+        one.engine.help(work)
+        assert work.ended() is OVER
+
+    def test_nothing_moves_after_an_interrupt(self, ranks):
+        one, two = ranks(2)
+
+        class Interrupted(Task):
+            def finish(self, error=None):
+                if error is None:
+                    raise KeyboardInterrupt
+                super().finish(error)
+
+        work = Interrupted("recv from rank 1")
+        work.waiters += 1
+        one.engine.receive(1, TAG, memoryview(bytearray(4)), work, None)
+        behind = one.receive(1, 4, tag=6)
+        threading.Timer(0.05, two.send, [0, b"abcd"]).start()
+        with pytest.raises(KeyboardInterrupt):
+            one.engine.help(work)
+        two.send(0, b"abcd", tag=6)
+        one.engine.close(OVER)
+        assert work.ended() is OVER and behind.ended() is OVER
+        assert one.engine._thread is not None and not one.engine._thread.is_alive()
+
+    def test_a_callback_of_its_message_may_end_the_group(self, ranks):
+        one, two = ranks(2)
+
+        class Closing(Task):
+            def finish(self, error=None):
+                super().finish(error)
+                one.engine.close(OVER)
+
+        work = Closing("recv from rank 1")
+        work.waiters += 1
+        one.engine.receive(1, TAG, memoryview(bytearray(4)), work, None)
+        behind = one.receive(1, 4, tag=6)
+        two.send(0, b"abcd")
+        one.engine.help(work)
+        assert work.ended() is None and behind.ended() is OVER
 
 
 class TestLostPeers:
