@@ -481,7 +481,7 @@ def gradients() -> Rows:
 
 
 def take(directory: Path) -> None:
-    """Take rounds of compare.py and resnet.py with two ranks into results/one_host.json, in place of its own."""
+    """Take two ranks' rounds of compare.py and resnet.py into results/one_host.json, in place of its own."""
     found = result("one_host")
     found.pop("another_run", None)
     compared, stepped = (
