@@ -20,6 +20,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
+import cores
 import machine
 import report
 from measure import QUICK, Batch, Collected, Pace, round_robin
@@ -80,6 +81,12 @@ def quiet(args: argparse.Namespace) -> machine.Facts:
     return found
 
 
+def core_states() -> List[str]:
+    """What cores.py sees now: whether the two cores share a cache."""
+    found = cores.measure()
+    return [] if found is None else [found.name]
+
+
 def measure_limits(quick: bool) -> List[Dict[str, Any]]:
     """The machine's limits, measured in a fresh process."""
     command = [sys.executable, str(Path(__file__).with_name("limits.py")), "--json", *["--quick"] * quick]
@@ -117,7 +124,7 @@ def main() -> int:
     for name, reason in left_out.items():
         print(f"without {name}: {reason}", file=sys.stderr)
     data: Dict[str, Any] = {"quiet": quiet(args), "machine": machine.facts(), "pace": asdict(pace)}
-    data["left_out"] = left_out
+    data["left_out"], data["cores"] = left_out, core_states()
     data["limits"] = [] if args.no_limits else measure_limits(args.quick)
     collected = Collected()
     batches = [batch_of(collective, sizes) for collective in args.collectives]
@@ -125,6 +132,7 @@ def main() -> int:
         for np in args.np:
             round_robin(peers, tools, np, batches, pace, collected)
     finally:  # also what was measured until Ctrl-C
+        data["cores"] += core_states()
         data["collected"] = collected.raw()
         text = report.write_comparison(data, args.output)
     print(text)

@@ -76,6 +76,11 @@ def heading(title: str, facts: Dict[str, Any], noise: str) -> List[str]:
     return [f"# {title}", "", about, "", noise, "", f"    {settings}{facts['command']}", ""]
 
 
+def core_lines(states: Sequence[str]) -> List[str]:
+    """What cores.py saw before and after; nothing on one core."""
+    return [f"The cores before and after: {', '.join(states)}.", ""] if states else []
+
+
 def version_lines(versions: Dict[str, Dict[str, Any]], left_out: Dict[str, str]) -> List[str]:
     """What was measured, and what was not and why."""
     lines = []
@@ -188,7 +193,7 @@ def comparison_report(data: Dict[str, Any]) -> Tuple[str, Comparison]:
     facts, collected = data["machine"], data["collected"]
     found = Comparison(samples, data["limits"], facts["cores"])
     noise = machine.noise_line(data["quiet"], collected["others"])
-    lines = heading("ringcomm beside its peers", facts, noise)
+    lines = heading("ringcomm beside its peers", facts, noise) + core_lines(data.get("cores", ()))
     lines += version_lines(collected["versions"], data["left_out"])
     lines += [
         "Each cell: **how many times as fast as Gloo** (the absolute time). A column X@CC is compared with "

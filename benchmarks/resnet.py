@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Tuple
 
 import machine
 import report
-from compare import common_arguments, pace_of, quiet, tools_of
+from compare import common_arguments, core_states, pace_of, quiet, tools_of
 from measure import Collected, Sample, medians, round_robin, speedups
 from peers.catalog import Peer, baseline_of, choose
 from peers.steps import resnet50_shapes
@@ -26,7 +26,7 @@ BASE_MODE = "ddp-buckets-view"
 VIEWED = ("ddp-buckets", BASE_MODE)
 """Gloo's modes that others are compared with."""
 MODES: Dict[str, Tuple[str, ...]] = {
-    "run_ringcomm.py": ("per-tensor", "one-bucket"),
+    "run_ringcomm.py": ("per-tensor", "grouped", "one-bucket"),
     "run_gloo.py": ("per-tensor", "per-tensor-async", "ddp-buckets", BASE_MODE),
     "run_mpi.py": ("per-tensor", "ddp-buckets"),
     "run_horovod.py": ("per-tensor-async", "one-bucket"),
@@ -66,6 +66,7 @@ def markdown(data: Dict[str, Any]) -> str:
     collected = data["collected"]
     noise = machine.noise_line(data["quiet"], collected["others"])
     lines = report.heading("ResNet-50's gradients as one step", data["machine"], noise)
+    lines += report.core_lines(data["cores"])
     lines += report.version_lines(collected["versions"], data["left_out"])
     shapes = len(resnet50_shapes())
     lines += [
@@ -95,7 +96,7 @@ def main() -> int:
     tools, pace = tools_of(args), pace_of(args)
     peers, left_out = choose(args.peers, tools)
     data: Dict[str, Any] = {"quiet": quiet(args), "machine": machine.facts(), "pace": asdict(pace)}
-    data["left_out"] = left_out
+    data["left_out"], data["cores"] = left_out, core_states()
     collected = Collected()
 
     def tasks(peer: Peer) -> List[Dict[str, Any]]:
@@ -105,6 +106,7 @@ def main() -> int:
         for np in args.np:
             round_robin(peers, tools, np, [tasks], pace, collected)
     finally:
+        data["cores"] += core_states()
         data["collected"] = collected.raw()
         data["summary"] = summary(collected.samples)
         text = markdown(data)

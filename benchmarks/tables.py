@@ -3,8 +3,10 @@
     python benchmarks/tables.py            rewrites the tables in docs/*.md
     python benchmarks/tables.py --pictures draws the pictures of docs/ anew, too (needs matplotlib)
     python benchmarks/tables.py --check    exit code 1 and the lines that differ, if a page has other numbers
+    python benchmarks/tables.py --take DIR takes what compare.py and resnet.py wrote to DIR into results first
 
-A table is found by the line of its head; its rows are replaced. tests/test_tables.py makes the check.
+A table is found by the line of its head; its rows are replaced, and its head where that follows from results.
+tests/test_tables.py makes the check.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ import re
 import statistics
 import sys
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from report import size_text
+import limits
+from report import EFFICIENCY_FROM_BYTES, size_text
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -35,12 +38,14 @@ class Table(NamedTuple):
         head: the first cells of its head.
         number: which one of the page's tables with this head, from 0.
         rows: makes the rows.
+        columns: makes the whole head, where it depends on what was measured.
     """
 
     page: str
     head: str
     number: int
     rows: Callable[[], Rows]
+    columns: Optional[Callable[[], Sequence[str]]] = None
 
 
 def result(name: str) -> Any:
@@ -385,12 +390,27 @@ def larger_models(compressed: bool) -> Callable[[], Rows]:
     return rows
 
 
+OWN = {"ringcomm": "default", "ringcomm-shared": "`rc.empty`", "ringcomm-shm": "shm", "ringcomm-tcp": "tcp"}
+"""Peers that are ringcomm, and what their columns are called."""
+
+
+def beside_peers_columns() -> List[str]:
+    found = result("one_host")
+    measured = next(iter(found["rounds"].values()))
+    own = [label for peer, label in OWN.items() if peer in measured]
+    return ["size", *own, *["bound"] * ("limits" in found), "Gloo", "Open MPI", "× Gloo", "× Open MPI"]
+
+
 def beside_peers() -> Rows:
+    """All-reduces beside the peers'; "bound" is that of limits.lower_bound, from 1 MB on."""
     found = result("one_host")
     for count, times in found["rounds"].items():
-        ours = (duration(median(times[peer])) for peer in ("ringcomm", "ringcomm-shm", "ringcomm-tcp"))
+        ours = [duration(median(times[peer])) for peer in OWN if peer in times]
+        if "limits" in found:
+            bound = limits.lower_bound(found["limits"], "allreduce", int(count), 2, found["cores"])
+            ours.append(duration(bound) if bound and int(count) >= EFFICIENCY_FROM_BYTES else "")
         gloo = [duration(median(times["gloo"])), f"{ratio(times['gloo'], times['ringcomm']):.1f}"]
-        if count in found["another_run"]:
+        if count in found.get("another_run", ()):
             other = found["another_run"][count]
             gloo = [f"{duration(other['gloo'])} to {gloo[0]}", f"{other['gloo / ringcomm']:.1f}"]
         openmpi = duration(median(times["openmpi"])), f"{ratio(times['openmpi'], times['ringcomm']):.2f}"
@@ -444,7 +464,10 @@ def beside_alternatives() -> Rows:
 def gradients() -> Rows:
     found = result("one_host")["resnet50"]["rounds"]
     labels = {
+        "ringcomm-shared, grouped": "ringcomm, grouped, arrays of `rc.empty`",
+        "ringcomm-shared, per-tensor": "ringcomm, tensor by tensor, arrays of `rc.empty`",
         "ringcomm, per-tensor": "ringcomm, tensor by tensor",
+        "ringcomm, grouped": "ringcomm, grouped",
         "openmpi, per-tensor": "Open MPI, tensor by tensor",
         "ringcomm-tcp, per-tensor": "ringcomm over TCP, tensor by tensor",
         "ringcomm, one-bucket": "ringcomm, one bucket",
@@ -452,8 +475,33 @@ def gradients() -> Rows:
         "gloo, ddp-buckets": "Gloo, DDP's buckets", "gloo, per-tensor": "Gloo, tensor by tensor",
     }  # fmt: skip
     for name, label in labels.items():
-        times = found[name]
-        yield [label, duration(median(times)), f"{ratio(found['gloo, ddp-buckets-view'], times):.1f}"]
+        if name in found:
+            times = found[name]
+            yield [label, duration(median(times)), f"{ratio(found['gloo, ddp-buckets-view'], times):.1f}"]
+
+
+def take(directory: Path) -> None:
+    """Take two ranks' rounds of compare.py and resnet.py into results/one_host.json, in place of its own."""
+    found = result("one_host")
+    found.pop("another_run", None)
+    compared, stepped = (
+        json.loads((directory / f"{name}.json").read_text()) for name in ("compare", "resnet")
+    )
+    source = f"{compared['machine']['when']}, {compared['machine']['command']}; seconds: median of each round"
+    found.update(source=source, rounds={}, cores=compared["machine"]["cores"], states=compared["cores"])
+    if compared["limits"]:
+        found["limits"] = compared["limits"]
+    found["resnet50"] = {"source": stepped["machine"]["command"], "rounds": {}}
+    rounds: Dict[str, Dict[str, List[float]]] = found["rounds"]
+    for sample in compared["collected"]["samples"]:
+        if sample["np"] == 2 and sample["task"]["collective"] == "allreduce":
+            times = rounds.setdefault(str(sample["task"]["bytes"]), {})
+            times.setdefault(sample["peer"], []).append(median(sample["ns"]) * 1e-9)
+    for sample in stepped["collected"]["samples"]:
+        if sample["np"] == 2:
+            name = f"{sample['peer']}, {sample['task']['mode']}"
+            found["resnet50"]["rounds"].setdefault(name, []).append(median(sample["ns"]) * 1e-9)
+    (RESULTS / "one_host.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 # -- docs/machines.md -----------------------------------------------------------------------------
@@ -492,7 +540,7 @@ TABLES: Tuple[Table, ...] = (
     Table("docs/performance.md", "size | before | now |", 1, in_turns),
     Table("docs/performance.md", "size | default | fastest other", 0, fastest),
     Table("docs/performance.md", "size | shared: default", 0, beside_alternatives),
-    Table("docs/performance.md", "size | default | shm", 0, beside_peers),
+    Table("docs/performance.md", "size | default | ", 1, beside_peers, beside_peers_columns),
     Table("docs/performance.md", "size | 2 ranks: ordinary", 0, shared_arrays),
     Table("docs/performance.md", " | step | × Gloo in DDP's", 0, gradients),
     Table("docs/performance.md", "size | bare exchange", 0, loopback),
@@ -516,6 +564,9 @@ def made(text: str, tables: Sequence[Table]) -> str:
     for table in tables:
         first, last = find(lines, table)
         lines[first:last] = [f"| {' | '.join(row)} |" for row in table.rows()]
+        if table.columns is not None:
+            columns = table.columns()
+            lines[first - 2 : first] = [f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns))]
     return "\n".join(lines)
 
 
@@ -553,7 +604,10 @@ def main() -> int:
     )
     parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if a page differs")
     parser.add_argument("--pictures", action="store_true", help="draw the pictures, too")
+    parser.add_argument("--take", type=Path, metavar="DIR", help="results of compare.py and resnet.py")
     args = parser.parse_args()
+    if args.take is not None:
+        take(args.take)
     found = differences()
     print("\n".join(found))
     if args.check:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "benchmarks"))
 
 import tables  # noqa: E402
+from limits import SPAN_BYTES  # noqa: E402
 
 MEASURED = re.compile(r"\d (?:µs|us|ms|s|MB|GB|GB/s|%)(?:\W|$)|\d×|^[+-]?\d+\.\d+$", re.MULTILINE)
 """What a measured cell has: a number with a unit, a ratio, a decimal fraction."""
@@ -83,6 +85,37 @@ def test_pictures_are_those_of_the_results(tmp_path: Path) -> None:
     compression.draw(tables.result("compression")["steps"], tmp_path / "compression.svg")
     assert (tmp_path / "compression.svg").read_text() == (ROOT / "docs" / "compression.svg").read_text()
     assert "\n".join([*unequal.bars(tables.result("unequal")), ""]) == unequal.PICTURE.read_text()
+
+
+def test_a_run_beside_the_peers_is_taken_with_its_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speeds = [{"what": what, "bytes": size, "processes": 2, "median": 1e10}
+              for what in ("add", "copy") for size in SPAN_BYTES.values()]  # fmt: skip
+    peers = {"ringcomm": 4, "ringcomm-shared": 3, "gloo": 12, "openmpi": 6}
+    machine = {"when": "today", "command": "compare.py", "cores": 2}
+    for name, task in (
+        ("compare", {"collective": "allreduce", "bytes": 4_000_000}), ("resnet", {"mode": "grouped"})
+    ):  # fmt: skip
+        samples = [
+            {"peer": peer, "np": ranks, "round": number, "task": task, "ns": [ms * 10**6 * ranks] * 3}
+            for peer, ms in peers.items() for number in range(2) for ranks in (2, 4)
+        ]  # fmt: skip
+        found = {"machine": machine, "cores": ["a shared cache"], "limits": speeds}
+        (tmp_path / f"{name}.json").write_text(json.dumps({**found, "collected": {"samples": samples}}))
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "one_host.json").write_text((tables.RESULTS / "one_host.json").read_text())
+    monkeypatch.setattr(tables, "RESULTS", results)
+    tables.take(tmp_path)
+    (table,) = [each for each in tables.TABLES if each.rows is tables.beside_peers]
+    page = tables.made((ROOT / "docs" / "performance.md").read_text(), [table])
+    assert (
+        "| size | default | `rc.empty` | bound | Gloo | Open MPI | × Gloo | × Open MPI |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        "| 4 MB | 8.00 ms | 6.00 ms | 800 µs | 24.0 ms | 12.0 ms | 3.0 | 1.50 |\n\n"
+    ) in page
+    assert tables.result("one_host")["resnet50"]["rounds"]["ringcomm-shared, grouped"] == [0.006, 0.006]
 
 
 def test_the_command_makes_the_check() -> None:

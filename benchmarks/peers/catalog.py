@@ -19,7 +19,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 BASELINE = "gloo"
-FORCED = ("RINGCOMM_TRANSPORT", "RINGCOMM_CONGESTION")
+FORCED = ("RINGCOMM_TRANSPORT", "RINGCOMM_CONGESTION", "ARRAYS")
 """What a peer's name decides. Other settings of ringcomm are taken from the environment, and reported."""
 MPIS = ("openmpi", "mpich")
 
@@ -164,8 +164,9 @@ def _mpi_missing(mpi: str) -> Callable[[Tools], Optional[str]]:
     return missing
 
 
-def _ringcomm(name: str, transport: str = "", same_host: bool = False) -> Peer:
+def _ringcomm(name: str, transport: str = "", same_host: bool = False, arrays: str = "") -> Peer:
     environ = {"RINGCOMM_TRANSPORT": transport} if transport else {}
+    environ.update({"ARRAYS": arrays} if arrays else {})
     missing = _ringcomm_missing("RINGCOMM_TRANSPORT" if transport else None)
     return Peer(name, "run_ringcomm.py", _ringrun, missing, environ, same_host=same_host)
 
@@ -178,6 +179,7 @@ PEERS: Dict[str, Peer] = {
     peer.name: peer
     for peer in (
         _ringcomm("ringcomm", same_host=True),
+        _ringcomm("ringcomm-shared", same_host=True, arrays="shared"),
         _ringcomm("ringcomm-tcp", "tcp"),
         _ringcomm("ringcomm-unix", "unix"),
         _ringcomm("ringcomm-shm", "shm", same_host=True),

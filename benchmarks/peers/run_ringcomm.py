@@ -1,13 +1,12 @@
-"""A rank of ringcomm, started by ringrun."""
+"""A rank of ringcomm, started by ringrun. With ARRAYS=shared its arrays are those of ``rc.empty``."""
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from pathlib import Path
-from typing import Any, Dict
-
-import numpy as np
+from typing import Any, Dict, List
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import ringcomm as rc
@@ -24,8 +23,15 @@ class Ringcomm(Adapter):
     def barrier(self) -> None:
         rc.barrier()
 
+    def array(self, shape: Any) -> Array:
+        if os.environ.get("ARRAYS") != "shared":
+            return super().array(shape)
+        array = rc.empty(shape)
+        array.fill(1)
+        return array
+
     def operation(self, collective: str, count: int) -> Operation:
-        data = np.ones(count, np.float32)
+        data = self.array(count)
         if collective == "allreduce":
             return Operation(data, lambda: rc.allreduce_(data, op=rc.Sum), lambda: data)
         if collective == "broadcast":
@@ -48,14 +54,17 @@ class Ringcomm(Adapter):
     def reducer(self, array: Array) -> Run:
         return lambda: rc.allreduce_(array, op=rc.Average)
 
+    def grouped(self, arrays: List[Array]) -> Run:
+        return lambda: rc.grouped_allreduce_(arrays, op=rc.Average)
+
     def facts(self) -> Dict[str, Any]:
         return {"version": rc.__version__, "links": self._links()}
 
     def _links(self) -> str:
         """The links in use. There is no public way to ask, so this may one day have no answer."""
         try:
-            fabric = rc.api.context()._fabric
-            links = [fabric.link(peer) for peer in range(self.size) if peer != self.rank]
+            direct = rc.api.context().group.channels.direct
+            links = [direct.link(peer) for peer in range(self.size) if peer != self.rank]
         except (AttributeError, KeyError, IndexError):
             return "unknown"
         return " + ".join(sorted({_described(link) for link in links}))

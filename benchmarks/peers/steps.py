@@ -4,6 +4,7 @@ The modes, all of which leave the average of every gradient on every rank:
 
 * ``per-tensor``: one call after another, in place.
 * ``per-tensor-async``: all are started, then all are waited for.
+* ``grouped``: one call for all of them, in place.
 * ``one-bucket``: copied into one flat buffer, one call, copied back.
 * ``ddp-buckets``: torch's DistributedDataParallel: last gradient first, copied (and divided) into a bucket of
   1 MB and then buckets of 25 MB, each started when it is full; copied back at the end.
@@ -19,7 +20,7 @@ import numpy as np
 from .worker import Adapter, Array, Run
 
 Shape = Tuple[int, ...]
-MODES = ("per-tensor", "per-tensor-async", "one-bucket", "ddp-buckets", "ddp-buckets-view")
+MODES = ("per-tensor", "per-tensor-async", "grouped", "one-bucket", "ddp-buckets", "ddp-buckets-view")
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
 
@@ -54,9 +55,12 @@ def prepare(adapter: Adapter, mode: str) -> Tuple[Run, List[Array]]:
     """The step as a call, and the gradients that it averages."""
     shapes = resnet50_shapes()
     if mode == "per-tensor":
-        return _per_tensor(adapter, [np.ones(shape, np.float32) for shape in shapes])
+        return _per_tensor(adapter, [adapter.array(shape) for shape in shapes])
     if mode == "per-tensor-async":
-        return _per_tensor_async(adapter, [np.ones(shape, np.float32) for shape in shapes])
+        return _per_tensor_async(adapter, [adapter.array(shape) for shape in shapes])
+    if mode == "grouped":
+        gradients = [adapter.array(shape) for shape in shapes]
+        return adapter.grouped(gradients), gradients
     if mode == "one-bucket":
         return _bucketed(adapter, [shapes])
     return _bucketed(adapter, ddp_buckets(shapes), view=mode == "ddp-buckets-view")
@@ -121,7 +125,7 @@ def _bucketed(adapter: Adapter, buckets: List[List[Shape]], view: bool = False) 
     flats, places, gradients = [], [], []
     for shapes in buckets:
         counts = [int(np.prod(shape)) for shape in shapes]
-        flat = np.ones(sum(counts), np.float32)
+        flat = adapter.array(sum(counts))
         parts = np.split(flat, np.cumsum(counts)[:-1])
         inside = [part.reshape(shape) for part, shape in zip(parts, shapes)]
         own = inside if view else [np.ones(shape, np.float32) for shape in shapes]

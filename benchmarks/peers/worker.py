@@ -80,6 +80,14 @@ class Adapter(ABC):
         """The same without waiting: a call that starts it and returns the call that waits. None: has none."""
         return None
 
+    def array(self, shape: Any) -> Array:
+        """A new float32 array that is to be reduced, of ones."""
+        return np.ones(shape, np.float32)
+
+    def grouped(self, arrays: List[Array]) -> Run:
+        """The call that does what `reducer` does, for all of these arrays at once."""
+        raise NotImplementedError
+
     def facts(self) -> Dict[str, Any]:
         """Versions, and which way the bytes went, if the peer can say so."""
         return {}

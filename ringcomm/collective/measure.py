@@ -22,7 +22,7 @@ import numpy as np
 
 from ..clock import monotonic
 from ..ops import Collective
-from ..schedule.calibration import Calibration, leaders, model_of, pairings
+from ..schedule.calibration import Calibration, joined_model, leaders, model_of, pairings
 from ..schedule.cost import CostModel
 from ..schedule.steps import SOURCE, Recv, Send, Step
 from .runner import Runner
@@ -81,6 +81,43 @@ def measure(runner: Runner, host_index: Sequence[int]) -> Optional[CostModel]:
         byte_s = _measure_centres(runner, timer, firsts, byte_s)
     mine = Calibration(_reduce_byte_s(), *local, latency_s, byte_s)
     return model_of([Calibration(*row.tolist()) for row in gathered(runner, mine)], host_index)
+
+
+def measure_joined(
+    runner: Runner, numbers: Sequence[float], host_index: Sequence[int]
+) -> Optional[CostModel]:
+    """Measure only the interfaces of hosts that have joined ranks which have measured theirs.
+
+    The first rank of each such host swaps with that of the fastest other one. A new process on a host that
+    is known measures nothing.
+
+    Args:
+        runner: as for :func:`measure`.
+        numbers: of the ranks that have measured, as :func:`~ringcomm.schedule.calibration.numbers_of` has
+            them; the same on every rank.
+        host_index: for each rank the number of its host.
+
+    Returns:
+        the same model on every rank; None: all have to measure.
+
+    Raises:
+        PeerLostError: (or whatever else stops a collective) a rank is gone.
+    """
+    wires, firsts = [*numbers[4:]], leaders(host_index)
+    known = [host for host, byte_s in enumerate(wires) if byte_s]
+    new = [host for host, byte_s in enumerate(wires) if not byte_s]
+    if not numbers[0] or (len(wires) > 1 and len(new) > len(known)):
+        return None
+    if len(wires) > 1 and new:
+        centre = firsts[min(known, key=lambda host: wires[host])]
+        timer, mine_s = _LinkTimer(runner), 0.0
+        for host in new:
+            if runner.rank in (centre, firsts[host]):
+                mine_s = timer.pair(centre, firsts[host])[1]
+        everybodys = gathered(runner, [mine_s])[:, 0]
+        for host in new:
+            wires[host] = float(everybodys[firsts[host]])
+    return joined_model([*numbers[:4], *wires], host_index)
 
 
 def _measure_centres(runner: Runner, timer: _LinkTimer, firsts: Sequence[int], byte_s: float) -> float:

@@ -242,8 +242,11 @@ class Context(Collectives):
 
     def _kept(self, before: Optional[Prepared] = None) -> Optional[Prepared]:
         """What the next view need not find out again: nothing if links or hosts were silent in this one."""
-        is_silent = isinstance(self.group.reporter.abort_error, TimeoutError)
-        return None if is_silent else self._prepared or before
+        if not isinstance(self.group.reporter.abort_error, TimeoutError):
+            return self._prepared or before
+        from .preparation import SILENT
+
+        return SILENT
 
     def suspend(self, position: int) -> Resume:
         """End this process's part in the view, but keep its connection to the rendezvous.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
-from ..collective.measure import gathered, measure
+from ..collective.measure import gathered, measure, measure_joined
 from ..collective.runner import Runner
 from ..configuration.polling import usable_cores
 from ..group.group import Group
-from ..schedule.calibration import part_of
+from ..schedule.calibration import numbers_of, part_of
 from ..schedule.cost import CostModel
 from ..schedule.select import Selector
 from ..transport.process_memory import ReadingLink
@@ -22,7 +22,7 @@ class Prepared(NamedTuple):
     """What ranks have found out together before the first call of a view, for the views after it.
 
     Attributes:
-        generation: of the view: where it is the same, the ranks and the model are.
+        generation: of the view: where it is the same, the ranks and the model are. Negative: there is none.
         rank: this process's rank there.
         model: the links as they were measured; None: they were not.
     """
@@ -30,6 +30,12 @@ class Prepared(NamedTuple):
     generation: int
     rank: int
     model: Optional[CostModel]
+
+
+NEW = Prepared(-1, -1, None)
+"""Of a process that has prepared no view."""
+SILENT = Prepared(-2, -1, None)
+"""After a view in which links or hosts were silent: nothing that was measured holds."""
 
 
 class Preparation:
@@ -68,8 +74,8 @@ class Preparation:
     def tune(self, selector: Selector, before: Optional[Prepared] = None) -> Optional[CostModel]:
         """Measure the machine, and choose schedules by that from now on.
 
-        What all ranks have measured together in an earlier view is not measured again: after a loss the
-        links of the ranks that are left are as fast as they were.
+        What ranks have measured together in an earlier view is not measured again: after a loss the links of
+        the ranks that are left are as fast as they were, and with new ranks only the hosts of these are new.
 
         Args:
             selector: chooses them.
@@ -85,20 +91,42 @@ class Preparation:
         alone = group.local_size == group.size
         wanted = group.settings.measure and not (alone and crowded)
         oversubscribed = alone and crowded and all(link.carrier in STREAMS for link in self._links.values())
-        generation, rank, model = before or Prepared(-1, -1, None)
+        generation, rank, model = before or NEW
         everybodys = gathered(runner, [wanted, oversubscribed, generation, rank])
         wanted, oversubscribed = (bool(everybodys[:, column].all()) for column in (0, 1))
         self.is_repeated = generation >= 0 and bool((everybodys[:, 2] == generation).all())
-        if self.is_repeated and model is not None:
-            model = part_of(model, [int(number) for number in everybodys[:, 3]], hosts)
+        if wanted:
+            model = self._known(runner, everybodys, model, hosts) or measure(runner, hosts)
         else:
             model = None
-        if wanted and model is None:
-            model = measure(runner, hosts)
-        model = model if wanted else None
         selector.adopt(model, oversubscribed)
         self.prepared = Prepared(group.generation, group.rank, model)
         return model
+
+    def _known(
+        self, runner: Runner, everybodys: Any, model: Optional[CostModel], hosts: Sequence[int]
+    ) -> Optional[CostModel]:
+        """The links by what ranks have measured in an earlier view; None: all have to measure.
+
+        Args:
+            everybodys: for each rank what :meth:`tune` has gathered.
+            model: of this rank's earlier view.
+            hosts: for each rank the number of its host.
+        """
+        generations = everybodys[:, 2]
+        last = generations.max()
+        if last < 0 or (generations == SILENT.generation).any():
+            return None
+        members = [int(rank) for rank in (generations == last).nonzero()[0]]
+        own = [hosts[rank] for rank in members]
+        if self._group.rank not in members:
+            model = None
+        elif model is not None:
+            model = part_of(model, [int(everybodys[rank, 3]) for rank in members], own)
+        if self.is_repeated:
+            return model
+        numbers = gathered(runner, numbers_of(model, own, hosts))[members[0]]
+        return measure_joined(runner, numbers.tolist(), hosts)
 
     def carriers(self) -> str:
         """Return what this rank exchanges data through with each other rank, in one line."""

@@ -119,6 +119,40 @@ def part_of(model: CostModel, ranks: Sequence[int], host_index: Sequence[int]) -
     )
 
 
+def numbers_of(model: Optional[CostModel], own: Sequence[int], hosts: Sequence[int]) -> List[float]:
+    """A cost model as numbers, for ranks that have none; :func:`joined_model` makes one of them.
+
+    Args:
+        model: of some ranks; None: there is none, and all is 0.
+        own: for each of these ranks the number of its host.
+        hosts: for each rank of the job the number of its host.
+
+    Returns:
+        what holds for all, and then each host's seconds per byte, 0 where the model has none.
+    """
+    places = sorted(set(hosts))
+    if model is None:
+        return [0.0] * (4 + len(places))
+    wires = dict(zip(sorted(set(own)), model.wire_byte_s))
+    general = [model.latency_s, model.byte_s, model.reduce_byte_s, model.wire_latency_s]
+    return general + [wires.get(host, 0.0) for host in places]
+
+
+def joined_model(numbers: Sequence[float], hosts: Sequence[int]) -> CostModel:
+    """The cost model of a job from :func:`numbers_of`, in which every host's interface is known by now."""
+    latency_s, byte_s, reduce_byte_s, wire_latency_s, *wires = numbers
+    model = CostModel(latency_s, byte_s, reduce_byte_s, MESSAGE_S)
+    if len(wires) == 1:
+        return model
+    order = {host: number for number, host in enumerate(sorted(set(hosts)))}
+    speeds = even_classes([1.0 / max(wire, QUICK_BYTE_S) for wire in wires])
+    return model._replace(
+        hosts=tuple(order[host] for host in hosts),
+        wire_latency_s=wire_latency_s,
+        wire_byte_s=tuple(1.0 / speed for speed in speeds),
+    )
+
+
 def coarse(value: float) -> float:
     """The nearest of 1, 1.5, 2, 3, 4, 6, 8, ... (times a power of two).
 

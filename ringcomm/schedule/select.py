@@ -1,9 +1,10 @@
 """The choice: one schedule for every call, by a model of the machine if there is one, else by rule.
 
 A :class:`Selector` belongs to one rank of one job. All ranks must give theirs the same model (and
-settings), and then all choose the same without communication. The model is evaluated once for each
-collective and each power of two of bytes: every applicable algorithm is replayed on it
-(:func:`ringcomm.schedule.cost.predict`) and the quickest is kept.
+settings), and then all choose the same without communication. For each collective every applicable
+algorithm is replayed on the model (:func:`ringcomm.schedule.cost.predict`) once for each power of two of
+bytes. Between two of them the time is taken to grow in a straight line. The quickest algorithm is kept for
+each of eight size classes from one power of two to the next.
 
 Not quite the quickest: ``direct`` and ``one_shot`` add up in the order of the ranks, so that results do
 not depend on which of them was taken, and what was measured a little differently in the next run changes
@@ -48,10 +49,10 @@ of a host to which several others send, and packets are dropped. Three hosts, 10
 the bound at queues of 1, 5 and 20 ms: ``direct`` 1.16 to 1.26, 1.11, 1.13 to 1.17 (1.04 without a drop),
 ``ring`` 1.06 each time; 20 Mbit/s: 1.09 and 1.06; six hosts, 6 MB: 1.11 and 1.07; 1 MB: 1.16 and 1.06. What
 is shorter is in flight and in the queues at once: 256 KB 1.07 and 1.14."""
-_FULL_QUEUES_CLASS = 20  # from 512 KiB on
+_FULL_QUEUES_BYTES = 512 * 1024
 _FULL_QUEUES = 1.12
 
-_MIN_CLASS = 7  # up to 127 bytes all is the same
+_MIN_BYTES = 128  # below, all is the same
 _CACHED_SCHEDULES = 1024  # a training step uses a handful of different lengths for each collective
 
 Pose = Callable[[str, int, int], Problem]
@@ -90,7 +91,8 @@ class Selector:
         self._model: Optional[CostModel] = None
         self._oversubscribed = False
         self._shares: Dict[str, Optional[List[float]]] = {}
-        self._chosen: Dict[Tuple[str, int, bool], str] = {}
+        self._chosen: Dict[Tuple[str, int, bool], str] = {}  # by collective, size class and single fold
+        self._predicted: Dict[Tuple[str, str, int], float] = {}  # by collective, algorithm and bytes
         self._build = lru_cache(_CACHED_SCHEDULES)(build)
         self._build_all_to_all = lru_cache(_CACHED_SCHEDULES)(self._new_all_to_all)
 
@@ -105,6 +107,7 @@ class Selector:
         self._model = coarse_model(model) if model is not None and self._size <= MODEL_MAX_RANKS else None
         self._shares = _unequal_shares(model, self._grid) if model is not None else {}
         self._chosen.clear()
+        self._predicted.clear()
         if self._report is not None and model is not None:
             self._report(_describe(model))
 
@@ -214,14 +217,14 @@ class Selector:
     def _in_chunks(
         self, collective: str, rule: str, bounds: Tuple[int, ...], item_bytes: int, single: bool
     ) -> Steps:
-        """A schedule for chunks whose boundaries the caller gives."""
+        """A schedule for chunks whose boundaries the caller gives. Even ones decide, for a size class."""
 
         def pose(name: str, rank: int, count: int) -> Problem:
-            edges = bounds if count == bounds[-1] else even_bounds(count, self._size)
-            return Problem(rank, self._size, count, edges, self._grid)
+            return Problem(rank, self._size, count, even_bounds(count, self._size), self._grid)
 
         name = self._choose(collective, rule, bounds[-1], item_bytes, single, pose)
-        return self._build(collective, name, pose(name, self._rank, bounds[-1]))
+        problem = Problem(self._rank, self._size, bounds[-1], bounds, self._grid)
+        return self._build(collective, name, problem)
 
     def _all_reduce_problem(self, name: str, rank: int, count: int) -> Problem:
         shares = self._shares.get(name)
@@ -232,39 +235,62 @@ class Selector:
         self, collective: str, rule: str, count: int, item_bytes: int, single: bool, pose: Pose
     ) -> str:
         """The algorithm for all calls of this size class, from the first one on."""
-        size_class = max((count * item_bytes).bit_length(), _MIN_CLASS)
-        key = (collective, size_class, single)
+        first_bytes = _class_of(count * item_bytes)
+        key = (collective, first_bytes, single)
         name = self._chosen.get(key)
         if name is None:
             problem = Problem(self._rank, self._size, count, hosts=self._grid)
             usable = [item for item in algorithms(collective) if item.usable(problem, item_bytes, single)]
             costs: Dict[str, float] = {}
             if self._model is not None and len(usable) > 1:
-                # The middle of the class, so that its first call decides nothing.
-                typical = max(1, (3 << (size_class - 2)) // item_bytes)
                 costs = {
-                    item.name: self._predict(collective, item.name, typical, item_bytes, pose)
+                    item.name: self._cost(collective, item.name, first_bytes, item_bytes, pose)
                     for item in usable
                 }
-            handicaps = {item.name: self._handicap(item, size_class) for item in usable}
+            handicaps = {item.name: self._handicap(item, first_bytes) for item in usable}
             name = min(costs, key=lambda name: costs[name] * handicaps[name]) if costs else rule
             self._chosen[key] = name
             if self._report is not None:
-                self._report(_explain(collective, size_class, single, name, costs))
+                self._report(_explain(collective, first_bytes, single, name, costs))
         return name
 
-    def _handicap(self, item: Algorithm, size_class: int) -> float:
-        """The factor on the predicted time of an algorithm, for messages of this class."""
+    def _handicap(self, item: Algorithm, nbytes: int) -> float:
+        """The factor on the predicted time of an algorithm, for messages of so many bytes."""
         wires = () if self._model is None else self._model.wire_byte_s
-        if len(wires) < 3 or min(wires) < SLOW_BYTE_S or size_class < _FULL_QUEUES_CLASS:
+        if len(wires) < 3 or min(wires) < SLOW_BYTE_S or nbytes < _FULL_QUEUES_BYTES:
             return item.handicap
         return _FULL_QUEUES if item.many_to_one else 1.0
 
-    def _predict(self, collective: str, name: str, count: int, item_bytes: int, pose: Pose) -> float:
+    def _cost(self, collective: str, name: str, nbytes: int, item_bytes: int, pose: Pose) -> float:
+        """The predicted time of the shortest messages of a size class."""
+        nbytes = max(nbytes, _MIN_BYTES)
+        low = 1 << (nbytes.bit_length() - 1)
+        cost = self._predict(collective, name, low, item_bytes, pose)
+        if nbytes > low:
+            above = self._predict(collective, name, 2 * low, item_bytes, pose)
+            cost += (above - cost) * (nbytes - low) / low
+        return cost
+
+    def _predict(self, collective: str, name: str, nbytes: int, item_bytes: int, pose: Pose) -> float:
         assert self._model is not None
-        # Not through the cache: other ranks' schedules are only priced, and are not to displace this rank's.
-        schedules = [build(collective, name, pose(name, rank, count)) for rank in range(self._size)]
-        return predict(schedules, item_bytes, self._model)
+        key = (collective, name, nbytes)
+        found = self._predicted.get(key)
+        if found is None:
+            count = max(1, nbytes // item_bytes)
+            # Not through the cache: other ranks' schedules are only priced, and do not displace this rank's.
+            schedules = [build(collective, name, pose(name, rank, count)) for rank in range(self._size)]
+            found = self._predicted[key] = predict(schedules, item_bytes, self._model)
+        return found
+
+
+def _class_of(nbytes: int) -> int:
+    """The fewest bytes of a message in the same size class; there are eight to each power of two.
+
+    >>> [_class_of(nbytes) for nbytes in (127, 16384, 18431, 18432, 32767)]
+    [0, 16384, 16384, 18432, 30720]
+    """
+    shift = nbytes.bit_length() - 4
+    return nbytes >> shift << shift if nbytes >= _MIN_BYTES else 0
 
 
 def _unequal_shares(model: CostModel, grid: Optional[Hosts]) -> Dict[str, Optional[List[float]]]:
@@ -294,9 +320,9 @@ def _describe(model: CostModel) -> str:
     return f"{text}; adding {1e-9 / model.reduce_byte_s:.0f} GB/s"
 
 
-def _explain(collective: str, size_class: int, single: bool, name: str, costs: Dict[str, float]) -> str:
-    low = 0 if size_class == _MIN_CLASS else 1 << (size_class - 1)
-    what = f"{collective} of {low} to {(1 << size_class) - 1} bytes"
+def _explain(collective: str, first_bytes: int, single: bool, name: str, costs: Dict[str, float]) -> str:
+    step_bytes = (1 << (first_bytes.bit_length() - 4)) if first_bytes else _MIN_BYTES
+    what = f"{collective} of {first_bytes} to {first_bytes + step_bytes - 1} bytes"
     what += ", all contributions at once" if single else ""
     if not costs:
         return f"{what}: {name}"

@@ -6,9 +6,7 @@ Reading each other's memory (:mod:`~ringcomm.transport.process_memory`) and memo
 
 from __future__ import annotations
 
-import os
 import socket
-import stat
 import struct
 from typing import Dict, Mapping, Optional
 
@@ -17,14 +15,7 @@ from . import arena
 from .carriers import measured
 from .lending import LendingLink
 from .process_memory import TOKEN_BYTES, Lease, PeerMemory, ReadingLink, available
-from .ring import (
-    NEAR_BYTES,
-    RING_BYTES,
-    SMALL_RING_BYTES,
-    Ring,
-    receive_descriptor,
-    send_descriptor,
-)
+from .ring import NEAR_BYTES, RING_BYTES, SMALL_RING_BYTES, Ring, receive_memory, send_descriptor
 from .shm import SharedLink
 from .tcp import SocketLink, choose_congestion
 
@@ -117,11 +108,9 @@ class Trial:
 
     def take_arena(self) -> None:
         """Take over the other end's arena, and send it whether that worked."""
-        _, descriptor = receive_descriptor(self._sock)
-        if descriptor is not None and stat.S_ISREG(os.fstat(descriptor).st_mode):
+        _, descriptor = receive_memory(self._sock)
+        if descriptor is not None:
             self._peer_arena = arena.of_peer(descriptor)
-        elif descriptor is not None:
-            os.close(descriptor)
         self._sock.sendall(_NO if self._peer_arena is None else _YES)
 
     def link(self, peer: int) -> SocketLink:

@@ -6,6 +6,7 @@ of an end that sleeps.
 
 Each end makes the ring for what it sends: anonymous memory, without a name in any file system, that it hands
 to the other end through their Unix socket. When the processes end, however they end, the system frees it.
+It is sealed, so that no process can make it shorter: reading what is no longer there ends a process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import array
 import mmap
 import os
 import socket
+import stat
 import struct
 import sys
+from contextlib import suppress
 from typing import Optional, Tuple
 
 RING_BYTES = 8 * 1024 * 1024
@@ -50,6 +53,7 @@ MASK = 2 * sys.maxsize + 1
 CLOSED = MASK
 IN_ARENA = MASK - MASK // 2
 """Added to the length of a piece in the lender's arena: in place of an address is its offset there."""
+_ADD_SEALS, _GET_SEALS, _SEAL_SHRINK = 1033, 1034, 2  # of fcntl; Python has them on Linux only
 
 
 class Ring:
@@ -132,7 +136,7 @@ class Ring:
         Raises:
             OSError: the connection broke.
         """
-        message, descriptor = receive_descriptor(sock)
+        message, descriptor = receive_memory(sock)
         try:
             ring = None if descriptor is None else cls(descriptor)
         except OSError:
@@ -169,10 +173,16 @@ def nameless() -> int:
     """A descriptor of anonymous memory, which other processes can only get by its being passed to them."""
     if hasattr(os, "memfd_create"):
         try:
-            descriptor: int = os.memfd_create("ringcomm", os.MFD_CLOEXEC)  # type: ignore[attr-defined,unused-ignore]
-            return descriptor
+            flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING  # type: ignore[attr-defined,unused-ignore]
+            descriptor: int = os.memfd_create("ringcomm", flags)  # type: ignore[attr-defined,unused-ignore]
         except OSError:
             pass  # A sandbox may have the call but forbid it.
+        else:
+            import fcntl
+
+            with suppress(OSError):  # Which systems cannot seal is asked where memory is received.
+                fcntl.fcntl(descriptor, _ADD_SEALS, _SEAL_SHRINK)
+            return descriptor
     if not hasattr(os, "O_TMPFILE"):
         raise OSError("this system has no shared memory without a name")
     return os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -187,8 +197,8 @@ def send_descriptor(sock: socket.socket, message: bytes, descriptor: int) -> Non
     sock.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))])
 
 
-def receive_descriptor(sock: socket.socket) -> Tuple[bytes, Optional[int]]:
-    """Receive one byte, and the descriptor that came with it, if one did.
+def receive_memory(sock: socket.socket) -> Tuple[bytes, Optional[int]]:
+    """Receive one byte, and the descriptor of memory that came with it, if one did that may be mapped.
 
     Raises:
         OSError: the connection broke.
@@ -201,4 +211,32 @@ def receive_descriptor(sock: socket.socket) -> Tuple[bytes, Optional[int]]:
             descriptors.frombytes(content[: len(content) // descriptors.itemsize * descriptors.itemsize])
     if not message:
         raise ConnectionError("it closed the connection")
-    return message, descriptors[0] if descriptors else None
+    if not descriptors:
+        return message, None
+    if _may_be_mapped(descriptors[0]):
+        return message, descriptors[0]
+    os.close(descriptors[0])
+    return message, None
+
+
+def _may_be_mapped(descriptor: int) -> bool:
+    """Whether it is memory that cannot become shorter, or as good as this system has it."""
+    if _is_sealed(descriptor):
+        return True
+    try:
+        own = nameless()
+    except OSError:
+        return False
+    try:
+        return stat.S_ISREG(os.fstat(descriptor).st_mode) and not _is_sealed(own)
+    finally:
+        os.close(own)
+
+
+def _is_sealed(descriptor: int) -> bool:
+    import fcntl
+
+    try:
+        return bool(fcntl.fcntl(descriptor, _GET_SEALS) & _SEAL_SHRINK)
+    except OSError:
+        return False  # No file of this kind has seals.

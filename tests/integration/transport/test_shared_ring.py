@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from ringcomm.transport import arena
 from ringcomm.transport.ring import (
     CONTROL_BYTES,
     NEAR_BYTES,
@@ -18,6 +19,8 @@ from ringcomm.transport.ring import (
     SMALL_RING_BYTES,
     WRITTEN,
     Ring,
+    nameless,
+    receive_memory,
 )
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory without a name")
@@ -86,7 +89,7 @@ def test_memory_of_another_size_is_refused(ends):
     """The words in front must not be looked for in less; a process of 32 bits has half the bytes for them."""
     other_words = 512 * (4 if struct.calcsize("P") == 8 else 8)
     for size in (100, other_words + RING_BYTES):
-        descriptor = os.memfd_create("small")
+        descriptor = nameless()
         os.ftruncate(descriptor, size)
         send_descriptor(ends[0], descriptor)
         assert Ring.take(ends[1]) == (b"y", None)
@@ -96,6 +99,24 @@ def test_memory_of_another_size_is_refused(ends):
         Ring(descriptor)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
+
+
+def test_memory_that_could_become_shorter_is_refused(ends):
+    """A process that read what is no longer there would be ended by SIGBUS."""
+    made, array = Ring.make(SMALL_RING_BYTES), arena.empty(1_000_000)
+    assert array in arena.own()
+    for sealed in (made._descriptor, arena.own().descriptor):
+        with pytest.raises(PermissionError):
+            os.ftruncate(sealed, 100)
+        send_descriptor(ends[0], os.dup(sealed))
+        _, descriptor = receive_memory(ends[1])
+        os.close(descriptor)
+    made.close()
+    for flags in (0, os.MFD_ALLOW_SEALING):
+        descriptor = os.memfd_create("not sealed", flags)
+        os.ftruncate(descriptor, CONTROL_BYTES + RING_BYTES)
+        send_descriptor(ends[0], descriptor)
+        assert Ring.take(ends[1]) == (b"y", None)
 
 
 def test_an_end_without_memory_says_so_and_one_that_is_gone_is_an_error(ends):

@@ -9,8 +9,10 @@ from ringcomm.schedule.calibration import (
     Calibration,
     coarse,
     coarse_model,
+    joined_model,
     leaders,
     model_of,
+    numbers_of,
     pairings,
     part_of,
 )
@@ -72,6 +74,18 @@ def test_a_slightly_different_measurement_makes_the_same_coarse_model():
         return model_of([Calibration(*(factor * value for value in wire))] * 3, [0, 1, 2])
 
     assert coarse_model(model(1.0)) == coarse_model(model(1.05))
+
+
+def test_a_model_for_ranks_that_have_joined():
+    known = model_of([Calibration(1e-10, 11e-6, 3e-10, 60e-6, 80e-9)] * 2, [4, 9])
+    numbers = numbers_of(known, [4, 9], [9, 4, 7, 9])
+    assert numbers[4:] == pytest.approx([80e-9, 0.0, 80e-9])
+    model = joined_model([*numbers[:5], 8e-9, *numbers[6:]], [9, 4, 7, 9])
+    assert model.hosts == (2, 0, 1, 2) and model.wire_byte_s == pytest.approx((80e-9, 8e-9, 80e-9))
+    assert (model.latency_s, model.wire_latency_s) == (known.latency_s, known.wire_latency_s)
+    single = model_of([Calibration(1e-10, 11e-6, 3e-10)], [0])
+    assert joined_model(numbers_of(single, [0], [0, 0, 0]), [0, 0, 0]) == single
+    assert not any(numbers_of(None, [], [0, 1]))
 
 
 class TestPart:

@@ -6,7 +6,7 @@ import pytest
 
 from ringcomm.errors import ConfigError
 from ringcomm.schedule import hierarchy
-from ringcomm.schedule.cost import CostModel
+from ringcomm.schedule.cost import CostModel, predict
 from ringcomm.schedule.select import Selector
 from ringcomm.schedule.steps import Recv, Send, even_bounds
 from tests.support.prover.verify import (
@@ -75,6 +75,33 @@ class TestAllReduce:
         first.all_reduce(25 * KIB, 4, False)
         chosen = [text.split(": ")[1].split(" ")[0] for text in heard if "allreduce of" in text]
         assert chosen == ["direct", "one_shot"]
+
+    def test_a_size_is_priced_where_it_lies(self):
+        model = CostModel(2e-6, 0.5e-9, 0.06e-9, 4e-6, hosts=(0, 0, 0, 0), wire_byte_s=(GIGABIT,))
+        assert [name_of(model, size * KIB) for size in (16, 18, 20, 24, 28)] == [
+            "doubling", "doubling", "doubling", "direct", "direct",
+        ]  # fmt: skip
+        heard = []
+        for selector in selectors(model, heard):
+            for count in (6 * KIB, 4 * KIB, 4 * KIB + 1):  # The first call of a class decides nothing.
+                selector.all_reduce(count, 4, False)
+        assert [text.split(" (")[0] for text in heard[1:]] == [
+            "allreduce of 24576 to 26623 bytes: direct", "allreduce of 16384 to 18431 bytes: doubling",
+        ]  # fmt: skip
+
+    def test_a_price_between_two_powers_of_two_is_near_the_replayed_one(self):
+        for model in (CostModel(2e-6, 0.5e-9, 0.06e-9, 4e-6), network(GIGABIT, GIGABIT, places=2)):
+            host_index = model.hosts or (0, 0, 0, 0)
+            heard = []
+            selector = Selector(0, 4, host_index=host_index, report=heard.append)
+            selector.adopt(model)
+            for size in (192, 20 * KIB, 448 * KIB, 40 * MIB):
+                selector.all_reduce(size // 4, 4, False)
+                hosts = hierarchy.hosts_of(host_index)
+                for price in heard[-1].split("predicted: ")[1].rstrip(")").split(", "):
+                    name, cost_ms = price.split(" ")
+                    built = [make("allreduce", name, rank, 4, size // 4, hosts=hosts) for rank in range(4)]
+                    assert float(cost_ms) == pytest.approx(predict(built, 4, model) * 1e3, rel=0.08)
 
     def test_several_ranks_per_host(self):
         model = network(GIGABIT, GIGABIT, places=4)
@@ -164,7 +191,17 @@ class TestSaying:
             "interfaces 1000, 1000, 1000 Mbit/s; adding 10 GB/s"
         )
         assert heard[1].startswith("allreduce of 0 to 127 bytes: one_shot (ms predicted: one_shot 0.0")
-        assert heard[2].startswith("broadcast of 262144 to 524287 bytes: ")
+        assert heard[2].startswith("broadcast of 393216 to 425983 bytes: ")
+
+
+def test_chunks_of_the_first_call_do_not_decide_for_its_class():
+    texts = []
+    for bounds in (even_bounds(MIB, 4), (0, MIB, MIB, MIB, MIB)):
+        heard = []
+        (first, *_) = selectors(network(*[GIGABIT] * 4), heard)
+        first.all_gather(bounds, 4)
+        texts.append(heard[-1])
+    assert texts[0] == texts[1]
 
 
 def test_reduce_scatter_and_all_gather_save_the_wire_too():
