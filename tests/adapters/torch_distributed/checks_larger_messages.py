@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from typing import Any, Dict, List, Tuple
 
 import torch
@@ -49,6 +51,47 @@ def check_batches_of_messages_in_any_order(on: Ranks) -> None:
             work.wait()
         for place, wanted_item in expected:
             assert torch.equal(place, wanted_item)
+
+
+def check_messages_of_several_threads(on: Ranks) -> None:
+    """Some threads wait at once, some look now and then, some sleep first: any may move the messages."""
+    problems: List[BaseException] = []
+
+    def exchange(thread: int) -> None:
+        for step in range(12):
+            chosen = random.Random(1000 * thread + step)  # the same on all ranks
+            pending: List[Tuple[Any, torch.Tensor, torch.Tensor]] = []
+            for number in range(chosen.randint(1, 4)):
+                source, target = chosen.sample(range(on.size), 2)
+                tag, count = 10_000 * thread + 10 * step + number, chosen.choice((*SIZES, 300_000))
+                content = message(source, target, tag, count)
+                if source == on.rank:
+                    pending.append((dist.isend(content, target, on.ring, tag), content, content))
+                elif target == on.rank:
+                    place = torch.full_like(content, -1.0)
+                    pending.append((dist.irecv(place, source, on.ring, tag), place, content))
+            own = random.Random(1000 * thread + 10 * step + on.rank)
+            own.shuffle(pending)
+            for work, place, content in pending:
+                way = own.randrange(3)
+                while way == 1 and not work.is_completed():
+                    time.sleep(1e-4)
+                time.sleep(0.004 * (way == 2))
+                work.wait()
+                assert torch.equal(place, content), (thread, step)
+
+    def run(thread: int) -> None:
+        try:
+            exchange(thread)
+        except BaseException as problem:  # noqa: BLE001 - raised below
+            problems.append(problem)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(3 * (on.size > 1))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems, problems
 
 
 def check_a_ring_of_long_messages(on: Ranks) -> None:
