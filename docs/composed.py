@@ -74,15 +74,23 @@ def as_markdown(text: str) -> str:
     return _EXAMPLE.sub(":", _ALONE.sub("", _ROLE.sub(name, text)))
 
 
+def _value_of(argument: ast.expr) -> str:
+    """An argument of ``takes()``: a text, or the name of one in its module."""
+    value: str = (
+        getattr(_COLLECTIVES, argument.id) if isinstance(argument, ast.Name) else ast.literal_eval(argument)
+    )
+    return value
+
+
 def show_options(obj: griffe.Function) -> None:
     """Give a function that ``takes()`` options their parameters and descriptions, as ``help()`` has them."""
     for decorator in obj.decorators:
         call = ast.parse(str(decorator.value), mode="eval").body
         if not isinstance(call, ast.Call) or ast.unparse(call.func) != "takes":
             continue
-        given = [ast.literal_eval(argument) for argument in call.args]
+        given = [_value_of(argument) for argument in call.args]
         given += [""] * (4 - len(given))
-        named = {item.arg: ast.literal_eval(item.value) for item in call.keywords}
+        named = {item.arg: _value_of(item.value) for item in call.keywords}
         kind, order = given[:2]
         texts, without = named.get("texts", given[2]), named.get("without", given[3])
         names = _COLLECTIVES.names_of(kind, order, without)
@@ -92,7 +100,7 @@ def show_options(obj: griffe.Function) -> None:
                 item.name, annotation=item.annotation, kind=griffe.ParameterKind.positional_or_keyword,
                 default=re.sub(r"<(.*): \d+>", r"\1", repr(item.default)),
             )
-            for item in map(_COLLECTIVES.parameter_of, names)
+            for item in _COLLECTIVES.parameters_of(names)
         ]  # fmt: skip
         obj.parameters = griffe.Parameters(*leading, *added)
         if obj.docstring is not None:

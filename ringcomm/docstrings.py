@@ -249,25 +249,14 @@ def _fill(names: str) -> str:
     return "\n".join(SHARED[name] for name in names.split())
 
 
-SHARED["scale"] = _fill("prescale_factor postscale_factor")
 SHARED["set_errors"] = SHARED["direct_errors"] + "\nPeerLostError: a rank ended, or is silent for too long."
 SHARED["message_errors"] += "\n" + SHARED["set_errors"]
-SHARED["reduction"] = _fill("op scale")
 SHARED["matching"] = _fill("name process_set")
-SHARED["torch_reduction"] = _fill("average name op scale process_set")
-SHARED["matched_reduction"] = _fill("reduction matching")
-SHARED["mx_options"] = _fill("average name mx_priority scale process_set op weight codec")
 SHARED["mx_matching"] = _fill("name mx_priority process_set")
-SHARED["matched_options"] = _fill("matched_reduction codec weight")
 SHARED["tf_gradients_options"] = _fill(
     "tf_device_dense tf_device_sparse gradient_compression tf_sparse_as_dense tf_gradient_op "
     "tf_gradient_predivide_factor tf_num_groups tf_groups process_set"
 )
-SHARED["tf_reduction"] = _fill("tf_average tf_device_dense tf_device_sparse compression op scale")
-SHARED["torch_options"] = _fill("average name compression op scale process_set weight")
-SHARED["torch_async_options"] = _fill("torch_reduction urgent weight codec")
-SHARED["torch_inplace_options"] = _fill("torch_reduction weight codec")
-SHARED["tree_options"] = _fill("compression scale process_set weight")
 SHARED["tf_matching"] = _fill("tf_name tf_ignore_name_scope process_set")
 SHARED["keras_load"] = _fill("keras_saved gradient_compression keras_legacy_opts")
 SHARED["jax_matching"] = _fill("jax_name process_set")
@@ -289,13 +278,13 @@ _PICKLE += "ProtocolError: the received bytes do not have the sending rank's sig
 
 SHARED.update({
     "allreduce": _method(
-        _fill("array_in op call_name scale codec weight"),
+        _fill("array_in") + "\n{options}",
         "a new C-ordered NumPy array of the same shape and dtype, bit-identical on all ranks; for an array\n"
         "on a GPU, a new one there, of its own library.",
         "Misuse: a weight that is none, or with another reduction than an average.\n" + _ERRORS,
     ),
     "allreduce_": _method(
-        _fill("array_inplace op call_name scale codec weight"),
+        _fill("array_inplace") + "\n{options}",
         "``array`` itself, which holds the result, bit-identical on all ranks.",
         "Misuse: a weight that is none, or with another reduction than an average.\n"
         + _NOT_AN_ARRAY + _ERRORS,
@@ -358,8 +347,7 @@ SHARED.update({
     ),
 })  # fmt: skip
 for _name in (
-    "allreduce", "allreduce_", "allgather", "allgather_", "broadcast",
-    "broadcast_", "alltoall", "alltoall_", "barrier",
+    "allgather", "allgather_", "broadcast", "broadcast_", "alltoall", "alltoall_", "barrier",
 ):  # fmt: skip
     _last = "\n    ".join(["", *SHARED["direct_set"].split("\n")])  # more than a context's method has
     SHARED[f"{_name}_in_set"] = SHARED[_name].replace("\n\n", f"{_last}\n\n", 1)

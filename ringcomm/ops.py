@@ -136,6 +136,8 @@ def factor_of(value: Any) -> float:
     Raises:
         Misuse: it is none.
     """
+    if type(value) is float and value == value:  # at once: it is on the path of every call
+        return value
     try:
         factor = number(value)
     except (TypeError, ValueError, OverflowError):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from numbers import Integral
 from typing import Any, List, Optional, Tuple
 
@@ -11,23 +9,6 @@ import numpy as np
 
 from ..errors import ConfigError, NotOfferedError
 from ..ops import ReduceOp, op_of
-
-
-def reduction(op: Any, average: Optional[bool]) -> ReduceOp:
-    """The reduction that Horovod's arguments ``op`` and the older ``average`` select.
-
-    Raises:
-        ConfigError: both are given.
-        Misuse: ``op`` is not a reduction.
-    """
-    if average is None:
-        return ReduceOp.AVERAGE if op is None else op_of(op)
-    if op is not None:
-        raise ConfigError("average and op both select the reduction: pass op only.")
-    warnings.warn(
-        "average=... is deprecated: use op=Average or op=Sum", DeprecationWarning, stacklevel=_outside()
-    )
-    return ReduceOp.AVERAGE if average else ReduceOp.SUM
 
 
 def scattered_reduction(op: Any) -> ReduceOp:
@@ -65,17 +46,6 @@ def checked_passes(passes: Any) -> int:
     if not isinstance(passes, Integral) or passes < 1:
         raise ConfigError(f"backward_passes_per_step must be > 0, not {passes!r}.")
     return int(passes)
-
-
-def _outside() -> int:
-    """The stack level of the first caller outside ringcomm."""
-    package = __name__.partition(".")[0] + "."
-    frame = sys._getframe(1)
-    level = 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(package):
-        frame = frame.f_back
-        level += 1
-    return level
 
 
 class SequenceName(str):

@@ -178,8 +178,8 @@ def start_coded(
         if state is not None and codec in ("int8", "int4"):
             residuals = [state.residuals.of(key, flat.size) for key, flat in zip(keys, flats)]
         handle = api.context().engine.allreduce(
-            flats, how.op, wire_name("allreduce", label), shapes, how.prescale, how.postscale,
-            number_of(how.process_set), urgent, compression=codec, residuals=residuals, weight=weight,
+            flats, how.call(label, weight, codec), wire_name("allreduce", label), shapes,
+            number_of(how.process_set), urgent, residuals=residuals,
         )  # fmt: skip
         pending.handles.append(handle)
     return pending

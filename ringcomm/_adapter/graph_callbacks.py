@@ -94,7 +94,7 @@ def _allreduce(operation: Operation, arrays: Sequence[Array], urgent: bool, in_p
         arrays, weight = arrays[:-1], float(arrays[-1])
     if operation.is_coded:
         return start_coded(how, operation.name, arrays, urgent, weight, operation.state, in_place)
-    return start_allreduce(_operands(arrays, in_place), how, operation.name, urgent, True, weight=weight)
+    return start_allreduce(_operands(arrays, in_place), how.call(operation.name, weight), urgent, True)
 
 
 def _reducescatter(operation: Operation, arrays: Sequence[Array], urgent: bool, _: bool) -> AnyHandle:
@@ -103,7 +103,8 @@ def _reducescatter(operation: Operation, arrays: Sequence[Array], urgent: bool, 
         arrays, weight = arrays[:-1], float(arrays[-1])
     if operation.is_coded:
         return start_coded_rows(operation.how, operation.name, arrays, urgent, weight)
-    return start_reducescatter(_operands(arrays), operation.how, operation.name, urgent, True, weight)
+    options = operation.how.call(operation.name, weight, operation.how.compression)
+    return start_reducescatter(_operands(arrays), options, urgent, True)
 
 
 def _allgather(operation: Operation, arrays: Sequence[Array], urgent: bool, _: bool) -> AnyHandle:

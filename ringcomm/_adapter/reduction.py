@@ -8,7 +8,7 @@ from ..balance.step_weight import StepWeight
 from ..calls.process_set import ProcessSet, global_process_set, included_in, size_of
 from ..collective.options import Options
 from ..errors import ConfigError
-from ..ops import ReduceOp, op_of
+from ..ops import ReduceOp, factor_of, op_of
 from .arguments import predivided, scattered_reduction
 from .choice import configured, refuse_local_steps
 from .compression import NoneCompressor, compressor_of
@@ -29,7 +29,7 @@ class Reduction(NamedTuple):
         sparse_as_dense: reduce sparse gradients as dense ones.
         groups: the number of groups of gradients, each reduced as one operation, or lists of parameters;
             None: as the adapter divides them.
-        options: of a reducescatter, as its caller has passed them.
+        options: of a collective, as its caller has passed them.
     """
 
     op: ReduceOp = ReduceOp.AVERAGE
@@ -43,16 +43,29 @@ class Reduction(NamedTuple):
     options: Options = Options()
 
     @classmethod
+    def of(cls, options: Options) -> Reduction:
+        """Return the reduction that a caller has chosen; its weight is passed on by itself."""
+        return cls(
+            options.op, factor_of(options.prescale_factor), factor_of(options.postscale_factor),
+            options.process_set or global_process_set, None, compressor_of(options.compression),
+            options=options._replace(weight=None),
+        )  # fmt: skip
+
+    @classmethod
     def of_rows(cls, options: Options) -> Reduction:
-        """Return the reduction of a reducescatter; its weight is passed on by itself.
+        """Return the reduction of a reducescatter.
 
         Raises:
             NotOfferedError: it is Adasum, which needs whole tensors.
         """
-        return cls(
-            scattered_reduction(options.op), float(options.prescale_factor), float(options.postscale_factor),
-            options.process_set or global_process_set, None, compressor_of(options.compression),
-            options=options._replace(weight=None),
+        scattered_reduction(options.op)
+        return cls.of(options)
+
+    def call(self, name: Optional[str], weight: Any = None, compression: Any = None) -> Options:
+        """Return the options of one of its operations, for the engine."""
+        return self.options._replace(
+            op=self.op, name=name, prescale_factor=self.prescale, postscale_factor=self.postscale,
+            process_set=self.process_set, weight=weight, compression=compression,
         )  # fmt: skip
 
     def weight_now(self) -> Optional[float]:

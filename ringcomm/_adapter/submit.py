@@ -7,21 +7,19 @@ from typing import Any, Callable, Optional, Sequence
 from .. import api
 from ..arrays.operands import Operand, mirrors
 from ..calls.process_set import ProcessSet, number_of
+from ..collective.options import Options
 from ..engine.request import Handle
 from .arguments import wire_name
-from .reduction import Reduction
 
 Operands = Sequence[Operand]
 
 
-def start_allreduce(
-    operands: Operands, how: Reduction, name: Optional[str], urgent: bool, grouped: bool, **options: Any
-) -> Handle:
-    """Start a reduction; a list as result if ``grouped``. ``options`` are for ``Engine.allreduce``."""
+def start_allreduce(operands: Operands, options: Options, urgent: bool, grouped: bool, **more: Any) -> Handle:
+    """Start a reduction; a list as result if ``grouped``. ``more`` is for ``Engine.allreduce``."""
     return api.context().engine.allreduce(
-        [item.flat for item in operands], how.op, wire_name("allreduce", name),
-        [item.shape for item in operands], how.prescale, how.postscale, number_of(how.process_set), urgent,
-        _finisher(operands, grouped), mirrors=mirrors(operands), **options,
+        [item.flat for item in operands], options, wire_name("allreduce", options.name),
+        [item.shape for item in operands], number_of(options.process_set), urgent,
+        _finisher(operands, grouped), mirrors=mirrors(operands), **more,
     )  # fmt: skip
 
 
@@ -41,17 +39,12 @@ def start_broadcast(
     )  # fmt: skip
 
 
-def start_reducescatter(
-    operands: Operands, how: Reduction, name: Optional[str], urgent: bool, grouped: bool, weight: Any = None
-) -> Handle:
+def start_reducescatter(operands: Operands, options: Options, urgent: bool, grouped: bool) -> Handle:
     """Start a reduction of which every rank gets its rows; a list as result if ``grouped``."""
-    options = how.options._replace(
-        op=how.op, name=wire_name("reducescatter", name), prescale_factor=how.prescale,
-        postscale_factor=how.postscale, compression=how.compression, weight=weight,
-    )  # fmt: skip
     return api.context().engine.reducescatter(
-        [item.flat for item in operands], [item.shape for item in operands], options,
-        number_of(how.process_set), urgent, _deliverer(operands, grouped), mirrors=mirrors(operands),
+        [item.flat for item in operands], [item.shape for item in operands],
+        options._replace(name=wire_name("reducescatter", options.name)), number_of(options.process_set),
+        urgent, _deliverer(operands, grouped), mirrors=mirrors(operands),
     )  # fmt: skip
 
 

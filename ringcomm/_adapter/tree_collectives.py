@@ -9,7 +9,7 @@ import numpy as np
 from ..calls.process_set import ProcessSet, size_of
 from ..collective.options import Options
 from ..collective.rows import row_counts
-from ..ops import ReduceOp, op_of, weight_of
+from ..ops import weight_of
 from .compression import is_elementwise
 from .graph_callbacks import Operation
 from .reduction import Reduction
@@ -37,29 +37,16 @@ class TreeCollectives:
         self._weights = weights
         self._execute = execute
 
-    def allreduce(
-        self,
-        tree: Any,
-        op: Optional[ReduceOp],
-        name: Optional[str],
-        compression: Any,
-        prescale: float,
-        postscale: float,
-        process_set: ProcessSet,
-        weights: Sequence[Any],
-    ) -> Any:
-        """Reduce a tree; ``weights`` has the weight of this rank, or nothing."""
-        how = Reduction(_op(op), float(prescale), float(postscale), process_set, compression=compression)
-        return self._reduce("allreduce", tree, how, name, weights)
+    def allreduce(self, tree: Any, options: Options) -> Any:
+        """Reduce a tree."""
+        return self._reduce("allreduce", tree, Reduction.of(options), options)
 
     def reducescatter(self, tree: Any, options: Options) -> Any:
         """Reduce a tree; the result has this rank's rows of each array."""
-        weights = [] if options.weight is None else self._weights(options.weight)
-        return self._reduce("reducescatter", tree, Reduction.of_rows(options), options.name, weights)
+        return self._reduce("reducescatter", tree, Reduction.of_rows(options), options)
 
-    def _reduce(
-        self, kind: str, tree: Any, how: Reduction, name: Optional[str], weights: Sequence[Any]
-    ) -> Any:
+    def _reduce(self, kind: str, tree: Any, how: Reduction, options: Options) -> Any:
+        weights = [] if options.weight is None else self._weights(options.weight)
         arrays, rebuild = self._leaves(tree)
         if not arrays:
             return tree
@@ -67,7 +54,7 @@ class TreeCollectives:
         if not (isinstance(arrays[0], np.ndarray) and is_elementwise(how.compression)):
             how, sent, restore = how.prepared(arrays)
         inputs = [*sent, *weights]
-        operation = Operation(kind, how, name, len(inputs), has_weight=bool(weights))
+        operation = Operation(kind, how, options.name, len(inputs), has_weight=bool(weights))
         results = self._execute(operation, inputs)
         return rebuild(results if restore is None else restore(results))
 
@@ -94,7 +81,3 @@ class TreeCollectives:
         operation = Operation("alltoall", Reduction(process_set=process_set), name, 2)
         rows, numbers = self._execute(operation, [array, counts])
         return rows if splits is None else (rows, numbers)
-
-
-def _op(op: Optional[Any]) -> ReduceOp:
-    return ReduceOp.AVERAGE if op is None else op_of(op)

@@ -15,28 +15,18 @@ from ..docstrings import documented
 from ..dtypes import Array
 from ..engine.request import Handle
 from ..errors import Misuse
-from ..ops import ReduceOp, op_of
 from .process_set import ProcessSet, number_of
 
 
-@documented
-def allreduce_async(
-    array: Any,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: Optional[str] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: Optional[ProcessSet] = None,
-    compression: Any = None,
-    weight: Optional[float] = None,
-) -> Handle:
+@takes("allreduce", texts="core")
+def allreduce_async(array: Any, options: Options) -> Handle:
     """Start an allreduce of a copy of an array.
 
     Example: ``handle = rc.allreduce_async(gradient, name="layer1"); mean = handle.wait()``.
 
     Args:
         {array_in}
-        {matched_options}
+        {options}
 
     Returns:
         a handle; its ``wait()`` returns a new array of the same shape and dtype.
@@ -44,31 +34,16 @@ def allreduce_async(
     Raises:
         {start_errors}
     """
-    context = api.context()
-    argument = submitted(context.staging, array)
-    return context.engine.allreduce(
-        [argument.flat], op_of(op), name, [argument.shape], prescale_factor, postscale_factor,
-        number_of(process_set), convert=lambda _: argument.finish(),
-        compression=compression, weight=weight, mirrors=mirrors([argument]),
-    )  # fmt: skip
+    return start_allreduce(array, options)
 
 
-@documented
-def allreduce_async_(
-    array: Array,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: Optional[str] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: Optional[ProcessSet] = None,
-    compression: Any = None,
-    weight: Optional[float] = None,
-) -> Handle:
+@takes("allreduce", texts="core")
+def allreduce_async_(array: Array, options: Options) -> Handle:
     """Start an allreduce in place: the result overwrites ``array`` on every rank.
 
     Args:
         {array_pending}
-        {matched_options}
+        {options}
 
     Returns:
         a handle; its ``wait()`` returns ``array`` itself.
@@ -77,12 +52,16 @@ def allreduce_async_(
         Misuse: it is not a NumPy array, or it is read-only.
         {start_errors}
     """
+    return start_allreduce(array, options, "allreduce_async_")
+
+
+def start_allreduce(array: Any, options: Options, in_place: str = "") -> Handle:
+    """Start an allreduce of a copy of an array, or of the array if ``in_place`` has the function's name."""
     context = api.context()
-    target = submitted(context.staging, array, "allreduce_async_")
+    operand = submitted(context.staging, array, in_place)
     return context.engine.allreduce(
-        [target.flat], op_of(op), name, [target.shape], prescale_factor, postscale_factor,
-        number_of(process_set), convert=lambda _: target.finish(), compression=compression, weight=weight,
-        mirrors=mirrors([target]),
+        [operand.flat], options, options.name, [operand.shape], number_of(options.process_set),
+        convert=lambda _: operand.finish(), mirrors=mirrors([operand]),
     )  # fmt: skip
 
 

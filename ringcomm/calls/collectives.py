@@ -17,7 +17,7 @@ import numpy as np
 from ..arrays.mirrors import StagingPool
 from ..arrays.operands import Operand, operand_of
 from ..collective.call_sites import note_truncation
-from ..collective.options import Options, takes
+from ..collective.options import DIRECT_ORDER, Options, takes
 from ..collective.rows import (
     RowLayout,
     announcement,
@@ -34,7 +34,7 @@ from ..docstrings import documented
 from ..dtypes import Array, joined_shape
 from ..engine.adasum import adasum, check_adasum
 from ..errors import MismatchError, Misuse
-from ..ops import Collective, ReduceOp, codec_number, factor_of, name_of, op_of
+from ..ops import Collective, ReduceOp, codec_number, factor_of, name_of
 from ..wire.signature import sizes_text
 from .objects import NOTHING, Objects
 
@@ -60,54 +60,34 @@ class Collectives:
 
     # ---- reductions --------------------------------------------------------------------------
 
-    @documented
-    def allreduce(
-        self,
-        array: Any,
-        op: ReduceOp = ReduceOp.AVERAGE,
-        name: Optional[str] = None,
-        prescale_factor: float = 1.0,
-        postscale_factor: float = 1.0,
-        compression: Any = None,
-        weight: Optional[float] = None,
-    ) -> Array:
+    @takes("allreduce", DIRECT_ORDER, "direct", without="process_set")
+    def allreduce(self, array: Any, options: Options) -> Array:
         """Reduce an array of the same shape and dtype over all ranks; every rank gets the result.
 
         {allreduce}
         """
-        operand = operand_of(self._staging, array)
-        return self._all_reduce(operand, op, name, prescale_factor, postscale_factor, compression, weight)
+        return self.reduced(array, "", options)
 
-    @documented
-    def allreduce_(
-        self,
-        array: Array,
-        op: ReduceOp = ReduceOp.AVERAGE,
-        name: Optional[str] = None,
-        prescale_factor: float = 1.0,
-        postscale_factor: float = 1.0,
-        compression: Any = None,
-        weight: Optional[float] = None,
-    ) -> Array:
+    @takes("allreduce", DIRECT_ORDER, "direct", without="process_set")
+    def allreduce_(self, array: Array, options: Options) -> Array:
         """Reduce an array over all ranks in place: the result overwrites ``array`` on every rank.
 
         {allreduce_}
         """
-        operand = operand_of(self._staging, array, "allreduce_")
-        return self._all_reduce(operand, op, name, prescale_factor, postscale_factor, compression, weight)
+        return self.reduced(array, "allreduce_", options)
 
-    def _all_reduce(
-        self,
-        operand: Operand,
-        op: ReduceOp,
-        name: Optional[str],
-        prescale: float,
-        postscale: float,
-        compression: Any,
-        weight: Optional[float],
-    ) -> Array:
-        op, prescale, postscale = op_of(op), factor_of(prescale), factor_of(postscale)
-        runner, codec, name = self._runner, codec_number(compression), name_of(name)
+    def reduced(self, array: Any, in_place: str, options: Options) -> Array:
+        """Return a reduction of arrays: the allreduce of programs.
+
+        Args:
+            array: of any kind.
+            in_place: the function's name if the array is overwritten; empty if it stays.
+            options: of the call.
+        """
+        operand = operand_of(self._staging, array, in_place)
+        op, weight, runner = options.op, options.weight, self._runner
+        prescale, postscale = factor_of(options.prescale_factor), factor_of(options.postscale_factor)
+        codec, name = codec_number(options.compression), name_of(options.name)
         if weight is None and op != ReduceOp.ADASUM:
             flat = operand.flat
             if self.rank == 0:

@@ -11,75 +11,47 @@ from typing import Any, Optional, Sequence, Tuple
 
 from .. import api
 from ..arrays.operands import operand_of
-from ..collective.options import Options, takes
+from ..collective.options import DIRECT_ORDER, Options, takes
 from ..collective.rows import check_rows, scatter_layout
 from ..docstrings import documented
 from ..dtypes import Array
-from ..ops import ReduceOp
 from .async_calls import (
     allgather_async,
-    allreduce_async,
-    allreduce_async_,
     alltoall_async,
     broadcast_async,
     broadcast_async_,
+    start_allreduce,
     start_reducescatter,
 )
-from .process_set import ProcessSet, number_of, rank_in, size_of
+from .process_set import ProcessSet, global_process_set, number_of, rank_in, size_of
 
 
-@documented
-def allreduce(
-    array: Any,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: Optional[str] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    compression: Any = None,
-    weight: Optional[float] = None,
-    process_set: Optional[ProcessSet] = None,
-) -> Array:
+@takes("allreduce", DIRECT_ORDER, "direct")
+def allreduce(array: Any, options: Options) -> Array:
     """Reduce an array of the same shape and dtype over all ranks; every rank gets the result.
 
     Example: ``mean = rc.allreduce(gradient)``, ``total = rc.allreduce([1.0, 2.0], op=rc.Sum)``,
     ``mean = rc.allreduce(gradient, weight=len(batch))``.
 
-    {allreduce_in_set}
+    {allreduce}
         {direct_errors}
     """
-    if process_set is None or not number_of(process_set):
-        return api.context().allreduce(
-            array, op, name, prescale_factor, postscale_factor, compression, weight
-        )
-    result: Array = allreduce_async(
-        array, op, name, prescale_factor, postscale_factor, process_set, compression, weight
-    ).wait()
+    if options.process_set is None or not number_of(options.process_set):
+        return api.context().reduced(array, "", options)
+    result: Array = start_allreduce(array, options).wait()
     return result
 
 
-@documented
-def allreduce_(
-    array: Array,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: Optional[str] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    compression: Any = None,
-    weight: Optional[float] = None,
-    process_set: Optional[ProcessSet] = None,
-) -> Array:
+@takes("allreduce", DIRECT_ORDER, "direct")
+def allreduce_(array: Array, options: Options) -> Array:
     """Reduce an array over all ranks in place: the result overwrites ``array`` on every rank.
 
-    {allreduce__in_set}
+    {allreduce_}
         {direct_errors}
     """
-    if process_set is None or not number_of(process_set):
-        return api.context().allreduce_(
-            array, op, name, prescale_factor, postscale_factor, compression, weight
-        )
-    result: Array = allreduce_async_(
-        array, op, name, prescale_factor, postscale_factor, process_set, compression, weight
-    ).wait()
+    if options.process_set is None or not number_of(options.process_set):
+        return api.context().reduced(array, "allreduce_", options)
+    result: Array = start_allreduce(array, options, "allreduce_").wait()
     return result
 
 
@@ -224,6 +196,7 @@ def barrier(name: Optional[str] = None, process_set: Optional[ProcessSet] = None
 
 def _own_rows(array: Array, options: Options) -> Tuple[int, int]:
     """Return where the rows of an array begin and end that ``reducescatter`` gives this member."""
-    place, size = rank_in(options.process_set), size_of(options.process_set)
+    members = options.process_set or global_process_set
+    place, size = rank_in(members), size_of(members)
     first, last = scatter_layout((array.shape,), size, options).edges[0][place : place + 2]
     return first, last

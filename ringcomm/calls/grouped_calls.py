@@ -6,7 +6,7 @@ with one work in the caller's own arrays.
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence
 
 from .. import api
 from ..arrays.operands import Operand, mirrors, submitted
@@ -14,27 +14,17 @@ from ..collective.options import Options, takes
 from ..docstrings import documented
 from ..dtypes import Array
 from ..engine.request import Handle
-from ..ops import ReduceOp, op_of
 from .async_calls import start_reducescatter
 from .process_set import ProcessSet, number_of
 
 
-@documented
-def grouped_allreduce_async(
-    arrays: Sequence[Any],
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: Optional[str] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: Optional[ProcessSet] = None,
-    compression: Any = None,
-    weight: Optional[float] = None,
-) -> Handle:
+@takes("allreduce", texts="core")
+def grouped_allreduce_async(arrays: Sequence[Any], options: Options) -> Handle:
     """Start an allreduce of copies of several arrays as one operation: all are reduced, or none.
 
     Args:
         {arrays_in}
-        {matched_options}
+        {options}
 
     Returns:
         a handle; its ``wait()`` returns a list of new arrays.
@@ -42,27 +32,16 @@ def grouped_allreduce_async(
     Raises:
         {start_errors}
     """
-    operands = _submitted(arrays)
-    factors = prescale_factor, postscale_factor
-    return _start(operands, op, name, factors, process_set, compression, weight)
+    return _start(arrays, options)
 
 
-@documented
-def grouped_allreduce_async_(
-    arrays: Sequence[Array],
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: Optional[str] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: Optional[ProcessSet] = None,
-    compression: Any = None,
-    weight: Optional[float] = None,
-) -> Handle:
+@takes("allreduce", texts="core")
+def grouped_allreduce_async_(arrays: Sequence[Array], options: Options) -> Handle:
     """Start an allreduce of several arrays in place as one operation: all are reduced, or none.
 
     Args:
         {arrays_pending}
-        {matched_options}
+        {options}
 
     Returns:
         a handle; its ``wait()`` returns a list of the arrays themselves.
@@ -71,40 +50,27 @@ def grouped_allreduce_async_(
         Misuse: it is not a NumPy array, or it is read-only.
         {start_errors}
     """
-    operands = _submitted(arrays, "grouped_allreduce_async_")
-    factors = prescale_factor, postscale_factor
-    return _start(operands, op, name, factors, process_set, compression, weight)
+    return _start(arrays, options, "grouped_allreduce_async_")
 
 
-def _start(
-    operands: Sequence[Operand], op: ReduceOp, name: Optional[str], factors: Tuple[float, float],
-    process_set: Optional[ProcessSet], compression: Any, weight: Optional[float],
-) -> Handle:  # fmt: skip
+def _start(arrays: Sequence[Any], options: Options, in_place: str = "") -> Handle:
+    operands = _submitted(arrays, in_place)
     return api.context().engine.allreduce(
-        [operand.flat for operand in operands], op_of(op), name, [operand.shape for operand in operands],
-        *factors, number_of(process_set), convert=lambda _: [operand.finish() for operand in operands],
-        compression=compression, weight=weight, mirrors=mirrors(operands),
+        [operand.flat for operand in operands], options, options.name,
+        [operand.shape for operand in operands], number_of(options.process_set),
+        convert=lambda _: [operand.finish() for operand in operands], mirrors=mirrors(operands),
     )  # fmt: skip
 
 
-@documented
-def grouped_allreduce(
-    arrays: Sequence[Any],
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: Optional[str] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: Optional[ProcessSet] = None,
-    compression: Any = None,
-    weight: Optional[float] = None,
-) -> List[Array]:
+@takes("allreduce", texts="core")
+def grouped_allreduce(arrays: Sequence[Any], options: Options) -> List[Array]:
     """Reduce several arrays over all ranks as one operation: all are reduced, or none.
 
     Example: ``weights, bias = rc.grouped_allreduce([weights, bias], op=rc.Sum)``.
 
     Args:
         {arrays_in}
-        {matched_options}
+        {options}
 
     Returns:
         a list of new arrays.
@@ -112,30 +78,19 @@ def grouped_allreduce(
     Raises:
         {call_errors}
     """
-    result: List[Array] = grouped_allreduce_async(
-        arrays, op, name, prescale_factor, postscale_factor, process_set, compression, weight
-    ).wait()
+    result: List[Array] = _start(arrays, options).wait()
     return result
 
 
-@documented
-def grouped_allreduce_(
-    arrays: Sequence[Array],
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: Optional[str] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: Optional[ProcessSet] = None,
-    compression: Any = None,
-    weight: Optional[float] = None,
-) -> List[Array]:
+@takes("allreduce", texts="core")
+def grouped_allreduce_(arrays: Sequence[Array], options: Options) -> List[Array]:
     """Reduce several arrays over all ranks in place as one operation: all are reduced, or none.
 
     Example: ``rc.grouped_allreduce_([weights, bias], op=rc.Sum, name="layer1")``.
 
     Args:
         {arrays_pending}
-        {matched_options}
+        {options}
 
     Returns:
         a list of the arrays themselves.
@@ -144,9 +99,7 @@ def grouped_allreduce_(
         Misuse: it is not a NumPy array, or it is read-only.
         {call_errors}
     """
-    result: List[Array] = grouped_allreduce_async_(
-        arrays, op, name, prescale_factor, postscale_factor, process_set, compression, weight
-    ).wait()
+    result: List[Array] = _start(arrays, options, "grouped_allreduce_").wait()
     return result
 
 

@@ -9,26 +9,35 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
+import sys
+import warnings
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Protocol, Sequence, TypeVar, overload
 
 from ..docstrings import SHARED, compose
 from ..errors import ConfigError
 from ..ops import ReduceOp, op_of
 
-Result = TypeVar("Result")
+Result = TypeVar("Result", covariant=True)
+ProcessSet = Any  # that of calls.process_set, which is above this module
 
 KINDS = {
+    "allreduce": "op name prescale_factor postscale_factor process_set compression weight",
     "reducescatter": "op name prescale_factor postscale_factor process_set compression weight splits",
 }
 """By collective: its options, in the order in which functions take those that Horovod's do not have."""
-HOROVODS: Dict[str, Any] = {"priority": 0, "device_dense": "", "ignore_name_scope": False}
-"""Options without an effect, which Horovod's functions have, and their defaults."""
+DIRECT_ORDER = "op name prescale_factor postscale_factor compression weight"
+"""Of the options of a synchronous allreduce: those that a context's method has come first."""
+HOROVODS: Dict[str, Any] = {
+    "average": None, "priority": 0, "device_dense": "", "device_sparse": "", "ignore_name_scope": False,
+}  # fmt: skip
+"""What Horovod's functions take besides, and the defaults: all but ``average`` have no effect."""
 TEXTS: Dict[str, str] = {
     "direct_name": SHARED["call_name"],
     "direct_process_set": SHARED["direct_set"],
     "direct_compression": SHARED["codec"],
     "core_compression": SHARED["codec"],
     "mx_compression": SHARED["codec"],
+    "tf_weight": SHARED["weight"] + "\n    It may be a tensor.",
     "reducescatter_op": SHARED["scatter_op"],
     "reducescatter_splits": """\
 splits: the number of rows for each rank that takes part, in rank order, such as ``[3, 0, 1]``: the same list
@@ -36,6 +45,24 @@ splits: the number of rows for each rank that takes part, in rank order, such as
 }
 """Descriptions of options that are special to some functions or to a collective."""
 _PLACEHOLDER = re.compile(r"^([ \t]*)\{options\}[ \t]*$", re.MULTILINE)
+
+
+class Call(Protocol[Result]):
+    """A collective's function for type checkers: names and types of options, of whichever collective.
+
+    They do not check what is passed by place: each function has its own order.
+    """
+
+    @overload
+    def __call__(
+        self, array: Any, /, *ordered: Any, op: Any = ..., name: Optional[str] = ...,
+        prescale_factor: float = ..., postscale_factor: float = ..., compression: Any = ...,
+        weight: Any = ..., process_set: Any = ..., urgent: bool = ..., splits: Optional[Sequence[int]] = ...,
+        average: Optional[bool] = ..., priority: int = ..., device_dense: str = ..., device_sparse: str = ...,
+        ignore_name_scope: bool = ...,
+    ) -> Result: ...  # fmt: skip
+    @overload
+    def __call__(self, **named: Any) -> Result: ...
 
 
 class Options(NamedTuple):
@@ -57,25 +84,10 @@ class Options(NamedTuple):
     prescale_factor: float = 1.0
     postscale_factor: float = 1.0
     compression: Any = None
-    weight: Any = None
-    process_set: Any = None
+    weight: Optional[float] = None
+    process_set: Optional[ProcessSet] = None
     urgent: bool = False
     splits: Optional[Sequence[int]] = None
-
-    @classmethod
-    def of(cls, named: Dict[str, Any]) -> Options:
-        """Return the options of a call.
-
-        Raises:
-            Misuse: ``op`` is not a reduction.
-            ConfigError: ``splits`` are not whole numbers.
-        """
-        given = {name: value for name, value in named.items() if name not in HOROVODS}
-        op = given.get("op")
-        given["op"] = ReduceOp.AVERAGE if op is None else op_of(op)
-        if given.get("splits") is not None:
-            given["splits"] = tuple(whole_numbers("reducescatter", given["splits"]))
-        return cls(**given)
 
 
 def whole_numbers(what: str, splits: Any) -> List[int]:
@@ -138,11 +150,12 @@ def compose_options(text: str, kind: str, names: Sequence[str], texts: str) -> s
 
 def takes(
     kind: str, order: str = "", texts: str = "", without: str = ""
-) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+) -> Callable[[Callable[..., Result]], Call[Result]]:
     """Make a decorator of a collective's body, whose last parameter is :class:`Options`.
 
     The function takes the options by name, and in their order by place. ``help()`` and ``inspect.signature``
-    show all of them; ``{options}`` in the docstring stands for their texts.
+    show all of them; ``{options}`` in the docstring stands for their texts. It fails as any function does
+    where an argument is missing, given twice or not an option.
 
     Args:
         kind: the collective.
@@ -151,55 +164,80 @@ def takes(
         texts: which texts describe the options, see :func:`compose_options`.
     """
     names = names_of(kind, order, without)
+    parameters = parameters_of(names)
 
-    def decorate(body: Callable[..., Result]) -> Callable[..., Result]:
-        signature = inspect.signature(body)
-        leading = list(signature.parameters.values())[:-1]
-        first = [parameter.name for parameter in leading]
-
-        @functools.wraps(body)
-        def call(*given: Any, **named: Any) -> Result:
-            return body(*_bound(body.__name__, first, names, given, named))
-
+    def decorate(body: Callable[..., Result]) -> Any:
+        code, annotations = body.__code__, dict(body.__annotations__)
+        first = code.co_varnames[: code.co_argcount - 1]
+        del annotations["options"]
+        call: Any = functools.update_wrapper(_maker_of(first, tuple(names))(body), body)
+        del call.__wrapped__  # the signature is this function's
+        call.__code__ = call.__code__.replace(  # in a traceback it is at the decorator of the body
+            co_name=code.co_name, co_filename=code.co_filename, co_firstlineno=code.co_firstlineno
+        )
+        call.autograph_info__ = {}  # for TensorFlow, which would look there for code to convert
+        call.__defaults__ = tuple(item.default for item in parameters)
+        call.__annotations__ = {**annotations, **{item.name: item.annotation for item in parameters}}
         call.__doc__ = compose_options(body.__doc__ or "", kind, names, texts)
-        parameters = leading + [parameter_of(name) for name in names]
-        call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return call
 
     return decorate
 
 
-def parameter_of(name: str) -> inspect.Parameter:
-    """Return an option as a parameter of functions."""
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    if name in HOROVODS:
-        default = HOROVODS[name]
-        return inspect.Parameter(name, kind, default=default, annotation=type(default).__name__)
-    declared = Options.__annotations__[name]
-    annotation = getattr(declared, "__forward_arg__", declared)  # NamedTuple makes a reference of the text
-    return inspect.Parameter(name, kind, default=Options._field_defaults[name], annotation=annotation)
+@functools.lru_cache(maxsize=None)
+def _maker_of(first: Sequence[str], names: Sequence[str]) -> Callable[..., Any]:
+    """Return what makes of a body the function that passes it :class:`Options`.
+
+    It is compiled, because Python binds arguments to real parameters in a tenth of the time of anything else.
+    """
+    values = {name: name if name in names else repr(value) for name, value in Options._field_defaults.items()}
+    values["op"] = "op if type(op) is ReduceOp else reduction(op)" if "op" in names else "ReduceOp.AVERAGE"
+    if "average" in names:
+        values["op"] = "reduction(op, average)"
+    if "splits" in names:
+        values["splits"] = "splits if splits is None else tuple(whole_numbers('reducescatter', splits))"
+    passed = ", ".join([*first, f"_new(Options, ({', '.join(values.values())}))"])
+    maker: Callable[..., Any] = eval(f"lambda body: lambda {', '.join([*first, *names])}: body({passed})")
+    return maker
 
 
-def _bound(
-    what: str, first: Sequence[str], names: Sequence[str], given: Tuple[Any, ...], named: Dict[str, Any]
-) -> List[Any]:
-    """Return the arguments of a body: the leading ones, and the options.
+_new = tuple.__new__
+
+
+def parameters_of(names: Sequence[str]) -> List[inspect.Parameter]:
+    """Return options as parameters of a function."""
+    defaults = {**Options._field_defaults, **HOROVODS}
+    types = {name: getattr(item, "__forward_arg__", item) for name, item in Options.__annotations__.items()}
+    types.update({name: type(value).__name__ for name, value in HOROVODS.items()}, average="Optional[bool]")
+    if "average" in names:
+        defaults["op"], types["op"] = None, "Optional[ReduceOp]"
+    place = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return [inspect.Parameter(name, place, default=defaults[name], annotation=types[name]) for name in names]
+
+
+def reduction(op: Any, average: Optional[bool] = None) -> ReduceOp:
+    """Return the reduction that ``op`` and Horovod's older ``average`` select.
 
     Raises:
-        TypeError: an argument is missing or given twice, or there is no such option.
+        ConfigError: both are given.
+        Misuse: ``op`` is not a reduction.
     """
-    places = [*first, *names]
-    if len(given) > len(places):
-        raise TypeError(f"{what}() takes at most {len(places)} arguments ({', '.join(places)}).")
-    for name, value in zip(places, given):
-        if name in named:
-            raise TypeError(f"{what}() got {name} twice, by its place and by its name.")
-        named[name] = value
-    unknown = [name for name in named if name not in places]
-    if unknown:
-        raise TypeError(f"{what}() has no option {unknown[0]!r}: there are {', '.join(names)}.")
-    missing = [name for name in first if name not in named]
-    if missing:
-        raise TypeError(f"{what}() lacks its argument {missing[0]!r}.")
-    arguments = [named.pop(name) for name in first]
-    return [*arguments, Options.of(named)]
+    if average is None:
+        return ReduceOp.AVERAGE if op is None else op_of(op)
+    if op is not None:
+        raise ConfigError("average and op both select the reduction: pass op only.")
+    warnings.warn(
+        "average=... is deprecated: use op=Average or op=Sum", DeprecationWarning, stacklevel=_outside()
+    )
+    return ReduceOp.AVERAGE if average else ReduceOp.SUM
+
+
+def _outside() -> int:
+    """Return the stack level of the first caller outside ringcomm."""
+    package = __name__.partition(".")[0] + "."
+    frame = sys._getframe(1)
+    level = 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(package):
+        frame = frame.f_back
+        level += 1
+    return level

@@ -7,7 +7,7 @@ Arrays are flat, contiguous and native here; shapes travel beside them. Every me
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
-from typing import Any, Callable, Iterator, Optional, Sequence
+from typing import Any, Callable, Iterator, Optional, Sequence, Union
 
 from ..collective.call_sites import call_site, note_truncation
 from ..collective.mirror import Mirror
@@ -34,27 +34,23 @@ class Engine(EngineCore):
     def allreduce(
         self,
         arrays: Sequence[Array],
-        op: ReduceOp,
+        op: Union[ReduceOp, Options],
         name: Optional[str] = None,
         shapes: Optional[Sequence[Shape]] = None,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
         process_set: int = GLOBAL_SET,
         urgent: bool = False,
         convert: Convert = None,
         *,
-        compression: Any = None,
         residuals: Sequence[Array] = (),
-        weight: Optional[float] = None,
         absent: int = 0,
         mirrors: Mirrors = (),
+        **options: Any,
     ) -> Handle:
         """Reduce the arrays in place, all of them or none.
 
         Args:
-            compression: as for :func:`ringcomm.ops.codec_number`.
+            op: the reduction; or all options, of which ``name`` and ``process_set`` are replaced.
             residuals: of error feedback, one for each array.
-            weight: of this rank's contribution to a weighted average; None on all ranks: there are none.
             absent: the parts of the arrays that this rank does not have, a bit for each: a fact about ranks,
                 which no weight or codec touches. The handle's ``absent`` has those that no rank has.
             mirrors: of arrays on devices; see :class:`~.request.Request`. Results are stored to them.
@@ -64,14 +60,16 @@ class Engine(EngineCore):
             Misuse: the weight is none, or the reduction is no average.
             DuplicateNameError, UnknownProcessSetError: as the names say.
         """
+        chosen = op if isinstance(op, Options) else Options(op, **options)
+        op, prescale, postscale = chosen.op, chosen.prescale_factor, chosen.postscale_factor
         self._check_reducible(arrays, op, prescale, postscale)
         if self.on_reduction is not None:
             self.on_reduction(sum(array.nbytes for array in arrays), urgent, name or "")
-        own = self._weight(weight, arrays, op)
+        own = self._weight(chosen.weight, arrays, op)
         request = self._request(
             Collective.ALLREDUCE, arrays, shapes, name, process_set, convert, mirrors, int(op),
-            prescale=factor_of(prescale), postscale=factor_of(postscale), codec=codec_number(compression),
-            weighted=weight is not None,
+            prescale=factor_of(prescale), postscale=factor_of(postscale),
+            codec=codec_number(chosen.compression), weighted=chosen.weight is not None,
         )  # fmt: skip
         request.residuals, request.weight, request.absent = residuals, own, absent
         return self._submit(request, urgent)

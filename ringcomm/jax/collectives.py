@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import api
-from .._adapter.compression import Compression
 from .._adapter.graph_callbacks import Operation
 from .._adapter.reduction import Reduction
 from .._adapter.tree_collectives import TreeCollectives
@@ -29,26 +28,15 @@ from .primitive import bind, run_outside, weights_of
 look_through(jax)
 
 
-@documented
-def allreduce(
-    tree: Any,
-    op: Optional[ReduceOp] = None,
-    name: Optional[str] = None,
-    compression: Any = Compression.none,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    weight: Any = None,
-) -> Any:
+@takes("allreduce", "op name compression prescale_factor postscale_factor process_set", "jax")
+def allreduce(tree: Any, options: Options) -> Any:
     """Reduce all arrays of a tree over all ranks, in one operation; every rank gets the results.
 
     Example: ``loss = hvd.allreduce(loss)``, inside or outside of ``jax.jit``.
 
     Args:
         {jax_tree}
-        {op}
-        {jax_name}
-        {tree_options}
+        {options}
 
     Returns:
         a new tree of the input's structure, shapes and dtypes, bit-identical on all ranks. With Average and
@@ -58,9 +46,7 @@ def allreduce(
         UnsupportedDtypeError: the op does not support the dtype.
         {jax_errors}
     """
-    return _trees.allreduce(
-        tree, op, name, compression, prescale_factor, postscale_factor, process_set, weights_of(weight)
-    )
+    return _trees.allreduce(tree, options)
 
 
 @documented

@@ -9,40 +9,21 @@ import keras
 import numpy as np
 
 from .. import api
-from .._adapter.arguments import reduction
-from .._adapter.compression import NoneCompressor, compressor_of, is_elementwise
 from .._adapter.graph_callbacks import Batch, Operation
 from .._adapter.reduction import Reduction
 from .._adapter.tree_collectives import TreeCollectives
 from ..calls.process_set import ProcessSet, global_process_set, size_of
 from ..collective.options import Options, takes
 from ..docstrings import documented
-from ..ops import ReduceOp, weight_of
 
 
-@documented
-def allreduce(
-    value: Any,
-    name: Optional[str] = None,
-    average: Optional[bool] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    op: Optional[ReduceOp] = None,
-    compression: Any = None,
-    process_set: ProcessSet = global_process_set,
-    weight: Optional[float] = None,
-) -> np.ndarray[Any, Any]:
+@takes("allreduce", "name average prescale_factor postscale_factor op compression process_set")
+def allreduce(value: Any, options: Options) -> np.ndarray[Any, Any]:
     """Reduce a value over all ranks; every rank gets the result.
 
     Args:
         value: a number, an array or a tensor, of the same shape and dtype on all ranks.
-        {name}
-        {tf_average}
-        {scale}
-        {op}
-        {compression}
-        {process_set}
-        {weight}
+        {options}
 
     Returns:
         a new NumPy array of the value's shape and dtype, bit-identical on all ranks.
@@ -53,22 +34,8 @@ def allreduce(
         MismatchError: shapes, dtypes, ops or factors differ between ranks.
         PeerLostError: a rank was lost.
     """
-    compressor = compressor_of(compression)
-    # The reduction executes all of ringcomm's own, also those that are conversions elsewhere.
-    executed = is_elementwise(compressor)
-    how = Reduction(
-        reduction(op, average), prescale_factor, postscale_factor, process_set,
-        compression=compressor if executed else NoneCompressor,
-    )  # fmt: skip
-    weights = [] if weight is None else [np.float64(weight_of(weight))]
-    inputs, weighted = 1 + len(weights), bool(weights)
-    operation = Operation("allreduce", how, name, inputs, has_weight=weighted)
-    if executed:
-        return _run(operation, [value, *weights])[0]
-    compressed, context = compressor.compress(as_array(value))
-    (received,) = _run(operation, [compressed, *weights])
-    result: np.ndarray[Any, Any] = compressor.decompress(received, context)
-    return result
+    reduced: np.ndarray[Any, Any] = _values.allreduce(value, options)
+    return reduced
 
 
 @takes("reducescatter", "name op process_set prescale_factor postscale_factor")

@@ -8,7 +8,6 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import mlx.core as mx
 import numpy as np
 
-from .._adapter.compression import Compression
 from .._adapter.graph_callbacks import Batch, Operation
 from .._adapter.tree_collectives import TreeCollectives
 from .._adapter.trees import put_together, take_apart
@@ -16,30 +15,18 @@ from ..calls.process_set import ProcessSet, global_process_set
 from ..collective.options import Options, takes
 from ..docstrings import documented
 from ..errors import ConfigError
-from ..ops import ReduceOp
 from .arrays import Blocks, from_host, to_host
 
 
-@documented
-def allreduce(
-    tree: Any,
-    op: Optional[ReduceOp] = None,
-    name: Optional[str] = None,
-    compression: Any = Compression.none,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    weight: Optional[float] = None,
-) -> Any:
+@takes("allreduce", "op name compression prescale_factor postscale_factor process_set")
+def allreduce(tree: Any, options: Options) -> Any:
     """Reduce all arrays of a tree over all ranks, in one operation; every rank gets the results.
 
     Example: ``loss = hvd.allreduce(loss)``.
 
     Args:
         {mlx_tree}
-        {op}
-        {name}
-        {tree_options}
+        {options}
 
     Returns:
         a new tree of the input's structure, shapes and dtypes, bit-identical on all ranks. With Average and
@@ -48,10 +35,7 @@ def allreduce(
     Raises:
         {mlx_errors}
     """
-    weights = [] if weight is None else [weight]
-    return _trees.allreduce(
-        tree, op, name, compression, prescale_factor, postscale_factor, process_set, weights
-    )
+    return _trees.allreduce(tree, options)
 
 
 @documented

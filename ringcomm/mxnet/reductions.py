@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence
+from typing import List, Sequence
 
 import mxnet as mx
 
-from .._adapter.arguments import reduction
 from .._adapter.reduction import Reduction
 from .._adapter.submit import Operands, start_allreduce, start_reducescatter
-from ..calls.process_set import ProcessSet, global_process_set
 from ..collective.call_sites import look_through
 from ..collective.options import Options, takes
-from ..docstrings import documented
-from ..ops import ReduceOp
 from .arrays import NDArrayOperand, copy_of, dense
 
 __all__ = [
@@ -24,26 +20,15 @@ __all__ = [
 look_through(mx)
 
 
-@documented
-def allreduce(
-    tensor: mx.nd.NDArray,
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    priority: int = 0,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    op: Optional[ReduceOp] = None,
-    weight: Optional[float] = None,
-    compression: Any = None,
-) -> mx.nd.NDArray:
+@takes("allreduce", "average name priority prescale_factor postscale_factor process_set op weight", "mx")
+def allreduce(tensor: mx.nd.NDArray, options: Options) -> mx.nd.NDArray:
     """Reduce an NDArray of the same shape and dtype over all ranks; every rank gets the result.
 
     Example: ``mean = hvd.allreduce(loss.mean(), name="loss")``.
 
     Args:
         {tensor_in}
-        {mx_options}
+        {options}
 
     Returns:
         a new NDArray of the same shape, dtype and context, bit-identical on all ranks.
@@ -52,31 +37,16 @@ def allreduce(
         ConfigError: it is not a dense NDArray, or ``average`` and ``op`` are both given.
         {call_errors}
     """
-    (result,) = grouped_allreduce(
-        [tensor], average, name, priority, prescale_factor, postscale_factor, process_set, op, weight,
-        compression,
-    )  # fmt: skip
-    return result
+    return _reduce([copy_of(dense(tensor, "allreduce"))], options)[0]
 
 
-@documented
-def allreduce_(
-    tensor: mx.nd.NDArray,
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    priority: int = 0,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    op: Optional[ReduceOp] = None,
-    weight: Optional[float] = None,
-    compression: Any = None,
-) -> mx.nd.NDArray:
+@takes("allreduce", "average name priority prescale_factor postscale_factor process_set op weight", "mx")
+def allreduce_(tensor: mx.nd.NDArray, options: Options) -> mx.nd.NDArray:
     """Reduce an NDArray over all ranks in place, on the CPU without any copy.
 
     Args:
         {tensor_inplace}
-        {mx_options}
+        {options}
 
     Returns:
         ``tensor`` itself.
@@ -85,31 +55,16 @@ def allreduce_(
         ConfigError: it is not a dense NDArray, or ``average`` and ``op`` are both given.
         {call_errors}
     """
-    (result,) = grouped_allreduce_(
-        [tensor], average, name, priority, prescale_factor, postscale_factor, process_set, op, weight,
-        compression,
-    )  # fmt: skip
-    return result
+    return _reduce([NDArrayOperand(dense(tensor, "allreduce_"))], options)[0]
 
 
-@documented
-def grouped_allreduce(
-    tensors: Sequence[mx.nd.NDArray],
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    priority: int = 0,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    op: Optional[ReduceOp] = None,
-    weight: Optional[float] = None,
-    compression: Any = None,
-) -> List[mx.nd.NDArray]:
+@takes("allreduce", "average name priority prescale_factor postscale_factor process_set op weight", "mx")
+def grouped_allreduce(tensors: Sequence[mx.nd.NDArray], options: Options) -> List[mx.nd.NDArray]:
     """Reduce several NDArrays over all ranks as one operation: all are reduced, or none.
 
     Args:
         {tensors_in}
-        {mx_options}
+        {options}
 
     Returns:
         a list of new NDArrays, in order.
@@ -118,29 +73,16 @@ def grouped_allreduce(
         ConfigError: one is not a dense NDArray, or ``average`` and ``op`` are both given.
         {call_errors}
     """
-    how = Reduction(reduction(op, average), prescale_factor, postscale_factor, process_set)
-    operands = [copy_of(dense(tensor, "allreduce")) for tensor in tensors]
-    return _reduce(operands, how, name, weight, compression)
+    return _reduce([copy_of(dense(tensor, "allreduce")) for tensor in tensors], options)
 
 
-@documented
-def grouped_allreduce_(
-    tensors: Sequence[mx.nd.NDArray],
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    priority: int = 0,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    op: Optional[ReduceOp] = None,
-    weight: Optional[float] = None,
-    compression: Any = None,
-) -> List[mx.nd.NDArray]:
+@takes("allreduce", "average name priority prescale_factor postscale_factor process_set op weight", "mx")
+def grouped_allreduce_(tensors: Sequence[mx.nd.NDArray], options: Options) -> List[mx.nd.NDArray]:
     """Reduce several NDArrays in place as one operation: all are reduced, or none.
 
     Args:
         {tensors_inplace}
-        {mx_options}
+        {options}
 
     Returns:
         a list of the NDArrays themselves.
@@ -149,18 +91,13 @@ def grouped_allreduce_(
         ConfigError: one is not a dense NDArray, or ``average`` and ``op`` are both given.
         {call_errors}
     """
-    how = Reduction(reduction(op, average), prescale_factor, postscale_factor, process_set)
-    operands = [NDArrayOperand(dense(tensor, "allreduce_")) for tensor in tensors]
-    return _reduce(operands, how, name, weight, compression)
+    return _reduce([NDArrayOperand(dense(tensor, "allreduce_")) for tensor in tensors], options)
 
 
-def _reduce(
-    operands: Operands, how: Reduction, name: Optional[str], weight: Optional[float], compression: Any
-) -> List[mx.nd.NDArray]:
+def _reduce(operands: Operands, options: Options) -> List[mx.nd.NDArray]:
     if not operands:
         return []
-    handle = start_allreduce(operands, how, name, True, True, weight=weight, compression=compression)
-    reduced: List[mx.nd.NDArray] = handle.wait()
+    reduced: List[mx.nd.NDArray] = start_allreduce(operands, options, True, True).wait()
     return reduced
 
 
@@ -210,6 +147,6 @@ def _scatter(tensors: Sequence[mx.nd.NDArray], options: Options) -> List[mx.nd.N
     if not tensors:
         return []
     operands = [copy_of(dense(tensor, "reducescatter")) for tensor in tensors]
-    handle = start_reducescatter(operands, how, options.name, True, True, options.weight)
-    parts: List[mx.nd.NDArray] = handle.wait()
+    called = how.call(options.name, options.weight, how.compression)
+    parts: List[mx.nd.NDArray] = start_reducescatter(operands, called, True, True).wait()
     return parts

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Union
+from typing import Any, List, Sequence, Union
 
 import tensorflow as tf
 
-from .._adapter.arguments import reduction
-from .._adapter.compression import Compression
 from .._adapter.reduction import Reduction
 from .._tensorflow import bridge
-from ..calls.process_set import ProcessSet, global_process_set, size_of
+from ..calls.process_set import size_of
 from ..collective.call_sites import look_through
 from ..collective.options import Options, takes
-from ..docstrings import documented
 from ..ops import ReduceOp
 from . import flow
 
@@ -22,21 +19,13 @@ look_through(tf)
 Tensor = Union[tf.Tensor, tf.IndexedSlices]
 
 
-@documented
-def allreduce(
-    tensor: Any,
-    average: Optional[bool] = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = Compression.none,
-    op: Optional[ReduceOp] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
-    ignore_name_scope: bool = False,
-    weight: Any = None,
-) -> Tensor:
+@takes(
+    "allreduce",
+    "average device_dense device_sparse compression op prescale_factor postscale_factor name process_set "
+    "ignore_name_scope",
+    "tf",
+)
+def allreduce(tensor: Any, options: Options) -> Tensor:
     """Reduce a tensor over all ranks; every rank gets the result.
 
     For ``tf.IndexedSlices`` the result has the slices of all ranks (divided by the number of ranks for
@@ -45,12 +34,7 @@ def allreduce(
     Args:
         tensor: a tensor, a variable or an array, of the same shape and dtype on all ranks; or
             ``tf.IndexedSlices``, whose numbers of slices may differ.
-        {tf_reduction}
-        {tf_name}
-        {process_set}
-        {tf_ignore_name_scope}
-        {weight}
-            It may be a tensor.
+        {options}
 
     Returns:
         a new tensor of the input's shape and dtype, bit-identical on all ranks. It is differentiable; the
@@ -63,42 +47,24 @@ def allreduce(
         MismatchError: shapes, dtypes, ops or factors differ between ranks.
         PeerLostError: a rank was lost.
     """
-    how = Reduction(
-        reduction(op, average), float(prescale_factor), float(postscale_factor), process_set,
-        compression=compression,
-    )  # fmt: skip
     if isinstance(tensor, tf.IndexedSlices):
-        return _reduce_slices(tensor, how, name, weight)
-    (result,) = _reduce([tensor], how, name, weight)
-    return result
+        return _reduce_slices(tensor, options)
+    return _reduce([tensor], options)[0]
 
 
-@documented
-def grouped_allreduce(
-    tensors: Sequence[Any],
-    average: Optional[bool] = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = Compression.none,
-    op: Optional[ReduceOp] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    ignore_name_scope: bool = False,
-    name: Optional[str] = None,
-    weight: Any = None,
-) -> List[Tensor]:
+@takes(
+    "allreduce",
+    "average device_dense device_sparse compression op prescale_factor postscale_factor process_set "
+    "ignore_name_scope name",
+    "tf",
+)
+def grouped_allreduce(tensors: Sequence[Any], options: Options) -> List[Tensor]:
     """Reduce several tensors over all ranks in one operation, which succeeds or fails as a whole.
 
     Args:
         tensors: tensors, variables, arrays or ``tf.IndexedSlices``; all ranks pass the same number of them,
             with the same shapes and dtypes, in the same order.
-        {tf_reduction}
-        {process_set}
-        {tf_ignore_name_scope}
-        {tf_name}
-        {weight}
-            It may be a tensor.
+        {options}
 
     Returns:
         new tensors in the order of the inputs, with their shapes and dtypes, bit-identical on all ranks and
@@ -111,46 +77,40 @@ def grouped_allreduce(
         MismatchError: shapes, dtypes, ops or factors differ between ranks.
         PeerLostError: a rank was lost.
     """
-    how = Reduction(
-        reduction(op, average), float(prescale_factor), float(postscale_factor), process_set,
-        compression=compression,
-    )  # fmt: skip
     results: List[Any] = list(tensors)
     dense = [index for index, item in enumerate(results) if not isinstance(item, tf.IndexedSlices)]
     for index, item in enumerate(results):
         if isinstance(item, tf.IndexedSlices):
-            label = None if name is None else f"{name}.{index}"
-            results[index] = _reduce_slices(item, how, label, weight)
-    reduced = _reduce([results[index] for index in dense], how, name, weight)
+            label = None if options.name is None else f"{options.name}.{index}"
+            results[index] = _reduce_slices(item, options._replace(name=label))
+    reduced = _reduce([results[index] for index in dense], options)
     for index, item in zip(dense, reduced):
         results[index] = item
     return results
 
 
-def _reduce(tensors: Sequence[Any], how: Reduction, name: Optional[str], weight: Any) -> List[tf.Tensor]:
+def _reduce(tensors: Sequence[Any], options: Options) -> List[tf.Tensor]:
     if not tensors:
         return []
     given = [tf.convert_to_tensor(item) for item in tensors]
-    how, sent, restore = how.prepared(given)
-    label = bridge.name_of(name, "allreduce", given)
-    given_weight = None if weight is None else tf.cast(weight, tf.float64)
-    return restore(flow.reduce(how, label, sent, given_weight))
+    how, sent, restore = Reduction.of(options).prepared(given)
+    weight = None if options.weight is None else tf.cast(options.weight, tf.float64)
+    return restore(flow.reduce(how, bridge.name_of(options.name, "allreduce", given), sent, weight))
 
 
-def _reduce_slices(
-    slices: tf.IndexedSlices, how: Reduction, name: Optional[str], weight: Any
-) -> tf.IndexedSlices:
+def _reduce_slices(slices: tf.IndexedSlices, options: Options) -> tf.IndexedSlices:
+    how = Reduction.of(options)
     if not how.adds:
         raise NotImplementedError(
             f"tf.IndexedSlices can be averaged and summed, not reduced by {how.op.name.capitalize()}: use "
             "sparse_as_dense=True or tf.convert_to_tensor()."
         )
-    if weight is not None:
+    if options.weight is not None:
         raise NotImplementedError("tf.IndexedSlices have no weights: use tf.convert_to_tensor() first.")
     if (how.prescale, how.postscale) != (1.0, 1.0):
         raise NotImplementedError("tf.IndexedSlices are not scaled: use tf.convert_to_tensor() first.")
     _, (values,), restore = how.prepared([slices.values])
-    label = bridge.name_of(name, "allreduce", [values])
+    label = bridge.name_of(options.name, "allreduce", [values])
     values, indices = flow.gather(how.process_set, label, [values, slices.indices])
     (values,) = restore([values])
     if how.op == ReduceOp.AVERAGE:

@@ -42,10 +42,7 @@ class Allreduce(torch.autograd.Function):
         ctx.how, ctx.weight = how, weight
         if is_coded(how.compression):
             return _reduce_codes("allreduce", how, name, tensors, weight)
-        handle = handles.grouped_allreduce_async(
-            tensors, None, name, how.op, how.prescale, how.postscale, how.process_set, True, weight
-        )
-        return tuple(handles.synchronize(handle))
+        return tuple(handles.start_reduction(tensors, how.call(name, weight), "allreduce", True, True).wait())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:

@@ -71,11 +71,9 @@ class Bucket:
         """Start the reduction, after all members have been taken."""
         raise NotImplementedError
 
-    def _start(self, operands: Operands, **options: Any) -> None:
-        weight, absent = self.reduction.weight_now(), self._absent_here()
-        self.handle = start_allreduce(
-            operands, self.reduction, self.name, False, True, weight=weight, absent=absent, **options
-        )
+    def _start(self, operands: Operands, codec: Any = None, **more: Any) -> None:
+        options = self.reduction.call(self.name, self.reduction.weight_now(), codec)
+        self.handle = start_allreduce(operands, options, False, True, absent=self._absent_here(), **more)
 
     @property
     def changed(self) -> bool:
@@ -257,7 +255,7 @@ class FlatBucket(Bucket):
         # Memory of the CPU is reduced in place. Memory of a CUDA device is being copied from here on, in
         # order with the backward pass, which goes on at once.
         operand = operand_of(flat, "allreduce", in_place=True)
-        self._start([operand], compression=self._codec, residuals=self._own_residuals())
+        self._start([operand], self._codec, residuals=self._own_residuals())
 
     @property
     def changed(self) -> bool:

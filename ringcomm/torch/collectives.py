@@ -7,37 +7,24 @@ from typing import Any, List, Optional, Sequence
 import torch
 
 from .. import api
-from .._adapter.arguments import reduction
 from .._adapter.reduction import Reduction
 from ..calls.process_set import ProcessSet, global_process_set
 from ..collective.options import Options, takes
 from ..docstrings import documented
-from ..ops import ReduceOp
 from . import handles
 from .autograd import Allgather, Allreduce, Alltoall, Broadcast, Reducescatter
-from .compression import Compression
 from .tensors import all_dense
 
 
-@documented
-def allreduce(
-    tensor: torch.Tensor,
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    compression: Any = Compression.none,
-    op: Optional[ReduceOp] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    weight: Optional[float] = None,
-) -> torch.Tensor:
+@takes("allreduce", "average name compression op prescale_factor postscale_factor process_set")
+def allreduce(tensor: torch.Tensor, options: Options) -> torch.Tensor:
     """Reduce a tensor of the same shape and dtype over all ranks; every rank gets the result.
 
     Example: ``mean = hvd.allreduce(loss.detach(), name="loss")``.
 
     Args:
         {tensor_in}
-        {torch_options}
+        {options}
 
     Returns:
         a new tensor of the same shape, dtype and device, bit-identical on all ranks. Its gradient is the same
@@ -47,29 +34,16 @@ def allreduce(
         ConfigError: it is not a dense tensor, or ``average`` and ``op`` are both given.
         {call_errors}
     """
-    (result,) = grouped_allreduce(
-        [tensor], average, name, compression, op, prescale_factor, postscale_factor, process_set, weight
-    )
-    return result
+    return _reduce([tensor], options)[0]
 
 
-@documented
-def allreduce_(
-    tensor: torch.Tensor,
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    op: Optional[ReduceOp] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    weight: Optional[float] = None,
-    compression: Any = None,
-) -> torch.Tensor:
+@takes("allreduce", "average name op prescale_factor postscale_factor process_set weight", "core")
+def allreduce_(tensor: torch.Tensor, options: Options) -> torch.Tensor:
     """Reduce a tensor over all ranks in place; gradients do not flow through it.
 
     Args:
         {tensor_inplace}
-        {torch_inplace_options}
+        {options}
 
     Returns:
         ``tensor`` itself.
@@ -78,31 +52,17 @@ def allreduce_(
         ConfigError: it is not a dense tensor, or ``average`` and ``op`` are both given.
         {call_errors}
     """
-    handle = handles.allreduce_async_(
-        tensor, average, name, op, prescale_factor, postscale_factor, process_set, True, weight,
-        compression,
-    )  # fmt: skip
-    result: torch.Tensor = handles.synchronize(handle)
+    result: torch.Tensor = handles.start_reduction([tensor], options, "allreduce_", True, False).wait()
     return result
 
 
-@documented
-def grouped_allreduce(
-    tensors: Sequence[torch.Tensor],
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    compression: Any = Compression.none,
-    op: Optional[ReduceOp] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    weight: Optional[float] = None,
-) -> List[torch.Tensor]:
+@takes("allreduce", "average name compression op prescale_factor postscale_factor process_set")
+def grouped_allreduce(tensors: Sequence[torch.Tensor], options: Options) -> List[torch.Tensor]:
     """Reduce several tensors over all ranks as one operation: all are reduced, or none.
 
     Args:
         {tensors_in}
-        {torch_options}
+        {options}
 
     Returns:
         a list of new tensors, in order; gradients flow through them.
@@ -111,29 +71,21 @@ def grouped_allreduce(
         ConfigError: it is not a dense tensor, or ``average`` and ``op`` are both given.
         {call_errors}
     """
-    chosen = reduction(op, average)
-    how = Reduction(chosen, prescale_factor, postscale_factor, process_set, compression=compression)
-    how, sent, restore = how.prepared(all_dense(tensors, "allreduce"))
-    return restore(Allreduce.apply(how, name, weight, *sent))
+    return _reduce(tensors, options)
 
 
-@documented
-def grouped_allreduce_(
-    tensors: Sequence[torch.Tensor],
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    op: Optional[ReduceOp] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    weight: Optional[float] = None,
-    compression: Any = None,
-) -> List[torch.Tensor]:
+def _reduce(tensors: Sequence[torch.Tensor], options: Options) -> List[torch.Tensor]:
+    how, sent, restore = Reduction.of(options).prepared(all_dense(tensors, "allreduce"))
+    return restore(Allreduce.apply(how, options.name, options.weight, *sent))
+
+
+@takes("allreduce", "average name op prescale_factor postscale_factor process_set weight", "core")
+def grouped_allreduce_(tensors: Sequence[torch.Tensor], options: Options) -> List[torch.Tensor]:
     """Reduce several tensors in place as one operation; gradients do not flow through them.
 
     Args:
         {tensors_inplace}
-        {torch_inplace_options}
+        {options}
 
     Returns:
         a list of the tensors themselves.
@@ -142,11 +94,8 @@ def grouped_allreduce_(
         ConfigError: it is not a dense tensor, or ``average`` and ``op`` are both given.
         {call_errors}
     """
-    handle = handles.grouped_allreduce_async_(
-        tensors, average, name, op, prescale_factor, postscale_factor, process_set, True, weight,
-        compression,
-    )  # fmt: skip
-    results: List[torch.Tensor] = handles.synchronize(handle)
+    handle = handles.start_reduction(tensors, options, "grouped_allreduce_", True, True)
+    results: List[torch.Tensor] = handle.wait()
     return results
 
 

@@ -10,7 +10,6 @@ from typing import Any, Callable, Optional, Sequence, Union
 
 import torch
 
-from .._adapter.arguments import reduction
 from .._adapter.reduction import Reduction
 from .._adapter.submit import start_allreduce, start_reducescatter
 from ..calls.process_set import ProcessSet, global_process_set, size_of
@@ -41,26 +40,15 @@ look_through(torch)
 AnyHandle = Union[Handle, Callable[[], Any]]
 
 
-@documented
-def allreduce_async(
-    tensor: torch.Tensor,
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    op: Optional[ReduceOp] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    urgent: bool = False,
-    weight: Optional[float] = None,
-    compression: Any = None,
-) -> Handle:
+@takes("allreduce", "average name op prescale_factor postscale_factor process_set urgent weight", "core")
+def allreduce_async(tensor: torch.Tensor, options: Options) -> Handle:
     """Start reducing a tensor of the same shape and dtype over all ranks.
 
     Example: ``handle = hvd.allreduce_async(gradient, name="layer1"); mean = hvd.synchronize(handle)``.
 
     Args:
         {tensor_in}
-        {torch_async_options}
+        {options}
 
     Returns:
         a handle; ``synchronize(handle)`` returns a new tensor of the same shape, dtype and device.
@@ -69,29 +57,16 @@ def allreduce_async(
         ConfigError: it is not a dense tensor, or ``average`` and ``op`` are both given.
         {start_errors}
     """
-    how = Reduction(reduction(op, average), prescale_factor, postscale_factor, process_set)
-    operands = [operand_of(tensor, "allreduce")]
-    return start_allreduce(operands, how, name, urgent, False, weight=weight, compression=compression)
+    return start_reduction([tensor], options, "allreduce", options.urgent, False)
 
 
-@documented
-def allreduce_async_(
-    tensor: torch.Tensor,
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    op: Optional[ReduceOp] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    urgent: bool = False,
-    weight: Optional[float] = None,
-    compression: Any = None,
-) -> Handle:
+@takes("allreduce", "average name op prescale_factor postscale_factor process_set urgent weight", "core")
+def allreduce_async_(tensor: torch.Tensor, options: Options) -> Handle:
     """Start reducing a tensor over all ranks in place.
 
     Args:
         {tensor_pending}
-        {torch_async_options}
+        {options}
 
     Returns:
         a handle; ``synchronize(handle)`` returns ``tensor`` itself.
@@ -100,29 +75,16 @@ def allreduce_async_(
         ConfigError: it is not a dense tensor, or ``average`` and ``op`` are both given.
         {start_errors}
     """
-    how = Reduction(reduction(op, average), prescale_factor, postscale_factor, process_set)
-    operands = [operand_of(tensor, "allreduce_", in_place=True)]
-    return start_allreduce(operands, how, name, urgent, False, weight=weight, compression=compression)
+    return start_reduction([tensor], options, "allreduce_", options.urgent, False)
 
 
-@documented
-def grouped_allreduce_async(
-    tensors: Sequence[torch.Tensor],
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    op: Optional[ReduceOp] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    urgent: bool = False,
-    weight: Optional[float] = None,
-    compression: Any = None,
-) -> Handle:
+@takes("allreduce", "average name op prescale_factor postscale_factor process_set urgent weight", "core")
+def grouped_allreduce_async(tensors: Sequence[torch.Tensor], options: Options) -> Handle:
     """Start reducing several tensors over all ranks as one operation: all are reduced, or none.
 
     Args:
         {tensors_in}
-        {torch_async_options}
+        {options}
 
     Returns:
         a handle; ``synchronize(handle)`` returns a list of new tensors.
@@ -131,29 +93,16 @@ def grouped_allreduce_async(
         ConfigError: it is not a dense tensor, or ``average`` and ``op`` are both given.
         {start_errors}
     """
-    how = Reduction(reduction(op, average), prescale_factor, postscale_factor, process_set)
-    operands = [operand_of(tensor, "allreduce") for tensor in tensors]
-    return start_allreduce(operands, how, name, urgent, True, weight=weight, compression=compression)
+    return start_reduction(tensors, options, "allreduce", options.urgent, True)
 
 
-@documented
-def grouped_allreduce_async_(
-    tensors: Sequence[torch.Tensor],
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    op: Optional[ReduceOp] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    urgent: bool = False,
-    weight: Optional[float] = None,
-    compression: Any = None,
-) -> Handle:
+@takes("allreduce", "average name op prescale_factor postscale_factor process_set urgent weight", "core")
+def grouped_allreduce_async_(tensors: Sequence[torch.Tensor], options: Options) -> Handle:
     """Start reducing several tensors in place as one operation: all are reduced, or none.
 
     Args:
         {tensors_pending}
-        {torch_async_options}
+        {options}
 
     Returns:
         a handle; ``synchronize(handle)`` returns a list of the tensors themselves.
@@ -162,9 +111,15 @@ def grouped_allreduce_async_(
         ConfigError: it is not a dense tensor, or ``average`` and ``op`` are both given.
         {start_errors}
     """
-    how = Reduction(reduction(op, average), prescale_factor, postscale_factor, process_set)
-    operands = [operand_of(tensor, "grouped_allreduce_", in_place=True) for tensor in tensors]
-    return start_allreduce(operands, how, name, urgent, True, weight=weight, compression=compression)
+    return start_reduction(tensors, options, "grouped_allreduce_", options.urgent, True)
+
+
+def start_reduction(
+    tensors: Sequence[torch.Tensor], options: Options, what: str, urgent: bool, grouped: bool
+) -> Handle:
+    """Start an allreduce of copies of tensors, or of the tensors if ``what``, its name, ends in ``_``."""
+    operands = [operand_of(tensor, what, what.endswith("_")) for tensor in tensors]
+    return start_allreduce(operands, options, urgent, grouped)
 
 
 @takes("reducescatter", "name op process_set prescale_factor postscale_factor urgent", "core")
@@ -209,7 +164,8 @@ def grouped_reducescatter_async(tensors: Sequence[torch.Tensor], options: Option
 def start_rows(tensors: Sequence[torch.Tensor], how: Reduction, options: Options, grouped: bool) -> Handle:
     """Start a reducescatter of tensors, with the name and the weight of ``options``."""
     operands = [operand_of(tensor, "reducescatter", rows=True) for tensor in tensors]
-    return start_reducescatter(operands, how, options.name, options.urgent, grouped, options.weight)
+    called = how.call(options.name, options.weight, how.compression)
+    return start_reducescatter(operands, called, options.urgent, grouped)
 
 
 @documented

@@ -130,7 +130,7 @@ def start(context: Context, call: Call, name: str) -> Tuple[Any, np.ndarray[Any,
     engine, array = context.engine, call.array()
     flat, shape = array.reshape(-1), array.shape
     if call.kind == "allreduce":
-        return engine.allreduce([flat], call.op, name, [shape], call.prescale), array
+        return engine.allreduce([flat], Options(call.op, None, call.prescale), name, [shape]), array
     if call.kind == "reducescatter":
         return engine.reducescatter([flat], [shape], Options(call.op, name, call.prescale)), array
     if call.kind == "broadcast":

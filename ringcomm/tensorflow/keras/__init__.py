@@ -5,10 +5,10 @@ from ...keras import *  # noqa: F403
 from . import callbacks as callbacks  # type: ignore[no-redef]
 from . import elastic as elastic  # type: ignore[no-redef]
 from .collectives import allgather as allgather
-from .collectives import allreduce as allreduce
+from .collectives import allreduce as allreduce  # type: ignore[assignment]
 from .collectives import alltoall as alltoall
 from .collectives import broadcast as broadcast
-from .collectives import reducescatter as reducescatter
+from .collectives import reducescatter as reducescatter  # type: ignore[assignment]
 from .models import load_model as load_model
 
 _export(globals(), "callbacks", "elastic")

@@ -105,7 +105,7 @@ def test_weights_with_factors_and_codecs_are_the_same_by_order_and_by_name(codec
     def work(context):
         array, weight = values(context.rank, 5000, "float32"), 1.0 + context.rank
         named = array.copy()
-        options = {"prescale": 3.0, "postscale": 0.5, "compression": codec}
+        options = {"prescale_factor": 3.0, "postscale_factor": 0.5, "compression": codec}
         context.engine.allreduce([named], Average, "n", weight=weight, **options).wait(LIMIT_S)
         called = context.allreduce(
             array, weight=weight, prescale_factor=3.0, postscale_factor=0.5, compression=codec

@@ -242,7 +242,7 @@ def test_one_rank_needs_no_thread():
     def work(context):
         assert threading.active_count() == before + 1  # the rank itself
         array = np.arange(3)
-        handle = context.engine.allreduce([array], Average, postscale=2.0)
+        handle = context.engine.allreduce([array], Average, postscale_factor=2.0)
         assert handle.done()
         handle.wait()
         assert context.engine.join().wait() == 0

@@ -236,8 +236,9 @@ class TestNumbers:
         def work(context):
             array = np.array([1.0, 2.0]) * (1 - 2 * context.rank)  # opposite, and so added up to nothing
             alike = np.array([1.0, 2.0])
-            context.engine.allreduce([array], Adasum, "opposite", prescale=3.0).wait(LIMIT_S)
-            context.engine.allreduce([alike], Adasum, "alike", prescale=3.0, postscale=2.0).wait(LIMIT_S)
+            context.engine.allreduce([array], Adasum, "opposite", prescale_factor=3.0).wait(LIMIT_S)
+            scales = {"prescale_factor": 3.0, "postscale_factor": 2.0}
+            context.engine.allreduce([alike], Adasum, "alike", **scales).wait(LIMIT_S)
             return array.tolist(), alike.tolist()
 
         assert run_ranks(2, work) == [([0.0, 0.0], [6.0, 12.0])] * 2
@@ -247,7 +248,8 @@ class TestNumbers:
 
         def work(context):
             array = np.array([6e4, 1.0 - 2.0 * context.rank, np.inf], np.float16)
-            context.engine.allreduce([array], Adasum, "a", prescale=2.0, postscale=2.0).wait(LIMIT_S)
+            scales = {"prescale_factor": 2.0, "postscale_factor": 2.0}
+            context.engine.allreduce([array], Adasum, "a", **scales).wait(LIMIT_S)
             return array[0] == np.inf or np.isnan(array[0])
 
         assert run_ranks(2, work) == [True, True]

@@ -153,7 +153,8 @@ def test_a_factor_that_is_no_number_is_the_same_on_all_ranks():
         found = []
         for name in ("first", "first"):  # once by its signature, once by its number
             array = np.ones(3)
-            context.engine.allreduce([array], Sum, name, prescale=nan, postscale=math.inf).wait()
+            factors = {"prescale_factor": nan, "postscale_factor": math.inf}
+            context.engine.allreduce([array], Sum, name, **factors).wait()
             found += array.tolist()
         found += context.allreduce(np.ones(2), prescale_factor=nan).tolist()
         return all(math.isnan(value) for value in found)

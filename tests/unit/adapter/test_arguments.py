@@ -10,7 +10,6 @@ from ringcomm._adapter.arguments import (
     SequenceName,
     checked_passes,
     predivided,
-    reduction,
     scattered_reduction,
     wire_name,
 )
@@ -20,15 +19,7 @@ from ringcomm._adapter.trees import put_together, take_apart
 from ringcomm.elastic.sampler import plan_share
 
 
-def test_reduction():
-    assert reduction(None, None) == rc.Average
-    assert reduction(3, None) == rc.Min
-    with pytest.warns(DeprecationWarning) as caught:
-        assert reduction(None, False) == rc.Sum
-        assert reduction(None, True) == rc.Average
-    assert {item.filename for item in caught} == {__file__}
-    with pytest.raises(ValueError, match="average"):
-        reduction(rc.Sum, True)
+def test_a_reducescatter_is_not_adasum():
     with pytest.raises(NotImplementedError):
         scattered_reduction(rc.Adasum)
     assert scattered_reduction(1) is rc.Sum

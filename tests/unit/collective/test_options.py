@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 
 import pytest
 
-from ringcomm.collective.options import HOROVODS, KINDS, Options, names_of, takes
-from ringcomm.errors import Misuse
-from ringcomm.ops import Average, Sum
+from ringcomm.collective.options import HOROVODS, KINDS, Call, Options, names_of, takes
+from ringcomm.errors import ConfigError, Misuse
+from ringcomm.ops import Average, Min, Sum
 
 
 @takes("reducescatter", "name priority op", "mx")
@@ -20,6 +21,11 @@ def scattered(tensor: object, options: Options) -> tuple:
         {options}
     """
     return tensor, options
+
+
+@takes("allreduce", "average op")
+def reduced(tensor: object, options: Options) -> Options:
+    return options
 
 
 def test_options_are_taken_by_place_and_by_name():
@@ -47,10 +53,10 @@ def test_the_signature_and_the_description_have_every_option():
 @pytest.mark.parametrize(
     ("given", "named", "words"),
     [
-        ((1,), {"opp": 1}, r"scattered\(\) has no option 'opp': there are name, priority, op, prescale_f"),
-        ((1, "x"), {"name": "y"}, r"scattered\(\) got name twice"),
-        ((), {"name": "y"}, r"scattered\(\) lacks its argument 'tensor'"),
-        (range(30), {}, r"scattered\(\) takes at most \d+ arguments \(tensor, name, priority"),
+        ((1,), {"opp": 1}, r"scattered\(\) got an unexpected keyword argument 'opp'"),
+        ((1, "x"), {"name": "y"}, r"scattered\(\) got multiple values for argument 'name'"),
+        ((), {"name": "y"}, r"scattered\(\) missing 1 required positional argument: 'tensor'"),
+        (range(30), {}, r"scattered\(\) takes from 1 to \d+ positional arguments but 30 were given"),
     ],
 )
 def test_wrong_options_are_named(given, named, words):
@@ -61,3 +67,25 @@ def test_wrong_options_are_named(given, named, words):
 def test_what_is_no_reduction_is_refused():
     with pytest.raises(Misuse, match="is not a reduction"):
         scattered(1, op="median")
+
+
+def test_the_older_form_of_op():
+    assert reduced(1).op == Average and reduced(1, None, 3).op == Min
+    with pytest.warns(DeprecationWarning, match="use op=Average or op=Sum") as caught:
+        assert reduced(1, False).op == Sum
+        assert reduced(1, average=True).op == Average
+    assert {item.filename for item in caught} == {__file__}
+    with pytest.raises(ConfigError, match="average and op both"):
+        reduced(1, True, Sum)
+    shown = inspect.signature(reduced).parameters
+    assert shown["op"].default is None and shown["op"].annotation == "Optional[ReduceOp]"
+
+
+def test_a_function_is_where_its_body_is():
+    assert reduced.__name__ == reduced.__code__.co_name == "reduced" and reduced.__module__ == __name__
+    assert inspect.getsource(reduced).startswith('@takes("allreduce", "average op")')
+
+
+def test_type_checkers_see_every_option():
+    first = ast.parse(inspect.getsource(Call)).body[0].body[1]
+    assert {item.arg for item in first.args.kwonlyargs} == {*Options._fields, *HOROVODS}
