@@ -279,5 +279,5 @@ def interruption_text(name: str, why: str, doing: str) -> str:
 
 def describe_error(error: BaseException) -> str:
     """An exception as Python ends its traceback: ``KeyError: 'x'``, or just ``KeyboardInterrupt``."""
-    text = str(error)
+    text = str(error).strip()  # PyTorch begins some texts with an empty line; readers take the first one
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

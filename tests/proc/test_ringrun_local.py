@@ -72,6 +72,37 @@ def test_the_last_traceback_is_in_the_box(tmp_path: Path) -> None:
     assert "│ ValueError: broken" in done.err
 
 
+WRAPPED = """
+import ringcomm as rc
+
+def forward(stage):
+    try:
+        raise ValueError('bad weights')
+    except ValueError as error:
+        raise RuntimeError(f"\\n    [Stage {stage}] failed to run forward:") from error
+
+rc.init()
+rc.barrier()
+if rc.rank() == 1:
+    forward(1)
+try:
+    rc.barrier()
+except rc.PeerLostError as error:
+    print(error, flush=True)
+    raise
+"""
+
+
+def test_the_cause_of_an_error_is_in_the_box_and_in_the_errors_of_the_others(tmp_path: Path) -> None:
+    """A pipeline of PyTorch wraps what a stage raises, in a text that begins with an empty line."""
+    (tmp_path / "train.py").write_text(WRAPPED)
+    done = ringrun("-np", "2", "train.py", cwd=tmp_path)
+    assert done.process.returncode == 1
+    assert "│ That was raised because of ValueError: bad weights\n" in done.err
+    assert "train.py\", line 6, in forward\n" in done.err.partition("because of ValueError")[2]
+    assert "uncaught RuntimeError: [Stage 1] failed to run forward:" in done.out
+
+
 @pytest.mark.parametrize(
     "words",
     [["-m", "job.main", "-x"], ["python", "-m", "job.main", "-x"], [sys.executable, "job/main.py", "-x"]],

@@ -10,7 +10,15 @@ from ..agent.checks import PROVISIONED
 from ..reach.base import other_python
 from .first_failure import Cause, Exit, FirstFailure, signal_name
 from .hints import hint_of
-from .tracebacks import ERRORS, last_traceback, origin, shared_error, traceback_lines, without_inner_frames
+from .tracebacks import (
+    ERRORS,
+    direct_cause,
+    last_traceback,
+    origin,
+    shared_error,
+    traceback_lines,
+    without_inner_frames,
+)  # fmt: skip
 
 _MISMATCH = f"{ERRORS}MismatchError:"
 _DISAGREE = "the ranks do not make the same calls"
@@ -112,6 +120,8 @@ def _body(cause: Cause, tails: Mapping[int, Sequence[str]]) -> List[str]:
     traceback = last_traceback(tail)
     if traceback:
         paragraphs.append(last_traceback(without_inner_frames(traceback_lines(tail))))
+        raised_from = direct_cause(tail)
+        paragraphs += [f"That was raised because of {raised_from}"] if raised_from else []
         paragraphs += [text for text in [hint_of(traceback)] if text]
     elif [line for line in tail if line.strip()] and not (cause.exit is not None and cause.exit.ok):
         paragraphs.append("Its last words on stderr:\n" + "\n".join(list(tail)[-5:]))

@@ -14,6 +14,7 @@ ERRORS = "ringcomm.errors."
 """What the last line of a traceback begins with if ringcomm has raised it."""
 
 _HEAD = "Traceback (most recent call last):"
+_CAUSED = "The above exception was the direct cause"
 _FRAME = re.compile(r'  File "(?:.*[/\\])?ringcomm[/\\]([^"]+)", line \d+, in ')
 _PACKAGE = Path(ringcomm.__file__).parent
 
@@ -30,6 +31,20 @@ def traceback_lines(lines: Sequence[str]) -> List[str]:
             break
         found.append(line)
     return found
+
+
+def direct_cause(lines: Sequence[str]) -> str:
+    """The error from which the last traceback's was raised, with its place; of a chain the first; or ""."""
+    starts = [index for index, line in enumerate(lines) if line.startswith(_HEAD)]
+    chosen = len(starts) - 1
+    while chosen > 0 and any(line.startswith(_CAUSED) for line in lines[starts[chosen - 1] : starts[chosen]]):
+        chosen -= 1
+    if chosen in (-1, len(starts) - 1):
+        return ""
+    found = traceback_lines(lines[: starts[chosen + 1]])
+    frames = [line.strip() for line in found if line.startswith("  File ")]
+    error = next((line for line in found[1:] if not line.startswith((" ", "\t"))), "")
+    return "\n  ".join([error, *frames[-1:]]) if error else ""
 
 
 def last_traceback(lines: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ...clock import Deadline
-from ...errors import Misuse, NotInitializedError, RingcommError
+from ...errors import Misuse, NotInitializedError, RingcommError, describe_error
 from ...ops import codec_number
 from ._arguments import address_of, pairs_of, reduction_of, root_of, single
 from ._collectives import Collectives, Divided, Packed, Tensors
@@ -367,6 +367,6 @@ def _leave_at_exit() -> None:
     error = getattr(sys, "last_value", None)
     for group in list(_open_groups):
         if error is not None:
-            group._leave(f"uncaught {type(error).__name__}: {error}", ok=False, wait=True)
+            group._leave(f"uncaught {describe_error(error)}", ok=False, wait=True)
         else:
             group._leave("its program ended", ok=True, wait=True)

@@ -36,6 +36,12 @@ def uncompiled(*others: str) -> Callable[[Class], Class]:
     return decorate
 
 
+def _dynamo_is_imported() -> bool:
+    """While its import goes on, in any thread, it has no ``disable`` yet, and nothing is compiled."""
+    dynamo = sys.modules.get(_DYNAMO)
+    return dynamo is not None and not getattr(dynamo.__spec__, "_initializing", False)
+
+
 def _outside(method: Callable[..., Any]) -> Callable[..., Any]:
     disabled: List[Callable[..., Any]] = []
 
@@ -43,7 +49,7 @@ def _outside(method: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if disabled:
             return disabled[0](*args, **kwargs)
-        if _DYNAMO in sys.modules:
+        if _dynamo_is_imported():
             for prepare in _prepare:
                 prepare()
             _prepare.clear()

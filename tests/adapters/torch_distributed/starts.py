@@ -1,6 +1,6 @@
 """A program that joins with ``init()``, and then does what its argument says.
 
-python starts.py joins|alone|briefly|ddp|late|messages|gloo
+python starts.py joins|alone|briefly|ddp|late|messages|functional|gloo
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
 import ringcomm.torch.distributed as backend
 from ringcomm.errors import RingcommError
@@ -53,6 +54,16 @@ def train(way: str) -> None:
     print(f"rank {dist.get_rank()} has trained", flush=True)
 
 
+def call_a_functional_collective() -> None:
+    """Call one, which imports ``torch._dynamo`` while the backend's thread runs it."""
+    backend.init()
+    assert "torch._dynamo" not in sys.modules
+    total = functional.all_reduce(torch.ones(3), "sum", dist.group.WORLD) + 0
+    assert "torch._dynamo" in sys.modules
+    print(f"rank {dist.get_rank()} has {total.tolist()}", flush=True)
+    dist.destroy_process_group()
+
+
 def main() -> None:
     """Do it, and print an error on one line."""
     way = sys.argv[1]
@@ -60,7 +71,10 @@ def main() -> None:
     try:
         if way == "gloo":
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        join() if way in ("joins", "gloo") else train(way)
+        if way == "functional":
+            call_a_functional_collective()
+        else:
+            join() if way in ("joins", "gloo") else train(way)
     except RingcommError as error:
         print(type(error).__name__, error, flush=True)
 

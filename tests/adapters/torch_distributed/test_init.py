@@ -45,6 +45,11 @@ def test_it_joins_under_ringrun():
     assert sorted(found) == ["0", "1"]
 
 
+def test_the_first_functional_collective_imports_the_compiler_meanwhile():
+    found = re.findall(r"rank (\d) has \[2.0, 2.0, 2.0\]", under_ringrun("functional"))
+    assert sorted(found) == ["0", "1"]
+
+
 def test_it_joins_under_torchrun():
     found = re.findall(r"rank (\d) of 2 has \[2.0, 2.0, 2.0\]", plain(*TORCHRUN, PROGRAM, "joins"))
     assert sorted(found) == ["0", "1"]
