@@ -65,7 +65,10 @@ class Notices:
                 self._printer.show(f"{notice.text}{more}")
             return
         if notice.kind == "warning":
-            self._topics.add(str(notice.detail.get("topic", "")))
+            topic = str(notice.detail.get("topic", ""))
+            if topic == "no prediction" and topic in self._topics:
+                return  # What came first is the reason.
+            self._topics.add(topic)
         if notice.kind == "warning" or (self._job.settings.verbose and notice.text):
             self._printer.show(notice.text)
 

@@ -168,7 +168,10 @@ class Operations:
 
     def _number_of(self, peer: int) -> int:
         if not 0 <= peer < len(self._ranks) or peer == self._runner.rank:
-            raise Misuse(f"rank {peer}: messages go to and come from the group's other ranks.")
+            raise Misuse(
+                f"rank {peer}: messages go to and come from the other ranks of the group. It has ranks 0 to "
+                f"{len(self._ranks) - 1}, and this is rank {self._runner.rank}."
+            )
         return self._ranks[peer]
 
     def _note(self, work: RingcommWork) -> None:

@@ -114,6 +114,13 @@ def test_a_job_that_was_to_be_measured_and_was_not_has_failed(setting: str, miss
         assert len(there) == len(shown) and all(map(str.startswith, there, shown)), there
 
 
+def test_only_the_first_reason_for_no_prediction_is_shown() -> None:
+    found, lines = notices(predict=True)
+    for text in ("of process groups", "no gradients"):
+        found.take(Notice("warning", text, detail={"topic": "no prediction"}))
+    assert [line for line in lines if line] == ["of process groups"]
+
+
 def test_other_jobs_end_as_their_ranks_do() -> None:
     found, lines = notices()
     outcome = Outcome(0, "", "done")
