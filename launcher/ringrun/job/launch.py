@@ -62,7 +62,7 @@ def prepare(
     environ = os.environ if environ is None else environ
     refuse_without_effect(options)
     refuse_many_launchers(environ)
-    parsed = parse_command(command)
+    parsed = parse_command(command, options.forward)
     allocation = allocation_of(environ, needed=needs_hosts(options))
     plan = _plan(options, allocation)
     names = host_names(plan)

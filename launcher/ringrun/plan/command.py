@@ -43,17 +43,22 @@ class Command(NamedTuple):
         return " ".join(python if word is None else word for word in self.argv)
 
 
-def parse_command(words: Sequence[str]) -> Command:
+def parse_command(words: Sequence[str], variables: Sequence[str] = ()) -> Command:
     """Parse ``train.py …``, ``-m pkg.mod …``, ``python train.py …`` or any other command.
 
     Args:
         words: the command and its arguments.
+        variables: the arguments of ``-x``, one of which may have been meant as the command.
 
     Raises:
         ConfigError: there is no command, or ``-m`` names no module.
     """
     if not words or not words[0]:
-        raise ConfigError("There is no command to run. Give it last, like: ringrun -np 2 train.py --epochs 3")
+        taken = [name for name in variables if name.endswith(".py")]
+        why = f": -x has taken {taken[0]} for the name of a variable" if taken else ""
+        raise ConfigError(
+            f"There is no command to run{why}. Give it last, like: ringrun -np 2 train.py --epochs 3"
+        )
     first = words[0]
     if first == "-m":
         if len(words) < 2 or words[1].startswith("-"):

@@ -41,6 +41,11 @@ def test_bad_commands(words: List[str]) -> None:
         parse_command(words)
 
 
+def test_an_option_that_has_taken_the_command_is_named() -> None:
+    with pytest.raises(ConfigError, match="to run: -x has taken train.py for the name of a variable"):
+        parse_command([], ["EPOCHS", "train.py"])
+
+
 @pytest.mark.parametrize(("python", "first"), [(None, None), ("/p/python", "/p/python")])
 def test_the_word_python_is_replaced(python: Optional[str], first: Optional[str]) -> None:
     assert with_interpreter(parse_command(["python", "t.py"]), python).argv == (first, "t.py")
