@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..clock import POLLING, Deadline, monotonic
 from ..errors import BrokenInvariantError, PeerStalledError, RingcommError
-from ..transport.base import Fabric, LinkClosed
+from ..transport.base import Fabric, Link, LinkClosed
 from .failures import FailureReporter
 from .message_channel import Channel, Disagreement
 from .message_history import RECEIVE, SEND, MessageHistory
@@ -71,7 +71,7 @@ class PointToPoint:
         self._limits: Dict[Work, Tuple[Deadline, Optional[int]]] = {}
         self._thread: Optional[threading.Thread] = None
         self._failure: Optional[BaseException] = None
-        self._stopping = False
+        self._stopping = self._is_broken = False
         self._turn = Turn(fabric.wake)
         fabric.make_wakeable()
 
@@ -149,7 +149,8 @@ class PointToPoint:
         try:
             self._guard(act)
         except BaseException:
-            self._stopping = True  # Interrupted anywhere: nothing can be sent or received any more.
+            # Interrupted anywhere: what is left of a message cannot be found out. The caller ends the group.
+            self._is_broken = True
             raise
         finally:
             self._turn.give_back(self._is_needed())
@@ -217,6 +218,8 @@ class PointToPoint:
             work.finish(self._failure)
 
     def _cycle(self) -> bool:
+        if self._is_broken:
+            return False
         moved = self._start_posted()
         moved = self._each(Channel.advance) or moved
         if self._limits:
@@ -225,7 +228,7 @@ class PointToPoint:
 
     def _push(self) -> bool:
         """Start what has been posted, and send what does not wait for a peer: an attempt of few copies."""
-        return self._start_posted() and self._each(Channel.push)
+        return not self._is_broken and self._start_posted() and self._each(Channel.push)
 
     def _start_posted(self) -> bool:
         with self._lock:
@@ -250,6 +253,9 @@ class PointToPoint:
         return moved
 
     def _sleep(self, is_over: Callable[[], bool]) -> None:
+        if self._is_broken:
+            self._wait([], [], _MAX_WAIT_S)  # until the group has ended
+            return
         if any(work.waiters for work in self._limits):
             until = POLLING.until(time.perf_counter(), self._spin_s)
             while time.perf_counter() < until:
@@ -262,6 +268,9 @@ class PointToPoint:
         with self._lock:
             if self._posted or self._stopping or is_over():  # at its limit, perhaps
                 return
+        self._wait(reading, writing, timeout_s)
+
+    def _wait(self, reading: Sequence[Link], writing: Sequence[Link], timeout_s: float) -> None:
         self._fabric.wait(reading, writing, timeout_s)
         if self._fabric.watch is not None:
             self._fabric.watch.check()

@@ -204,8 +204,13 @@ class TestCallers:
         with pytest.raises(KeyboardInterrupt):
             one.engine.help(work)
         two.send(0, b"abcd", tag=6)
+        late = one.receive(1, 4, tag=7)
+        assert not (work.is_completed() or behind.is_completed() or late.is_completed())
+        one.fabric.watch = one.reporter  # by which all learn that the caller ends the group
+        one.reporter.abort_error = OVER
+        one.fabric.wake()
+        assert {str(work.ended()) for work in (work, behind, late)} == {str(OVER)}
         one.engine.close(OVER)
-        assert work.ended() is OVER and behind.ended() is OVER
         assert one.engine._thread is not None and not one.engine._thread.is_alive()
 
     def test_a_callback_of_its_message_may_end_the_group(self, ranks):
