@@ -38,7 +38,9 @@ def on_hosts(peer: Peer, lab: Lab) -> Peer:
         if peer.name == "gloo":
             return spawned([lab.command(host, worker) for host in HOSTS], output)
         if peer.mpi:
-            only = ["--mca", "btl_tcp_if_include", interface, "--mca", "oob_tcp_if_include", interface]
+            # Not bound: it would bind a rank of each host to the first core, which is the same one here.
+            only = ["--bind-to", "none"]
+            only += ["--mca", "btl_tcp_if_include", interface, "--mca", "oob_tcp_if_include", interface]
             command = ["mpirun.openmpi", "--allow-run-as-root", "--host", hosts, *TCP_OPENMPI, *only]
             return lab.command(HOSTS[0], [*command, "-x", "PYTHONPATH", "-np", str(ranks), *worker])
         return [*python("-m", "ringrun", "-np", str(ranks), "-H", hosts), "-x", "BACKEND", *worker]

@@ -418,11 +418,17 @@ def beside_peers() -> Rows:
 
 
 def round_trips() -> Rows:
-    """Messages between two ranks of a host, there and back."""
-    found = {(item["bytes"], item["peer"]): item["seconds"] for item in result("messages")["summary"]}
-    peers = ("ringcomm-torch-tcp", "ringcomm-torch", "gloo", "openmpi-tcp", "openmpi")
-    for size_bytes in sorted({size for size, _ in found}):
-        yield [size_text(size_bytes), *(duration(found[size_bytes, peer]) for peer in peers)]
+    """Messages between two ranks, there and back: of a host, and of two hosts."""
+    where = {"messages": "one host", "messages_1gbit": "1 Gbit/s", "messages_100mbit": "100 Mbit/s"}
+    for file, links in where.items():
+        found = {(item["bytes"], item["peer"]): item["seconds"] for item in result(file)["summary"]}
+        for size_bytes in sorted({size for size, _ in found}):
+            cells = [links, size_text(size_bytes)]
+            for name in ("ringcomm-torch-tcp", "ringcomm-torch", "gloo", "openmpi-tcp", "openmpi"):
+                seconds = found.get((size_bytes, name))
+                slow = seconds is not None and seconds >= 1
+                cells.append("" if seconds is None else f"{seconds:.2f} s" if slow else duration(seconds))
+            yield cells
 
 
 def shared_arrays() -> Rows:
@@ -527,7 +533,7 @@ TABLES: Tuple[Table, ...] = (
     Table("docs/jax.md", "float32, 2 ranks", 0, jax_times),
     Table("docs/larger_models.md", "links | ringcomm sends", 0, larger_models(True)),
     Table("docs/larger_models.md", "links | what", 0, larger_models(False)),
-    Table("docs/larger_models.md", "there and back", 0, round_trips),
+    Table("docs/larger_models.md", "links | there and back", 0, round_trips),
     Table("docs/gpu.md", "array and transport", 0, on_a_device),
     Table("docs/gpu.md", "step | transport", 0, steps_on_a_device),
     Table("docs/unequal.md", " | fast one alone", 0, unequal_machines),
