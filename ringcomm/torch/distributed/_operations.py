@@ -162,7 +162,12 @@ class Operations:
             traced = Traced(watching, self._name, work.what.partition(" with ")[0], [])
             work.ended = traced.__exit__
             traced.__enter__()
-        act(peer, address, operand.flat.view("u1").data, work, self.timeout_s, elements, *codec)
+        try:
+            act(peer, address, operand.flat.view("u1").data, work, self.timeout_s, elements, *codec)
+        except BaseException as problem:
+            if not isinstance(problem, Exception):  # Ctrl-C, while this thread moved messages
+                self.interrupted(work, problem)
+            raise
         self._note(work)
         return work
 

@@ -23,8 +23,11 @@ from ringcomm.errors import (
 )
 from ringcomm.torch.distributed import _group, monitored_barrier
 from ringcomm.torch.distributed._arguments import address_of, pairs_of, reduction_of, root_of, single
+from ringcomm.torch.distributed._bridge import GroupOperand
 from ringcomm.torch.distributed._elements import type_code, type_name
+from ringcomm.torch.distributed._operations import Operations
 from ringcomm.torch.distributed._reductions import Reduction
+from ringcomm.torch.distributed._work import RingcommWork
 from tests.adapters.torch_distributed.in_threads import on_ranks
 
 LIMIT_S = 60.0
@@ -344,3 +347,19 @@ class TestMonitoredBarrier:
             monitored_barrier(group, LIMIT_S)
 
         assert on_ranks(run, 3) == [None] * 3
+
+
+@pytest.mark.parametrize("problem", [KeyboardInterrupt(), Misuse("no such rank")])
+def test_an_interrupt_while_a_message_is_started_ends_the_group(problem):
+    operations, ended = object.__new__(Operations), []
+    operations._name, operations.timeout_s, operations._coalesced = "of a test", 1.0, None
+    operations.interrupted = lambda work, why: ended.append((work, why))
+
+    def act(*_):
+        raise problem
+
+    tensor = torch.ones(2)
+    work = RingcommWork("send to rank 1", [tensor])
+    with pytest.raises(type(problem)):
+        operations._started(act, 1, (0, 0), GroupOperand(tensor), work)
+    assert ended == [(work, problem)] * isinstance(problem, KeyboardInterrupt)

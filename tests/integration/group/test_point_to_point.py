@@ -15,58 +15,9 @@ from ringcomm.errors import (
     PeerStalledError,
     ProtocolError,
 )
-from ringcomm.group.message_channel import SHORT_BYTES
-from ringcomm.group.point_to_point import PointToPoint
-from ringcomm.group.reporter import Reporter
-from ringcomm.transport.memory import memory_fabrics
+from tests.integration.group.conftest import LONG, OVER, TAG
 from tests.integration.group.works import LIMIT_S, Task
 from tests.support.service import eventually
-
-OVER = NotInitializedError("the group has ended")
-TAG = (0, 5)
-LONG = bytes(range(256)) * (SHORT_BYTES // 64)
-
-
-class Rank:
-    """A rank of a group whose links are pipes."""
-
-    def __init__(self, fabric, spin_s=0.0):
-        self.fabric, self.reporter = fabric, Reporter()
-        self.engine = PointToPoint(fabric, self.reporter, spin_s, f"messages-{fabric.rank}")
-
-    def send(self, peer, content, tag=5, limit_s=None):
-        work = Task(f"send to rank {peer}")
-        self.engine.send(peer, (0, tag), memoryview(content), work, limit_s)
-        return work
-
-    def receive(self, peer, nbytes, tag=5, limit_s=None):
-        """The work, which has the memory as ``into``."""
-        work = Task(f"recv from rank {peer}")
-        work.into = bytearray(nbytes)
-        self.engine.receive(peer, (0, tag), memoryview(work.into), work, limit_s)
-        return work
-
-    def leave(self):
-        """Close the links, as a process that ends does."""
-        self.engine.close(OVER)
-        self.fabric.close()
-
-    def has_lost(self, peer):
-        return eventually(lambda: peer in self.engine._gone)
-
-
-@pytest.fixture
-def ranks():
-    made = []
-
-    def make(size, capacity=1 << 20, **options):
-        made.extend(Rank(fabric, **options) for fabric in memory_fabrics(size, capacity))
-        return made
-
-    yield make
-    for rank in made:
-        rank.engine.close(OVER)
-        assert rank.engine._thread is None or not rank.engine._thread.is_alive()
 
 
 @pytest.mark.parametrize("content", [b"", b"abcd", LONG], ids=["empty", "short", "long"])
@@ -212,6 +163,25 @@ class TestCallers:
         assert {str(work.ended()) for work in (work, behind, late)} == {str(OVER)}
         one.engine.close(OVER)
         assert one.engine._thread is not None and not one.engine._thread.is_alive()
+
+    def test_an_interrupt_while_it_starts_a_message_stops_all(self, ranks, monkeypatch):
+        monkeypatch.setattr("ringcomm.group.turn.PAUSE_S", 60.0)  # so that the caller has the turn
+        one, two = ranks(2)
+
+        class Interrupted(Task):
+            def finish(self, error=None):
+                if error is None:
+                    raise KeyboardInterrupt
+                super().finish(error)
+
+        work = Interrupted("send to rank 1")
+        with pytest.raises(KeyboardInterrupt):
+            one.engine.send(1, TAG, memoryview(b"abcd"), work, None)
+        late = one.receive(1, 4)
+        two.send(0, b"abcd")
+        assert not late.is_completed()
+        one.engine.close(OVER)
+        assert work.ended() is OVER and late.ended() is OVER
 
     def test_a_callback_of_its_message_may_end_the_group(self, ranks):
         one, two = ranks(2)
