@@ -130,8 +130,6 @@ system_packages() { # PURPOSE PROGRAM:PACKAGE...: install the packages of progra
     echo "not installed: ${missing[*]}. The tests of $purpose need that, and will say so."
 }
 
-most_repeated=5
-
 tests() { # ENVIRONMENT NAME PYTEST-ARGUMENTS...: run pytest; NAME is for the table of the slowest tests
     local environment=$1 name=$2 code=0 failed=()
     shift 2
@@ -140,8 +138,8 @@ tests() { # ENVIRONMENT NAME PYTEST-ARGUMENTS...: run pytest; NAME is for the ta
     if [ "$code" -ne 1 ] || [ "$mode" = quick ] || [ ${#given[@]} -gt 0 ]; then return "$code"; fi
     # Thousands of tests with real processes and time limits, on a machine that others use: a few that failed
     # are run once more, alone. The table names them, and more than a few are a failure.
-    mapfile -t failed < <("$python" tests/summary.py failed "$results/cache.$stage.$name")
-    if [ ${#failed[@]} -eq 0 ] || [ ${#failed[@]} -gt "$most_repeated" ]; then return "$code"; fi
+    mapfile -t failed < <("$python" tests/summary.py failed "$results/cache.$stage.$name" "$results/$stage.$name.xml")
+    if [ ${#failed[@]} -eq 0 ]; then return "$code"; fi
     printf '\nRunning the %d that failed once more, alone\n' ${#failed[@]}
     "$environment/bin/python" -m pytest -q --no-header "${failed[@]}" || return
     printf '%s\n' "${failed[@]/#/$name: }" >>"$results/repeated"

@@ -1,7 +1,8 @@
 """Parts of tests/run.sh.
 
 ``summary.py table RESULTS`` prints the table at its end, from JUnit files and the seconds of the stages.
-``summary.py failed CACHE`` prints the tests that failed in the run of pytest with this cache directory.
+``summary.py failed CACHE JUNIT`` prints the tests that failed in the run of pytest with this cache directory
+and this JUnit file, if they are few.
 """
 
 from __future__ import annotations
@@ -15,12 +16,21 @@ from pathlib import Path
 from typing import Dict, List, Tuple
 
 SLOWEST = 10
+MOST_REPEATED = 5
 
 
-def failed(cache: str) -> None:
-    """Print the tests that failed, one in a line."""
+def failed(cache: str, junit: str) -> None:
+    """Print the tests that failed, one in a line; nothing if they are more than a few.
+
+    The tests of a file that could not be set up count as one: they share a fixture.
+    """
+    cases = list(ElementTree.parse(junit).getroot().iter("testcase"))
+    problems = {case.get("classname", "") for case in cases if case.find("error") is not None}
+    tests = [case for case in cases if case.find("failure") is not None]
     path = Path(cache) / "v" / "cache" / "lastfailed"
-    for test in json.loads(path.read_text()) if path.exists() else ():
+    if len(problems) + len(tests) > MOST_REPEATED or not path.exists():
+        return
+    for test in json.loads(path.read_text()):
         print(re.sub(r"@[^@\]]*$", "", test))  # behind "@" is the group of tests that one worker runs
 
 
