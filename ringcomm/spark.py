@@ -139,6 +139,8 @@ class _Stage:
             StartTimeoutError: the tasks do not run, and should have started by now.
             RemoteError: Spark has given up, and the ranks have reported no failure.
         """
+        if self._error is not None and self._job.failure is not None:
+            return [(rank, RankOutcome.of_error(self._error)) for rank in range(self._job.size)]
         if self._error is not None and self._patience.expired():
             text = str(self._error).strip().replace("\n: ", ": ").splitlines()[0]
             raise RemoteError(f"Spark could not run the tasks. {text}") from self._error

@@ -32,9 +32,9 @@ logger = logging.getLogger("ringcomm")
 
 _POLL_S = 0.1
 ARRIVE_S = 5.0
-"""How long the exception of the rank that failed may take to the driver, after the ranks were aborted."""
-_OTHERS_S = 1.0
-"""The same if its process has ended, so that no exception is expected."""
+"""How long the exceptions of the ranks may take to the driver, after they were aborted."""
+_LOST_S = 1.0
+"""How long to wait for that of a rank whose process has ended, if all others have arrived."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +181,9 @@ class PlacedJob:
     def collect(self, poll: Callable[[float], Iterable[Tuple[int, RankOutcome]]]) -> List[Any]:
         """Wait until every rank's function has returned, or the job has failed.
 
+        After a failure the other ranks have :data:`ARRIVE_S` to return: then their processes can be ranks of
+        the next job, which the caller may start at once.
+
         Args:
             poll: waits for at most so many seconds, and returns which ranks are done since it was last
                 called, with their outcomes.
@@ -193,15 +196,16 @@ class PlacedJob:
         """
         outcomes: Dict[int, RankOutcome] = {}
         deadline: Optional[Deadline] = None
-        while len(outcomes) < self.size:
+        while len(outcomes) < self.size and (deadline is None or not deadline.expired()):
             for rank, outcome in poll(_POLL_S):
                 outcomes[rank] = outcome
                 if not outcome.ok:
                     self.ended(rank, outcome.describe())
             failed = self._failed.is_set()
             if deadline is None and (failed or not all(item.ok for item in outcomes.values())):
-                deadline = Deadline(_OTHERS_S if failed and not self._leaving else ARRIVE_S)
-            if deadline is not None and (deadline.expired() or self.culprit in outcomes):
+                deadline = Deadline(ARRIVE_S)
+            only_lost = failed and not self._leaving and set(range(self.size)) - {*outcomes} == {self.culprit}
+            if only_lost and deadline is not None and deadline.elapsed_s() > _LOST_S:
                 break
         self.check(outcomes)
         return [outcomes[rank].facts["value"] for rank in range(self.size)]

@@ -8,6 +8,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from types import SimpleNamespace
@@ -55,6 +56,14 @@ def fail() -> None:
     if rc.rank() == 1:
         raise KeyError("sample")
     rc.barrier()
+
+
+def fail_and_let_others_be_slow() -> None:
+    try:
+        fail()
+    except PeerLostError:
+        time.sleep(0.5)  # the user's own cleaning up
+        raise
 
 
 def die() -> None:
@@ -150,6 +159,29 @@ def test_the_error_of_the_rank_that_failed_is_raised() -> None:
         run(3, fail)
     assert caught.value.rank == 1
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_the_other_ranks_have_left_when_the_error_is_raised() -> None:
+    """The next job may begin on the same workers at once."""
+    job = PlacedJob("test", 3, SETTINGS)
+    workers = Workers([(call, (ticket, fail_and_let_others_be_slow, (), {})) for ticket in job.tickets])
+    try:
+        with pytest.raises(RemoteError, match="rank 1 on .*KeyError"):
+            job.collect(workers.poll)
+        assert not workers.left
+    finally:
+        workers.end()
+        job.close()
+
+
+def test_a_rank_that_does_not_return_after_a_failure_is_not_waited_for() -> None:
+    job = PlacedJob("test", 2, SETTINGS)
+    reports = [(1, RankOutcome(unpack(attempt(lambda: {}["sample"]))))]  # type: ignore[index]
+    try:
+        with pytest.raises(RemoteError, match="rank 1 on .*KeyError"):
+            job.collect(lambda timeout_s: [reports.pop()] if reports else time.sleep(timeout_s) or [])
+    finally:
+        job.close()
 
 
 @pytest.mark.parametrize("planned", [False, True])
