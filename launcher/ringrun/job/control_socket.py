@@ -101,6 +101,19 @@ class ControlSocket:
         self._thread: Optional[threading.Thread] = None
         self._stopped = threading.Event()
 
+    def start_if_possible(self, job: Job, say: Callable[[str], None]) -> None:
+        """:meth:`start`, or say why not, if it matters to the user: a job of fixed size can do without.
+
+        Args:
+            job: the job.
+            say: gets the reason.
+        """
+        try:
+            self.start()
+        except ConfigError as problem:
+            if job.settings.verbose or job.is_elastic or isinstance(problem, ForeignFolderError):
+                say(str(problem))
+
     def start(self) -> None:
         """Listen, in a thread.
 

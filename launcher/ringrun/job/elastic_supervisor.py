@@ -38,9 +38,8 @@ from ..reach.agent_process import AgentLink
 from ..show.console import Console
 from .agents import END, Steps
 from .discovery import Discovery
-from .outcome import Outcome, not_started, verified_results, with_changes
+from .outcome import Outcome, with_changes
 from .rendezvous import NoticeLike, OpenRendezvous, rendezvous_variables
-from .starting import not_ready_text
 from .supervise import Supervisor
 
 LOST: Steps = ((9, 2.0),)
@@ -69,7 +68,7 @@ class ElasticSupervisor(Supervisor):
         super().__init__(job, console, None, coloured, clock)
         self._elastic_job, self._limits = job, job.limits
         self._membership = Membership(job.limits, clock())
-        self._server = open_rendezvous(lambda notice: self._loop.call(lambda: self._notice(notice)))
+        self._rendezvous = self._server = self._opened(open_rendezvous)
         self._endpoints: List[Tuple[str, int]] = []
         self._local: Dict[str, bool] = {}  # by host, whether it is this machine
         self._stopped_because: Optional[str] = None  # why the job cannot continue
@@ -168,9 +167,7 @@ class ElasticSupervisor(Supervisor):
 
     def _late_host(self, host: HostJob) -> None:
         """A host has not become ready in time."""
-        limit_s = self.job.settings.start_timeout_s
-        wheels = self._supply.waits_for(host)
-        text = not_ready_text(host, self._agents.links[host.index], limit_s, wheels)
+        text = self._not_ready(host)
         self._agents.abandon(host)
         self._problem(host, text)
 
@@ -228,7 +225,7 @@ class ElasticSupervisor(Supervisor):
         return super().hung_up(host, link, status)
 
     def _report_exit(self, end: Exit) -> None:
-        self._server.process_exited(end.rank, end.describe(), end.ok)
+        super()._report_exit(end)
         self._ended_members.add(end.rank)
         ended = bool(end.sent) and end.signal == end.sent
         now_s = self._loop.clock()
@@ -303,23 +300,20 @@ class ElasticSupervisor(Supervisor):
     def _stop_services(self) -> None:
         if self._discovery is not None:
             self._discovery.stop()
-        self._server.stop()
+        super()._stop_services()
 
     def _changes(self) -> Sequence[Tuple[float, str]]:
         return self._membership.log.lines
 
-    def _outcome(self) -> Outcome:
-        if self._ending == "start" or (self._stopped_because == "" and self._problems):
-            return not_started(self.job, self._problems, set(self._ready))
+    @property
+    def _never_began(self) -> bool:
+        return self._ending == "start" or (self._stopped_because == "" and bool(self._problems))
+
+    def _explained(self) -> Outcome:
         outcome = self._ended(self._printer.tails(), first=self._stopped_because or "")
-        outcome = with_changes(outcome, self._stopped_because, self._membership.log.lines)
-        if outcome.reason != "interrupt":
-            self._printer.settle(outcome.to_show, outcome.reported)
-        if outcome.reason == "done":
-            self._notices.conclude(outcome)
-        outcome.results = verified_results(self.job, self._results)
         ended_well = [member for member, end in sorted(outcome.exits.items()) if end.ok]
         last = [member for member in self._ranks_now if member in ended_well]
         # A rank that has returned may have left before the last view.
-        outcome.members = last + [item for item in ended_well if item in outcome.results and item not in last]
-        return outcome
+        rest = [item for item in ended_well if item in outcome.results and item not in last]
+        outcome.members = last + rest
+        return with_changes(outcome, self._stopped_because, self._membership.log.lines)

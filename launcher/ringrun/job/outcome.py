@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
@@ -121,12 +121,15 @@ def with_changes(outcome: Outcome, failure: Optional[str], changes: Sequence[Tup
     if failure is None:
         title = f"the ranks changed {len(changes)} time{'' if len(changes) == 1 else 's'}"
         report = failure_report.box(title, history, "exit code 0") if changes else ""
-        return Outcome(0, visible(report), "done", None, outcome.exits)
+        return replace(
+            outcome, exit_code=0, report=visible(report), reason="done", cause=None, to_show=[], reported=[]
+        )
     code = outcome.exit_code or 1
     if not outcome.report:
         title, last = "the job cannot continue", f"exit code {code}"
-        return Outcome(code, visible(failure_report.box(title, [failure, *history], last)), "failure")
-    if history:
+        outcome.exit_code, outcome.reason = code, "failure"
+        outcome.report = visible(failure_report.box(title, [failure, *history], last))
+    elif history:
         outcome.report = outcome.report.replace("\n╰─", "\n│\n" + visible(_lines(history[0])) + "╰─")
     return outcome
 

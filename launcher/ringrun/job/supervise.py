@@ -14,18 +14,16 @@ from ringcomm.clock import Clock, monotonic
 from ringcomm.errors import ConfigError, ProtocolError
 
 from ..agent import framing, processes, threads
-from ..diagnosis import failure_report
 from ..diagnosis.first_failure import Complaint, Exit, FirstFailure, signal_name
 from ..plan.job import HostJob, Job
 from ..reach.agent_process import AgentLink
-from ..reach.origin import install_for
 from ..reach.protocol import Frame, event_facts
 from ..ship.source_tree import FETCHED
 from ..show.console import Console
 from ..show.printer import STDERR, STDOUT, Printer
 from ..show.timeline_file import missing_timeline
 from .agents import END, INTERRUPT, KILL, PING_S, Agents, Steps
-from .control_socket import ControlSocket, ForeignFolderError, job_facts
+from .control_socket import ControlSocket, job_facts
 from .event_loop import Loop
 from .fetch import FetchedFiles
 from .grace import Grace
@@ -34,7 +32,7 @@ from .keyboard import RemoteTerminal
 from .notices import Notices
 from .outcome import Outcome, ended, not_started, verified_results
 from .rendezvous import NoticeLike, OpenRendezvous, RendezvousLike, master_variables, rendezvous_variables
-from .starting import failed_start, not_ready_text
+from .starting import failed_start, not_ready_text, problem_text
 from .supply import Supply
 from .watching import Watching
 
@@ -101,7 +99,7 @@ class Supervisor:
             self._loop.after("ping", PING_S, self._agents.ping)
             self._watching.start()
             self._terminal.start()
-            self._open_control()
+            self._control.start_if_possible(self.job, self._printer.show)
             self._begin()
             while not self._is_over:
                 self._run_once()
@@ -154,12 +152,14 @@ class Supervisor:
                 self._end("start", END)
 
     def _start_timed_out(self) -> None:
-        limit_s, links = self.job.settings.start_timeout_s, self._agents.links
         for host in self.job.hosts:
             if host.index not in self._ready:
-                doing = limit_s, self._supply.waits_for(host)
-                self._problems.setdefault(host.index, not_ready_text(host, links[host.index], *doing))
+                self._problems.setdefault(host.index, self._not_ready(host))
         self._end("start", END)
+
+    def _not_ready(self, host: HostJob) -> str:
+        link, limit_s = self._agents.links[host.index], self.job.settings.start_timeout_s
+        return not_ready_text(host, link, limit_s, self._supply.waits_for(host))
 
     def _go(self) -> None:
         """Every host has what it needs: open the rendezvous and start the ranks."""
@@ -169,12 +169,15 @@ class Supervisor:
         self._loop.cancel("start")
         endpoints: List[Tuple[str, int]] = []
         if self._open_rendezvous is not None and self.job.plan.size > 1:
-            self._rendezvous = self._open_rendezvous(lambda said: self._loop.call(lambda: self._notice(said)))
+            self._rendezvous = self._opened(self._open_rendezvous)
             endpoints = self._rendezvous.start()
         for host in self.job.hosts:
             env = master_variables(self.job, host, self._ready)
             env.update(rendezvous_variables(endpoints, host))
             self._agents.send(host, {"do": "go", "env": env})
+
+    def _opened(self, open_rendezvous: OpenRendezvous) -> RendezvousLike:
+        return open_rendezvous(lambda notice: self._loop.call(lambda: self._notice(notice)))
 
     # -- what agents say -----------------------------------------------------------------------
 
@@ -225,11 +228,7 @@ class Supervisor:
             self._ready[host.index] = self._notices.ready(host, facts)
             self._host_ready(host)
         elif name == "problem":
-            try:
-                text = failure_report.host_problem(host.name, facts, host.is_local, install_for(host))
-            except (LookupError, TypeError) as problem:
-                raise ProtocolError(f"a problem that makes no sense: {problem!r}") from None
-            self._problem(host, text)
+            self._problem(host, problem_text(host, facts))
         elif name == "exit":
             self._notices.exited(facts)
             self._rank_exited(rank, facts)
@@ -283,14 +282,6 @@ class Supervisor:
 
     # -- the user's commands -------------------------------------------------------------------
 
-    def _open_control(self) -> None:
-        """Let ``ringrun ps`` and ``ringrun stop`` reach this job; it can do without."""
-        try:
-            self._control.start()
-        except ConfigError as problem:
-            if self.job.settings.verbose or self.job.is_elastic or isinstance(problem, ForeignFolderError):
-                self._printer.show(str(problem))
-
     def _command(self, command: Mapping[str, Any]) -> str:
         """Execute a command (in a thread of the control socket).
 
@@ -322,8 +313,7 @@ class Supervisor:
         return False
 
     def _host_lost(self, host: HostJob, text: str) -> None:
-        ranks = [place.rank for place in self.job.plan.on_host(host.index)]
-        unfinished = [rank for rank in ranks if rank not in self._failure.exits]
+        unfinished = sorted(self._ranks[host.index].difference(self._failure.exits))
         if host.is_local:
             processes.sweep(self.job.id, host.index)
         self._failure.host_lost(host.index, text)
@@ -372,22 +362,30 @@ class Supervisor:
         if self._rendezvous is not None:
             self._rendezvous.stop()
 
+    @property
+    def _never_began(self) -> bool:
+        """Whether the job is over because hosts did not start."""
+        return bool(self._problems) and self._ending in ("start", "")
+
     def _outcome(self) -> Outcome:
-        if self._problems and self._ending in ("start", ""):
+        if self._never_began:
             return not_started(self.job, self._problems, set(self._ready))
-        failed = self._failure.failed and self._ending not in ("pipe", "interrupt")
-        told, tails = self._inquiry.conclude() if failed else ("", ""), self._printer.tails()
-        self._failure.explained(self._inquiry.explanations(tails))
-        outcome = self._ended(tails, *told)
+        outcome = self._explained()
         if outcome.reason != "interrupt":
             self._printer.settle(outcome.to_show, outcome.reported)
         if self.job.fetch:
             self._printer.note(self._fetched.describe(self.job))
         if outcome.reason == "done":
             self._notices.conclude(outcome)
-            self._printer.show(missing_timeline(self.job, self._began_s))
-        outcome.results = verified_results(self.job, self._results)
+            self._printer.show(missing_timeline(self.job, self._began_s, outcome.members or [0]))
         return outcome
+
+    def _explained(self) -> Outcome:
+        """The outcome of ranks that had started, with what they have said about its reason."""
+        failed = self._failure.failed and self._ending not in ("pipe", "interrupt")
+        told, tails = self._inquiry.conclude() if failed else ("", ""), self._printer.tails()
+        self._failure.explained(self._inquiry.explanations(tails))
+        return self._ended(tails, *told)
 
     def _ended(
         self, tails: Mapping[int, List[str]], lines: str = "", diagnosis: str = "", first: str = ""
@@ -396,4 +394,7 @@ class Supervisor:
         found = {self.job.hosts[index].name: facts.get("found") for index, facts in self._ready.items()}
         pythons = {name: facts["python"] for name, facts in found.items() if facts}
         how = self._failure, self._ending, self._signum, tails, lines, diagnosis, pythons
-        return ended(self.job, *how, "\n\n".join(filter(None, (first, self._notices.different_variables()))))
+        first = "\n\n".join(filter(None, (first, self._notices.different_variables())))
+        outcome = ended(self.job, *how, first)
+        outcome.results = verified_results(self.job, self._results)
+        return outcome

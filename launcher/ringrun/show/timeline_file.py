@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Sequence
 
 from ..plan.job import Job
 
@@ -10,14 +11,15 @@ _COARSE_S = 2.0
 """Resolution of a file system's modification times, in seconds."""
 
 
-def missing_timeline(job: Job, began_s: float) -> str:
+def missing_timeline(job: Job, began_s: float, ranks: Sequence[int]) -> str:
     """A message if rank 0, on this machine, has not written the requested timeline, else "".
 
     Args:
         job: the job that has ended.
+        ranks: the processes, in the order of their ranks at the end.
         began_s: the job's start, in seconds of the wall clock: an older file is another job's.
     """
-    host = job.host_of(0)
+    host = job.host_of(ranks[0])
     if not job.settings.timeline or not host.is_local:
         return ""
     path = Path(host.cwd) / job.settings.timeline

@@ -32,7 +32,7 @@ def job(folder: Path, hosts: str = "localhost,far", timeline: str = "trace.json"
 
 
 def test_a_file_that_was_not_written_is_named(folder: Path) -> None:
-    text = missing_timeline(job(folder), BEGAN_S)
+    text = missing_timeline(job(folder), BEGAN_S, [0])
     assert text.startswith(f"No timeline was written to {folder / 'trace.json'}. Has rank 0 called")
 
 
@@ -42,9 +42,9 @@ def test_a_file_of_an_earlier_job_does_not_count(folder: Path, written_s: float,
     path = folder / "trace.json"
     path.touch()
     os.utime(path, (BEGAN_S + written_s, BEGAN_S + written_s))
-    assert bool(missing_timeline(job(folder), BEGAN_S)) is is_missing
+    assert bool(missing_timeline(job(folder), BEGAN_S, [0])) is is_missing
 
 
 def test_what_was_not_requested_or_cannot_be_seen_is_not_missed(folder: Path) -> None:
-    assert missing_timeline(job(folder, timeline=""), BEGAN_S) == ""
-    assert missing_timeline(job(folder, hosts="far,localhost"), BEGAN_S) == "", "rank 0 is elsewhere"
+    assert missing_timeline(job(folder, timeline=""), BEGAN_S, [0]) == ""
+    assert missing_timeline(job(folder, hosts="far,localhost"), BEGAN_S, [0]) == "", "rank 0 is elsewhere"
