@@ -97,6 +97,11 @@ class Idleness:
         return self._idle
 
 
+def is_due(at_s: float, now_s: float) -> bool:
+    """Return whether a moment has come. A timer that was set for it may fire a little early."""
+    return now_s >= at_s - 1e-3
+
+
 class Deadline:
     """A moment after which a wait gives up. It is made once and passed down, never nested.
 

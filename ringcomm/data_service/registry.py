@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Set
 
+from ..clock import is_due
 from ..errors import ProtocolError
 from ..rendezvous.actions import Send, Timer
 from ..wire.messages import Message
 
 _MAX_ADDRESS_BYTES = 300
-_ROUNDING_S = 1e-3
 _OVER = "training has ended, and the compute job is shutting down"
 
 
@@ -96,7 +96,7 @@ class Registry:
     def tick(self, now_s: float) -> List[Send]:
         """Time has passed: end training if all training processes have been gone for long enough."""
         since_s = self._no_training_since_s
-        if self.over or since_s is None or now_s - since_s < self._patience_s - _ROUNDING_S:
+        if self.over or since_s is None or not is_due(since_s + self._patience_s, now_s):
             return []
         self.over = True
         self._reason = (

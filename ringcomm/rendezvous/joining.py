@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import List, Optional
 
+from ..clock import is_due
 from .actions import Action, Seat, Send, Timer
 from .processes import Process, Processes, Stage
 
@@ -11,7 +12,6 @@ ADDED, REMOVED = 2, 1
 """Changes of the membership, as bits: as in Horovod's ``HostUpdateResult``."""
 TOGETHER_S = 30.0
 """How long a process waits at most for those that were started with it on its host. The members go on."""
-_ROUNDING_S = 1e-3
 
 
 class Joining:
@@ -66,5 +66,5 @@ class Joining:
 
 
 def _rest_s(process: Process, now_s: float) -> float:
-    rest_s = process.asked_s + TOGETHER_S - now_s
-    return rest_s if process.is_new and rest_s > _ROUNDING_S else 0.0
+    last_s = process.asked_s + TOGETHER_S
+    return last_s - now_s if process.is_new and not is_due(last_s, now_s) else 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Collection, List, Tuple
 
+from ..clock import is_due
 from .actions import Action, Send, Timer
 from .membership import Member
 from .root_cause import RootCause, silence
@@ -31,7 +32,7 @@ def listen(members: Collection[Member], running: bool, now_s: float) -> Tuple[Li
         return [], []
     limit_s = min(member.dead_after_s for member in here)
     silent = min(here, key=lambda member: member.heard_s)
-    if now_s - silent.heard_s >= limit_s - 1e-3:
+    if is_due(silent.heard_s + limit_s, now_s):
         when = "others have left already" if running else "links were being built"
         return [], [silence(silent, now_s - silent.heard_s, when)]
     return [*(Send(member.connection, {"type": "ping"}) for member in here), Timer(limit_s / _PINGS)], []

@@ -5,11 +5,10 @@ from __future__ import annotations
 from enum import Enum
 from typing import FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
+from ..clock import is_due
 from ..configuration.limits import Limits
 from ..group.view import NO_VIEW, View, rank_order
 from .processes import Process, Processes, Stage, names
-
-_ROUNDING_S = 1e-3
 
 
 class Step(Enum):
@@ -81,7 +80,7 @@ class NextView:
         order = rank_order([item.candidate() for item in waiting], limits.most)
         # Once a member has finished, the others need not wait for new processes.
         enough = len(order) >= limits.min_np or self._finished(last)
-        if not enough and now_s >= since_s + limits.timeout_s - _ROUNDING_S:
+        if not enough and is_due(since_s + limits.timeout_s, now_s):
             within = f"within {limits.timeout_s:g} s (--elastic-timeout)"
             return self._fail(
                 "timeout", f"Not enough ranks {within}: {self._text(len(order), refused_connections)}."
@@ -99,7 +98,7 @@ class NextView:
         size, limits = self._processes.count(Stage.WAITING), self._limits
         if not size or self._since_s is None or size >= limits.most:
             return False
-        if now_s >= self._since_s + min(self._start_timeout_s, limits.timeout_s) - _ROUNDING_S:
+        if is_due(self._since_s + min(self._start_timeout_s, limits.timeout_s), now_s):
             return False
         return self._processes.some_are_missing if self._launched else size < limits.start_np
 
@@ -137,7 +136,7 @@ class NextView:
         """Return whether the first view has all processes that it waits for; later ones wait for none."""
         if last is not NO_VIEW or size >= self._limits.most:
             return True
-        if waited_s >= self._start_timeout_s - _ROUNDING_S:
+        if is_due(self._start_timeout_s, waited_s):
             return True
         return not self._processes.missing() if self._launched else size >= self._limits.start_np
 

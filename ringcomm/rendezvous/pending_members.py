@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Collection, Dict, List, Optional, Tuple
 
+from ..clock import is_due
 from ..config import Slot
 from ..wire.messages import Message
 from .membership import Member, RankAssignment, Refusal
 from .root_cause import RootCauseAnalysis
-
-_ROUNDING_S = 1e-3
 
 
 class PendingMembers:
@@ -96,7 +95,7 @@ class PendingMembers:
 
     def is_over(self, now_s: float) -> bool:
         """Return whether the start timeout has passed."""
-        return self._since_s is not None and now_s >= self._since_s + self._start_timeout_s - _ROUNDING_S
+        return self._since_s is not None and is_due(self._since_s + self._start_timeout_s, now_s)
 
     def timeout_text(self, again: bool, refused: str = "") -> Tuple[str, Optional[int]]:
         """The error text if not all ranks have joined in time, and the first planned rank that is missing.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import List, Optional, Sequence
 
+from ..clock import is_due
 from .actions import Action, Send, Timer
 from .processes import Process
 
 _PER_LIMIT = 6
 """How many pings a process gets within the time after which a silent one counts as failed."""
 _MAX_INTERVAL_S = 5.0
-_ROUNDING_S = 1e-3
 
 
 class Pings:
@@ -46,7 +46,7 @@ class Pings:
             processes: all that are pinged.
             now_s: the time on the rendezvous' monotonic clock.
         """
-        if self._at_s is None or now_s < self._at_s - _ROUNDING_S:
+        if self._at_s is None or not is_due(self._at_s, now_s):
             return []
         self._at_s = None
         return [item for item in processes if item.dead_after_s and now_s - item.heard_s >= item.dead_after_s]

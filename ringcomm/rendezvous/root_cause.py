@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from typing import Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
+from ..clock import is_due
 from ..config import Slot
 from ..errors import ANOTHER_CALL, MismatchError, interruption_text
 from ..wire.messages import Message
@@ -23,7 +24,6 @@ EVIDENCE_S = 1.0
 """How long to wait for other reports if the only evidence is a broken connection."""
 SETTLE_S = 0.3
 """How long to wait for other reports that may name an earlier cause."""
-_ROUNDING_S = 1e-3
 _HERE_AND_THERE = re.compile(r"\((.*) here, (.*) there\)")
 
 RENDEZVOUS = -1
@@ -167,14 +167,14 @@ class RootCauseAnalysis:
         Returns:
             the root cause; None while there is none, or more reports may come.
         """
-        if self._mismatches and now_s >= self._mismatch_due_s - _ROUNDING_S:
+        if self._mismatches and is_due(self._mismatch_due_s, now_s):
             lines = ["The ranks do not make the same call.", *_grouped(self._mismatches)]
             return RootCause("mismatch", "\n".join(lines), None)
         # A rank that has left may close its links at any time.
         self._suspicions = [
             item for item in self._suspicions if item.kind != "closed" or members[item.peer].left is None
         ]
-        due = [item for item in self._suspicions if now_s >= item.due_s - _ROUNDING_S]
+        due = [item for item in self._suspicions if is_due(item.due_s, now_s)]
         if due:
             # What the rendezvous has observed itself comes before what ranks report of others.
             facts = [item for item in self._suspicions if item.kind in _FACTS]

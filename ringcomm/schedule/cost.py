@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from math import frexp, ldexp
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from .steps import DATA, Recv, Send, Step
 from .streams import Schedules, Streams, fail, pair_steps
@@ -53,15 +53,6 @@ class CostModel(NamedTuple):
     """For each host: beta of its network interface, which its ranks share; each direction on its own."""
 
 
-class CodingCost(NamedTuple):
-    """What a codec costs a rank's processor, in seconds per byte of codes."""
-
-    encode_byte_s: float
-    decode_byte_s: float
-    fold_byte_s: float
-    """Per byte of a peer's codes that are decoded and added to a sum."""
-
-
 class _Line(NamedTuple):
     """When a step has done its first segment and when all of it."""
 
@@ -69,20 +60,13 @@ class _Line(NamedTuple):
     last_s: float
 
 
-def predict(
-    schedules: Schedules,
-    item_bytes: int,
-    model: CostModel,
-    coding: Optional[CodingCost] = None,
-) -> float:
+def predict(schedules: Schedules, item_bytes: int, model: CostModel) -> float:
     """Seconds from a common start until the last rank has finished its last step.
 
     Args:
         schedules: one per rank.
         item_bytes: bytes per element.
         model: the machine.
-        coding: for schedules of codes (``item_bytes`` is 1 then): a rank encodes what it sends of its own,
-            decodes and adds in a fold, encodes what comes of it, and decodes what it receives otherwise.
 
     Raises:
         BrokenInvariantError: the schedules do not fit together.
@@ -94,7 +78,7 @@ def predict(
     """
     streams = pair_steps(schedules)
     before = [[_waits_for(steps, index) for index in range(len(steps))] for steps in schedules]
-    clock = _Clock(schedules, streams, before, item_bytes, model, coding)
+    clock = _Clock(schedules, streams, before, item_bytes, model)
     followers, blockers = _graph(streams, before)
     ready: List[Tuple[float, int, int]] = [(0.0, i, r) for (r, i), n in blockers.items() if n == 0]
     heapq.heapify(ready)
@@ -119,14 +103,12 @@ class _Clock:
     """The time so far: what each step took, and until when ports and processors are taken."""
 
     def __init__(
-        self, schedules: Schedules, streams: Streams, before: _Before, item_bytes: int, model: CostModel,
-        coding: Optional[CodingCost],
-    ) -> None:  # fmt: skip
+        self, schedules: Schedules, streams: Streams, before: _Before, item_bytes: int, model: CostModel
+    ) -> None:
         size = len(schedules)
         self._schedules = schedules
         self._item_bytes = item_bytes
         self._model = model
-        self._coding = coding
         self._before = before
         self._target = {(p.source, p.send_index): p.target for pairs in streams.values() for p in pairs}
         self._sources: Dict[_Node, List[_Node]] = {}
@@ -180,8 +162,6 @@ class _Clock:
     def _sent(self, node: _Node, length_bytes: int) -> _Line:
         source, target = node[0], self._target[node]
         model, wait, latency_s = self._model, self._own_wait(node), self.latency_s(source, target)
-        if self._coding is not None and not self._before[node[0]][node[1]]:
-            wait = self._worked(source, wait, length_bytes, self._coding.encode_byte_s)
         begin_s, end_s, pace_s = wait.first_s, 0.0, 0.0
         # Out through the sender's ports, in through the receiver's. Each works off what it is given in
         # that order; while a port is busy, the port at the other end can serve other ranks.
@@ -219,12 +199,9 @@ class _Clock:
         last_s = max(line.last_s + latency_s for line, latency_s in arrivals)
         wait = self._own_wait(node)
         ready = _Line(max(first_s, wait.first_s), max(last_s, wait.last_s))
-        coding = self._coding
         if recv.fold:
-            each_s = model.reduce_byte_s if coding is None else coding.fold_byte_s
-            result_s = 0.0 if coding is None else coding.encode_byte_s
-            return self._worked(rank, ready, length_bytes, len(recv.peers) * each_s + result_s)
-        return ready if coding is None else self._worked(rank, ready, length_bytes, coding.decode_byte_s)
+            return self._worked(rank, ready, length_bytes, len(recv.peers) * model.reduce_byte_s)
+        return ready
 
     def _worked(self, rank: int, ready: _Line, length_bytes: int, byte_s: float) -> _Line:
         """The line of work on elements that are ready on a line, after all earlier work of the rank."""

@@ -12,16 +12,13 @@ from dataclasses import fields
 from typing import Dict, List, Mapping, Sequence
 
 from ringcomm.config import PREFIX, Settings
+from ringcomm.configuration.variables import MEMBERSHIP_VARIABLES
 from ringcomm.errors import ConfigError
 
 from . import horovod
 from .ranks import Place
 
-_IN_ONE_JOB = (
-    "SIZE", "RENDEZVOUS", "RENDEZVOUS_MACHINE", "RANK", "KEY", "KEY_FILE", "KEY_FD", "JOB", "HOST", "SLOT",
-    "MASTER", "FLIGHT_FD", "RESTART", "ELASTIC", "MEMBER",
-)  # fmt: skip
-MEMBERSHIP = tuple(PREFIX + name for name in _IN_ONE_JOB)
+MEMBERSHIP = tuple(PREFIX + name for name, _ in MEMBERSHIP_VARIABLES if name != "SHARED_DIR")
 """Variables that describe a process's part in *one* job; a job inside another must not inherit them."""
 
 OTHER_IDENTITIES = (

@@ -8,7 +8,7 @@ import pytest
 
 from ringcomm.errors import BrokenInvariantError
 from ringcomm.schedule import direct, doubling, hierarchy, ring, tree
-from ringcomm.schedule.cost import CodingCost, CostModel, _waits_for, predict
+from ringcomm.schedule.cost import CostModel, _waits_for, predict
 from ringcomm.schedule.steps import SOURCE, Recv, Send, even_bounds
 
 ALPHA, BETA, GAMMA = 50e-6, 1e-9, 2e-10
@@ -143,27 +143,6 @@ def test_chunks_that_are_not_quite_equal_cost_no_more(size):
         for n in (size * 1000_000, size * 1000_000 + 1)
     )
     assert odd == pytest.approx(even, rel=1e-4)
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_a_codec_costs_processor_time_where_links_are_fast(size):
-    n, p, bounds = 64000, size, even_bounds(64000, size)
-    coding = CodingCost(encode_byte_s=4e-9, decode_byte_s=2e-9, fold_byte_s=3e-9)
-    schedules = [direct.all_reduce(rank, p, bounds) for rank in range(p)]
-    fast = CostModel(latency_s=0.0, byte_s=1e-15, reduce_byte_s=GAMMA, segment_bytes=1)
-    # Encode for the others, decode and add their codes, encode the result, decode the others' results.
-    share = (p - 1) / p * n
-    expected = share * (4e-9 + 3e-9 + 2e-9) + n / p * 4e-9
-    # More where a rank first decodes what another one waits for.
-    assert expected * 0.999 <= predict(schedules, 1, fast, coding) <= 1.3 * expected
-
-
-def test_a_codec_costs_little_where_links_are_slow():
-    schedules = [direct.all_reduce(rank, 3, even_bounds(260_000, 3)) for rank in range(3)]
-    coding = CodingCost(encode_byte_s=4e-9, decode_byte_s=2e-9, fold_byte_s=3e-9)
-    slow = CostModel(latency_s=1e-4, byte_s=1e-7, reduce_byte_s=GAMMA, segment_bytes=4096)
-    plain = predict(schedules, 1, slow)
-    assert plain < predict(schedules, 1, slow, coding) < 1.05 * plain
 
 
 def test_a_step_waits_for_all_that_it_overlaps_up_to_one_that_covers_it():
