@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Iterable, Tuple
 
 from ..config import Settings
 
@@ -30,9 +31,28 @@ def waited_for_cores_s() -> float:
         return 0.0
 
 
+def own_cores() -> Tuple[int, int]:
+    """Return the lowest number of the processor cores that this process may run on, and how many they are."""
+    try:
+        cores = os.sched_getaffinity(0)  # type: ignore[attr-defined,unused-ignore]
+    except (AttributeError, OSError):  # not Linux, or refused
+        return 0, os.cpu_count() or 1
+    return min(cores), len(cores)
+
+
 def usable_cores() -> int:
     """Return how many processor cores this process may run on."""
-    try:
-        return len(os.sched_getaffinity(0))  # type: ignore[attr-defined,unused-ignore]
-    except (AttributeError, OSError):  # not Linux, or refused
-        return os.cpu_count() or 1
+    return own_cores()[1]
+
+
+def cores_together(cores: Iterable[Tuple[int, int]]) -> int:
+    """Return how many cores processes of a host have together.
+
+    Args:
+        cores: of each process what :func:`own_cores` returns: those that have been bound have either the same
+            cores or other ones.
+
+    >>> cores_together([(0, 2)] * 3), cores_together([(0, 1), (1, 1), (1, 1)])
+    (2, 2)
+    """
+    return sum(count for _, count in set(cores))

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from ..collective.measure import gathered, measure, measure_joined
 from ..collective.runner import Runner
-from ..configuration.polling import usable_cores
+from ..configuration.polling import cores_together, own_cores
 from ..group.group import Group
 from ..schedule.calibration import numbers_of, part_of
 from ..schedule.cost import CostModel
@@ -87,13 +87,14 @@ class Preparation:
         group = self._group
         hosts = [peer.host_index for peer in group.peers]
         runner = self._preliminary()
-        crowded = group.local_size > usable_cores()
-        alone = group.local_size == group.size
-        wanted = group.settings.measure and not (alone and crowded)
-        oversubscribed = alone and crowded and all(link.carrier in STREAMS for link in self._links.values())
+        streams = all(link.carrier in STREAMS for link in self._links.values())
         generation, rank, model = before or NEW
-        everybodys = gathered(runner, [wanted, oversubscribed, generation, rank])
-        wanted, oversubscribed = (bool(everybodys[:, column].all()) for column in (0, 1))
+        own = [group.settings.measure, streams, generation, rank, *own_cores()]
+        everybodys = gathered(runner, own)
+        cores = cores_together((int(first), int(count)) for first, count in everybodys[:, 4:])
+        crowded = group.size == group.local_size > cores
+        wanted = bool(everybodys[:, 0].all()) and not crowded
+        oversubscribed = bool(everybodys[:, 1].all()) and crowded
         self.is_repeated = generation >= 0 and bool((everybodys[:, 2] == generation).all())
         if wanted:
             model = self._known(runner, everybodys, model, hosts) or measure(runner, hosts)

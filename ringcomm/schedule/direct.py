@@ -167,7 +167,7 @@ def all_to_all(rank: int, size: int, send_bounds: Bounds, recv_bounds: Bounds) -
 register(
     Algorithm(
         "allreduce", "one_shot", lambda p: one_shot(p.rank, p.size, p.count),
-        single_fold=True, max_ranks=MAX_RANKS, max_bytes=ONE_SHOT_MAX_BYTES, handicap=1.05,
+        single_fold=True, max_ranks=MAX_RANKS, max_bytes=ONE_SHOT_MAX_BYTES,
     )
 )  # fmt: skip
 register(

@@ -332,6 +332,14 @@ def test_ranks_of_one_host_share_its_cores() -> None:
     assert wrong.process.returncode == 2 and "must be auto, none, or a whole number" in wrong.err
 
 
+@pytest.mark.skipif(available_cores() < 2, reason="two ranks need two cores")
+def test_ranks_that_are_bound_to_cores_of_their_own_measure_the_machine() -> None:
+    """Each may run on one core; together they have as many as they are."""
+    program = "import ringcomm as rc, numpy; rc.init(); rc.allreduce(numpy.ones(1 << 16))"
+    done = ringrun("-np", "2", "--bind", "core", "--verbose", "python", "-c", program)
+    assert "ringrun: measured: between ranks" in done.err, done.err
+
+
 @pytest.mark.parametrize("option", ["--timeline", "--autotune-log"])
 def test_a_file_that_cannot_be_written_is_found_before_the_start(tmp_path: Path, option: str) -> None:
     done = ringrun("-np", "2", "--autotune", option, "no/such/file", "sh", "-c", "echo started", cwd=tmp_path)

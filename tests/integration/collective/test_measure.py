@@ -46,7 +46,7 @@ def test_every_rank_gets_the_numbers_of_all():
 def test_three_ranks_on_two_cores_with_sockets_make_a_ring(
     monkeypatch, caplog, transport, cores, name
 ):
-    monkeypatch.setattr(preparation, "usable_cores", lambda: cores)
+    monkeypatch.setattr(preparation, "own_cores", lambda: (0, cores))
     settings = Settings(spin_us=0.0, timeout_s=30.0, verbose=True)
     data = contributions(FLOAT32, 3, 600_000)
 

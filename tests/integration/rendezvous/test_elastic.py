@@ -123,7 +123,7 @@ def test_ranks_that_go_on_do_not_measure_their_links_again(job: Job, monkeypatch
         found.append("compared")
         return real[1](*args)
 
-    monkeypatch.setattr(preparation, "usable_cores", lambda: 8)
+    monkeypatch.setattr(preparation, "own_cores", lambda: (0, 8))
     monkeypatch.setattr(preparation, "measure", measure)
     monkeypatch.setattr(preparation, "compare_programs", compare)
     settings = replace(SETTINGS, measure=True)

@@ -79,7 +79,7 @@ def machine(monkeypatch):
         found.asked.append(row[:2])
         return np.array(found.others(row), float)
 
-    monkeypatch.setattr(module, "usable_cores", lambda: found.cores)
+    monkeypatch.setattr(module, "own_cores", lambda: (0, found.cores))
     monkeypatch.setattr(module, "measure", measure)
     monkeypatch.setattr(module, "gathered", gathered)
     return found
@@ -101,15 +101,23 @@ class TestTuning:
         machine.cores = cores
         job = Job(hosts, carrier=carrier)
         assert job.prepared.tune(job) == (MODEL if measured else None)
-        assert machine.asked == [[measured, oversubscribed]] and machine.measured == measured
+        assert machine.asked == [[True, carrier in STREAMS]] and machine.measured == measured
         assert job.adopted == [(MODEL if measured else None, oversubscribed)]
+
+    @pytest.mark.parametrize("own, is_measured", [((0, 1), False), ((1, 1), True)], ids=["one core", "two"])
+    def test_ranks_on_cores_of_their_own_are_not_crowded(self, machine, own, is_measured):
+        """Each of two ranks may run on one core only."""
+        machine.cores, machine.others = 1, lambda row: [row, [*row[:4], *own]]
+        job = Job([0, 0])
+        job.prepared.tune(job)
+        assert machine.measured == is_measured and job.adopted[0][1] is not is_measured
 
     def test_the_user_may_do_without(self, machine):
         job = Job([0, 1], measure=False)
-        assert job.prepared.tune(job) is None and machine.asked == [[False, False]]
+        assert job.prepared.tune(job) is None and machine.asked == [[False, True]] and not machine.measured
 
     def test_all_ranks_measure_or_none_does(self, machine):
-        machine.others = lambda row: [row, [False, False, -1, -1]]
+        machine.others = lambda row: [row, [False, False, -1, -1, 0, 4]]
         job = Job([0, 1])
         assert job.prepared.tune(job) is None and machine.measured == 0
         assert job.adopted == [(None, False)]
@@ -127,7 +135,7 @@ class TestAfterALoss:
 
     def test_ranks_that_have_measured_together_do_not_do_it_again(self, machine):
         """Ranks 1 and 2 of the earlier view are left, on hosts that have other numbers now."""
-        machine.others = lambda row: [row, [*row[:3], 1]]
+        machine.others = lambda row: [row, [*row[:3], 1, *row[4:]]]
         job = Job([0, 1])
         model = job.prepared.tune(job, Prepared(3, 2, self.WIRES))
         assert machine.measured == 0 and job.prepared.is_repeated
@@ -136,7 +144,7 @@ class TestAfterALoss:
 
     @pytest.mark.parametrize("generation", [-1, 2], ids=["new", "another view"])
     def test_with_a_new_host_beside_a_single_one_all_measure(self, machine, generation):
-        machine.others = lambda row: [row, [*row[:2], generation, 1]]
+        machine.others = lambda row: [row, [*row[:2], generation, 1, *row[4:]]]
         job = Job([0, 1])
         assert job.prepared.tune(job, Prepared(3, 2, self.WIRES)) == MODEL
         assert machine.measured == 1 and not job.prepared.is_repeated
@@ -145,7 +153,7 @@ class TestAfterALoss:
     @pytest.mark.parametrize("rank", range(3))
     def test_a_new_process_on_a_host_that_is_known_gets_what_the_others_measured(self, machine, rank):
         """Ranks 2 and 1 of the earlier view are ranks 0 and 2 now; the new one is with the latter."""
-        rows = [[True, False, 3, 2], [True, False, -1, -1], [True, False, 3, 1]]
+        rows = [[True, False, 3, 2, 0, 4], [True, False, -1, -1, 0, 4], [True, False, 3, 1, 0, 4]]
         machine.others = lambda row: [*rows[:rank], row, *rows[rank + 1 :]]
         part = over_hosts(FAST, SLOW)
         lacking = numbers_of(None, [], [0, 1, 1])
@@ -159,7 +167,7 @@ class TestAfterALoss:
         assert job.adopted == [(model, False)] and job.prepared.prepared == Prepared(7, rank, model)
 
     def test_after_silence_all_measure(self, machine):
-        machine.others = lambda row: [row, [*row[:2], *SILENT[:2]]]
+        machine.others = lambda row: [row, [*row[:2], *SILENT[:2], *row[4:]]]
         job = Job([0, 1])
         assert job.prepared.tune(job, Prepared(3, 2, MODEL)) == MODEL and machine.measured == 1
 
