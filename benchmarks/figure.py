@@ -3,28 +3,22 @@
 ``machines.svg`` has what several machines need: the time of a training step on slow links (results of
 compression.py), and with unequal machines (unequal.py), and how long training stands still when one of them
 dies (lost_host.py), each beside what others do.
-``speed.svg`` has an all-reduce and a training step of one host beside the peers:
-
-    python benchmarks/compare.py --output DIR --np 2 --collectives allreduce --sizes 8 64K 1M 16M 64M
-    python benchmarks/ddp.py --output DIR
-    python benchmarks/figure.py --collect DIR      keeps medians and ratios in benchmarks/results/speed.json
-    python benchmarks/figure.py                    draws the pictures from the files there
+``speed.svg`` has an all-reduce and a training step of one host beside the peers (performance.py).
+``tables.py --pictures`` draws them.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List
 
-from measure import Sample, medians, speedups
+from cells import Rounds, median, ratio, result
 from report import size_text, time_text
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results" / "speed.json"
 PICTURE = HERE.parent / "docs" / "speed.svg"
 MACHINES = HERE.parent / "docs" / "machines.svg"
 STEPS = {"DDP, Gloo": "PyTorch DDP over Gloo", "ringcomm float32": "ringcomm",
@@ -43,45 +37,37 @@ TERMS = (
 """What the words in machines.svg mean."""
 GREY, RED = "#9aa5b1", "#d1495b"
 BASE = "gloo"
-COLOURS = {"ringcomm": "#d1495b", "ringcomm-tcp": "#edae49", "gloo": "#9aa5b1", "horovod": "#66a182",
+SIZES = (8, 64 * 1024, 1_000_000, 16_000_000, 64_000_000)
+COLOURS = {"ringcomm": "#d1495b", "ringcomm-tcp": "#edae49", "gloo": "#9aa5b1",
            "openmpi": "#2e4057", "openmpi-tcp": "#6c8ead"}  # fmt: skip
-TITLES = {"ringcomm": "ringcomm", "ringcomm-tcp": "ringcomm, TCP only", "gloo": "Gloo", "horovod": "Horovod",
+TITLES = {"ringcomm": "ringcomm", "ringcomm-tcp": "ringcomm, TCP only", "gloo": "Gloo",
           "openmpi": "Open MPI", "openmpi-tcp": "Open MPI, TCP only"}  # fmt: skip
 
 Bars = Dict[str, Dict[str, Dict[str, float]]]
 """By group (a size, a kind of step) and peer: ``seconds``, and ``ratio``, how many times as fast as Gloo."""
 
 
-def collect(folder: Path) -> Dict[str, Any]:
-    """The medians and ratios of one run of compare.py and one of ddp.py."""
-    compared = json.loads((folder / "compare.json").read_text())
-    samples = [Sample(**sample) for sample in compared["collected"]["samples"]]
+def speed() -> Dict[str, Bars]:
+    """The bars of speed.svg, from the results of performance.py."""
+    compared = result("one_host")["runs"]["one"]["seconds"]
+    measured = result("ddp")["seconds"].items()
+    steps = {what: times for what, times in measured if "step" in what and BASE in times}
+    sizes = {size_text(size): compared[f"2 allreduce {size}"] for size in SIZES}
+    return {"allreduce": _bars(sizes), "steps": _bars(steps)}
 
-    def key(sample: Sample) -> Tuple[str, int]:
-        return sample.peer, sample.task["bytes"]
 
-    seconds = medians(samples, key)
-    ratios = speedups(samples, key, lambda name: (BASE, name[1]))
-    sizes: Bars = {}
-    for (peer, size_bytes), value in sorted(seconds.items(), key=lambda item: item[0][1]):
-        bars = sizes.setdefault(size_text(size_bytes), {})
-        bars[peer] = {"seconds": value, "ratio": ratios.get((peer, size_bytes), 1.0)}
-    steps: Bars = {}
-    measured = json.loads((folder / "ddp.json").read_text())
-    for what, times in measured["seconds"].items():
-        if "step" not in what.lower() or BASE not in times:
-            continue
-        steps[what] = {
-            peer: {
-                "seconds": statistics.median(values),
-                "ratio": statistics.median(theirs / ours for ours, theirs in zip(values, times[BASE])),
-            }
-            for peer, values in times.items()
+def _bars(groups: Dict[str, Dict[str, Rounds]]) -> Bars:
+    return {
+        label: {
+            peer: {"seconds": median(times), "ratio": ratio(group[BASE], times)}
+            for peer, times in group.items()
+            if peer in TITLES
         }
-    return {"machine": compared["machine"], "np": 2, "allreduce": sizes, "steps": steps}
+        for label, group in groups.items()
+    }
 
 
-def draw(results: Dict[str, Any], picture: Path) -> None:
+def draw(results: Dict[str, Bars], picture: Path) -> None:
     """Two panels of bars: how many times as fast as Gloo."""
     import matplotlib
 
@@ -175,32 +161,13 @@ def panel_of_bars(panel: Any, title: str, bars: Bars) -> None:
         for place, peer in enumerate(peers):
             if peer in group:
                 left = index - 0.4 + (place + 0.5) * width
-                ratio = group[peer]["ratio"]
+                times = group[peer]["ratio"]
                 name = TITLES[peer] if index == 0 else None
-                panel.bar(left, ratio, width * 0.92, color=COLOURS[peer], label=name)
-                panel.text(left, ratio, f"{ratio:.1f}", ha="center", va="bottom", fontsize=6.5)
+                panel.bar(left, times, width * 0.92, color=COLOURS[peer], label=name)
+                panel.text(left, times, f"{times:.1f}", ha="center", va="bottom", fontsize=6.5)
     panel.axhline(1.0, color="#555", linewidth=0.7)
     highest = max(bar["ratio"] for group in bars.values() for bar in group.values())
     if highest > 20:
         panel.set_yscale("log")
     panel.set_xticks(range(len(labels)), labels)
     panel.set_title(title, fontsize=9)
-
-
-def main() -> None:
-    """Collect, if asked to, and draw."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )  # fmt: skip
-    parser.add_argument("--collect", type=Path, metavar="DIR", help="results of compare.py and ddp.py")
-    args = parser.parse_args()
-    if args.collect is not None:
-        RESULTS.parent.mkdir(parents=True, exist_ok=True)
-        RESULTS.write_text(json.dumps(collect(args.collect), indent=1) + "\n")
-    draw(json.loads(RESULTS.read_text()), PICTURE)
-    draw_machines(seconds_on_machines(RESULTS.parent), terms(RESULTS.parent), MACHINES)
-    print(f"{PICTURE} and {MACHINES} have been written")
-
-
-if __name__ == "__main__":
-    main()

@@ -3,7 +3,6 @@
     python benchmarks/tables.py            rewrites the tables in docs/*.md
     python benchmarks/tables.py --pictures draws the pictures of docs/ anew, too (needs matplotlib)
     python benchmarks/tables.py --check    exit code 1 and the lines that differ, if a page has other numbers
-    python benchmarks/tables.py --take DIR takes what compare.py and resnet.py wrote to DIR into results first
 
 A table is found by the line of its head; its rows are replaced, and its head where that follows from results.
 tests/test_tables.py makes the check.
@@ -13,21 +12,19 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import math
 import re
 import statistics
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
-import limits
-from report import EFFICIENCY_FROM_BYTES, size_text
+import performance_tables
+from cells import RESULTS, Rows, duration, median, milliseconds, ratio, result
+from report import size_text
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-RESULTS = HERE / "results"
-Rows = Iterator[Sequence[str]]
 
 
 class Table(NamedTuple):
@@ -46,15 +43,6 @@ class Table(NamedTuple):
     number: int
     rows: Callable[[], Rows]
     columns: Optional[Callable[[], Sequence[str]]] = None
-
-
-def result(name: str) -> Any:
-    """A file of results."""
-    return json.loads((RESULTS / f"{name}.json").read_text())
-
-
-def median(values: Sequence[float]) -> float:
-    return statistics.median(values)
 
 
 # -- docs/compression.md --------------------------------------------------------------------------
@@ -306,61 +294,6 @@ def errors() -> Rows:
     yield ["all, predicted without processor time (γ)", row[2], *map(percent, (row[5], row[6], busy[6]))]
 
 
-# -- docs/performance.md --------------------------------------------------------------------------
-
-
-def digits(value: float, unit: str) -> str:
-    """Three digits and a unit."""
-    return f"{value:#.3g}".rstrip(".") + f" {unit}"
-
-
-def in_turns() -> Rows:
-    found = result("one_host")["in_turns"]
-    for count, before in found["before"].items():
-        yield [size_text(int(count)), digits(before, "µs"), f"**{digits(found['after'][count], 'µs')}**"]
-
-
-def duration(seconds: float) -> str:
-    return digits(seconds * 1e6, "µs") if seconds < 999.5e-6 else digits(seconds * 1e3, "ms")
-
-
-def ratio(one: Sequence[float], other: Sequence[float]) -> float:
-    """The median of the rounds' ratios."""
-    return median([first / second for first, second in zip(one, other)])
-
-
-def fastest() -> Rows:
-    found = result("one_host")["transports"]["rounds"]
-    for size in ("8 B", "4 KiB", "64 KiB", "256 KiB", "1 MiB", "4 MiB", "8 MiB", "16 MiB", "64 MiB",
-                 "161 gradients of ResNet-50"):  # fmt: skip
-        times = found[size]
-        best = min((name for name in times if name != "auto"), key=lambda name: median(times[name]))
-        share = ratio(times["auto"], times[best])
-        yield [size, duration(median(times["auto"])), duration(median(times[best])), f"{share:.2f}"]
-
-
-def loopback() -> Rows:
-    """What two bare processes need for the same bytes over the loopback, beside ringcomm and Gloo."""
-    for size, run in result("loopback")["sizes"].items():
-        times, calls = run["seconds"], run["calls"]
-        ms = {name: f"{median(values) * 1e3:.2f} ms" for name, values in times.items()}
-        share, own, bound = (
-            median([one / other for one, other in zip(times[above], times[below])])
-            for above, below in (("bare, added", "ringcomm"), ("gloo", "ringcomm"), ("gloo", "bare, added"))
-        )
-        megabytes = calls["send_bytes"] / 1e6
-        yield [
-            size, ms["bare"], ms["bare, added"], ms["ringcomm"], f"{share:.2f}", ms["gloo"], f"{own:.2f}×",
-            f"{bound:.2f}×", f"{calls['send'] / megabytes:.1f}",
-        ]  # fmt: skip
-
-
-def milliseconds(seconds: float) -> str:
-    """Three digits, or all before the point."""
-    value = 1e3 * seconds
-    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
-
-
 def larger_models(compressed: bool) -> Callable[[], Rows]:
     """Steps of models that are divided, on one host and over links, beside Gloo.
 
@@ -390,33 +323,6 @@ def larger_models(compressed: bool) -> Callable[[], Rows]:
     return rows
 
 
-OWN = {"ringcomm": "default", "ringcomm-shared": "`rc.empty`", "ringcomm-shm": "shm", "ringcomm-tcp": "tcp"}
-"""Peers that are ringcomm, and what their columns are called."""
-
-
-def beside_peers_columns() -> List[str]:
-    found = result("one_host")
-    measured = next(iter(found["rounds"].values()))
-    own = [label for peer, label in OWN.items() if peer in measured]
-    return ["size", *own, *["bound"] * ("limits" in found), "Gloo", "Open MPI", "× Gloo", "× Open MPI"]
-
-
-def beside_peers() -> Rows:
-    """All-reduces beside the peers'; "bound" is that of limits.lower_bound, from 1 MB on."""
-    found = result("one_host")
-    for count, times in found["rounds"].items():
-        ours = [duration(median(times[peer])) for peer in OWN if peer in times]
-        if "limits" in found:
-            bound = limits.lower_bound(found["limits"], "allreduce", int(count), 2, found["cores"])
-            ours.append(duration(bound) if bound and int(count) >= EFFICIENCY_FROM_BYTES else "")
-        gloo = [duration(median(times["gloo"])), f"{ratio(times['gloo'], times['ringcomm']):.1f}"]
-        if count in found.get("another_run", ()):
-            other = found["another_run"][count]
-            gloo = [f"{duration(other['gloo'])} to {gloo[0]}", f"{other['gloo / ringcomm']:.1f}"]
-        openmpi = duration(median(times["openmpi"])), f"{ratio(times['openmpi'], times['ringcomm']):.2f}"
-        yield [size_text(int(count)), *ours, gloo[0], openmpi[0], gloo[1], openmpi[1]]
-
-
 def round_trips() -> Rows:
     """Messages between two ranks, there and back: of a host, and of two hosts."""
     where = {"messages": "one host", "messages_1gbit": "1 Gbit/s", "messages_100mbit": "100 Mbit/s"}
@@ -426,88 +332,8 @@ def round_trips() -> Rows:
             cells = [links, size_text(size_bytes)]
             for name in ("ringcomm-torch-tcp", "ringcomm-torch", "gloo", "openmpi-tcp", "openmpi"):
                 seconds = found.get((size_bytes, name))
-                slow = seconds is not None and seconds >= 1
-                cells.append("" if seconds is None else f"{seconds:.2f} s" if slow else duration(seconds))
+                cells.append("" if seconds is None else duration(seconds))
             yield cells
-
-
-def shared_arrays() -> Rows:
-    """Arrays that the ranks of a host share, beside ordinary ones, on the machine with 16 cores."""
-    starts = result("shared_arrays_16_cores")["starts"]
-    (four,) = result("shared_arrays_16_cores_4_ranks")["starts"]
-    with_four = {row["size"]: row["times"] for row in four["rows"]}
-    for row in starts[0]["rows"]:
-        size = row["size"]
-        rows = [each["times"] for start in starts for each in start["rows"] if each["size"] == size]
-        cells = ["13 arrays of 8 MiB" if size == "8Mx13" else size.replace("K", " KiB").replace("M", " MiB")]
-        for groups in (rows, [with_four[size]] if size in with_four else []):
-            ordinary = [value for times in groups for value in times["ordinary"]]
-            shared = [value for times in groups for value in times["shared"]]
-            if not groups:
-                cells += ["", "", ""]
-                continue
-            cells += [duration(1e-6 * median(ordinary)), duration(1e-6 * median(shared))]
-            cells.append(f"{ratio(ordinary, shared):.2f}")
-        yield cells
-
-
-def beside_alternatives() -> Rows:
-    """Two ranks, by size: both states of the cores side by side."""
-    import alternatives
-    from cores import SEPARATE, SHARED
-
-    found = {(line.state, line.task): line for line in alternatives.lines(result("alternatives")["starts"])
-             if line.ranks == 2}  # fmt: skip
-    for task in dict.fromkeys(task for _, task in found):
-        cells = []
-        for state in (SHARED, SEPARATE):
-            line = found[state, task]
-            best = f"{duration(line.best_s)} ({line.best.replace('_', ' ')})"
-            cells += [duration(line.default_s), best, f"{line.ratio:.2f}"]
-        yield [task, *cells]
-
-
-def gradients() -> Rows:
-    found = result("one_host")["resnet50"]["rounds"]
-    labels = {
-        "ringcomm-shared, grouped": "ringcomm, grouped, arrays of `rc.empty`",
-        "ringcomm-shared, per-tensor": "ringcomm, tensor by tensor, arrays of `rc.empty`",
-        "ringcomm, per-tensor": "ringcomm, tensor by tensor",
-        "ringcomm, grouped": "ringcomm, grouped",
-        "openmpi, per-tensor": "Open MPI, tensor by tensor",
-        "ringcomm-tcp, per-tensor": "ringcomm over TCP, tensor by tensor",
-        "ringcomm, one-bucket": "ringcomm, one bucket",
-        "gloo, ddp-buckets-view": "Gloo, DDP's buckets, gradients as views of them",
-        "gloo, ddp-buckets": "Gloo, DDP's buckets", "gloo, per-tensor": "Gloo, tensor by tensor",
-    }  # fmt: skip
-    for name, label in labels.items():
-        if name in found:
-            times = found[name]
-            yield [label, duration(median(times)), f"{ratio(found['gloo, ddp-buckets-view'], times):.1f}"]
-
-
-def take(directory: Path) -> None:
-    """Take two ranks' rounds of compare.py and resnet.py into results/one_host.json, in place of its own."""
-    found = result("one_host")
-    found.pop("another_run", None)
-    compared, stepped = (
-        json.loads((directory / f"{name}.json").read_text()) for name in ("compare", "resnet")
-    )
-    source = f"{compared['machine']['when']}, {compared['machine']['command']}; seconds: median of each round"
-    found.update(source=source, rounds={}, cores=compared["machine"]["cores"], states=compared["cores"])
-    if compared["limits"]:
-        found["limits"] = compared["limits"]
-    found["resnet50"] = {"source": stepped["machine"]["command"], "rounds": {}}
-    rounds: Dict[str, Dict[str, List[float]]] = found["rounds"]
-    for sample in compared["collected"]["samples"]:
-        if sample["np"] == 2 and sample["task"]["collective"] == "allreduce":
-            times = rounds.setdefault(str(sample["task"]["bytes"]), {})
-            times.setdefault(sample["peer"], []).append(median(sample["ns"]) * 1e-9)
-    for sample in stepped["collected"]["samples"]:
-        if sample["np"] == 2:
-            name = f"{sample['peer']}, {sample['task']['mode']}"
-            found["resnet50"]["rounds"].setdefault(name, []).append(median(sample["ns"]) * 1e-9)
-    (RESULTS / "one_host.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 # -- docs/machines.md -----------------------------------------------------------------------------
@@ -543,13 +369,10 @@ TABLES: Tuple[Table, ...] = (
     Table("docs/scaling.md", "ranks | `init()`", 0, starts),
     Table("docs/scaling.md", "ranks | messages", 0, messages),
     Table("docs/scaling.md", "steps with 6 to 16 workers", 0, errors),
-    Table("docs/performance.md", "size | before | now |", 1, in_turns),
-    Table("docs/performance.md", "size | default | fastest other", 0, fastest),
-    Table("docs/performance.md", "size | shared: default", 0, beside_alternatives),
-    Table("docs/performance.md", "size | default | ", 1, beside_peers, beside_peers_columns),
-    Table("docs/performance.md", "size | 2 ranks: ordinary", 0, shared_arrays),
-    Table("docs/performance.md", " | step | × Gloo in DDP's", 0, gradients),
-    Table("docs/performance.md", "size | bare exchange", 0, loopback),
+    *(
+        Table("docs/performance.md", head, number, rows, columns)
+        for head, number, rows, columns in performance_tables.TABLES
+    ),
 )
 
 
@@ -596,7 +419,7 @@ def pictures() -> None:
     from peers import scaling_figures
 
     docs = ROOT / "docs"
-    figure.draw(result("speed"), figure.PICTURE)
+    figure.draw(figure.speed(), figure.PICTURE)
     figure.draw_machines(figure.seconds_on_machines(RESULTS), figure.terms(RESULTS), figure.MACHINES)
     compression.draw(result("compression")["steps"], docs / "compression.svg")
     unequal.PICTURE.write_text("\n".join([*unequal.bars(result("unequal")), ""]))
@@ -610,10 +433,7 @@ def main() -> int:
     )
     parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if a page differs")
     parser.add_argument("--pictures", action="store_true", help="draw the pictures, too")
-    parser.add_argument("--take", type=Path, metavar="DIR", help="results of compare.py and resnet.py")
     args = parser.parse_args()
-    if args.take is not None:
-        take(args.take)
     found = differences()
     print("\n".join(found))
     if args.check:
