@@ -218,7 +218,7 @@ class Agent:
             self.schedule(command["steps"], command["rank"])
         elif command["do"] == "stop":
             self.waiting = self.is_open = False
-            self.stopped = True
+            self.stopped = not command.get("fetch")
             self.schedule(command["steps"])
         elif command["do"] == "use" and self.waiting:
             self.advance(self.preparation.use(command["package"]))

@@ -192,11 +192,12 @@ class Agents:
         self.links[host.index].alive = False
         self._exiting[host.index] = self._loop.clock()
 
-    def stop(self, steps: Steps) -> None:
+    def stop(self, steps: Steps, fetch: bool = False) -> None:
         """Make every agent end its ranks and exit.
 
         Args:
             steps: (signal to all ranks, seconds from now).
+            fetch: whether the agents send the files of ``--fetch`` first, however long that takes.
         """
         self._unstarted.clear()
         self._loop.cancel("retry")
@@ -204,22 +205,23 @@ class Agents:
             if index in self.closed or index in self._exiting:
                 continue
             if link.answered and link.alive:
-                self.stop_host(self.job.hosts[index], steps)
+                self.stop_host(self.job.hosts[index], steps, fetch)
             elif link.alive:  # still logging in: no process of the job runs there yet
                 self._forget(index, "stdin")
                 link.kill()
             else:  # between two attempts
                 self.closed.add(index)
-        self._loop.after("force", max(after_s for _, after_s in steps) + FORCE_S, self.force)
+        if not fetch:
+            self._loop.after("force", max(after_s for _, after_s in steps) + FORCE_S, self.force)
 
-    def stop_host(self, host: HostJob, steps: Steps = ()) -> None:
+    def stop_host(self, host: HostJob, steps: Steps = (), fetch: bool = False) -> None:
         """Make the agent of one host end its ranks and exit.
 
         Args:
             host: the host.
-            steps: (signal to all ranks, seconds from now).
+            steps, fetch: see :meth:`stop`.
         """
-        self.links[host.index].send({"do": "stop", "steps": list(steps)})
+        self.links[host.index].send({"do": "stop", "steps": list(steps), "fetch": fetch})
 
     def force(self) -> None:
         """Close all links without waiting. Agents that still run then end their ranks by themselves."""

@@ -134,7 +134,7 @@ class ElasticSupervisor(Supervisor):
         elif isinstance(action, OpenHost):
             self._open_host(action)
         elif isinstance(action, CloseHost):
-            self._agents.stop_host(self.job.hosts[action.agent])
+            self._agents.stop_host(self.job.hosts[action.agent], fetch=bool(self.job.fetch))
         elif isinstance(action, StartProcess):
             self._start_process(action)
         elif isinstance(action, StopProcess):
@@ -151,7 +151,7 @@ class ElasticSupervisor(Supervisor):
             self._fail(action.text)
         elif isinstance(action, Finish):
             self._finished = True
-            self._agents.stop(END)
+            self._agents.stop(END, fetch=bool(self.job.fetch))
 
     def _open_host(self, action: OpenHost) -> None:
         try:
