@@ -3,20 +3,22 @@
     python benchmarks/alternatives.py [--np 2 4] [--starts 30] [--sizes 8 64K 1M] [--output FILE] [--quick]
 
 Each start opens one job for the default and for each alternative, with fresh processes, and they take turns
-as in transports.py. Before and after it benchmarks/cores.py looks whether the two cores share a cache: on a
-virtual machine that changes, and with it the best way between two ranks. A start in which both looks saw the
-same counts for that state, all others for neither.
+as in transports.py. Between turns the two ranks look whether their cores share a cache (cores.py): on a
+virtual machine that changes within seconds, and with it the best way between two ranks. A turn that began and
+ended in the same state counts for that state, all others for neither.
 
 Prints a table for each number of ranks and state: the default's time, the best alternative's, and the median
-of their ratios in the starts; then the lines in which the default needs more than 1.1 times as long. With
-``--show FILE`` the tables of an earlier run.
+of their ratios in the starts that met the state; then the lines in which the default needs more than 1.1
+times as long. With ``--show FILE`` the tables of an earlier run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 from statistics import median
@@ -29,16 +31,15 @@ from transports import DEFAULT, GRADIENTS, measure, parse_bytes
 SIZES = ("8", "4K", "16K", "64K", "256K", "1M", "4M", "16M", "64M")
 ALTERNATIVES = ("shm", "memory", "unix", "tcp", "direct", "ring", "doubling", "one_shot")
 MAX_RATIO = 1.1
-CHANGED = "another state before than after"
-ROUNDS = 3
+ROUNDS = 5
 
 
 class Line(NamedTuple):
     """One size in one state: seconds, and how the default compares.
 
     Attributes:
-        best: the alternative with the smallest median.
-        ratio: the default's time over that of the best alternative; the median over starts.
+        best: the alternative that is the fastest beside the default in the same starts.
+        ratio: the default's time over its; the median over starts.
         starts: in how many starts it was measured.
     """
 
@@ -86,44 +87,54 @@ def run(
     """All starts, with seconds: for each name the median of its turns."""
     tasks = [*map(parse_bytes, sizes), GRADIENTS]
     found = []
-    for number in range(starts):
-        for count in ranks:
-            began_s, before = time.monotonic(), cores.measure()
-            rows = measure(count, (DEFAULT, *alternatives), tasks, ROUNDS)
-            after = cores.measure()
-            times = {
-                row["task"]: {name: float(f"{median(each):.4g}") for name, each in row["times"].items()}
-                for row in rows
-            }
-            looks = [None if look is None else look._asdict() for look in (before, after)]
-            found.append({"ranks": count, "cores": looks, "times": times})
-            took_s = time.monotonic() - began_s
-            said = f"start {number + 1}, {count} ranks: {took_s:.0f} s, {state_of(found[-1])}"
-            print(said, file=sys.stderr, flush=True)
+    with tempfile.NamedTemporaryFile(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as file:
+        for number in range(starts):
+            for count in ranks:
+                began_s = time.monotonic()
+                file.truncate(0)
+                file.truncate(cores.MAPPED_BYTES)
+                watched = file.name if 1 < count <= len(os.sched_getaffinity(0)) else ""
+                rows = measure(count, (DEFAULT, *alternatives), tasks, ROUNDS, watched)
+                found.append({"ranks": count, "times": {row["task"]: _by_state(row) for row in rows}})
+                took_s = time.monotonic() - began_s
+                print(f"start {number + 1}, {count} ranks: {took_s:.0f} s", file=sys.stderr, flush=True)
     return found
 
 
-def state_of(start: Dict[str, Any]) -> str:
-    """The state of the cores in a start."""
-    names = {cores.State(**look).name for look in start["cores"] if look is not None}
-    return CHANGED if len(names) > 1 else names.pop() if names else "one core"
+def _by_state(row: Dict[str, Any]) -> Dict[str, Dict[str, float]]:
+    """The median of the turns in each state, by state and name."""
+    turns: Dict[str, Dict[str, List[float]]] = {}
+    for name, times in row["times"].items():
+        for state, seconds in zip(row["states"][name], times):
+            turns.setdefault(state, {}).setdefault(name, []).append(seconds)
+    return {
+        state: {name: float(f"{median(each):.4g}") for name, each in names.items()}
+        for state, names in turns.items()
+        if state
+    }
 
 
 def lines(starts: Sequence[Dict[str, Any]]) -> Iterator[Line]:
     """What was found for each number of ranks, state and size."""
     groups: Dict[Any, List[Dict[str, float]]] = {}
     for start in starts:
-        for task, times in start["times"].items():
-            groups.setdefault((start["ranks"], state_of(start), task), []).append(times)
-    for (ranks, state, task), found in sorted(groups.items(), key=lambda item: item[0][:2]):
-        if state == CHANGED:
-            continue
-        medians = {name: median(times[name] for times in found) for name in found[0]}
-        default_s = medians.pop(DEFAULT)
-        best = min(medians, key=lambda name: medians[name])
+        for task, states in start["times"].items():
+            for state, times in states.items():
+                if DEFAULT in times:
+                    groups.setdefault((start["ranks"], state, task), []).append(times)
+    tasks = list(dict.fromkeys(task for start in starts for task in start["times"]))
+    order = sorted(groups, key=lambda group: (group[0], group[1], tasks.index(group[2])))
+    for (ranks, state, task), found in ((group, groups[group]) for group in order):
         # Ratios within a start: what slows one of them slows the other.
-        share = median(times[DEFAULT] / times[best] for times in found)
-        yield Line(ranks, state, task, default_s, best, medians[best], share, len(found))
+        ratios: Dict[str, List[float]] = {}
+        for times in found:
+            for name, seconds in times.items():
+                ratios.setdefault(name, []).append(times[DEFAULT] / seconds)
+        del ratios[DEFAULT]
+        best = max(ratios, key=lambda name: median(ratios[name]))
+        default_s = median(times[DEFAULT] for times in found)
+        best_s = median(times[best] for times in found if best in times)
+        yield Line(ranks, state, task, default_s, best, best_s, median(ratios[best]), len(ratios[best]))
 
 
 def report(starts: Sequence[Dict[str, Any]]) -> str:
@@ -132,14 +143,12 @@ def report(starts: Sequence[Dict[str, Any]]) -> str:
     for line in lines(starts):
         if head != (line.ranks, line.state):
             head = (line.ranks, line.state)
-            text += ["", f"{line.ranks} ranks, cores with {line.state}, {line.starts} starts", ""]
-            text += ["| size | default | best alternative | default / best |", "| --- | --- | --- | --- |"]
+            text += ["", f"{line.ranks} ranks, cores with {line.state}", ""]
+            text += ["| size | starts | default | best alternative | default / best |", f"|{' --- |' * 5}"]
         cells = f"{_time(line.default_s)} | {_time(line.best_s)} ({line.best}) | {line.ratio:.2f}"
-        text.append(f"| {line.task} | {cells} |")
+        text.append(f"| {line.task} | {line.starts} | {cells} |")
         if line.ratio > MAX_RATIO:
             behind.append(f"{line.ranks} ranks, {line.state}, {line.task}: {line.ratio:.2f} x {line.best}")
-    changed = sum(state_of(start) == CHANGED for start in starts)
-    text += ["", f"{changed} of {len(starts)} starts began in one state and ended in another."]
     text += ["", f"The default is more than {MAX_RATIO - 1:.0%} behind its best alternative:"]
     return "\n".join([*text, *(behind or ["nowhere"])]).strip()
 

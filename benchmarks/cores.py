@@ -27,9 +27,11 @@ BLOCK_BYTES = 512 * 1024
 TIMES = 24
 DEAR = 7.0
 """Writing that costs so many times a copy within one core: the cores share no cache."""
-SHARED, SEPARATE = "a shared cache", "no shared cache"
+SHARED, SEPARATE, UNWATCHED = "a shared cache", "no shared cache", "an unknown state"
 LIMIT_S = 20.0
 _OFFSET = 4096
+MAPPED_BYTES = _OFFSET + BLOCK_BYTES
+LOOK_TIMES = 4
 
 
 class State(NamedTuple):
@@ -57,7 +59,7 @@ def measure() -> Optional[State]:
         return None
     allowed = os.sched_getaffinity(0)
     cores = sorted(allowed)[:2]
-    memory = mmap.mmap(-1, _OFFSET + BLOCK_BYTES)
+    memory = mmap.mmap(-1, MAPPED_BYTES)
     fork = multiprocessing.get_context("fork")
     results, into = fork.Pipe(duplex=False)
     try:
@@ -76,17 +78,40 @@ def measure() -> Optional[State]:
         reader.join()
 
 
+class Watch:
+    """Looks at the state of two processes' cores again and again, in some hundred microseconds each time.
+
+    Args:
+        path: a file for the memory that both map, on a file system in memory.
+        is_writer: whether this process writes, and says what it has found; the other one reads.
+    """
+
+    def __init__(self, path: str, is_writer: bool) -> None:
+        with open(path, "r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), MAPPED_BYTES)
+        self._is_writer, self._done = is_writer, 0
+
+    def look(self) -> str:
+        """SHARED or SEPARATE, for the writer; both processes must call it. For the reader: nothing."""
+        first, self._done = self._done, self._done + LOOK_TIMES
+        if not self._is_writer:
+            _read(self._memory, first, LOOK_TIMES)
+            return ""
+        writes, copies = _write(self._memory, first, LOOK_TIMES)
+        return State(median(writes[1:]), 0.0, median(copies[1:])).name
+
+
 def _views(memory: mmap.mmap) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
     """How many blocks were written and read, and the block."""
     words = np.frombuffer(memory, np.int64, _OFFSET // 8)
     return words[:1], words[64:65], np.frombuffer(memory, np.uint8, BLOCK_BYTES, _OFFSET)
 
 
-def _write(memory: mmap.mmap) -> Tuple[List[float], List[float]]:
+def _write(memory: mmap.mmap, first: int = 0, times: int = TIMES) -> Tuple[List[float], List[float]]:
     written, read, block = _views(memory)
     source, own = np.ones(BLOCK_BYTES, np.uint8), np.zeros(BLOCK_BYTES, np.uint8)
     writes, copies = [], []
-    for number in range(TIMES):
+    for number in range(first, first + times):
         writes.append(_timed(block, source))
         written[0] = number + 1
         _wait(read, number + 1)
@@ -94,10 +119,10 @@ def _write(memory: mmap.mmap) -> Tuple[List[float], List[float]]:
     return writes, copies
 
 
-def _read(memory: mmap.mmap) -> List[float]:
+def _read(memory: mmap.mmap, first: int = 0, times: int = TIMES) -> List[float]:
     written, read, block = _views(memory)
     own, reads = np.zeros(BLOCK_BYTES, np.uint8), []
-    for number in range(TIMES):
+    for number in range(first, first + times):
         _wait(written, number + 1)
         reads.append(_timed(own, block))
         read[0] = number + 1

@@ -161,7 +161,7 @@ def beside_alternatives() -> Rows:
 
     found = {(line.state, line.task): line for line in alternatives.lines(result("alternatives")["starts"])
              if line.ranks == 2}  # fmt: skip
-    for task in dict.fromkeys(task for _, task in found):
+    for task in dict.fromkeys(task for start in result("alternatives")["starts"] for task in start["times"]):
         cells = []
         for state in (SHARED, SEPARATE):
             if (state, task) not in found:  # no start met that state from its beginning to its end

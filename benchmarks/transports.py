@@ -30,12 +30,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from cores import UNWATCHED, Watch
 from peers.steps import resnet50_shapes
 
 import ringcomm as rc
@@ -115,8 +116,14 @@ def _arguments() -> argparse.Namespace:
 # ---- the launcher's side ---------------------------------------------------------------------
 
 
-def measure(ranks: int, transports: Sequence[str], tasks: Sequence[Any], rounds: int) -> List[Dict[str, Any]]:
-    """Start the ranks, one job per transport, and collect what rank 0 measured."""
+def measure(
+    ranks: int, transports: Sequence[str], tasks: Sequence[Any], rounds: int, watched: str = ""
+) -> List[Dict[str, Any]]:
+    """Start the ranks, one job per transport, and collect what rank 0 measured.
+
+    Args:
+        watched: a file of :data:`cores.MAPPED_BYTES`, if the state of the first two ranks' cores is wanted.
+    """
     servers, jobs = [], []
     for transport in transports:
         key = secrets.token_bytes(32)
@@ -134,7 +141,8 @@ def measure(ranks: int, transports: Sequence[str], tasks: Sequence[Any], rounds:
     ]
     try:
         for rank, worker in enumerate(workers):
-            plan = {"rank": rank, "size": ranks, "jobs": jobs, "tasks": tasks, "rounds": rounds}
+            plan = {"rank": rank, "size": ranks, "jobs": jobs, "tasks": tasks, "rounds": rounds,
+                    "watched": watched}  # fmt: skip
             assert worker.stdin is not None
             worker.stdin.write(json.dumps(plan) + "\n")
             worker.stdin.close()
@@ -202,11 +210,12 @@ def _work(plan: Dict[str, Any]) -> int:
             "localhost",
         )  # fmt: skip
         contexts[job["transport"]] = Context.start(membership, settings_for(job["transport"]))
+    watch = Watch(plan["watched"], plan["rank"] == 0) if plan["watched"] and plan["rank"] < 2 else None
     for task in plan["tasks"]:
-        times = _turns(contexts, task, plan["rounds"])
+        times, states = _turns(contexts, task, plan["rounds"], watch)
         if plan["rank"] == 0:
             name = task if task == GRADIENTS else _size(task)
-            print(json.dumps({"task": name, "times": times}), flush=True)
+            print(json.dumps({"task": name, "times": times, "states": states}), flush=True)
     for context in contexts.values():
         context.barrier()
         context.close()
@@ -230,8 +239,10 @@ def _size(count: int) -> str:
     return f"{count} B"
 
 
-def _turns(contexts: Dict[str, Context], task: Any, rounds: int) -> Times:
-    """One time per round for each transport."""
+def _turns(
+    contexts: Dict[str, Context], task: Any, rounds: int, watch: Optional[Watch]
+) -> Tuple[Times, Dict[str, List[str]]]:
+    """One time per round for each transport, and in which state the cores were: empty if it has changed."""
     if task == GRADIENTS:
         arrays = [np.ones(shape, np.float32) for shape in resnet50_shapes()]
         op = rc.Average
@@ -239,8 +250,10 @@ def _turns(contexts: Dict[str, Context], task: Any, rounds: int) -> Times:
         arrays = [np.zeros(max(1, task // 4), np.float32)]
         op = rc.Sum
     times: Times = {name: [] for name in contexts}
+    states: Dict[str, List[str]] = {name: [] for name in contexts}
     names = list(contexts)
     calls = {name: _calls(contexts[name], arrays, op) for name in names}
+    before = UNWATCHED if watch is None else watch.look()
     for turn in range(rounds):
         for place in range(len(names)):
             name = names[(turn + place) % len(names)]
@@ -252,7 +265,10 @@ def _turns(contexts: Dict[str, Context], task: Any, rounds: int) -> Times:
                 _step(context, arrays, op)
                 taken.append(time.perf_counter() - began_s)
             times[name].append(median(taken))
-    return times
+            after = before if watch is None else watch.look()
+            states[name].append(after if after == before else "")
+            before = after
+    return times, states
 
 
 def _step(context: Context, arrays: Sequence[np.ndarray[Any, Any]], op: rc.ReduceOp) -> None:
