@@ -45,6 +45,15 @@ def test_a_receive_from_any_peer_gets_the_first_message(ranks):
     assert [(work.source, bytes(work.into)) for work in works] == [(1, b"two!"), (2, b"3333")]
 
 
+class Interrupted(Task):
+    """Ctrl-C comes when it would be done."""
+
+    def finish(self, error=None):
+        if error is None:
+            raise KeyboardInterrupt
+        super().finish(error)
+
+
 class TestCallers:
     """Callers that wait, and move messages meanwhile."""
 
@@ -140,13 +149,6 @@ class TestCallers:
 
     def test_nothing_moves_after_an_interrupt(self, ranks):
         one, two = ranks(2)
-
-        class Interrupted(Task):
-            def finish(self, error=None):
-                if error is None:
-                    raise KeyboardInterrupt
-                super().finish(error)
-
         work = Interrupted("recv from rank 1")
         work.waiters += 1
         one.engine.receive(1, TAG, memoryview(bytearray(4)), work, None)
@@ -167,13 +169,6 @@ class TestCallers:
     def test_an_interrupt_while_it_starts_a_message_stops_all(self, ranks, monkeypatch):
         monkeypatch.setattr("ringcomm.group.turn.PAUSE_S", 60.0)  # so that the caller has the turn
         one, two = ranks(2)
-
-        class Interrupted(Task):
-            def finish(self, error=None):
-                if error is None:
-                    raise KeyboardInterrupt
-                super().finish(error)
-
         work = Interrupted("send to rank 1")
         with pytest.raises(KeyboardInterrupt):
             one.engine.send(1, TAG, memoryview(b"abcd"), work, None)
