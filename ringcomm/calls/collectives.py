@@ -15,16 +15,17 @@ from typing import Any, List, Optional, Sequence, Tuple
 import numpy as np
 
 from ..arrays.mirrors import StagingPool
-from ..arrays.operands import Operand, operand_of
+from ..arrays.operands import HostOperand, Operand, operand_of
 from ..collective.call_sites import note_truncation
 from ..collective.options import DIRECT_ORDER, Options, takes
 from ..collective.rows import (
     RowLayout,
+    announced,
     announcement,
     check_rows,
     cumulative,
-    enclosed_rows,
     even_layout,
+    joined_rows,
     row_counts,
     scatter_layout,
 )
@@ -186,17 +187,16 @@ class Collectives:
         with runner.exclusive(parts=2):
             own = announcement([shape[0]], source.flat if source.mirror is None else None)
             table = runner.exchange(own, Collective.ALLGATHER, source.dtype, label, inner)
-            rows = table[:, 0].tolist()
-            bounds = cumulative(rows, width)
-            parts = enclosed_rows(table, source.dtype)
-            if parts is not None:
+            counts, enclosed = announced(table)
+            rows = [count for (count,) in counts]
+            joined = joined_shape(rows, inner)
+            if enclosed is not None:
                 runner.complete()
-                output = source.output(bounds[-1], 0, (0, 0))
-                np.concatenate(parts, out=output.flat)
-            else:
-                output = source.output(bounds[-1], bounds[self.rank], (0, shape[0] * width))
-                self._all_gather(output, bounds, label, inner)
-        return output.finish(joined_shape(rows, inner))
+                return joined_rows(enclosed, source.dtype).reshape(joined)
+            bounds = cumulative(rows, width)
+            output = source.output(bounds[-1], bounds[self.rank], (0, shape[0] * width))
+            self._all_gather(output, bounds, label, inner)
+        return output.finish(joined)
 
     @documented
     def allgather_(self, array: Array, name: Optional[str] = None) -> Array:
@@ -280,22 +280,21 @@ class Collectives:
         with runner.exclusive(parts=2):
             own = announcement(counts, source.flat if source.mirror is None else None)
             table = runner.exchange(own, Collective.ALLTOALL, source.dtype, label, inner)
-            rows = table[:, : self.size].tolist()
+            rows, enclosed = announced(table)
             received = [numbers[rank] for numbers in rows]
-            parts = enclosed_rows(table, source.dtype)
-            if parts is not None:
+            joined = joined_shape(received, inner)
+            if enclosed is not None:
                 runner.complete()
-                output = source.output(sum(received) * width, 0, (0, 0))
-                starts = [sum(numbers[:rank]) * width for numbers in rows]
-                ours = [part[at : at + n * width] for part, at, n in zip(parts, starts, received)]
-                np.concatenate(ours, out=output.flat)
-                return output, joined_shape(received, inner), received
+                row_bytes = width * source.dtype.itemsize
+                edges = [(sum(numbers[:rank]), sum(numbers[: rank + 1])) for numbers in rows]
+                ours = [part[i * row_bytes : j * row_bytes] for part, (i, j) in zip(enclosed, edges)]
+                return HostOperand(joined_rows(ours, source.dtype), joined), joined, received
             send, into = cumulative(counts, width), cumulative(received, width)
             output = source.output(into[-1], into[rank], send[rank : rank + 2])
             before, after = (0, into[rank]), (into[rank + 1], into[-1])
             with runner.loaded(source.mirror), runner.loaded(output.mirror, (0, 0), before, after):
                 runner.all_to_all(source.flat, output.flat, send, into, label, inner, has_own=True)
-        return output, joined_shape(received, inner), received
+        return output, joined, received
 
     # ---- coordination ------------------------------------------------------------------------
 

@@ -260,6 +260,8 @@ class SharedLink(SocketLink):
     def recv_packet(self, packet: memoryview) -> int:
         length = packet.nbytes
         ready = self._ready or self._look()
+        if not ready:
+            return self._recv_otherwise((packet,))
         place = self._read % self._in_span
         if length > ready or place + length > self._in_span:
             return self.recv((packet,))

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ringcomm.collective.rows import ENCLOSED_BYTES, announcement, enclosed_rows
+from ringcomm.collective.rows import ENCLOSED_BYTES, announced, announcement, joined_rows
 
 
 def table(counts, arrays):
@@ -18,15 +18,19 @@ def test_rows_of_every_rank_come_back(dtype):
     lengths = (0, 3, ENCLOSED_BYTES // np.dtype(dtype).itemsize)
     arrays = [np.arange(length).astype(dtype) for length in lengths]
     counts = [[1, 2], [3, 4], [5, 6]]
-    announced = table(counts, arrays)
-    assert announced[:, :2].tolist() == counts
-    found = enclosed_rows(announced, np.dtype(dtype))
-    assert [item.tobytes() for item in found] == [item.tobytes() for item in arrays]
-    assert {item.dtype for item in found} == {np.dtype(dtype)}
+    found, rows = announced(table(counts, arrays))
+    assert found == counts
+    assert rows == [item.tobytes() for item in arrays]
+    joined = joined_rows(rows, np.dtype(dtype))
+    assert joined.tobytes() == np.concatenate(arrays).tobytes()
+    assert joined.dtype == np.dtype(dtype) and joined.flags.writeable and joined.flags.owndata
+
+
+def test_no_rows_at_all():
+    joined = joined_rows([b"", b""], np.dtype(np.float32))
+    assert joined.shape == (0,) and joined.dtype == np.float32
 
 
 @pytest.mark.parametrize("absent", [None, np.zeros(ENCLOSED_BYTES + 1, np.uint8)])
 def test_all_ranks_see_that_one_has_not_enclosed_its_rows(absent):
-    announced = table([[1], [7]], [np.zeros(1, np.uint8), absent])
-    assert announced[:, 0].tolist() == [1, 7]
-    assert enclosed_rows(announced, np.dtype(np.uint8)) is None
+    assert announced(table([[1], [7]], [np.zeros(1, np.uint8), absent])) == ([[1], [7]], None)
