@@ -67,6 +67,7 @@ def gradients() -> Rows:
     ways = {
         "per-tensor": "one by one", "grouped": "grouped", "one-bucket": "in one bucket",
         "ddp-buckets": "in DDP's buckets", "ddp-buckets-view": "in DDP's buckets, as views of them",
+        "small-buckets-view": "as views of buckets of 8 MiB",
         "per-tensor-async": "one by one, asynchronous",
     }  # fmt: skip
     base, machine = found["gloo, ddp-buckets-view"], result(ONE_HOST)["runs"]["one"]

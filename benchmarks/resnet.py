@@ -2,7 +2,7 @@
 
     python benchmarks/resnet.py --output DIR [--np 2 4] [--peers …] [--quick]
 
-ringcomm tensor by tensor and in one bucket, beside Gloo (tensor by tensor, and in the buckets of torch's
+ringcomm tensor by tensor and in buckets, beside Gloo (tensor by tensor, and in the buckets of torch's
 DistributedDataParallel) and every MPI that is installed. Writes DIR/resnet.json and DIR/resnet.md. The
 options are those of compare.py; how each mode works is told in peers/steps.py.
 """
@@ -26,9 +26,9 @@ BASE_MODE = "ddp-buckets-view"
 VIEWED = ("ddp-buckets", BASE_MODE)
 """Gloo's modes that others are compared with."""
 MODES: Dict[str, Tuple[str, ...]] = {
-    "run_ringcomm.py": ("per-tensor", "grouped", "one-bucket"),
-    "run_gloo.py": ("per-tensor", "per-tensor-async", "ddp-buckets", BASE_MODE),
-    "run_mpi.py": ("per-tensor", "ddp-buckets"),
+    "run_ringcomm.py": ("per-tensor", "grouped", "one-bucket", "small-buckets-view"),
+    "run_gloo.py": ("per-tensor", "per-tensor-async", "ddp-buckets", BASE_MODE, "small-buckets-view"),
+    "run_mpi.py": ("per-tensor", "ddp-buckets", BASE_MODE, "small-buckets-view"),
     "run_horovod.py": ("per-tensor-async", "one-bucket"),
 }
 

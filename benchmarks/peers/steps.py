@@ -9,6 +9,7 @@ The modes, all of which leave the average of every gradient on every rank:
 * ``ddp-buckets``: torch's DistributedDataParallel: last gradient first, copied (and divided) into a bucket of
   1 MB and then buckets of 25 MB, each started when it is full; copied back at the end.
 * ``ddp-buckets-view``: the same with ``gradient_as_bucket_view``: the gradients live in the buckets.
+* ``small-buckets-view``: the same in the buckets of ringcomm's DistributedOptimizer: 1 MiB, then 8 MiB each.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ import numpy as np
 from .worker import Adapter, Array, Run
 
 Shape = Tuple[int, ...]
-MODES = ("per-tensor", "per-tensor-async", "grouped", "one-bucket", "ddp-buckets", "ddp-buckets-view")
 FIRST_BUCKET_BYTES = 1 << 20
-BUCKET_BYTES = 25 << 20
+BUCKET_BYTES = {"ddp-buckets": 25 << 20, "ddp-buckets-view": 25 << 20, "small-buckets-view": 8 << 20}
+MODES = ("per-tensor", "per-tensor-async", "grouped", "one-bucket", *BUCKET_BYTES)
 
 
 def resnet50_shapes() -> List[Shape]:
@@ -63,10 +64,10 @@ def prepare(adapter: Adapter, mode: str) -> Tuple[Run, List[Array]]:
         return adapter.grouped(gradients), gradients
     if mode == "one-bucket":
         return _bucketed(adapter, [shapes])
-    return _bucketed(adapter, ddp_buckets(shapes), view=mode == "ddp-buckets-view")
+    return _bucketed(adapter, backward_buckets(shapes, BUCKET_BYTES[mode]), view=mode.endswith("view"))
 
 
-def ddp_buckets(shapes: Sequence[Shape]) -> List[List[Shape]]:
+def backward_buckets(shapes: Sequence[Shape], bucket_bytes: int) -> List[List[Shape]]:
     """Gradients in the order in which backward makes them, divided as DistributedDataParallel does."""
     buckets: List[List[Shape]] = [[]]
     filled, limit = 0, FIRST_BUCKET_BYTES
@@ -75,7 +76,7 @@ def ddp_buckets(shapes: Sequence[Shape]) -> List[List[Shape]]:
         filled += 4 * int(np.prod(shape))
         if filled >= limit:
             buckets.append([])
-            filled, limit = 0, BUCKET_BYTES
+            filled, limit = 0, bucket_bytes
     return [bucket for bucket in buckets if bucket]
 
 
