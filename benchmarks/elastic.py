@@ -23,8 +23,8 @@ from typing import Any, Dict, List, NamedTuple
 
 from ringcomm.config import Slot
 from ringcomm.configuration.endpoints import format_endpoint
+from ringcomm.configuration.limits import Limits
 from ringcomm.rendezvous.actions import Notice
-from ringcomm.rendezvous.next_view import Limits
 from ringcomm.rendezvous.server import RendezvousServer
 
 RANKS = 4

@@ -8,8 +8,8 @@ from ..configuration.limits import Limits
 from ..group.view import View
 from .actions import Notice
 from .membership import Member
-from .next_view import Decision
 from .processes import Process
+from .terms import Decision
 
 
 def ready_notice(process: Process, waiting: int) -> Notice:

@@ -1,7 +1,6 @@
 """One generation of a job as a state machine without I/O: its members connect, run, and end or fail together.
 
-Which processes are its members is decided before: by :class:`~.state.Rendezvous` in a job of fixed size, and
-by :class:`~.elastic.ElasticRendezvous` in an elastic job, in which a generation is a view. Events go in (a
+Which processes are its members is decided by :class:`~.state.Rendezvous`, whose view it is. Events go in (a
 member left, disconnected, reported a failure), actions come out::
 
     PROBING  ->  LINKING  ->  RUNNING  ->  (all left) JOINING: there are no members
@@ -43,7 +42,6 @@ class Epoch:
         ordered: the members in rank order; their ranks, hosts and local ranks are assigned.
         generation: its number.
         known: what has been measured between hosts before.
-        analysis: finds root causes, and holds how processes have ended; None: a new one.
         evidence_s: how long after the end of a control connection the launcher may report how the process has
             ended, in seconds.
 
@@ -62,7 +60,6 @@ class Epoch:
         ordered: Sequence[Member] = (),
         generation: int = 0,
         known: Optional[Known] = None,
-        analysis: Optional[RootCauseAnalysis] = None,
         evidence_s: float = SETTLE_S,
     ) -> None:
         self.generation = generation
@@ -72,7 +69,7 @@ class Epoch:
         self.had_started = False
         self.unreachable: Tuple[int, ...] = ()
         self.known: Known = {} if known is None else known
-        self._analysis = RootCauseAnalysis() if analysis is None else analysis
+        self._analysis = RootCauseAnalysis()
         self._evidence_s = evidence_s
         self._by_rank = {member.rank: member for member in ordered}
         self._by_slot: Dict[Slot, List[Member]] = {}
@@ -261,9 +258,11 @@ class Epoch:
         return self._by_slot.get(slot, []) if slot is not None else []
 
     @property
-    def left(self) -> int:
-        """How many members have left."""
-        return len(self.members) - len(self._staying)
+    def apart(self) -> Sequence[int]:
+        """The ranks that do not reach each other, if that has ended it; otherwise empty."""
+        abort = self.abort_message or {}
+        ranks: Sequence[int] = abort.get("ranks", ())
+        return ranks or self.unreachable
 
     def disconnected(self, connection: int, now_s: float) -> List[Action]:
         """A control connection ended."""
@@ -298,7 +297,7 @@ class Epoch:
 
     def tick(self, now_s: float) -> List[Action]:
         """Time has passed: act on what is due."""
-        if self.phase is Phase.ABORTED:
+        if self.phase in (Phase.JOINING, Phase.ABORTED):
             return []
         root_cause = self._analysis.due(self._by_rank, now_s)
         if root_cause is not None:

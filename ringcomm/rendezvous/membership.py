@@ -1,12 +1,11 @@
-"""The members of a job: which processes may join, and which rank each of them gets."""
+"""The members of a view, as the rendezvous describes them to each other."""
 
 from __future__ import annotations
 
-from typing import Any, Collection, Dict, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Collection, Dict, List, Optional, Protocol, Sequence
 
 from ..config import Slot
 from ..wire.messages import Message
-from .actions import Seat
 
 
 class Located(Protocol):
@@ -138,111 +137,6 @@ def as_target(member: Located, addresses: Optional[Collection[str]] = None) -> D
     return {"rank": member.rank, "addresses": offers, "machine": member.machine}
 
 
-class RankAssignment:
-    """Assigns ranks: as a launcher has planned them, or as processes ask for them.
-
-    Args:
-        size: number of ranks.
-        seats: in rank order, if a launcher planned the job.
-        version: ringcomm's version; members must have the same.
-    """
-
-    def __init__(self, size: int, seats: Sequence[Seat], version: str) -> None:
-        self.size = size
-        self.seats = list(seats)
-        self.version = version
-        self._ranks = {seat.slot: rank for rank, seat in enumerate(self.seats)}
-
-    def place(self, message: Message) -> Tuple[Optional[Slot], str]:
-        """The place of a process that asks to join, and the name of its host.
-
-        Raises:
-            Refusal: it has another version, or a place that does not exist.
-        """
-        host = checked_host(message, self.version)
-        rank = message.get("rank")
-        if rank is not None and (type(rank) is not int or not 0 <= rank < self.size):
-            raise Refusal(f"{host} asks for rank {rank!r}; this job has ranks 0 to {self.size - 1}")
-        place = message.get("slot")
-        if place is None:
-            if self.seats:
-                raise Refusal(
-                    f"{host} (process {message['pid']}) was not started by this job's launcher, which "
-                    "planned a place for every rank"
-                )
-            return None, host
-        try:
-            slot = Slot(int(place[0]), int(place[1]))
-        except (TypeError, ValueError, OverflowError, IndexError, KeyError):
-            raise Refusal(f"{host} names an invalid place: {place!r}") from None
-        rank = self.planned_rank(slot)
-        if rank is not None:
-            return slot, self.seats[rank].host
-        if self.seats:
-            raise Refusal(
-                f"{host} asks for place {slot.local} of host number {slot.host_index}, which was not planned"
-            )
-        return slot, host
-
-    def slot_of(self, number: int) -> Slot:
-        """Return the place of a rank; without a plan the first host has a place for each."""
-        return self.seats[number].slot if self.seats else Slot(0, number)
-
-    def planned_rank(self, slot: Slot) -> Optional[int]:
-        """The rank of the process in this place, if a launcher planned it."""
-        return self._ranks.get(slot)
-
-    def assign(self, members: Sequence[Member]) -> List[Member]:
-        """Give every member its rank and its place on its host; the members in rank order.
-
-        With seats the rank is the seat's. Otherwise it is the one asked for; those that do not ask
-        get the rest, ordered by hostname and process id.
-
-        Raises:
-            Refusal: two ask for the same rank.
-        """
-        if self.seats:
-            for member in members:
-                assert member.slot is not None
-                member.rank = self._ranks[member.slot]
-        else:
-            self._deal_out(members)
-        ordered = sorted(members, key=lambda member: member.rank)
-        number_hosts(ordered, bool(self.seats))
-        return ordered
-
-    def _deal_out(self, members: Sequence[Member]) -> None:
-        wanted: Dict[int, Member] = {}
-        for member in members:
-            member.rank = -1
-            if member.wanted is None:
-                continue
-            first = wanted.setdefault(member.wanted, member)
-            if first is not member:
-                raise Refusal(
-                    f"two processes ask for rank {member.wanted}: one on {first.host} and one on "
-                    f"{member.host}. Give every process its own RINGCOMM_RANK, or none at all"
-                )
-            member.rank = member.wanted
-        free = iter(rank for rank in range(self.size) if rank not in wanted)
-        for member in sorted(members, key=_join_order):
-            if member.rank < 0:
-                member.rank = next(free)
-
-    def missing(self, present: Collection[Optional[Slot]]) -> List[Tuple[int, Seat]]:
-        """The planned ranks whose place no process has taken."""
-        taken = set(present)
-        return [(rank, seat) for rank, seat in enumerate(self.seats) if seat.slot not in taken]
-
-    def describe_missing(self, members: Sequence[Member]) -> str:
-        """The missing ranks as text; without a plan, how many are missing and which processes have joined."""
-        absent = [f"rank {rank} ({seat.host})" for rank, seat in self.missing([m.slot for m in members])]
-        if self.seats:
-            return ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
-        here = ", ".join(f"{member.host} (process {member.pid})" for member in members)
-        return f"{self.size - len(members)} more; these have joined: {here}"
-
-
 def number_hosts(ordered: Sequence[Member], planned: bool) -> None:
     """Set every member's host index and local rank.
 
@@ -259,7 +153,3 @@ def number_hosts(ordered: Sequence[Member], planned: bool) -> None:
         member.host_index = hosts.setdefault(identity, len(hosts))
         member.local_rank = counts.get(member.host_index, 0)
         counts[member.host_index] = member.local_rank + 1
-
-
-def _join_order(member: Member) -> Tuple[str, Slot, int]:
-    return (member.hostname, member.slot or Slot(0, 0), member.pid)

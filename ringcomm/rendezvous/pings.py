@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import List, Optional, Sequence
+from typing import List, Optional
 
 from ..clock import is_due
 from .actions import Action, Send, Timer
-from .processes import Process
+from .processes import Process, Processes, Stage
 
 _PER_LIMIT = 6
 """How many pings a process gets within the time after which a silent one counts as failed."""
@@ -15,38 +15,56 @@ _MAX_INTERVAL_S = 5.0
 
 
 class Pings:
-    """Decides when to ping, and which processes have not answered for too long."""
+    """Decides when to ping, and which processes have not answered for too long.
 
-    def __init__(self) -> None:
+    All processes that wait are pinged, and the members of a view unless it is being set up: then its epoch
+    does that.
+
+    Args:
+        processes: of the job.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
         self._at_s: Optional[float] = None
 
-    def keep_up(self, processes: Sequence[Process], now_s: float) -> List[Action]:
-        """Ping these processes, unless the last pings are recent.
+    def _pinged(self, is_linking: bool) -> List[Process]:
+        return self._processes.among(Stage.WAITING, *([] if is_linking else [Stage.IN_VIEW]))
+
+    def keep_up(self, is_linking: bool, now_s: float) -> List[Action]:
+        """Ping the processes, unless the last pings are recent.
 
         Args:
-            processes: all that are to be pinged.
+            is_linking: whether the view is being set up.
             now_s: the time on the rendezvous' monotonic clock.
         """
-        if self._at_s is not None or not processes:
+        if self._at_s is not None:
+            return []
+        processes = self._pinged(is_linking)
+        if not processes:
             return []
         limits_s = (item.dead_after_s / _PER_LIMIT or math.inf for item in processes)
         interval_s = min(_MAX_INTERVAL_S, *limits_s)
         self._at_s = now_s + interval_s
         return [*(Send(item.connection, {"type": "ping"}) for item in processes), Timer(interval_s)]
 
-    @property
-    def recent(self) -> bool:
-        """Whether the last pings are so recent that none are due."""
-        return self._at_s is not None
+    def silent(self, is_linking: bool, is_running: bool, now_s: float) -> List[Process]:
+        """Return those that have not answered for too long, if it is time to ping again.
 
-    def silent(self, processes: Sequence[Process], now_s: float) -> List[Process]:
-        """Those that have not answered for too long, if it is time to ping again.
+        While a view runs its members monitor each other. Only if none of them answers any more, no member
+        can report that.
 
         Args:
-            processes: all that are pinged.
+            is_linking: whether the view is being set up.
+            is_running: whether the view runs.
             now_s: the time on the rendezvous' monotonic clock.
         """
         if self._at_s is None or not is_due(self._at_s, now_s):
             return []
         self._at_s = None
-        return [item for item in processes if item.dead_after_s and now_s - item.heard_s >= item.dead_after_s]
+        limits = [(item, item.dead_after_s) for item in self._pinged(is_linking)]
+        silent = [item for item, limit_s in limits if limit_s and now_s - item.heard_s >= limit_s]
+        members = self._processes.among(Stage.IN_VIEW)
+        if is_running and not set(members) <= set(silent):
+            silent = [item for item in silent if item not in members]
+        return silent

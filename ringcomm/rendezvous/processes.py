@@ -1,15 +1,15 @@
-"""The processes of an elastic job, from their first connection to their end."""
+"""The processes of a job, from their first connection to their end."""
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import Dict, Iterable, List, Optional, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Tuple
 
 from ..config import Slot
 from ..group.view import Candidate
 from ..wire.messages import Message
 from .actions import Seat
-from .membership import Refusal, checked_host, dead_after_s
+from .membership import dead_after_s
 
 
 class Stage(Enum):
@@ -22,7 +22,7 @@ class Stage(Enum):
 
 
 class Process:
-    """One process of an elastic job.
+    """One process of a job.
 
     Attributes:
         number: its member number.
@@ -75,6 +75,11 @@ class Process:
         return str(host or self.message["hostname"])
 
     @property
+    def is_here(self) -> bool:
+        """Whether it waits for the next view, or is a member of the last."""
+        return self._stage in (Stage.WAITING, Stage.IN_VIEW)
+
+    @property
     def is_new(self) -> bool:
         """Whether it has never been in a view."""
         return self.rank < 0
@@ -95,19 +100,19 @@ class Processes:
     """All processes of a job, by member number and by connection.
 
     Args:
-        version: ringcomm's version; processes must have the same.
-        launched: whether only processes that a launcher has announced may join.
+        expected: the places of processes that a launcher has planned, by member number.
+
+    Attributes:
+        expected: the same, and those that are announced later.
+        exits: how processes have ended, and whether that was a normal end, by member number.
     """
 
-    def __init__(self, version: str, launched: bool) -> None:
-        self.expected: Dict[int, Seat] = {}
+    def __init__(self, expected: Optional[Mapping[int, Seat]] = None) -> None:
+        self.expected: Dict[int, Seat] = dict(expected or {})
         self.exits: Dict[int, Tuple[str, bool]] = {}
-        self._version = version
-        self._launched = launched
         self._by_number: Dict[int, Process] = {}
         self._by_connection: Dict[int, Process] = {}
         self._by_stage: Dict[Stage, Dict[int, Process]] = {stage: {} for stage in Stage}
-        self._given = -1
 
     def at(self, connection: int) -> Optional[Process]:
         """The process of a connection, if it has joined on it."""
@@ -126,6 +131,10 @@ class Processes:
         """Return how many processes are in this stage."""
         return len(self._by_stage[stage])
 
+    def is_waiting(self, number: int) -> bool:
+        """Return whether the process with this member number waits for the next view."""
+        return number in self._by_stage[Stage.WAITING]
+
     @property
     def some_are_missing(self) -> bool:
         """Whether :meth:`missing` surely has some; False where it would have to look."""
@@ -136,46 +145,34 @@ class Processes:
         known = {*self._by_number, *self.exits}
         return [(number, place) for number, place in sorted(self.expected.items()) if number not in known]
 
-    def enter(self, connection: int, message: Message, now_s: float) -> Process:
-        """A process asks for a place in the next view: a new one, or a member of the last.
+    def enter(
+        self, connection: int, message: Message, number: int, place: Optional[Seat], now_s: float
+    ) -> Process:
+        """Take in a process that may join: a new one, or a member of the last view.
 
-        Raises:
-            Refusal: it may not join.
+        Args:
+            connection: number of its control connection.
+            message: its request.
+            number: its member number.
+            place: where its launcher has started it, if one did.
+            now_s: the time on the rendezvous' monotonic clock.
         """
-        host = checked_host(message, self._version)
-        number = message.get("member")
-        known = self._by_number.get(number) if type(number) is int else None
-        process = self._new(connection, message, host) if known is None else self._again(known, message)
-        process.asked_s = now_s if known is None else process.asked_s
+        process = self._by_number.get(number)
+        if process is None or not process.is_here:
+            if process is not None:
+                self.forget(process)
+            process = Process(number, connection, place, message)
+            process.asked_s = now_s
         self._by_connection.pop(process.connection, None)
         process.connection, process.message = connection, message
         process.stage, process.heard_s = Stage.WAITING, now_s
         self._by_connection[connection] = process
-        self._by_number[process.number] = process
+        self._by_number[number] = process
         process.list_in(self._by_stage)
         return process
 
-    def _new(self, connection: int, message: Message, host: str) -> Process:
-        number = message.get("member")
-        if number is None and not self._launched:
-            self._given += 1
-            number = self._given
-        if type(number) is not int or (self._launched and number not in self.expected):
-            raise Refusal(f"{host} (process {message['pid']}) was not started by this job's launcher")
-        return Process(number, connection, self.expected.get(number), message)
-
-    def _again(self, process: Process, message: Message) -> Process:
-        if (process.message["pid"], process.message["hostname"]) != (message["pid"], message["hostname"]):
-            raise Refusal(
-                f"member {process.number} is process {process.message['pid']} on {process.host}, and not "
-                f"process {message['pid']} on {message['hostname']}"
-            )
-        if process.stage in (Stage.LOST, Stage.LEFT):
-            raise Refusal(f"the job has gone on without this process: {process.why_lost or 'it has left'}")
-        return process
-
     def forget(self, process: Process) -> None:
-        """Remove a process that has not been in any view."""
+        """Remove a process: it has not been in any view, or all members of its view have left."""
         self._by_number.pop(process.number, None)
         process.list_in(None)
         self.disconnect(process)

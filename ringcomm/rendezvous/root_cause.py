@@ -12,7 +12,7 @@ is at fault, and the root cause names the ranks that it connects.
 from __future__ import annotations
 
 import re
-from typing import Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..clock import is_due
 from ..config import Slot
@@ -88,12 +88,6 @@ class RootCauseAnalysis:
         self._exits: Dict[Slot, Tuple[str, bool]] = {}
         self._heartbeats: Dict[int, Tuple[Ranges, Ranges]] = {}
 
-    def forget_reports(self) -> None:
-        """Start a new generation: drop all reports, but keep how processes ended."""
-        self._suspicions.clear()
-        self._mismatches.clear()
-        self._heartbeats.clear()
-
     def answered(self, rank: int, heard: Ranges, silent: Ranges) -> None:
         """Record which peers a rank has received heartbeats from. It is asked after every report.
 
@@ -107,11 +101,6 @@ class RootCauseAnalysis:
     def exited(self, slot: Slot, how: str, ok: bool) -> None:
         """Record how a process ended, as the launcher reports it."""
         self._exits[slot] = (how, ok)
-
-    @property
-    def ended(self) -> Collection[Slot]:
-        """The places of the processes that have ended."""
-        return self._exits.keys()
 
     def exit_of(self, slot: Optional[Slot]) -> Optional[str]:
         """Return how the process in this place ended, or None if it has not."""

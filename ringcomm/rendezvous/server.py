@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Callable, Optional, Sequence, Union
+from typing import Callable, Optional, Sequence
 
 from ..clock import monotonic
 from ..config import Slot
@@ -16,10 +16,12 @@ from ..wire.messages import Message
 from .aborts import error_from
 from .actions import Action, Drop, Notice, Seat, Send, Timer
 from .board import Board
-from .elastic import ElasticRendezvous
+from .elastic_terms import ElasticTerms
 from .epoch import Phase
+from .fixed_terms import FixedTerms
 from .message_server import MessageServer
 from .state import Rendezvous
+from .terms import Terms
 
 
 class RendezvousServer(MessageServer):
@@ -67,13 +69,12 @@ class RendezvousServer(MessageServer):
             encryption=encryption,
             forwarded=forwarded,
         )
-        self._elastic: Optional[ElasticRendezvous] = None
-        self._state: Union[Rendezvous, ElasticRendezvous]
-        if limits is None:
-            self._state = Rendezvous(size or len(seats), seats, __version__, start_timeout_s)
-        else:
-            self._elastic = ElasticRendezvous(limits, __version__, launched, start_timeout_s)
-            self._state = self._elastic
+        terms: Terms = (
+            FixedTerms(size or len(seats), seats, __version__, start_timeout_s)
+            if limits is None
+            else ElasticTerms(limits, __version__, launched, start_timeout_s)
+        )
+        self._state = Rendezvous(terms)
         self._board = Board()
         self._notify = notify
         self._awaited = False
@@ -162,9 +163,7 @@ class RendezvousServer(MessageServer):
             slot: its place.
             host: the name of its host.
         """
-        elastic = self._elastic
-        assert elastic is not None
-        self.order(lambda: self._act(elastic.expect(member, slot, host)))
+        self.order(lambda: self._act(self._state.expect(member, slot, host)))
 
     def exclude(self, member: int, why: str) -> None:
         """Have a member of an elastic job leave at the next step, without an error (any thread).
@@ -173,9 +172,7 @@ class RendezvousServer(MessageServer):
             member: its member number.
             why: the reason, as text.
         """
-        elastic = self._elastic
-        assert elastic is not None
-        self.order(lambda: self._act(elastic.exclude(member, why, monotonic())))
+        self.order(lambda: self._act(self._state.exclude(member, why, monotonic())))
 
     @property
     def phase(self) -> Phase:

@@ -1,56 +1,124 @@
-"""The rendezvous of a job of fixed size, without I/O: which ranks have joined, and what happens next.
+"""The rendezvous of a job, without I/O: publishes views, one after another.
 
-Events go in (a rank joined, left, disconnected, reported a failure), actions come out (send a message,
-close a connection, notify the launcher). There is no socket, thread or clock in here; :mod:`.server` is
-the I/O shell around it. Once all ranks have joined they are one generation, an :class:`~.epoch.Epoch`; when
-all of them have left, they may join again for the next one.
+Events go in (a process joined, left, disconnected, reported a failure), actions come out (send a message,
+close a connection, notify the launcher). There is no socket, thread or clock in here; :mod:`.server` is the
+I/O shell around it.
+
+Each view is one :class:`~.epoch.Epoch`: it connects the members, collects their failure reports and finds the
+root cause. This module decides which processes are members, by the job's :class:`~.terms.Terms`. In a job of
+fixed size a view has all ranks, and the next one begins when all of them have left and joined again; the
+failure of an epoch is that of the job.
+
+When an epoch of an elastic job fails, or when processes are to join or to leave, its members ask for the next
+view on the connections that they have. Once every member has asked or is lost, the next view is published,
+with the new processes that are ready by then. New processes never delay a view. A root cause ends the epoch,
+and the job only if the job cannot go on (a defect of the program, too few processes for too long, too many
+views).
 """
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence
+from typing import List, Optional, Sequence, Tuple
 
+from ..config import Slot
 from ..errors import ProtocolError
+from ..group.view import NO_VIEW, View
+from ..group.view import Member as ViewMember
 from ..wire.messages import Message
-from .actions import Action, Drop, Notice, Seat, Send, Timer, refuse
+from .actions import Action, Drop, Notice, Seat, Send, exclude, refuse
+from .elastic_notices import lost_notice, view_notice
 from .epoch import Epoch, Phase
-from .membership import RankAssignment, Refusal
-from .pending_members import PendingMembers
-from .root_cause import EVIDENCE_S, SETTLE_S, RootCauseAnalysis
+from .joining import REMOVED, Joining
+from .losses import Losses
+from .membership import Member, Refusal, number_hosts
+from .pings import Pings
+from .processes import Process, Stage
+from .root_cause import VANISHED
+from .terms import Step, Terms
+
+_NO_MEMBER = -1
+"""In place of the connection of a process that is not in the view: what it reports has no effect."""
 
 
 class Rendezvous:
-    """The state of one job: the ranks that have joined, their generation, and how processes have ended.
+    """The state of one job.
 
     Args:
-        size: number of ranks.
-        seats: in rank order, if a launcher planned the job.
-        version: ringcomm's version; members must have the same.
-        start_timeout_s: how long the first rank that joined waits for the last, in seconds.
+        terms: of a job of fixed size, or of an elastic one.
 
     Attributes:
-        epoch: the present generation; it has no members until all ranks have joined.
+        view: the last view that was published.
+        epoch: the last view's; before the first one it has no members.
+        abort_message: what every process is sent once the job has failed; None until then.
         refused_connections: the connections that failed to authenticate, as text; empty if none did.
     """
 
-    def __init__(self, size: int, seats: Sequence[Seat], version: str, start_timeout_s: float) -> None:
-        self.size = size
-        self.start_timeout_s = start_timeout_s
+    def __init__(self, terms: Terms) -> None:
+        self.view: View = NO_VIEW
+        self.epoch = Epoch()
+        self.abort_message: Optional[Message] = None
         self.refused_connections = ""
-        self._ranks = RankAssignment(size, seats, version)
-        self._analysis = RootCauseAnalysis()
-        self._waiting = PendingMembers(self._ranks, start_timeout_s)
-        self.epoch = Epoch(analysis=self._analysis)
+        self._terms = terms
+        self._processes = terms.processes
+        self._joining = Joining(self._processes, terms.most)
+        self._losses = Losses()
+        self._pings = Pings(self._processes)
+        self._before: View = NO_VIEW
+        self._over = self._excludes = self._network_changed = False
+        self._paused_since_s: Optional[float] = None
 
     @property
     def phase(self) -> Phase:
-        """How far the present generation has come."""
-        return self.epoch.phase
+        """How far the last view has come."""
+        return self.epoch.phase if self.abort_message is None else Phase.ABORTED
 
-    @property
-    def abort_message(self) -> Optional[Message]:
-        """What was sent to every rank when the job failed; None as long as it has not."""
-        return self.epoch.abort_message
+    # ---- what the launcher reports ------------------------------------------------------------
+
+    def expect(self, number: int, slot: Slot, host: str) -> List[Action]:
+        """A process of an elastic job is about to be started."""
+        return self._joining.expect(number, Seat(slot, host))
+
+    def process_exited(self, number: int, how: str, ok: bool, now_s: float) -> List[Action]:
+        """The launcher reports that a process has ended.
+
+        Args:
+            number: its member number; in a job of fixed size its rank, as planned.
+            how: how it ended.
+            ok: whether that is a normal end.
+            now_s: the time on the rendezvous' monotonic clock.
+        """
+        self._processes.exits[number] = how, ok
+        process = self._processes.get(number)
+        if process is None:
+            held = self._invite(now_s) if self._joining.held else []  # perhaps for this one
+            return held + self._advance(now_s)
+        stage = process.stage
+        if stage is Stage.WAITING and process.is_new:
+            self._processes.forget(process)
+        elif process.is_here:
+            self._end(process, how, ok)
+        elif stage is Stage.LOST and process.why_lost == VANISHED:
+            process.why_lost = how
+        actions: List[Action] = []
+        # Its connection may have ended first; how the process ended is the better root cause.
+        is_member = self._with_rank(process.rank) is process and stage is not Stage.WAITING
+        if is_member and process.place is not None:
+            slot = process.place.slot
+            actions = self._relay(self.epoch.process_exited(slot, how, ok, now_s), now_s)
+        return actions + self._advance(now_s)
+
+    def exclude(self, number: int, why: str, now_s: float) -> List[Action]:
+        """A member of an elastic job is to leave at the next boundary between steps, without an error."""
+        self._processes.expected.pop(number, None)
+        process = self._processes.get(number)
+        if process is None:
+            return []
+        process.excluded, self._excludes = why, True
+        if process.stage is Stage.WAITING and process.is_new:
+            return self._dismiss(process, why)
+        return self._joining.ask(REMOVED) if process.stage is Stage.IN_VIEW else self._advance(now_s)
+
+    # ---- what processes send ------------------------------------------------------------------
 
     def handle(self, connection: int, message: Message, now_s: float) -> List[Action]:
         """A process sends a message.
@@ -58,121 +126,270 @@ class Rendezvous:
         Raises:
             ProtocolError: it may not send it.
         """
-        if message["type"] == "join":
+        kind, process = message["type"], self._processes.at(connection)
+        if kind == "join":
             return self._joined(connection, message, now_s)
-        if message["type"] == "leaving":
-            self._waiting.leave(connection)
-        return self._relay(self.epoch.handle(connection, message, now_s), now_s)
+        if kind == "count":  # before it joins
+            return [Send(connection, {"type": "counted", "size": self.view.size})]
+        if kind == "leaving":
+            return self._leaving(connection, message, now_s)
+        if kind == "pong" and process is not None:
+            process.heard_s = now_s
+        counts = not self._terms.is_elastic or (process is not None and process.stage is Stage.IN_VIEW)
+        return self._relay(self.epoch.handle(connection if counts else _NO_MEMBER, message, now_s), now_s)
+
+    def _joined(self, connection: int, message: Message, now_s: float) -> List[Action]:
+        """A process asks for a place in the next view.
+
+        Raises:
+            ProtocolError: it has done so already, or its epoch has not ended.
+        """
+        if self.abort_message is not None:
+            return self._terms.too_late(connection, self.abort_message, self.epoch.had_started)
+        if self._over:
+            return exclude(connection, "the job has ended")
+        known, elastic = self._processes.at(connection), self._terms.is_elastic
+        number = message.get("member")
+        if known is not None:
+            message = {**message, "member": known.number}
+        elif elastic and type(number) is int:
+            known = self._processes.get(number)
+        stage, old = (None, -1) if known is None else (known.stage, known.connection)
+        too_early = stage is Stage.WAITING or (stage is Stage.IN_VIEW and self.epoch.is_linking)
+        if old == connection and (too_early or not elastic):
+            raise ProtocolError("a process may join only once on one connection before its view has ended")
+        try:
+            admitted = self._terms.admit(message)
+        except Refusal as refusal:
+            return refuse(connection, str(refusal))
+        process = self._processes.enter(connection, message, *admitted, now_s)
+        actions: List[Action] = []
+        if stage is Stage.IN_VIEW:
+            if self._paused_since_s is None:
+                self._paused_since_s = now_s
+            actions += self._relay(self.epoch.left_for_next_view(old, now_s), now_s)
+        if stage is not None and old != connection:
+            actions.append(Drop(old))
+        if process.is_new:
+            actions += self._terms.welcome(process) + self._invite(now_s)
+        return actions + self._advance(now_s)
+
+    def _invite(self, now_s: float) -> List[Action]:
+        """Ask the members of a running view to take in the processes that wait, now or later."""
+        return self._joining.invite(self.view.size, now_s) if self.epoch.phase is Phase.RUNNING else []
 
     def is_waiting(self, connection: int) -> bool:
-        """Return whether the process on this connection has joined, but has no rank yet."""
-        return connection in self._waiting
+        """Return whether the process of this connection waits for the next view."""
+        process = self._processes.at(connection)
+        return process is not None and process.stage is Stage.WAITING
+
+    def _leaving(self, connection: int, message: Message, now_s: float) -> List[Action]:
+        """A process leaves: it has finished, or its program has ended."""
+        process = self._processes.at(connection)
+        if process is None or not process.is_here:
+            return []
+        stage = process.stage
+        if stage is Stage.WAITING and process.is_new:
+            self._processes.forget(process)
+            return self._advance(now_s)
+        self._end(process, str(message["reason"]), bool(message["ok"]))
+        actions: List[Action] = []
+        if stage is Stage.IN_VIEW:
+            actions = self._relay(self.epoch.handle(connection, message, now_s), now_s)
+        return actions + self._advance(now_s)
 
     def disconnected(self, connection: int, now_s: float) -> List[Action]:
-        """A control connection ended."""
-        self._waiting.leave(connection)
-        return self._relay(self.epoch.disconnected(connection, now_s), now_s)
+        """The control connection of a process has ended."""
+        process = self._processes.at(connection)
+        if process is None:
+            return []
+        stage, was_here = process.stage, process.is_here
+        self._processes.disconnect(process)
+        if stage is Stage.WAITING and process.is_new:
+            self._processes.forget(process)
+            return self._advance(now_s)
+        actions: List[Action] = []
+        if was_here:
+            how, _ = self._processes.exits.get(process.number, (VANISHED, False))
+            process.stage, process.why_lost = Stage.LOST, how
+        if stage is Stage.IN_VIEW:
+            actions = self._relay(self.epoch.disconnected(connection, now_s), now_s)
+        return actions + self._advance(now_s)
 
-    def process_exited(self, number: int, how: str, ok: bool, now_s: float) -> List[Action]:
-        """The launcher reports that the process of a rank has ended.
+    def _end(self, process: Process, how: str, ok: bool) -> None:
+        """A process that has been in a view ends; it has finished if nothing was wrong then."""
+        running = self.epoch.phase is Phase.RUNNING
+        finished = ok and running and process.stage is Stage.IN_VIEW
+        process.stage = Stage.LEFT if finished else Stage.LOST
+        process.why_lost = how
 
-        Args:
-            number: the rank, as planned.
-            how: how it ended.
-            ok: whether that is a normal end.
-            now_s: the time on the rendezvous' monotonic clock.
-        """
-        slot = self._ranks.slot_of(number)
-        actions = self._relay(self.epoch.process_exited(slot, how, ok, now_s), now_s)
-        return actions or self._abort_for_early_exits(now_s)
+    # ---- the end of an epoch ------------------------------------------------------------------
+
+    def _relay(self, actions: Sequence[Action], now_s: float) -> List[Action]:
+        """The actions of an epoch, as actions of the job."""
+        result: List[Action] = []
+        for action in actions:
+            if isinstance(action, Notice) and action.kind == "failed":
+                result += self._failed(action, now_s)
+            elif isinstance(action, Notice) and action.kind == "ended":
+                result += self._ended(action, now_s)
+            elif not self._terms.is_elastic:
+                result.append(action)
+            elif isinstance(action, Send) and action.message["type"] == "abort":
+                process = self._processes.at(action.connection)
+                if process is not None and process.stage is Stage.IN_VIEW:
+                    message = {**action.message, "epoch": self.view.epoch}
+                    result.append(Send(action.connection, message))
+            elif isinstance(action, Notice) and action.kind == "started":
+                result += self._started(action, now_s)
+            else:
+                result.append(action)
+        return result
+
+    def _failed(self, notice: Notice, now_s: float) -> List[Action]:
+        """The epoch has been aborted, and its members have the error. Can the job go on?"""
+        kind = str(notice.detail["kind"])
+        if not self._terms.is_elastic:
+            self.abort_message = self.epoch.abort_message
+            return [*self._abort_waiting(), notice]
+        if kind == "mismatch" or (kind == "no_route" and self._before is NO_VIEW):
+            return self._fail(kind, notice.text)
+        if self._paused_since_s is None:
+            self._paused_since_s = now_s
+        self._network_changed = kind != "lost"  # silent hosts and cut links may have another network now
+        for process in self._processes.among(Stage.IN_VIEW):
+            process.heard_s = now_s
+        culprit = self._with_rank(notice.culprit)
+        actions: List[Action] = [lost_notice(notice, self.view.epoch, culprit)]
+        apart = [self._with_rank(rank) for rank in self.epoch.apart]
+        for process in self._losses.left_out(kind, culprit, apart, self._before):
+            actions += self._drop(process, f"in epoch {self.view.epoch} {notice.text}")
+        return actions + self._advance(now_s)
+
+    def _with_rank(self, rank: Optional[int]) -> Optional[Process]:
+        if rank is None or not 0 <= rank < self.view.size:
+            return None
+        return self._processes.get(self.view.members[rank].number)
+
+    def _drop(self, process: Process, why: str) -> List[Action]:
+        """Go on without a process that is connected: it does not run, or cannot reach the others."""
+        process.stage, process.why_lost = Stage.LOST, why
+        reason = f"the job has gone on without this process: {why}"
+        return [Send(process.connection, {"type": "refused", "reason": reason}), Drop(process.connection)]
+
+    def _fail(self, kind: str, text: str, culprit: Optional[int] = None) -> List[Action]:
+        """The job cannot go on. Members of an epoch that was aborted have their error already."""
+        self.abort_message = {"type": "abort", "kind": kind, "text": text, "rank": culprit, "host": None}
+        detail = {"kind": kind, "leaving": False}
+        return [*self._abort_waiting(), Notice("failed", text, culprit=culprit, detail=detail)]
+
+    def _abort_waiting(self) -> List[Action]:
+        """Send the error to the processes that wait."""
+        assert self.abort_message is not None
+        return [Send(item.connection, self.abort_message) for item in self._processes.among(Stage.WAITING)]
+
+    def _ended(self, notice: Notice, now_s: float) -> List[Action]:
+        """Every rank has left without an error. In a job of fixed size they may join again."""
+        if self._terms.is_elastic:
+            return []  # the members of a view leave it for the next one, too
+        for process in self._processes.among(Stage.LEFT):
+            self._processes.forget(process)
+        return [notice, *self._advance(now_s)]
+
+    # ---- the next view ------------------------------------------------------------------------
+
+    def _advance(self, now_s: float) -> List[Action]:
+        """Publish the next view, if every member of the last one has asked for it or has ended."""
+        joined = self._terms.is_elastic or self.epoch.phase is Phase.JOINING
+        if not joined or self.abort_message is not None or self._over:
+            return []
+        if self._processes.count(Stage.IN_VIEW):
+            return self._keep_pinging(now_s)
+        actions: List[Action] = []
+        for process in self._processes.among(Stage.WAITING) if self._excludes else ():
+            if process.excluded is not None:
+                actions += self._dismiss(process, process.excluded)
+        decision = self._terms.decide(self.view, self.refused_connections, now_s)
+        if decision.step is Step.PUBLISH:
+            return actions + self._publish(decision.order, now_s)
+        if decision.step is Step.FAIL:
+            return actions + self._fail(decision.kind, decision.text, decision.culprit)
+        if decision.step is Step.END:
+            return actions + self._end_job()
+        if decision.is_new:
+            actions += self._terms.wait(decision, self.view)
+        return actions + self._keep_pinging(now_s)
+
+    def _end_job(self) -> List[Action]:
+        self._over = True
+        actions: List[Action] = []
+        for process in self._processes.among(Stage.WAITING):
+            actions += self._dismiss(process, "the job has ended")
+        return [*actions, Notice("ended", "every rank has left")]
+
+    def _dismiss(self, process: Process, why: str) -> List[Action]:
+        process.stage, process.why_lost = Stage.LOST, why
+        self._processes.disconnect(process)
+        return exclude(process.connection, why)
+
+    def _publish(self, order: Tuple[int, ...], now_s: float) -> List[Action]:
+        members: List[Member] = []
+        for rank, number in enumerate(order):
+            process = self._processes.get(number)
+            assert process is not None
+            slot = None if process.place is None else process.place.slot
+            member = Member(process.connection, process.message, slot, process.host)
+            member.rank = process.rank = rank
+            member.number = number if self._terms.is_elastic else -1
+            process.stage, process.heard_s = Stage.IN_VIEW, now_s
+            members.append(member)
+        number_hosts(members, self._terms.is_planned)
+        self._before = self.view
+        joined = (ViewMember(number, item.host, item.pid) for number, item in zip(order, members))
+        self.view = View(self.view.epoch + 1, tuple(joined))
+        known = {} if self._network_changed else self.epoch.known
+        self.epoch = Epoch(members, self.view.epoch, known, self._terms.evidence_s)
+        self._network_changed = False
+        return self._relay(self.epoch.begin(now_s), now_s) + self._keep_pinging(now_s)
+
+    def _started(self, notice: Notice, now_s: float) -> List[Action]:
+        """The members of a view are connected."""
+        since_s, self._paused_since_s = self._paused_since_s, None
+        members = self._processes.among(Stage.IN_VIEW)
+        for process in members:
+            process.heard_s = now_s
+        change = REMOVED if any(item.excluded for item in members) else 0
+        left = {item.number for item in self._processes.among(Stage.LEFT)}
+        pause_s = None if since_s is None else now_s - since_s
+        ordered = self.epoch.members.values()
+        report = view_notice(notice, self.view, self._before, ordered, left, pause_s)
+        return [report, *(self._joining.ask(change) if change else []), *self._invite(now_s)]
+
+    # ---- time ---------------------------------------------------------------------------------
+
+    def _keep_pinging(self, now_s: float) -> List[Action]:
+        if self.abort_message is not None or not self._terms.is_elastic:
+            return []
+        return self._pings.keep_up(self.epoch.is_linking, now_s)
+
+    def _look_for_silent(self, now_s: float) -> List[Action]:
+        """Drop the processes that have not answered pings for too long."""
+        silent = self._pings.silent(self.epoch.is_linking, self.epoch.phase is Phase.RUNNING, now_s)
+        actions: List[Action] = []
+        for process in silent:
+            actions += self._drop(process, f"it has been silent for {now_s - process.heard_s:.0f} s")
+            self._processes.disconnect(process)
+            if process.is_new:
+                self._processes.forget(process)
+        return actions
 
     def tick(self, now_s: float) -> List[Action]:
         """Time has passed: act on what is due."""
-        if self.phase is not Phase.JOINING:
-            return self._relay(self.epoch.tick(now_s), now_s)
-        if self._waiting.is_over(now_s):
-            text, missing = self._waiting.timeout_text(self.epoch.generation > 0, self.refused_connections)
-            return self._relay(self.epoch.abort("timeout", text, missing), now_s)
-        return []
-
-    # ---- joining -----------------------------------------------------------------------------
-
-    def _joined(self, connection: int, message: Message, now_s: float) -> List[Action]:
-        """An authenticated process asks to join.
-
-        Raises:
-            ProtocolError: it has asked before on this connection.
-        """
-        if connection in self._waiting or connection in self.epoch.members:
-            raise ProtocolError("a rank may join only once on one connection")
-        try:
-            slot, host = self._ranks.place(message)
-            if self.abort_message is not None and self.epoch.had_started:
-                return self._refuse_after_failure(connection, str(self.abort_message["text"]))
-            if self.abort_message is not None:
-                # It is too late for this job, but reports the same error as all other ranks.
-                return [Send(connection, self.abort_message), Drop(connection)]
-            # Only ranks that have left may join again, for the next generation.
-            room = self.size if self.phase is Phase.JOINING else self.epoch.left
-            self._waiting.admit(slot, host, self.epoch.at(slot), room)
-        except Refusal as refusal:
-            return refuse(connection, str(refusal))
-        is_first = self._waiting.enter(connection, message, slot, host, now_s)
-        actions: List[Action] = [
-            Notice("joined", f"{len(self._waiting)} of {self.size} ranks have joined (newest: {host})")
-        ]
-        if is_first:
-            actions.append(Timer(self.start_timeout_s))
-        if self.phase is Phase.JOINING:
-            actions += self._abort_for_early_exits(now_s) or self._start_if_complete(now_s)
-        return actions
-
-    def _refuse_after_failure(self, connection: int, failure: str) -> List[Action]:
-        """Answer a rank that joins again after the job has failed."""
-        if not self._ranks.seats:
-            # The next job of these ranks is served by another rendezvous, which it finds if it tries again.
-            return [Drop(connection)]
-        return refuse(
-            connection,
-            "this job has failed, and init() cannot start it again: ringrun starts new processes if it is "
-            f"called with --restarts N. The failure was: {failure}",
-        )
-
-    def _abort_for_early_exits(self, now_s: float) -> List[Action]:
-        """Abort if ranks wait for a process to join that has ended already."""
-        found = self._waiting.ended_early(self._analysis) if self.phase is Phase.JOINING else None
-        return [] if found is None else self._relay(self.epoch.abort("startup", *found), now_s)
-
-    def _start_if_complete(self, now_s: float) -> List[Action]:
-        if len(self._waiting) < self.size:
+        if self.abort_message is not None or self._over:
             return []
-        try:
-            ordered = self._waiting.assign_ranks()
-        except Refusal as refusal:
-            text = f"The job cannot start: {refusal}."
-            return self._relay(self.epoch.abort("startup", text, None), now_s)
-        before, evidence_s = self.epoch, EVIDENCE_S if self._ranks.seats else SETTLE_S
-        self.epoch = Epoch(ordered, before.generation, before.known, self._analysis, evidence_s)
-        return self._relay(self.epoch.begin(now_s), now_s)
-
-    # ---- the end of a generation ---------------------------------------------------------------
-
-    def _relay(self, actions: Sequence[Action], now_s: float) -> List[Action]:
-        """The actions of a generation, as actions of the job."""
-        result: List[Action] = []
-        for action in actions:
-            if isinstance(action, Notice) and action.kind == "failed" and self.abort_message is not None:
-                result += [Send(connection, self.abort_message) for connection in self._waiting.connections]
-            result.append(action)
-            if isinstance(action, Notice) and action.kind == "ended":
-                result += self._next_generation(now_s)
-        return result
-
-    def _next_generation(self, now_s: float) -> List[Action]:
-        """Every rank has left without an error: start the job again if all of them wait already."""
-        self._analysis.forget_reports()
-        self.epoch = Epoch((), self.epoch.generation + 1, self.epoch.known, self._analysis)
         actions: List[Action] = []
-        if self._waiting.restart_clock(now_s):
-            actions.append(Timer(self.start_timeout_s))
-        return actions + (self._abort_for_early_exits(now_s) or self._start_if_complete(now_s))
+        if self._processes.count(Stage.IN_VIEW) or not self._terms.is_elastic:
+            actions += self._relay(self.epoch.tick(now_s), now_s)
+        actions += self._look_for_silent(now_s)
+        actions += self._invite(now_s) if self._joining.held else []
+        return actions + self._advance(now_s)

@@ -19,6 +19,7 @@ from ringcomm.group.message_channel import OVERHEAD_BYTES, Channel, Disagreement
 from ringcomm.group.message_matching import Matcher, Receive
 from ringcomm.rendezvous.actions import Seat
 from ringcomm.rendezvous.board import Board
+from ringcomm.rendezvous.fixed_terms import FixedTerms
 from ringcomm.rendezvous.state import Rendezvous
 from ringcomm.transport.memory import memory_fabrics
 from ringcomm.wire import frames, messages, signature
@@ -152,7 +153,7 @@ def header(rng: random.Random) -> None:
 def rendezvous(rng: random.Random) -> None:
     """Ranks that say the right things with wrong contents, or at the wrong time."""
     state = Rendezvous(
-        2, [Seat(Slot(rank, 0), "h") for rank in range(2)] if rng.randrange(2) else [], "1", 9.0
+        FixedTerms(2, [Seat(Slot(rank, 0), "h") for rank in range(2)] if rng.randrange(2) else [], "1", 9.0)
     )
     for now in range(rng.randrange(2, 9)):
         message = dict(rng.choice(RIGHT) if rng.randrange(3) else RIGHT[min(now, 5)])

@@ -20,6 +20,7 @@ from ringcomm.errors import AuthenticationError, ProtocolError, RingcommError
 from ringcomm.rendezvous.actions import Seat, Timer
 from ringcomm.rendezvous.control import error_from
 from ringcomm.rendezvous.echo import Echo
+from ringcomm.rendezvous.fixed_terms import FixedTerms
 from ringcomm.rendezvous.state import Rendezvous
 from ringcomm.storage.certificate import make_certificate
 from ringcomm.transport.encryption import encryption_of
@@ -222,7 +223,7 @@ def test_the_registry_of_data_workers(steps):
 def test_the_rendezvous(right_first, steps, planned):
     """Ranks that say anything, in any order: refusals and aborts, and no other exception."""
     state = Rendezvous(
-        2, [Seat(Slot(rank, 0), f"h{rank}") for rank in range(2)] if planned else [], "1", 10.0
+        FixedTerms(2, [Seat(Slot(rank, 0), f"h{rank}") for rank in range(2)] if planned else [], "1", 10.0)
     )
     prefix = [(0, RIGHT[0]), (1, RIGHT[1]), (0, RIGHT[2]), (1, RIGHT[2]), (0, RIGHT[3]), (1, RIGHT[4])]
     now = 0.0

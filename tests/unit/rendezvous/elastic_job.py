@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from ringcomm.config import Slot
 from ringcomm.configuration.limits import Limits
-from ringcomm.rendezvous.elastic import ElasticRendezvous
+from ringcomm.rendezvous.elastic_terms import ElasticTerms
+from ringcomm.rendezvous.state import Rendezvous
 from ringcomm.wire.messages import validate
 from tests.unit.rendezvous.simulated import VERSION, Fed, join_message
 
 
 class ElasticJob(Fed):
-    """Feeds one :class:`ElasticRendezvous`. The process of connection ``n`` is member ``n`` at first."""
+    """Feeds one :class:`Rendezvous`. The process of connection ``n`` is member ``n`` at first."""
 
     def __init__(self, launched=False, start_timeout_s=60.0, **limits):
-        super().__init__(ElasticRendezvous(Limits(**limits), VERSION, launched, start_timeout_s))
+        super().__init__(Rendezvous(ElasticTerms(Limits(**limits), VERSION, launched, start_timeout_s)))
         self.launched = launched
         self.answering = ()
 

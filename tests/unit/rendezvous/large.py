@@ -13,6 +13,7 @@ from typing import Any, Deque, Dict, List, Sequence, Tuple
 from ringcomm.rendezvous import member_list
 from ringcomm.rendezvous.actions import Notice, Send
 from ringcomm.rendezvous.epoch import Phase
+from ringcomm.rendezvous.fixed_terms import FixedTerms
 from ringcomm.rendezvous.link_table import ranges_of
 from ringcomm.rendezvous.membership import as_target
 from ringcomm.rendezvous.routing import routes_of
@@ -52,7 +53,7 @@ class LargeStart:
         self.counts_calls = counts_calls
         self.seats = seats_of(*hosts)
         self.unreachable = set(unreachable)
-        self.state = Rendezvous(len(self.seats), self.seats, VERSION, 60.0)
+        self.state = Rendezvous(FixedTerms(len(self.seats), self.seats, VERSION, 60.0))
         self.received: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
         self.passed_on: Counter[int] = Counter()

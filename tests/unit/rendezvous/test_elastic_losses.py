@@ -34,16 +34,16 @@ def test_the_last_survivor_goes_on_alone():
 
 def test_the_speeds_of_wires_are_kept_unless_the_network_may_have_changed():
     job = ElasticJob(launched=True).start(4)
-    known = job.state._epoch.known = {frozenset(): []}
+    known = job.state.epoch.known = {frozenset(): []}
     job.exit(1)
     job.again(0, 2, 3)
-    assert job.state._epoch.known == known
+    assert job.state.epoch.known == known
     job.link(0, 2, 3)
     job.relay(0, {"type": "lost", "peer": 1, "doing": "", "why": "no heartbeats", "kind": "silent"})
     job.pass_time(5.0, answering=(0, 3))
     assert "is silent" in job.all("lost")[-1].text
     job.again(0, 3)
-    assert job.members() == (0, 3) and job.state._epoch.known == {}
+    assert job.members() == (0, 3) and job.state.epoch.known == {}
 
 
 def test_rank_0_is_a_survivor_with_the_newest_state():

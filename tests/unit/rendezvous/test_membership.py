@@ -8,7 +8,10 @@ import random
 import pytest
 
 from ringcomm.config import Slot
-from ringcomm.rendezvous.membership import Member, RankAssignment, Refusal
+from ringcomm.rendezvous.actions import Seat
+from ringcomm.rendezvous.fixed_terms import FixedTerms
+from ringcomm.rendezvous.membership import Member, Refusal, number_hosts
+from ringcomm.rendezvous.processes import Process
 from tests.unit.rendezvous.simulated import VERSION, join_message, seats_of
 
 
@@ -18,11 +21,27 @@ def member(connection, **message):
     return Member(connection, full, slot, str(full.get("host") or full["hostname"]))
 
 
-def ranks(assignment, members):
+def terms(size, seats=()):
+    return FixedTerms(size, seats, VERSION, 60.0)
+
+
+def process(number, **message):
+    full = join_message(**message)
+    slot = Slot(*message["slot"]) if message.get("slot") else None
+    host = str(full.get("host") or full["hostname"])
+    return Process(number, number, None if slot is None else Seat(slot, host), full)
+
+
+def ranks(assignment, processes):
     """(rank, host_index, local_rank) by connection."""
+    by_number = {item.number: item for item in processes}
+    ordered = [by_number[number] for number in assignment.assign(list(processes))]
+    members = [
+        Member(item.connection, item.message, item.place and item.place.slot, item.host) for item in ordered
+    ]
+    number_hosts(members, assignment.is_planned)
     return {
-        item.connection: (item.rank, item.host_index, item.local_rank)
-        for item in assignment.assign(list(members))
+        item.connection: (rank, item.host_index, item.local_rank) for rank, item in enumerate(members)
     }
 
 
@@ -32,15 +51,15 @@ def ranks(assignment, members):
 @pytest.mark.parametrize(
     "seats, message, place",
     [
-        (seats_of(1, 2), {"slot": (1, 1), "hostname": "unknown"}, (Slot(1, 1), "host1")),
+        (seats_of(1, 2), {"slot": (1, 1), "hostname": "unknown"}, (Seat(Slot(1, 1), "host1"), "host1")),
         ([], {"hostname": "pc"}, (None, "pc")),
         ([], {"hostname": "pc", "host": "jetson"}, (None, "jetson")),
         ([], {"hostname": "pc", "rank": 2}, (None, "pc")),
-        ([], {"hostname": "pc", "slot": (4, 0)}, (Slot(4, 0), "pc")),
+        ([], {"hostname": "pc", "slot": (4, 0)}, (Seat(Slot(4, 0), "pc"), "pc")),
     ],
 )
 def test_place(seats, message, place):
-    assert RankAssignment(3, seats, VERSION).place(join_message(**message)) == place
+    assert terms(3, seats).place(join_message(**message)) == place
 
 
 @pytest.mark.parametrize(
@@ -58,51 +77,51 @@ def test_place(seats, message, place):
 )
 def test_refused(seats, message, words):
     with pytest.raises(Refusal, match=words):
-        RankAssignment(3, seats, VERSION).place(join_message(**message))
+        terms(3, seats).place(join_message(**message))
 
 
 @pytest.mark.parametrize("slot", [5, "ab", [], [0], ["x", 0], [None, 0], {}, [float("inf"), 0], [[0], 0]])
 def test_a_place_that_is_none(slot):
     with pytest.raises(Refusal, match="names an invalid place"):
-        RankAssignment(3, seats_of(3), VERSION).place({**join_message(), "slot": slot})
+        terms(3, seats_of(3)).place({**join_message(), "slot": slot})
 
 
 # ---- which rank each becomes -----------------------------------------------------------------
 
 
 def test_seats_decide_whatever_the_order():
-    assignment = RankAssignment(4, seats_of(2, 2), VERSION)
-    seats = enumerate(assignment.seats)
-    members = [member(n, slot=seat.slot, hostname="same", pid=9 - n) for n, seat in seats]
+    assignment = terms(4, seats_of(2, 2))
+    seats = enumerate(seats_of(2, 2))
+    members = [process(n, slot=seat.slot, hostname="same", pid=9 - n) for n, seat in seats]
     for order in itertools.permutations(members):
         assert ranks(assignment, order) == {0: (0, 0, 0), 1: (1, 0, 1), 2: (2, 1, 0), 3: (3, 1, 1)}
 
 
 def test_two_planned_hosts_with_one_hostname_are_two_hosts():
-    assignment = RankAssignment(2, seats_of(1, 1), VERSION)
-    members = [member(n, slot=seat.slot, hostname="localhost") for n, seat in enumerate(assignment.seats)]
+    assignment = terms(2, seats_of(1, 1))
+    members = [process(n, slot=seat.slot, hostname="localhost") for n, seat in enumerate(seats_of(1, 1))]
     assert ranks(assignment, members) == {0: (0, 0, 0), 1: (1, 1, 0)}
 
 
 def test_without_a_plan_hostname_and_process_decide():
-    assignment = RankAssignment(4, [], VERSION)
+    assignment = terms(4, [])
     members = [
-        member(0, hostname="b", pid=1),
-        member(1, hostname="a", pid=20),
-        member(2, hostname="a", pid=3),
-        member(3, hostname="c", pid=2),
+        process(0, hostname="b", pid=1),
+        process(1, hostname="a", pid=20),
+        process(2, hostname="a", pid=3),
+        process(3, hostname="c", pid=2),
     ]
     for order in itertools.permutations(members):
         assert ranks(assignment, order) == {2: (0, 0, 0), 1: (1, 0, 1), 0: (2, 1, 0), 3: (3, 2, 0)}
 
 
 def test_wanted_ranks_are_kept_and_the_rest_dealt_out():
-    assignment = RankAssignment(4, [], VERSION)
+    assignment = terms(4, [])
     members = [
-        member(0, hostname="z", rank=0),
-        member(1, hostname="b"),
-        member(2, hostname="a"),
-        member(3, hostname="a", pid=5, rank=2),
+        process(0, hostname="z", rank=0),
+        process(1, hostname="b"),
+        process(2, hostname="a"),
+        process(3, hostname="a", pid=5, rank=2),
     ]
     for order in itertools.permutations(members):
         found = ranks(assignment, order)
@@ -111,15 +130,15 @@ def test_wanted_ranks_are_kept_and_the_rest_dealt_out():
 
 
 def test_equal_hostnames_on_different_machines_are_different_hosts():
-    assignment = RankAssignment(2, [], VERSION)
-    members = [member(0, hostname="localhost", machine="A"), member(1, hostname="localhost", machine="B")]
+    assignment = terms(2, [])
+    members = [process(0, hostname="localhost", machine="A"), process(1, hostname="localhost", machine="B")]
     assert {place[1] for place in ranks(assignment, members).values()} == {0, 1}
 
 
 def test_two_ask_for_the_same_rank():
-    members = [member(0, hostname="a", rank=1), member(1, hostname="b", rank=1)]
+    members = [process(0, hostname="a", rank=1), process(1, hostname="b", rank=1)]
     with pytest.raises(Refusal, match="two processes ask for rank 1: one on a and one on b"):
-        RankAssignment(2, [], VERSION).assign(members)
+        terms(2, []).assign(members)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -127,10 +146,10 @@ def test_ranks_are_complete_and_reproducible(seed):
     print(f"seed {seed}")
     rng = random.Random(seed)
     size = rng.randrange(1, 10)
-    assignment = RankAssignment(size, [], VERSION)
+    assignment = terms(size, [])
     wishes = rng.sample(range(size), rng.randrange(size + 1))
     members = [
-        member(n, hostname=rng.choice("abc"), pid=n, rank=wishes[n] if n < len(wishes) else None)
+        process(n, hostname=rng.choice("abc"), pid=n, rank=wishes[n] if n < len(wishes) else None)
         for n in range(size)
     ]
     first = ranks(assignment, members)
@@ -144,21 +163,16 @@ def test_ranks_are_complete_and_reproducible(seed):
 
 
 def test_missing_seats_are_named():
-    assignment = RankAssignment(3, seats_of(1, 2), VERSION)
-    here = member(0, slot=(1, 0))
-    assert [rank for rank, _ in assignment.missing([here.slot])] == [0, 2]
-    assert assignment.describe_missing([here]) == "rank 0 (host0), rank 2 (host1)"
+    assert terms(3, seats_of(1, 2)).describe_missing([], [0, 2]) == "rank 0 (host0), rank 2 (host1)"
 
 
 def test_many_missing_are_counted():
-    assignment = RankAssignment(20, seats_of(20), VERSION)
-    assert assignment.describe_missing([]).endswith("rank 7 (host0) and 12 more")
-    assert "more" not in RankAssignment(8, seats_of(8), VERSION).describe_missing([])
+    assert terms(20, seats_of(20)).describe_missing([], range(20)).endswith("rank 7 (host0) and 12 more")
+    assert "more" not in terms(8, seats_of(8)).describe_missing([], range(8))
 
 
 def test_without_a_plan_those_present_are_named():
-    assignment = RankAssignment(3, [], VERSION)
-    text = assignment.describe_missing([member(0, hostname="pc", pid=7)])
+    text = terms(3).describe_missing([process(0, hostname="pc", pid=7)], [])
     assert text == "2 more; these have joined: pc (process 7)"
 
 

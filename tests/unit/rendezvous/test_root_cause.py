@@ -149,13 +149,9 @@ def test_how_it_ended_is_not_said_twice(members):
     assert analysis.due(members, 10.0).text.count("SIGKILL") == 1
 
 
-def test_exit_is_remembered_over_generations(members):
+def test_exit_by_place():
     analysis = RootCauseAnalysis()
     analysis.exited(Slot(3, 0), "exit code 1", False)
-    analysis.suspect(loss(0, 3))
-    analysis.mismatch(0, "differs", 1.0)
-    analysis.forget_reports()
-    assert analysis.due(members, 1e9) is None
     assert analysis.exit_of(Slot(3, 0)) == "exit code 1"
     assert analysis.exit_of(Slot(0, 0)) is None
     assert analysis.exit_of(None) is None

@@ -1,74 +1,74 @@
-"""Decides whether the next view of an elastic job can be published, and which processes are in it."""
+"""The terms of an elastic job: ranks may be lost, and may join, from one view to the next. Pure."""
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, Optional, Tuple
 
 from ..clock import is_due
 from ..configuration.limits import Limits
 from ..group.view import NO_VIEW, View, rank_order
+from ..wire.messages import Message
+from .actions import Action, Seat, Send, Timer
+from .elastic_notices import ready_notice, waiting_notice
+from .membership import Refusal, checked_host
 from .processes import Process, Processes, Stage, names
+from .terms import Decision, Step, Terms
 
 
-class Step(Enum):
-    """What is to happen now that no member of the last view is in it any more."""
-
-    PUBLISH = "publish"
-    WAIT = "wait"
-    FAIL = "fail"
-    END = "end"
-
-
-class Decision(NamedTuple):
-    """What is to happen.
-
-    Attributes:
-        step: of which kind.
-        order: to publish: member numbers in rank order.
-        text: to wait or to fail: why.
-        kind: to fail: the kind of failure.
-        size: to wait: how many processes there are.
-        is_new: to wait: whether the wait has just begun.
-    """
-
-    step: Step
-    order: Tuple[int, ...] = ()
-    text: str = ""
-    kind: str = ""
-    size: int = 0
-    is_new: bool = False
-
-
-class NextView:
-    """Collects the processes that are ready.
+class ElasticTerms(Terms):
+    """A view has the processes that are ready when every member of the last one has asked or has ended.
 
     Args:
         limits: of the job.
-        processes: of the job.
-        launched: whether a launcher announces processes.
+        version: ringcomm's version; processes must have the same.
+        launched: whether only processes that a launcher has announced may join.
         start_timeout_s: how long the first view waits for all processes, in seconds.
     """
 
-    def __init__(self, limits: Limits, processes: Processes, launched: bool, start_timeout_s: float) -> None:
-        self._start_timeout_s = start_timeout_s
+    is_elastic = True
+
+    def __init__(self, limits: Limits, version: str, launched: bool, start_timeout_s: float) -> None:
+        self.processes = Processes()
+        self.most = limits.most
         self._limits = limits
-        self._processes = processes
+        self._version = version
         self._launched = launched
+        self._start_timeout_s = start_timeout_s
+        self._given = -1
         self._since_s: Optional[float] = None
         self._newest = 0
 
-    def decide(self, last: View, refused_connections: str, now_s: float) -> Decision:
-        """Decide, after every member of the last view has asked for the next one or has ended.
+    # ---- joining -----------------------------------------------------------------------------
 
-        Args:
-            last: the last view.
-            refused_connections: the connections that failed to authenticate, as text.
-            now_s: the time on the rendezvous' monotonic clock.
-        """
+    def admit(self, message: Message) -> Tuple[int, Optional[Seat]]:
+        """Return its member number and place; see :meth:`.Terms.admit`."""
+        host = checked_host(message, self._version)
+        number = message.get("member")
+        known = self.processes.get(number) if type(number) is int else None
+        if known is not None:
+            _check_same(known, message)
+            return known.number, known.place
+        if number is None and not self._launched:
+            self._given += 1
+            number = self._given
+        if type(number) is not int or (self._launched and number not in self.processes.expected):
+            raise Refusal(f"{host} (process {message['pid']}) was not started by this job's launcher")
+        return number, self.processes.expected.get(number)
+
+    def welcome(self, process: Process) -> List[Action]:
+        """Answer with its member number; see :meth:`.Terms.welcome`."""
+        return [
+            Send(process.connection, {"type": "waiting", "member": process.number}),
+            ready_notice(process, self.processes.count(Stage.WAITING)),
+        ]
+
+    # ---- the next view -----------------------------------------------------------------------
+
+    def decide(self, last: View, refused_connections: str, now_s: float) -> Decision:
+        """Decide whether enough processes are ready; see :meth:`.Terms.decide`."""
         if last is NO_VIEW and self._too_early(now_s):
             return Decision(Step.WAIT)
-        waiting = self._processes.among(Stage.WAITING)
+        waiting = self.processes.among(Stage.WAITING)
         if last is not NO_VIEW and all(item.is_new for item in waiting):
             return self._no_survivor(last)
         if not waiting:
@@ -90,17 +90,23 @@ class NextView:
             return Decision(Step.WAIT, text=text, size=len(order), is_new=is_new)
         return self._checked(last, order, waiting)
 
+    def wait(self, decision: Decision, last: View) -> List[Action]:
+        """Wait for the start timeout, or the limit for too few ranks."""
+        limits = self._limits
+        timers: List[Action] = [Timer(self._start_timeout_s), Timer(limits.timeout_s)]
+        return timers if last is NO_VIEW else [*timers, waiting_notice(decision, limits)]
+
     def _too_early(self, now_s: float) -> bool:
         """Whether more processes surely join before the first view, so that there is no need to look closer.
 
         This is asked whenever one joins.
         """
-        size, limits = self._processes.count(Stage.WAITING), self._limits
+        size, limits = self.processes.count(Stage.WAITING), self._limits
         if not size or self._since_s is None or size >= limits.most:
             return False
         if is_due(self._since_s + min(self._start_timeout_s, limits.timeout_s), now_s):
             return False
-        return self._processes.some_are_missing if self._launched else size < limits.start_np
+        return self.processes.some_are_missing if self._launched else size < limits.start_np
 
     def _checked(self, last: View, order: Tuple[int, ...], waiting: List[Process]) -> Decision:
         """Publish a view with enough ranks, unless the job must not go on with it."""
@@ -119,7 +125,7 @@ class NextView:
         """No member of the last view goes on: they have finished, or all are lost."""
         if self._finished(last):
             return Decision(Step.END)
-        lost = [item for item in self._processes.among(Stage.LOST) if item.number in last.numbers]
+        lost = [item for item in self.processes.among(Stage.LOST) if item.number in last.numbers]
         why = "; ".join(f"{names([item])}: {item.why_lost}" for item in lost)
         return self._fail(
             "lost", f"No rank of epoch {last.epoch} is left, and its state is lost with them. {why}"
@@ -130,7 +136,7 @@ class NextView:
 
     def _finished(self, last: View) -> bool:
         """Return whether a member of the last view has finished."""
-        return any(item.number in last.numbers for item in self._processes.among(Stage.LEFT))
+        return any(item.number in last.numbers for item in self.processes.among(Stage.LEFT))
 
     def _complete(self, last: View, size: int, waited_s: float) -> bool:
         """Return whether the first view has all processes that it waits for; later ones wait for none."""
@@ -138,10 +144,10 @@ class NextView:
             return True
         if is_due(self._start_timeout_s, waited_s):
             return True
-        return not self._processes.missing() if self._launched else size >= self._limits.start_np
+        return not self.processes.missing() if self._launched else size >= self._limits.start_np
 
     def _text(self, size: int, refused_connections: str) -> str:
-        missing = ", ".join(place.host for _, place in self._processes.missing())
+        missing = ", ".join(place.host for _, place in self.processes.missing())
         return (
             f"{size} of at least {self._limits.min_np} ranks are ready"
             + (f"; missing: {missing}" if missing else "")
@@ -149,23 +155,12 @@ class NextView:
         )
 
 
-class Cuts:
-    """Decides which process is left out if two of them cannot reach each other."""
-
-    def __init__(self) -> None:
-        self._last: FrozenSet[int] = frozenset()
-
-    def left_out(self, apart: Sequence[Process], may_heal: bool, before: View) -> List[Process]:
-        """Of the processes without a link between them, the one that is left out, if any.
-
-        Args:
-            apart: processes that do not reach each other.
-            may_heal: whether the link has worked, and may work again: then one is left out only if it is cut
-                in two epochs, one after the other.
-            before: the view before the one that has failed; new processes are left out first.
-        """
-        numbers = frozenset(item.number for item in apart)
-        again, self._last = numbers & self._last, numbers
-        if len(apart) < 2 or (may_heal and not again):
-            return []
-        return [max(apart, key=lambda item: (item.number not in before.numbers, item.rank))]
+def _check_same(process: Process, message: Message) -> None:
+    """Raise Refusal if a process may not go on as this member."""
+    if (process.message["pid"], process.message["hostname"]) != (message["pid"], message["hostname"]):
+        raise Refusal(
+            f"member {process.number} is process {process.message['pid']} on {process.host}, and not "
+            f"process {message['pid']} on {message['hostname']}"
+        )
+    if not process.is_here:
+        raise Refusal(f"the job has gone on without this process: {process.why_lost or 'it has left'}")
