@@ -1,4 +1,4 @@
-"""How many bytes are reduced together, and how the four sizes compose.
+"""How many bytes are reduced together, and how the sizes compose.
 
 From a gradient to the network, in this order:
 
@@ -13,6 +13,9 @@ From a gradient to the network, in this order:
 4. Of what rank 0 has fused each rank copies the tensors below :data:`ALONE_BYTES` side by side. Larger ones
    are reduced one by one, where they lie: the copies would cost more than a call.
 
+Several tensors that PyTorch's process group is to reduce at once have no rank 0 to divide them: those up to
+:data:`LISTED_BYTES` are reduced side by side, the others one by one.
+
 So the engine never copies a tensor of :data:`ALONE_BYTES`, nor a full bucket of step 1.
 """
 
@@ -21,3 +24,4 @@ GRADIENTS_BYTES = 8 << 20
 FUSION_BYTES = 64 << 20
 NEEDED_BYTES = 8 << 20
 ALONE_BYTES = 1 << 20
+LISTED_BYTES = 256 << 10

@@ -30,3 +30,18 @@ class Limits:
     def most(self) -> int:
         """The largest view."""
         return self.max_np if self.max_np is not None else 2**30
+
+    @property
+    def name(self) -> str:
+        """What the limits are those of, in error texts."""
+        return "The job"
+
+    def reset_limit_text(self) -> str:
+        """Return the error if the ranks would change more often than :attr:`reset_limit` permits.
+
+        Programs may search for it: it is Horovod's.
+        """
+        return (
+            f"{self.name} was shutdown because number of resets during elastic job exceeded limit: "
+            f"{self.reset_limit}"
+        )

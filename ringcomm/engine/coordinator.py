@@ -20,7 +20,7 @@ from ..wire.signature import Key, Signature
 from .announcements import Announced, Announcement, announcements, masks_as_text, no_weight_text
 from .cache import IssuedIds
 from .deadlocks import PATIENCE, BlockedRanks
-from .fusion import Ready, by_need, plan_buckets
+from .fusion import Ready, by_need, fuse
 from .mismatch import calls_text, deadlock_text, last_seen_text, mismatch_text, ranks_text, whereabouts
 from .piggyback import settle
 from .process_sets import GLOBAL_SET, ProcessSets, UnknownProcessSetError
@@ -37,7 +37,7 @@ class Tuning(NamedTuple):
     """What may be changed while the job runs.
 
     Attributes:
-        fusion_bytes: see :func:`~.fusion.plan_buckets`.
+        fusion_bytes: see :func:`~.fusion.fuse`.
         cycle_s: how long a ready operation may wait for others to be fused with.
     """
 
@@ -280,7 +280,7 @@ class Coordinator:
             self.on_responses(sum(signature.nbytes for _, signature in ready), now_s)
         fresh: List[List[Any]] = []
         members = [Ready(self._number(signature, fresh), key.number, signature) for key, signature in ready]
-        buckets = plan_buckets(members, self.tuning.fusion_bytes)
+        buckets = fuse(members, self.tuning.fusion_bytes)
         keys = [item.signature.key(item.number) for bucket in buckets for item in bucket]
         message: Message = {
             "type": "orders",

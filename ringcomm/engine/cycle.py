@@ -204,7 +204,10 @@ class EngineState:
         return worked
 
     def prepare_to_sleep(self, most_s: float = 3600.0) -> Rest:
-        """What to wait for, and for how long (0.0: there is work). What is submitted later rings the bell."""
+        """Return what to wait for, and for how long (0.0: there is work).
+
+        What is submitted later wakes the thread that waits.
+        """
         timeout_s = min(most_s, self.peers.alarm_s())
         if self.coordinator is not None:
             alarm_s = self.coordinator.next_alarm_s(self._clock())
@@ -228,19 +231,19 @@ class EngineState:
         self._watch.check()
 
     def hand_over(self) -> None:
-        """The calling thread does not go on: ring the bell if there is anything that cannot wait."""
+        """The calling thread does not go on: wake the engine's if there is anything that cannot wait."""
         alarm_s = None if self.coordinator is None else self.coordinator.next_alarm_s(self._clock())
         with self.lock:
             self.busy = False
-            ring = alarm_s is not None or self._has_work()
-        if ring:
+            needed = alarm_s is not None or self._has_work()
+        if needed:
             self._fabric.wake()
 
-    def ring_if_needed(self) -> None:
+    def wake_if_needed(self) -> None:
         """Wake the thread at work, if something was submitted that it may not have seen."""
         with self.lock:
-            ring = self._has_work()
-        if ring:
+            needed = self._has_work()
+        if needed:
             self._fabric.wake()
 
     def _has_work(self) -> bool:

@@ -27,7 +27,7 @@ class Ready(NamedTuple):
 Bucket = List[Ready]
 
 
-def plan_buckets(ready: Sequence[Ready], threshold_bytes: int) -> List[Bucket]:
+def fuse(ready: Sequence[Ready], threshold_bytes: int) -> List[Bucket]:
     """Divide operations into buckets, in the order in which they became ready.
 
     An operation joins the last bucket of its kind if there is room, also past others that do not fit

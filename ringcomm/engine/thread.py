@@ -352,7 +352,7 @@ class EngineThread:
             while self._driving.locked():
                 # A thread that waits does this one's work. It need not be disturbed by a second.
                 time.sleep(_BACK_OFF_S)
-                state.ring_if_needed()
+                state.wake_if_needed()
 
     def _guarded(self, work: Any) -> bool:
         """Do a piece of the engine's work; if it fails, so does the engine."""

@@ -20,9 +20,9 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from .coordinator import Tuning
 
-FUSION_BYTES = tuple(1 << shift for shift in range(20, 28))
+FUSIONS_BYTES = tuple(1 << shift for shift in range(20, 28))
 """1 MiB to 128 MiB."""
-CYCLE_S = (0.0, 0.0005, 0.001, 0.0025, 0.005, 0.01)
+CYCLES_S = (0.0, 0.0005, 0.001, 0.0025, 0.005, 0.01)
 
 BETTER = 1.03
 """A neighbour must be this much better to be moved to: less is noise."""
@@ -30,7 +30,7 @@ CHANGED = 1.5
 """A score or an amount of data that differs this much for good means that something has changed."""
 
 Point = Tuple[int, int]
-"""A point of the grid: indices into :data:`FUSION_BYTES` and :data:`CYCLE_S`."""
+"""A point of the grid: indices into :data:`FUSIONS_BYTES` and :data:`CYCLES_S`."""
 
 
 class Sampling(NamedTuple):
@@ -72,7 +72,7 @@ class Autotuner:
     ) -> None:
         self._sampling = sampling or Sampling()
         self._log = log or (lambda line: None)
-        self._best: Point = (_nearest(FUSION_BYTES, start.fusion_bytes), _nearest(CYCLE_S, start.cycle_s))
+        self._best: Point = (_nearest(FUSIONS_BYTES, start.fusion_bytes), _nearest(CYCLES_S, start.cycle_s))
         self._point = self._best
         self._scores: Dict[Point, float] = {}
         self._earlier: Dict[Point, float] = {}  # scores until tuning began again
@@ -90,7 +90,7 @@ class Autotuner:
     @property
     def tuning(self) -> Tuning:
         """What to use now."""
-        return Tuning(FUSION_BYTES[self._point[0]], CYCLE_S[self._point[1]])
+        return Tuning(FUSIONS_BYTES[self._point[0]], CYCLES_S[self._point[1]])
 
     def result(self) -> str:
         """Return what has been found so far, and what is missing, as a sentence or two for the user."""
@@ -102,7 +102,7 @@ class Autotuner:
                 f"it tries, and there were {self._rounds}."
             )
         best = max(scores, key=lambda point: scores[point])
-        fusion, cycle = FUSION_BYTES[best[0]], CYCLE_S[best[1]]
+        fusion, cycle = FUSIONS_BYTES[best[0]], CYCLES_S[best[1]]
         found = f"--fusion-threshold {fusion >> 20}M --cycle-time {cycle * 1e3:g}"
         if self.converged or not self._scores:
             return f"Autotuning has found {found} ({scores[best]:.3g} MB/s)."
@@ -167,7 +167,7 @@ class Autotuner:
     def _neighbours(self, point: Point) -> List[Point]:
         fusion, cycle = point
         around = [(fusion + 1, cycle), (fusion - 1, cycle), (fusion, cycle + 1), (fusion, cycle - 1)]
-        return [(a, b) for a, b in around if 0 <= a < len(FUSION_BYTES) and 0 <= b < len(CYCLE_S)]
+        return [(a, b) for a, b in around if 0 <= a < len(FUSIONS_BYTES) and 0 <= b < len(CYCLES_S)]
 
     def _watch(self, score: float, amount: float) -> bool:
         usual = self._scores[self._best]

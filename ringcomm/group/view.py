@@ -1,6 +1,6 @@
 """Members and views: which processes a job consists of, and which rank each of them has.
 
-A :class:`Member` is one process; its number identifies it for the whole job and is never given to another
+A :class:`ViewMember` is one process; its number identifies it for the whole job and is never given to another
 process. A :class:`View` is the membership of one epoch. A rank is a position in a view, so a member's rank
 may change with every view, and its number does not.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple, Sequence, Tuple
 
 
-class Member(NamedTuple):
+class ViewMember(NamedTuple):
     """One process of a job.
 
     Attributes:
@@ -49,7 +49,7 @@ class View(NamedTuple):
     """
 
     epoch: int
-    members: Tuple[Member, ...]
+    members: Tuple[ViewMember, ...]
 
     @property
     def size(self) -> int:
@@ -61,7 +61,7 @@ class View(NamedTuple):
         """The members' numbers, in rank order."""
         return tuple(member.number for member in self.members)
 
-    def joined(self, before: View) -> Tuple[Member, ...]:
+    def joined(self, before: View) -> Tuple[ViewMember, ...]:
         """Return the members that the view before did not have.
 
         Args:
@@ -69,7 +69,7 @@ class View(NamedTuple):
         """
         return tuple(member for member in self.members if member.number not in before.numbers)
 
-    def lost(self, before: View) -> Tuple[Member, ...]:
+    def lost(self, before: View) -> Tuple[ViewMember, ...]:
         """Return the members of the view before that this one does not have.
 
         Args:

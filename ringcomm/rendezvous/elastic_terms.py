@@ -112,8 +112,7 @@ class ElasticTerms(Terms):
         """Publish a view with enough ranks, unless the job must not go on with it."""
         limit = self._limits.reset_limit
         if limit is not None and last.epoch >= limit:
-            text = f"Horovod was shutdown because number of resets during elastic job exceeded limit: {limit}"
-            return self._fail("reset_limit", text)
+            return self._fail("reset_limit", self._limits.reset_limit_text())
         newest = max(item.candidate().position for item in waiting)
         if self._newest and not newest:
             text = f"No process that has a state is left after epoch {last.epoch}, only new ones are."

@@ -22,8 +22,7 @@ from typing import List, Optional, Sequence, Tuple
 
 from ..config import Slot
 from ..errors import ProtocolError
-from ..group.view import NO_VIEW, View
-from ..group.view import Member as ViewMember
+from ..group.view import NO_VIEW, View, ViewMember
 from ..wire.messages import Message
 from .actions import Action, Drop, Notice, Seat, Send, exclude, refuse
 from .elastic_notices import lost_notice, view_notice

@@ -66,12 +66,6 @@ def check_limits(limits: HostLimits) -> HostLimits:
     return limits
 
 
-def reset_limit_text(limits: HostLimits) -> str:
-    """The error if the ranks would change more often than ``--reset-limit`` permits."""
-    limit = limits.reset_limit
-    return f"{limits.name} was shutdown because number of resets during elastic job exceeded limit: {limit}"
-
-
 def failed_text(limits: HostLimits, host: str, local: int, code: int) -> str:
     """The error if all ranks have failed, or all hosts are excluded.
 

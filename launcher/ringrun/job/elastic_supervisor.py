@@ -17,7 +17,7 @@ from ..diagnosis.first_failure import Exit
 from ..elastic.changes import change_of
 from ..elastic.discovery import host_key
 from ..elastic.job import ElasticJob
-from ..elastic.limits import reset_limit_text, timeout_text
+from ..elastic.limits import timeout_text
 from ..elastic.membership import Membership
 from ..elastic.places import (
     Action,
@@ -262,7 +262,7 @@ class ElasticSupervisor(Supervisor):
     def _failed_notice(self, notice: NoticeLike) -> None:
         limits, kind = self._limits, notice.detail.get("kind")
         if kind == "reset_limit":
-            self._fail(reset_limit_text(limits))
+            self._fail(limits.reset_limit_text())
         elif kind == "timeout":
             self._fail(f"{timeout_text(limits, limits.min_np)}\n{notice.text}")
         else:

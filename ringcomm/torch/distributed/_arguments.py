@@ -11,7 +11,7 @@ import torch.distributed as dist
 from ...errors import Misuse
 from ...group.message_matching import Address
 from ._collectives import Tensors
-from ._reductions import Reduction
+from ._reductions import GroupReduction
 
 _USERS = 0
 
@@ -51,9 +51,9 @@ def pairs_of(outputs: Sequence[Any], inputs: Tensors) -> List[Tuple[Any, torch.T
     return list(zip(outputs, inputs))
 
 
-def reduction_of(opts: Any) -> Reduction:
+def reduction_of(opts: Any) -> GroupReduction:
     """Return the reduction that PyTorch's options name; a sum without options."""
-    return Reduction.of(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
+    return GroupReduction.of(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
 
 
 def root_of(opts: Any) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ...collective.runner import Runner
+from ...configuration.bucket_sizes import LISTED_BYTES
 from ...dtypes import Array
 from ...errors import Misuse
 from ...ops import Collective, ReduceOp
@@ -15,7 +16,7 @@ from ...schedule.steps import even_bounds
 from ...wire.frames import NO_OP, NO_ROOT
 from ...wire.signature import Signature, sizes_text
 from ._bridge import GroupOperand, Parts, bounds_of, even_parts, row_parts
-from ._reductions import Reduction
+from ._reductions import GroupReduction
 
 Tensors = Sequence[torch.Tensor]
 Divided = Union[torch.Tensor, Tensors]
@@ -24,8 +25,6 @@ _Item = TypeVar("_Item")
 
 _KEPT_BYTES = 64 * 1024 * 1024
 """Scratch memory up to this size is kept for the next operation."""
-_FUSE_BYTES = 256 * 1024
-"""Of several tensors to be reduced at once, those up to this size are fused."""
 _REDUCE_ALL_BYTES = 64 * 1024
 """Up to this size a reduce runs as an all-reduce: fewer rounds matter more than fewer bytes."""
 
@@ -71,7 +70,7 @@ class Collectives:
 
     # ---- reductions --------------------------------------------------------------------------
 
-    def all_reduce(self, tensor: torch.Tensor, how: Reduction) -> None:
+    def all_reduce(self, tensor: torch.Tensor, how: GroupReduction) -> None:
         """Reduce a tensor over all ranks, in place."""
         if tensor.is_sparse:
             self._all_reduce_sparse(tensor, how)
@@ -80,13 +79,13 @@ class Collectives:
         self._reduce(operand.flat, how)
         operand.finish()
 
-    def _reduce(self, data: Array, how: Reduction, intent: Optional[Signature] = None) -> None:
+    def _reduce(self, data: Array, how: GroupReduction, intent: Optional[Signature] = None) -> None:
         how.prepare(data)
         self.runner.all_reduce(data, how.op, how.name, data.shape, intent=intent)
 
-    def all_reduce_all(self, tensors: Tensors, how: Reduction) -> None:
+    def all_reduce_all(self, tensors: Tensors, how: GroupReduction) -> None:
         """Reduce several tensors; small ones of one dtype are fused."""
-        small = [t for t in tensors if not t.is_sparse and t.numel() * t.element_size() <= _FUSE_BYTES]
+        small = [t for t in tensors if not t.is_sparse and t.numel() * t.element_size() <= LISTED_BYTES]
         together = len({t.dtype for t in small}) == 1 and len(small) > 1
         alone = [t for t in tensors if not together or not any(t is item for item in small)]
         if alone or not together:
@@ -124,7 +123,7 @@ class Collectives:
         for number, item in enumerate(items, start=1):
             act(item, f"tensor {number} of {len(items)}" if len(items) > 1 else "")
 
-    def _all_reduce_sparse(self, tensor: torch.Tensor, how: Reduction) -> None:
+    def _all_reduce_sparse(self, tensor: torch.Tensor, how: GroupReduction) -> None:
         """Gather the entries of all ranks and add them; their number may differ."""
         if how.op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
             raise Misuse("sparse tensors can be summed and averaged only.")
@@ -149,7 +148,7 @@ class Collectives:
         with torch.no_grad():  # detaching would give the tensor separate entries
             tensor.copy_(total)
 
-    def reduce(self, tensor: torch.Tensor, root: int, how: Reduction) -> None:
+    def reduce(self, tensor: torch.Tensor, root: int, how: GroupReduction) -> None:
         """Reduce a tensor to the root, in place; the other ranks' tensors do not change."""
         operand = GroupOperand(tensor, arithmetic=True)
         data = operand.flat
@@ -168,7 +167,9 @@ class Collectives:
         if self.rank == root:
             operand.finish()
 
-    def reduce_scatter(self, output: torch.Tensor, source: Divided, how: Reduction, label: str = "") -> None:
+    def reduce_scatter(
+        self, output: torch.Tensor, source: Divided, how: GroupReduction, label: str = ""
+    ) -> None:
         """Reduce the ranks' sources; rank r gets part r of the result."""
         parts = self._parts(source, arithmetic=True, copied=True)
         target = GroupOperand(output, arithmetic=True)

@@ -25,7 +25,7 @@ _OPS: Dict[Any, Union[ReduceOp, Bitwise]] = {
 }
 
 
-class Reduction(NamedTuple):
+class GroupReduction(NamedTuple):
     """A reduction operation.
 
     Attributes:
@@ -39,7 +39,7 @@ class Reduction(NamedTuple):
     name: str = ""
 
     @classmethod
-    def of(cls, op: Any) -> Reduction:
+    def of(cls, op: Any) -> GroupReduction:
         """Return the reduction for a ``ReduceOp`` of PyTorch.
 
         Raises:
@@ -59,7 +59,7 @@ class Reduction(NamedTuple):
         """Its number in message headers."""
         return int(self.op)
 
-    def labelled(self, label: str) -> Reduction:
+    def labelled(self, label: str) -> GroupReduction:
         """Return the same reduction with a label appended to its name."""
         return self._replace(name=f"{self.name} {label}".strip())
 
@@ -69,7 +69,7 @@ class Reduction(NamedTuple):
             kernel(ReduceOp.SUM, contribution.dtype, 1, self.factor).prepare(contribution)
 
 
-_KNOWN: Dict[Any, Reduction] = {kind: Reduction(op) for kind, op in _OPS.items()}
+_KNOWN: Dict[Any, GroupReduction] = {kind: GroupReduction(op) for kind, op in _OPS.items()}
 
 
 def _number(factor: Any) -> float:

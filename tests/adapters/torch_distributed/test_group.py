@@ -26,7 +26,7 @@ from ringcomm.torch.distributed._arguments import address_of, pairs_of, reductio
 from ringcomm.torch.distributed._bridge import GroupOperand
 from ringcomm.torch.distributed._elements import type_code, type_name
 from ringcomm.torch.distributed._operations import Operations
-from ringcomm.torch.distributed._reductions import Reduction
+from ringcomm.torch.distributed._reductions import GroupReduction
 from ringcomm.torch.distributed._work import RingcommWork
 from tests.adapters.torch_distributed.in_threads import on_ranks
 
@@ -56,29 +56,29 @@ class TestArguments:
             pairs_of([one], [one, two])
 
     def test_without_options_it_is_a_sum_to_rank_0(self):
-        assert reduction_of(None) == Reduction.of(dist.ReduceOp.SUM) and root_of(None) == 0
+        assert reduction_of(None) == GroupReduction.of(dist.ReduceOp.SUM) and root_of(None) == 0
         options = dist.ReduceOptions()
         options.reduceOp, options.rootRank = dist.ReduceOp.MAX, 3
-        assert reduction_of(options) == Reduction.of(dist.ReduceOp.MAX) and root_of(options) == 3
+        assert reduction_of(options) == GroupReduction.of(dist.ReduceOp.MAX) and root_of(options) == 3
 
 
 class TestReductions:
     def test_a_factor_is_one_number(self):
         for factor in (0.5, torch.tensor(0.5), torch.tensor([0.5])):
-            how = Reduction.of(dist._make_nccl_premul_sum(factor))
+            how = GroupReduction.of(dist._make_nccl_premul_sum(factor))
             contribution = torch.tensor([2.0, 4.0]).numpy()
             how.prepare(contribution)
             assert how.factor == 0.5 and contribution.tolist() == [1.0, 2.0]
         several = SimpleNamespace(op=dist.ReduceOp.PREMUL_SUM, factor=torch.tensor([0.5, 2.0]))
         with pytest.raises(Misuse, match="PREMUL_SUM needs one factor for the whole tensor"):
-            Reduction.of(several)  # newer versions of PyTorch refuse to make it
+            GroupReduction.of(several)  # newer versions of PyTorch refuse to make it
 
     def test_what_it_does_not_have(self):
         with pytest.raises(Misuse, match="'nonsense' is not a reduction that the backend"):
-            Reduction.of("nonsense")
+            GroupReduction.of("nonsense")
 
     def test_labels_are_appended(self):
-        how = Reduction.of(dist.ReduceOp.SUM)
+        how = GroupReduction.of(dist.ReduceOp.SUM)
         assert how.labelled("tensor 1 of 2").labelled("again").name == "tensor 1 of 2 again"
 
 

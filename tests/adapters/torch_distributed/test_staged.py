@@ -16,7 +16,7 @@ from ringcomm.errors import Misuse, UnsupportedDtypeError
 from ringcomm.ops import codec_number
 from ringcomm.torch.distributed import _bridge, _staged
 from ringcomm.torch.distributed._collectives import Collectives, Packed
-from ringcomm.torch.distributed._reductions import Reduction
+from ringcomm.torch.distributed._reductions import GroupReduction
 from ringcomm.torch.distributed._staged import Staged
 from ringcomm.torch.distributed._work import RingcommWork
 from tests.adapters.torch.fake_cuda import Kind, run_on_devices
@@ -50,7 +50,7 @@ def whole(rank, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 def test_all_reduce(dtype, monkeypatch):
-    how = Reduction.of(dist.ReduceOp.SUM)
+    how = GroupReduction.of(dist.ReduceOp.SUM)
 
     def operate(rank, ops, on_device):
         return [on_device(ops.all_reduce, whole(rank, dtype), how) for _ in range(3)]
@@ -62,7 +62,7 @@ def test_all_reduce(dtype, monkeypatch):
 
 def test_a_reduction_that_the_host_prepares(monkeypatch):
     def operate(rank, ops, on_device):
-        how = Reduction.of(dist._make_nccl_premul_sum(float(rank + 1)))
+        how = GroupReduction.of(dist._make_nccl_premul_sum(float(rank + 1)))
         return on_device(ops.all_reduce, whole(rank, torch.float32), how)
 
     expected = whole(0, torch.float32) + 2 * whole(1, torch.float32)

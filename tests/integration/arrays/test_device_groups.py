@@ -319,10 +319,10 @@ def test_a_lost_rank_ends_the_waits_of_the_other_devices(hosts):
         array = lab.array(numbers(context, LONG, dtype="int32"))
         if context.rank == 1:
             context._runner._groups._group.all_reduce = lost
-        context.allreduce_(array, op=Sum)
-        lab.numpy(array)  # On a GPU, torch.cuda.synchronize(): no call of ringcomm waits here.
-        assert groups_of(lab)[0].aborted
         with pytest.raises(RingcommError) as caught:
+            context.allreduce_(array, op=Sum)  # raises if the abort comes before it has ended
+            lab.numpy(array)  # On a GPU, torch.cuda.synchronize(): no call of ringcomm waits here.
+            assert groups_of(lab)[0].aborted
             context.barrier()
         found[context.rank] = str(caught.value)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringcomm.configuration.bucket_sizes import NEEDED_BYTES
-from ringcomm.engine.fusion import Ready, by_need, plan_buckets
+from ringcomm.engine.fusion import Ready, by_need, fuse
 from ringcomm.ops import Collective, ReduceOp
 from ringcomm.wire.frames import NO_OP, NO_ROOT
 from ringcomm.wire.signature import Key, Signature
@@ -17,7 +17,7 @@ def member(number: int, items: int = 1, **changes) -> Ready:
 
 
 def planned(members, threshold_bytes=100):
-    return [[item.id for item in bucket] for bucket in plan_buckets(members, threshold_bytes)]
+    return [[item.id for item in bucket] for bucket in fuse(members, threshold_bytes)]
 
 
 def test_fills_up_to_the_threshold():

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from ringcomm.engine.coordinator import Tuning
-from ringcomm.engine.tuning import CYCLE_S, FUSION_BYTES, Autotuner, Sampling
+from ringcomm.engine.tuning import CYCLES_S, FUSIONS_BYTES, Autotuner, Sampling
 
 
 class Machine:
@@ -22,7 +22,7 @@ class Machine:
 
     def speed(self, tuning: Tuning) -> float:
         off = abs(math.log2(tuning.fusion_bytes / self.best.fusion_bytes))
-        off += 2 * abs(CYCLE_S.index(tuning.cycle_s) - CYCLE_S.index(self.best.cycle_s))
+        off += 2 * abs(CYCLES_S.index(tuning.cycle_s) - CYCLES_S.index(self.best.cycle_s))
         return 1e9 * 0.85**off * self._chance.uniform(1 - self._noise, 1 + self._noise)
 
     def run(self, tuner: Autotuner, responses: int, nbytes: int = 1_000_000) -> int:
@@ -91,7 +91,7 @@ def test_one_strange_sample_is_not_a_change():
 
 def test_starts_at_the_nearest_point():
     assert Autotuner(Tuning(3_000_000, 0.0007)).tuning == Tuning(2 << 20, 0.0005)
-    assert Autotuner(Tuning(1 << 40, 9.0)).tuning == Tuning(FUSION_BYTES[-1], CYCLE_S[-1])
+    assert Autotuner(Tuning(1 << 40, 9.0)).tuning == Tuning(FUSIONS_BYTES[-1], CYCLES_S[-1])
 
 
 def test_it_reports_what_it_has_found_and_how_much_is_missing():

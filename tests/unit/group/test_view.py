@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ringcomm.group.view import NO_VIEW, Candidate, Member, View, rank_order
+from ringcomm.group.view import NO_VIEW, Candidate, View, ViewMember, rank_order
 
-A, B, C = Member(0, "desk", 11), Member(1, "desk", 12), Member(4, "jetson", 11)
+A, B, C = ViewMember(0, "desk", 11), ViewMember(1, "desk", 12), ViewMember(4, "jetson", 11)
 
 
 def survivor(number, rank, position=0):
@@ -31,7 +31,7 @@ def test_what_differs_between_two_views():
 
 def test_a_member_is_known_by_its_number_alone():
     """A process that was started in place of another one has a number of its own, wherever it runs."""
-    again = Member(5, A.host, A.pid)
+    again = ViewMember(5, A.host, A.pid)
     before, after = View(1, (A, B)), View(2, (B, again))
     assert (after.joined(before), after.lost(before)) == ((again,), (A,))
 

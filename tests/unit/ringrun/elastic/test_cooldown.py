@@ -4,7 +4,7 @@ import pytest
 
 from ringcomm.errors import ConfigError
 from ringrun.elastic.cooldown import NEVER, Cooldown
-from ringrun.elastic.limits import HostLimits, check_limits, failed_text, reset_limit_text, timeout_text
+from ringrun.elastic.limits import HostLimits, check_limits, failed_text, timeout_text
 
 
 def exclusions(cooldown: Cooldown, count: int, was_member: bool = True) -> list:
@@ -79,7 +79,7 @@ def test_limits_that_contradict_each_other_are_refused(limits: HostLimits, words
 
 def test_error_texts_are_horovods() -> None:
     limits = HostLimits(2, 2, reset_limit=1, horovod=True)
-    assert reset_limit_text(limits) == (
+    assert limits.reset_limit_text() == (
         "Horovod was shutdown because number of resets during elastic job exceeded limit: 1"
     )
     assert failed_text(limits, "pc", 1, 3) == (
@@ -90,4 +90,4 @@ def test_error_texts_are_horovods() -> None:
         "Timed out waiting for minimum number of slots to become available. Please check that you have "
         "enough resources to run at least 4 Horovod processes. Timeout after 600 seconds."
     )
-    assert reset_limit_text(HostLimits(2, 2, reset_limit=1)).startswith("ringrun was shutdown because")
+    assert HostLimits(2, 2, reset_limit=1).reset_limit_text().startswith("ringrun was shutdown because")

@@ -6,7 +6,7 @@ from typing import Any, Dict
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringrun.elastic.limits import HostLimits, check_limits, failed_text, reset_limit_text, timeout_text
+from ringrun.elastic.limits import HostLimits, check_limits, failed_text, timeout_text
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_limits_that_contradict_each_other(changes: Dict[str, Any], text: str) -
 @pytest.mark.parametrize("horovod, name", [(True, "Horovod"), (False, "ringrun")])
 def test_texts_that_programs_search_for(horovod: bool, name: str) -> None:
     limits = HostLimits(3, 2, reset_limit=4, timeout_s=12.5, horovod=horovod)
-    assert reset_limit_text(limits) == (
+    assert limits.reset_limit_text() == (
         f"{name} was shutdown because number of resets during elastic job exceeded limit: 4"
     )
     failed = failed_text(limits, "jetson1", 1, 7)
