@@ -39,7 +39,7 @@ class Configuration(NamedTuple):
     passes: int = 400
 
     def work(self) -> Work:
-        """What a step computes and reduces."""
+        """Return what a step computes and reduces."""
         return Work(passes=self.passes, gradient_bytes=int(self.megabytes * 1024 * 1024), codec=self.codec)
 
 
@@ -116,7 +116,7 @@ def recommended(found: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def judged(found: Dict[str, Any]) -> Dict[str, Any]:
-    """How far the predictions are off, and how good the recommended subset is."""
+    """Return how far the predictions are off, and how good the recommended subset is."""
     errors = [abs(row["predicted_s"] / row["measured_s"] - 1.0) for row in found["rows"]]
     chosen = recommended(found)
     quickest = min(found["rows"], key=lambda row: row["measured_s"])

@@ -115,7 +115,7 @@ def _by_state(row: Dict[str, Any]) -> Dict[str, Dict[str, float]]:
 
 
 def lines(starts: Sequence[Dict[str, Any]]) -> Iterator[Line]:
-    """What was found for each number of ranks, state and size."""
+    """Return what was found for each number of ranks, state and size."""
     groups: Dict[Any, List[Dict[str, float]]] = {}
     for start in starts:
         for task, states in start["times"].items():

@@ -62,12 +62,12 @@ def common_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def tools_of(args: argparse.Namespace) -> Tools:
-    """Where the peers are."""
+    """Return where the peers are."""
     return Tools({mpi: getattr(args, f"mpi4py_{mpi}") or "" for mpi in MPIS})
 
 
 def pace_of(args: argparse.Namespace) -> Pace:
-    """How long to measure."""
+    """Return how long to measure."""
     wishes = {"rounds": args.rounds, "budget_s": args.budget, "limit_s": args.limit, "bind": args.bind}
     return replace(QUICK if args.quick else Pace(), **{name: wish for name, wish in wishes.items() if wish})
 
@@ -82,7 +82,7 @@ def quiet(args: argparse.Namespace) -> machine.Facts:
 
 
 def core_states() -> List[str]:
-    """What cores.py sees now: whether the two cores share a cache."""
+    """Return what cores.py sees now: whether the two cores share a cache."""
     found = cores.measure()
     return [] if found is None else [found.name]
 

@@ -102,7 +102,7 @@ class Watch:
 
 
 def _views(memory: mmap.mmap) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """How many blocks were written and read, and the block."""
+    """Return how many blocks were written and read, and the block."""
     words = np.frombuffer(memory, np.int64, _OFFSET // 8)
     return words[:1], words[64:65], np.frombuffer(memory, np.uint8, BLOCK_BYTES, _OFFSET)
 

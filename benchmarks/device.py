@@ -44,7 +44,10 @@ def gloo_group() -> Any:
 
 
 def ways(nbytes: int, dist: Any) -> Dict[str, Work]:
-    """What is measured with arrays of so many bytes; they are zeros, so that sums stay what they are."""
+    """Return what is measured with arrays of so many bytes.
+
+    They are zeros, so that sums stay what they are.
+    """
     import torch
 
     values = torch.zeros(nbytes // 4, device="cuda")

@@ -117,7 +117,7 @@ class Job:
         return max(ends)
 
     def pause_s(self, epoch: int) -> float:
-        """How long the members of the last view waited for this one."""
+        """Return how long the members of the last view waited for this one."""
         views = [item for item in self.notices if item.kind == "view" and item.detail["epoch"] == epoch]
         return float(views[0].detail["pause_s"])
 

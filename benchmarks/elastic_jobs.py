@@ -117,7 +117,7 @@ class ElasticJob:
         )  # fmt: skip
 
     def notes(self, member: int) -> List[Dict[str, Any]]:
-        """What a process has noted, without a line that is being written."""
+        """Return what a process has noted, without a line that is being written."""
         path = self.folder / f"{member}.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
@@ -175,7 +175,7 @@ class ElasticJob:
         raise RuntimeError(f"member {member} does not run")
 
     def first_step(self, members: Sequence[int], after: float) -> float:
-        """When all these processes have finished a step of a view that began after a time."""
+        """Return when all these processes have finished a step of a view that began after a time."""
         until = time.monotonic() + LIMIT_S
         while time.monotonic() < until:
             times = [self._first_step(member, after) for member in members]
@@ -195,7 +195,7 @@ class ElasticJob:
         return str(self.notes(member)[-1]["host"])
 
     def views(self) -> int:
-        """How many views there have been after the first."""
+        """Return how many views there have been after the first."""
         return max(note["epoch"] for member in self.members() for note in self.notes(member)[-1:])
 
     def end(self) -> Tuple[int, str]:

@@ -45,7 +45,7 @@ def gloo(items: int) -> Callable[[], Any]:
 
 
 def contestants(items: int) -> Dict[str, Callable[[], Any]]:
-    """What is compared, by name."""
+    """Return what is compared, by name."""
     x = jnp.ones(items)
     started, compiled = hvd.jit(lambda x: hvd.psum(x * 2)), jax.jit(lambda x: hvd.psum(x * 2))
     return {

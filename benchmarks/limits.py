@@ -214,7 +214,10 @@ def memory(what: str, size_bytes: int, processes: int, seconds: float) -> float:
 
 
 def process_counts(cores: int) -> List[int]:
-    """How many processes use the memory at once: 1, 2, and as many as 4 ranks on so many cores would."""
+    """Return how many processes use the memory at once.
+
+    1, 2, and as many as 4 ranks on so many cores would.
+    """
     return sorted({1, 2, min(4, max(2, cores))})
 
 

@@ -71,7 +71,7 @@ def shape(lab: Lab, speeds: Speeds) -> None:
 
 
 def line_share(lab: Lab, speeds: Speeds, seconds: float) -> float:
-    """What a plain TCP stream between the first two hosts reaches, both ways at once, of the slower link."""
+    """Return what a plain TCP stream between the first two hosts reaches, both ways at once."""
     slower = min(speeds[:2])
     total = int(slower / 8 * seconds)
     with tempfile.TemporaryDirectory(prefix="ringbench-") as name:

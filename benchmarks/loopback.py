@@ -165,7 +165,7 @@ def check(ways: Dict[str, Callable[[], Any]], array: Any, tensor: Any) -> None:
 
 
 def calls_of(call: Callable[[], Any]) -> Dict[str, float]:
-    """How often an all-reduce of ringcomm sends, receives and waits, and the bytes of each call."""
+    """Return how often an all-reduce of ringcomm sends, receives and waits, and the bytes of each call."""
     from ringcomm.transport.tcp import SocketFabric, SocketLink
 
     counts = {"send": [0, 0], "recv": [0, 0], "wait": [0, 0]}

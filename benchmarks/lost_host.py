@@ -86,7 +86,7 @@ train(hvd.elastic.TorchState(model=model, optimizer=optimizer))
 
 
 def steps_of(folder: Path, host: str, size: int) -> List[float]:
-    """When a host has finished steps with so many ranks."""
+    """Return when a host has finished steps with so many ranks."""
     path = folder / f"{host}.log"
     lines = path.read_text().splitlines() if path.exists() else []
     found = [line.split() for line in lines]

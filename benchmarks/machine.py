@@ -20,12 +20,15 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def facts() -> Facts:
-    """What a reader needs to judge the numbers. Not what makes this process a rank: its key is a secret."""
+    """Return what a reader needs to judge the numbers.
+
+    Not what makes this process a rank: its key is a secret.
+    """
     from ringcomm.configuration.variables import MEMBERSHIP_VARIABLES
 
     place = {f"RINGCOMM_{name}" for name, _ in MEMBERSHIP_VARIABLES}
@@ -73,7 +76,7 @@ def _git(*arguments: str) -> str:
 
 
 def _cpu_seconds() -> Tuple[float, float]:
-    """What all programs used since boot, and what the host machine took away (steal)."""
+    """Return what all programs used since boot, and what the host machine took away (steal)."""
     line = _read("/proc/stat").splitlines()[0].split()[1:]
     user, nice, system, _, _, _, _, steal = (int(value) / _TICKS for value in line[:8])
     return user + nice + system, steal
@@ -97,7 +100,7 @@ class Others:
         return (time.monotonic(), *_cpu_seconds(), own)
 
     def cores(self) -> float:
-        """How many cores' worth of time was not ours; all our children must have ended.
+        """Return how many cores' worth of time was not ours; all our children must have ended.
 
         Time in interrupts is left out: loopback traffic runs there, and that is ours.
         """

@@ -186,7 +186,9 @@ def medians(samples: Iterable[Sample], key: Any) -> Dict[Any, float]:
 
 
 def speedups(samples: Sequence[Sample], key: Any, base: Any) -> Dict[Any, float]:
-    """How many times as fast as its base each key is: the median over rounds of the ratio within a round.
+    """Return how many times as fast as its base each key is.
+
+    The median over rounds of the ratio within a round.
 
     Args:
         key: sample to key.

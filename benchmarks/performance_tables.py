@@ -100,7 +100,7 @@ def links() -> Rows:
 
 
 def loopback() -> Rows:
-    """What two bare processes need for the same bytes over the loopback, beside ringcomm and Gloo."""
+    """Return what two bare processes need for the same bytes over the loopback, beside ringcomm and Gloo."""
     for size, run in result("loopback")["sizes"].items():
         times, calls = run["seconds"], run["calls"]
         ms = {name: f"{median(values) * 1e3:.2f} ms" for name, values in times.items()}

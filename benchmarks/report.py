@@ -49,7 +49,7 @@ def time_text(seconds: float) -> str:
 
 
 def ratio_text(ratio: float) -> str:
-    """How many times as fast, with as many digits as it deserves."""
+    """Return how many times as fast, with as many digits as it deserves."""
     return f"{ratio:.0f}×" if ratio >= 20 else f"{ratio:.1f}×" if ratio >= 9.95 else f"{ratio:.2f}×"
 
 
@@ -77,12 +77,12 @@ def heading(title: str, facts: Dict[str, Any], noise: str) -> List[str]:
 
 
 def core_lines(states: Sequence[str]) -> List[str]:
-    """What cores.py saw before and after; nothing on one core."""
+    """Return what cores.py saw before and after; nothing on one core."""
     return [f"The cores before and after: {', '.join(states)}.", ""] if states else []
 
 
 def version_lines(versions: Dict[str, Dict[str, Any]], left_out: Dict[str, str]) -> List[str]:
-    """What was measured, and what was not and why."""
+    """Return what was measured, and what was not and why."""
     lines = []
     for peer, facts in versions.items():
         details = ", ".join(f"{name} {value}" for name, value in facts.items())

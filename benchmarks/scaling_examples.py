@@ -36,7 +36,7 @@ LIMIT_S = 240.0
 
 
 def predict(lab: Any, hosts: Sequence[str], example: str, flags: Sequence[str]) -> str:
-    """What ``--predict`` prints when it runs an example on these hosts."""
+    """Return what ``--predict`` prints when it runs an example on these hosts."""
     command = [sys.executable, "-m", "ringrun", "--threads", "1", "-x", "PYTHONPATH", "--predict", *flags]
     command += ["-np", str(len(hosts)), "-H", ",".join(hosts), str(ROOT / "examples" / example)]
     command += EXAMPLES[example]

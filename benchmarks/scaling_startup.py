@@ -69,7 +69,7 @@ def measured(ranks: int) -> Dict[str, Any]:
 
 
 def counted(ranks: int) -> Dict[str, Any]:
-    """What the rendezvous of so many ranks receives and sends until all may go, and what ranks pass on."""
+    """Return what the rendezvous of so many ranks receives and sends, and what ranks pass on."""
     from tests.unit.rendezvous.large import started
 
     job = started(*[SLOTS] * (ranks // SLOTS))

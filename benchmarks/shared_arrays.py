@@ -70,7 +70,7 @@ def add(path: Path, start: Dict[str, Any]) -> None:
 
 
 def _states() -> List[str]:
-    """What rank 0 sees of the cores, while the others wait."""
+    """Return what rank 0 sees of the cores, while the others wait."""
     found = cores.measure() if rc.rank() == 0 else None
     rc.barrier()
     return [] if found is None else [found.name]

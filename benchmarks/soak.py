@@ -97,7 +97,7 @@ def work(context: Context, generation: int, pace_s: float, done: List[int]) -> N
 
 
 def sample() -> Dict[str, float]:
-    """What may grow, besides what Python will collect."""
+    """Return what may grow, besides what Python will collect."""
     gc.collect()
     process = psutil.Process()
     return {

@@ -211,7 +211,7 @@ def unequal_machines() -> Rows:
 
 
 def lost_hosts() -> Rows:
-    """How long training stands still when one of three hosts dies."""
+    """Return how long training stands still when one of three hosts dies."""
     measured = result("lost_host")
     limit = f"over {measured['limit_s']:.0f}"
     for name in ("ringcomm", "torchrun"):

@@ -277,7 +277,10 @@ def _step(context: Context, arrays: Sequence[np.ndarray[Any, Any]], op: rc.Reduc
 
 
 def _calls(context: Context, arrays: Sequence[np.ndarray[Any, Any]], op: rc.ReduceOp) -> int:
-    """How many calls a turn has, the same on every rank. (Large buffers move to huge pages meanwhile.)"""
+    """Return how many calls a turn has, the same on every rank.
+
+    (Large buffers move to huge pages meanwhile.)
+    """
     for _ in range(3):
         _step(context, arrays, op)
     began_s = time.perf_counter()

@@ -40,7 +40,7 @@ COLOURS = ("#9aa5b1", "#edae49", "#d1495b")
 
 
 def spread(run: Run, first: int, last: int) -> float:
-    """How much the median compute times of ranks differ in these steps, as a part of the longest."""
+    """Return how much the median compute times of ranks differ in these steps, as a part of the longest."""
     medians = [statistics.median(values[first:last]) for values in run.computed]
     return (max(medians) - min(medians)) / max(medians)
 
@@ -66,7 +66,7 @@ def compare(machines: Machines, rounds: int, steps: int, work: Work) -> Dict[str
 
 
 def with_medians(found: Dict[str, Any]) -> Dict[str, Any]:
-    """What :func:`compare` has measured, with medians over its rounds."""
+    """Return what :func:`compare` has measured, with medians over its rounds."""
     medians = {kind: statistics.median(values) for kind, values in found["step_s"].items()}
     alone, equal, balanced = (medians[kind] for kind in KINDS)
     figures = {"against_alone": alone / balanced, "against_equal": equal / balanced}

@@ -77,7 +77,7 @@ class Digits(lightning.LightningModule):
         return torch.nn.functional.cross_entropy(self.layers(images), labels)
 
     def validation_step(self, batch, _):
-        """How many of one batch are read correctly."""
+        """Return how many of one batch are read correctly."""
         images, labels = batch
         right = (self.layers(images).argmax(dim=1) == labels).float().mean()
         self.log("accuracy", right, sync_dist=True)

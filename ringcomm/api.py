@@ -81,7 +81,7 @@ def stop_timeline() -> None:
 
 
 def stats() -> Dict[str, float]:
-    """What this rank has done since :func:`init`, in numbers, as W&B, MLflow and TensorBoard take them.
+    """Return what this rank has done since :func:`init`: numbers, as W&B, MLflow and TensorBoard take them.
 
     A call takes some ten microseconds. No other rank has to do anything for it.
 

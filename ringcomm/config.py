@@ -52,7 +52,10 @@ def launchers_rank_from_environment() -> Optional[int]:
 
 
 def is_first_from_environment() -> bool:
-    """Whether this process is rank 0, or no launcher has given it a rank: it warns on behalf of all."""
+    """Return whether this process is rank 0, or no launcher has given it a rank.
+
+    It warns on behalf of all.
+    """
     environ = environment.variables(None)
     return (environ.get("RANK") or environ.get(PREFIX + "RANK") or "0") == "0"
 

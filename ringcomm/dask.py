@@ -169,7 +169,7 @@ def _attempt(*arguments: Any) -> bytes:
 
 
 def _poll(left: Dict[distributed.Future, int], timeout_s: float) -> Iterable[Tuple[int, RankOutcome]]:
-    """Which ranks are done since the last call. ``left`` has the futures of the others."""
+    """Return which ranks are done since the last call. ``left`` has the futures of the others."""
     try:
         done = distributed.wait(list(left), timeout=timeout_s, return_when="FIRST_COMPLETED").done
     except (TimeoutError, distributed.TimeoutError):

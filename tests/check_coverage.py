@@ -226,7 +226,7 @@ def _run_tests(files: Sequence[str], folder: str, options: Sequence[str] = _OPTI
 
 
 def _percent(measured: Any, row: Row, output: str) -> float:
-    """How much of a module its tests have covered."""
+    """Return how much of a module its tests have covered."""
     contexts = ["^$", *(f"^{re.escape(name)}$" for name in row.tests)]
     path = str(ROOT / row.module)
     sys.stdout.flush()

@@ -47,7 +47,7 @@ def public_names(module: str) -> Set[str]:
 
 
 def _exported(call: ast.Call, tree: ast.Module, package: str) -> Iterator[str]:
-    """What is imported under its own name or with ``*``, and what the call names."""
+    """Return what is imported under its own name or with ``*``, and what the call names."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:  # otherwise of modules
             for alias in node.names:

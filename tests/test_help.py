@@ -35,7 +35,7 @@ def callables() -> List[Tuple[str, str]]:
 
 
 def problems(thing: Any) -> List[str]:
-    """What a reader of ``help(thing)`` would miss."""
+    """Return what a reader of ``help(thing)`` would miss."""
     text = inspect.cleandoc(thing.__doc__ or "")
     if not text:
         return ["no docstring of its own"]

@@ -22,7 +22,7 @@ def launcher_modules() -> Dict[str, Path]:
 
 
 def launcher_graph() -> Dict[str, Set[str]]:
-    """Which modules of ringrun import which."""
+    """Return which modules of ringrun import which."""
     names = launcher_modules()
     graph = {}
     for name, path in names.items():

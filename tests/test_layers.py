@@ -296,7 +296,7 @@ def imported_by(name: str) -> Set[str]:
 
 
 def may_import(name: str, other: str) -> bool:
-    """Whether the table allows ``name`` to import ``other``."""
+    """Return whether the table allows ``name`` to import ``other``."""
     level, family, place = PLACE[name]
     other_level, other_family, other_place = PLACE[other]
     if level == other_level:

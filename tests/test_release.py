@@ -18,7 +18,7 @@ def text_of(name: str) -> str:
 
 
 def found(pattern: str, name: str) -> str:
-    """What the group of a pattern matches in a file."""
+    """Return what the group of a pattern matches in a file."""
     match = re.search(pattern, text_of(name), re.MULTILINE)
     assert match is not None, f"{name} has no {pattern}"
     return match.group(1)
@@ -29,7 +29,7 @@ def version() -> str:
 
 
 def problems(tag: str) -> List[str]:
-    """What keeps a tag from being published."""
+    """Return what keeps a tag from being published."""
     heading = found(r"^## (.+)$", "CHANGELOG.md")
     problems = []
     if tag != f"v{version()}":

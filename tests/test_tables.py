@@ -57,7 +57,7 @@ def found_tables() -> Iterator[Found]:
 
 
 def is_made(table: Found) -> bool:
-    """Whether benchmarks/tables.py makes a table from results."""
+    """Return whether benchmarks/tables.py makes a table from results."""
     heads = [each.head for each in tables.TABLES if each.page == table.page]
     return any(table.head.startswith(f"| {head}".replace("|  |", "| |")) for head in heads)
 

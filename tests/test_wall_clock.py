@@ -17,7 +17,7 @@ CLOCKS = {"monotonic", "perf_counter", "time"}
 
 
 def is_elapsed(node: ast.expr) -> bool:
-    """Whether an expression is a clock's time less something."""
+    """Return whether an expression is a clock's time less something."""
     return (
         isinstance(node, ast.BinOp)
         and isinstance(node.op, ast.Sub)

@@ -73,7 +73,9 @@ class Coded(Exact):
 
 
 def coded_average(name: str, data: Sequence[Array], residuals: Optional[Sequence[Array]] = None) -> Array:
-    """What an all-reduce with a codec gives, by the same arithmetic in one process; a test compares the bits.
+    """Return what an all-reduce with a codec gives, by the same arithmetic in one process.
+
+    A test compares the bits.
 
     Args:
         name: of the codec.

@@ -103,7 +103,7 @@ def ddp(
 
 
 def training_steps(scale: float, backward_s: float, gloo: Any) -> Dict[str, Callable[[], Step]]:
-    """What makes the training steps to compare; each is made when it is its turn, to save memory."""
+    """Return what makes the training steps to compare; each is made when it is its turn, to save memory."""
     import torch
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
@@ -201,7 +201,7 @@ def overlaps(scale: float, backward_s: float, forward_s: float, rounds: int) -> 
 
 
 def exposed(scale: float, backward_s: float, rounds: int) -> Dict[str, Dict[str, List[float]]]:
-    """Where a step with int8 is longer than one without communication, in seconds.
+    """Return where a step with int8 is longer than one without communication, in seconds.
 
     ``backward``: until the backward pass has ended; ``waited``: how long its thread was ready meanwhile, but
     had no core; ``computed``: what the thread computed; ``after``: from then until the step was finished;

@@ -24,7 +24,7 @@ CALIBRATION_BYTES = {100: (2_000_000, 8_000_000), 1000: (8_000_000, 64_000_000)}
 
 
 def key_of(task: Task) -> str:
-    """What distinguishes a task from all others."""
+    """Return what distinguishes a task from all others."""
     names = ("mbit", "hosts", "slots", "method", "workers", "servers", "model", "overlap")
     return " ".join(f"{name}={task[name]}" for name in names) + f" bytes={sum(task['buckets'])}"
 
@@ -203,5 +203,5 @@ def _reduce_s(task: Task, machine: Machine) -> float:
 
 
 def reduced(task: Task, machine: Machine) -> Cost:
-    """What reducing a step's gradients as one bucket costs."""
+    """Return what reducing a step's gradients as one bucket costs."""
     return reduce_cost(_method(task), sum(task["buckets"]), machine, _ranks(task))

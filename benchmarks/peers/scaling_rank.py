@@ -49,7 +49,7 @@ class Interfaces:
 
 
 def reducer(task: Dict[str, Any]) -> Reduce:
-    """What sums a bucket over all workers, in place."""
+    """Return what sums a bucket over all workers, in place."""
     context, method = rc.api.context(), task["method"]
     runner, rank, size = context._runner, rc.rank(), task["size"]
     if method == "none":

@@ -83,7 +83,10 @@ class Machines:
         return Run(rows["times"], rows["computed"], rows["shares"], lines)
 
     def advise(self, chosen: Sequence[int], work: Work) -> str:
-        """What ``ringrun --advise`` prints about these machines; it is asked with uncompressed gradients."""
+        """Return what ``ringrun --advise`` prints about these machines.
+
+        It is asked with uncompressed gradients.
+        """
         return self._ringrun(["--advise"], chosen, "measure", 200, work._replace(codec="float32"))
 
     def _ringrun(

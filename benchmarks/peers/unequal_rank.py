@@ -20,7 +20,7 @@ LAYER = 256
 
 
 def arguments() -> argparse.Namespace:
-    """What to train."""
+    """Return what to train."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--groups", nargs="+", default=[], help="control groups, by rank, to join")
     parser.add_argument("--result", type=Path, help="file that rank 0 writes")

@@ -98,7 +98,10 @@ class Adapter(ABC):
 
 
 def count_of(collective: str, size_bytes: int, ranks: int) -> int:
-    """How many float32 elements a buffer of that size has; one that is divided has one per rank at least."""
+    """Return how many float32 elements a buffer of that size has.
+
+    One that is divided has one per rank at least.
+    """
     count = max(1, size_bytes // ITEM)
     if collective in ("allgather", "reducescatter", "alltoall"):
         count = max(1, round(count / ranks)) * ranks

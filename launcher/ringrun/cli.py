@@ -291,7 +291,7 @@ def _refuse_misspelt(job: Job) -> None:
 
 
 def _meant(job: Job) -> Optional[Tuple[str, str]]:
-    """What is not there, and the command line that was meant; None if the program may be there."""
+    """Return what is not there, and the command line that was meant; None if the program may be there."""
     first, *rest = job.command.argv
     after = rest[1] or "" if first is None and rest[0] == "-m" else ""
     if after.endswith(".py") and Path(after).is_file():

@@ -35,7 +35,10 @@ _here = threading.local()
 
 
 def can_be_in_order(operation: Operation) -> bool:
-    """Whether an operation can be a call in order: one of all ranks, without a name, weights or codes."""
+    """Return whether an operation can be a call in order.
+
+    Such calls are those of all ranks, without a name, weights or codes.
+    """
     how = operation.how
     if operation.name is not None or operation.has_weight or how.weight is not None or operation.is_coded:
         return False

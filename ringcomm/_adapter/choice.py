@@ -137,7 +137,10 @@ def send_s(name: str, nbytes: float, links: Links) -> float:
 
 
 def exposed_s(name: str, nbytes: float, step: StepTime, links: Links) -> float:
-    """What sending takes longer than the backward pass: reductions run one after the other, once started."""
+    """Return how much longer sending takes than the backward pass.
+
+    Reductions run one after the other, once started.
+    """
     return _exposed_s(step, _reductions(name, nbytes, step, links))
 
 

@@ -49,7 +49,10 @@ class CompressionState:
         self._auto: Optional[AutoCompression] = None
 
     def auto(self, compression: Any) -> Optional[AutoCompression]:
-        """What chooses the compression, if the program leaves the choice; the same from step to step."""
+        """Return what chooses the compression, if the program leaves the choice.
+
+        The same from step to step.
+        """
         if isinstance(compression, AutoCompression) and self._auto is None:
             self._auto = compression
         return self._auto if isinstance(compression, AutoCompression) else None
@@ -75,7 +78,7 @@ def state_of(owner: Any) -> CompressionState:
 
 
 def residual_state_dict(variables: Sequence[Any]) -> Dict[str, Array]:
-    """What compression has lost of the gradients on this rank and error feedback will add, for a checkpoint.
+    """Return what compression has lost of this rank's gradients and error feedback adds, for a checkpoint.
 
     Example::
 

@@ -237,7 +237,9 @@ def compressor_of(compression: Any) -> Any:
 
 
 def codec_for(compression: Any, dtype: str, shape: Sequence[int]) -> str:
-    """How a gradient is sent: a codec's name, ``"powersgd"``, or ``"none"`` where the reduction does nothing.
+    """Return how a gradient is sent.
+
+    A codec's name, ``"powersgd"``, or ``"none"`` where the reduction does nothing.
 
     Args:
         compression: a compressor.

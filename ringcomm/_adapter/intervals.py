@@ -149,7 +149,7 @@ class Interval:
         self._own = Facts(apart, norm, self._made)
 
     def send(self, began_s: float, made: int, weights: bool = True) -> List[float]:
-        """What goes with the exchange that begins: the numbers of the one before.
+        """Return what goes with the exchange that begins: the numbers of the one before.
 
         Args:
             began_s: when this rank entered it, by ``time.perf_counter()``.

@@ -197,7 +197,7 @@ class LocalSGD(OuterOptimizer):
         return [number for number, item in self._running.items() if item.until <= self._steps]
 
     def touched(self) -> List[int]:
-        """Which arrays :meth:`advance` reads or overwrites now: places in ``weights``, then ``averaged``.
+        """Return which arrays :meth:`advance` reads or overwrites now: places in ``weights``, ``averaged``.
 
         For callers whose weights are elsewhere, and are copied to the arrays and back.
         """

@@ -88,7 +88,7 @@ class DeviceKind(ABC):
 
     @abstractmethod
     def device(self, value: Any) -> Hashable:
-        """Which device that is."""
+        """Return which device that is."""
 
     @abstractmethod
     def engine(self, value: Any) -> CopyEngine:

@@ -52,7 +52,9 @@ def _add_s(block: np.ndarray[Any, Any]) -> float:
 
 
 def uses_mapped(engine: CopyEngine, device: object) -> bool:
-    """Whether the host is to work in mapped arrays of a device directly: measured by every call, and logged.
+    """Return whether the host is to work in mapped arrays of a device directly.
+
+    Measured by every call, and logged.
 
     Args:
         engine: of the device.

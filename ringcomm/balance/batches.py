@@ -222,7 +222,7 @@ class BalancedBatches(Balanced):
 
 
 def _is_out_of_memory(problem: BaseException) -> bool:
-    """Whether this is a MemoryError, or what PyTorch raises when a device or its allocator has no memory."""
+    """Return whether this is a MemoryError, or what PyTorch raises when a device has no memory."""
     if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
         return True
     return "can't allocate memory" in str(problem) or "not enough memory" in str(problem)

@@ -25,7 +25,9 @@ class Usage(NamedTuple):
 
 
 def job_line(names: Sequence[str], usages: Sequence[Usage]) -> str:
-    """Which rank waited for which, and what the job would have taken otherwise; empty if that is little.
+    """Return which rank waited for which, and what the job would have taken otherwise.
+
+    Empty if that is little.
 
     Equal batches are assumed. The rank that waited least waited for no other: its waiting is communication,
     which balanced batches do not shorten.

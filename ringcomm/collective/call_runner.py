@@ -159,7 +159,7 @@ class CallRunner:
         return totals
 
     def delivered(self) -> Dict[int, Tuple[int, float]]:
-        """What its links have delivered; see :func:`ringcomm.transport.pace.delivered`. For any thread."""
+        """Return what its links have delivered; see :func:`ringcomm.transport.pace.delivered`."""
         from ..transport.pace import delivered  # asked for once a second at most, and of TCP links
 
         return delivered(self._fabric)

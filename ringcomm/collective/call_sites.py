@@ -89,7 +89,10 @@ def find_site(depth: int, known: List[Any]) -> Site:
 
 
 def nowhere() -> List[Any]:
-    """What is known of a place before it is looked for: depth, code, and for one instruction its number."""
+    """Return what is known of a place before it is looked for.
+
+    Depth, code, and for one instruction its number.
+    """
     return [0, None, -1, 0]
 
 
@@ -125,7 +128,7 @@ def comparable_site(unequal: Container[str] = ()) -> Tuple[Site, bool]:
 
 
 def _depth_of(wanted: FrameType) -> int:
-    """How deep a frame is, as the caller of this function would have to say it to ``sys._getframe``."""
+    """Return how deep a frame is, as the caller of this function would pass it to ``sys._getframe``."""
     depth = 0
     while sys._getframe(depth + 1) is not wanted:
         depth += 1
@@ -249,7 +252,9 @@ class CallSites:
                 self.add(op, what, f"Call number {op}, {what},", sites)
 
     def differ(self, op: int, call: Any, subject: str, sites: Mapping[int, str]) -> bool:
-        """Whether it is an error that ranks make a call at these lines. If it is none, a difference is kept.
+        """Return whether it is an error that ranks make a call at these lines.
+
+        If it is none, a difference is kept.
 
         Args:
             op: number of the call.

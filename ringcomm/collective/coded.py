@@ -62,7 +62,7 @@ class CodedMemory:
         return self._codes[:nbytes]
 
     def bounds(self, values: Sequence[int]) -> Tuple[int, ...]:
-        """Where the codes of each chunk start in a buffer of codes, from the chunks' boundaries in values."""
+        """Return where the codes of each chunk start in a buffer, from the chunks' boundaries in values."""
         found = [0]
         for start, stop in zip(values, values[1:]):
             found.append(found[-1] + self.codec.encoded_bytes(stop - start))
@@ -174,7 +174,7 @@ class CodedExecution(Execution):
     # ---- segments ----------------------------------------------------------------------------
 
     def _places(self, flow: Flow, first: int, last: int) -> Tuple[slice, slice]:
-        """Where the flow's next segment lies: in the buffer of codes, and in the vector."""
+        """Return where the flow's next segment lies: in the buffer of codes, and in the vector."""
         number = (flow.position - flow.start) // self._memory.segment_bytes
         start = first + number * SEGMENT_ITEMS
         end = min(flow.stop, flow.position + self._memory.segment_bytes)

@@ -295,7 +295,7 @@ class Execution(Part):
         return stream.current is not None
 
     def _room(self, stream: Stream, flow: Receipt) -> Optional[memoryview]:
-        """Where bytes from this peer may go now; None if nowhere."""
+        """Return where bytes from this peer may go now; None if nowhere."""
         if stream.segment is not None and flow.fold:
             arrived = flow.arrived[stream.link.peer]
             end = min(flow.stop, flow.window + flow.segment_bytes)

@@ -85,7 +85,7 @@ class ComputeService(MessageServer):
             self._where.setdefault(interfaces[address], []).append((address, port))
 
     def addresses(self) -> Dict[str, List[Tuple[str, int]]]:
-        """Where it can be reached: addresses and ports by interface."""
+        """Return where it can be reached: addresses and ports by interface."""
         return {name: list(pairs) for name, pairs in self._where.items()}
 
     def machine(self) -> str:

@@ -134,7 +134,10 @@ class BucketRunner:
         return self._sets.members(process_set)
 
     def moved_bytes(self, process_set: int) -> int:
-        """How far the collective has come that runs in a process set, or has failed there. For any thread."""
+        """Return how far the collective has come that runs in a process set, or has failed there.
+
+        For any thread.
+        """
         runner = self._runners.get(self._sets.members(process_set))
         rows = runner.rows() if runner is not None else []
         return int(rows[-1].get("moved", 0)) if rows else 0

@@ -379,7 +379,7 @@ class Coordinator:
         return [rank for rank in entry.members if rank not in entry.signatures and rank not in self._joined]
 
     def stack_of(self, rank: int) -> str:
-        """Where a rank's main thread was when it was asked, as a sentence; empty if it was not."""
+        """Return where a rank's main thread was when it was asked, as a sentence; empty if it was not."""
         if rank not in self._stacks:
             return ""
         return f"Its main thread was last seen here:\n{self._stacks[rank].rstrip()}"

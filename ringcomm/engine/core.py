@@ -205,7 +205,7 @@ class EngineCore:
         return self._bucket_runner.totals()
 
     def delivered(self) -> Dict[int, Tuple[int, float]]:
-        """What its links have delivered; see :func:`ringcomm.transport.pace.delivered`. For any thread."""
+        """Return what its links have delivered; see :func:`ringcomm.transport.pace.delivered`."""
         return self._bucket_runner.delivered()
 
     def progress(self) -> Progress:

@@ -137,7 +137,7 @@ class BlockedRanks:
             self._blocked.pop(rank, None)
 
     def alarm_s(self, ready: bool) -> Optional[float]:
-        """When :meth:`find` may find something although nothing arrives; None: not before.
+        """Return when :meth:`find` may find something although nothing arrives; None: not before.
 
         Args:
             ready: whether operations are ready.
@@ -186,7 +186,7 @@ class BlockedRanks:
     # ---- all ranks ---------------------------------------------------------------------------
 
     def _all_at_s(self, ready: bool) -> Optional[float]:
-        """When to look at all ranks; None: not before something has changed."""
+        """Return when to look at all ranks; None: not before something has changed."""
         if not self._blocked or ready:
             return None
         return self._changed_s + DEADLOCK_S if self._looked_at != self._changed_s else self._given_up_s

@@ -165,7 +165,7 @@ class HeartbeatThread:
                 self._peers.messages.send({"type": "explain"}, rank)
 
     def _where(self) -> str:
-        """Where this rank is instead. If it waits itself, what it waits for says more than a stack."""
+        """Return where this rank is instead. If it waits itself, what it waits for says more than a stack."""
         elsewhere = self._elsewhere()
         return f"  {elsewhere}\n" if elsewhere else main_stack()
 

@@ -36,7 +36,7 @@ def mismatch_text(
 
 
 def calls_text(signatures: Mapping[int, Signature], sites: Mapping[int, str], hosts: Sequence[str]) -> str:
-    """Which ranks made which call, and where; ranks with the same call are named together."""
+    """Return which ranks made which call, and where; ranks with the same call are named together."""
     alike: Dict[str, List[int]] = {}
     for rank in sorted(signatures):
         site = f" at {sites[rank]}" if sites.get(rank) else ""

@@ -160,7 +160,7 @@ def groups_of(arrays: Sequence[Array]) -> List[List[Array]]:
 
 
 def groups_by_index(arrays: Sequence[Array]) -> List[List[int]]:
-    """Which arrays travel as one: small ones of the same type together, large ones alone."""
+    """Return which arrays travel as one: small ones of the same type together, large ones alone."""
     groups: List[List[int]] = []
     small: Dict[np.dtype[Any], List[int]] = {}
     for index, array in enumerate(arrays):

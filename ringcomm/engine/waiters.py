@@ -92,7 +92,7 @@ class Waiters:
             self._waits[ident] = left
 
     def all_wait(self) -> bool:
-        """Whether every thread that ever submitted anything, and still lives, waits for what is not done."""
+        """Return whether every live thread that ever submitted anything waits for what is not done."""
         alive, whole = threads_in_python()
         if whole:
             self._submitters &= alive

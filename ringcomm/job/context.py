@@ -241,7 +241,10 @@ class Context(Collectives):
         return Context.start(self.joined_as, self.settings, self.suspend(position), self._kept())
 
     def _kept(self, before: Optional[Prepared] = None) -> Optional[Prepared]:
-        """What the next view need not find out again: nothing if links or hosts were silent in this one."""
+        """Return what the next view need not find out again.
+
+        Nothing if links or hosts were silent in this one.
+        """
         if not isinstance(self.group.reporter.abort_error, TimeoutError):
             return self._prepared or before
         from .preparation import SILENT
@@ -262,7 +265,7 @@ class Context(Collectives):
         return resume
 
     def take_changes(self) -> int:
-        """Which changes of an elastic job's membership are to take place, since this was last called.
+        """Return which changes of an elastic job's membership are to take place, since this was last called.
 
         Returns:
             the sum of 1 (processes are to leave) and 2 (processes are ready to join); 0 if there are none.

@@ -157,7 +157,7 @@ def _finish_first() -> None:
 
 
 def take_changes() -> int:
-    """Which changes of the membership are to take place, since this was last called.
+    """Return which changes of the membership are to take place, since this was last called.
 
     Returns:
         the sum of 1 (processes are to leave) and 2 (processes are ready to join); 0 if there are none, or

@@ -80,7 +80,9 @@ def compare_programs(runner: Runner, hosts: Sequence[str]) -> str:
 
 
 def differences_text(programs: Sequence[Dict[str, str]], hosts: Sequence[str]) -> str:
-    """Which files are not the same on all hosts, as a warning; "" if those that several ranks have are.
+    """Return which files are not the same on all hosts, as a warning.
+
+    "" if those that several ranks have are.
 
     Args:
         programs: for each rank, the hashes of its files; see :func:`own_files`.
@@ -103,7 +105,10 @@ def differences_text(programs: Sequence[Dict[str, str]], hosts: Sequence[str]) -
 
 
 def _file_text(name: str, hashes: Sequence[Optional[str]], hosts: Sequence[str]) -> str:
-    """Which ranks have another version of a file than most; "" if none. A rank without it may not need it."""
+    """Return which ranks have another version of a file than most; "" if none.
+
+    A rank without it may not need it.
+    """
     versions: Dict[str, List[int]] = {}
     for rank, found in enumerate(hashes):
         if found is not None:

@@ -302,7 +302,7 @@ def _refuse(callbacks: Optional[Sequence[Any]]) -> None:
 
 
 def _poll(left: Dict[Any, int], timeout_s: float) -> Iterable[Tuple[int, RankOutcome]]:
-    """Which ranks are done since the last call. ``left`` has the references of the others."""
+    """Return which ranks are done since the last call. ``left`` has the references of the others."""
     done, _ = ray.wait(list(left), num_returns=1, timeout=timeout_s)
     found = []
     for reference in done:

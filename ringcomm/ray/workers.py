@@ -21,7 +21,7 @@ class Worker:
         self._executable: Any = None
 
     def describe(self) -> WorkerFacts:
-        """Where this worker runs."""
+        """Return where this worker runs."""
         context = ray.get_runtime_context()
         gpus = [str(item) for item in context.get_accelerator_ids().get("GPU", [])]
         return WorkerFacts(Host(context.get_node_id(), socket.gethostname()), gpus)

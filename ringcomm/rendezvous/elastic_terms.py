@@ -97,7 +97,7 @@ class ElasticTerms(Terms):
         return timers if last is NO_VIEW else [*timers, waiting_notice(decision, limits)]
 
     def _too_early(self, now_s: float) -> bool:
-        """Whether more processes surely join before the first view, so that there is no need to look closer.
+        """Return whether more processes surely join before the first view, so that nothing is decided now.
 
         This is asked whenever one joins.
         """

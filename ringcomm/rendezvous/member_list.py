@@ -107,7 +107,10 @@ def leaders_of(members: Sequence[Located]) -> List[Located]:
 
 
 def decides(own: Located, other: Located) -> bool:
-    """Whether the pair of these two hosts is the share of the first one: of each pair, just one end's."""
+    """Return whether the pair of these two hosts is the share of the first one.
+
+    Of each pair it is that of just one end.
+    """
     odd = (own.host_index + other.host_index) % 2 == 1
     return odd if own.host_index < other.host_index else not odd
 

@@ -27,7 +27,7 @@ Finished = Callable[[List[Dict[str, Any]]], None]
 
 
 def patience_s(answered_s: float, least_s: float = _PATIENCE_S) -> float:
-    """How long to wait for other addresses once every host has answered on a real interface, in seconds.
+    """Return how many seconds to wait for other addresses once all hosts have answered on a real one.
 
     Args:
         answered_s: how long that has taken, in seconds.

@@ -44,7 +44,10 @@ class NoRoute(Exception):
 
 
 def with_second_round(first: Sequence[Attempt], second: Sequence[Attempt]) -> List[Attempt]:
-    """What a rank has tried in both rounds: what the second one has dialled again replaces the first."""
+    """Return what a rank has tried in both rounds.
+
+    What the second one has dialled again replaces the first.
+    """
     again = {(item.target, item.address) for item in second}
     return [*(item for item in first if (item.target, item.address) not in again), *second]
 

@@ -159,7 +159,7 @@ def _direct(sent: float, machine: Machine, ranks: Sequence[int]) -> _Load:
 
 
 def _shares(ranks: Sequence[int], machine: Machine) -> List[float]:
-    """Which part of a vector each host adds up, by the speeds of their interfaces."""
+    """Return which part of a vector each host adds up, by the speeds of their interfaces."""
     wires = machine.wires(len(ranks))
     if len(set(wires)) > 1:
         return interface_shares(ranks, [1.0 / byte_s for byte_s in wires])

@@ -123,7 +123,7 @@ class _Clock:
         self.lines: Dict[_Node, _Line] = {}
 
     def begin_s(self, node: _Node) -> float:
-        """When a step may begin, as far as its own rank and the ports are concerned, to 1 %.
+        """Return when a step may begin, as far as its own rank and the ports are concerned, to 1 %.
 
         In that order steps are served. More exactly would be wrong: of chunks that differ by an element,
         those of one rank would all come first, and keep ports from those of the others.
@@ -149,7 +149,7 @@ class _Clock:
             self.lines[node] = self._received(node, step, length_bytes)
 
     def _own_wait(self, node: _Node) -> _Line:
-        """When the steps before it in its own rank have done what it needs: first and last element."""
+        """Return when the steps before it in its own rank have done what it needs: first and last element."""
         rank, index = node
         step = self._schedules[rank][index]
         first_s = last_s = 0.0
@@ -178,7 +178,10 @@ class _Clock:
         return _Line(begin_s + model.message_s + segment_s, max(end_s, wait.last_s + segment_s))
 
     def _ports(self, rank: int, peer: int) -> Tuple[Tuple[int, float, float], ...]:
-        """What a message between them occupies at this rank: port, seconds per byte and per message."""
+        """Return what a message between them occupies at this rank.
+
+        Port, seconds per byte and per message.
+        """
         model = self._model
         if self._alone or model.hosts[rank] == model.hosts[peer]:
             return ((rank, model.byte_s, model.message_s),)
@@ -235,7 +238,7 @@ def _waits_for(steps: Sequence[Step], index: int) -> List[int]:
 
 
 def _graph(streams: Streams, before: _Before) -> Tuple[Dict[_Node, List[_Node]], Dict[_Node, int]]:
-    """Which steps may be priced after which: followers of each, and how many each waits for."""
+    """Return which steps may be priced after which: followers of each, and how many each waits for."""
     followers: Dict[_Node, List[_Node]] = {}
     blockers = {(rank, i): 0 for rank, steps in enumerate(before) for i in range(len(steps))}
 
@@ -256,6 +259,6 @@ def _graph(streams: Streams, before: _Before) -> Tuple[Dict[_Node, List[_Node]],
 
 
 def _when(line: _Line, step: Step, position: int) -> float:
-    """When a step has reached a position, on the line from its first to its last element."""
+    """Return when a step has reached a position, on the line from its first to its last element."""
     share = (position - step.start) / (step.stop - step.start)
     return line.first_s + (line.last_s - line.first_s) * share

@@ -82,7 +82,7 @@ class Algorithm(NamedTuple):
     many_to_one: bool = False
 
     def usable(self, problem: Problem, item_bytes: int, needs_single_fold: bool) -> bool:
-        """Whether it may be considered for a call of ``problem.count`` elements of ``item_bytes`` each."""
+        """Return whether it may be considered for ``problem.count`` elements of ``item_bytes`` each."""
         if needs_single_fold and not self.single_fold:
             return False
         if self.by_name_only:

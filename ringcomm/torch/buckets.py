@@ -171,7 +171,7 @@ class _Place:
         return flat.as_strided(self._shape, self._strides, self._start)
 
     def holds(self, gradient: torch.Tensor, flat: torch.Tensor) -> bool:
-        """Whether a gradient is at this place already (a comparison with a view takes 20 times as long)."""
+        """Return whether a gradient is at this place already (comparing views takes 20 times as long)."""
         if gradient.is_sparse or gradient.data_ptr() != flat.data_ptr() + self._start * flat.element_size():
             return False
         return bool(gradient.is_contiguous())
@@ -209,7 +209,7 @@ class FlatBucket(Bucket):
         self._sparse: Set[torch.Tensor] = set()
 
     def _after(self, stop: int) -> int:
-        """Where the next member begins."""
+        """Return where the next member begins."""
         return stop if self._residuals is None else -(-stop // BLOCK_ITEMS) * BLOCK_ITEMS
 
     def _own_residuals(self) -> Sequence[Array]:

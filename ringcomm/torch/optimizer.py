@@ -215,7 +215,7 @@ class _Distributed:
             self._barrier.zero_grad(own, set_to_none)
 
     def residual_state_dict(self) -> Dict[str, Any]:
-        """What compression has lost on this rank and error feedback will add, for a checkpoint of this rank.
+        """Return what compression has lost on this rank and error feedback will add, for a checkpoint of it.
 
         Returns:
             float32 arrays by parameter name; empty without a compression that has error feedback.

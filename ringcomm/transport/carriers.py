@@ -130,7 +130,7 @@ def _compare(sender: ReadingLink, receiver: ReadingLink) -> int:
 
 
 def crossing(gains: Sequence[float]) -> float:
-    """Where a straight line through the gains falls below zero, so that one gain that is off matters little.
+    """Return where a straight line through the gains falls below zero: one gain that is off matters little.
 
     Args:
         gains: what is gained at 0, 1, 2, ... octaves.

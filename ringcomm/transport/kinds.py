@@ -37,7 +37,7 @@ _SYSTEM = Path("/sys/class/net")
 
 
 def kind_of(name: str, address: str, system: Path = _SYSTEM) -> str:
-    """Whether an interface is wired, wireless, virtual or the loopback, as far as it can be determined.
+    """Return whether an interface is wired, wireless, virtual or the loopback, as far as it shows.
 
     Args:
         name: the interface.

@@ -105,7 +105,7 @@ class LendingLink(SharedLink):
         return offset, nbytes | IN_ARENA
 
     def _prefers_ring(self, nbytes: int) -> bool:
-        """Whether the ring is better although the bytes lie in the arena.
+        """Return whether the ring is better although the bytes lie in the arena.
 
         Between cores that share no cache it is: results are expensive to write where the other core has just
         read. Only copies into the ring show that, so now and then some are made.
@@ -221,7 +221,7 @@ class LendingLink(SharedLink):
         return got
 
     def _next_loan(self, most_bytes: int) -> Tuple[int, int, bool]:
-        """Where the next bytes that are lent lie, how many of them, and whether in the arena."""
+        """Return where the next bytes that are lent lie, how many of them, and whether in the arena."""
         words = self._in_words
         self._order()  # of what was seen to be lent, and the place of it
         place = LOANS + 2 * (self._loans_read % MAX_LOANS)
@@ -260,7 +260,7 @@ class LendingLink(SharedLink):
         return LinkClosed(self.peer, f"its memory cannot be read: {closed_reason(problem)}")
 
     def _still_lent(self) -> bool:
-        """Whether what has just been read was not revoked meanwhile."""
+        """Return whether what has just been read was not revoked meanwhile."""
         self._order()
         self._revoked = self._in_words[REVOKED] != 0
         return not self._revoked

@@ -220,7 +220,7 @@ def receive_memory(sock: socket.socket) -> Tuple[bytes, Optional[int]]:
 
 
 def _may_be_mapped(descriptor: int) -> bool:
-    """Whether it is memory that cannot become shorter, or as good as this system has it."""
+    """Return whether it is memory that cannot become shorter, or as good as this system has it."""
     if _is_sealed(descriptor):
         return True
     try:

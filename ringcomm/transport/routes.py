@@ -131,7 +131,7 @@ def candidates(attempts: Sequence[Attempt]) -> List[Attempt]:
 
 
 def choose(wires: Sequence[Attempt], measured: Sequence[Mapping[Wire, float]]) -> Optional[int]:
-    """Which of the candidates to use.
+    """Return which of the candidates to use.
 
     Args:
         wires: as :func:`candidates` gives them.
@@ -168,7 +168,7 @@ def _fastest(wires: Sequence[Attempt], speeds: Mapping[Wire, float]) -> int:
 
 
 def _doubtful(wires: Sequence[Attempt], speeds: Mapping[Wire, float]) -> bool:
-    """Whether a wire looks faster than its kind can be, or the preferred one slower than its kind is."""
+    """Return whether a wire looks faster than its kind can be, or the preferred one slower than its is."""
     preferred = wires[0]
     if preferred.kind == WIRED and speeds.get(wire_of(preferred), 0.0) < SLOW_FOR_A_WIRE_MB_PER_S:
         return True

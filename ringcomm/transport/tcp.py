@@ -132,7 +132,10 @@ class SocketLink(Link):
         """The wait is over for which :meth:`poll_events` was asked; poll() has reported these events."""
 
     def holds_bytes(self) -> bool:
-        """Whether bytes may be received that have left the system's buffers: poll() does not report them."""
+        """Return whether bytes may be received that have left the system's buffers.
+
+        ``poll()`` does not report them.
+        """
         return isinstance(self.sock, SecureSocket) and self.sock.buffered()
 
 

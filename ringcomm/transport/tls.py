@@ -314,7 +314,10 @@ class _TlsSocket(SecureSocket):
 
 
 def _front(views: List[memoryview]) -> memoryview:
-    """What to encrypt next: the first view, or several short ones (a header and what follows it) together."""
+    """Return what to encrypt next.
+
+    The first view, or several short ones (a header and what follows it) together.
+    """
     first = views[0]
     if first.nbytes >= _RECORD_BYTES or len(views) == 1:
         return first[:_BATCH_BYTES]

@@ -15,7 +15,7 @@ def flat(view: memoryview) -> memoryview:
 
 
 def address_of(view: memoryview) -> int:
-    """Where a contiguous view's bytes lie in this process."""
+    """Return where a contiguous view's bytes lie in this process."""
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
 
 

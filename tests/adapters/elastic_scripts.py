@@ -13,7 +13,7 @@ LIMIT_S = 240.0
 
 
 def lines_of(log: Path) -> List[Dict[str, Any]]:
-    """What rank 0 has written."""
+    """Return what rank 0 has written."""
     return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 

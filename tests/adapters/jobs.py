@@ -104,7 +104,7 @@ class InTurn:
         self._outcomes = outcomes
 
     def results(self, function: Any, ranks: int) -> List[Any]:
-        """What the ranks returned, in rank order; an assertion fails if one of them raised."""
+        """Return what the ranks returned, in rank order; an assertion fails if one of them raised."""
         found = self._outcomes[function.__name__, ranks]
         bad = [f"rank {rank} of {ranks}: {item.text}" for rank, item in enumerate(found)
                if isinstance(item, Failure)]  # fmt: skip
@@ -154,7 +154,7 @@ def take_part(calls: Sequence[Tuple[Any, Sequence[placed.Ticket]]]) -> List[Any]
 
 
 def numbers(rank: int, shape: Any, dtype: Any, salt: int = 0) -> Any:
-    """What a rank contributes; every rank can compute those of the others."""
+    """Return what a rank contributes; every rank can compute those of the others."""
     whole = np.random.default_rng([salt, rank]).integers(-9, 10, shape)
     kind = np.dtype(dtype)
     if kind == np.bool_:

@@ -44,7 +44,7 @@ remove_process_set(process_set)
 
 
 def differences(module: Any, table: str) -> List[str]:
-    """Where functions take other parameters than a table says, in another order, or by other defaults.
+    """Return where functions take other parameters than a table says, in another order, or by other defaults.
 
     Args:
         table: lines like ``broadcast(tensor, root_rank, name=None)``. What comes after these parameters in
@@ -103,7 +103,10 @@ def functions_of(package: str) -> List[str]:
 
 
 def differences_of_options(module: Any, package: str) -> List[str]:
-    """Where a package's functions differ from the table: one is missing, is not in it, or lacks an option."""
+    """Return where a package's functions differ from the table.
+
+    One is missing, is not in it, or lacks an option.
+    """
     _, table = table_of_options()
     listed = {name: table[name][0] for name in functions_of(package)}
     found = {name for name in dir(module) if _FORM.fullmatch(name)}

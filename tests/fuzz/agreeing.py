@@ -53,7 +53,7 @@ class Step(NamedTuple):
     seed: int
 
     def inputs(self, size: int) -> List[np.ndarray[Any, Any]]:
-        """What each rank puts in."""
+        """Return what each rank puts in."""
         most = max(self.rows)
         arrays = contributions(self.dtype, size, most * self.width, self.seed)
         return [array.reshape(most, self.width)[: self.rows[rank]] for rank, array in enumerate(arrays)]

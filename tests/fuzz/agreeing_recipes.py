@@ -275,7 +275,7 @@ class Trainer:
             schedule.load_state_dict(loaded[f"schedule{number}"])
 
     def loss(self, batch: Batch, parameters: Optional[Dict[str, Any]] = None) -> torch.Tensor:
-        """What is minimized on a batch."""
+        """Return what is minimized on a batch."""
         words, numbers, labels = batch
         with torch.autocast("cpu", torch.bfloat16) if self.case.autocast else nullcontext():
             if parameters is None:
@@ -345,7 +345,7 @@ class Trainer:
                 parameter.requires_grad_()
 
     def values(self) -> Dict[str, torch.Tensor]:
-        """What has to agree in the end."""
+        """Return what has to agree in the end."""
         found = dict(self.model.state_dict())
         if self.averaged is not None:
             found.update({f"averaged {name}": item for name, item in self.averaged.state_dict().items()})

@@ -41,7 +41,7 @@ def fuzz(*strategies: Any) -> Callable[[Any], Any]:
 
 @contextmanager
 def at_most(limit_bytes: int) -> Iterator[None]:
-    """What happens inside may not hold more memory than this at any time."""
+    """Return what happens inside may not hold more memory than this at any time."""
     tracemalloc.start()
     try:
         yield

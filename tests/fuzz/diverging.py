@@ -35,7 +35,7 @@ class Call(NamedTuple):
     prescale: float = 1.0
 
     def array(self) -> np.ndarray[Any, Any]:
-        """What every rank puts in."""
+        """Return what every rank puts in."""
         return np.ones((self.count, self.width), self.dtype)
 
 
@@ -212,7 +212,7 @@ def run_by_name(case: Program, transport: str) -> None:
 
 
 def _errors(case: Program, work: Callable[[Context], None], transport: str) -> List[BaseException]:
-    """What each rank has raised; every one must."""
+    """Return what each rank has raised; every one must."""
     try:
         run_ranks(case.size, work, transport=transport, settings=SETTINGS, timeout_s=LIMIT_S)
     except RankFailed as failure:

@@ -278,7 +278,7 @@ def work(case: Program, rank: int, membership: Membership) -> Ended:
 
 
 def run(case: Program) -> List[Ended]:
-    """How each rank of this program has ended."""
+    """Return how each rank of this program has ended."""
     pipes = [(os.pipe(), os.pipe()) for _ in range(case.size)]
     pids = [_forked(case, rank, pipes) for rank in range(case.size)]
     key, job = secrets.token_bytes(32), f"program-{case.seed}"

@@ -39,7 +39,7 @@ lines = st.lists(answers, max_size=8).map(lambda items: b"".join(item + b"\n" fo
 
 
 def talk(said: bytes) -> str:
-    """What a rank reads under a key from an mpirun that says this and then closes the connection."""
+    """Return what a rank reads under a key from an mpirun that says this and then closes the connection."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)

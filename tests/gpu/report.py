@@ -13,7 +13,7 @@ DEVICES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/dxg")
 
 
 def has_device() -> bool:
-    """Whether a driver for CUDA devices runs here."""
+    """Return whether a driver for CUDA devices runs here."""
     return any(Path(device).exists() for device in DEVICES)
 
 

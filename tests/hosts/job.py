@@ -93,7 +93,7 @@ class Job:
         raise AssertionError(f"no line matched {pattern!r}; ringrun printed:\n{self.output}")
 
     def values(self, pattern: str) -> List[str]:
-        """What the pattern's group matched, in every line of the output."""
+        """Return what the pattern's group matched, in every line of the output."""
         return re.findall(pattern, self.output, re.MULTILINE)
 
 

@@ -224,7 +224,7 @@ class Lab(Cables):
         return Running(holder, len(self.addresses(name)))
 
     def _up(self, name: str, host: Running) -> bool:
-        """Whether a host's sshd listens on all its addresses; LabError when the host has ended."""
+        """Return whether a host's sshd listens on all its addresses; LabError when the host has ended."""
         if host.holder.poll() is not None:
             raise LabError(f"host {name} ended: {(self.directory / name / 'sshd.log').read_text()}")
         if not host.init:
@@ -301,7 +301,7 @@ class Lab(Cables):
         return self._running[host].init
 
     def pid_namespace(self, host: str) -> int:
-        """What identifies a host's processes, also after its end: see `netlab_system.alive_in`."""
+        """Return what identifies a host's processes, also after its end: see `netlab_system.alive_in`."""
         return self._running[host].namespace
 
     # --- running ---

@@ -46,7 +46,10 @@ class Cables:
             sh("tc", *where, "qdisc", "replace", "dev", device, "root", *limit)
 
     def _sender(self, port: Port, way: str) -> Tuple[List[str], str]:
-        """What sends over a cable in this direction, seen from the host: options of `tc`, and the device."""
+        """Return what sends over a cable in this direction, seen from the host.
+
+        Options of `tc`, and the device.
+        """
         if way == "input":
             return ["-n", plans.switch_of(self.number)], port.near
         return ["-n", port.netns] if port.netns else [], port.iface

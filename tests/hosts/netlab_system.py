@@ -224,7 +224,7 @@ def docker_mutex() -> Iterator[Path]:
 
 
 def docker_alias() -> str | None:
-    """What the root's `docker0` says of itself; "" when it is not ours, None when there is none."""
+    """Return what the root's `docker0` says of itself; "" when it is not ours, None when there is none."""
     links = {link["ifname"]: str(link.get("ifalias", "")) for link in ip_json(None, "link", "show")}
     return links.get("docker0")
 
@@ -296,7 +296,7 @@ def alive_in(namespace: int) -> List[Tuple[int, str]]:
 
 
 def listening(pid: int, port: int) -> int:
-    """How many TCP sockets listen on `port` in the network namespace of process `pid`."""
+    """Return how many TCP sockets listen on `port` in the network namespace of process `pid`."""
     count = 0
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):

@@ -43,7 +43,7 @@ def program(lab: Lab) -> Iterator[Program]:
 
 
 def logins(lab: Lab) -> int:
-    """How many logins by ssh the hosts have seen."""
+    """Return how many logins by ssh the hosts have seen."""
     logs = [lab.directory / host.name / "sshd.log" for host in lab.hosts]
     return sum(log.read_text().count("Accepted publickey") for log in logs)
 

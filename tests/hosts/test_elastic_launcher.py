@@ -50,7 +50,7 @@ def pids_on(lab: Lab, host: str) -> List[int]:
 
 
 def seconds(output: str) -> List[float]:
-    """How long the ranks paused after each loss."""
+    """Return how long the ranks paused after each loss."""
     found = re.findall(r"^ringrun: rank .* lost: .* after (\d+\.\d) s$", output, re.M)
     return [float(text) for text in found]
 

@@ -282,7 +282,7 @@ def test_ranks_can_meet_over_ipv6(make_lab: Callable[..., Lab]) -> None:
 
 
 def bytes_sent(lab: Lab, host: str, *arguments: Any) -> int:
-    """What a host's fast interface sends during a whole job, measuring the links included."""
+    """Return what a host's fast interface sends during a whole job, measuring the links included."""
     before = lab.counters(host)[lab.iface(host)][1]
     job = ringrun(lab, *arguments, timeout_s=120)
     assert job.process.returncode == 0, job.output

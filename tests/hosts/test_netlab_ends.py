@@ -28,7 +28,7 @@ signal.pause()
 
 
 def things(number: int) -> List[str]:
-    """What is there of a lab."""
+    """Return what is there of a lab."""
     links = [link["ifname"] for link in system.ip_json(None, "link", "show")]
     routes = system.ip(None, "route", "show") + system.ip(None, "-6", "route", "show")
     found = [
@@ -40,7 +40,7 @@ def things(number: int) -> List[str]:
 
 
 def leftovers(number: int) -> List[str]:
-    """What is there of a lab that has ended, if no other one has taken its number since."""
+    """Return what is there of a lab that has ended, if no other one has taken its number since."""
     fd = system.lock(system.RUN_DIR / f"{number}.lock", fcntl.LOCK_EX)
     if fd is None:
         return []

@@ -104,7 +104,7 @@ def bridged_lab(request: pytest.FixtureRequest, able: None) -> Iterator[Lab]:
 
 
 def start_often(lab: Lab, starts: int) -> List[List[Dict[str, Any]]]:
-    """What every host's rank says of each start."""
+    """Return what every host's rank says of each start."""
     variables = {
         "RINGCOMM_RENDEZVOUS": f"{lab.addresses(LOCALHOST, 'eth')[0]}:{PORT}",
         "RINGCOMM_KEY": secrets.token_hex(16),

@@ -115,7 +115,7 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_text(node: ast.AST) -> bool:
-    """Whether it is a docstring, or a call that logs."""
+    """Return whether it is a docstring, or a call that logs."""
     if not isinstance(node, ast.Expr):
         return False
     if isinstance(node.value, ast.Constant):
@@ -125,7 +125,7 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _not_here(test: ast.expr) -> bool:
-    """Whether the branch is for a type checker, or depends on the system or the version of Python."""
+    """Return whether the branch is for a type checker, or depends on the system or the version of Python."""
     words = ast.unparse(test)
     return any(word in words for word in ("TYPE_CHECKING", "sys.platform", "os.name", "sys.version_info"))
 
@@ -166,7 +166,7 @@ def _negation(node: ast.AST) -> Optional[ast.AST]:
 
 
 def _is_negative(node: ast.AST) -> bool:
-    """Whether it is a number like -1, which stands for nothing or unknown and is as good as -2."""
+    """Return whether it is a number like -1, which stands for nothing or unknown and is as good as -2."""
     if not isinstance(node, ast.UnaryOp) or not isinstance(node.op, ast.USub):
         return False
     return _constant(node.operand) is not None

@@ -157,7 +157,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def clean(copy: Path) -> Outcome:
-    """What all of these tests end with while there is no bug; it also compiles what they import."""
+    """Return what all of these tests end with while there is no bug; it also compiles what they import."""
     selected = {f"({Path(bug.tests).name} and ({bug.words}))": bug.tests for bug in BUGS.values()}
     files = dict.fromkeys(selected.values())
     return run_tests(copy, [*files, "-k", " or ".join(selected)], LIMIT_S, keep_bytecode=True)

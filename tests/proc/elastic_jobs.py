@@ -149,7 +149,7 @@ class ElasticJob:
                 self._later.append(event)
 
     def output(self) -> str:
-        """What all processes have written, for messages."""
+        """Return what all processes have written, for messages."""
         parts = [f"rendezvous: {line}" for line in self.rendezvous_lines]
         for number, worker in enumerate(self.workers):
             parts += [f"worker {number} (pid {worker.pid}): {line}" for line in worker.lines]

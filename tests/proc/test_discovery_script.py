@@ -70,7 +70,7 @@ def test_a_script_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
 
 
 def has_ended(child: Path) -> bool:
-    """Whether a process has ended, from its file ``stat``."""
+    """Return whether a process has ended, from its file ``stat``."""
     try:
         return child.read_text().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):

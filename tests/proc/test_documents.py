@@ -76,7 +76,7 @@ def blocks_in(*languages: str) -> List[object]:
 
 @lru_cache(maxsize=None)
 def help_of_ringrun() -> str:
-    """What ``ringrun --help-all`` prints."""
+    """Return what ``ringrun --help-all`` prints."""
     job = Launched("--help-all")
     assert job.finish(30.0) == 0, job.err
     return job.out
@@ -117,12 +117,12 @@ def test_python_compiles_and_its_names_are_public(block: Block) -> None:
 
 
 def is_ours(module: str) -> bool:
-    """Whether a module belongs to this repository."""
+    """Return whether a module belongs to this repository."""
     return module.split(".")[0] in ("ringcomm", "ringrun")
 
 
 def exists(module: str) -> bool:
-    """Whether a module of this repository exists; others count as existing."""
+    """Return whether a module of this repository exists; others count as existing."""
     return not is_ours(module) or source_of(module).exists()
 
 

@@ -16,7 +16,7 @@ PROGRAM = "import time, ringcomm as rc; rc.init(); time.sleep(float(__import__('
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Whether a process has a handler for a signal."""
+    """Return whether a process has a handler for a signal."""
     status = Path(f"/proc/{pid}/status").read_text()
     mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
     return bool(int(mask, 16) >> (signum - 1) & 1)

@@ -47,7 +47,7 @@ class Case(NamedTuple):
     links: str
 
     def bound_s(self) -> float:
-        """How long the others may take to learn of it."""
+        """Return how long the others may take to learn of it."""
         if self.way not in FREEZES:
             return 2.0
         return START_TIMEOUT_S if self.phase == "rendezvous" else DEAD_AFTER_S + 2.0

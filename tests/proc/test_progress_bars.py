@@ -25,7 +25,7 @@ sys.stdout.write("\\nafterwards\\n")
 
 
 def on_a_terminal(arguments: List[str]) -> str:
-    """What ringrun writes to a terminal."""
+    """Return what ringrun writes to a terminal."""
     pty = pytest.importorskip("pty")
     controller, terminal = pty.openpty()
     environ = {**os.environ, "PYTHONPATH": SOURCES, "TERM": "xterm", "NO_COLOR": "1"}

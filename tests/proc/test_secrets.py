@@ -37,7 +37,7 @@ rc.allreduce(np.ones(3))
 
 
 def traces_of(text: bytes) -> Dict[str, bytes]:
-    """What the key and the private key might look like somewhere."""
+    """Return what the key and the private key might look like somewhere."""
     digits = text.split()[0]
     key = bytes.fromhex(digits.decode())
     found = {"key, in hex": digits, "key": key, "key, in base64": base64.b64encode(key).rstrip(b"=")}
@@ -58,7 +58,7 @@ def contents(folders: Iterable[Path]) -> Dict[str, bytes]:
 
 
 def shown_by(pids: Iterable[int]) -> Dict[str, bytes]:
-    """What the system shows of processes: command lines, environments, and what ps makes of them."""
+    """Return what the system shows of processes: command lines, environments, and what ps makes of them."""
     found = {}
     for pid in pids:
         for name in ("cmdline", "environ", "comm", "maps", "status"):

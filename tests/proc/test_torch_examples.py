@@ -25,7 +25,7 @@ pytestmark = [
 
 
 def output(ranks: int, example: str, *options: str) -> str:
-    """What an example prints; one rank is started without ringrun."""
+    """Return what an example prints; one rank is started without ringrun."""
     script = f"examples/{example}.py"
     if ranks == 1:
         done = subprocess.run(

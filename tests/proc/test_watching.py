@@ -54,7 +54,7 @@ def program(tmp_path: Path) -> Path:
 def on_a_terminal(
     arguments: Sequence[str], cwd: Path, react: Callable[[str], bytes], more: Optional[Dict[str, str]] = None
 ) -> str:
-    """What ringrun writes to a terminal of 30 lines; `react` says what to type, from what was written.
+    """Return what ringrun writes to a terminal of 30 lines; `react` says what to type, from what was written.
 
     `more` are variables for ringrun.
     """

@@ -243,7 +243,7 @@ class ElasticSim:
             assert kinds == ["failed"] and not finished, where
 
     def describe(self) -> str:
-        """What happened, for the reader of a failure."""
+        """Return what happened, for the reader of a failure."""
         processes = "; ".join(
             f"{item.number}: {item.outcome or item.stage}{' frozen' if item.frozen else ''}, "
             f"{item.steps} steps, epoch {item.last_epoch}"

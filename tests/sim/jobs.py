@@ -233,7 +233,7 @@ class Simulated:
             assert error.rank == plan.victim, where
 
     def describe(self) -> str:
-        """What happened, for the reader of a failure."""
+        """Return what happened, for the reader of a failure."""
         ranks = "; ".join(
             f"rank {rank.rank}: {rank.done} of {len(self.plan.calls)} calls, "
             f"{'dead' if rank.dead else rank.error!r}"

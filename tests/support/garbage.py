@@ -23,7 +23,7 @@ KEPT_OPEN = 300
 
 
 def hello() -> bytes:
-    """What TLS starts with; answering it costs more than anything else."""
+    """Return what TLS starts with; answering it costs more than anything else."""
     sent = ssl.MemoryBIO()
     try:
         ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), sent, server_hostname="a").do_handshake()
@@ -36,7 +36,7 @@ HELLO = hello()
 
 
 def some_bytes(rng: random.Random) -> bytes:
-    """What an unauthenticated peer might send first; nothing, too."""
+    """Return what an unauthenticated peer might send first; nothing, too."""
     kind = rng.randrange(9)
     if kind == 0:
         return bytes(rng.getrandbits(8) for _ in range(rng.randrange(1, 400)))

@@ -16,7 +16,7 @@ WIDTH = 3
 
 
 def inputs(kind: str, place: int, size: int, item: int) -> Array:
-    """What member ``place`` passes as array number ``item``; exact in half types."""
+    """Return what member ``place`` passes as array number ``item``; exact in half types."""
     rows = {"allgather": place + 1, "alltoall": 2 * size}.get(kind, ROWS)
     count = rows * WIDTH
     return (np.arange(count, dtype=np.float32).reshape(rows, WIDTH) % 8 + 2 * place + item) / 4

@@ -106,5 +106,5 @@ def assert_reduced(
 
 
 def same_bits(arrays: Sequence[np.ndarray[Any, Any]]) -> bool:
-    """Whether all arrays hold exactly the same bytes."""
+    """Return whether all arrays hold exactly the same bytes."""
     return len({(array.dtype, array.shape, array.tobytes()) for array in arrays}) == 1

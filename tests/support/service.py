@@ -32,14 +32,14 @@ CLAIM = Claim(Purpose.DIRECT, JOB, 1, 2, 3)
 
 
 def opened() -> Any:
-    """How many descriptors and threads this process has."""
+    """Return how many descriptors and threads this process has."""
     gc.collect()
     threads = [item.name for item in threading.enumerate() if not item.name.startswith("pytest_timeout")]
     return {"descriptors": psutil.Process().num_fds(), "threads": threads}
 
 
 def remains(before: Any) -> str:
-    """What this process has opened since then (see :func:`opened`) and not closed; "" if nothing.
+    """Return what this process has opened since then (see :func:`opened`) and not closed; "" if nothing.
 
     Threads of an earlier test may have been about to end before, so fewer of them are no difference.
     """
@@ -62,7 +62,7 @@ def free_port() -> int:
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> bool:
-    """Whether the condition comes true within the time."""
+    """Return whether the condition comes true within the time."""
     until_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > until_s:
@@ -88,7 +88,7 @@ def together(contexts: List[Context], action: Callable[[Context], Any]) -> List[
 
 
 def sum_of_ranks(context: Context) -> float:
-    """What an all-reduce gives to which every rank contributes its number."""
+    """Return what an all-reduce gives to which every rank contributes its number."""
     return float(context.allreduce(np.full(1000, float(context.rank)), op=1)[0])
 
 
@@ -217,7 +217,7 @@ class Service:
         return contexts
 
     def texts(self, kind: str) -> List[str]:
-        """What the launcher was told of this kind."""
+        """Return what the launcher was told of this kind."""
         return [notice.text for notice in self.notices if notice.kind == kind]
 
 

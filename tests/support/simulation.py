@@ -195,7 +195,7 @@ class _Simulation:
         return isinstance(fabric, FaultyFabric) and fabric.take_held_back()
 
     def _can_move(self, rank: int) -> bool:
-        """Whether a link that the rank waits for can move: what ``poll`` would say."""
+        """Return whether a link that the rank waits for can move: what ``poll`` would say."""
         reading, writing = self._executions[rank].waiting_for()
         return any(link.readable() for link in reading) or any(link.writable() for link in writing)  # type: ignore[attr-defined]
 

@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 
 def calls_in(action: Callable[[], Any]) -> int:
-    """How many functions are called (and generators resumed) meanwhile."""
+    """Return how many functions are called (and generators resumed) meanwhile."""
     count = 0
 
     def counted(frame: Any, event: str, argument: Any) -> None:

@@ -116,7 +116,9 @@ def check_argv(config: Mapping[str, Any], program: str, cwd: str) -> List[str]:
 
 
 def can_be_provisioned(facts: Dict[str, Any], config: Mapping[str, Any]) -> bool:
-    """Whether the launcher is to send what the trial import lacked; adds ``machine`` and ``glibc`` then.
+    """Return whether the launcher is to send what the trial import lacked.
+
+    Then ``machine`` and ``glibc`` are added.
 
     Args:
         facts: the result of :func:`check_result`; may be changed.
@@ -148,7 +150,9 @@ def prepend_module_path(env: Dict[str, str], folder: str) -> None:
 
 
 def master_facts() -> Dict[str, Any]:
-    """What the launcher needs for ``MASTER_ADDR`` and ``MASTER_PORT``: a free port, and the ssh addresses.
+    """Return what the launcher needs for ``MASTER_ADDR`` and ``MASTER_PORT``.
+
+    A free port, and the ssh addresses.
 
     Returns:
         ``port``, free at this moment, and ``login``, the variable ``SSH_CONNECTION`` or "".

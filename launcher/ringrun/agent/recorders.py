@@ -237,7 +237,10 @@ def value_digests(names: List[str], env: Mapping[str, str], job: str) -> Dict[st
 
 
 def process_facts(pid: int) -> Dict[str, Any]:
-    """What Linux reports about a process that does not answer: ``state``, as the letter that ``ps`` shows."""
+    """Return what Linux reports about a process that does not answer.
+
+    ``state``, as the letter that ``ps`` shows.
+    """
     return {"state": status_of(pid).get("State", "")[:1]}
 
 

@@ -50,7 +50,7 @@ def pack_call(call: Call, path: Sequence[str]) -> bytes:
 
 
 def carries_bytecode(payload: bytes) -> bool:
-    """Whether a pickle contains functions by value, which only the same minor version of Python can read."""
+    """Return whether a pickle has functions by value, which only the same minor version of Python reads."""
     return b"CodeType" in payload
 
 

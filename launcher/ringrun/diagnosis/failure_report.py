@@ -148,7 +148,7 @@ def signal_hint(end: Optional[Exit]) -> str:
 
 
 def missing_module_hint(lines: Sequence[str], host: str, python: str) -> str:
-    """Which interpreter lacks what, if the last traceback ends because of that; or ""."""
+    """Return which interpreter lacks what, if the last traceback ends because of that; or ""."""
     found = [match for line in traceback_lines(lines) if (match := _NO_MODULE.match(line))]
     if not found or not python:
         return ""

@@ -125,7 +125,8 @@ class Records:
 
 
 def has_operations(contents: Mapping[int, Mapping[str, Any]]) -> bool:
-    """Whether any rank has told of an operation, and not just as it ended: is there anything to compare?"""
+    """Return whether any rank has recorded an operation before its end: otherwise nothing can be compared.
+    """
     told = [content for content in contents.values() if content["reason"] != "ended"]
     return any(channel["operations"] for content in told for channel in content.get("lanes", ()))
 
@@ -136,7 +137,7 @@ def explain(contents: Mapping[int, Mapping[str, Any]]) -> str:
 
 
 def explain_lines(contents: Mapping[int, Mapping[str, Any]]) -> str:
-    """Which calls came from different lines of the program, as lines of text; "" if none."""
+    """Return which calls came from different lines of the program, as lines of text; "" if none."""
     return "\n".join(different_lines(_reports(contents)))
 
 
@@ -175,7 +176,10 @@ def keep_records(job: Job, contents: Mapping[int, Mapping[str, Any]]) -> Tuple[P
 
 
 def temporary_places() -> List[Path]:
-    """Where temporary folders may be made; the next one is for when there is no room in the one before."""
+    """Return where temporary folders may be made.
+
+    The next one is for when there is no room in the one before.
+    """
     found = []
     with contextlib.suppress(FileNotFoundError):  # not even the smallest file can be written in any of them
         found.append(Path(tempfile.gettempdir()))

@@ -239,7 +239,7 @@ def faulthandlers_frames(text: str) -> List[Frame]:
 
 
 def _whereabouts(frames: Sequence[Frame]) -> Tuple[str, bool]:
-    """Where the user's own program is, and whether it waits in ringcomm there."""
+    """Return where the user's own program is, and whether it waits in ringcomm there."""
     own = [index for index, (file, _, _) in enumerate(frames) if _is_users(file)]
     if not own:
         # Python's frozen modules (the import system) are of no use in a stack.

@@ -97,7 +97,7 @@ def shared_error(lines: Sequence[str]) -> str:
 
 
 def origin(lines: Sequence[str]) -> Tuple[str, str]:
-    """Where and with which class the last traceback ends, or ("", "") without one.
+    """Return where and with which class the last traceback ends, or ("", "") without one.
 
     The same if ringcomm has raised anything there: such errors may be another rank's fault.
     """

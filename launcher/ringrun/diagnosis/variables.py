@@ -101,6 +101,9 @@ class Variables:
 
 
 def is_harmless(name: str, value: str) -> bool:
-    """Whether a variable's value may be shown: it is short, and nothing about it looks like a secret."""
+    """Return whether a variable's value may be shown.
+
+    It is short, and nothing about it looks like a secret.
+    """
     hidden = _SECRET.search(name) or _LOOKS_RANDOM.search(value)
     return hidden is None and _HARMLESS.match(value) is not None

@@ -98,7 +98,7 @@ def different_lines(reports: Mapping[int, RankReport]) -> List[str]:
 
 
 def disputes(reports: Mapping[int, RankReport]) -> List[Dispute]:
-    """Where ranks that should make the same call have come with different ones."""
+    """Return where ranks that should make the same call have come with different ones."""
     channels: Dict[Any, ReportedChannel] = {}
     calls_made: Dict[Any, Dict[str, Tuple[ReportedOperation, List[int]]]] = {}
     for rank, report in sorted(reports.items()):
@@ -191,7 +191,10 @@ def _has_not_done(report: Optional[RankReport], rank: int, place: Place) -> bool
 
 
 def _posted(report: RankReport, rank: int, place: Place) -> Optional[int]:
-    """How many messages to a rank another one has sent, or from it has begun to receive; None: not known."""
+    """Return how many messages to a rank another one has sent, or from it has begun to receive.
+
+    None: not known.
+    """
     theirs = _same_channel(report, place[0])
     if theirs is None or theirs.messages is None:
         return None
@@ -208,7 +211,7 @@ def _has_not_come(report: Optional[RankReport], channel: ReportedChannel, wanted
 
 
 def has_met_another_call(report: RankReport) -> bool:
-    """Whether it failed because others made another call, not because one of them ended with that error."""
+    """Return whether it failed because others made another call, not because one of them ended so."""
     return report.error.startswith(MISMATCH) and report.culprit is None
 
 
@@ -295,7 +298,7 @@ def _message_text(rank: int, place: Place, reports: Mapping[int, RankReport]) ->
 
 
 def _describe(report: RankReport, is_wanted: bool) -> str:
-    """Where a rank is that does not wait; others may wait for it."""
+    """Return where a rank is that does not wait; others may wait for it."""
     last = _last(report)
     at = f"; its last operation was {last.text()}" if last is not None else ""
     where = f"; its main thread is in {report.main}" if report.main else ""
@@ -345,7 +348,7 @@ def _bytes(count: int) -> str:
 
 
 def _conclusions(reports: Mapping[int, RankReport], waits: Waits, quarrels: Sequence[Dispute]) -> List[str]:
-    """Which ranks disagree, and which ranks all the others wait for in the end."""
+    """Return which ranks disagree, and which ranks all the others wait for in the end."""
     found = [line for dispute in quarrels for line in _dispute_lines(dispute, len(reports))]
     if not found and any(MISMATCH in report.error[: len(UNCAUGHT + MISMATCH)] for report in reports.values()):
         found = ["They do not make the same calls."]

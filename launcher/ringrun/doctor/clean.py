@@ -74,7 +74,7 @@ def _ask(probe: HostProbe, dry_run: bool) -> Any:
 
 
 def _lines(host: str, answer: Dict[str, Any], dry_run: bool) -> List[str]:
-    """What was done on a host. Its words are not trusted to be short or visible."""
+    """Return what was done on a host. Its words are not trusted to be short or visible."""
     verb = "would remove" if dry_run else "removed"
     total = sum(size for _, _, size in answer["removed"])
     found = [f"{host}: {verb} {_size(total)}" if answer["removed"] else f"{host}: nothing to remove"]

@@ -102,7 +102,7 @@ class Membership:
         return self._plan(now_s) if found else None
 
     def is_postponed(self, spec: HostSpec) -> bool:
-        """Whether a host that was removed stays until others have joined, because too few would be left."""
+        """Return whether a host that was removed stays until others have joined: too few would be left."""
         return host_key(spec) in self._postponed
 
     def _host_of(self, spec: HostSpec) -> Host:
@@ -253,7 +253,7 @@ class Membership:
     # -- time ----------------------------------------------------------------------------------------
 
     def due_s(self) -> Optional[float]:
-        """When :meth:`tick` is to be called next; None: not before another event."""
+        """Return when :meth:`tick` is to be called next; None: not before another event."""
         due = [until_s for host in self.hosts.values() for until_s in host.due_s()]
         due += [item.leaves_by_s for item in self.processes.values() if item.leaves_by_s is not None]
         if not self._started:

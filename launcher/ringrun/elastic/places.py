@@ -190,12 +190,14 @@ class Host:
         self._slot_cooldowns.clear()
 
     def due_s(self) -> List[float]:
-        """When its exclusions end."""
+        """Return when its exclusions end."""
         return [self.cooldown.until_s, *(item.until_s for item in self._slot_cooldowns.values())]
 
 
 def describe_sources(hosts: Iterable[Host], script: str, now_s: float) -> str:
-    """Where ranks may come from while there are too few, for the end of a sentence; "" if from nowhere.
+    """Return where ranks may come from while there are too few, for the end of a sentence.
+
+    "" if from nowhere.
 
     Args:
         hosts: the job's hosts.

@@ -94,7 +94,10 @@ class HostMaker:
 
 
 def _is_own(python: str) -> bool:
-    """Whether a path is that of the interpreter that runs ringrun; links are kept, they make environments."""
+    """Return whether a path is that of the interpreter that runs ringrun.
+
+    Links are kept, they make environments.
+    """
     return os.path.abspath(python) == os.path.abspath(sys.executable)  # noqa: PTH100
 
 

@@ -117,7 +117,7 @@ def prepare(
 
 
 def needs_hosts(options: Options) -> bool:
-    """Whether no option names the hosts, so that those of a surrounding job of a scheduler are used."""
+    """Return whether no option names the hosts: then those of a scheduler's surrounding job are used."""
     named = (options.hosts, options.hostfile, options.host_discovery_script)
     return all(source is None for source in named)
 

@@ -134,7 +134,10 @@ class Notices:
                     self._printer.show(text)
 
     def unequal(self) -> str:
-        """Which rank waited for which, and what that cost; empty unless all ranks have reported that."""
+        """Return which rank waited for which, and what that cost.
+
+        Empty unless all ranks have reported that.
+        """
         plan = self._job.plan
         if len(self._usages) < plan.size:
             return ""

@@ -140,7 +140,10 @@ def _lines(paragraph: str) -> str:
 
 
 def verified_results(job: Job, results: Mapping[int, bytearray]) -> Dict[int, Optional[bytes]]:
-    """What each rank wrote to its result descriptor, b"" if nothing; None if that was not signed by it."""
+    """Return what each rank wrote to its result descriptor, b"" if nothing.
+
+    None if that was not signed by it.
+    """
     return {
         rank: job.verified_result(rank, bytes(data)) if data else b"" for rank, data in results.items()
     }

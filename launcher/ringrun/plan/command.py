@@ -92,7 +92,7 @@ def misplaced_options(command: Command, text: str, own: Container[str]) -> List[
 
 
 def _names(text: str, option: str) -> bool:
-    """Whether a program's text has a name like that of an option, as parsers of command lines need it."""
+    """Return whether a program's text has a name like that of an option, as its parser needs it."""
     if not option.startswith("--"):
         return re.search(rf"(?<![-\w]){re.escape(option)}\b", text) is not None
     name = re.escape(option[2:]).replace(r"\-", "[-_]")

@@ -54,7 +54,7 @@ def finder(python: str, home: str) -> bytes:
 
 
 def candidates(python: str, home: str) -> List[str]:
-    """Where the interpreter may be on another host; ``~`` is the home there.
+    """Return where the interpreter may be on another host; ``~`` is the home there.
 
     Args:
         python, home: see :func:`finder`.

@@ -60,7 +60,10 @@ def is_own(addresses: Iterable[str], own: FrozenSet[_Address]) -> bool:
 
 
 def is_own_name(name: str, hostname: str) -> bool:
-    """Whether a name is this machine's host name or a name of the loopback, by text comparison. Pure."""
+    """Return whether a name is this machine's host name or a name of the loopback, by text comparison.
+
+    Pure.
+    """
     given, own = name.lower().rstrip("."), hostname.lower().rstrip(".")
     if given in ("localhost", "localhost.localdomain", own):
         return True

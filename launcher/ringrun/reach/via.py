@@ -74,7 +74,10 @@ class Via(CommandReach):
         return " ".join(shlex.quote(word) for word in argv[:-end]) + " "
 
     def lacks_python(self, python: str, status: Optional[int], output: str) -> bool:
-        """Whether the program over there could not be executed; such commands have other failures, too."""
+        """Return whether the program over there could not be executed.
+
+        Such commands have other failures, too.
+        """
         if self._joins:
             return super().lacks_python(python, status, output)
         named = python in output and re.search(r"not found|No such file", output, re.I) is not None

@@ -119,7 +119,7 @@ def listed_files(root: Path) -> List[str]:
 
 
 def _listed_by_git(root: Path, *options: str) -> Optional[List[str]]:
-    """What ``git ls-files`` prints; None without git."""
+    """Return what ``git ls-files`` prints; None without git."""
     try:
         done = subprocess.run(
             ["git", "-C", str(root), "ls-files", "-z", *options],

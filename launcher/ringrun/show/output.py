@@ -80,7 +80,10 @@ def cut_to_width(line: bytes, columns: int) -> bytes:
 
 
 def uses_colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
-    """Whether to use colours: on a terminal, unless ``NO_COLOR`` or ``TERM=dumb`` is set (no-color.org)."""
+    """Return whether to use colours.
+
+    On a terminal, unless ``NO_COLOR`` or ``TERM=dumb`` is set (no-color.org).
+    """
     return is_terminal and not environ.get("NO_COLOR") and environ.get("TERM", "") != "dumb"
 
 

@@ -205,7 +205,7 @@ class History:
         }
 
     def local_steps(self) -> List[str]:
-        """What rank 0 reports of its local steps: one text, or none."""
+        """Return what rank 0 reports of its local steps: one text, or none."""
         number = self.present().get(0)
         sample = None if number is None else self.processes[number].latest
         return [sample.local_steps] if sample is not None and sample.local_steps else []

@@ -125,7 +125,7 @@ def _table(
 
 
 def _wide(part: str, more: str = "") -> str:
-    """What is scrolled sideways where the window is narrower."""
+    """Return what is scrolled sideways where the window is narrower."""
     return f'<div class="wide{more}">{part}</div>'
 
 

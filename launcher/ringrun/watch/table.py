@@ -161,7 +161,7 @@ def line(history: History, hosts: Mapping[int, str]) -> str:
 
 
 def _bubbles(history: History, present: Mapping[int, int]) -> str:
-    """Which ranks wait most for messages, like ``rank 2 waits 38 % for rank 1``."""
+    """Return which ranks wait most for messages, like ``rank 2 waits 38 % for rank 1``."""
     found = [
         (share, rank, other)
         for rank, number in present.items()

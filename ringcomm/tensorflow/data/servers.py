@@ -46,7 +46,10 @@ def start_worker(dispatcher: str, host: str, timeout_s: float) -> Any:
 
 
 def dispatcher_timeout_s(timeout_s: float, settings: Settings) -> float:
-    """How long a worker waits for a dispatcher that does not answer, in seconds: well within DEAD_AFTER."""
+    """Return how long a worker waits for a dispatcher that does not answer, in seconds.
+
+    Well within DEAD_AFTER.
+    """
     limit_s = settings.dead_after_s / _ATTEMPTS
     return min(timeout_s, limit_s) if limit_s else timeout_s
 

@@ -67,7 +67,7 @@ def processes_of(folder: Path) -> List[psutil.Process]:
 
 
 def facts_of(program: str, folder: Path) -> Dict[str, Any]:
-    """What a program of the folder ``programs`` has found out."""
+    """Return what a program of the folder ``programs`` has found out."""
     result = folder / "facts.json"
     run_program([str(PROGRAMS / program), str(result)], folder)
     found: Dict[str, Any] = json.loads(result.read_text())

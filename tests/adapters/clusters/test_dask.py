@@ -18,7 +18,7 @@ pytest.importorskip("distributed")
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Any]:
-    """What all jobs on the cluster have given."""
+    """Return what all jobs on the cluster have given."""
     return facts_of("dask_job.py", tmp_path_factory.mktemp("dask"))
 
 

@@ -25,7 +25,7 @@ pytest.importorskip("ray")
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Any]:
-    """What all jobs of RayExecutor have given."""
+    """Return what all jobs of RayExecutor have given."""
     return facts_of("ray_job.py", tmp_path_factory.mktemp("ray"))
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("ray.train.torch")
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Any]:
-    """What Ray Train has given."""
+    """Return what Ray Train has given."""
     return facts_of("ray_train_job.py", tmp_path_factory.mktemp("ray_train"))
 
 

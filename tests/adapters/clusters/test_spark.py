@@ -21,7 +21,7 @@ pytest.importorskip("pyspark")
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Any]:
-    """What all jobs on Spark have given."""
+    """Return what all jobs on Spark have given."""
     need_java()
     return facts_of("spark_job.py", tmp_path_factory.mktemp("spark"))
 

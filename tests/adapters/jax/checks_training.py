@@ -171,7 +171,7 @@ def check_digits_have_the_loss_curve_of_one_process() -> None:
 
 
 def trained_locally(rank: int, params: dict, steps: int, first: int) -> dict:
-    """What one rank does with optax by itself: its targets are its own."""
+    """Return what one rank does with optax by itself: its targets are its own."""
     tx = optax.sgd(0.1, momentum=0.9)
     state = tx.init(params)
     for step in range(first, first + steps):

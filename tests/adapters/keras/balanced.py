@@ -77,7 +77,7 @@ def use_types_of_jax(bits: int) -> None:
 
 
 def difference_of_two_halves() -> float:
-    """How far gradients of two halves of a batch are from those of the batch, in one process without
+    """Return how far gradients of two halves of a batch are from those of the batch, in one process without
     ringcomm: relative to the largest one.
     """
     import torch

@@ -19,7 +19,7 @@ GLOBAL_BATCH, STEPS, EPOCHS = 96, 6, 3
 
 
 def work() -> Dict[str, List[float]]:
-    """What a run on any number of ranks must come to."""
+    """Return what a run on any number of ranks must come to."""
     hvd.init()
     assert keras.Model.__module__.startswith("tf_keras."), keras.Model.__module__
     images, labels = my_part()

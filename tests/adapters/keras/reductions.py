@@ -33,7 +33,7 @@ def work() -> str:
 
 
 def applied(gradients: List[Any], **options: Any) -> List[Any]:
-    """What a step of gradient descent with the rate 1 subtracts from variables."""
+    """Return what a step of gradient descent with the rate 1 subtracts from variables."""
     variables = [keras.Variable(np.zeros(np.shape(item), "float32")) for item in gradients]
     local = options.pop("local", ())
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **options)
@@ -155,7 +155,7 @@ def values() -> None:
 
 
 def diverged_weights() -> str:
-    """What ``CheckSameCallback`` says when a weight of rank 1 differs."""
+    """Return what ``CheckSameCallback`` says when a weight of rank 1 differs."""
     from ringcomm import DesyncError
 
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="only")])

@@ -19,7 +19,10 @@ EPOCHS = 3
 
 
 def work() -> Dict[str, Any]:
-    """What a run on any number of ranks must come to; on two ranks also what concerns one run alone."""
+    """Return what a run on any number of ranks must come to.
+
+    On two ranks also what concerns one run alone.
+    """
     hvd.init()
     if keras.backend.backend() == "torch":
         import torch

@@ -38,7 +38,7 @@ def loss_of(weights: Any, inputs: Any, targets: Any) -> Any:
 
 
 def alone(steps: int, rate: float) -> List[Any]:
-    """What one process with all the data comes to, by gradient descent."""
+    """Return what one process with all the data comes to, by gradient descent."""
     weights = [tf.Variable(item) for item in start()]
     for step in range(steps):
         inputs, targets = data(100 + step)

@@ -22,7 +22,7 @@ def run_on(ranks: int, *modules: str) -> None:
 
 
 def numbers(rank: int, shape: Any, dtype: torch.dtype, salt: int = 0) -> torch.Tensor:
-    """What a rank contributes; every rank can compute those of the others."""
+    """Return what a rank contributes; every rank can compute those of the others."""
     generator = torch.Generator().manual_seed(1000 * salt + rank)
     whole = torch.randint(-9, 10, tuple(shape), generator=generator)
     if dtype == torch.bool:

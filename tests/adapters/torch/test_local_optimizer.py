@@ -91,7 +91,7 @@ def refused(**options: Any) -> str:
 
 
 def check_with_auto() -> List[str]:
-    """What a rank sees with ``--local-steps auto``; its errors."""
+    """Return what a rank sees with ``--local-steps auto``; its errors."""
     hvd.init()
     for clips in (False, True):
         for make in (torch.optim.SGD, torch.optim.AdamW):

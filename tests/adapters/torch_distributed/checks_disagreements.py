@@ -350,7 +350,7 @@ def gather_to(root: int) -> Any:
 
 
 def told(group: Any, act: Act, odd: bool, n: int) -> Tuple[str, bool]:
-    """What a rank is told, and whether it was told at the call."""
+    """Return what a rank is told, and whether it was told at the call."""
     at_once = True
     try:
         act(group, odd, n)

@@ -21,7 +21,7 @@ LONG = SHORT_BYTES // 2
 
 
 def failure_of(act: object) -> Exception:
-    """What it raises."""
+    """Return what it raises."""
     try:
         act()
     except Exception as error:  # noqa: BLE001 - the caller looks at it

@@ -26,7 +26,10 @@ NAMES = ["SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR"]
 
 
 def numbers(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """What a rank contributes: small numbers, so that products fit and sums of half types are exact."""
+    """Return what a rank contributes.
+
+    Small numbers, so that products fit and sums of half types are exact.
+    """
     generator = torch.Generator().manual_seed(rank * 1000 + count)
     values = torch.randint(0, 4, (count,), generator=generator)
     return values.to(torch.bool) if dtype is torch.bool else values.to(dtype)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def under_ringrun(*command: str) -> str:
-    """What two ranks print on both streams."""
+    """Return what two ranks print on both streams."""
     job = Launched("-np", "2", "--start-timeout", "200", *command, cwd=ROOT, env=ENVIRON)
     assert job.finish(LIMIT_S) == 0, f"{job.out}\n{job.err}"
     return job.out + job.err

@@ -23,7 +23,7 @@ LIMIT_S = 60
 
 
 def forked(work) -> str:
-    """What ``work`` returns in a fork of this process, or the error that it raises, as text."""
+    """Return what ``work`` returns in a fork of this process, or the error that it raises, as text."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # that this process has threads

@@ -100,7 +100,7 @@ class Mpirun:
 
 @pytest.fixture
 def at_exit(monkeypatch: pytest.MonkeyPatch) -> List[Callable[[], None]]:
-    """What would be called when this process ends."""
+    """Return what would be called when this process ends."""
     registered: List[Callable[[], None]] = []
     monkeypatch.setattr(pmi_module.atexit, "register", registered.append)
     return registered

@@ -70,7 +70,7 @@ def base() -> Iterator[Path]:
 
 
 def as_other_user(call: Callable[[], object]) -> str:
-    """What a call returns in a process of another user, or the name of its error's class."""
+    """Return what a call returns in a process of another user, or the name of its error's class."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -46,7 +46,7 @@ class Pair:
             end.trust()
 
     def sent(self, text: bytes = TEXT) -> bytes:
-        """What the end that dialled puts on the wire for this text; it arrives nowhere."""
+        """Return what the end that dialled puts on the wire for this text; it arrives nowhere."""
         self.dialled.send(text)
         return received(self.wires[0])
 

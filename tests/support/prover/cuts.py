@@ -14,7 +14,7 @@ Domain = Tuple[int, int]
 def cut_buffers(
     schedules: Schedules, streams: Streams, marks: Dict[Domain, Bounds]
 ) -> Dict[Domain, List[int]]:
-    """Where to cut each buffer so that every step touches a piece whole or not at all.
+    """Return where to cut each buffer so that every step touches a piece whole or not at all.
 
     A cut in what is sent is one in what is received and the other way round, until nothing new
     appears. Each run of elements that all steps treat alike becomes two pieces, if it has two.

@@ -79,7 +79,7 @@ class _Terms:
         return self._number(key, _Term(ranks, terms[0].origin, folds + 1, recv.final, codings))
 
     def code(self, number: int) -> int:
-        """What remains of a term that is encoded and decoded."""
+        """Return what remains of a term that is encoded and decoded."""
         term = self.terms[number]
         if term.decoded:
             return number

@@ -49,7 +49,7 @@ def normal(token: tokenize.TokenInfo) -> str:
 
 
 def similar_runs(one: List[Line], other: List[Line], least: int) -> Iterator[Tuple[int, int, int]]:
-    """Where a run of similar lines begins in both, and how long it is."""
+    """Return where a run of similar lines begins in both, and how long it is."""
     lengths: Dict[int, int] = {}
     for mine, (_, shape) in enumerate(one):
         grown: Dict[int, int] = {}

@@ -26,7 +26,7 @@ class Throttled:
         self._left_s = 0.0
 
     def end_s(self, now_s: float, cpu_s: float) -> float:
-        """When a computation of so many seconds of a core ends that begins now."""
+        """Return when a computation of so many seconds of a core ends that begins now."""
         while True:
             period = int((now_s + self._phase_s) / self._period_s + 1e-9)
             if period != self._period:
@@ -67,7 +67,7 @@ class Job(NamedTuple):
     changes: List[Tuple[int, Shares]]
 
     def spread(self, first: int, last: int) -> float:
-        """How much the median compute times of ranks differ, as a part of the longest."""
+        """Return how much the median compute times of ranks differ, as a part of the longest."""
         medians = [median(column) for column in zip(*self.computed[first:last])]
         return (max(medians) - min(medians)) / max(medians)
 

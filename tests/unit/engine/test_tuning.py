@@ -26,7 +26,7 @@ class Machine:
         return 1e9 * 0.85**off * self._chance.uniform(1 - self._noise, 1 + self._noise)
 
     def run(self, tuner: Autotuner, responses: int, nbytes: int = 1_000_000) -> int:
-        """How often the tuning changed."""
+        """Return how often the tuning changed."""
         changes = 0
         for _ in range(responses):
             self.now_s += nbytes / self.speed(tuner.tuning)

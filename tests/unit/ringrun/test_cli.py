@@ -27,7 +27,7 @@ from ringrun.show import build
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> List[Tuple[Options, Tuple[str, ...], bool]]:
-    """What the command line was understood as, instead of running it."""
+    """Return what the command line was understood as, instead of running it."""
     found: List[Tuple[Options, Tuple[str, ...], bool]] = []
     monkeypatch.setattr(
         cli, "_run", lambda options, command, dry_run: found.append((options, command, dry_run))

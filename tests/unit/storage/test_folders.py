@@ -215,7 +215,7 @@ def test_no_descriptor_is_left(tmp_path: Path) -> None:
 
 
 def _as_user(uid: int, gid: int, call: Callable[[], bool]) -> bool:
-    """What a call returns in a process of another user."""
+    """Return what a call returns in a process of another user."""
     child = os.fork()
     if not child:
         code = 2

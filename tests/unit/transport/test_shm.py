@@ -56,7 +56,7 @@ def views(*lengths: int) -> list:
 
 
 def awake(link: SharedLink) -> bool:
-    """Whether the other end has woken this one, which sleeps."""
+    """Return whether the other end has woken this one, which sleeps."""
     return bool(select.select([link.sock], [], [], 0.0)[0])
 
 

@@ -120,7 +120,7 @@ def start() -> Iterator[Callable[..., Agent]]:
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Whether a process has a handler for a signal."""
+    """Return whether a process has a handler for a signal."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return bool(int(status["SigCgt"], 16) >> signum - 1 & 1)
 
@@ -279,7 +279,7 @@ def test_a_launcher_that_reads_slowly_gets_everything(start: Callable[..., Agent
 
 
 def has_unread(agent: Agent) -> bool:
-    """Whether there is anything in the agent's stdout that was not read."""
+    """Return whether there is anything in the agent's stdout that was not read."""
     held = array.array("i", [0])
     fcntl.ioctl(agent.link.descriptor("stdout"), termios.FIONREAD, held)
     return held[0] > 0

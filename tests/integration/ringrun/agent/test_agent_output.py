@@ -37,7 +37,7 @@ class Agent:
             key.data()
 
     def frames(self) -> List[Frame]:
-        """What the launcher has received by now."""
+        """Return what the launcher has received by now."""
         try:
             return self.reader.feed(os.read(self.stdout, 1 << 20))
         except BlockingIOError:

@@ -101,13 +101,13 @@ class Running(Supervised):
 
 
 def notice(kind: str, text: str = "", **facts: Any) -> Any:
-    """What a rendezvous sends to a supervisor."""
+    """Return what a rendezvous sends to a supervisor."""
     given = {"rank": None, "culprit": None, "detail": {}, **facts}
     return SimpleNamespace(kind=kind, text=text, **given)
 
 
 def processes_of(job: Any) -> List[int]:
-    """What still runs of a job."""
+    """Return what still runs of a job."""
     wanted = f"RINGCOMM_JOB={job.id}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -120,7 +120,7 @@ def processes_of(job: Any) -> List[int]:
 
 
 def none_remain(job: Any) -> bool:
-    """Whether all processes of a job end; one that was killed needs a processor once more for that."""
+    """Return whether all processes of a job end; one that was killed needs a processor once more for that."""
     return eventually(lambda: processes_of(job) == [], LIMIT_S)
 
 

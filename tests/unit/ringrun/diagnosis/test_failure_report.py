@@ -86,7 +86,7 @@ def test_a_rank_with_the_same_error_did_not_stop_because_of_it() -> None:
 
 
 def mismatch(rank: int) -> List[str]:
-    """What a rank wrote that is told of a mismatch, wherever in its program it was."""
+    """Return what a rank wrote that is told of a mismatch, wherever in its program it was."""
     error = "ringcomm.errors.MismatchError: Mismatched shapes for 'a': rank 0: x; ranks 1-3: y."
     return [TRACE[0], f"  File x{rank}", error, "and more" if rank else ""]
 

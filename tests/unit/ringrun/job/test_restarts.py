@@ -41,7 +41,7 @@ class Screen:
 
 
 def attempts(restarts: int, *outcomes: Outcome, wait: Optional[Callable[[float], Any]] = None) -> Any:
-    """How it ended, the jobs that were run, what was shown, and how long was waited."""
+    """Return how it ended, the jobs that were run, what was shown, and how long was waited."""
     job = prepare(Options(np=1), ["true"])
     left, jobs, waits, screen = list(outcomes), [], [], Screen()
 

@@ -44,7 +44,7 @@ def test_conda_is_looked_for_by_name(conda: str, tmp_path: Path) -> None:
 
 
 def run(python: str, home: Path) -> List[str]:
-    """What runs on a host with this home: the interpreter, its arguments and the next line."""
+    """Return what runs on a host with this home: the interpreter, its arguments and the next line."""
     script = f"import os,sys;{BOOT.partition(';')[2]}"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60,

@@ -11,7 +11,7 @@ HOSTS = {0: "desk", 1: "jetson1", 2: "jetson2"}
 
 
 def report(rank: int, elapsed_s: float, **changes: Any) -> bytes:
-    """What a rank sends; ``changes`` are fields with other values."""
+    """Return what a rank sends; ``changes`` are fields with other values."""
     content: Dict[str, Any] = {
         "type": "numbers", "at": 1.7e9, "rank": rank, "size": 3, "generation": 0, "elapsed_s": elapsed_s,
         "steps": 0, "step_s": 0.0, "mean_step_s": 0.0, "waited_s": 0.0, "peers": {}, "kinds": {},
