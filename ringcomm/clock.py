@@ -30,7 +30,7 @@ class Polling:
 
     LOST_S = 1e-3
     """A yield that takes longer has given the processor to a program that computes."""
-    FIRST_S, MOST_S = 0.02, 1.0
+    FIRST_S, MAX_S = 0.02, 1.0
     """How long no wait polls after that: at first, and at most, if it happens again and again."""
     ENOUGH = 200
     """After so many quick yields the next pause is a first one."""
@@ -60,7 +60,7 @@ class Polling:
         if now_s - began_s < self.LOST_S:
             self._quick += 1
             return
-        self._pause_s = self.FIRST_S if self._quick >= self.ENOUGH else min(2 * self._pause_s, self.MOST_S)
+        self._pause_s = self.FIRST_S if self._quick >= self.ENOUGH else min(2 * self._pause_s, self.MAX_S)
         self._again_s, self._quick = now_s + self._pause_s, 0
 
 
@@ -77,7 +77,7 @@ class Idleness:
 
     LOOK_S = 0.5e-3
     """Between two measurements: shorter intervals are inaccurate because of the system's clock ticks."""
-    MOST = 0.2
+    MAX_BUSY = 0.2
     """Up to this part of a core the others count as idle."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Idleness:
             others_s = time.process_time() - time.thread_time()
             me = threading.get_ident()
             spent_s, passed_s = others_s - self._others_s, now_s - self._at_s
-            self._idle = me == self._thread and spent_s < self.MOST * passed_s
+            self._idle = me == self._thread and spent_s < self.MAX_BUSY * passed_s
             self._thread, self._at_s, self._others_s = me, now_s, others_s
         return self._idle
 

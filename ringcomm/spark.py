@@ -113,7 +113,7 @@ class _Stage:
         self._look = Deadline(0.0)
         self._running = False
         self._error: Optional[Exception] = None
-        self._patience = Deadline(0.0)
+        self._grace = Deadline(0.0)
         self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread = pyspark.InheritableThread(target=self._run)
         self._thread.daemon = True
@@ -141,7 +141,7 @@ class _Stage:
         """
         if self._error is not None and self._job.failure is not None:
             return [(rank, RankOutcome.of_error(self._error)) for rank in range(self._job.size)]
-        if self._error is not None and self._patience.expired():
+        if self._error is not None and self._grace.expired():
             text = str(self._error).strip().replace("\n: ", ": ").splitlines()[0]
             raise RemoteError(f"Spark could not run the tasks. {text}") from self._error
         try:
@@ -152,7 +152,7 @@ class _Stage:
             return []
         if isinstance(found, Exception):
             # Spark ends all tasks when one has failed. The ranks' own report says which, and why.
-            self._error, self._patience = found, Deadline(ARRIVE_S)
+            self._error, self._grace = found, Deadline(ARRIVE_S)
             return []
         return [(rank, RankOutcome(unpack(data))) for rank, data in found]
 

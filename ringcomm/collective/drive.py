@@ -61,12 +61,12 @@ def run(
                 raise StoodStill
             reading, writing = execution.waiting_for()
             execution.waits_for = tuple({link.peer for link in reading})
-            patience_s = min(quiet.remaining_s(), interval_s)
+            sleep_s = min(quiet.remaining_s(), interval_s)
             # Asking may send the last bytes that a link had kept. Then all is done, and no peer
             # would wake us up.
             if reading or writing:
                 asleep_s = time.perf_counter()
-                fabric.wait(reading, writing, patience_s)
+                fabric.wait(reading, writing, sleep_s)
                 _note_sleep(execution, time.perf_counter() - asleep_s)
             if watch is not None:
                 watch.check()

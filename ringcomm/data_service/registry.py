@@ -28,16 +28,16 @@ class Registry:
     Args:
         dispatchers: how many there will be.
         workers: how many each of them will have: dispatcher 0 the workers 0 to ``workers - 1``, and so on.
-        patience_s: for how many seconds others may connect when all training processes are gone.
+        grace_s: for how many seconds others may connect when all training processes are gone.
 
     Attributes:
         over: whether training has ended.
     """
 
-    def __init__(self, dispatchers: int, workers: int, patience_s: float) -> None:
+    def __init__(self, dispatchers: int, workers: int, grace_s: float) -> None:
         self.over = False
         self._reason = ""
-        self._patience_s = patience_s
+        self._grace_s = grace_s
         self._training: Set[int] = set()
         self._no_training_since_s: Optional[float] = None
         self._dispatchers = dispatchers
@@ -91,16 +91,16 @@ class Registry:
         if self._training or self.over:
             return []
         self._no_training_since_s = now_s
-        return [Timer(self._patience_s)]
+        return [Timer(self._grace_s)]
 
     def tick(self, now_s: float) -> List[Send]:
         """Time has passed: end training if all training processes have been gone for long enough."""
         since_s = self._no_training_since_s
-        if self.over or since_s is None or not is_due(since_s + self._patience_s, now_s):
+        if self.over or since_s is None or not is_due(since_s + self._grace_s, now_s):
             return []
         self.over = True
         self._reason = (
-            f"The job that trained is gone: its last process hung up {self._patience_s:g} s ago without "
+            f"The job that trained is gone: its last process hung up {self._grace_s:g} s ago without "
             "saying that training is over (compute_client().shutdown()), and no other has come since. The "
             "compute job ends."
         )

@@ -36,7 +36,7 @@ Addresses = Mapping[str, Sequence[Tuple[str, int]]]
 
 JOB = "tf.data service"
 _RETRY_S = 0.25
-_PATIENCE_S = 3.0
+_GRACE_S = 3.0
 """For how long it is dialled although every address refuses: it serves before its addresses are written."""
 _ANSWER_S = 30.0
 """How long the registry may take to answer a request that it can answer at once."""
@@ -52,7 +52,7 @@ class ComputeService(MessageServer):
         workers_per_dispatcher: how many workers each of them will have.
         key: the secret that clients must prove to hold.
         nics: interfaces to listen on, as in ``RINGCOMM_IFACE``; None: the value of that variable.
-        patience_s: for how many seconds new training processes may connect when all others are gone, before
+        grace_s: for how many seconds new training processes may connect when all others are gone, before
             training counts as over.
 
     Raises:
@@ -66,7 +66,7 @@ class ComputeService(MessageServer):
         workers_per_dispatcher: int,
         key: bytes,
         nics: Optional[Sequence[str]] = None,
-        patience_s: float = 60.0,
+        grace_s: float = 60.0,
     ) -> None:
         if min(dispatchers, workers_per_dispatcher) <= 0:
             raise ConfigError(
@@ -79,7 +79,7 @@ class ComputeService(MessageServer):
             title="registry of data workers", key=key, job=JOB, purpose=Purpose.COMPUTE,
             addresses=list(interfaces), forwarded=Settings.from_environment().allow_forwarding,
         )  # fmt: skip
-        self._registry = Registry(dispatchers, workers_per_dispatcher, patience_s)
+        self._registry = Registry(dispatchers, workers_per_dispatcher, grace_s)
         self._where: Dict[str, List[Tuple[str, int]]] = {}
         for address, port in self.start():
             self._where.setdefault(interfaces[address], []).append((address, port))
@@ -365,7 +365,7 @@ def _dial(
                     f"The registry of data workers at {where} was not accepted: {reason}. The config file "
                     "must be the one that the compute job which runs now has written."
                 )
-            hopeless = not found.silent and deadline.elapsed_s() >= _PATIENCE_S
+            hopeless = not found.silent and deadline.elapsed_s() >= _GRACE_S
             if hopeless or deadline.expired():
                 raise StartTimeoutError(
                     "No answer from the registry of data workers within "

@@ -19,7 +19,7 @@ from ..wire.messages import Message
 from ..wire.signature import Key, Signature
 from .announcements import Announced, Announcement, announcements, masks_as_text, no_weight_text
 from .cache import IssuedIds
-from .deadlocks import PATIENCE, BlockedRanks
+from .deadlocks import BUSY_FACTOR, BlockedRanks
 from .fusion import Ready, by_need, fuse
 from .mismatch import calls_text, deadlock_text, last_seen_text, mismatch_text, ranks_text, whereabouts
 from .piggyback import settle
@@ -51,7 +51,7 @@ class Coordinator:
     Args:
         hosts: of every rank, for texts.
         members: the ranks of a process set, by its number; raises UnknownProcessSetError if there is none.
-        tuning: bucket size and patience.
+        tuning: bucket size and cycle time.
         stall_warning_s: after how long a missing rank is worth a warning; 0: never.
         stall_limit_s: after how long the operation fails; 0: never.
         cache_capacity: how many signatures have numbers.
@@ -348,7 +348,7 @@ class Coordinator:
         stuck = found.ranks
         failing = [entry for entry in self._entries.values() if not entry.signatures.keys().isdisjoint(stuck)]
         calls = [(entry.signatures, entry.sites) for entry in failing]
-        text = deadlock_text(stuck, calls, self._hosts, found.busy, found.waited_s, PATIENCE, found.calls)
+        text = deadlock_text(stuck, calls, self._hosts, found.busy, found.waited_s, BUSY_FACTOR, found.calls)
         self.deadlock = text if found.calls else ""
         for entry in failing:
             self._fail(entry, text)

@@ -40,7 +40,7 @@ from .mismatch import waiting_for_each_other
 DEADLOCK_S = 0.5
 """How long ranks must have waited for each other, with no thread left that could submit anything, before they
 are told so."""
-PATIENCE = 2.0
+BUSY_FACTOR = 2.0
 """How many times ``stall_warning_s`` they must have waited if other threads live, which may still submit
 what is missing."""
 
@@ -200,9 +200,9 @@ class BlockedRanks:
         stuck = all(self._waits_for_ranks(rank) or rank in joined for rank in range(self._size))
         busy = sorted(rank for rank, item in self._blocked.items() if not item.for_good)
         # Threads live that do not wait: until then it is a stall like any other.
-        patience_s = PATIENCE * (0.0 if paused else self._stall_warning_s) if busy else DEADLOCK_S
+        limit_s = BUSY_FACTOR * (0.0 if paused else self._stall_warning_s) if busy else DEADLOCK_S
         self._looked_at = self._changed_s
-        self._given_up_s = self._changed_s + patience_s if stuck and patience_s else None
+        self._given_up_s = self._changed_s + limit_s if stuck and limit_s else None
         if self._given_up_s is None or now_s < self._given_up_s:
             return None
         ranks = range(self._size)

@@ -73,7 +73,7 @@ def deadlock_text(
     hosts: Sequence[str],
     busy: Sequence[int],
     waited_s: float,
-    patience: float,
+    factor: float,
     direct: Mapping[int, str],
 ) -> str:
     """Return what ranks are told that wait for each other.
@@ -84,7 +84,7 @@ def deadlock_text(
         hosts: of every rank of the job.
         busy: those of the ranks in which other threads do not wait.
         waited_s: for how long nothing has been called.
-        patience: how many times the time until a warning that must be, if there are such ranks.
+        factor: how many times the time until a warning that must be, if there are such ranks.
         direct: by rank, the direct calls in which some of them wait.
     """
     signatures: Dict[int, Signature] = {}
@@ -106,7 +106,7 @@ def deadlock_text(
     if busy:
         text += (
             f" (Other threads of {ranks_text(busy, hosts)} could still call it, but no thread has called "
-            f"anything for {waited_s:.0f} s, {patience:g} times RINGCOMM_STALL_WARNING.)"
+            f"anything for {waited_s:.0f} s, {factor:g} times RINGCOMM_STALL_WARNING.)"
         )
     return text
 

@@ -26,7 +26,7 @@ DIAL_S = 5.0
 _LATER_S = 1.0
 """How long the preferred addresses have to answer before the others are dialled too."""
 _RETRY_S = 0.25
-_PATIENCE_S = 3.0
+_GRACE_S = 3.0
 
 
 class Moved(StartupError):
@@ -38,14 +38,14 @@ class Watched(NamedTuple):
 
     Attributes:
         moved: whether the store holds another address by now.
-        patience_s: for how many seconds the rendezvous at this address may refuse this process or not answer
+        grace_s: for how many seconds the rendezvous at this address may refuse this process or not answer
             before that is an error, in case that the address is about to change; 0: it does not change, and
             a rendezvous that does not answer has the whole start timeout.
         hint: what to try if it does not answer, for the error.
     """
 
     moved: Callable[[], bool]
-    patience_s: float
+    grace_s: float
     hint: str = ""
 
 
@@ -156,7 +156,7 @@ class RendezvousSearch:
         self._settings = settings
         self._encryption = encryption
         self._watched = watched
-        self._patience = Deadline(watched.patience_s if watched is not None else 0.0)
+        self._grace = Deadline(watched.grace_s if watched is not None else 0.0)
 
     def find(self, deadline: Deadline) -> Tuple[socket.socket, Optional[Session]]:
         """Dial every endpoint at once until one answers; return the connection and what authenticates it.
@@ -181,7 +181,7 @@ class RendezvousSearch:
                 return found.sock, found.session
             if watched is not None and watched.moved():
                 raise Moved("the rendezvous has another address now")
-            if found.refused_by is not None and self._patience.expired():
+            if found.refused_by is not None and self._grace.expired():
                 where, reason = found.refused_by
                 if found.other_version:
                     raise RefusedError(f"The rendezvous at {where} refused this process: {reason}.")
@@ -203,10 +203,10 @@ class RendezvousSearch:
 
     def _refused_for_long(self, found: Reached, deadline: Deadline) -> bool:
         """Return whether no answer is to be expected: the server serves before its address is published."""
-        if self._watched is not None and self._watched.patience_s:
-            return self._patience.expired()
+        if self._watched is not None and self._watched.grace_s:
+            return self._grace.expired()
         refused = self._membership.slot is not None and not found.silent
-        return refused and deadline.elapsed_s() >= _PATIENCE_S
+        return refused and deadline.elapsed_s() >= _GRACE_S
 
 
 def pause(reactor: Reactor) -> None:

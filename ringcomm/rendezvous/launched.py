@@ -29,7 +29,7 @@ from .joined import Joined
 from .pmi import Pmi
 
 LOOK_AGAIN_S = 0.1
-PATIENCE_S = 10.0
+GRACE_S = 10.0
 """How long an address from a file may not answer: the file may be left from an earlier start."""
 _LIMIT_BYTES = 1 << 20
 
@@ -189,7 +189,7 @@ def join_launched(
         full = _with_notice(membership, notice.read(deadline), notice.place)
         left = replace(settings, start_timeout_s=max(1.0, deadline.remaining_s()))
         try:
-            return join(full, left, watched=Watched(notice.moved, PATIENCE_S)), None, full
+            return join(full, left, watched=Watched(notice.moved, GRACE_S)), None, full
         except Moved:
             continue  # the file was left from an earlier start
 

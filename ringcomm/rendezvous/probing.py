@@ -15,25 +15,25 @@ from ..transport.secure import Encryption
 from ..wire.auth import Claim
 from .probe import Probe
 
-_PATIENCE_S = 0.3
+_GRACE_S = 0.3
 """How much longer to wait for the rest once every host has answered on a real interface: at least so long,"""
-_PATIENCE = 3.0
+_GRACE_FACTOR = 3.0
 """and at least so many times as long as that has taken: on busy hosts the right address may answer late."""
-_LINK_LOCAL_PATIENCE_S = 0.03
+_LINK_LOCAL_GRACE_S = 0.03
 """At least so long where only link-local addresses are left, of interfaces that have answered at another
 address: they are dialled by every interface of this machine, and all but one of these lead nowhere."""
 
 Finished = Callable[[List[Dict[str, Any]]], None]
 
 
-def patience_s(answered_s: float, least_s: float = _PATIENCE_S) -> float:
+def grace_s(answered_s: float, least_s: float = _GRACE_S) -> float:
     """Return how many seconds to wait for other addresses once all hosts have answered on a real one.
 
     Args:
         answered_s: how long that has taken, in seconds.
         least_s: the lower limit.
     """
-    return max(least_s, _PATIENCE * answered_s)
+    return max(least_s, _GRACE_FACTOR * answered_s)
 
 
 def scopes_of(address: str, interfaces: Sequence[Interface]) -> List[int]:
@@ -141,10 +141,10 @@ class Probing:
         elif not self._unreached:
             going = (item for item in self._probes if item.why is None)
             again = all(item.scope and (item.target, item.iface) in self._ifaces for item in going)
-            least_s = _LINK_LOCAL_PATIENCE_S if again else _PATIENCE_S
+            least_s = _LINK_LOCAL_GRACE_S if again else _GRACE_S
             if self._limit_s is None or least_s < self._limit_s:
                 self._limit_s = least_s
-                wait_s = patience_s(self._since.elapsed_s(), least_s)
+                wait_s = grace_s(self._since.elapsed_s(), least_s)
                 self._reactor.after(wait_s, partial(self._stop_waiting, list(self._probes)))
 
     def _stop_waiting(self, probes: Sequence[Probe]) -> None:

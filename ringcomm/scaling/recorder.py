@@ -19,7 +19,7 @@ STEPS = 10
 _FIRST_CHECK = WARM_UP + STEPS + 1
 _FIRST_CHECK_UNNAMED = 26
 """Without names, gradients of equal length that follow each other look like steps."""
-_MOST = 1 << 16
+_MAX_EVENTS = 1 << 16
 TOLERATED = 0.15
 """Beyond this error for the ranks that were measured, what is predicted for others is only a bound."""
 AT_MOST, AT_LEAST = "at most", "at least"
@@ -103,8 +103,8 @@ class StepRecorder:
         else:
             self._check_at = max(len(self._events) + 1, (WARM_UP + STEPS) * length + 1)
             if not length:
-                self._check_at = min(_MOST, 2 * len(self._events))
-            self._over = len(self._events) >= _MOST
+                self._check_at = min(_MAX_EVENTS, 2 * len(self._events))
+            self._over = len(self._events) >= _MAX_EVENTS
 
 
 def period(items: Sequence[Any]) -> int:

@@ -55,7 +55,7 @@ def main(
     try:
         where = None
         if rank() == 0:
-            service = ComputeService(dispatchers, workers, key, patience_s=timeout)
+            service = ComputeService(dispatchers, workers, key, grace_s=timeout)
             where = service.addresses(), service.machine()
         addresses, machine = broadcast_object(where, name="TfDataServiceConfig.addresses")
         config = TfDataServiceConfig(dispatchers, workers, dispatcher_side, addresses, key, timeout, machine)

@@ -40,7 +40,7 @@ logger = logging.getLogger("ringcomm.torch")
 _DEFAULT_TIMEOUT_S = 1800.0
 _SILENCE_S = 600.0
 """The time limit of operations if the user sets none, in seconds."""
-_STOP_THREAD_NAME = "ringcomm-farewell"
+_STOP_THREAD_NAME = "ringcomm-stop"
 _ENTRY = "ringcomm/rendezvous"
 _LOOK_AGAIN_S = 0.25
 _warned = False
@@ -117,7 +117,7 @@ class JobEntry:
         epoch: number of the view, if the job is elastic.
     """
 
-    patience_s = 0.0
+    grace_s = 0.0
     hint = ""
 
     def __init__(self, membership: Membership, title: str, epoch: int) -> None:
@@ -147,11 +147,11 @@ class StoreEntry:
         store: the group's part of it.
         title: identifies the group; the same on all its ranks.
         key: the job's key, which signs the entry; b"": there is none.
-        patience_s: how long to wait while the entry is not signed by rank 0, in seconds.
+        grace_s: how long to wait while the entry is not signed by rank 0, in seconds.
     """
 
-    def __init__(self, store: Any, title: str, key: bytes, patience_s: float) -> None:
-        self.patience_s = patience_s
+    def __init__(self, store: Any, title: str, key: bytes, grace_s: float) -> None:
+        self.grace_s = grace_s
         self.hint = (
             f" The address is that of the entry {_ENTRY} in PyTorch's store, which may be left from an "
             "earlier start: does rank 0 of this start run, and with the same store?"
@@ -172,7 +172,7 @@ class StoreEntry:
         Raises:
             StartupError: there is none in time, or an entry with an invalid signature stays there.
         """
-        deadline, patience = Deadline(settings.start_timeout_s), Deadline(self.patience_s)
+        deadline, grace = Deadline(settings.start_timeout_s), Deadline(self.grace_s)
         pause = threading.Event()
         try:
             self._store.wait([_ENTRY], timedelta(seconds=settings.start_timeout_s))
@@ -186,7 +186,7 @@ class StoreEntry:
             text = self._text_of(self._current)
             if text is not None:
                 return text
-            if deadline.expired() or patience.expired():
+            if deadline.expired() or grace.expired():
                 raise StartupError(
                     f"The entry of PyTorch's store of {self._title} ({_ENTRY}) is not signed "
                     "with this job's key. Another process has written it, or rank 0 has another key file."
@@ -234,8 +234,8 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
     if job is not None:
         entry = JobEntry(job[0], title, job[1])
     else:
-        patience_s = min(settings.start_timeout_s, Settings.from_environment().start_timeout_s)
-        entry = StoreEntry(store, title, b"" if secret is None else secret[0], patience_s)
+        grace_s = min(settings.start_timeout_s, Settings.from_environment().start_timeout_s)
+        entry = StoreEntry(store, title, b"" if secret is None else secret[0], grace_s)
     if secret is None and settings.encrypt:
         problem = _without_certificate()
         if rank == 0:
@@ -255,7 +255,7 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
     while True:
         left = replace(settings, start_timeout_s=max(1.0, deadline.remaining_s()))
         membership = _membership(_notice_of(entry.read(left), title), rank, ranks, secret)
-        watched = Watched(entry.moved, entry.patience_s, entry.hint)
+        watched = Watched(entry.moved, entry.grace_s, entry.hint)
         try:
             return GroupRendezvous(join(membership, left, watched=watched), settings, None)
         except Moved:

@@ -40,8 +40,8 @@ def store():
     return dist.HashStore()
 
 
-def entry(store, title="the group", key=KEY, patience_s=60.0):
-    return StoreEntry(store, title, key, patience_s)
+def entry(store, title="the group", key=KEY, grace_s=60.0):
+    return StoreEntry(store, title, key, grace_s)
 
 
 class TestSettings:
@@ -76,7 +76,7 @@ class TestStoreEntries:
         for title, key in (("another group", KEY), ("the group", b"q" * 32), ("the group", b"")):
             entry(store, title, key).write("where it is", LONG)
             with pytest.raises(StartupError, match="of the group .* is not signed with this job's key"):
-                entry(store, patience_s=0.0).read(LONG)
+                entry(store, grace_s=0.0).read(LONG)
 
     def test_what_is_no_entry_is_refused(self, store):
         nonsense = [b"", b"{", b"[]", b"7", b'{"text": "x"}', b'{"text": "x", "signature": "zz"}',
@@ -84,7 +84,7 @@ class TestStoreEntries:
         for data in nonsense:
             store.set("ringcomm/rendezvous", data)
             with pytest.raises(StartupError, match="is not signed with this job's key"):
-                entry(store, patience_s=0.0).read(LONG)
+                entry(store, grace_s=0.0).read(LONG)
 
     def test_another_entry_does_not_count_as_a_new_one_of_rank_0(self, store):
         reader = entry(store)

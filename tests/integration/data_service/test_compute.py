@@ -105,7 +105,7 @@ sys.stdin.read()
 
 def test_training_processes_that_are_killed_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGCOMM_IFACE", "lo")
-    service = ComputeService(1, 1, KEY, patience_s=0.5)
+    service = ComputeService(1, 1, KEY, grace_s=0.5)
     port = next(port for pairs in service.addresses().values() for host, port in pairs if host == "127.0.0.1")
 
     def train() -> subprocess.Popen[bytes]:
@@ -165,7 +165,7 @@ def test_an_address_of_this_machine_does_not_lead_to_another(
     service: ComputeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The configuration says where the registry runs; without that, every address is dialled."""
-    monkeypatch.setattr(module, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(module, "_GRACE_S", 0.0)
     away = ComputeClient(service.addresses(), KEY, compute_machine="another one")
     with pytest.raises(StartTimeoutError, match="not dialled, because this machine has that address itself"):
         away.register_dispatcher(0, "grpc://here:1")
@@ -202,7 +202,7 @@ def test_a_training_process_is_registered_once_and_until_its_connection_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_training_connections", {})
-    service = ComputeService(1, 1, KEY, patience_s=0.2)
+    service = ComputeService(1, 1, KEY, grace_s=0.2)
     try:
         client_of(service).stay(60)
         client_of(service).stay(60)

@@ -242,7 +242,7 @@ def test_an_address_that_does_not_change_is_given_up_after_a_while(no_leaks, now
 def test_a_launcher_serves_before_it_starts_ranks_so_a_refusal_is_not_waited_out(
     no_leaks, nowhere, monkeypatch
 ):
-    monkeypatch.setattr(connect_server, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(connect_server, "_GRACE_S", 0.0)
     with pytest.raises(StartTimeoutError, match="(?s)No answer from the rendezvous.*connection refused"):
         join(membership_at(nowhere, slot=Slot(0, 0)), SETTINGS)
 

@@ -179,7 +179,7 @@ def test_where_several_networks_connect_two_hosts_the_one_whose_share_they_are_m
 ):
     networks = [Interface(f"eth{net}", f"127.0.0.{1 + net}", WIRED, 0) for net in range(2)]
     monkeypatch.setattr(client.Joiner, "_interfaces", lambda joiner: list(networks))
-    monkeypatch.setattr(probing, "_PATIENCE_S", 60.0)  # a busy machine may answer late on one of the two
+    monkeypatch.setattr(probing, "_GRACE_S", 60.0)  # a busy machine may answer late on one of the two
     measured, measure = [], links.LinkSetup.measure
 
     def spy(self, pairs, report=None):

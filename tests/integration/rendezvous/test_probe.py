@@ -122,8 +122,8 @@ ETH = Interface("eth0", "127.0.0.1", WIRED, 8)
 @pytest.fixture
 def rounds(no_leaks, monkeypatch):
     """`rounds(limit_s, *offers)`: the report about rank 1, which answers at the address `rounds.here`."""
-    monkeypatch.setattr(probing_module, "_PATIENCE_S", 0.0)
-    monkeypatch.setattr(probing_module, "_PATIENCE", 0.0)
+    monkeypatch.setattr(probing_module, "_GRACE_S", 0.0)
+    monkeypatch.setattr(probing_module, "_GRACE_FACTOR", 0.0)
     reactor, made = Reactor(), []
     rank = LinkSetup(reactor, [ETH], KEY, JOB, [].append)
     rank.assign_rank(1, 1)
@@ -163,8 +163,8 @@ def test_once_every_host_has_answered_the_rest_is_not_waited_for(rounds, silent)
 @pytest.mark.parametrize("limit_s", [60.0, 1.0])
 def test_link_local_addresses_of_interfaces_that_answered_are_waited_for_less(rounds, monkeypatch, limit_s):
     """By the wrong interface of this machine they do not answer, so each start would wait for them."""
-    monkeypatch.setattr(probing_module, "_PATIENCE_S", 60.0)
-    monkeypatch.setattr(probing_module, "_LINK_LOCAL_PATIENCE_S", 0.0)
+    monkeypatch.setattr(probing_module, "_GRACE_S", 60.0)
+    monkeypatch.setattr(probing_module, "_LINK_LOCAL_GRACE_S", 0.0)
     scope = socket.if_nametoindex("lo")
     monkeypatch.setattr(probing_module, "scopes_of", lambda address, _: [scope if ":" in address else 0])
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:

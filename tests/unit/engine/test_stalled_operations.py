@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringcomm.engine.deadlocks import DEADLOCK_S, PATIENCE
+from ringcomm.engine.deadlocks import BUSY_FACTOR, DEADLOCK_S
 from ringcomm.ops import Collective
 from ringcomm.wire.frames import NO_OP
 from tests.unit.engine.coordinated import Job, sig
@@ -83,8 +83,8 @@ def test_where_a_thread_may_still_submit_it_is_a_stall_that_is_reported_first():
     job.now_s += 60
     assert job.responses() is None and "'a'" in job.coordinator.warnings[0]
     job.send(2, {"type": "stack", "text": "asked because of the warning"})  # says nothing new
-    assert job.coordinator.next_alarm_s(job.now_s) == pytest.approx((PATIENCE - 1) * 60)
-    job.now_s += (PATIENCE - 1) * 60
+    assert job.coordinator.next_alarm_s(job.now_s) == pytest.approx((BUSY_FACTOR - 1) * 60)
+    job.now_s += (BUSY_FACTOR - 1) * 60
     failures = dict(job.failures())
     assert set(failures) == {"a", "b"}
     assert "threads of rank 0 (desk) could still call it" in failures["a"]
