@@ -19,14 +19,14 @@ def result(name: str) -> Any:
 
 
 def median(values: Rounds) -> float:
-    """The median of the rounds that were measured."""
+    """The median of the rounds that were measured, of which there must be one."""
     return statistics.median(value for value in values if value is not None)
 
 
 def ratio(one: Rounds, other: Rounds) -> float:
-    """The median of the rounds' ratios."""
-    pairs = zip(one, other)
-    return median([first / second for first, second in pairs if first is not None and second is not None])
+    """The median of the rounds' ratios; of no round with both, the ratio of the medians."""
+    pairs = [(a, b) for a, b in zip(one, other) if a is not None and b is not None]
+    return median([a / b for a, b in pairs]) if pairs else median(one) / median(other)
 
 
 def digits(value: float, unit: str) -> str:

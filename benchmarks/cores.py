@@ -78,6 +78,12 @@ def measure() -> Optional[State]:
         reader.join()
 
 
+def now() -> str:
+    """Return SHARED or SEPARATE; empty if this process may use only one core."""
+    found = measure()
+    return "" if found is None else found.name
+
+
 class Watch:
     """Looks at the state of two processes' cores again and again, in some hundred microseconds each time.
 

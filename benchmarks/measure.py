@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Callable, Dict, Iterable, List, Sequence
 
+import cores
 import machine
 from peers.catalog import Command, Peer, Tools
 
@@ -52,13 +53,18 @@ QUICK = Pace(budget_s=0.03, least=3, most=30, rounds=1, limit_s=120.0, pause_s=0
 
 @dataclass
 class Sample:
-    """What one task of one run gave: for every iteration the slowest rank's time."""
+    """What one task of one run gave: for every iteration the slowest rank's time.
+
+    Attributes:
+        state: of the first two cores, one of cores.py's; empty if it was another after the run than before.
+    """
 
     peer: str
     np: int
     round: int
     task: Task
     ns: List[int]
+    state: str = ""
 
     @property
     def median_s(self) -> float:
@@ -105,10 +111,11 @@ def run_peer(
         plan = directory / "plan.json"
         plan.write_text(json.dumps({"np": np, "pace": pace.plan(), "bind": pace.bind, "tasks": list(tasks)}))
         others = machine.Others()
+        state = cores.now()
         started = time.monotonic()
         code, output = run_command(peer.command(np, plan, directory), peer.environment(tools), pace.limit_s)
         into.others.append(round(others.cores(), 3))
-        collect(directory, peer.name, np, number, tasks, into)
+        collect(directory, peer.name, np, number, tasks, into, state if state == cores.now() else "")
     took = time.monotonic() - started
     what = f"np={np} round {number + 1} {_name(tasks)} {peer.name}"
     if code == 0:
@@ -125,7 +132,9 @@ def _name(tasks: Sequence[Task]) -> str:
     return "+".join(sorted({str(task.get("collective", task["kind"])) for task in tasks}))
 
 
-def collect(directory: Path, peer: str, np: int, number: int, tasks: Sequence[Task], into: Collected) -> None:
+def collect(
+    directory: Path, peer: str, np: int, number: int, tasks: Sequence[Task], into: Collected, state: str = ""
+) -> None:
     """Read the ranks' files; what a run that failed left half is not counted."""
     ranks: List[Dict[int, List[int]]] = []
     for rank in range(np):
@@ -141,7 +150,7 @@ def collect(directory: Path, peer: str, np: int, number: int, tasks: Sequence[Ta
     for index, task in enumerate(tasks):
         if all(index in times for times in ranks):
             slowest = [max(each) for each in zip(*(times[index] for times in ranks))]
-            into.samples.append(Sample(peer, np, number, dict(task), slowest))
+            into.samples.append(Sample(peer, np, number, dict(task), slowest, state))
 
 
 def run_command(command: Command, environ: Dict[str, str], limit_s: float) -> Any:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from cells import RESULTS
-from cores import SEPARATE
+from cores import SEPARATE, SHARED
 from measure import Sample
 from performance_tables import ONE_HOST
 
@@ -27,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 MPI = ("openmpi", "openmpi-tcp", "mpich")
 COMPARED: Dict[str, Tuple[str, ...]] = {
-    "one": ("--np", "2", "--rounds", "5", "--bind", "--collectives", "allreduce", "--peers", "ringcomm",
+    "one": ("--np", "2", "--rounds", "12", "--bind", "--collectives", "allreduce", "--peers", "ringcomm",
             "ringcomm-shared", "ringcomm-shm", "ringcomm-tcp", "gloo", *MPI, "mpich-tcp", "mlx"),
     "others": ("--np", "2", "--rounds", "3", "--bind", "--no-limits", "--sizes", "8", "16K", "1M", "16M",
                "--collectives", "broadcast", "allgather", "reducescatter", "alltoall", "--peers", "ringcomm",
@@ -47,6 +47,8 @@ OTHERS = {"ddp": "ddp", "links": "links", "loopback": "loopback.json", "alternat
 """The other benchmarks, and what each is given as its output."""
 
 
+STATES = {"one": {"one": SHARED, "separate": SEPARATE}}
+"""Runs of which each state of the cores is a run by itself in the results."""
 STARTS = {"shared_arrays": 5}
 """Benchmarks that add a start to their results each time."""
 
@@ -62,20 +64,24 @@ def commands(output: Path) -> Dict[str, List[str]]:
     return found
 
 
-def _rounds(samples: List[Dict[str, Any]]) -> List[Optional[float]]:
-    """The median of each round, in seconds; None for a round that failed."""
+def _rounds(samples: List[Dict[str, Any]], count: int) -> List[Optional[float]]:
+    """The median of each round, in seconds; None for a round that failed, or met another state."""
     by_round = {item["round"]: Sample(**item).median_s for item in samples}
-    return [by_round.get(number) for number in range(max(by_round) + 1)]
+    return [by_round.get(number) for number in range(count)]
 
 
-def _by_name(data: Dict[str, Any], task: str) -> Dict[str, Dict[str, List[Optional[float]]]]:
-    """Rounds by what was measured and by peer."""
+def _by_name(data: Dict[str, Any], task: str, state: str = "") -> Dict[str, Dict[str, List[Optional[float]]]]:
+    """Rounds by what was measured and by peer; those in one state of the cores, if one is given."""
     grouped: Dict[str, Dict[str, List[Dict[str, Any]]]] = {}
-    for sample in data["collected"]["samples"]:
+    samples = data["collected"]["samples"]
+    count = 1 + max(sample["round"] for sample in samples)
+    for sample in samples:
+        if state not in ("", sample["state"]):
+            continue
         name = task.format(np=sample["np"], **sample["task"])
         grouped.setdefault(name, {}).setdefault(sample["peer"], []).append(sample)
     return {
-        name: {peer: _rounds(each) for peer, each in peers.items()} for name, peers in grouped.items()
+        name: {peer: _rounds(each, count) for peer, each in peers.items()} for name, peers in grouped.items()
     }
 
 
@@ -88,7 +94,8 @@ def take(directory: Path) -> List[str]:
     """Take the results of a directory into benchmarks/results, in place of those of the same runs.
 
     Returns:
-        the names of the runs that were taken; ``separate`` is ``one`` between cores that share no cache.
+        the names of the runs that were taken. Of ``one`` there are two: what was measured while the cores
+        shared a cache, and ``separate``, while they shared none.
     """
     path = RESULTS / f"{ONE_HOST}.json"
     found: Dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"runs": {}}
@@ -97,13 +104,14 @@ def take(directory: Path) -> List[str]:
         file = directory / name / "compare.json"
         if file.exists():
             data = json.loads(file.read_text())
-            if name == "one" and set(data["cores"]) == {SEPARATE}:
-                name = "separate"
-            found["runs"][name] = {
-                "source": _source(data), "cores": data["machine"]["cores"], "states": data["cores"],
-                "limits": data["limits"], "seconds": _by_name(data, "{np} {collective} {bytes}"),
-            }  # fmt: skip
-            taken.append(name)
+            for run, state in STATES.get(name, {name: ""}).items():
+                seconds = _by_name(data, "{np} {collective} {bytes}", state)
+                if seconds:
+                    found["runs"][run] = {
+                        "source": _source(data), "cores": data["machine"]["cores"], "state": state,
+                        "limits": data["limits"], "seconds": seconds,
+                    }  # fmt: skip
+                    taken.append(run)
     file = directory / "resnet" / "resnet.json"
     if file.exists():
         data = json.loads(file.read_text())

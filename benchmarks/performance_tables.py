@@ -56,7 +56,8 @@ def beside_peers(run: str, ratios: Sequence[Sequence[str]] = RATIOS) -> Callable
             bounded = bound is not None and int(size) >= EFFICIENCY_FROM_BYTES
             cells += [size_text(int(size)), duration(bound) if bounded else ""]
             cells += [duration(median(times[peer])) if peer in times else "" for peer in _peers(run)]
-            yield cells + [f"{ratio(times[slow], times[own]):.2f}" for slow, own in ratios]
+            measured = [(times.get(slow), times.get(own)) for slow, own in ratios]
+            yield cells + [f"{ratio(one, other):.2f}" if one and other else "" for one, other in measured]
 
     return rows
 

@@ -17,6 +17,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 import cells  # noqa: E402
 import performance  # noqa: E402
 import tables  # noqa: E402
+from cores import SEPARATE, SHARED  # noqa: E402
 from limits import SPAN_BYTES  # noqa: E402
 
 MEASURED = re.compile(r"\d (?:µs|us|ms|s|MB|GB|GB/s|%)(?:\W|$)|\d×|^[+-]?\d+\.\d+$", re.MULTILINE)
@@ -99,9 +100,11 @@ def test_a_run_beside_the_peers_is_taken_with_its_columns(
     call = {"collective": "allreduce", "bytes": 4_000_000}
     for name, task in (("one/compare", call), ("resnet/resnet", {"mode": "grouped"})):
         samples = [
-            {"peer": peer, "np": 2, "round": number, "task": task, "ns": [ms * 10**6] * 3}
+            {"peer": peer, "np": 2, "round": number, "task": task, "ns": [ms * 10**6] * 3, "state": SHARED}
             for peer, ms in peers.items() for number in range(2) if (peer, number) != ("openmpi", 0)
         ]  # fmt: skip
+        if task is call:  # which is no part of the table
+            samples.append({**samples[0], "round": 2, "ns": [10**9], "state": SEPARATE})
         found = {"machine": machine, "cores": ["a shared cache"], "limits": speeds}
         path = tmp_path / f"{name}.json"
         path.parent.mkdir()
@@ -110,7 +113,7 @@ def test_a_run_beside_the_peers_is_taken_with_its_columns(
     results.mkdir()
     monkeypatch.setattr(performance, "RESULTS", results)
     monkeypatch.setattr(cells, "RESULTS", results)
-    assert performance.take(tmp_path) == ["one", "resnet"]
+    assert performance.take(tmp_path) == ["one", "separate", "resnet"]
     first = next(each for each in tables.TABLES if each.page == "docs/performance.md")
     page = tables.made("| size | bound |\n| --- | --- |\n", [first])
     assert page == (
