@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import secrets
 import socket
 import subprocess
@@ -211,8 +212,9 @@ def _work(plan: Dict[str, Any]) -> int:
         )  # fmt: skip
         contexts[job["transport"]] = Context.start(membership, settings_for(job["transport"]))
     watch = Watch(plan["watched"], plan["rank"] == 0) if plan["watched"] and plan["rank"] < 2 else None
+    dice = random.Random(plan["jobs"][0]["key"])  # the same on every rank, and another in every start
     for task in plan["tasks"]:
-        times, states = _turns(contexts, task, plan["rounds"], watch)
+        times, states = _turns(contexts, task, plan["rounds"], watch, dice)
         if plan["rank"] == 0:
             name = task if task == GRADIENTS else _size(task)
             print(json.dumps({"task": name, "times": times, "states": states}), flush=True)
@@ -240,7 +242,7 @@ def _size(count: int) -> str:
 
 
 def _turns(
-    contexts: Dict[str, Context], task: Any, rounds: int, watch: Optional[Watch]
+    contexts: Dict[str, Context], task: Any, rounds: int, watch: Optional[Watch], dice: random.Random
 ) -> Tuple[Times, Dict[str, List[str]]]:
     """One time per round for each transport, and in which state the cores were: empty if it has changed."""
     if task == GRADIENTS:
@@ -254,9 +256,10 @@ def _turns(
     names = list(contexts)
     calls = {name: _calls(contexts[name], arrays, op) for name in names}
     before = UNWATCHED if watch is None else watch.look()
-    for turn in range(rounds):
-        for place in range(len(names)):
-            name = names[(turn + place) % len(names)]
+    for _ in range(rounds):
+        # What one leaves in the caches is what the next one begins with: each has other neighbours each time.
+        dice.shuffle(names)
+        for name in names:
             context, taken = contexts[name], []
             _step(context, arrays, op)
             for _ in range(calls[name]):
