@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from cells import RESULTS
 from cores import SEPARATE, SHARED
@@ -85,6 +85,10 @@ def _by_name(data: Dict[str, Any], task: str, state: str = "") -> Dict[str, Dict
     }
 
 
+def _peers(seconds: Dict[str, Dict[str, List[Optional[float]]]]) -> Set[str]:
+    return {peer for times in seconds.values() for peer in times}
+
+
 def _source(data: Dict[str, Any]) -> str:
     machine = data["machine"]
     return f"{machine['when']}, {machine['cpu']}, {machine['cores']} cores; seconds: the median of each round"
@@ -95,7 +99,7 @@ def take(directory: Path) -> List[str]:
 
     Returns:
         the names of the runs that were taken. Of ``one`` there are two: what was measured while the cores
-        shared a cache, and ``separate``, while they shared none.
+        shared a cache, and ``separate``, while they shared none, if all peers met that state.
     """
     path = RESULTS / f"{ONE_HOST}.json"
     found: Dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"runs": {}}
@@ -106,7 +110,7 @@ def take(directory: Path) -> List[str]:
             data = json.loads(file.read_text())
             for run, state in STATES.get(name, {name: ""}).items():
                 seconds = _by_name(data, "{np} {collective} {bytes}", state)
-                if seconds:
+                if _peers(seconds) == _peers(_by_name(data, "{np} {collective} {bytes}")):
                     found["runs"][run] = {
                         "source": _source(data), "cores": data["machine"]["cores"], "state": state,
                         "limits": data["limits"], "seconds": seconds,
