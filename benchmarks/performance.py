@@ -76,7 +76,7 @@ def _by_name(data: Dict[str, Any], task: str, state: str = "") -> Dict[str, Dict
     samples = data["collected"]["samples"]
     count = 1 + max(sample["round"] for sample in samples)
     for sample in samples:
-        if state not in ("", sample["state"]):
+        if state and state != sample["state"]:
             continue
         name = task.format(np=sample["np"], **sample["task"])
         grouped.setdefault(name, {}).setdefault(sample["peer"], []).append(sample)

@@ -134,6 +134,7 @@ def measure(
         )  # fmt: skip
         servers.append(server)
         jobs.append({"transport": transport, "key": key.hex(), "endpoints": list(server.start())})
+    random.shuffle(jobs)  # the memory of a process's first job is slower than that of later ones
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, __file__, "--worker"]
     workers = [
