@@ -50,6 +50,8 @@ class ElasticTerms(Terms):
             return known.number, known.place
         if number is None and not self._launched:
             self._given += 1
+            while self.processes.get(self._given) is not None:  # it has asked for this number
+                self._given += 1
             number = self._given
         if type(number) is not int or (self._launched and number not in self.processes.expected):
             raise Refusal(f"{host} (process {message['pid']}) was not started by this job's launcher")

@@ -295,6 +295,11 @@ class Epoch:
                     return self._abort_for(self._analysis.root_cause_of(self._by_rank, member))
         return []
 
+    def had_exited(self, member: Member, exited: Optional[Tuple[str, bool]]) -> None:
+        """The launcher may have reported the end of a member's process before this generation began."""
+        if exited is not None and member.slot is not None:
+            self._analysis.exited(member.slot, *exited)
+
     def tick(self, now_s: float) -> List[Action]:
         """Time has passed: act on what is due."""
         if self.phase in (Phase.JOINING, Phase.ABORTED):

@@ -98,11 +98,25 @@ class FixedTerms(Terms):
         waiting = self.processes.count(Stage.WAITING)
         return [Notice("joined", f"{waiting} of {self.most} ranks have joined (newest: {process.host})")]
 
-    def too_late(self, connection: int, abort: Message, had_started: bool) -> List[Action]:
+    def number_of(self, reported: int) -> int:
+        """Return the member number of a rank: its own if it was planned; see :meth:`.Terms.number_of`."""
+        return reported if self._seats else self._numbers.get(Slot(0, reported), -1)
+
+    def slot_of(self, reported: int) -> Optional[Slot]:
+        """Return the place of a rank; without a plan the first host has a place for each."""
+        return self._seats[reported].slot if self._seats else Slot(0, reported)
+
+    def too_late(
+        self, connection: int, message: Message, abort: Message, had_started: bool
+    ) -> List[Action]:
         """Answer a process after the job has failed; see :meth:`.Terms.too_late`."""
+        try:
+            self.place(message)
+        except Refusal as refusal:
+            return refuse(connection, str(refusal))
         if not had_started:
             # It is too late for this job, but reports the same error as all other ranks.
-            return super().too_late(connection, abort, had_started)
+            return super().too_late(connection, message, abort, had_started)
         if not self._seats:
             # The next job of these ranks is served by another rendezvous, which it finds if it tries again.
             return [Drop(connection)]

@@ -1,8 +1,7 @@
 """The rendezvous of a job, without I/O: publishes views, one after another.
 
 Events go in (a process joined, left, disconnected, reported a failure), actions come out (send a message,
-close a connection, notify the launcher). There is no socket, thread or clock in here; :mod:`.server` is the
-I/O shell around it.
+close a connection, notify the launcher); :mod:`.server` is the I/O shell around it.
 
 Each view is one :class:`~.epoch.Epoch`: it connects the members, collects their failure reports and finds the
 root cause. This module decides which processes are members, by the job's :class:`~.terms.Terms`. In a job of
@@ -11,9 +10,7 @@ failure of an epoch is that of the job.
 
 When an epoch of an elastic job fails, or when processes are to join or to leave, its members ask for the next
 view on the connections that they have. Once every member has asked or is lost, the next view is published,
-with the new processes that are ready by then. New processes never delay a view. A root cause ends the epoch,
-and the job only if the job cannot go on (a defect of the program, too few processes for too long, too many
-views).
+with the new processes that are ready by then. A root cause ends the job only if it cannot go on.
 """
 
 from __future__ import annotations
@@ -81,30 +78,35 @@ class Rendezvous:
         """The launcher reports that a process has ended.
 
         Args:
-            number: its member number; in a job of fixed size its rank, as planned.
+            number: its member number; in a job of fixed size its rank.
             how: how it ended.
             ok: whether that is a normal end.
             now_s: the time on the rendezvous' monotonic clock.
         """
+        slot, number = self._terms.slot_of(number), self._terms.number_of(number)
         self._processes.exits[number] = how, ok
         process = self._processes.get(number)
+        actions: List[Action] = []
         if process is None:
-            held = self._invite(now_s) if self._joining.held else []  # perhaps for this one
-            return held + self._advance(now_s)
-        stage = process.stage
-        if stage is Stage.WAITING and process.is_new:
-            self._processes.forget(process)
+            actions += self._invite(now_s) if self._joining.held else []  # perhaps for this one
+        else:
+            is_member = self._with_rank(process.rank) is process and process.stage is not Stage.WAITING
+            slot = process.place.slot if slot is None and is_member and process.place is not None else slot
+            self._exited(process, how, ok)
+        if slot is not None:
+            # Its connection may have ended first; how the process ended is the better root cause.
+            actions += self._relay(self.epoch.process_exited(slot, how, ok, now_s), now_s)
+        return actions + self._advance(now_s)
+
+    def _exited(self, process: Process, how: str, ok: bool) -> None:
+        if process.stage is Stage.WAITING and process.is_new:
+            if self._terms.is_elastic:
+                self._processes.forget(process)
+            # Otherwise it waits until its connection ends: it may be alive, on a host that is cut off.
         elif process.is_here:
             self._end(process, how, ok)
-        elif stage is Stage.LOST and process.why_lost == VANISHED:
+        elif process.stage is Stage.LOST and process.why_lost == VANISHED:
             process.why_lost = how
-        actions: List[Action] = []
-        # Its connection may have ended first; how the process ended is the better root cause.
-        is_member = self._with_rank(process.rank) is process and stage is not Stage.WAITING
-        if is_member and process.place is not None:
-            slot = process.place.slot
-            actions = self._relay(self.epoch.process_exited(slot, how, ok, now_s), now_s)
-        return actions + self._advance(now_s)
 
     def exclude(self, number: int, why: str, now_s: float) -> List[Action]:
         """A member of an elastic job is to leave at the next boundary between steps, without an error."""
@@ -143,11 +145,13 @@ class Rendezvous:
         Raises:
             ProtocolError: it has done so already, or its epoch has not ended.
         """
+        known, elastic = self._processes.at(connection), self._terms.is_elastic
+        if known is not None and not elastic:
+            raise ProtocolError("a rank may join only once on one connection")
         if self.abort_message is not None:
-            return self._terms.too_late(connection, self.abort_message, self.epoch.had_started)
+            return self._terms.too_late(connection, message, self.abort_message, self.epoch.had_started)
         if self._over:
             return exclude(connection, "the job has ended")
-        known, elastic = self._processes.at(connection), self._terms.is_elastic
         number = message.get("member")
         if known is not None:
             message = {**message, "member": known.number}
@@ -155,8 +159,8 @@ class Rendezvous:
             known = self._processes.get(number)
         stage, old = (None, -1) if known is None else (known.stage, known.connection)
         too_early = stage is Stage.WAITING or (stage is Stage.IN_VIEW and self.epoch.is_linking)
-        if old == connection and (too_early or not elastic):
-            raise ProtocolError("a process may join only once on one connection before its view has ended")
+        if old == connection and too_early:
+            raise ProtocolError("a process may ask for the next view only after the last one has ended")
         try:
             admitted = self._terms.admit(message)
         except Refusal as refusal:
@@ -186,16 +190,16 @@ class Rendezvous:
         """A process leaves: it has finished, or its program has ended."""
         process = self._processes.at(connection)
         if process is None or not process.is_here:
-            return []
+            # In a job of fixed size the launcher's report may come before a rank's goodbye, which says more.
+            late = [] if self._terms.is_elastic else self.epoch.handle(connection, message, now_s)
+            return self._relay(late, now_s)
         stage = process.stage
         if stage is Stage.WAITING and process.is_new:
             self._processes.forget(process)
             return self._advance(now_s)
         self._end(process, str(message["reason"]), bool(message["ok"]))
-        actions: List[Action] = []
-        if stage is Stage.IN_VIEW:
-            actions = self._relay(self.epoch.handle(connection, message, now_s), now_s)
-        return actions + self._advance(now_s)
+        events = self.epoch.handle(connection, message, now_s) if stage is Stage.IN_VIEW else []
+        return self._relay(events, now_s) + self._advance(now_s)
 
     def disconnected(self, connection: int, now_s: float) -> List[Action]:
         """The control connection of a process has ended."""
@@ -291,7 +295,7 @@ class Rendezvous:
         """Every rank has left without an error. In a job of fixed size they may join again."""
         if self._terms.is_elastic:
             return []  # the members of a view leave it for the next one, too
-        for process in self._processes.among(Stage.LEFT):
+        for process in self._processes.among(Stage.LEFT, Stage.LOST):
             self._processes.forget(process)
         return [notice, *self._advance(now_s)]
 
@@ -348,6 +352,8 @@ class Rendezvous:
         self.view = View(self.view.epoch + 1, tuple(joined))
         known = {} if self._network_changed else self.epoch.known
         self.epoch = Epoch(members, self.view.epoch, known, self._terms.evidence_s)
+        for item, number in zip(members, order):
+            self.epoch.had_exited(item, self._processes.exits.get(number))
         self._network_changed = False
         return self._relay(self.epoch.begin(now_s), now_s) + self._keep_pinging(now_s)
 

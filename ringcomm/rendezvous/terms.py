@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from enum import Enum
 from typing import List, NamedTuple, Optional, Tuple
 
+from ..config import Slot
 from ..group.view import View
 from ..wire.messages import Message
 from .actions import Action, Drop, Seat, Send
@@ -78,11 +79,22 @@ class Terms(ABC):
             Refusal: it may not join.
         """
 
-    def too_late(self, connection: int, abort: Message, had_started: bool) -> List[Action]:
+    def number_of(self, reported: int) -> int:
+        """Return the member number of a process, by the number that its launcher has for it; -1: unknown."""
+        return reported
+
+    def slot_of(self, reported: int) -> Optional[Slot]:
+        """Return the place of a process, by that number; None: its request to join says it."""
+        return None
+
+    def too_late(
+        self, connection: int, message: Message, abort: Message, had_started: bool
+    ) -> List[Action]:
         """Answer a process that asks to join after the job has failed.
 
         Args:
             connection: number of its control connection.
+            message: its request.
             abort: what every process was sent.
             had_started: whether the ranks were connected when the job failed.
         """

@@ -249,3 +249,11 @@ def test_hosts_that_cannot_reach_each_other_at_the_start_end_the_job():
         job.relay(connection, {"type": "probed", "attempts": []})
     (failed,) = job.all("failed")
     assert failed.detail["kind"] == "no_route" and "desk and jetson1 cannot reach each other" in failed.text
+
+
+def test_a_number_that_a_process_has_asked_for_is_given_to_no_other():
+    job = ElasticJob(start_np=2, min_np=2)
+    job.join(0, 0, named=True)
+    job.join(1)
+    job.link(0, 1)
+    assert job.members() == (0, 1)

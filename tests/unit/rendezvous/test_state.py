@@ -228,8 +228,6 @@ class Storm:
             if job.seats:
                 slot = job.seats[rank].slot
                 self.ended |= {item.connection for item in job.state.epoch.at(slot)}
-                waiting = job.state._processes.get(rank)
-                self.ended |= set() if waiting is None else {waiting.connection}
                 job.exit(rank, rng.choice(["exit code 0", "killed by SIGKILL"]), rng.random() < 0.5)
         elif event == "join":
             self.join(rank)

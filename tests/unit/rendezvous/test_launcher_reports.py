@@ -1,0 +1,92 @@
+"""What the launcher reports about processes of a job of fixed size, in any order with their own events."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringcomm.errors import ProtocolError
+from tests.unit.rendezvous.simulated import Job, seats_of
+
+
+def join_slots(job, *ranks):
+    """Ranks come without a plan, but with places, as in Spark; connection n is rank ``ranks[n]``."""
+    for connection, rank in enumerate(ranks):
+        job.join(connection, rank=rank, slot=(0, rank), pid=100 + rank)
+
+
+def test_without_a_plan_the_launcher_reports_ranks_and_not_the_order_of_joining():
+    job = Job(3)
+    join_slots(job, 2, 1, 0)
+    job.link_all(range(3))
+    job.exit(2, "ValueError: x")
+    assert job.root_cause()["rank"] == 2
+
+
+def test_a_rank_that_fails_before_it_joins_drops_no_other():
+    job = Job(3)
+    join_slots(job, 2, 1)
+    job.exit(0, "ValueError: x")
+    job.pass_time(61.0)
+    assert set(job.aborts()) == {0, 1}
+
+
+def test_a_goodbye_after_the_launchers_report_says_more():
+    job = Job(3, seats_of(3))
+    job.run_on_one_host()
+    job.exit(0, "exit code 0", ok=True)
+    job.leave(0, "uncaught ValueError: x", ok=False)
+    assert "uncaught ValueError: x" in job.root_cause()["text"]
+
+
+def test_a_waiting_rank_whose_host_is_cut_off_gets_the_error_too():
+    job = Job(3, seats_of(3), start_timeout_s=20.0)
+    job.join_seat(0, 0)
+    job.join_seat(1, 1)
+    job.exit(1, "lost with its host")
+    job.pass_time(20.0)
+    assert set(job.aborts()) == {0, 1}
+
+
+def test_an_exit_that_was_reported_before_the_rank_joined_is_its_cause():
+    job = Job(3, seats_of(3))
+    job.exit(1, "killed by SIGSEGV")
+    for rank in (1, 0, 2):
+        job.join_seat(rank, rank)
+    job.hang_up(1)
+    assert "rank 1 was lost: killed by SIGSEGV" in job.root_cause()["text"].replace(" (host0)", "")
+
+
+def test_the_end_of_a_rank_that_waits_for_the_next_generation_is_known_to_the_present_one():
+    job = Job(3, seats_of(3))
+    job.run_on_one_host()
+    job.leave(0)
+    job.hang_up(0)
+    job.join_seat(10, 0)
+    job.exit(0, "killed by SIGKILL")
+    job.lost(1, peer=0)
+    job.pass_time(3.0)
+    assert "killed by SIGKILL" in job.root_cause()["text"]
+    assert set(job.aborts()) >= {1, 2, 10}
+
+
+def test_after_a_failure_another_version_is_refused_all_the_same():
+    job = Job(2, seats_of(2), start_timeout_s=20.0)
+    job.join_seat(0, 0)
+    job.pass_time(20.0)
+    job.join_seat(9, 1, version="9.9")
+    assert "has ringcomm 9.9" in job.told[9][0]["reason"]
+    with pytest.raises(ProtocolError, match="only once"):
+        job.join_seat(0, 0)
+
+
+def test_a_rank_that_was_lost_as_the_generation_ended_may_come_back():
+    job = Job(3)
+    join_slots(job, 0, 1, 2)
+    job.link_all(range(3))
+    job.leave(1)
+    job.leave(2)
+    job.hang_up(0)
+    job.exit(0, "exit code 0", ok=True)
+    for connection, rank in ((11, 1), (12, 2), (10, 0)):
+        job.join(connection, rank=rank, slot=(0, rank), pid=100 + rank)
+    assert job.told[10][0]["generation"] == 1
