@@ -22,6 +22,7 @@ from .clock import Deadline
 from .configuration.environment import exported
 from .errors import ConfigError, NotOfferedError, RemoteError, StartTimeoutError
 from .storage.results import unpack
+from .transport.nics import spec_of
 
 __all__ = ["run"]
 
@@ -81,7 +82,7 @@ def run(
         raise ConfigError(f"num_proc={num_proc}: at least one process is needed.")
     if verbose:
         logger.info("running %d ranks in Spark tasks", size)
-    job = PlacedJob("spark", size, settings_for(iface=",".join(nics) if nics else None))
+    job = PlacedJob("spark", size, settings_for(iface=spec_of(nics)))
     start_s = _START_S if start_timeout is None else float(start_timeout)
     stage = _Stage(context, job, _task(job.tickets, fn, args, kwargs or {}, dict(env or {})), start_s)
     try:

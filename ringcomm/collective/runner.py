@@ -116,7 +116,7 @@ class Runner(CallRunner):
         super().release()
 
     def with_settings(self, settings: Settings) -> Runner:
-        """Another runner over the same links that chooses by rule: to measure with, before this one runs."""
+        """Return another runner over the same links that chooses by rule, to measure with before this one."""
         return Runner(self._fabric, settings, self._generation, self.spin_s, self._reporter)
 
     def all_reduce(
@@ -144,11 +144,10 @@ class Runner(CallRunner):
         if mirror is not None and not placed:
             with self.loaded(mirror, None, (0, data.size)):
                 self.all_reduce(
-                    data, op, name, shape, prescale, postscale, collective, intent, codec, residuals
-                )
+                    data, op, name, shape, prescale, postscale, collective, intent, codec, residuals,
+                    fused=fused,
+                )  # fmt: skip
             return
-        if self.on_reduction is not None and collective == Collective.ALLREDUCE:
-            self.on_reduction(data.nbytes, True, name)
         if codec and data.dtype != np.float32:
             single = data.astype(np.float32)
             self.all_reduce(
@@ -156,8 +155,10 @@ class Runner(CallRunner):
             )
             data[:] = single
             return
+        if self.on_reduction is not None and collective == Collective.ALLREDUCE:
+            self.on_reduction(data.nbytes, True, name)
         self.reduced_bytes += data.nbytes
-        # The numbers of the enumerations: hashing those is quick.
+        # Plain integers: they hash faster than members of enumerations.
         scales = (prescale, postscale)
         call = Signature(
             name, 0, int(collective), int(op), NO_ROOT, type_names(data.dtype), (shape,), prescale, postscale,
@@ -219,7 +220,7 @@ class Runner(CallRunner):
     def _within_hosts(
         self, call: Signature, op: ReduceOp, scales: Tuple[float, float], mirror: Optional[Mirror]
     ) -> bool:
-        """Run a long all-reduce with the devices of each host as a group; whether that was possible."""
+        """Return whether a long all-reduce could be run with the devices of each host as a group."""
         groups, dtype = self._groups, dtype_named(call.dtypes[0])
         fold = kernel(op, dtype, self.size, *scales)
         if groups is None or fold.needs_single_fold or call.kind != Collective.ALLREDUCE:
@@ -227,7 +228,7 @@ class Runner(CallRunner):
         if dtype.name not in DEVICE_TYPES:
             return False
         if op in (ReduceOp.MIN, ReduceOp.MAX) and dtype.kind not in "iu":
-            return False  # Devices may leave out NaN.
+            return False  # MIN and MAX on devices may ignore NaN.
         self._errors.check_usable()  # here nothing has begun that other ranks could wait for
         mirror = None if mirror is None or mirror.shared else mirror
         try:
@@ -286,7 +287,7 @@ class Runner(CallRunner):
         """Fill ``data`` with every rank's chunk; this rank's own must be in its place already."""
         if self.size == 1:
             return
-        # With the number of elements no header is the same as that of the exchange before it.
+        # The number of elements makes the header differ from that of the exchange before it.
         call = Signature(
             name, 0, int(collective), NO_OP, NO_ROOT, type_names(data.dtype), (shape,), items=data.size,
             bounds=bounds,
@@ -307,7 +308,7 @@ class Runner(CallRunner):
         op: int = NO_OP,
         weighted: bool = False,
     ) -> np.ndarray[Any, Any]:
-        """Exchange a few numbers (how many rows will come) with all ranks; returns one row per rank.
+        """Return a few numbers of every rank (how many rows will come), one row per rank.
 
         ``dtype``, ``shape``, ``op``, ``weighted``: of the operation that follows, which is compared here.
         """
@@ -394,5 +395,5 @@ class Runner(CallRunner):
 def _ahead(
     name: str, kind: int, op: int, dtype: np.dtype[Any], shape: Tuple[int, ...], weighted: bool
 ) -> Signature:
-    """Return the exchange of numbers that goes ahead of a call. It is looked up in half of the time."""
+    """Return the exchange of numbers ahead of a call; cached, since making it takes twice as long."""
     return Signature(name, 0, kind, op, NO_ROOT, type_names(dtype), (shape,), weighted=weighted, ahead=True)

@@ -24,7 +24,7 @@ from ..errors import (
 )
 from ..rendezvous.connect_server import DIAL_S, reach
 from ..rendezvous.message_server import MessageServer
-from ..transport.nics import machine, own_addresses
+from ..transport.nics import machine, own_addresses, spec_of
 from ..transport.reactor import Reactor
 from ..wire.auth import Claim, Purpose, job_digest
 from ..wire.messages import MAX_REPORT_BYTES, Message, MessageReader, encode
@@ -73,7 +73,7 @@ class ComputeService(MessageServer):
                 "There must be at least one dispatcher and one worker for each, not "
                 f"{dispatchers} and {workers_per_dispatcher}."
             )
-        spec = ",".join(nics) if nics else Settings.from_environment().iface
+        spec = spec_of(nics) or Settings.from_environment().iface
         interfaces = {item.address: item.name for item in own_addresses(spec) if not item.scope}
         super().__init__(
             title="registry of data workers", key=key, job=JOB, purpose=Purpose.COMPUTE,
@@ -242,7 +242,7 @@ class ComputeClient:
             here, there = connection.ends()
         if here == there:
             usable = own_addresses(Settings.from_environment().iface)
-            here = next(item.address for item in usable if not item.scope)
+            here = next((item.address for item in usable if not item.scope), here)
         return here
 
     def _send(self, message: Message) -> None:
@@ -338,7 +338,8 @@ class _Connection:
 
     def _gone(self, reason: str) -> PeerLostError:
         return PeerLostError(
-            f"{self.where} is gone ({reason}): rank 0 of the compute job, which serves it, has ended.", rank=0
+            f"{self.where} is gone ({reason}): rank 0 of the compute job, which serves it, has ended or "
+            "cannot be reached.", rank=0,
         )
 
 

@@ -258,6 +258,7 @@ class RayExecutor:
     def _begin_job(self) -> None:
         """Give every worker its part in a new job."""
         assert self._placement is not None
+        self._failed = True  # until all workers have their part
         if self._job is not None:
             self._job.close()
         workers = self._placement.workers

@@ -7,6 +7,7 @@ from typing import Any, Collection, Optional
 
 from .._adapter.placed import settings_for
 from ..config import Settings
+from ..transport.nics import spec_of
 
 
 @dataclass
@@ -47,4 +48,4 @@ def job_settings(given: Any) -> Settings:
         return given
     nics = getattr(given, "nics", None)
     timeout_s = getattr(given, "timeout_s", None)
-    return settings_for(None if timeout_s is None else float(timeout_s), ",".join(nics) if nics else None)
+    return settings_for(None if timeout_s is None else float(timeout_s), spec_of(nics))

@@ -130,7 +130,7 @@ def predict(
     Args:
         compute_s: seconds of computation of one step on one rank.
         gradients: bytes of all gradients in float32, or of each in the order in which they become ready.
-        ranks: numbers of ranks to predict, up to some thousands.
+        ranks: numbers of ranks to predict, from 1 to :data:`MAX_RANKS`.
         link: line rate of the hosts' interfaces, like ``1gbit`` or ``100mbit``.
         slots: ranks per host.
         batch: samples of one rank per step; 0: rates are in steps per second, of all ranks together.
@@ -165,6 +165,8 @@ def predict(
         raise ConfigError(f"predict: link={link!r}: a rate like 1gbit, 100mbit or 2.5gbit.")
     if ready_s is not None and not _are_times(ready_s, len(lengths)):
         raise ConfigError("predict: ready_s has one time for each gradient, in ascending order.")
+    if ready_s is not None and (not overlap or any(at_s > compute_s for at_s in ready_s)):
+        raise ConfigError("predict: ready_s needs overlap, and no gradient is ready after compute_s.")
     if latency_s is not None and not _are_times([latency_s], 1):
         raise ConfigError(f"predict: latency_s={latency_s!r}: a number of seconds, not negative.")
     machine = Machine((link_byte_s(link),))

@@ -17,7 +17,7 @@ import socket
 import struct
 import sys
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ..errors import ConfigError
 from .kinds import LOCAL, LOOPBACK, PREFERENCE, WIRELESS, kind_of
@@ -96,6 +96,15 @@ def _prefix_bits(netmask: object) -> int:
     if not isinstance(netmask, str) or not netmask:
         return 0
     return bin(int(ipaddress.ip_address(netmask.split("/")[0]))).count("1")
+
+
+def spec_of(names: Union[str, Iterable[str], None]) -> Optional[str]:
+    """Return what selects interfaces, as ``RINGCOMM_IFACE`` does; None: all of them.
+
+    Args:
+        names: of the interfaces, as Horovod's ``nics``; also a single one.
+    """
+    return names or None if isinstance(names, str) else ",".join(names or ()) or None
 
 
 def own_addresses(spec: str = "") -> List[Interface]:

@@ -41,6 +41,7 @@ class Recorder:
         self.has_handler = False  # whether SIGUSR1 makes it write its stacks
         self.asked = 0  # 1: request sent, 2: signal sent
         self.due: Optional[float] = None  # deadline of the answer
+        self.owes_stacks = False  # whether the signal was sent, and nothing was written since
 
 
 class Recorders:
@@ -151,6 +152,7 @@ class Recorders:
             facts = process_facts(recorder.pid)
             if recorder.asked == 1 and recorder.has_handler and catches_signal(recorder.pid):
                 recorder.asked, recorder.due = 2, now + ANSWER_S
+                recorder.owes_stacks = True
                 processes.kill([recorder.pid], signal.SIGUSR1)
             else:
                 self._send_substitute(recorder, dict(facts, reason="silent"))
@@ -204,7 +206,10 @@ class Recorders:
             self._close_pipe(recorder)
             return
         now = time.monotonic()
-        is_manual = not recorder.asked and now - recorder.stacks_at_s > SAME_DUMP_S
+        is_new = now - recorder.stacks_at_s > SAME_DUMP_S
+        # What was requested may come after the record that was sent in its place.
+        is_manual = is_new and not recorder.asked and not recorder.owes_stacks
+        recorder.owes_stacks = recorder.owes_stacks and not is_new
         recorder.stacks_at_s = now
         recorder.stacks += text[: STACKS_LIMIT_BYTES - len(recorder.stacks)]
         if is_manual:

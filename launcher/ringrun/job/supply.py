@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import zipfile
 from typing import Any, Callable, Dict, List, Mapping, Tuple
 
 from ringcomm.errors import ConfigError
@@ -81,7 +82,7 @@ class Supply:
         target, names = wanted
         try:
             package, lines = fetch_wheels(target, names=names)
-        except (ConfigError, OSError) as problem:
+        except (ConfigError, OSError, zipfile.BadZipFile) as problem:
             text = str(problem)
             self._loop.call(lambda: self._not_downloaded(wanted, text))
         else:

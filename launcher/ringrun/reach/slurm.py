@@ -31,12 +31,12 @@ class Srun(Via):
     def refused(
         self, host: str, argv: Sequence[str], status: Optional[int], output: str
     ) -> Optional[Failure]:
-        """srun's own failures, by its output."""
+        """Return the failure that srun itself has reported; None: the output is not srun's."""
         said = last_lines(output)
         if re.search(r"unrecognized option .*overlap", output):
             return Failure(
                 f"{host}: this Slurm is older than srun's option --overlap. Steps share nodes there anyway: "
-                "use --via 'srun -N1 -n1 -w {host}'."
+                f"use --via '{TEMPLATE.replace('--overlap ', '')}'."
             )
         if re.search(r"Invalid job id|Job/step already completing|has been revoked|expired", output, re.I):
             return Failure(f"{host}: Slurm job {self._job} is over, so no step starts in it ({said}).")

@@ -96,11 +96,13 @@ def fetch_wheels(
         name = f"wheels-cp{target.version}-{target.machine}-glibc{target.glibc}"
         with inner_folder(folder, name) as kept:
             known = _kept(kept)
+            missing = [each for each in names if not _of([each], known)]
             wheels.update(_of(names, known))
-            if not all(_of([each], wheels) for each in names):
-                wheels.update(_downloaded(target, kept, os.path.join(place, name), names))  # noqa: PTH118
-                digests = _keep(kept, {**known, **wheels})
-                lines.extend(f"{wheel} (sha256 {digests[wheel]})" for wheel in sorted(wheels))
+            if missing:
+                fresh = _downloaded(target, kept, os.path.join(place, name), missing)  # noqa: PTH118
+                wheels.update(fresh)
+                digests = _keep(kept, {**known, **fresh})
+                lines.extend(f"{wheel} (sha256 {digests[wheel]})" for wheel in sorted(fresh))
         return name
 
     try:
@@ -117,7 +119,7 @@ def _of(names: Sequence[str], wheels: Mapping[str, bytes]) -> Dict[str, bytes]:
 
 
 def _kept(folder: int) -> Dict[str, bytes]:
-    """The wheels of earlier jobs by their names; none of them if one is not as it was downloaded."""
+    """Return the wheels of earlier jobs by name; none if one was changed, or a package has two."""
     wheels: Dict[str, bytes] = {}
     try:
         for name, digest in json.loads(read_at(folder, _DIGESTS)).items():
@@ -126,7 +128,7 @@ def _kept(folder: int) -> Dict[str, bytes]:
                 return {}
     except (OSError, ValueError, AttributeError):
         return {}  # downloaded again
-    return wheels
+    return wheels if len({name.split("-")[0] for name in wheels}) == len(wheels) else {}
 
 
 def _keep(folder: int, wheels: Mapping[str, bytes]) -> Dict[str, str]:

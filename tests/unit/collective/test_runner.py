@@ -238,8 +238,11 @@ class TestTogether:
 
     def test_codecs_of_half_types(self):
         def work(runner):
+            asked = []
+            runner.on_reduction = lambda *what: asked.append(what)
             data = np.full(300, 1.0 + runner.rank, np.float16)
             runner.all_reduce(data, Sum, codec=CODECS.index("int8"))
+            assert asked == [(1200, True, "")], "once, in float32"
             return data
 
         for result in both(work):

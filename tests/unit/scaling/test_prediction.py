@@ -116,7 +116,8 @@ def test_with_a_price_the_table_has_the_cost_in_place_of_the_rate(price):
         {"gradients": None}, {"ranks": 8}, {"ranks": [2.5]}, {"ranks": "2,4"}, {"ranks": [10**7]},
         {"link": None}, {"link": 1000}, {"batch": float("nan")}, {"batch": 2.5}, {"price": "a", "batch": 8},
         {"price": 1}, {"latency_s": float("nan")}, {"latency_s": -1}, {"latency_s": "a"}, {"ready_s": 3},
-        {"ready_s": [float("nan")]}, {"ready_s": [-1.0]}, {"local_steps": 2.5}, {"local_steps": "a"},
+        {"ready_s": [float("nan")]}, {"ready_s": [-1.0]}, {"ready_s": [1.5]},
+        {"ready_s": [0.5], "overlap": False}, {"local_steps": 2.5}, {"local_steps": "a"},
     ],
 )  # fmt: skip
 def test_arguments_out_of_range(arguments):

@@ -14,7 +14,7 @@ import pytest
 from ringcomm.errors import ConfigError
 from ringcomm.transport import nics
 from ringcomm.transport.kinds import LOOPBACK, VIRTUAL, WIRED, WIRELESS
-from ringcomm.transport.nics import Interface, InterfaceFilter, interface_of, own_addresses
+from ringcomm.transport.nics import Interface, InterfaceFilter, interface_of, own_addresses, spec_of
 
 
 @pytest.mark.parametrize(
@@ -230,3 +230,10 @@ def test_what_linux_lists_of_ipv6(tmp_path):
     (tmp_path / "proc/net/if_inet6").write_text("\n".join(rows))
     listed = nics.listed_by_linux(str(tmp_path))
     assert listed[-2:] == [("eth0", "fd00::b", 64), ("eth0", "fe80::1", 64)]
+
+
+@pytest.mark.parametrize(
+    "names, spec", [(None, None), ((), None), ("", None), ("eth0", "eth0"), (["eth0", "eth1"], "eth0,eth1")]
+)
+def test_names_of_interfaces_as_horovod_takes_them(names, spec):
+    assert spec_of(names) == spec

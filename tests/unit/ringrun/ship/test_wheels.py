@@ -40,12 +40,13 @@ class Pip:
 
     def __init__(self) -> None:
         self.calls = 0
+        self.version = "1.0"
 
     def __call__(self, argv: List[str], **_: object) -> Any:
         self.calls += 1
         folder = Path(argv[argv.index("--dest") + 1])
         for name in argv[argv.index("--dest") + 2 :]:
-            with zipfile.ZipFile(folder / f"{name}-1.0-cp38-cp38-linux_aarch64.whl", "w") as wheel:
+            with zipfile.ZipFile(folder / f"{name}-{self.version}-cp38-cp38-linux_aarch64.whl", "w") as wheel:
                 wheel.writestr(f"{name}/__init__.py", "")
                 wheel.writestr(f"{name}/tests/test_it.py", "")
         return subprocess.CompletedProcess(argv, 0, b"", b"")
@@ -84,6 +85,14 @@ def test_a_host_gets_what_it_lacks(pip: Pip, environ: Dict[str, str]) -> None:
     package, (line,) = fetch_wheels(BOARD, environ, ["numpy"])
     assert package.name == "numpy 1.0" and line.startswith("numpy-1.0-") and pip.calls == 2
     assert fetch_wheels(BOARD, environ)[0].name == "numpy 1.0, psutil 1.0" and pip.calls == 2
+
+
+def test_of_each_package_there_is_one_version(pip: Pip, environ: Dict[str, str]) -> None:
+    fetch_wheels(BOARD, environ, ["psutil"])
+    pip.version = "2.0"
+    package, (line,) = fetch_wheels(BOARD, environ)
+    assert package.name == "numpy 2.0, psutil 1.0" and line.startswith("numpy-2.0-")
+    assert fetch_wheels(BOARD, environ)[0].digest == package.digest and pip.calls == 2
 
 
 @pytest.mark.parametrize("change", ["changed", "a link", "others may write", "removed", "digests"])
