@@ -86,7 +86,8 @@ def test_a_stopped_process_is_left_behind_and_refused_when_it_runs_again() -> No
         victim.process.send_signal(signal.SIGCONT)
         assert victim.end() == 1, job.output()
         said = "\n".join(victim.lines)
-        assert "was cut off from its job" in said and "the job has gone on without this process" in said, said
+        # By the rendezvous' refusal, or, if a message of its own met the closed connection first, by itself.
+        assert "was cut off from its job" in said and "job has gone on without" in said, said
         assert "Traceback" not in said, said
         assert [worker.end() for worker in workers if worker is not victim] == [0, 0], job.output()
 
