@@ -90,7 +90,8 @@ def test_failures_have_a_remedy(
          ["starts no step there", "scontrol show job 7"], False),
         (1, "srun: error: Unable to confirm allocation for job 7: Invalid job id specified",
          ["job 7 is over"], False),
-        (1, "srun: unrecognized option '--overlap'", ["--via 'srun -N1 -n1 -w {host}'"], False),
+        (1, "srun: unrecognized option '--overlap'",
+         ["--via 'srun --nodes=1 ", "--cpu-bind=none", "--nodelist={host}'"], False),
     ],
 )  # fmt: skip
 def test_failures_of_srun(status: int, output: str, words: List[str], no_python: bool) -> None:
