@@ -225,6 +225,20 @@ AssertionError: (from ``backward()``) there were more passes than ``backward_pas
     by (number of ranks / factor) after it, so that float16 sums stay in range.""",
     "mx_num_groups": """num_groups: split the gradients into this number of groups, each reduced as one
     operation; 0: groups of up to 8 MiB.""",
+    "local_sgd": """\
+sync_every: number of local steps (batches) between two synchronizations; or one number per rank (in rank
+    order), so that slow ranks do fewer, and count for less in the average; or ``"auto"``: at first every
+    step, then the fewest with which exchanges take 10 % of the time, as far as ``max_drift`` permits.
+outer_lr: step size of the outer optimizer; 1 without momentum: the weights are averaged.
+outer_momentum: its Nesterov momentum; 0: none.
+compression: the codec for deltas: None, ``"bf16"``, ``"fp16"``, ``"int8"`` or ``"int4"``.
+process_set: the ranks that take part; by default all.
+fragments: into how many parts of similar size weights are divided, which take turns in each interval.
+overlap: number of local steps during which a reduction runs before its result is taken; what they change
+    is kept. 0: it is waited for at once. Less than ``sync_every``.
+max_drift: how far apart the ranks' weights may be, relative to their norm (root of the mean square). Beyond
+    that the next interval is shorter, and a fixed one draws a warning. By default 0.01 with ``"auto"``
+    (0.001 in PyTorch with an optimizer that has an ``eps``), otherwise 0.2; ``math.inf``: no limit.""",
     # Keras
     "keras_saved": """filepath: path of the saved model.
 custom_optimizers: the user's optimizer classes that the file names.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, Optional, Tuple
+from operator import index
+from typing import Any, List, Optional, Tuple
 
 from .errors import Misuse
 
@@ -156,6 +157,27 @@ def number(value: Any) -> float:
     return float(value)
 
 
+def finite_numbers(values: Any, least: float, above: bool = False) -> List[Any]:
+    """The numbers in a sequence; none if any of them is not a finite number of at least so much.
+
+    Args:
+        values: what a caller passes as a sequence of numbers.
+        least: the least one.
+        above: whether all are to be above that.
+    """
+    try:
+        found = list(values)
+        fit = all(least <= value < float("inf") and not (above and value == least) for value in found)
+    except (TypeError, ValueError, RuntimeError):  # no sequence, no numbers, or tensors in place of them
+        return []
+    return found if fit else []
+
+
+def is_whole(value: Any, least: int) -> bool:
+    """Return whether that is a whole number of at least so much."""
+    return bool(finite_numbers([value], least)) and bool(value == int(value))
+
+
 def weight_of(value: Any) -> float:
     """The weight of a contribution as a number.
 
@@ -169,6 +191,18 @@ def weight_of(value: Any) -> float:
     if not 0.0 <= weight < float("inf"):
         raise Misuse(f"weight={weight!r}: a weight is a finite number that is not negative.")
     return weight
+
+
+def root_of(value: Any) -> int:
+    """A root's rank as a number.
+
+    Raises:
+        Misuse: it is not a whole number.
+    """
+    try:
+        return index(value)
+    except TypeError:
+        raise Misuse(f"root_rank={value!r} is not a whole number.") from None
 
 
 def name_of(name: Optional[str]) -> str:

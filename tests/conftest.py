@@ -1,16 +1,20 @@
-"""`on_ranks`: run a function on every rank of a job, over each transport in turn."""
+"""`on_ranks` and `ranks_of`: run a function on every rank of a job; `alone`: a job of this process."""
 
 from __future__ import annotations
 
 import gc
 import signal
 import sys
+import threading
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import ringcomm as rc
+from ringcomm import api
+from ringcomm.config import Membership
 from ringcomm.testing.cluster import run_ranks
 
 # Under nohup or in a background job of a plain shell these arrive ignored, and what the tests start would
@@ -145,6 +149,32 @@ def on_ranks(request):
         return run_ranks(size, function, transport=request.param, **options)
 
     return run
+
+
+@pytest.fixture
+def ranks_of(monkeypatch):
+    """`ranks_of(size, function, **options)`: like `run_ranks`, where each rank has a default context."""
+    mine = threading.local()
+    for name in ("context", "placed"):
+        monkeypatch.setattr(api, name, lambda: mine.context)
+    monkeypatch.setattr(api, "is_initialized", lambda: hasattr(mine, "context"))
+
+    def run(size, function, **options):
+        def work(context):
+            mine.context = context
+            return function(context)
+
+        return run_ranks(size, work, **options)
+
+    return run
+
+
+@pytest.fixture
+def alone():
+    """This process as a job of one rank: `rc`, initialized."""
+    rc.init(Membership())
+    yield rc
+    rc.shutdown()
 
 
 def pytest_generate_tests(metafunc):

@@ -133,8 +133,9 @@ system_packages() { # PURPOSE PROGRAM:PACKAGE...: install the packages of progra
 tests() { # ENVIRONMENT NAME PYTEST-ARGUMENTS...: run pytest; NAME is for the table of the slowest tests
     local environment=$1 name=$2 code=0 failed=()
     shift 2
+    # A worker that crashes ends the run: with another one in its place pytest-xdist 3.8 may never end.
     "$environment/bin/python" -m pytest -q -rs --no-header -o cache_dir="$results/cache.$stage.$name" \
-        --junitxml="$results/$stage.$name.xml" "$@" || code=$?
+        --max-worker-restart=0 --junitxml="$results/$stage.$name.xml" "$@" || code=$?
     if [ "$code" -ne 1 ] || [ "$mode" = quick ] || [ ${#given[@]} -gt 0 ]; then return "$code"; fi
     # Thousands of tests with real processes and time limits, on a machine that others use: a few that failed
     # are run once more, alone. The table names them, and more than a few are a failure.
@@ -330,8 +331,9 @@ stage_package() { # wheel and sdist in empty environments of every Python here, 
     quietly "$python" -m twine check --strict "$results"/dist/*
     local minor file
     for minor in "${!pythons[@]}"; do
-        for file in "$results"/dist/*; do
-            quietly "${pythons[$minor]}" -m venv --clear "$results/empty"
+        quietly "${pythons[$minor]}" -m venv --clear "$results/empty"
+        for file in "$results"/dist/*; do # the second finds the packages that the first has brought
+            quietly "$results/empty/bin/python" -m pip uninstall --yes ringcomm
             quietly "$results/empty/bin/python" -m pip install "$file"
             (cd "$results" && quietly empty/bin/ringrun -np 2 empty/bin/python -c \
                 'import numpy, ringcomm as rc; rc.init(); assert rc.allreduce(numpy.ones(3)).sum() == 3')

@@ -22,9 +22,13 @@ MOST_REPEATED = 5
 def failed(cache: str, junit: str) -> None:
     """Print the tests that failed, one in a line; nothing if they are more than a few.
 
-    The tests of a file that could not be set up count as one: they share a fixture.
+    The tests of a file that could not be set up count as one: they share a fixture. After the crash of a
+    worker it prints nothing: tests that come after it were not run.
     """
-    cases = list(ElementTree.parse(junit).getroot().iter("testcase"))
+    root = ElementTree.parse(junit).getroot()
+    if any("crashed while running" in error.get("message", "") for error in root.iter("error")):
+        return
+    cases = list(root.iter("testcase"))
     problems = {case.get("classname", "") for case in cases if case.find("error") is not None}
     tests = [case for case in cases if case.find("failure") is not None]
     path = Path(cache) / "v" / "cache" / "lastfailed"

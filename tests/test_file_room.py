@@ -38,7 +38,7 @@ ALLOWED: Dict[str, Tuple[str, List[str]]] = {
         ["glob.escape", "glob.glob", "open"],
     ),
     "launcher/ringrun/agent/processes.py": (SYSTEM, ["open", "os.listdir", "os.open"]),
-    "launcher/ringrun/agent/recorders.py": (SYSTEM, ["open"]),
+    "launcher/ringrun/agent/recorders.py": (SYSTEM, ["open", "os.listdir"]),
     "launcher/ringrun/agent/shipped.py": (DESCRIPTOR, ["os.listdir"]),
     "launcher/ringrun/agent/terminal.py": (SYSTEM, ["os.open"]),
     "launcher/ringrun/agent/threads.py": (SYSTEM, ["open"]),

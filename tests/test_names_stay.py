@@ -33,8 +33,8 @@ LIST = ROOT / "tests" / "names_that_stay.txt"
 MODULES = (
     "ringcomm", "ringcomm.errors", "ringcomm.torch", "ringcomm.torch.elastic", "ringcomm.torch.mpi_ops",
     "ringcomm.torch.compression", "ringcomm.torch.distributed", "ringcomm.tensorflow",
-    "ringcomm.tensorflow.elastic", "ringcomm.tensorflow.keras", "ringcomm.tensorflow.keras.callbacks",
-    "ringcomm.tensorflow.keras.elastic", "ringcomm.tensorflow.mpi_ops",
+    "ringcomm.tensorflow.compression", "ringcomm.tensorflow.elastic", "ringcomm.tensorflow.keras",
+    "ringcomm.tensorflow.keras.callbacks", "ringcomm.tensorflow.keras.elastic", "ringcomm.tensorflow.mpi_ops",
     "ringcomm.tensorflow.data.compute_service", "ringcomm.jax", "ringcomm.mlx", "ringcomm.keras",
     "ringcomm.keras.callbacks", "ringcomm.keras.elastic", "ringcomm.ray", "ringcomm.dask",
     "ringcomm.spark", "ringcomm.testing.cluster", "ringcomm.testing.contract", "ringcomm.testing.faulty",

@@ -22,10 +22,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import ringcomm as rc
 from ringcomm.collective.reduce import kernel
 from ringcomm.ops import ReduceOp
-from ringcomm.schedule import servers
 from ringcomm.schedule.hierarchy import hosts_of
 from ringcomm.schedule.registry import Problem, build
 from ringcomm.schedule.steps import even_bounds
+from tests.support import servers
 
 Reduce = Callable[["np.ndarray[Any, Any]"], None]
 FORWARD = 1 / 3

@@ -135,9 +135,9 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> Li
 
 def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        from .job.launch import own_version
+        from ringcomm.version import __version__
 
-        click.echo(f"ringrun {own_version()}, Python {sys.version.split()[0]}")
+        click.echo(f"ringrun {__version__}, Python {sys.version.split()[0]}")
         ctx.exit()
 
 

@@ -9,7 +9,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, NoReturn, Sequence, Tuple
+from typing import Any, Callable, NoReturn, Tuple
 
 import click
 
@@ -113,18 +113,7 @@ def add(job: str, names: Tuple[str, ...]) -> None:
 
     A host that is excluded is taken back. JOB is needed if several elastic jobs run.
     """
-    from ringcomm.errors import ConfigError
-
-    from .plan.hosts import parse_host
-    from .reach.named_hosts import with_lists
-
-    beginning, host = _job_and_host(names, job)
-    try:
-        specs = with_lists([parse_host(host, "ringrun add")], os.environ)
-    except ConfigError as problem:
-        say(str(problem), problem=True)
-        raise SystemExit(2) from None
-    _change_hosts("add", [spec.item for spec in specs], beginning)
+    _change_hosts("add", names, job)
 
 
 @commands.command()
@@ -135,21 +124,17 @@ def drop(job: str, names: Tuple[str, ...]) -> None:
 
     Its ranks leave at the next step. JOB is needed if several elastic jobs run.
     """
-    beginning, host = _job_and_host(names, job)
-    _change_hosts("drop", [host], beginning)
+    _change_hosts("drop", names, job)
 
 
-def _job_and_host(names: Tuple[str, ...], job: str) -> Tuple[str, str]:
-    """The beginning of a job's identifier, "" for the only job, and a host."""
-    if len(names) > 2:
-        raise click.UsageError("Name one host, after the job if several run: [JOB] HOST.")
-    return _one_name(names[0] if len(names) == 2 else "", job), names[-1]
-
-
-def _change_hosts(what: str, hosts: Sequence[str], job: str) -> NoReturn:
+def _change_hosts(what: str, names: Tuple[str, ...], job: str) -> NoReturn:
+    """Have a job add or drop a host: the last name, after the beginning of the job's identifier or alone."""
     from .job.job_commands import change_hosts
 
-    answer(lambda: ("\n".join(change_hosts(what, host, job, os.environ) for host in hosts), 0))
+    if len(names) > 2:
+        raise click.UsageError("Name one host, after the job if several run: [JOB] HOST.")
+    beginning = _one_name(names[0] if len(names) == 2 else "", job)
+    answer(lambda: (change_hosts(what, names[-1], beginning, os.environ), 0))
 
 
 @commands.command()

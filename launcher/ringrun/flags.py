@@ -64,10 +64,6 @@ class _Text(_ParamType):
         return SettingValue(self.setting, converted, f"{self.flag} {value}", self.flag)
 
 
-def _same(text: str) -> str:
-    return text
-
-
 class Flag(click.Option):
     """A flag that the help lists under its purpose.
 
@@ -153,7 +149,7 @@ def _native() -> Iterator[click.Option]:
             names = [f"{flag}/--no-{flag[2:]}", f"tunable_{item.name}"]
             yield Flag(names, default=None, callback=_switch(item.name, flag), **more)
         else:
-            kind = _Text(item.name, flag, _same)
+            kind = _Text(item.name, flag, str)
             metavar = item.metadata["metavar"] or "NAME"
             yield Flag([flag, f"tunable_{item.name}"], type=kind, metavar=metavar, **more)
 
@@ -190,14 +186,10 @@ def _without_setting() -> Iterator[click.Option]:
     for flag in (*horovod.REFUSED, *horovod.IGNORED):
         count = horovod.VALUES.get(flag, 0)
         callback = _refuse if flag in horovod.REFUSED else _note
-        if count:
-            yield click.Option(
-                [flag, _name(flag)], nargs=count, hidden=True, expose_value=False, callback=callback
-            )
-        else:
-            yield click.Option(
-                [flag, _name(flag)], is_flag=True, hidden=True, expose_value=False, callback=callback
-            )
+        yield click.Option(
+            [flag, _name(flag)], nargs=count or None, is_flag=not count, hidden=True, expose_value=False,
+            callback=callback,
+        )  # fmt: skip
 
 
 def _name(flag: str) -> str:

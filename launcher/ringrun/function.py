@@ -127,6 +127,7 @@ def _converted(name: str, option: Option, value: Any) -> Any:
         return _per_host(value)
     if option.kind in (TEXT, PATH):
         _check_text(name, value, option.kind == PATH)
+        return value if value is None or option.kind == TEXT else os.fspath(value)
     if option.kind in (WHOLE, NUMBER, RANGE) and value is not None:
         _check_numbers(name, option, value)
     return value

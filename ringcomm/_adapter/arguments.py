@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Any, List, Optional, Tuple
-
-import numpy as np
+from typing import Any, Optional, Tuple
 
 from ..errors import ConfigError, NotOfferedError
 from ..ops import ReduceOp, op_of
@@ -22,23 +20,6 @@ def scattered_reduction(op: Any) -> ReduceOp:
     if chosen == ReduceOp.ADASUM:
         raise NotOfferedError("reducescatter does not support Adasum: it compares whole tensors.")
     return chosen
-
-
-def listed_splits(splits: Any) -> Optional[List[int]]:
-    """Return the numbers of rows of an alltoall as a list, from what NumPy can take; None stays.
-
-    Raises:
-        ConfigError: they are not integers in one dimension.
-    """
-    if splits is None:
-        return None
-    numbers = np.asarray(splits)
-    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
-        raise ConfigError(
-            f"alltoall expects splits to contain 32-bit integer elements in one dimension, not {splits!r}."
-        )
-    listed: List[int] = numbers.tolist()
-    return listed
 
 
 def checked_passes(passes: Any) -> int:

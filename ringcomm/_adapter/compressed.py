@@ -23,7 +23,7 @@ from ..errors import ConfigError
 from ..ops import CODECS, ReduceOp
 from .arguments import wire_name
 from .choice import AutoCompression
-from .compression import PowerSGD, codec_for
+from .compression import BLOCKWISE, PowerSGD, codec_for
 from .feedback import Residuals, reset_all
 from .powersgd import Matrix, PowerIteration
 from .reduction import Reduction
@@ -178,7 +178,7 @@ def start_coded(
             pending.power.start(flats)
             continue
         residuals: List[Array] = []
-        if state is not None and codec in ("int8", "int4"):
+        if state is not None and codec in BLOCKWISE:
             residuals = [state.residuals.of(key, flat.size) for key, flat in zip(keys, flats)]
         handle = api.context().engine.allreduce(
             flats, how.call(label, weight, codec), wire_name("allreduce", label), shapes,
@@ -192,14 +192,16 @@ def start_coded_rows(
     how: Reduction, name: Optional[str], arrays: Sequence[Array], urgent: bool = False,
     weight: Optional[float] = None,
 ) -> Pending:  # fmt: skip
-    """Start a reducescatter with codes: an allreduce of which every rank keeps its rows.
+    """Start a reducescatter with PowerSGD: an allreduce of which every rank keeps its rows.
 
-    With int8 that sends half of what a reducescatter of float32 sends. The arguments are those of
-    :func:`start_coded`.
+    The arguments are those of :func:`start_coded`.
 
     Raises:
         ShapeError: an array has no first dimension.
+        ConfigError: there is a list of sizes, which the ranks could not compare.
     """
+    if how.options.splits is not None:
+        raise ConfigError("PowerSGD divides rows evenly: with splits use Compression.int8 or .bf16.")
     shapes = [array.shape for array in arrays]
     check_rows("reducescatter", shapes)
     rank, layout = rank_in(how.process_set), scatter_layout(shapes, size_of(how.process_set), how.options)

@@ -1,10 +1,16 @@
-"""The compressors for ``compression=``, for every framework."""
+"""The compressors for ``compression=``, for every framework, and their public names."""
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ..errors import ConfigError
+
+__all__ = [
+    "BF16Compressor", "Compression", "Compressor", "FP16Compressor", "Int4Compressor", "Int8Compressor",
+    "NoneCompressor", "PowerSGD",
+]  # fmt: skip
 
 WIRE_DTYPES: Dict[str, Optional[str]] = {"none": None, "fp16": "float16", "bf16": "bfloat16"}
 """The dtype in which floating-point numbers are sent, by the name of the compression."""
@@ -181,9 +187,7 @@ class PowerSGD:
         """Return whether a gradient of this shape is compressed."""
         if len(shape) < 2 or 0 in shape:
             return False
-        rows, columns = shape[0], 1
-        for length in shape[1:]:
-            columns *= length
+        rows, columns = shape[0], prod(shape[1:])
         return rows * columns >= self.min_ratio * self.rank * (rows + columns)
 
     compress = _GradientCompressor.compress
@@ -212,6 +216,9 @@ _NAMED: Dict[str, Any] = {
     kind.kind: kind
     for kind in (NoneCompressor, FP16Compressor, BF16Compressor, Int8Compressor, Int4Compressor)
 }
+
+BLOCKWISE = frozenset(("int8", "int4"))
+"""The codecs with a scale per block; their errors are fed back."""
 
 MIN_ITEMS = 4096
 """Smaller gradients are sent as bfloat16: they are few bytes, and biases and scales of normalization lose
@@ -251,10 +258,7 @@ def codec_for(compression: Any, dtype: str, shape: Sequence[int]) -> str:
         return "none"
     if kind == "powersgd":
         return "powersgd" if dtype == "float32" and compression.suits(shape) else "bf16"
-    items = 1
-    for length in shape:
-        items *= length
-    return str(kind) if len(shape) >= 2 and items >= MIN_ITEMS else "bf16"
+    return str(kind) if len(shape) >= 2 and prod(shape) >= MIN_ITEMS else "bf16"
 
 
 def is_elementwise(compression: Any) -> bool:

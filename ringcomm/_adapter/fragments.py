@@ -11,9 +11,7 @@ from ..dtypes import Array
 from ..engine.request import Handle
 from ..job.context import Context
 from ..ops import ReduceOp
-
-_MIN_ITEMS = 4096
-"""Smaller arrays are sent as bfloat16 where others are quantized."""
+from .compression import BLOCKWISE, MIN_ITEMS
 
 
 class Exchange(NamedTuple):
@@ -73,7 +71,7 @@ class Averages:
     def __init__(self, context: Context, name: str, process_set: ProcessSet, codec: str) -> None:
         self.context = context
         self._name, self._process_set, self.codec = name, process_set, codec
-        self.lossy = codec in ("int8", "int4")
+        self.lossy = codec in BLOCKWISE
 
     def start_coded(
         self,
@@ -100,7 +98,7 @@ class Averages:
             groups.setdefault(self._codec_of(array), []).append(place)
         found = []
         for codec, places in sorted(groups.items()):
-            own = [residuals[place] for place in places] if codec in ("int8", "int4") else []
+            own = [residuals[place] for place in places] if codec in BLOCKWISE else []
             bits = sum(1 << bit for bit, place in enumerate(places) if absent >> place & 1)
             chosen = [arrays[place] for place in places]
             found.append((places, self.start(f"{label}{codec}", chosen, codec, own, weight, bits)))
@@ -123,6 +121,6 @@ class Averages:
         )  # fmt: skip
 
     def _codec_of(self, array: Array) -> str:
-        if not self.lossy or (array.ndim > 1 and array.size >= _MIN_ITEMS):
+        if not self.lossy or (array.ndim > 1 and array.size >= MIN_ITEMS):
             return self.codec
         return "bf16"

@@ -29,6 +29,7 @@ from ..errors import RingcommError
 from .arguments import wire_name
 from .causes import record_cause
 from .compressed import CompressionState, Pending, start_coded, start_coded_rows
+from .compression import PowerSGD
 from .reduction import Reduction
 from .submit import start_allgather, start_allreduce, start_alltoall, start_broadcast, start_reducescatter
 from .waiting import run_all
@@ -101,7 +102,7 @@ def _reducescatter(operation: Operation, arrays: Sequence[Array], urgent: bool, 
     weight = None
     if operation.has_weight:
         arrays, weight = arrays[:-1], float(arrays[-1])
-    if operation.is_coded:
+    if isinstance(operation.how.compression, PowerSGD):
         return start_coded_rows(operation.how, operation.name, arrays, urgent, weight)
     options = operation.how.call(operation.name, weight, operation.how.compression)
     return start_reducescatter(_operands(arrays), options, urgent, True)
@@ -214,8 +215,6 @@ class Batch:
             record_cause(error)
             raise
         self._latest = handles
-        if self._weight is not None:
-            self._weight.submitted()
         return handles
 
     def _wait(self, handles: Sequence[AnyHandle]) -> List[Array]:

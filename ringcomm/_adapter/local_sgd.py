@@ -23,6 +23,7 @@ import numpy as np
 
 from .. import api
 from ..calls.process_set import ProcessSet, global_process_set
+from ..docstrings import documented
 from ..dtypes import Array
 from ..errors import ConfigError
 from ..job.context import Context
@@ -35,6 +36,18 @@ _NO_STEPS = 1e-9
 """The weight of a rank that has made no step."""
 
 
+def host_dtype(name: str) -> str:
+    """Return the type of the array of a weight, by the name of the weight's type: float32 for half types.
+
+    Raises:
+        ConfigError: it is complex.
+    """
+    if name.startswith("complex"):
+        raise ConfigError(f"LocalSGD averages real weights, not {name}: make two of each.")
+    return name if name == "float64" else "float32"
+
+
+@documented
 class LocalSGD(OuterOptimizer):
     """Local steps on arrays of weights, which are overwritten at every synchronization.
 
@@ -56,26 +69,9 @@ class LocalSGD(OuterOptimizer):
 
     Args:
         weights: writable NumPy arrays of float32 or float64, of equal shapes on all ranks.
-        sync_every: number of local steps between two synchronizations; or one number per rank (in rank
-            order), so that slow ranks do fewer, and count for less in the average; or ``"auto"``: at first
-            every step, then the fewest steps with which exchanges take 10 % of the time, as far as
-            ``max_drift`` permits.
-        outer_lr: step size of the outer optimizer; 1 without momentum: the weights are averaged.
-        outer_momentum: its Nesterov momentum; 0: none.
-        compression: the codec for deltas: None, ``"bf16"``, ``"fp16"``, ``"int8"`` or ``"int4"``. With the
-            last two, arrays of less than two dimensions or 4096 elements are sent as bfloat16, and what is
-            lost is added to the next delta.
+        {local_sgd}
         averaged: arrays that are averaged at every synchronization instead, such as batch-norm statistics;
             with fragments, together with the last one.
-        fragments: into how many parts of similar size the arrays are divided. Each is synchronized every
-            ``sync_every`` steps, one after the other at even distances.
-        overlap: number of local steps during which a reduction runs before its result is taken, so that it
-            need not be waited for; 0: it is waited for at once. Less than ``sync_every``.
-        max_drift: how far apart the ranks' weights may be at a synchronization, relative to their norm (root
-            of the mean square). Beyond that the next interval is shorter; with a fixed ``sync_every`` a line
-            appears, and ranks with unequal numbers only warn. By default 0.01 with ``"auto"``, otherwise 0.2;
-            ``math.inf``: without limit.
-        process_set: the ranks that take part; by default all.
         name: of the operations; needed if a program has several.
         context: the job; by default that of ``init()``.
 

@@ -78,6 +78,11 @@ class Reduction(NamedTuple):
         return self.prescale * self.postscale
 
     @property
+    def gathered_factor(self) -> float:
+        """Of the gradients of a reducescatter: a sum's are multiplied by the size, as losses are averaged."""
+        return self.factor * (size_of(self.process_set) if self.op == ReduceOp.SUM else 1)
+
+    @property
     def adds(self) -> bool:
         """Whether it is a sum or an average."""
         return self.op in (ReduceOp.AVERAGE, ReduceOp.SUM)
@@ -160,17 +165,16 @@ class VariableReducer:
             the reduced gradients in the same order; None where the gradient is None.
         """
         how, results = self.how, list(gradients)
-        if not how.active():
-            factor = how.factor
-            return [item if item is None or factor == 1.0 else self.times(item, factor) for item in results]
+        active = how.active()
+        own = how.factor / (size_of(how.process_set) if active and self.scale_local else 1)
         shared: List[int] = []
         for index, variable in enumerate(variables):
             if results[index] is None:
                 continue
-            if not self.is_local(variable):
+            if active and not self.is_local(variable):
                 shared.append(index)
-            elif self.scale_local:
-                results[index] = self.divided(results[index], size_of(how.process_set))
+            elif own != 1.0:
+                results[index] = self.times(results[index], own)
         if shared:
             sent, owners = [results[index] for index in shared], [variables[index] for index in shared]
             for index, gradient in zip(shared, self.reduce_shared(sent, owners, *args, **kwargs)):
@@ -187,9 +191,19 @@ class VariableReducer:
         """Return a gradient multiplied by a number."""
         return gradient * factor
 
-    def divided(self, gradient: Any, divisor: int) -> Any:
-        """Return a gradient divided by a number."""
-        return gradient / divisor
+
+def register_layers(layers: Any, register: Callable[[Any], None]) -> None:
+    """Call a function with each trainable weight of a layer or several; None: of no layer.
+
+    Raises:
+        ConfigError: one is not a Keras layer.
+    """
+    listed = list(layers) if isinstance(layers, (list, tuple, set)) else [] if layers is None else [layers]
+    if not all(hasattr(layer, "trainable_weights") for layer in listed):
+        raise ConfigError(f"local_layers must be Keras layers, not {listed}.")
+    for layer in listed:
+        for variable in layer.trainable_weights:
+            register(variable)
 
 
 def is_coded(compression: Any) -> bool:

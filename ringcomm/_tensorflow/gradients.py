@@ -64,10 +64,6 @@ class GradientReducer(VariableReducer):
             return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
         return gradient * tf.cast(factor, gradient.dtype)
 
-    def divided(self, gradient: Any, divisor: int) -> Any:
-        """Return a gradient divided by a number."""
-        return self.times(gradient, 1.0 / divisor)
-
     def _bundles(
         self,
         gradients: Sequence[Any],

@@ -8,10 +8,10 @@ was measured on all machines.
 from __future__ import annotations
 
 from itertools import combinations
-from math import inf
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ..errors import ConfigError
+from ..ops import finite_numbers, is_whole
 from ..schedule.calibration import LOCAL_BYTE_S, LOCAL_LATENCY_S, MESSAGE_S, REDUCE_BYTE_S, WIRE_LATENCY_S
 from ..schedule.closed_form import best_method, reduce_cost
 from ..schedule.cost import CostModel
@@ -130,60 +130,43 @@ def advise(
     Raises:
         ConfigError: the arguments have different lengths, or are out of range.
     """
-    _check(fixed_s, sample_s, mb_per_s, hosts)
-    if not _between(0, gradient_bytes):
+    fixed, sample = _column("fixed_s", fixed_s), _column("sample_s", sample_s, above=True)
+    rates = _column("mb_per_s", mb_per_s, above=True)
+    named = list(map(str, hosts if isinstance(hosts, Iterable) else ()))
+    names = [f"rank {rank}" for rank in range(len(fixed))] if hosts is None else named
+    if not len(fixed) == len(sample) == len(rates) == len(names):
+        raise ConfigError("advise: fixed_s, sample_s, mb_per_s and hosts have one item for each rank.")
+    if not finite_numbers([gradient_bytes], 0):
         raise ConfigError(f"advise: gradient_bytes={gradient_bytes}: a number of bytes, not negative.")
-    if not _between(1, global_batch) or global_batch != int(global_batch):
+    if not is_whole(global_batch, 1):
         raise ConfigError(f"advise: global_batch={global_batch}: a whole number of samples, at least 1.")
-    if not _between(0.0, overlap) or overlap > 1.0 or not _between(0.0, latency_s):
+    if len(finite_numbers([overlap, latency_s], 0.0)) != 2 or overlap > 1.0:
         raise ConfigError(
             f"advise: overlap={overlap} is from 0.0 to 1.0, latency_s={latency_s} a time, not negative."
         )
-    if codecs is not None and not all(0.0 < part < inf for part in codecs.values()):
-        raise ConfigError(f"advise: codecs={dict(codecs)}: bytes sent per byte are positive numbers.")
-    given = hosts if hosts is not None else [f"rank {rank}" for rank in range(len(fixed_s))]
-    names = [str(name) for name in given]
+    parts = codecs or {"float32": 1.0}
+    if not isinstance(parts, Mapping) or not finite_numbers(parts.values(), 0.0, above=True):
+        raise ConfigError(f"advise: codecs={codecs!r}: bytes sent per byte are positive numbers.")
     order = list(dict.fromkeys(names))
     model = CostModel(
         LOCAL_LATENCY_S, LOCAL_BYTE_S, REDUCE_BYTE_S, MESSAGE_S,
         hosts=tuple(order.index(name) for name in names),
         wire_latency_s=float(latency_s),
-        wire_byte_s=tuple(1e-6 / mb_per_s[names.index(name)] for name in order),
+        wire_byte_s=tuple(1e-6 / rates[names.index(name)] for name in order),
     )  # fmt: skip
-    speeds = [ComputeTime(float(fixed), float(sample)) for fixed, sample in zip(fixed_s, sample_s)]
+    speeds = [ComputeTime(float(fixed), float(sample)) for fixed, sample in zip(fixed, sample)]
     return compare(
-        names, speeds, model, gradient_bytes, global_batch, codecs or {"float32": 1.0}, overlap=float(overlap)
+        names, speeds, model, gradient_bytes, global_batch, parts, overlap=float(overlap)
     )
 
 
-def _between(least: Number, value: Number) -> bool:
-    """Return whether a value is a finite number, and not below the least."""
-    try:
-        return least <= value < inf
-    except TypeError:
-        return False
-
-
-def _check(
-    fixed_s: Sequence[Number],
-    sample_s: Sequence[Number],
-    mb_per_s: Sequence[Number],
-    hosts: Optional[Sequence[str]],
-) -> None:
-    """Check the arguments of :func:`advise` that have one item for each rank."""
-    numbers = {"fixed_s": fixed_s, "sample_s": sample_s, "mb_per_s": mb_per_s}
-    for name, values in numbers.items():
-        try:
-            fits = all(0.0 <= value < inf and (value > 0.0 or name == "fixed_s") for value in values)
-        except TypeError:
-            fits = False
-        if not fits:
-            least = "at least 0" if name == "fixed_s" else "above 0"
-            raise ConfigError(f"advise: {name}={values!r}: one number for each rank, {least}.")
-    if len({len(values) for values in [*numbers.values(), fixed_s if hosts is None else hosts]}) != 1:
-        raise ConfigError("advise: fixed_s, sample_s, mb_per_s and hosts have one item for each rank.")
-    if not len(fixed_s):
-        raise ConfigError("advise: there are no ranks.")
+def _column(name: str, values: Sequence[Number], above: bool = False) -> List[Number]:
+    """An argument of :func:`advise` that has one number for each rank."""
+    numbers = finite_numbers(values, 0.0, above)
+    if not numbers:
+        least = "above 0" if above else "at least 0"
+        raise ConfigError(f"advise: {name}={values!r}: one number for each rank, {least}.")
+    return numbers
 
 
 def compare(

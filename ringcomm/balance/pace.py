@@ -158,6 +158,8 @@ class Pace:
 
     def lose(self) -> None:
         """This rank has no memory for its share of the current step, and contributes nothing to it."""
+        if self._lost == (self.iteration, self.step):
+            return
         fits = max(1, int(_FITS * self.share(self.step)))
         self._most = min(self._most or fits, fits)
         self._lost = (self.iteration, self.step)
@@ -243,7 +245,7 @@ class Pace:
         context.advised = True
         if context.rank == 0:
             context.announce("advise", f"{advice.table()}\n{advice.text}")
-        self.ended = True
+        self.ended, self.replanner = True, None
         if threading.current_thread() is threading.main_thread():
             raise SystemExit(0)
 

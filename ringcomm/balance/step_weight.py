@@ -10,8 +10,5 @@ class StepWeight:
         """The weight in the current step."""
         raise NotImplementedError
 
-    def submitted(self) -> None:
-        """Called when all gradients of a step have been handed over for reduction."""
-
     def reduced(self) -> None:
         """Called when all gradients of a step have been reduced; the next step begins."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import harmonic_mean
 from typing import NamedTuple, Sequence
 
 MIN_S = 5.0
@@ -46,7 +47,7 @@ def job_line(names: Sequence[str], usages: Sequence[Usage]) -> str:
     longest = max(range(len(usages)), key=lambda rank: usages[rank].waited_s)
     exposed_s = usages[slowest].waited_s
     computed_s = [max(1e-9, usage.elapsed_s - usage.waited_s) for usage in usages]
-    balanced = (balanced_s(computed_s) + exposed_s) / total_s
+    balanced = (harmonic_mean(computed_s) + exposed_s) / total_s
     others = [seconds for rank, seconds in enumerate(computed_s) if rank != slowest]
     without_s = max(others) * len(usages) / len(others) + (exposed_s if len(others) > 1 else 0.0)
     if balanced > _WORTH_SAYING:
@@ -56,12 +57,3 @@ def job_line(names: Sequence[str], usages: Sequence[Usage]) -> str:
         f"{names[longest]} waited {100 * waited:.0f} % of the time for {names[slowest]}; balanced batches "
         f"would take {balanced:.2f} of the time, without {names[slowest]} {without_s / total_s:.2f}"
     )
-
-
-def balanced_s(computed_s: Sequence[float]) -> float:
-    """The compute time with balanced batches, from that with equal ones.
-
-    >>> balanced_s([1.0, 3.0, 3.0])
-    1.8
-    """
-    return len(computed_s) / sum(1.0 / seconds for seconds in computed_s)

@@ -23,9 +23,9 @@ def typical_s(times: Sequence[float]) -> float:
 
     A CPU quota lets a process run until its part of a period is used up, and then stops it until the period
     ends. So single steps take much shorter or longer than they do in the long run, which medians follow;
-    totals are kept. Steps that compile or write a checkpoint are left out. If all steps of the first part of
-    a window were quicker than all of the second or the other way round, the rank has changed its speed, and
-    the second part counts if it is long enough.
+    totals are kept. Outliers are left out: steps that compile or write a checkpoint. If all steps of the
+    first part of a window were quicker than all of the second or the other way round, the rank has changed
+    its speed, and the second part counts if it is long enough.
 
     Args:
         times: seconds of each step; if there are none, the result is 0.0.
@@ -39,7 +39,10 @@ def typical_s(times: Sequence[float]) -> float:
 
 
 def _of_one_speed(times: Sequence[float]) -> Sequence[float]:
-    """All steps, or the part of them after or before a change of speed."""
+    """Return all steps, or the part of them after a change of speed (or before it, if that is longer).
+
+    A test for one change point: the values of the two parts do not overlap.
+    """
     if len(times) >= _LEVELS_FROM:
         for place in range(_MIN_PART, len(times) - _MIN_PART + 1):
             before, after = times[:place], times[place:]

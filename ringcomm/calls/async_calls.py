@@ -6,10 +6,10 @@ once. Functions with one work in the caller's own array, which must not be used 
 
 from __future__ import annotations
 
-from typing import Any, ContextManager, Optional, Sequence
+from typing import Any, Callable, ContextManager, Optional, Sequence
 
 from .. import api
-from ..arrays.operands import mirrors, submitted
+from ..arrays.operands import Operand, mirrors, submitted
 from ..collective.options import Options, takes
 from ..docstrings import documented
 from ..dtypes import Array
@@ -34,7 +34,7 @@ def allreduce_async(array: Any, options: Options) -> Handle:
     Raises:
         {start_errors}
     """
-    return start_allreduce(array, options)
+    return start_allreduce([array], options)
 
 
 @takes("allreduce", texts="core")
@@ -52,16 +52,30 @@ def allreduce_async_(array: Array, options: Options) -> Handle:
         Misuse: it is not a NumPy array, or it is read-only.
         {start_errors}
     """
-    return start_allreduce(array, options, "allreduce_async_")
+    return start_allreduce([array], options, "allreduce_async_")
 
 
-def start_allreduce(array: Any, options: Options, in_place: str = "") -> Handle:
-    """Start an allreduce of a copy of an array, or of the array if ``in_place`` has the function's name."""
+def start_allreduce(
+    arrays: Sequence[Any], options: Options, in_place: str = "", grouped: bool = False
+) -> Handle:
+    """Start an allreduce.
+
+    Args:
+        arrays: of any kind.
+        options: of the call.
+        in_place: the function's name if the arrays are overwritten; otherwise copies are reduced.
+        grouped: whether the result is a list.
+    """
     context = api.context()
-    operand = submitted(context.staging, array, in_place)
+    operands = [submitted(context.staging, array, in_place) for array in arrays]
+
+    def convert(_: Any) -> Any:
+        results = [operand.finish() for operand in operands]
+        return results if grouped else results[0]
+
     return context.engine.allreduce(
-        [operand.flat], options, options.name, [operand.shape], number_of(options.process_set),
-        convert=lambda _: operand.finish(), mirrors=mirrors([operand]),
+        [item.flat for item in operands], options, options.name, [item.shape for item in operands],
+        number_of(options.process_set), convert=convert, mirrors=mirrors(operands),
     )  # fmt: skip
 
 
@@ -81,21 +95,16 @@ def reducescatter_async(array: Any, options: Options) -> Handle:
         Misuse: the array has no first dimension.
         {start_errors}
     """
-    return start_reducescatter([array], options, False)
+    return start_reducescatter([array], options)
 
 
-def start_reducescatter(arrays: Sequence[Any], options: Options, grouped: bool) -> Handle:
+def start_reducescatter(arrays: Sequence[Any], options: Options, grouped: bool = False) -> Handle:
     """Start a reducescatter of copies of arrays; a list as result if ``grouped``."""
     context = api.context()
     operands = [submitted(context.staging, array, rows=True) for array in arrays]
-
-    def convert(results: Sequence[Array]) -> Any:
-        delivered = [operand.deliver(rows) for operand, rows in zip(operands, results)]
-        return delivered if grouped else delivered[0]
-
     return context.engine.reducescatter(
         [item.flat for item in operands], [item.shape for item in operands], options,
-        number_of(options.process_set), convert=convert, mirrors=mirrors(operands),
+        number_of(options.process_set), convert=_deliverer(operands, grouped), mirrors=mirrors(operands),
     )  # fmt: skip
 
 
@@ -116,11 +125,26 @@ def allgather_async(
     Raises:
         {start_errors}
     """
+    return start_allgather([array], name, process_set)
+
+
+def start_allgather(
+    arrays: Sequence[Any],
+    name: Optional[str],
+    process_set: Optional[ProcessSet],
+    grouped: bool = False,
+    bounds: Sequence[int] = (),
+) -> Handle:
+    """Start an allgather of copies of arrays; a list as result if ``grouped``.
+
+    ``bounds`` are those of the ranks' rows where an array is completed in place.
+    """
     context = api.context()
-    rows = submitted(context.staging, array, rows=True)
+    operands = [submitted(context.staging, array, rows=True) for array in arrays]
     return context.engine.allgather(
-        [rows.flat], [rows.shape or (1,)], name, number_of(process_set),
-        convert=lambda results: rows.deliver(results[0]), mirrors=mirrors([rows]),
+        [item.flat for item in operands], [item.shape or (1,) for item in operands], name,
+        number_of(process_set), convert=_deliverer(operands, grouped), mirrors=mirrors(operands),
+        bounds=bounds,
     )  # fmt: skip
 
 
@@ -197,12 +221,34 @@ def alltoall_async(
         Misuse: the splits do not fit the array, or it has no first dimension.
         {start_errors}
     """
+    return start_alltoall(array, splits, name, process_set)
+
+
+def start_alltoall(
+    array: Any,
+    splits: Optional[Sequence[int]],
+    name: Optional[str],
+    process_set: Optional[ProcessSet],
+    in_place: bool = False,
+) -> Handle:
+    """Start an alltoall of a copy of an array; ``in_place`` if its rows are to replace the array's."""
     context = api.context()
     rows = submitted(context.staging, array, rows=True)
     return context.engine.alltoall(
         rows.flat, rows.shape, splits, name, number_of(process_set),
         convert=lambda result: (rows.deliver(result[0]), result[1]), mirrors=mirrors([rows]),
+        in_place=in_place,
     )  # fmt: skip
+
+
+def _deliverer(operands: Sequence[Operand], grouped: bool) -> Callable[[Any], Any]:
+    """Return what makes the results of the engine's arrays, which have other rows than the operands."""
+
+    def convert(arrays: Sequence[Array]) -> Any:
+        results = [operand.deliver(rows) for operand, rows in zip(operands, arrays)]
+        return results if grouped else results[0]
+
+    return convert
 
 
 @documented

@@ -8,7 +8,6 @@ for these: its current stream on the device does.
 
 from __future__ import annotations
 
-import operator
 from math import prod
 from typing import Any, List, Optional, Sequence, Tuple
 
@@ -18,8 +17,8 @@ from ..arrays.mirrors import StagingPool
 from ..arrays.operands import HostOperand, Operand, operand_of
 from ..collective.call_sites import note_truncation
 from ..collective.options import DIRECT_ORDER, Options, takes
+from ..collective.reduce import restore
 from ..collective.rows import (
-    RowLayout,
     announced,
     announcement,
     check_rows,
@@ -35,8 +34,7 @@ from ..docstrings import documented
 from ..dtypes import Array, joined_shape
 from ..engine.adasum import adasum, check_adasum
 from ..errors import MismatchError, Misuse
-from ..ops import Collective, ReduceOp, codec_number, factor_of, name_of
-from ..wire.signature import sizes_text
+from ..ops import Collective, ReduceOp, codec_number, factor_of, name_of, root_of
 from .objects import NOTHING, Objects
 
 
@@ -103,8 +101,9 @@ class Collectives:
             if weight is None:
                 adasum(runner, operand.flat, prescale, postscale)
             else:
-                apply_weight(runner, operand.flat, weight, op, name, operand.shape)
-                runner.all_reduce(operand.flat, op, name, operand.shape, prescale, postscale, codec=codec)
+                weighted = apply_weight(runner, operand.flat, weight, op, name, operand.shape)
+                runner.all_reduce(weighted, op, name, operand.shape, prescale, postscale, codec=codec)
+                restore(operand.flat, weighted)
         return operand.finish()
 
     @takes("reducescatter", texts="direct", without="process_set")
@@ -148,29 +147,15 @@ class Collectives:
             return operand.finish_rows(first, last)
         with runner.loaded(operand.mirror, None, (0, bounds[-1])), runner.exclusive():
             flat = operand.flat
+            kind = Collective.REDUCESCATTER
             if weight is not None:
-                apply_weight(runner, flat, weight, op, name, shape, Collective.REDUCESCATTER)
-            if codec:
-                self._all_reduce_rows(flat, layout, op, name, shape, scales, codec)
+                flat = apply_weight(runner, flat, weight, op, name, shape, kind)
+            if codec:  # for which there are all-reduces only
+                runner.all_reduce(flat, op, name, shape, *scales, kind, codec=codec, bounds=bounds)
             else:
                 runner.reduce_scatter(flat, bounds, op, name, shape, *scales)
+            restore(operand.flat, flat)
         return operand.finish_rows(first, last)
-
-    def _all_reduce_rows(
-        self, flat: Array, layout: RowLayout, op: ReduceOp, name: str, shape: Tuple[int, ...],
-        scales: Tuple[float, float], codec: int,
-    ) -> None:  # fmt: skip
-        """Reduce with a codec, for which there are all-reduces only; first the ranks compare their rows."""
-        kind = Collective.REDUCESCATTER
-        table = self._runner.exchange(layout.bounds, kind, flat.dtype, name, shape, int(op)).tolist()
-        others = [rank for rank, bounds in enumerate(table) if bounds != table[0]]
-        if others:
-            raise MismatchError(
-                f"reducescatter(shape {shape}, {flat.dtype.name}): ranks disagree about the list of sizes: "
-                f"{sizes_text(tuple(table[0]))} on rank 0, {sizes_text(tuple(table[others[0]]))} on rank "
-                f"{others[0]}."
-            )
-        self._runner.all_reduce(flat, op, name, shape, *scales, codec=codec)
 
     # ---- movement ----------------------------------------------------------------------------
 
@@ -265,13 +250,16 @@ class Collectives:
         {alltoall_}
         """
         operand = operand_of(self._staging, array, "alltoall_")
-        output, _, _ = self._exchange_rows(operand_of(self._staging, array, rows=True), None, name)
+        output, _, _ = self._exchange_rows(operand_of(self._staging, array, rows=True), None, name, True)
         return operand.overwrite(output)
 
     def _exchange_rows(
-        self, source: Operand, splits: Optional[Sequence[int]], name: Optional[str]
+        self, source: Operand, splits: Optional[Sequence[int]], name: Optional[str], in_place: bool = False
     ) -> Tuple[Operand, Tuple[int, ...], List[int]]:
-        """Exchange rows; return those that have come, their shape, and their number from each rank."""
+        """Exchange rows; return those that have come, their shape, and their number from each rank.
+
+        ``in_place``: they replace those that were sent, so every rank has as many.
+        """
         shape, rank = source.shape, self.rank
         check_rows("alltoall", (shape,))
         counts = row_counts(shape[0], splits, self.size)
@@ -281,6 +269,9 @@ class Collectives:
             own = announcement(counts, source.flat if source.mirror is None else None)
             table = runner.exchange(own, Collective.ALLTOALL, source.dtype, label, inner)
             rows, enclosed = announced(table)
+            if in_place and any(numbers != rows[0] for numbers in rows):
+                lengths = ", ".join(str(sum(numbers)) for numbers in rows)
+                raise MismatchError(f"alltoall_: the ranks' arrays have {lengths} rows; all need as many.")
             received = [numbers[rank] for numbers in rows]
             joined = joined_shape(received, inner)
             if enclosed is not None:
@@ -354,10 +345,7 @@ class Collectives:
         return [value if rank == self.rank else self.objects.load(pickled[rank]) for rank in range(self.size)]
 
     def _root(self, root_rank: int) -> int:
-        try:
-            root = operator.index(root_rank)
-        except TypeError:
-            raise Misuse(f"root_rank={root_rank!r} is not a whole number.") from None
+        root = root_of(root_rank)
         if not 0 <= root < self.size:
             raise Misuse(f"root_rank={root_rank}: this job has ranks 0 to {self.size - 1}.")
         return root

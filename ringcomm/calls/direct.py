@@ -20,7 +20,9 @@ from .async_calls import (
     alltoall_async,
     broadcast_async,
     broadcast_async_,
+    start_allgather,
     start_allreduce,
+    start_alltoall,
     start_reducescatter,
 )
 from .process_set import ProcessSet, global_process_set, number_of, rank_in, size_of
@@ -38,7 +40,7 @@ def allreduce(array: Any, options: Options) -> Array:
     """
     if options.process_set is None or not number_of(options.process_set):
         return api.context().reduced(array, "", options)
-    result: Array = start_allreduce(array, options).wait()
+    result: Array = start_allreduce([array], options).wait()
     return result
 
 
@@ -51,7 +53,7 @@ def allreduce_(array: Array, options: Options) -> Array:
     """
     if options.process_set is None or not number_of(options.process_set):
         return api.context().reduced(array, "allreduce_", options)
-    result: Array = start_allreduce(array, options, "allreduce_").wait()
+    result: Array = start_allreduce([array], options, "allreduce_").wait()
     return result
 
 
@@ -66,7 +68,7 @@ def reducescatter(array: Any, options: Options) -> Array:
     """
     if options.process_set is None or not number_of(options.process_set):
         return api.context().reduced_rows(array, "", options)
-    result: Array = start_reducescatter([array], options, False).wait()
+    result: Array = start_reducescatter([array], options).wait()
     return result
 
 
@@ -79,9 +81,9 @@ def reducescatter_(array: Array, options: Options) -> Array:
     """
     if options.process_set is None or not number_of(options.process_set):
         return api.context().reduced_rows(array, "reducescatter_", options)
-    first, last = _own_rows(array, options)
+    _, (first, last) = _own_rows(array, options, "reducescatter_")
     part = operand_of(api.context().staging, array[first:last], "reducescatter_")
-    return part.fill(start_reducescatter([array], options, False).wait())
+    return part.fill(start_reducescatter([array], options).wait())
 
 
 @documented
@@ -110,10 +112,9 @@ def allgather_(array: Array, name: Optional[str] = None, process_set: Optional[P
     """
     if process_set is None or not number_of(process_set):
         return api.context().allgather_(array, name)
-    check_rows("allgather_", (array.shape,))
-    first, last = _own_rows(array, Options(process_set=process_set))
+    edges, (first, last) = _own_rows(array, Options(process_set=process_set), "allgather_")
     whole = operand_of(api.context().staging, array, "allgather_")
-    return whole.fill(allgather_async(array[first:last], name, process_set).wait())
+    return whole.fill(start_allgather([array[first:last]], name, process_set, bounds=edges).wait())
 
 
 @documented
@@ -178,7 +179,7 @@ def alltoall_(array: Array, name: Optional[str] = None, process_set: Optional[Pr
     if process_set is None or not number_of(process_set):
         return api.context().alltoall_(array, name)
     whole = operand_of(api.context().staging, array, "alltoall_")
-    return whole.fill(alltoall_async(array, None, name, process_set).wait()[0])
+    return whole.fill(start_alltoall(array, None, name, process_set, True).wait()[0])
 
 
 @documented
@@ -194,9 +195,10 @@ def barrier(name: Optional[str] = None, process_set: Optional[ProcessSet] = None
         api.context().engine.barrier(name, number_of(process_set)).wait()
 
 
-def _own_rows(array: Array, options: Options) -> Tuple[int, int]:
-    """Return where the rows of an array begin and end that ``reducescatter`` gives this member."""
+def _own_rows(array: Any, options: Options, function: str) -> Tuple[Sequence[int], Sequence[int]]:
+    """Return the boundaries of all members' rows that ``reducescatter`` gives, and those of this member's."""
+    shape = operand_of(api.context().staging, array, function).shape
+    check_rows(function, (shape,))
     members = options.process_set or global_process_set
-    place, size = rank_in(members), size_of(members)
-    first, last = scatter_layout((array.shape,), size, options).edges[0][place : place + 2]
-    return first, last
+    place, edges = rank_in(members), scatter_layout((shape,), size_of(members), options).edges[0]
+    return edges, edges[place : place + 2]

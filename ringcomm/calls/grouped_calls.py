@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from typing import Any, List, Optional, Sequence
 
-from .. import api
-from ..arrays.operands import Operand, mirrors, submitted
 from ..collective.options import Options, takes
 from ..docstrings import documented
 from ..dtypes import Array
 from ..engine.request import Handle
-from .async_calls import start_reducescatter
-from .process_set import ProcessSet, number_of
+from .async_calls import start_allgather, start_allreduce, start_reducescatter
+from .process_set import ProcessSet
 
 
 @takes("allreduce", texts="core")
@@ -32,7 +30,7 @@ def grouped_allreduce_async(arrays: Sequence[Any], options: Options) -> Handle:
     Raises:
         {start_errors}
     """
-    return _start(arrays, options)
+    return start_allreduce(arrays, options, grouped=True)
 
 
 @takes("allreduce", texts="core")
@@ -50,16 +48,7 @@ def grouped_allreduce_async_(arrays: Sequence[Array], options: Options) -> Handl
         Misuse: it is not a NumPy array, or it is read-only.
         {start_errors}
     """
-    return _start(arrays, options, "grouped_allreduce_async_")
-
-
-def _start(arrays: Sequence[Any], options: Options, in_place: str = "") -> Handle:
-    operands = _submitted(arrays, in_place)
-    return api.context().engine.allreduce(
-        [operand.flat for operand in operands], options, options.name,
-        [operand.shape for operand in operands], number_of(options.process_set),
-        convert=lambda _: [operand.finish() for operand in operands], mirrors=mirrors(operands),
-    )  # fmt: skip
+    return start_allreduce(arrays, options, "grouped_allreduce_async_", True)
 
 
 @takes("allreduce", texts="core")
@@ -78,7 +67,7 @@ def grouped_allreduce(arrays: Sequence[Any], options: Options) -> List[Array]:
     Raises:
         {call_errors}
     """
-    result: List[Array] = _start(arrays, options).wait()
+    result: List[Array] = start_allreduce(arrays, options, grouped=True).wait()
     return result
 
 
@@ -99,7 +88,7 @@ def grouped_allreduce_(arrays: Sequence[Array], options: Options) -> List[Array]
         Misuse: it is not a NumPy array, or it is read-only.
         {call_errors}
     """
-    result: List[Array] = _start(arrays, options, "grouped_allreduce_").wait()
+    result: List[Array] = start_allreduce(arrays, options, "grouped_allreduce_", True).wait()
     return result
 
 
@@ -157,13 +146,7 @@ def grouped_allgather_async(
     Raises:
         {start_errors}
     """
-    context = api.context()
-    operands = _submitted(arrays, rows=True)
-    return context.engine.allgather(
-        [operand.flat for operand in operands], [operand.shape or (1,) for operand in operands], name,
-        number_of(process_set), convert=lambda results: _delivered(operands, results),
-        mirrors=mirrors(operands),
-    )  # fmt: skip
+    return start_allgather(arrays, name, process_set, True)
 
 
 @documented
@@ -185,12 +168,3 @@ def grouped_allgather(
     """
     result: List[Array] = grouped_allgather_async(arrays, name, process_set).wait()
     return result
-
-
-def _submitted(arrays: Sequence[Any], in_place: str = "", rows: bool = False) -> List[Operand]:
-    staging = api.context().staging
-    return [submitted(staging, array, in_place, rows=rows) for array in arrays]
-
-
-def _delivered(operands: Sequence[Operand], results: Sequence[Array]) -> List[Array]:
-    return [operand.deliver(rows) for operand, rows in zip(operands, results)]

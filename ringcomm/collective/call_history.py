@@ -1,4 +1,4 @@
-"""The flight recorder's part in a runner: its last operations, in a ring that is allocated once.
+"""The flight recorder's part in a runner: its last operations, as many as are kept.
 
 It is always on, so the way of a small message through it is short: a list of references, a look at the
 clock, and where the call came from. Texts are made from it only on request.
@@ -6,7 +6,8 @@ clock, and where the call came from. Texts are made from it only on request.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional
+from collections import deque
+from typing import Any, Callable, Deque, Dict, List, Optional
 
 from ..clock import monotonic
 from .call_sites import Site, site_text
@@ -33,19 +34,16 @@ class CallHistory:
         on_failure: told of the error when an operation fails, if set.
     """
 
-    __slots__ = ("_count", "_failure", "_ring", "on_failure")
+    __slots__ = ("_calls", "_failure", "on_failure")
 
     def __init__(self, capacity: int) -> None:
-        self._ring: List[Any] = [None] * capacity
-        self._count = 0
+        self._calls: Deque[Any] = deque(maxlen=capacity)
         self._failure: Optional[Row] = None
         self.on_failure: Optional[Callable[[BaseException], None]] = None
 
     def begin(self, sequence: int, call: Any, site: Site) -> None:
         """A call starts to run that was made there."""
-        ring, count = self._ring, self._count
-        ring[count % len(ring)] = (sequence, call, site, monotonic())
-        self._count = count + 1
+        self._calls.append((sequence, call, site, monotonic()))
 
     def fail(self, error: BaseException, moved_bytes: int) -> None:
         """The call has failed. There will be no other: the streams have stopped in mid-message."""
@@ -60,10 +58,7 @@ class CallHistory:
         Args:
             moved_bytes: by the last call, if it still runs.
         """
-        ring, count = list(self._ring), self._count
-        start = count % len(ring)
-        entries = [entry for entry in (*ring[start:], *ring[:start]) if entry is not None]
-        rows = [_row(*entry) for entry in entries]
+        rows = [_row(*entry) for entry in list(self._calls)]
         if rows and self._failure is not None:
             rows[-1].update(self._failure)
         elif rows and moved_bytes is not None:

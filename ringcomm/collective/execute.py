@@ -20,10 +20,10 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from ..errors import BrokenInvariantError
-from ..schedule.steps import DATA, SELF, Send, Step
+from ..schedule.steps import DATA, SELF, Dependencies, Send, Step
 from ..transport.base import Fabric, Link
 from ..wire.frames import HEADER_BYTES, Header
-from .flows import Dependencies, Flow, Receipt, Segment, SegmentPool, Stream
+from .flows import Flow, Receipt, Segment, SegmentPool, Stream
 from .headers import Headers
 from .part import Part
 from .reduce import Kernel

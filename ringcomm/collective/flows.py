@@ -7,11 +7,11 @@ sending a span chases the fold that produces it, and no step waits for another t
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from ..schedule.steps import DATA, Recv, Step
+from ..schedule.steps import Recv
 from ..transport.base import Link
 from ..wire.frames import HEADER_BYTES
 from .reduce import Workspace
@@ -122,50 +122,6 @@ class Receipt(Flow):
         self._alive = len(self.before)
         for peer in self.arrived:
             self.arrived[peer] = start
-
-
-class Dependencies:
-    """Which earlier steps each step of a schedule depends on: those that touch the same elements.
-
-    Two sends do not depend on each other, because neither writes. Only steps with elements in common are
-    looked at: a ring of p ranks has 4 (p - 1) steps, and four of them touch one chunk.
-
-    Args:
-        schedule: all steps.
-    """
-
-    def __init__(self, schedule: Sequence[Step]) -> None:
-        points: Dict[int, Set[int]] = {}
-        for step in schedule:
-            points.setdefault(_buffer(step), set()).update((step.start, step.stop))
-        self._places = {
-            buffer: {point: place for place, point in enumerate(sorted(found))}
-            for buffer, found in points.items()
-        }
-        self._cells: Dict[int, List[Tuple[List[int], List[int]]]] = {
-            buffer: [([], []) for _ in found] for buffer, found in points.items()
-        }
-
-    def of(self, index: int, step: Step) -> List[int]:
-        """The numbers of the earlier steps that this one depends on. Must be called for all in their order.
-
-        Args:
-            index: the number of the step.
-            step: the step itself.
-        """
-        places = self._places[_buffer(step)]
-        receives = isinstance(step, Recv)
-        found: Set[int] = set()
-        for sends, receipts in self._cells[_buffer(step)][places[step.start] : places[step.stop]]:
-            found.update(receipts)
-            if receives:
-                found.update(sends)
-            (receipts if receives else sends).append(index)
-        return sorted(found)
-
-
-def _buffer(step: Step) -> int:
-    return DATA if isinstance(step, Recv) else step.buffer
 
 
 class Stream:

@@ -22,9 +22,10 @@ import numpy as np
 
 from ..clock import monotonic
 from ..ops import Collective
-from ..schedule.calibration import Calibration, joined_model, leaders, model_of, pairings
+from ..schedule.calibration import Calibration, joined_model, leaders, model_of
 from ..schedule.cost import CostModel
 from ..schedule.steps import SOURCE, Recv, Send, Step
+from ..transport.routes import pairings
 from .runner import Runner
 
 MAX_LOCAL_RANKS = 8

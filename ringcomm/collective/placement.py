@@ -31,7 +31,7 @@ class Placement:
         self._all = False
 
     def vote(self, on_device: bool) -> bool:
-        """The bit for the headers of the next call.
+        """Return the bit for the headers of the next call.
 
         Args:
             on_device: whether this rank's array of that call is on a device.
@@ -41,12 +41,12 @@ class Placement:
         return self._all
 
     def withdraw(self) -> None:
-        """An array was in host memory after all: begin another round. All ranks do it at the same call."""
+        """Begin another round, since an array was in host memory after all; all ranks do at the same call."""
         self.agreed = False
         self._made = 0
 
-    def heard(self, unanimous: bool) -> None:
-        """A call has ended.
+    def record_votes(self, unanimous: bool) -> None:
+        """Count a call that has ended.
 
         Args:
             unanimous: whether this rank's bit and all that it has received were set.

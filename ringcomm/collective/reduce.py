@@ -80,13 +80,13 @@ class Kernel:
             self._divisor, self._postscale = (
                 np.asarray(number).astype(dtype) for number in (self.divisor, postscale)
             )
+            self.unit = np.float64(self.divisor / postscale if postscale else 0.0).astype(np.float32)
+            """How much of a contribution a difference of one in the result is, for error feedback."""
         self._ufunc = _UFUNC[op]
         self._wide = accumulator(dtype, op, scaled)
         self._plain = self.divisor == 1 and postscale == 1.0
         self._selects = op in (ReduceOp.MIN, ReduceOp.MAX)
         self._exact = dtype.kind in "biu"
-        self.unit = np.float32(self.divisor / postscale) if postscale else np.float32(0)
-        """How much of a contribution a difference of one in the result is, for error feedback."""
 
     @property
     def needs_single_fold(self) -> bool:
@@ -100,15 +100,8 @@ class Kernel:
 
     def prepare(self, contribution: np.ndarray[Any, Any]) -> None:
         """Apply the prescale factor, in place."""
-        if self.prescale == 1.0:
-            return
-        with np.errstate(all="ignore"):
-            if self._wide is None:
-                np.multiply(contribution, self.dtype.type(self.prescale), out=contribution)
-            else:
-                for block in _blocks(contribution):
-                    wide = block.astype(self._wide)
-                    self._round(block, np.multiply(wide, wide.dtype.type(self.prescale), out=wide))
+        if self.prescale != 1.0:
+            multiply(contribution, self.prescale)
 
     def fold(
         self,
@@ -196,40 +189,59 @@ class Kernel:
             # Divide, do not multiply by 1/n: 49 * (1 / 49) is less than one and truncates to 0.
             np.divide(accumulated, wide(self.divisor), out=accumulated)
         self._settle(accumulated)  # before the rounding: wide types are quicker to look through
-        self._round(out, accumulated)
-
-    def _round(self, out: np.ndarray[Any, Any], wide: np.ndarray[Any, Any]) -> None:
-        """Bring wide values back to the elements' own type. Integers truncate, and stop at their limits.
-
-        NaN, as of a scale factor, becomes 0.
-        """
-        if self.dtype.kind in "iu":
-            # What a processor makes of a number that does not fit, or of NaN, differs between x86 and ARM.
-            np.clip(wide, *_limits(self.dtype), out=wide)
-            greatest = np.maximum.reduce(wide, initial=0.0)  # NaN if one of them is
-            if greatest != greatest:
-                wide[np.isnan(wide)] = 0
-        np.copyto(out, wide, casting="unsafe")
+        _round(out, accumulated)
 
 
-def weigh(data: np.ndarray[Any, Any], factor: float) -> None:
-    """Multiply a contribution by its relative weight, in place. Of weight 0 nothing remains, NaN included.
-
-    Relative weights have the mean 1, so that the average of the products is the weighted average, half types
-    do not overflow, and equal weights change no bit.
-    """
+def multiply(data: np.ndarray[Any, Any], factor: float) -> None:
+    """Multiply numbers in place; those of types with few digits, or of integers, in a wider type."""
     if factor == 1.0:
         return
-    if factor == 0.0:
-        data[...] = 0
-        return
-    wide = accumulator(data.dtype, ReduceOp.AVERAGE, True)
+    wide = accumulator(data.dtype, ReduceOp.SUM, True)
     with np.errstate(all="ignore"):
         if wide is None:
             np.multiply(data, data.dtype.type(factor), out=data)
             return
         for block in _blocks(data):
-            np.copyto(block, block.astype(wide) * wide.type(factor), casting="unsafe")
+            copy = block.astype(wide)
+            _round(block, np.multiply(copy, wide.type(factor), out=copy))
+
+
+def weigh(data: np.ndarray[Any, Any], factor: float) -> None:
+    """Multiply a contribution by its relative weight, in place. Of weight 0 nothing remains, NaN included.
+
+    Relative weights have the mean 1, so that the average of the products is the weighted average, and equal
+    weights change no number. See :func:`weighable`.
+    """
+    if factor == 0.0:
+        data[...] = 0
+    else:
+        multiply(data, factor)
+
+
+def weighable(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return numbers for :func:`weigh`: a copy in float32 of float16, whose products may not fit."""
+    return data.astype(np.float32) if data.dtype == np.float16 else data
+
+
+def restore(data: np.ndarray[Any, Any], result: np.ndarray[Any, Any]) -> None:
+    """Overwrite what :func:`weighable` was given with a result."""
+    if result is not data:
+        with np.errstate(all="ignore"):
+            np.copyto(data, result, casting="unsafe")
+
+
+def _round(out: np.ndarray[Any, Any], wide: np.ndarray[Any, Any]) -> None:
+    """Bring wide values back to the elements' own type. Integers truncate, and stop at their limits.
+
+    NaN, as of a scale factor, becomes 0.
+    """
+    if out.dtype.kind in "iu":
+        # What a processor makes of a number that does not fit, or of NaN, differs between x86 and ARM.
+        np.clip(wide, *_limits(out.dtype), out=wide)
+        greatest = np.maximum.reduce(wide, initial=0.0)  # NaN if one of them is
+        if greatest != greatest:
+            wide[np.isnan(wide)] = 0
+    np.copyto(out, wide, casting="unsafe")
 
 
 def _blocks(data: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:

@@ -72,7 +72,7 @@ class RowLayout:
         self._widths = [prod(shape) for shape in inner]
         self.bounds = cumulative(
             sum((rows[rank + 1] - rows[rank]) * width for rows, width in zip(edges, self._widths))
-            for rank in range(len(edges[0]) - 1)
+            for rank in range(len(edges[0]) - 1 if edges else 0)
         )
 
     def pack(self, arrays: Sequence[Array], buffer: Array) -> None:

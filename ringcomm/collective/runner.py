@@ -133,27 +133,27 @@ class Runner(CallRunner):
         residuals: Optional[np.ndarray[Any, Any]] = None,
         mirror: Optional[Mirror] = None,
         fused: bool = False,
+        bounds: Tuple[int, ...] = (),
     ) -> None:
         """Reduce ``data`` over all ranks, in place. ``residuals`` are for a codec's error feedback.
 
         ``mirror``: of an array on a device, of which ``data`` is the host's block; a long one may be reduced
-        there. ``fused``: ``data`` consists of several arrays of the program.
+        there. ``fused``: ``data`` consists of several arrays of the program. ``bounds``: of the parts that
+        the ranks' programs get of it.
         """
-        codec = usable_codec(codec, data.dtype, op) if codec else 0
+        codec = usable_codec(codec, data.dtype, op) if codec and self.size > 1 else 0
         placed = data.nbytes >= MIN_BYTES and self.size > 1 and not codec and not fused
-        if mirror is not None and not placed:
-            with self.loaded(mirror, None, (0, data.size)):
-                self.all_reduce(
-                    data, op, name, shape, prescale, postscale, collective, intent, codec, residuals,
-                    fused=fused,
-                )  # fmt: skip
-            return
-        if codec and data.dtype != np.float32:
-            single = data.astype(np.float32)
-            self.all_reduce(
-                single, op, name, shape, prescale, postscale, collective, intent, codec, residuals
-            )
-            data[:] = single
+        is_loaded = placed or mirror is None
+        if not is_loaded or codec and data.dtype != np.float32:
+            how = prescale, postscale, collective, intent, codec, residuals, None, fused, bounds
+            if not is_loaded:
+                with self.loaded(mirror, None, (0, data.size)):
+                    self.all_reduce(data, op, name, shape, *how)
+                return
+            with np.errstate(all="ignore"):
+                single = data.astype(np.float32)
+                self.all_reduce(single, op, name, shape, *how)
+                data[:] = single
             return
         if self.on_reduction is not None and collective == Collective.ALLREDUCE:
             self.on_reduction(data.nbytes, True, name)
@@ -162,7 +162,7 @@ class Runner(CallRunner):
         scales = (prescale, postscale)
         call = Signature(
             name, 0, int(collective), int(op), NO_ROOT, type_names(data.dtype), (shape,), prescale, postscale,
-            codec, False, (), data.size,
+            codec, False, bounds, data.size,
         )  # fmt: skip
         call = call if intent is None else call.meaning(intent)
         if placed:
@@ -215,7 +215,7 @@ class Runner(CallRunner):
                 if plan.fold is not None:
                     plan.fold.prepare(data)
                 vote = placement.vote(mirror is not None and not mirror.shared)
-                placement.heard(self._run(plan, data, None, True, vote))
+                placement.record_votes(self._run(plan, data, None, True, vote))
 
     def _within_hosts(
         self, call: Signature, op: ReduceOp, scales: Tuple[float, float], mirror: Optional[Mirror]

@@ -10,7 +10,7 @@ import numpy as np
 from ..dtypes import check_weighable
 from ..errors import Misuse
 from ..ops import Collective, ReduceOp, weight_of
-from .reduce import weigh
+from .reduce import weigh, weighable
 from .runner import Runner
 
 NO_WEIGHTS = "the weights of all ranks are 0, so there is no average."
@@ -46,7 +46,7 @@ def apply_weight(
     name: str = "",
     shape: Tuple[int, ...] = (),
     kind: Collective = Collective.ALLREDUCE,
-) -> None:
+) -> np.ndarray[Any, Any]:
     """Multiply this rank's contribution to an average that follows by its weight, relative to all ranks'.
 
     The ranks exchange their weights first: what is reduced then has the magnitude of the data, whatever the
@@ -54,12 +54,15 @@ def apply_weight(
 
     Args:
         runner: of the ranks that take part.
-        data: one-dimensional and contiguous; multiplied in place.
+        data: one-dimensional and contiguous; multiplied in place, unless it is float16.
         weight: of this rank's data.
         op: the reduction that follows.
         name: of the call.
         shape: of the array that the program has passed.
         kind: the collective that the program has called.
+
+    Returns:
+        what is to be averaged: ``data``, or a copy in float32.
 
     Raises:
         UnsupportedDtypeError: the elements are integers or booleans.
@@ -71,4 +74,6 @@ def apply_weight(
     total = Total.of(bits.view(np.float64)[:, 0].tolist())
     if not total.part:
         raise Misuse(f"{kind.name.lower()}(shape {shape}, {data.dtype.name}): {NO_WEIGHTS}")
-    weigh(data, total.share(float(own[0]), runner.size))
+    weighted = weighable(data)
+    weigh(weighted, total.share(float(own[0]), runner.size))
+    return weighted

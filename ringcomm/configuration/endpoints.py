@@ -1,10 +1,13 @@
-"""``host:port`` as text, and the other way round."""
+"""Addresses as text: ``host:port``, and whether an address leads to this machine only."""
 
 from __future__ import annotations
 
-from typing import Tuple
+import ipaddress
+from typing import Optional, Tuple, Union
 
 from ..errors import ConfigError
+
+Numeric = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
 
 
 def parse_endpoint(text: str) -> Tuple[str, int]:
@@ -27,3 +30,18 @@ def parse_endpoint(text: str) -> Tuple[str, int]:
 def format_endpoint(address: str, port: int) -> str:
     """The inverse of :func:`parse_endpoint`."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def numeric(host: str) -> Optional[Numeric]:
+    """Return the address without its scope, IPv4-mapped ones as IPv4; None for a name. Pure."""
+    try:
+        address: Numeric = ipaddress.ip_address(host.split("%")[0])
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host, a name or an address, means this machine only. Pure."""
+    address = numeric(host)
+    return host == "localhost" if address is None else address.is_loopback

@@ -46,24 +46,24 @@ def assign(variables: Mapping[str, str]) -> None:
     _assigned = dict(variables)
 
 
-def export(variables: Mapping[str, str]) -> None:
-    """Set variables in this process's environment, for the user's function and what it starts."""
-    os.environ.update(variables)
+def export(variables: Mapping[str, Optional[str]]) -> None:
+    """Set variables of this process, for the user's function and what it starts; None removes one."""
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @contextmanager
-def exported(variables: Mapping[str, str]) -> Iterator[None]:
+def exported(variables: Mapping[str, Optional[str]]) -> Iterator[None]:
     """The same for the time of a ``with`` block."""
     before = {name: os.environ.get(name) for name in variables}
     export(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        export(before)
 
 
 class _Observed(_Environ):

@@ -6,6 +6,10 @@ caller adds the name of the setting.
 
 from __future__ import annotations
 
+import math
+import sys
+from typing import Callable, Iterable
+
 
 def _real(text: str) -> float:
     try:
@@ -21,12 +25,51 @@ def _whole(text: str) -> int:
         raise ValueError("must be a whole number") from None
 
 
-def positive_seconds(text: str) -> float:
-    """A duration of more than zero."""
-    value = _real(text)
-    if not value > 0:
-        raise ValueError("must be more than zero seconds")
-    return value
+def _within(low: float, high: float, problem: str) -> Callable[[str], float]:
+    """A parser of numbers from ``low`` to ``high``."""
+
+    def parse(text: str) -> float:
+        value = _real(text)
+        if not low <= value <= high:
+            raise ValueError(problem)
+        return value
+
+    return parse
+
+
+def _from(low: int, problem: str) -> Callable[[str], int]:
+    """A parser of whole numbers from ``low``."""
+
+    def parse(text: str) -> int:
+        value = _whole(text)
+        if value < low:
+            raise ValueError(problem)
+        return value
+
+    return parse
+
+
+def _one_of(words: Iterable[str], empty: bool = False) -> Callable[[str], str]:
+    """A parser of one of these words, or of nothing if that is allowed."""
+
+    def parse(text: str) -> str:
+        if text not in words and (text or not empty):
+            raise ValueError(f"must be {'empty or ' if empty else ''}one of {', '.join(words)}")
+        return text
+
+    return parse
+
+
+# Durations and other numbers; most have no infinity.
+_MAX = sys.float_info.max
+positive_seconds = _within(sys.float_info.min, math.inf, "must be more than zero seconds")
+seconds = _within(0, _MAX, "must be zero or more seconds")
+limit = _within(0, math.inf, "must be zero or more seconds")
+milliseconds = _within(0, 10_000, "must lie between 0 and 10000 milliseconds")
+microseconds = _within(0, 1e6, "must lie between 0 and 1000000 microseconds")
+price = _within(0, _MAX, "must be zero or more")
+count = _from(1, "must be at least 1")
+whole = _from(0, "must not be negative")
 
 
 def size(text: str) -> int:
@@ -53,22 +96,6 @@ def size_or_zero(text: str) -> int:
         return size(text)
     except ValueError:
         raise ValueError("must be a number of bytes like 65536, 64K or 1M, or 0") from None
-
-
-def count(text: str) -> int:
-    """A whole number from 1."""
-    value = _whole(text)
-    if value < 1:
-        raise ValueError("must be at least 1")
-    return value
-
-
-def whole(text: str) -> int:
-    """A whole number from 0."""
-    value = _whole(text)
-    if value < 0:
-        raise ValueError("must not be negative")
-    return value
 
 
 MAX_RANKS = 100_000
@@ -111,43 +138,11 @@ def bits_per_s(text: str) -> float:
     return value
 
 
-def price(text: str) -> float:
-    """An amount of money, zero included."""
-    value = _real(text)
-    if not 0 <= value < float("inf"):
-        raise ValueError("must be zero or more")
-    return value
-
-
 def figure(text: str) -> str:
     """A file for a figure, or nothing."""
     if text and not text.lower().endswith(".svg"):
         raise ValueError("must end in .svg: figures are written as SVG")
     return text
-
-
-def seconds(text: str) -> float:
-    """A duration, zero included."""
-    value = _real(text)
-    if not 0 <= value < float("inf"):
-        raise ValueError("must be zero or more seconds")
-    return value
-
-
-def limit(text: str) -> float:
-    """A duration, zero and infinity included."""
-    value = _real(text)
-    if not value >= 0:
-        raise ValueError("must be zero or more seconds")
-    return value
-
-
-def milliseconds(text: str) -> float:
-    """A short duration, up to ten seconds."""
-    value = _real(text)
-    if not 0 <= value <= 10_000:
-        raise ValueError("must lie between 0 and 10000 milliseconds")
-    return value
 
 
 def flag(text: str) -> bool:
@@ -160,14 +155,6 @@ def flag(text: str) -> bool:
     raise ValueError("must be 1 or 0")
 
 
-def microseconds(text: str) -> float:
-    """A very short duration, up to a second."""
-    value = _real(text)
-    if not 0 <= value <= 1e6:
-        raise ValueError("must lie between 0 and 1000000 microseconds")
-    return value
-
-
 def threads(text: str) -> str:
     """``auto``, ``none``, or a whole number from 1."""
     word = text.strip().lower()
@@ -177,33 +164,15 @@ def threads(text: str) -> str:
 
 
 TRANSPORTS = ("auto", "memory", "shm", "unix", "tcp")
-
-
-def transport(text: str) -> str:
-    """One of :data:`TRANSPORTS`."""
-    if text not in TRANSPORTS:
-        raise ValueError(f"must be one of {', '.join(TRANSPORTS)}")
-    return text
+transport = _one_of(TRANSPORTS)
 
 
 JAX_CALLBACKS = ("auto", "buffers", "io_callback")
-
-
-def jax_callbacks(text: str) -> str:
-    """One of :data:`JAX_CALLBACKS`."""
-    if text not in JAX_CALLBACKS:
-        raise ValueError(f"must be one of {', '.join(JAX_CALLBACKS)}")
-    return text
+jax_callbacks = _one_of(JAX_CALLBACKS)
 
 
 JAX_MATCHINGS = ("order", "name")
-
-
-def jax_matching(text: str) -> str:
-    """One of :data:`JAX_MATCHINGS`."""
-    if text not in JAX_MATCHINGS:
-        raise ValueError(f"must be one of {', '.join(JAX_MATCHINGS)}")
-    return text
+jax_matching = _one_of(JAX_MATCHINGS)
 
 
 ALGORITHMS = {
@@ -221,13 +190,7 @@ OTHER_ALGORITHM_MODULES = ("tree",)
 
 
 COMPRESSIONS = ("none", "fp16", "bf16", "int8", "int4", "auto")
-
-
-def compression(text: str) -> str:
-    """One of :data:`COMPRESSIONS`, or nothing."""
-    if text and text not in COMPRESSIONS:
-        raise ValueError(f"must be empty or one of {', '.join(COMPRESSIONS)}")
-    return text
+compression = _one_of(COMPRESSIONS, empty=True)
 
 
 def local_steps(text: str) -> str:
@@ -237,8 +200,4 @@ def local_steps(text: str) -> str:
     return text
 
 
-def algorithm(text: str) -> str:
-    """One of :data:`ALGORITHMS`, or nothing."""
-    if text and text not in ALGORITHMS:
-        raise ValueError(f"must be empty or one of {', '.join(ALGORITHMS)}")
-    return text
+algorithm = _one_of(ALGORITHMS, empty=True)

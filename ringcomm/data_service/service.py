@@ -22,7 +22,7 @@ from ..errors import (
     RefusedError,
     StartTimeoutError,
 )
-from ..rendezvous.connect_server import DIAL_S, reach
+from ..rendezvous.connect_server import DIAL_S, REFUSED_S, pause, reach
 from ..rendezvous.message_server import MessageServer
 from ..transport.nics import machine, own_addresses, spec_of
 from ..transport.reactor import Reactor
@@ -35,9 +35,6 @@ Addresses = Mapping[str, Sequence[Tuple[str, int]]]
 """By network interface: addresses and ports."""
 
 JOB = "tf.data service"
-_RETRY_S = 0.25
-_GRACE_S = 3.0
-"""For how long it is dialled although every address refuses: it serves before its addresses are written."""
 _ANSWER_S = 30.0
 """How long the registry may take to answer a request that it can answer at once."""
 _ALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
@@ -230,7 +227,7 @@ class ComputeClient:
                 atexit.register(connection.close)
 
     def own_address(self, timeout: float) -> str:
-        """The address by which other hosts are most likely to reach this one.
+        """Return the address by which other hosts are most likely to reach this one.
 
         That is the one from which the registry's host is reached; on that host itself, the first of those
         that may be used (``RINGCOMM_IFACE``).
@@ -362,11 +359,13 @@ def _dial(
                 return found.sock, found.session
             if found.refused_by is not None:
                 where, reason = found.refused_by
+                if found.other_version:
+                    raise RefusedError(f"The registry of data workers at {where} refused this one: {reason}.")
                 raise AuthenticationError(
                     f"The registry of data workers at {where} was not accepted: {reason}. The config file "
                     "must be the one that the compute job which runs now has written."
                 )
-            hopeless = not found.silent and deadline.elapsed_s() >= _GRACE_S
+            hopeless = not found.silent and deadline.elapsed_s() >= REFUSED_S
             if hopeless or deadline.expired():
                 raise StartTimeoutError(
                     "No answer from the registry of data workers within "
@@ -375,9 +374,7 @@ def _dial(
                     + "\nDoes the compute job that wrote the config file still run (an older file may have "
                     "been left over), and does a firewall allow this host to reach it?"
                 )
-            pause = Deadline(_RETRY_S)
-            while not pause.expired():
-                reactor.run_once(pause.remaining_s())
+            pause(reactor)
     finally:
         reactor.close()
 

@@ -109,9 +109,7 @@ class ArrayState(State):
         """
         plain: Dict[str, Any] = {name: getattr(self, name) for name in self._names}
         arrays = {name: plain.pop(name) for name in self._names if isinstance(plain[name], np.ndarray)}
-        self.step, position, plain = self._bcast_object((self.step, self._position, plain))
-        if position != self._position:
-            self._position = 0  # until all of it is there
+        self.step, plain = self._bcast_object((self.step, plain))
         for name, value in plain.items():
             setattr(self, name, value)
         for array in arrays.values():

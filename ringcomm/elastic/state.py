@@ -323,6 +323,8 @@ def _synchronize(state: State) -> None:
     if positions[0] and len(set(positions)) == 1:
         state.save()
         return
+    if state._position != positions[0]:
+        state._position = 0  # until all of it is there: a part of each of two states is none
     state.sync()
     state._position = max(1, positions[0])
 

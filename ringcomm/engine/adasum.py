@@ -16,6 +16,7 @@ from typing import Any, Optional, Tuple
 
 import numpy as np
 
+from ..collective.reduce import multiply
 from ..collective.runner import Runner
 from ..errors import UnsupportedDtypeError
 
@@ -63,11 +64,9 @@ def combine(
 def adasum(runner: Runner, data: np.ndarray[Any, Any], prescale: float = 1.0, postscale: float = 1.0) -> None:
     """Replace ``data`` (flat) by the Adasum over all ranks of the runner, the same bits on each."""
     with np.errstate(all="ignore"):  # Overflow and NaN are the caller's numbers.
-        if prescale != 1.0:
-            data *= data.dtype.type(prescale)
+        multiply(data, prescale)
         _add_up(runner, data)
-        if postscale != 1.0:
-            data *= data.dtype.type(postscale)
+        multiply(data, postscale)
 
 
 def _add_up(runner: Runner, data: np.ndarray[Any, Any]) -> None:

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from itertools import islice
+from math import prod
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ..collective.progress import Progress
-from ..collective.reduce import weigh
+from ..collective.reduce import restore, weigh, weighable
 from ..collective.rows import RowLayout, cumulative
 from ..collective.runner import Runner
 from ..collective.totals import Tally, Totals
@@ -66,7 +68,7 @@ class BucketRunner:
 
     def release(self) -> None:
         """Free all buffers: this rank has left the job, but the program may go on."""
-        self._buffer = FusionBuffer()
+        self._buffer, self._residuals = FusionBuffer(), FusionBuffer()
         for runner in self._runners.values():
             runner.release()
 
@@ -161,7 +163,10 @@ class BucketRunner:
         whole = bool(mirrors) and bool(first.weighted or first.codec or op == ReduceOp.ADASUM)
         if whole:
             fetch_all(arrays, mirrors, runner)
-        self._reduce_all(runner, bucket, arrays, {} if whole else mirrors)
+        weighted = _weighted(runner, bucket, arrays)
+        self._reduce_all(runner, bucket, weighted, {} if whole else mirrors)
+        for array, result in zip(arrays, weighted):
+            restore(array, result)
         if whole:
             store_all(arrays, mirrors)
         return [None] * len(bucket)
@@ -172,7 +177,6 @@ class BucketRunner:
         """Reduce the arrays of a bucket; one with a mirror that runs alone may be reduced on its device."""
         first = bucket[0][0]
         op = ReduceOp(first.op)
-        _weigh(runner, bucket)
         if op == ReduceOp.ADASUM:
             for array in arrays:
                 adasum(runner, array, first.prescale, first.postscale)
@@ -227,15 +231,16 @@ class BucketRunner:
         tensors = tensors_of(bucket)
         outputs: List[Any] = [None] * len(tensors)
         edges = [item for signature, _ in bucket for item in signature.edges()]
-        _weigh(runner, bucket)
+        arrays = _weighted(runner, bucket, [flat for flat, _ in tensors])
         if first.codec:  # for which there are all-reduces only
-            self._all_reduce_coded(runner, bucket, [flat for flat, _ in tensors])
+            self._all_reduce_coded(runner, bucket, arrays)
             for index, (flat, shape) in enumerate(tensors):
+                restore(flat, arrays[index])
                 start, stop = edges[index][runner.rank : runner.rank + 2]
                 outputs[index] = flat.reshape(shape)[start:stop].copy()
             return per_work(outputs, bucket)
-        for indices in groups_by_index([flat for flat, _ in tensors]):
-            flats, shapes = zip(*(tensors[index] for index in indices))
+        for indices in groups_by_index(arrays):
+            flats, shapes = [arrays[index] for index in indices], [tensors[index][1] for index in indices]
             layout = RowLayout([edges[index] for index in indices], [shape[1:] for shape in shapes])
             packed = flats[0]
             if len(indices) > 1:
@@ -245,7 +250,8 @@ class BucketRunner:
                 packed, layout.bounds, ReduceOp(first.op), prescale=first.prescale, postscale=first.postscale
             )
             for index, own in zip(indices, layout.pieces(packed, runner.rank)):
-                outputs[index] = own.copy()
+                outputs[index] = np.empty(own.shape, tensors[index][0].dtype)
+                restore(outputs[index], own)
         return per_work(outputs, bucket)
 
     # ---- movement ----------------------------------------------------------------------------
@@ -256,9 +262,11 @@ class BucketRunner:
         kind, byte = Collective.ALLGATHER, np.dtype(np.uint8)
         table = runner.exchange(rows, kind, byte, "", (len(rows),))
         outputs: List[Any] = [None] * len(tensors)
-        for indices in groups_by_index([flat for flat, _ in tensors]):
+        edges = [cumulative(column) for column in table.T.tolist()]
+        sizes = [rows[-1] * prod(inner) for rows, (_, inner) in zip(edges, tensors)]
+        for indices in groups_by_index([flat for flat, _ in tensors], sizes):
             flats, inner = zip(*(tensors[index] for index in indices))
-            layout = RowLayout([cumulative(table[:, index].tolist()) for index in indices], inner)
+            layout = RowLayout([edges[index] for index in indices], inner)
             gathered = np.empty(layout.bounds[-1], flats[0].dtype)
             own = gathered[layout.bounds[runner.rank] : layout.bounds[runner.rank + 1]]
             np.concatenate(flats, out=own)
@@ -305,12 +313,17 @@ class BucketRunner:
         return [self._sets.apply(signature.name) for signature, _ in bucket]
 
 
-def _weigh(runner: Runner, bucket: Sequence[Work]) -> None:
-    """Multiply the arrays of a weighted average by their relative weights."""
+def _weighted(runner: Runner, bucket: Sequence[Work], arrays: Sequence[Array]) -> Sequence[Array]:
+    """Return the arrays of a bucket, those of a weighted average multiplied by their relative weights."""
+    if not bucket[0][0].weighted:
+        return arrays
+    weighted = [weighable(array) for array in arrays]
+    left = iter(weighted)
     for signature, request in bucket:
-        if signature.weighted and request is not None:
-            for array in request.arrays:
+        for array in islice(left, len(signature.shapes)):
+            if request is not None:
                 weigh(array, request.total.share(request.weight, runner.size))
+    return weighted
 
 
 _DO = {

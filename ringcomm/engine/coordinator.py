@@ -14,7 +14,7 @@ from ..collective.call_sites import CallSites
 from ..collective.weighted import Total
 from ..configuration.bucket_sizes import FUSION_BYTES
 from ..errors import ProtocolError, RingcommError
-from ..ops import Collective
+from ..ops import Collective, ReduceOp
 from ..wire.messages import Message
 from ..wire.signature import Key, Signature
 from .announcements import Announced, Announcement, announcements, masks_as_text, no_weight_text
@@ -29,8 +29,11 @@ from .request import MAX_SITES
 _CHANGES = ("ready", "blocked", "unblocked", "joined", "paused", "resumed")
 """Messages after which ranks that wait may get on; after the others they wait as before."""
 
-_WITH_JOINED = (Collective.ALLREDUCE, Collective.BARRIER)
-"""What can go on without ranks that have joined: they have a neutral contribution to it."""
+def _works_with_joined(signature: Signature) -> bool:
+    """Return whether ranks that have joined have a neutral contribution."""
+    if signature.op == ReduceOp.PRODUCT and signature.prescale != 1.0:
+        return False
+    return signature.kind in (Collective.ALLREDUCE, Collective.BARRIER)
 
 
 class Tuning(NamedTuple):
@@ -198,12 +201,12 @@ class Coordinator:
         first = next(iter(entry.signatures.values()))
         if any(signature != first for signature in entry.signatures.values()):
             self._fail(entry, mismatch_text(str(entry.key), entry.signatures, entry.sites, self._hosts))
-        elif missing and first.kind not in _WITH_JOINED:
+        elif missing and not _works_with_joined(first):
             self._fail(
                 entry,
                 f"{first.describe(named=False)} {entry.key} needs every rank, but "
-                f"{ranks_text(missing, self._hosts)} called join() before. Only allreduce and barrier work "
-                "then (for sparse gradients: sparse_as_dense=True).",
+                f"{ranks_text(missing, self._hosts)} called join() before. Only barrier and allreduce work "
+                "then, a product without a prescale factor (for sparse gradients: sparse_as_dense=True).",
             )
         elif entry.key.number and first.kind != Collective.BARRIER and self._differ(entry, first):
             self._fail(

@@ -7,13 +7,12 @@ which autotuning may change.
 from __future__ import annotations
 
 import logging
-from typing import IO, TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import IO, TYPE_CHECKING, Callable, Dict, List, Optional, Sequence
 
 from ..clock import StepClock, Stopwatch
 from ..collective.call_history import CallHistory
 from ..collective.progress import Progress
 from ..collective.runner import Runner
-from ..collective.totals import Totals
 from ..config import Settings
 from ..errors import ConfigError
 from ..group.failures import FailureReporter
@@ -50,6 +49,7 @@ class EngineCore:
         calls: how far this rank is in collectives that do not go through the engine.
 
     Attributes:
+        buckets: runs the operations; its totals and its progress are for any thread.
         history: the last operations, if they are recorded.
         on_reduction: as for :class:`~ringcomm.collective.runner.Runner`.
         repeated: counts the repetitions of operations with names; most programs repeat them once per step.
@@ -85,9 +85,9 @@ class EngineCore:
                 runner.history = CallHistory(1)  # of a bucket only how far it is; its members are remembered
             return runner
 
-        self._bucket_runner = BucketRunner(channels.background, make_runner, self.sets)
+        self.buckets = BucketRunner(channels.background, make_runner, self.sets)
         if self.size == 1:
-            self._single = SingleRank(self._bucket_runner)
+            self._single = SingleRank(self.buckets)
             return
         from .peer_channels import SilenceLimits  # what follows is not needed by a rank that is alone
         from .thread import EngineThread
@@ -99,7 +99,7 @@ class EngineCore:
         self._thread = EngineThread(
             channels.control,
             channels.background,
-            self._bucket_runner,
+            self.buckets,
             self.coordinator,
             watch,
             reporter,
@@ -110,7 +110,7 @@ class EngineCore:
             SilenceLimits(settings.dead_after_s, settings.stall_warning_s, settings.late_after_s),
         )
         if settings.flight_recorder:
-            self.history = OperationHistory(settings.flight_recorder, self._bucket_runner.moved_bytes)
+            self.history = OperationHistory(settings.flight_recorder, self.buckets.moved_bytes)
             self._thread.record(self.history)
 
     def _make_coordinator(self, settings: Settings, hosts: Sequence[str]) -> Coordinator:
@@ -171,7 +171,7 @@ class EngineCore:
             self._tuner = None
         if self._log is not None:
             self._log.close()
-        self._bucket_runner.release()
+        self.buckets.release()
 
     def settle(self, limit_s: float) -> None:
         """Wait for what is on its way at the end; see :meth:`~.thread.EngineThread.settle`."""
@@ -194,23 +194,6 @@ class EngineCore:
     def waited(self) -> Stopwatch:
         """The time that threads of this rank have waited for operations."""
         return Stopwatch() if self._thread is None else self._thread.waited
-
-    @property
-    def reduced_bytes(self) -> int:
-        """Payload of all all-reduces by name so far."""
-        return self._bucket_runner.reduced_bytes
-
-    def totals(self) -> Totals:
-        """Return what the collectives that ran its operations have done so far. For any thread."""
-        return self._bucket_runner.totals()
-
-    def delivered(self) -> Dict[int, Tuple[int, float]]:
-        """Return what its links have delivered; see :func:`ringcomm.transport.pace.delivered`."""
-        return self._bucket_runner.delivered()
-
-    def progress(self) -> Progress:
-        """Return how far this rank is in them. For any thread."""
-        return self._bucket_runner.progress()
 
     @property
     def late_s(self) -> Dict[int, float]:

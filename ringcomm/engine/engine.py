@@ -13,10 +13,10 @@ from ..collective.call_sites import call_site, note_truncation
 from ..collective.mirror import Mirror
 from ..collective.options import Options
 from ..collective.reduce import kernel
-from ..collective.rows import check_rows, row_counts, scatter_layout
+from ..collective.rows import check_rows, cumulative, row_counts, scatter_layout
 from ..dtypes import Array, check_weighable, code_of
 from ..errors import ConfigError, RingcommError, UnsupportedDtypeError, describe_error
-from ..ops import Collective, ReduceOp, codec_number, factor_of, name_of, weight_of
+from ..ops import Collective, ReduceOp, codec_number, factor_of, name_of, root_of, weight_of
 from ..wire.frames import NO_OP, NO_ROOT
 from ..wire.signature import Shape, Signature
 from .adasum import check_adasum
@@ -61,18 +61,29 @@ class Engine(EngineCore):
             DuplicateNameError, UnknownProcessSetError: as the names say.
         """
         chosen = op if isinstance(op, Options) else Options(op, **options)
-        op, prescale, postscale = chosen.op, chosen.prescale_factor, chosen.postscale_factor
-        self._check_reducible(arrays, op, prescale, postscale)
+        request = self._reduction(
+            Collective.ALLREDUCE, chosen, arrays, shapes, name, process_set, convert, mirrors
+        )
         if self.on_reduction is not None:
             self.on_reduction(sum(array.nbytes for array in arrays), urgent, name or "")
-        own = self._weight(chosen.weight, arrays, op)
-        request = self._request(
-            Collective.ALLREDUCE, arrays, shapes, name, process_set, convert, mirrors, int(op),
-            prescale=factor_of(prescale), postscale=factor_of(postscale),
-            codec=codec_number(chosen.compression), weighted=chosen.weight is not None,
-        )  # fmt: skip
-        request.residuals, request.weight, request.absent = residuals, own, absent
+        request.residuals, request.absent = residuals, absent
         return self._submit(request, urgent)
+
+    def _reduction(
+        self, kind: Collective, options: Options, arrays: Sequence[Array], shapes: Optional[Sequence[Shape]],
+        name: Optional[str], process_set: int, convert: Convert, mirrors: Mirrors, bounds: Sequence[int] = (),
+    ) -> Request:  # fmt: skip
+        """Return the request of a reduction with these options, checked."""
+        op, prescale, postscale = options.op, options.prescale_factor, options.postscale_factor
+        self._check_reducible(arrays, op, prescale, postscale)
+        weight = self._weight(options.weight, arrays, op)
+        request = self._request(
+            kind, arrays, shapes, name, process_set, convert, mirrors, int(op),
+            prescale=factor_of(prescale), postscale=factor_of(postscale), bounds=tuple(bounds),
+            codec=codec_number(options.compression), weighted=options.weight is not None,
+        )  # fmt: skip
+        request.weight = weight
+        return request
 
     def reducescatter(
         self,
@@ -89,19 +100,13 @@ class Engine(EngineCore):
         Args:
             options: of the caller; ``process_set`` is the number of the one that it names.
         """
-        op, prescale, postscale = options.op, options.prescale_factor, options.postscale_factor
-        self._check_reducible(arrays, op, prescale, postscale)
         layout = scatter_layout(shapes, len(self.sets.check_member(process_set)), options)
-        if op == ReduceOp.ADASUM:
+        if options.op == ReduceOp.ADASUM:
             raise UnsupportedDtypeError("Adasum exists for allreduce only.")
-        weight = self._weight(options.weight, arrays, op)
-        request = self._request(
-            Collective.REDUCESCATTER, arrays, shapes, options.name, process_set, convert, mirrors, int(op),
-            prescale=factor_of(prescale), postscale=factor_of(postscale),
-            codec=codec_number(options.compression), weighted=options.weight is not None,
-            bounds=tuple(edge for edges in layout.edges for edge in edges),
+        request = self._reduction(
+            Collective.REDUCESCATTER, options, arrays, shapes, options.name, process_set, convert, mirrors,
+            [edge for edges in layout.edges for edge in edges],
         )  # fmt: skip
-        request.weight = weight
         return self._submit(request, urgent)
 
     def allgather(
@@ -113,11 +118,18 @@ class Engine(EngineCore):
         urgent: bool = False,
         convert: Convert = None,
         mirrors: Mirrors = (),
+        bounds: Sequence[int] = (),
     ) -> Handle:
-        """Concatenate every rank's rows; the handle gives a list with the result for each array."""
+        """Concatenate every rank's rows; the handle gives a list with the result for each array.
+
+        Args:
+            bounds: of the ranks' rows in an array that is completed in place.
+        """
         check_rows("allgather", shapes)
         inner = [shape[1:] for shape in shapes]
-        request = self._request(Collective.ALLGATHER, arrays, inner, name, process_set, convert, mirrors)
+        request = self._request(
+            Collective.ALLGATHER, arrays, inner, name, process_set, convert, mirrors, bounds=tuple(bounds)
+        )
         request.rows = [shape[0] for shape in shapes]
         return self._submit(request, urgent)
 
@@ -133,12 +145,12 @@ class Engine(EngineCore):
         mirrors: Mirrors = (),
     ) -> Handle:
         """Overwrite the arrays with those of the root, which is a rank of the job."""
-        members = self.sets.check_member(process_set)
+        members, root = self.sets.check_member(process_set), root_of(root)
         if root not in members:
             owner = "this job" if process_set == GLOBAL_SET else f"process set {process_set}"
             raise ConfigError(f"root_rank={root}: {owner} has the ranks {', '.join(map(str, members))}.")
         request = self._request(
-            Collective.BROADCAST, arrays, shapes, name, process_set, convert, mirrors, root=int(root)
+            Collective.BROADCAST, arrays, shapes, name, process_set, convert, mirrors, root=root
         )
         return self._submit(request, urgent)
 
@@ -152,11 +164,13 @@ class Engine(EngineCore):
         urgent: bool = False,
         convert: Convert = None,
         mirrors: Mirrors = (),
+        in_place: bool = False,
     ) -> Handle:
         """Send ``splits[i]`` rows to the i-th member; the handle gives rows, and the count from each rank.
 
         Args:
             splits: None: the same number to every member.
+            in_place: whether the rows replace those that were sent, so that all members have as many.
 
         Raises:
             ShapeError: the array has no first dimension.
@@ -166,8 +180,9 @@ class Engine(EngineCore):
         check_rows("alltoall", [shape])
         counts = row_counts(shape[0], splits, len(self.sets.check_member(process_set)))
         request = self._request(
-            Collective.ALLTOALL, [array], [shape[1:]], name, process_set, convert, mirrors
-        )
+            Collective.ALLTOALL, [array], [shape[1:]], name, process_set, convert, mirrors,
+            bounds=cumulative(counts) if in_place else (),
+        )  # fmt: skip
         request.splits = counts
         return self._submit(request, urgent)
 

@@ -60,22 +60,30 @@ def arrays_of(work: Work) -> List[Array]:
     if request is not None:
         return request.arrays
     return [
-        neutral(prod(shape), dtype_named(dtype), ReduceOp(signature.op))
+        neutral(prod(shape), dtype_named(dtype), ReduceOp(signature.op), signature.prescale)
         for shape, dtype in zip(signature.shapes, signature.dtypes)
     ]
 
 
-def neutral(count: int, dtype: np.dtype[Any], op: ReduceOp) -> Array:
-    """The neutral contribution: it leaves the other ranks' numbers as they are."""
+def neutral(count: int, dtype: np.dtype[Any], op: ReduceOp, prescale: float = 1.0) -> Array:
+    """Return the neutral contribution: it leaves the other ranks' numbers as they are.
+
+    Args:
+        count: of its elements.
+        dtype: of its elements.
+        op: the reduction; a product without a prescale factor.
+        prescale: the factor by which it will be multiplied, as the others.
+    """
     if op == ReduceOp.PRODUCT:
         return np.ones(count, dtype)
-    if op in (ReduceOp.MIN, ReduceOp.MAX):
+    if op in (ReduceOp.MIN, ReduceOp.MAX) and prescale != 0.0:  # times 0 everything is 0
+        highest = (op == ReduceOp.MIN) == (prescale > 0.0)
         if dtype.kind == "b":
-            return np.full(count, op == ReduceOp.MIN, dtype)
+            return np.full(count, highest, dtype)
         if dtype.kind in "iu":
             info = np.iinfo(dtype)
-            return np.full(count, info.max if op == ReduceOp.MIN else info.min, dtype)
-        return np.full(count, np.inf if op == ReduceOp.MIN else -np.inf).astype(dtype)
+            return np.full(count, info.max if highest else info.min, dtype)
+        return np.full(count, np.inf if highest else -np.inf).astype(dtype)
     return np.zeros(count, dtype)
 
 
@@ -159,12 +167,18 @@ def groups_of(arrays: Sequence[Array]) -> List[List[Array]]:
     return [[arrays[index] for index in indices] for indices in groups_by_index(arrays)]
 
 
-def groups_by_index(arrays: Sequence[Array]) -> List[List[int]]:
-    """Return which arrays travel as one: small ones of the same type together, large ones alone."""
+def groups_by_index(arrays: Sequence[Array], sizes: Sequence[int] = ()) -> List[List[int]]:
+    """Return which arrays travel as one: small ones of the same type together, large ones alone.
+
+    Args:
+        arrays: of this rank.
+        sizes: the number of elements of each over all ranks, where the ranks' arrays may differ in length.
+    """
     groups: List[List[int]] = []
     small: Dict[np.dtype[Any], List[int]] = {}
     for index, array in enumerate(arrays):
-        if array.nbytes >= ALONE_BYTES:
+        size = sizes[index] if sizes else array.size
+        if size * array.itemsize >= ALONE_BYTES:
             groups.append([index])
         elif array.dtype in small:
             small[array.dtype].append(index)

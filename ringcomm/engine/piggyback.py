@@ -13,7 +13,7 @@ from typing import Mapping, Optional, Sequence
 
 import numpy as np
 
-from ..collective.reduce import kernel, weigh
+from ..collective.reduce import kernel, weigh, weighable
 from ..collective.weighted import Total
 from ..dtypes import Array, dtype_named
 from ..errors import ProtocolError
@@ -60,13 +60,14 @@ def settle(
     Raises:
         ProtocolError: what was sent along does not fit the signature.
     """
-    if signature.kind == Collective.BARRIER:
+    if not signature.dtypes:  # a barrier, or an operation of no arrays
         return ""
     if signature.kind == Collective.BROADCAST:
         return packed[signature.root]
     operands = [_numbers(signature, packed[rank], rank) for rank in members]
     if signature.weighted and weights is not None:
         total = Total.of(weights.values())
+        operands = [weighable(operand) for operand in operands]
         for rank, operand in zip(members, operands):
             weigh(operand, total.share(weights[rank], len(members)))
     fold = kernel(
@@ -80,6 +81,7 @@ def settle(
             fold.finish_alone(out)
         elif out.size:
             fold.fold(out, operands, final=True)
+        out = out.astype(dtype_named(signature.dtypes[0]), copy=False)
     return b2a_base64(out.view(np.uint8).data, newline=False).decode("ascii")
 
 

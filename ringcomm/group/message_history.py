@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from collections import deque
+from typing import Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..clock import monotonic
 from ..collective.call_history import DONE, FAILED, RUNNING, SUBMITTED, Row
@@ -75,8 +76,7 @@ class MessageHistory:
     ) -> None:
         self.on_failure: Optional[Callable[[BaseException], None]] = None
         self._type_name, self._purpose = type_name, purpose
-        self._ring: List[Optional[_Message]] = [None] * capacity
-        self._posted = 0
+        self._posted: Deque[_Message] = deque(maxlen=capacity)
         self._flows: Dict[Tuple[str, Optional[int]], _Flow] = {}
         self._waits: Dict[int, Wait] = {}
         self._failure: Optional[List[Row]] = None
@@ -104,8 +104,7 @@ class MessageHistory:
         message = _Message(
             kind, peer, flow.count, tag, elements, nbytes, monotonic(), work.site, weakref.ref(work)
         )
-        self._ring[self._posted % len(self._ring)] = message
-        self._posted += 1
+        self._posted.append(message)
         return message
 
     def begin_wait(self, message: _Message, work: Work) -> Wait:
@@ -140,8 +139,7 @@ class MessageHistory:
         """All messages that are kept, oldest first; ``running`` are those that a thread waits for."""
         if self._failure is not None:
             return [dict(row) for row in self._failure]
-        start = self._posted % len(self._ring)
-        kept = [item for item in (*self._ring[start:], *self._ring[:start]) if item is not None]
+        kept = list(self._posted)
         waited = {id(wait.message) for wait in self._present()}
         older = [wait.message for wait in self._present() if wait.message not in kept]
         return [self._row(message, id(message) in waited) for message in [*older, *kept]]

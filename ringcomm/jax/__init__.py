@@ -16,10 +16,6 @@ Collectives in compiled programs run in the order of the program, which must be 
 """
 
 from .._adapter.common import *  # noqa: F403
-from .._adapter.compression import Compression as Compression
-from .._adapter.compression import PowerSGD as PowerSGD
-from .._adapter.objects import allgather_object as allgather_object
-from .._adapter.objects import broadcast_object as broadcast_object
 from ..calls.exports import export as _export
 from . import cluster as cluster
 from . import requirement as requirement

@@ -75,10 +75,10 @@ def _emit(ctx: Any, call: HostCall, token: Any, operands: Sequence[Any]) -> Any:
         avals_in=[core.abstract_token, *ctx.avals_in], avals_out=[core.abstract_token, *ctx.avals_out]
     )
     aliases = {place: place for place in range(1, 1 + inputs)} if call.overwrites else {}
-    emit = ffi.ffi_lowering(
+    lowered = ffi.ffi_lowering(
         "xla_buffer_python_cpu_callback", has_side_effect=True, operand_output_aliases=aliases
     )
-    new_token, *results = emit(with_token, token, *operands, index=index)
+    new_token, *results = lowered(with_token, token, *operands, index=index)
     return new_token, results
 
 
@@ -87,7 +87,7 @@ def execute(call: HostCall, given: Sequence[Any], results: List[Any]) -> None:
 
     Args:
         call: the collective.
-        given: the operands. They are the results' memory where XLA could arrange that.
+        given: the operands. They share the results' memory where XLA could arrange that.
         results: receive the results.
     """
     if not call.overwrites:

@@ -72,10 +72,7 @@ class HostCall(NamedTuple):
 
     def overwrite(self, arrays: Sequence[Array]) -> None:
         """Execute it on writable, contiguous arrays, which receive the results."""
-        if self.is_in_order:
-            calls_in_order.overwrite(self.operation, arrays, self.site)
-        else:
-            Batch([self._named()]).overwrite(arrays)
+        self._overwrite(arrays)
 
     def run(self, arrays: Sequence[Array]) -> List[Array]:
         """Execute it; returns new arrays, or the given ones where these are not read any more.
@@ -108,36 +105,34 @@ class HostCall(NamedTuple):
         by_order = api.context().settings.jax_matching == "order"
         return by_order and calls_in_order.can_be_in_order(self.operation)
 
-    def _execute(self, arrays: Sequence[Array]) -> List[Array]:
+    def run_now(self, arrays: Sequence[Array]) -> List[Array]:
+        """Execute it outside of compiled programs: ranks may have different numbers of rows.
+
+        Args:
+            arrays: its inputs; of a call that :attr:`overwrites` they receive the results.
+
+        Returns:
+            the results.
+        """
+        if self.overwrites:
+            self._overwrite(arrays, None)
+            return list(arrays)
+        alone = self.operation.kind == "alltoall" and len(arrays) == 1
+        return self._execute([*arrays, NO_SPLITS] if alone else arrays, None)
+
+    def _overwrite(self, arrays: Sequence[Array], name: Optional[str] = SEQUENCE) -> None:
+        if self.is_in_order:
+            calls_in_order.overwrite(self.operation, arrays, self.site)
+        else:
+            Batch([self._named(name)]).overwrite(arrays)
+
+    def _execute(self, arrays: Sequence[Array], name: Optional[str] = SEQUENCE) -> List[Array]:
         if self.is_in_order:
             return calls_in_order.run(self.operation, arrays, self.site)
-        return Batch([self._named()]).run(arrays)
+        return Batch([self._named(name)]).run(arrays)
 
-    def _named(self) -> Operation:
-        return self.operation if self.operation.name else self.operation._replace(name=SEQUENCE)
-
-
-def run_now(call: HostCall, arrays: Sequence[Array]) -> List[Array]:
-    """Execute a call outside of compiled programs: ranks may have different numbers of rows.
-
-    Args:
-        call: the collective.
-        arrays: its inputs; of a call that :attr:`~HostCall.overwrites` they receive the results.
-
-    Returns:
-        the results.
-    """
-    operation, in_order = call.operation, call.is_in_order
-    if call.overwrites:
-        if in_order:
-            calls_in_order.overwrite(operation, arrays, call.site)
-        else:
-            Batch([operation]).overwrite(arrays)
-        return list(arrays)
-    given = [*arrays, NO_SPLITS] if operation.kind == "alltoall" and len(arrays) == 1 else arrays
-    if in_order:
-        return calls_in_order.run(operation, given, call.site)
-    return Batch([operation]).run(given)
+    def _named(self, name: Optional[str]) -> Operation:
+        return self.operation if self.operation.name else self.operation._replace(name=name)
 
 
 def rows_of(kind: str, shape: Sequence[int]) -> int:

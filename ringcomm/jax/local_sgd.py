@@ -10,12 +10,15 @@ import numpy as np
 
 from .._adapter.intervals import AUTO
 from .._adapter.local_sgd import LocalSGD as Core
+from .._adapter.local_sgd import host_dtype
 from .._adapter.outer import OuterOptimizer
 from ..calls.process_set import ProcessSet, global_process_set
+from ..docstrings import documented
 from ..dtypes import Array
 from ..errors import ConfigError
 
 
+@documented
 class LocalSGD(OuterOptimizer):
     """Local steps on a pytree of parameters.
 
@@ -34,17 +37,9 @@ class LocalSGD(OuterOptimizer):
     Args:
         params: a pytree of arrays, the same on all ranks. Leaves without floating-point numbers are left
             alone.
-        sync_every: number of local steps between two synchronizations, one number per rank, or ``"auto"``.
-        outer_lr: step size of the outer optimizer.
-        outer_momentum: its Nesterov momentum; 0: none.
-        compression: the codec for what is averaged: None, ``"bf16"``, ``"fp16"``, ``"int8"`` or ``"int4"``.
+        {local_sgd}
         averaged: a pytree that is averaged at every synchronization, such as batch statistics. If it is
             given, :meth:`step` and :meth:`synchronize` take and return a pair: the parameters and this tree.
-        process_set: the ranks that take part; by default all.
-        fragments: into how many parts the parameters are divided; each is synchronized every ``sync_every``
-            steps, one after the other at even distances.
-        overlap: number of local steps during which a reduction runs before its result is taken.
-        max_drift: how far apart the ranks' weights may be; see :class:`ringcomm.LocalSGD`.
         name: of the operations; needed if a program has several.
 
     Raises:
@@ -135,17 +130,17 @@ class LocalSGD(OuterOptimizer):
     def _written(self, leaves: List[Any], numbers: Sequence[int]) -> Any:
         for number in numbers:
             old = leaves[self._places[number]]
-            new = jnp.asarray(self._arrays[number].copy(), old.dtype)
+            new = jnp.asarray(self._arrays[number].copy(), jnp.asarray(old).dtype)
             leaves[self._places[number]] = jax.device_put(new, getattr(old, "sharding", None))
         params, averaged = jax.tree_util.tree_unflatten(self._structure, leaves)
         return (params, averaged) if self._has_averaged else params
 
 
 def _is_floating(leaf: Any) -> bool:
-    return bool(jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating))
+    return bool(jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.inexact))
 
 
 def _host_arrays(tree: Any) -> List[Array]:
     """NumPy copies of the leaves with floating-point numbers; float32 for half types."""
     leaves = [jnp.asarray(leaf) for leaf in jax.tree_util.tree_leaves(tree) if _is_floating(leaf)]
-    return [np.array(leaf, np.float64 if leaf.dtype == jnp.float64 else np.float32) for leaf in leaves]
+    return [np.array(leaf, host_dtype(leaf.dtype.name)) for leaf in leaves]

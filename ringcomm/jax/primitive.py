@@ -23,7 +23,7 @@ from ..errors import NotOfferedError
 from ..ops import ReduceOp, weight_of
 from . import mechanism, started
 from .eager import from_host, to_host
-from .host_call import HostCall, SetPosition, edges_of, place_for, results_of, run_now
+from .host_call import HostCall, SetPosition, edges_of, place_for, results_of
 
 collective_p = Primitive("ringcomm_collective")
 collective_p.multiple_results = True
@@ -80,14 +80,14 @@ def run_outside(call: HostCall, arrays: Sequence[Any]) -> List[Any]:
 
     Args:
         call: the collective.
-        arrays: NumPy arrays; as for :func:`.host_call.run_now`.
+        arrays: NumPy arrays; as for :meth:`.HostCall.run_now`.
 
     Raises:
         RingcommError: (or an error of JAX) it failed, or one of the programs has.
     """
     with with_causes():
         started.wait()
-    return run_now(call, arrays)
+    return call.run_now(arrays)
 
 
 def weights_of(weight: Any) -> List[Any]:
@@ -173,16 +173,13 @@ def _gradients(call: HostCall, cotangents: List[Any], shapes: Sequence[Sequence[
 
 def _gather_parts(operation: Operation, place: SetPosition, parts: List[Any], rows: List[int]) -> List[Any]:
     """All ranks' gradients of a reducescatter, by rows; times the number of ranks for a sum."""
-    factor = operation.how.factor
-    if operation.how.op == ReduceOp.SUM:
-        factor *= place.size
     every_rank = Reduction(process_set=operation.how.process_set)
     layouts = [edges_of(operation, length, place.size) for length in rows]
     lengths = [[stop - start for start, stop in zip(edges, edges[1:])] for edges in layouts]
     padded = []
     for part, each in zip(parts, lengths):
         missing = max(each) - part.shape[0]
-        scaled = part * jnp.asarray(factor, part.dtype)
+        scaled = part * jnp.asarray(operation.how.gathered_factor, part.dtype)
         padded.append(jnp.pad(scaled, [(0, missing)] + [(0, 0)] * (part.ndim - 1)))
     gathered = bind(Operation("allgather", every_rank, operation.name, len(parts)), padded)
     whole = []

@@ -64,10 +64,10 @@ class Activity:
         """The sums over all calls. The peers are ranks of the whole job."""
         found = self._runner.totals()
         if self._engine is not None:
-            found.merge(self._engine.totals())
+            found.merge(self._engine.buckets.totals())
         if self.messages is not None:
             self.messages.add_to(found)
-        for links in (self._runner, self._engine):
+        for links in (self._runner, None if self._engine is None else self._engine.buckets):
             for peer, (delivered_bytes, busy_s) in ({} if links is None else links.delivered()).items():
                 found.peer(peer).delivered_bytes += delivered_bytes
                 found.peer(peer).busy_s += busy_s
@@ -113,7 +113,7 @@ class Activity:
         """The call that this rank is in, or its last one, and the ranks from which it waits to receive."""
         places = [self._runner.progress()]
         if self._engine is not None:
-            places.append(self._engine.progress())
+            places.append(self._engine.buckets.progress())
         waits = [] if self.messages is None else list(self.messages.waits())
         if waits:
             what, peer = waits[0]

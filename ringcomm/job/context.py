@@ -292,7 +292,7 @@ class Context(Collectives):
     @property
     def reduced_bytes(self) -> int:
         """Payload of all all-reduces of this rank so far."""
-        return self._runner.reduced_bytes + self.engine.reduced_bytes
+        return self._runner.reduced_bytes + self.engine.buckets.reduced_bytes
 
     def _report(self, text: str) -> None:
         """Report a detail (RINGCOMM_VERBOSE): through logging, and at the launcher."""

@@ -55,13 +55,14 @@ def compare_programs(runner: Runner, hosts: Sequence[str]) -> str:
     """Compare the programs of all ranks. All call it at the same point.
 
     Args:
+        runner: the group's, for two collectives.
         hosts: of every rank.
 
     Returns:
         a warning that names hosts and files, the same on every rank; "" if there is nothing to warn of.
 
     Raises:
-        PeerLostError: (or whatever else stops a collective) a rank is gone.
+        RingcommError: a collective was stopped, for example because a rank is gone (PeerLostError).
     """
     files = own_files()
     payload = np.frombuffer(json.dumps(files, sort_keys=True).encode() if files else b"", np.uint8)
@@ -80,9 +81,9 @@ def compare_programs(runner: Runner, hosts: Sequence[str]) -> str:
 
 
 def differences_text(programs: Sequence[Dict[str, str]], hosts: Sequence[str]) -> str:
-    """Return which files are not the same on all hosts, as a warning.
+    """Return which files are not the same on all hosts, as a warning; "" if there are none.
 
-    "" if those that several ranks have are.
+    A file that only one rank has is not compared.
 
     Args:
         programs: for each rank, the hashes of its files; see :func:`own_files`.

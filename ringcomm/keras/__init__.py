@@ -15,10 +15,6 @@ The program divides the data among the ranks; the rest of it stays as for one pr
 from .._adapter.common import *  # noqa: F403
 from .._adapter.compressed import load_residual_state_dict as load_residual_state_dict
 from .._adapter.compressed import residual_state_dict as residual_state_dict
-from .._adapter.compression import Compression as Compression
-from .._adapter.compression import PowerSGD as PowerSGD
-from .._adapter.objects import allgather_object as allgather_object
-from .._adapter.objects import broadcast_object as broadcast_object
 from ..calls.exports import export as _export
 from . import callbacks as callbacks
 from . import elastic as elastic

@@ -1,40 +1,28 @@
-"""Reduces Keras gradients on the present backend."""
+"""What reduces Keras gradients on the present backend."""
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence
+from importlib import import_module
+from typing import Type
 
 import keras
 
-from .._adapter.reduction import Reduction
+from .._adapter.reduction import VariableReducer
 
 
-def reduce(how: Reduction, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:
-    """Reduce gradients over all ranks; all are submitted before any is waited for.
-
-    Args:
-        the reduction.
-        gradients: tensors of the backend; none may be None.
-        variables: the Keras variables, in the same order; their names match gradients between ranks.
-
-    Returns:
-        the reduced gradients, in the same order.
+def reducer_class() -> Type[VariableReducer]:
+    """Return the class of the backend's reducer: it submits all gradients before it waits for any.
 
     Raises:
         NotImplementedError: there is no adapter for the backend.
     """
     backend = keras.backend.backend()
-    if backend == "tensorflow":
-        from .on_tensorflow import reduce as run
-    elif backend == "torch":
-        from .on_torch import reduce as run
-    elif backend == "jax":
-        from .on_jax import reduce as run
-    else:
+    if backend not in ("tensorflow", "torch", "jax"):
         raise NotImplementedError(
             f"The backend of Keras is {backend}; gradients can be reduced on tensorflow, torch and jax."
         )
-    return run(how, gradients, variables)
+    found: Type[VariableReducer] = import_module(f".on_{backend}", __package__).Reducer
+    return found
 
 
 def wait_for_reductions() -> None:

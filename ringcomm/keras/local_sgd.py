@@ -9,13 +9,15 @@ import keras
 import numpy as np
 
 from .._adapter.intervals import AUTO
-from .._adapter.local_sgd import LocalSGD
+from .._adapter.local_sgd import LocalSGD, host_dtype
 from .._adapter.outer import OuterOptimizer
 from ..calls.process_set import ProcessSet, global_process_set
+from ..docstrings import documented
 from ..dtypes import Array
 from .callbacks import BroadcastGlobalVariablesCallback, Callback, Logs
 
 
+@documented
 class LocalSGDCallback(OuterOptimizer, Callback):
     """Ranks train by themselves, and average their models now and then.
 
@@ -35,21 +37,7 @@ class LocalSGDCallback(OuterOptimizer, Callback):
     ranks must train on equally many batches.
 
     Args:
-        sync_every: number of batches between two synchronizations; or one number per rank (in rank
-            order), so that slow ranks do fewer; or ``"auto"``: at first every step, then the fewest steps
-            with which exchanges take 10 % of the time, as far as ``max_drift`` permits.
-        outer_lr: step size of the outer optimizer.
-        outer_momentum: its Nesterov momentum; 0: none.
-        compression: the codec for what is averaged: None, ``"bf16"``, ``"fp16"``, ``"int8"`` or ``"int4"``.
-        process_set: the ranks that take part; by default all.
-        fragments: into how many parts the model is divided; each is synchronized every ``sync_every``
-            batches, one after the other at even distances.
-        overlap: number of local steps during which a reduction runs before its result is taken, so that
-            training does not wait for it; what those steps change is kept. 0: it is waited for at once.
-        max_drift: how far apart the ranks' weights may be at a synchronization, relative to their norm (root
-            of the mean square). Beyond that the next interval is shorter; with a fixed ``sync_every`` a line
-            appears, and ranks with unequal numbers only warn. By default 0.01 with ``"auto"``, otherwise 0.2;
-            ``math.inf``: without limit.
+        {local_sgd}
     """
 
     def __init__(
@@ -83,8 +71,11 @@ class LocalSGDCallback(OuterOptimizer, Callback):
             for item in self.model.non_trainable_variables
             if "float" in keras.backend.standardize_dtype(item.dtype)
         ]
-        arrays = [np.array(keras.ops.convert_to_numpy(item.value)) for item in (*trained, *others)]
-        self._pairs = list(zip((*trained, *others), arrays))
+        variables = [*trained, *others]
+        types = [host_dtype(keras.backend.standardize_dtype(item.dtype)) for item in variables]
+        values = [keras.ops.convert_to_numpy(item.value) for item in variables]
+        arrays = [np.array(value, dtype) for value, dtype in zip(values, types)]
+        self._pairs = list(zip(variables, arrays))
         self._core = self._core_of(arrays[: len(trained)], averaged=arrays[len(trained) :])
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:

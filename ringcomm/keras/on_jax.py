@@ -8,16 +8,20 @@ import jax
 
 from .._adapter.compressed import state_of
 from .._adapter.names import group_name
-from .._adapter.reduction import Reduction
+from .._adapter.reduction import VariableReducer
 from ..jax.gradients import GradientReducer
 
 
-def reduce(how: Reduction, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:
-    """Reduce gradients (JAX arrays) over all ranks; JAX runs collectives in program order."""
-    name = group_name(variables, "keras")
-    reducer = GradientReducer(how, state_of(variables[0]), name)
-    results: List[Any] = reducer(list(gradients))
-    return results
+class Reducer(VariableReducer):
+    """Reduces gradients that are JAX arrays; JAX runs collectives in program order."""
+
+    def reduce_shared(
+        self, gradients: Sequence[Any], variables: Sequence[Any], *args: Any, **kwargs: Any
+    ) -> List[Any]:
+        """Reduce gradients of variables that all ranks have."""
+        reducer = GradientReducer(self.how, state_of(variables[0]), group_name(variables, "keras"))
+        results: List[Any] = reducer(list(gradients))
+        return results
 
 
 def wait_for_reductions() -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any, List, Sequence
 
-from .._adapter.reduction import Reduction
 from .._tensorflow.gradients import GradientReducer
 
 
-def reduce(how: Reduction, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:
-    """Reduce gradients (TensorFlow tensors or ``tf.IndexedSlices``) over all ranks."""
-    return GradientReducer(how).reduce(gradients, variables, "keras")
+class Reducer(GradientReducer):
+    """Reduces gradients that are TensorFlow tensors or ``tf.IndexedSlices``."""
+
+    def reduce_shared(
+        self, gradients: Sequence[Any], variables: Sequence[Any], *args: Any, **kwargs: Any
+    ) -> List[Any]:
+        """Reduce gradients of variables that all ranks have."""
+        return super().reduce_shared(gradients, variables, "keras")

@@ -11,14 +11,14 @@ from .._adapter.arguments import checked_passes
 from .._adapter.compressed import drop_residuals
 from .._adapter.compression import Compression
 from .._adapter.optimizer_classes import OptionsInClass, convert, derive, set_untracked
-from .._adapter.reduction import Groups, Reduction, VariableReducer, of_gradients
+from .._adapter.reduction import Groups, Reduction, VariableReducer, of_gradients, register_layers
 from ..balance.pace import StepCursor, weight_of_steps
 from ..calls.process_set import ProcessSet, global_process_set
 from ..collective.call_sites import look_through
 from ..docstrings import documented
 from ..errors import BrokenInvariantError, ConfigError
 from ..ops import ReduceOp, op_of
-from .backends import reduce
+from .backends import reducer_class
 
 look_through(keras)
 
@@ -32,16 +32,6 @@ _SCALED_OUTSIDE = (
 )
 
 
-class _Reducer(VariableReducer):
-    """Reduces gradients on the present backend."""
-
-    def reduce_shared(
-        self, gradients: Sequence[Any], variables: Sequence[Any], *args: Any, **kwargs: Any
-    ) -> List[Any]:
-        """Reduce gradients of variables that all ranks have."""
-        return reduce(self.how, gradients, variables)
-
-
 class _Distributed(OptionsInClass):
     """Mixin that adds the reduction to the class of the user's optimizer.
 
@@ -49,7 +39,7 @@ class _Distributed(OptionsInClass):
     JAX: a reduction there would silently be skipped.
     """
 
-    _ringcomm_reducer: _Reducer
+    _ringcomm_reducer: VariableReducer
     _ringcomm_variables: List[Any]
     _ringcomm_reached = False
 
@@ -87,7 +77,7 @@ class _Distributed(OptionsInClass):
         return super().stateless_apply(optimizer_variables, grads, trainable_variables)  # type: ignore[misc]
 
     def _take_options(self, how: Reduction, scale_local: bool) -> None:
-        set_untracked(self, "_ringcomm_reducer", _Reducer(how, scale_local))
+        set_untracked(self, "_ringcomm_reducer", reducer_class()(how, scale_local))
 
     def _accumulates(self) -> bool:
         return bool(getattr(self, "gradient_accumulation_steps", None)) and hasattr(
@@ -184,7 +174,9 @@ def make_distributed(
             raise ConfigError(
                 "backward_passes_per_step and gradient_accumulation_steps mean the same: pass only one."
             )
-        config["gradient_accumulation_steps"] = passes
+        scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)  # it accumulates nothing itself
+        options = config["inner_optimizer"]["config"] if scaled else config
+        options["gradient_accumulation_steps"] = passes
     return kind.from_config(config)
 
 
@@ -251,7 +243,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         weight_of_steps(batches, op_of(op), backward_passes_per_step), sparse_as_dense, groups, num_groups,
     )  # fmt: skip
     if keras_2:
-        return _for_keras_2(
+        return make_for_keras_2(
             optimizer, how, backward_passes_per_step, average_aggregated_gradients, scale_local_gradients
         )
     if backward_passes_per_step > 1 and not average_aggregated_gradients:
@@ -265,13 +257,17 @@ def is_keras_2(thing: Any) -> bool:
     return any(kind.__module__.partition(".")[0] == "tf_keras" for kind in type(thing).__mro__)
 
 
-def _for_keras_2(optimizer: Any, how: Reduction, passes: int, average: bool, scale_local: bool) -> Any:
+def make_for_keras_2(
+    optimizer: Any, how: Reduction, passes: int = 1, average: bool = False, scale_local: bool = True,
+    in_place: bool = False,
+) -> Any:  # fmt: skip
+    """Create a distributed optimizer of ``tf_keras``, as :func:`make_distributed` does of Keras 3."""
     from .._tensorflow.accumulation import Accumulator
     from .._tensorflow.gradients import GradientReducer
     from .._tensorflow.legacy import make_distributed as make
 
     accumulator = Accumulator(passes, average, how.sparse_as_dense) if passes > 1 else None
-    return make(optimizer, GradientReducer(how, scale_local), accumulator=accumulator)
+    return make(optimizer, GradientReducer(how, scale_local), in_place, accumulator)
 
 
 def _losses_are_scaled() -> bool:
@@ -297,8 +293,5 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
         ConfigError: ``optimizer`` is not a Keras optimizer, or an argument is invalid.
     """
     distributed = DistributedOptimizer(optimizer, *args, **kwargs)
-    layers = local_layers if isinstance(local_layers, (list, tuple, set)) else [local_layers]
-    for layer in layers:
-        for variable in layer.trainable_weights if layer is not None else ():
-            distributed.register_local_var(variable)
+    register_layers(local_layers, distributed.register_local_var)
     return distributed

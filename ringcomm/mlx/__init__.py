@@ -15,10 +15,6 @@ Everything else in the training loop stays as it is. Collectives are called outs
 """
 
 from .._adapter.common import *  # noqa: F403
-from .._adapter.compression import Compression as Compression
-from .._adapter.compression import PowerSGD as PowerSGD
-from .._adapter.objects import allgather_object as allgather_object
-from .._adapter.objects import broadcast_object as broadcast_object
 from ..calls.exports import export as _export
 from .collectives import allgather as allgather
 from .collectives import allreduce as allreduce

@@ -11,8 +11,9 @@ from mlx.nn import Module
 from mlx.utils import tree_flatten
 
 from .._adapter.checking import StepCheck
+from .._adapter.choice import AutoCompression
 from .._adapter.compressed import CompressionState
-from .._adapter.compression import Compression
+from .._adapter.compression import Compression, PowerSGD
 from .._adapter.gradients import Gradient, bucket_name, plan_buckets
 from .._adapter.graph_callbacks import Batch, Operation
 from .._adapter.objects import broadcast_object
@@ -94,9 +95,16 @@ def average_gradients(
         a new tree of the same structure.
 
     Raises:
+        ConfigError: the compression is ``"auto"`` or PowerSGD, which need what they keep from step to step.
         {mlx_errors}
     """
-    return _Reducer(of_gradients(op, 1.0, process_set, compression))(gradients, weight)
+    how = of_gradients(op, 1.0, process_set, compression)
+    if isinstance(how.compression, (AutoCompression, PowerSGD)):
+        raise ConfigError(
+            f"average_gradients() keeps nothing from step to step, as {how.compression.kind!r} needs: "
+            "use DistributedOptimizer, or Compression.int8 or .bf16."
+        )
+    return _Reducer(how)(gradients, weight)
 
 
 class _Distributed:

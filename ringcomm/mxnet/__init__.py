@@ -13,12 +13,8 @@ Everything else in the training loop stays as it is.
 """
 
 from .._adapter.common import *  # noqa: F403
-from .._adapter.objects import allgather_object as allgather_object
-from .._adapter.objects import broadcast_object as broadcast_object
 from ..calls.exports import export as _export
 from . import mpi_ops as mpi_ops
-from .compression import Compression as Compression
-from .compression import PowerSGD as PowerSGD
 from .movement import allgather as allgather
 from .movement import alltoall as alltoall
 from .movement import broadcast as broadcast

@@ -6,23 +6,9 @@ from typing import Any
 
 import mxnet as mx
 
-from .._adapter.compression import (
-    BF16Compressor,
-    Compression,
-    Compressor,
-    FP16Compressor,
-    Int4Compressor,
-    Int8Compressor,
-    NoneCompressor,
-    PowerSGD,
-    register_cast,
-)
+from .._adapter.compression import *  # noqa: F403
+from .._adapter.compression import register_cast
 from ..errors import UnsupportedDtypeError
-
-__all__ = [
-    "BF16Compressor", "Compression", "Compressor", "FP16Compressor", "Int4Compressor", "Int8Compressor",
-    "NoneCompressor", "PowerSGD",
-]  # fmt: skip
 
 
 def _cast(array: mx.nd.NDArray, dtype: Any) -> mx.nd.NDArray:

@@ -8,9 +8,9 @@ import mxnet as mx
 import numpy as np
 
 from .. import api
-from .._adapter.arguments import listed_splits
 from .._adapter.submit import start_allgather, start_alltoall, start_broadcast
 from ..calls.process_set import ProcessSet, global_process_set, number_of
+from ..collective.options import whole_numbers
 from ..collective.rows import row_counts
 from ..docstrings import documented
 from ..errors import ConfigError, ShapeError
@@ -153,7 +153,8 @@ def alltoall(
     """
     operand = NDArrayOperand(dense(tensor, "alltoall"), rows=True)
     members = len(api.context().engine.sets.check_member(number_of(process_set)))
-    listed = listed_splits(splits.asnumpy() if isinstance(splits, mx.nd.NDArray) else splits)
+    given = splits.asnumpy() if isinstance(splits, mx.nd.NDArray) else splits
+    listed = None if given is None else whole_numbers("alltoall", given)
     try:
         counts = row_counts(operand.shape[0], listed, members) if operand.shape else [0] * members
     except ConfigError as problem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any, Dict, List, Sequence
 
 import mxnet as mx
@@ -21,6 +22,16 @@ _OWN = ("_optimizer", "_options", "_reducer", "_check")
 
 _ALL = 1 << 31
 """More than any model has parameters: MXNet passes all gradients of a step in one call."""
+
+
+def _of_the_other(name: str) -> Any:
+    """Return a method, with MXNet's description, that calls the one of the other optimizer."""
+
+    @wraps(getattr(mx.optimizer.Optimizer, name))
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._optimizer, name)(*args, **kwargs)
+
+    return call
 
 
 @documented
@@ -93,29 +104,11 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         """How many gradients MXNet passes in one call: all, so that they are reduced together."""
         return _ALL
 
-    def create_state(self, index: Any, weight: mx.nd.NDArray) -> Any:
-        """The other optimizer's state for a weight.
-
-        Args:
-            index: of the weight.
-            weight: the weight.
-
-        Returns:
-            the state.
-        """
-        return self._optimizer.create_state(index, weight)
-
-    def create_state_multi_precision(self, index: Any, weight: mx.nd.NDArray) -> Any:
-        """The other optimizer's state for a weight that may be float16.
-
-        Args:
-            index: of the weight.
-            weight: the weight.
-
-        Returns:
-            the state.
-        """
-        return self._optimizer.create_state_multi_precision(index, weight)
+    create_state = _of_the_other("create_state")
+    create_state_multi_precision = _of_the_other("create_state_multi_precision")
+    set_learning_rate = _of_the_other("set_learning_rate")
+    set_lr_mult = _of_the_other("set_lr_mult")
+    set_wd_mult = _of_the_other("set_wd_mult")
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Average gradients over all ranks, in place, and update weights.
@@ -165,30 +158,6 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
             for item in zip(indices, weights, gradients, state):
                 update(*item)
         self._check.stepped(lambda: _named(names, weights))
-
-    def set_learning_rate(self, lr: float) -> None:
-        """Set the learning rate.
-
-        Args:
-            lr: the new learning rate.
-        """
-        self._optimizer.set_learning_rate(lr)
-
-    def set_lr_mult(self, args_lr_mult: Dict[Any, float]) -> None:
-        """Set multipliers of the learning rate for single parameters.
-
-        Args:
-            args_lr_mult: the multipliers, by name or index of the parameter.
-        """
-        self._optimizer.set_lr_mult(args_lr_mult)
-
-    def set_wd_mult(self, args_wd_mult: Dict[Any, float]) -> None:
-        """Set multipliers of the weight decay for single parameters.
-
-        Args:
-            args_wd_mult: the multipliers, by name or index of the parameter.
-        """
-        self._optimizer.set_wd_mult(args_wd_mult)
 
 
 def _named(names: Sequence[str], weights: Sequence[mx.nd.NDArray]) -> List[Any]:

@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from ..clock import Deadline
 from ..config import Membership, Settings
+from ..configuration.endpoints import is_loopback
 from ..errors import (
     ExcludedError,
     ProtocolError,
@@ -27,7 +28,7 @@ from ..wire.auth import job_digest
 from ..wire.messages import MAX_MESSAGE_BYTES, Message, MessageReader, encode
 from ..wire.signing import Session
 from .aborts import error_from, left_behind
-from .connect_server import DIAL_S, RendezvousSearch, Watched, is_loopback, pause
+from .connect_server import DIAL_S, RendezvousSearch, Watched, pause
 from .control import Resume
 from .joined import Joined, established, make_control
 from .links import LinkSetup

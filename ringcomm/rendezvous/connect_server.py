@@ -6,7 +6,6 @@ be on this machine, such an address is not dialled.
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -26,7 +25,8 @@ DIAL_S = 5.0
 _LATER_S = 1.0
 """How long the preferred addresses have to answer before the others are dialled too."""
 _RETRY_S = 0.25
-_GRACE_S = 3.0
+REFUSED_S = 3.0
+"""For how long a server is dialled although every address refuses: it serves before they are published."""
 
 
 class Moved(StartupError):
@@ -80,7 +80,7 @@ def reach(
     later: Sequence[Tuple[str, int]] = (),
     elsewhere: bool = False,
 ) -> Reached:
-    """Dial every address of every endpoint at once, once; keep the first that answers.
+    """Dial every address of every endpoint at the same time, one attempt each; keep the first that answers.
 
     Args:
         reactor: drives the connections.
@@ -202,11 +202,11 @@ class RendezvousSearch:
             pause(self._reactor)
 
     def _refused_for_long(self, found: Reached, deadline: Deadline) -> bool:
-        """Return whether no answer is to be expected: the server serves before its address is published."""
+        """Return whether no answer is to be expected any more."""
         if self._watched is not None and self._watched.grace_s:
             return self._grace.expired()
         refused = self._membership.slot is not None and not found.silent
-        return refused and deadline.elapsed_s() >= _GRACE_S
+        return refused and deadline.elapsed_s() >= REFUSED_S
 
 
 def pause(reactor: Reactor) -> None:
@@ -232,11 +232,3 @@ def _resolve(host: str, problems: List[str]) -> Sequence[str]:
         problems.append(f"  {host}: {getattr(problem, 'strerror', None) or problem}")
         return []
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether the host, a name or an address, means this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

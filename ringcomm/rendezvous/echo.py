@@ -8,9 +8,10 @@ import struct
 from typing import Callable, Tuple
 
 from ..clock import monotonic
+from ..errors import ProtocolError
 from ..transport.pace import counted
 from ..transport.reactor import READ, WRITE, Reactor
-from ..wire.messages import Message, encode
+from ..wire.messages import Message, MessageReader, encode
 from ..wire.signing import Session
 from .meter import LIMIT_BYTES
 
@@ -25,6 +26,7 @@ BLOCK_BYTES = 32 * 1024
 READ_BYTES = 1024 * 1024
 """As much as a system holds for one connection: one reading takes all that has arrived."""
 _QUEUE_BYTES = 128 * 1024
+ECHO_LIMIT_BYTES = 4096
 
 
 class Echo:
@@ -54,10 +56,7 @@ class Echo:
         self._limit = self._sent = self._received = self._reported = 0
         self._start_s = self._received_s = 0.0
         self._unsent = memoryview(b"")
-        try:
-            sock.send(encode({"type": "echo", "rank": rank}, session))
-        except OSError as problem:
-            logger.debug("a probe ended early: %s", problem)
+        send_rank(sock, session, rank)
         reactor.watch(sock, READ, self._ready)
 
     def _ready(self) -> None:
@@ -121,6 +120,48 @@ def acknowledged(sock: socket.socket) -> Tuple[int, int, int]:
 def keep_queue_short(sock: socket.socket) -> None:
     """Limit the send buffer, so that counters arrive soon, and few bytes are sent in vain."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _QUEUE_BYTES)
+
+
+def send_rank(sock: socket.socket, session: Session, rank: int) -> bool:
+    """Send the rank of this process to the one that has dialled; whether the connection still stands."""
+    try:
+        sock.send(encode({"type": "echo", "rank": rank}, session))
+    except OSError as problem:
+        logger.debug("a connection to rank %d ended early: %s", rank, problem)
+        return False
+    return True
+
+
+def await_echo(
+    reactor: Reactor,
+    sock: socket.socket,
+    session: Session,
+    rank: int,
+    confirmed: Callable[[], None],
+    failed: Callable[[str], None],
+) -> None:
+    """After dialling, wait until the other end confirms that it is this rank; the socket stays open.
+
+    Nothing can follow the confirmation before this end has sent something.
+    """
+    reader = MessageReader(ECHO_LIMIT_BYTES, session)
+
+    def readable() -> None:
+        try:
+            data = sock.recv(ECHO_LIMIT_BYTES)
+            if not data:
+                raise ConnectionError("it closed the connection")
+            for message in reader.feed(data):
+                check_echo(message, rank)
+                reactor.forget(sock)
+                confirmed()
+        except (BlockingIOError, InterruptedError):
+            return
+        except (OSError, ProtocolError) as problem:
+            reactor.forget(sock)
+            failed(str(problem))
+
+    reactor.watch(sock, READ, readable)
 
 
 def check_echo(message: Message, rank: int) -> None:

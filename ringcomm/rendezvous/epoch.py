@@ -97,50 +97,40 @@ class Epoch:
         return self._linking.begin() + self._listen(now_s) + self._link_if_probed()
 
     def handle(self, connection: int, message: Message, now_s: float) -> List[Action]:
-        """A message has arrived; one that does not come from a member has no effect.
+        """A message has arrived; it has no effect if it comes too late, or not from a member.
 
         Raises:
             ProtocolError: ranks may not send it.
         """
-        handler = _HANDLERS.get(message["type"])
-        if handler is None:
+        if message["type"] not in _HANDLERS:
             raise ProtocolError(f"a rank may not send {message['type']!r}")
-        return handler(self, connection, message, now_s)
+        handler, phases = _HANDLERS[message["type"]]
+        member = self.members.get(connection)
+        return [] if member is None or self.phase not in phases else handler(self, member, message, now_s)
 
     def _listen(self, now_s: float) -> List[Action]:
         """Ping the members, and abort if one has not answered for too long."""
         pings, silent = listen(self._by_rank.values(), self.phase is Phase.RUNNING, now_s)
         return self._abort_for(silent[0]) if silent else pings
 
-    def answered(self, connection: int, message: Message, now_s: float) -> List[Action]:
+    def answered(self, member: Member, message: Message, now_s: float) -> List[Action]:
         """A member answers a ping: from which peers it has received heartbeats, and from which not."""
-        member = self.members.get(connection)
-        if member is not None:
-            member.heard_s, member.asked = now_s, False
-            self._analysis.answered(member.rank, message["heard"], message["silent"])
+        member.heard_s, member.asked = now_s, False
+        self._analysis.answered(member.rank, message["heard"], message["silent"])
         return []
 
     # ---- probing and linking -----------------------------------------------------------------
 
-    def probed(self, connection: int, message: Message) -> List[Action]:
+    def probed(self, member: Member, message: Message, now_s: float) -> List[Action]:
         """The first rank of a host reports what it could reach."""
-        member = self.members.get(connection)
-        if member is None or self.phase is not Phase.PROBING:
-            return []
         return self._linking.probed(member, message) + self._link_if_probed()
 
-    def fetched(self, connection: int, message: Message) -> List[Action]:
+    def fetched(self, member: Member, message: Message, now_s: float) -> List[Action]:
         """A rank cannot get the list of ranks from another rank: it gets it from here."""
-        member = self.members.get(connection)
-        if member is None or self.phase not in (Phase.PROBING, Phase.LINKING):
-            return []
         return [Notice("note", f"{member.name()}: {message['reason']}"), *self._linking.fetch(member)]
 
-    def measured(self, connection: int, message: Message) -> List[Action]:
+    def measured(self, member: Member, message: Message, now_s: float) -> List[Action]:
         """The first rank of a host has measured what it was asked to."""
-        member = self.members.get(connection)
-        if member is None or self.phase is not Phase.PROBING:
-            return []
         return self._linking.measured(member, message) + self._link_if_probed()
 
     def _link_if_probed(self) -> List[Action]:
@@ -155,11 +145,8 @@ class Epoch:
         self.phase = Phase.LINKING
         return actions
 
-    def linked(self, connection: int, message: Message) -> List[Action]:
+    def linked(self, member: Member, message: Message, now_s: float) -> List[Action]:
         """A rank has an authenticated link to every other."""
-        member = self.members.get(connection)
-        if member is None or self.phase is not Phase.LINKING:
-            return []
         if not self._linking.linked(member, message["links"]):
             return []
         self.phase = Phase.RUNNING
@@ -170,55 +157,42 @@ class Epoch:
         actions.append(Notice("started", table, detail={"links": rows, "generation": self.generation}))
         return actions
 
-    def unlinked(self, connection: int, message: Message, now_s: float) -> List[Action]:
+    def unlinked(self, member: Member, message: Message, now_s: float) -> List[Action]:
         """A rank could not build a link. If the other rank has ended, that will be reported soon."""
+        self.unreachable = member.rank, int(message["peer"])
         report = {**message, "doing": "", "why": message["reason"], "kind": "unlinked"}
-        member = self.members.get(connection)
-        if member is not None:
-            self.unreachable = member.rank, int(message["peer"])
-        return self.lost(connection, report, now_s)
+        return self.lost(member, report, now_s)
 
     # ---- failures ----------------------------------------------------------------------------
 
-    def lost(self, connection: int, message: Message, now_s: float) -> List[Action]:
+    def lost(self, member: Member, message: Message, now_s: float) -> List[Action]:
         """A rank reports that it lost another."""
-        member = self.members.get(connection)
         peer = self._by_rank.get(int(message["peer"]))
-        if member is None or peer is None or self.phase is Phase.ABORTED:
+        if peer is None:
             return []
         wait_s = self._analysis.lost(member.rank, peer, message, now_s)
         return [*census(self.members.values()), Timer(wait_s)]
 
-    def closed(self, connection: int, message: Message, now_s: float) -> List[Action]:
+    def closed(self, member: Member, message: Message, now_s: float) -> List[Action]:
         """The link between two ranks ended without a goodbye, while neither needed it."""
-        return self.lost(connection, {**message, "doing": "", "kind": "closed"}, now_s)
+        return self.lost(member, {**message, "doing": "", "kind": "closed"}, now_s)
 
-    def interrupted(self, connection: int, message: Message, now_s: float) -> List[Action]:
+    def interrupted(self, member: Member, message: Message, now_s: float) -> List[Action]:
         """A rank has left a collective half-way. Its program may go on, or end in a moment and say more."""
-        member = self.members.get(connection)
-        if member is None or self.phase is Phase.ABORTED:
-            return []
         self._analysis.interrupted(member.rank, message, now_s)
         return [Timer(SETTLE_S)]
 
-    def mismatched(self, connection: int, message: Message, now_s: float) -> List[Action]:
+    def mismatched(self, member: Member, message: Message, now_s: float) -> List[Action]:
         """A rank reports that another one is in a different call."""
-        member = self.members.get(connection)
-        if member is None or self.phase is Phase.ABORTED:
-            return []
         self._analysis.mismatch(member.rank, str(message["text"]), now_s)
         return [Timer(SETTLE_S)]
 
-    def told(self, connection: int, message: Message) -> List[Action]:
+    def told(self, member: Member, message: Message, now_s: float) -> List[Action]:
         """A rank has something to say to the user; see :class:`.Remarks`."""
-        member = self.members.get(connection)
-        return [] if member is None else self._remarks.told(member.rank, message)
+        return self._remarks.told(member.rank, message)
 
-    def leaving(self, connection: int, message: Message, now_s: float) -> List[Action]:
+    def leaving(self, member: Member, message: Message, now_s: float) -> List[Action]:
         """A rank leaves: it shut down, or its program ended."""
-        member = self.members.get(connection)
-        if member is None:
-            return []
         self._mark_left(member, str(message["reason"]))
         if self.phase is Phase.ABORTED:
             return []
@@ -356,23 +330,26 @@ class Epoch:
         return self._listen(now_s)
 
 
-Handler = Callable[[Epoch, int, Message, float], List[Action]]
+Handler = Callable[[Epoch, Member, Message, float], List[Action]]
 
-_HANDLERS: Dict[str, Handler] = {
-    "probed": lambda epoch, connection, message, now_s: epoch.probed(connection, message),
-    "decided": lambda epoch, connection, message, now_s: epoch.probed(connection, message),
-    "fetch": lambda epoch, connection, message, now_s: epoch.fetched(connection, message),
-    "measured": lambda epoch, connection, message, now_s: epoch.measured(connection, message),
-    "linked": lambda epoch, connection, message, now_s: epoch.linked(connection, message),
-    "unlinked": Epoch.unlinked,
-    "lost": Epoch.lost,
-    "mismatch": Epoch.mismatched,
-    "note": lambda epoch, connection, message, now_s: epoch.told(connection, message),
-    "warning": lambda epoch, connection, message, now_s: epoch.told(connection, message),
-    "usage": lambda epoch, connection, message, now_s: epoch.told(connection, message),
-    "closed": Epoch.closed,
-    "interrupted": Epoch.interrupted,
-    "pong": Epoch.answered,
-    "leaving": Epoch.leaving,
+_ALWAYS = tuple(Phase)
+_UNTIL_ABORTED = tuple(phase for phase in Phase if phase is not Phase.ABORTED)
+
+_HANDLERS: Dict[str, Tuple[Handler, Tuple[Phase, ...]]] = {
+    "probed": (Epoch.probed, (Phase.PROBING,)),
+    "decided": (Epoch.probed, (Phase.PROBING,)),
+    "fetch": (Epoch.fetched, (Phase.PROBING, Phase.LINKING)),
+    "measured": (Epoch.measured, (Phase.PROBING,)),
+    "linked": (Epoch.linked, (Phase.LINKING,)),
+    "unlinked": (Epoch.unlinked, _UNTIL_ABORTED),
+    "lost": (Epoch.lost, _UNTIL_ABORTED),
+    "mismatch": (Epoch.mismatched, _UNTIL_ABORTED),
+    "note": (Epoch.told, _ALWAYS),
+    "warning": (Epoch.told, _ALWAYS),
+    "usage": (Epoch.told, _ALWAYS),
+    "closed": (Epoch.closed, _UNTIL_ABORTED),
+    "interrupted": (Epoch.interrupted, _UNTIL_ABORTED),
+    "pong": (Epoch.answered, _ALWAYS),
+    "leaving": (Epoch.leaving, _ALWAYS),
 }
-"""The messages that members may send, and what handles them."""
+"""The messages that members may send: what handles them, and in which phases they have an effect."""

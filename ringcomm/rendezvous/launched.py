@@ -104,7 +104,7 @@ class FileNotice:
             list(self._folder.iterdir())  # has a network file system ask its server anew
             return read_private(self._path, _LIMIT_BYTES).decode("utf-8", "replace")
         except OSError as problem:
-            if problem.errno not in (errno.EPERM, errno.EINVAL):
+            if problem.errno not in (errno.EPERM, errno.EINVAL, errno.EFBIG):
                 return ""
             raise ConfigError(
                 f"{self._path} is refused: {problem.strerror}. It holds the job's key, so only the user that "

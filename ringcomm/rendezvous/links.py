@@ -14,23 +14,23 @@ import socket
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from ..clock import Deadline
-from ..errors import ProtocolError, StartupError
+from ..errors import StartupError
 from ..transport.accept import Acceptor
 from ..transport.connect import Dial, is_local, listen
 from ..transport.kinds import LOCAL
 from ..transport.nics import Interface, interface_of
 from ..transport.pace import Expected
-from ..transport.reactor import READ, Reactor
+from ..transport.reactor import Reactor
 from ..transport.refusals import Refusals
 from ..transport.secure import Encryption
 from ..wire.auth import Claim, Purpose
-from ..wire.messages import Message, MessageReader, encode
+from ..wire.messages import Message
 from ..wire.signing import Session
-from .echo import Echo, check_echo
+from .echo import Echo, await_echo, send_rank
 from .link_table import ranges_of
 from .probe import PROBE_S
 from .probing import Probing
-from .race import ECHO_LIMIT_BYTES, Race, WireSpeed
+from .race import Race, WireSpeed
 from .relay import Relay
 
 logger = logging.getLogger("ringcomm.rendezvous")
@@ -142,10 +142,7 @@ class LinkSetup:
         if claim.target != self.rank or claim.generation != self.generation:
             # The right job, but another rank: an address that exists on several hosts. Sending this
             # process's rank, before closing, lets the other side report it.
-            try:
-                sock.send(encode({"type": "echo", "rank": self.rank}, session))
-            except OSError as problem:
-                logger.debug("a connection for rank %d ended early: %s", claim.target, problem)
+            send_rank(sock, session, self.rank)
             sock.close()
         elif claim.purpose == Purpose.PROBE:
             self._echoes.add(Echo(self.reactor, sock, session, self.rank, self._drop_echo))
@@ -276,37 +273,17 @@ class LinkSetup:
 
     def _confirm_link(self, channel: Channel, link: Proven, failed: Callable[[str], None]) -> None:
         """After dialling, wait until the other end confirms that it is the expected rank."""
-        sock, session = link
-        reader = MessageReader(ECHO_LIMIT_BYTES, session)
+        def refused(reason: str) -> None:
+            link[0].close()
+            failed(reason)
 
-        def readable() -> None:
-            try:
-                # Nothing can follow the echo yet: traffic starts when all ranks are linked.
-                data = sock.recv(ECHO_LIMIT_BYTES)
-                if not data:
-                    raise ConnectionError("it closed the connection")
-                for message in reader.feed(data):
-                    check_echo(message, channel[1])
-                    self.reactor.forget(sock)
-                    self._add_link(channel, link)
-            except (BlockingIOError, InterruptedError):
-                return
-            except (OSError, ProtocolError) as problem:
-                self.reactor.forget(sock)
-                sock.close()
-                failed(str(problem))
-
-        self.reactor.watch(sock, READ, readable)
+        await_echo(self.reactor, *link, channel[1], lambda: self._add_link(channel, link), refused)
 
     def _accept_link(self, channel: Channel, link: Proven) -> None:
-        sock, session = link
-        try:
-            sock.send(encode({"type": "echo", "rank": self.rank}, session))
-        except OSError as problem:
-            logger.debug("a link from rank %d ended early: %s", channel[1], problem)
-            sock.close()
-            return
-        self._add_link(channel, link)
+        if send_rank(*link, self.rank):
+            self._add_link(channel, link)
+        else:
+            link[0].close()
 
     def _add_link(self, channel: Channel, link: Proven) -> None:
         older = self._links.get(channel)

@@ -65,7 +65,6 @@ class Member:
         self.hostname: str = message["hostname"]
         self.machine: str = str(message.get("machine", ""))
         self.pid: int = message["pid"]
-        self.wanted: Optional[int] = message.get("rank")
         self.addresses: List[Dict[str, Any]] = message["addresses"]
         self.rank = -1
         self.host_index = -1

@@ -11,17 +11,14 @@ from __future__ import annotations
 import socket
 from typing import Any, Callable, Dict, Optional, Sequence
 
-from ..errors import ProtocolError
 from ..transport.connect import Dial
 from ..transport.kinds import WIRED, worse_kind
 from ..transport.nics import Interface, interface_of
-from ..transport.reactor import READ, Reactor
+from ..transport.reactor import Reactor
 from ..transport.routes import Attempt
 from ..transport.secure import Encryption
 from ..wire.auth import Claim, Purpose
-from ..wire.messages import MessageReader
-from .echo import check_echo
-from .race import ECHO_LIMIT_BYTES
+from .echo import await_echo
 
 PROBE_S = 3.0
 """How long the slowest address may take to answer."""
@@ -75,7 +72,6 @@ class Probe:
         self._interfaces = interfaces
         self._settled = settled
         self._local = ""
-        self._reader: Optional[MessageReader] = None
         address = (str(offer["address"]), int(offer["port"]))
         self._dial = Dial(
             reactor,
@@ -97,24 +93,14 @@ class Probe:
         if dial.sock is None:
             self._settle(dial.reason)
         else:
-            self._reader = MessageReader(ECHO_LIMIT_BYTES, dial.session)
-            self._reactor.watch(dial.sock, READ, self._readable)
+            await_echo(
+                self._reactor, dial.sock, dial.session, self.target, self._confirmed, self._settle
+            )
 
-    def _readable(self) -> None:
-        try:
-            data = self._sock.recv(ECHO_LIMIT_BYTES)
-            if not data:
-                raise ConnectionError("it closed the connection")
-            assert self._reader is not None
-            for message in self._reader.feed(data):
-                check_echo(message, self.target)
-                self._local = str(self._sock.getsockname()[0]).split("%")[0]
-                iface = interface_of(self._local, self._interfaces)
-                self._settle("" if iface != "?" else f"it goes out by {self._local}, which --iface excludes")
-        except (BlockingIOError, InterruptedError):
-            return
-        except (OSError, ProtocolError) as problem:
-            self._settle(str(problem))
+    def _confirmed(self) -> None:
+        self._local = str(self._sock.getsockname()[0]).split("%")[0]
+        iface = interface_of(self._local, self._interfaces)
+        self._settle("" if iface != "?" else f"it goes out by {self._local}, which --iface excludes")
 
     def _settle(self, why: str) -> None:
         if self.why is not None:

@@ -18,13 +18,11 @@ from ..transport.pace import counted
 from ..transport.reactor import READ, WRITE, Reactor
 from ..transport.secure import Encryption
 from ..wire.auth import Claim
-from ..wire.messages import MessageReader
-from .echo import BLOCK, READ_BYTES, REQUEST, acknowledged, check_echo, keep_queue_short
+from .echo import BLOCK, READ_BYTES, REQUEST, acknowledged, await_echo, keep_queue_short
 from .meter import LIMIT_BYTES, MAX_S, MIN_S, Lap, Meter, is_over
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
-ECHO_LIMIT_BYTES = 4096
 _DIAL_S = 1.5
 _LOOK_S = 0.01
 _FILLER = memoryview(bytes(64 * 1024))
@@ -133,7 +131,6 @@ class _Runner:
         self._settled = settled
         self._closed = False
         self._sock: Optional[socket.socket] = None
-        self._reader: Optional[MessageReader] = None
         self._unsent: List[memoryview] = []
         self._head = bytearray()
         self._filler = self._received = self._sent = 0
@@ -148,32 +145,19 @@ class _Runner:
             dial.sock.close()
         else:
             self._sock = dial.sock
-            self._reader = MessageReader(ECHO_LIMIT_BYTES, dial.session)
-            self._reactor.watch(dial.sock, READ, self._listen)
+            await_echo(
+                self._reactor, dial.sock, dial.session, self._target, self._at_start, self._drop_out
+            )
 
-    def _listen(self) -> None:
-        """Wait for the other end to say that it is the rank that is meant."""
-        assert self._sock is not None and self._reader is not None
-        try:
-            data = self._sock.recv(ECHO_LIMIT_BYTES)
-            if not data:
-                raise ConnectionError("it closed the connection")
-            for message in self._reader.feed(data):
-                check_echo(message, self._target)
-                self._reactor.forget(self._sock)
-                self.settled = True
-                self._settled()
-        except (BlockingIOError, InterruptedError):
-            return
-        except (OSError, ProtocolError) as problem:
-            self._drop_out(str(problem))
+    def _at_start(self) -> None:
+        self.settled = True
+        self._settled()
 
     def _drop_out(self, why: str) -> None:
         logger.info("a wire to rank %d could not be measured: %s", self._target, why)
         self.close()
         self.lap = None
-        self.settled = True
-        self._settled()
+        self._at_start()
 
     def start(self, start_s: float) -> None:
         """Begin to send, and to note what arrives."""

@@ -13,9 +13,9 @@ from ..transport.nics import Interface, machine, own_addresses
 from ..transport.reactor import READ, WRITE, Reactor
 from ..transport.secure import Encryption
 from ..wire.auth import Claim
-from ..wire.messages import MAX_MESSAGE_BYTES, Message, MessageReader, body_of, encode, framed
+from ..wire.messages import MAX_MESSAGE_BYTES, Message, MessageReader, body_of, framed
 from ..wire.signing import Session
-from .echo import check_echo
+from .echo import check_echo, send_rank
 from .probing import scopes_of
 
 logger = logging.getLogger("ringcomm.rendezvous")
@@ -219,10 +219,7 @@ class Relay:
 
     def accept(self, sock: socket.socket, session: Session, rank: int) -> None:
         """A rank has dialled this one."""
-        try:
-            sock.send(encode({"type": "echo", "rank": self._rank}, session))
-        except OSError as problem:
-            logger.debug("rank %d needs the list of ranks no longer: %s", rank, problem)
+        if not send_rank(sock, session, self._rank):
             sock.close()
             return
         branch = _Branch(self._reactor, sock, session, rank, self._drop)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ..collective.codec_rates import CODECS, CODING_BYTE_S
 from ..configuration.parsing import MAX_RANKS
 from ..errors import ConfigError
+from ..ops import finite_numbers, is_whole
 from ..schedule.closed_form import Cost, best_method, reduce_cost
 from ..schedule.machine import Machine, Method, grid, link_byte_s
 from .figure import Line, line_chart
@@ -36,6 +37,7 @@ class PredictedRow(NamedTuple):
             ``local links``, ``processor`` or ``latency``.
         wire_bytes: what the busiest interface sends per step.
         cost: of a million samples, in the unit of the price; None without a price.
+        line: the name of this way for all numbers of ranks, in a figure.
     """
 
     ranks: int
@@ -48,6 +50,7 @@ class PredictedRow(NamedTuple):
     bound: str
     wire_bytes: float
     cost: Optional[float]
+    line: str
 
 
 class Prediction(NamedTuple):
@@ -93,11 +96,7 @@ class Prediction(NamedTuple):
         """Efficiency against the number of ranks, one line for each way to reduce, as a picture in SVG."""
         lines: Dict[str, List[Tuple[float, float]]] = {}
         for row in self.rows:
-            name = (
-                "extra servers" if "extra" in row.method and not row.method.startswith("1 ") else row.method
-            )
-            name = "servers on half of the ranks" if name.endswith("servers") and name[0].isdigit() else name
-            lines.setdefault(name, []).append((row.ranks, 100 * row.efficiency))
+            lines.setdefault(row.line, []).append((row.ranks, 100 * row.efficiency))
         drawn = [Line(name, tuple(points)) for name, points in lines.items()]
         return line_chart(
             "Predicted scaling efficiency" + (f": steps take {self.bound} as long" if self.bound else ""),
@@ -148,64 +147,41 @@ def predict(
         ConfigError: an argument is out of range.
     """
     lengths = _lengths(gradients)
-    whole = _whole(slots, 1) and _whole(batch, 0) and _whole(local_steps, 2)
-    if not _all_between(0.0, compute_s) or not whole:
+    whole = is_whole(slots, 1) and is_whole(batch, 0) and is_whole(local_steps, 2)
+    if not finite_numbers([compute_s], 0.0, above=True) or not whole:
         raise ConfigError(
             "predict: compute_s is a positive number of seconds, slots is at least 1, batch at least 0, "
             "local_steps at least 2."
         )
-    counts = list(ranks) if isinstance(ranks, Iterable) else []
-    if not counts or not all(_whole(count, 1) and count <= MAX_RANKS for count in counts):
+    counts = finite_numbers(ranks, 1)
+    if not counts or not all(is_whole(count, 1) and count <= MAX_RANKS for count in counts):
         raise ConfigError(f"predict: ranks={ranks!r}: a list of numbers of ranks, from 1 to {MAX_RANKS}.")
-    if price is not None and not _all_between(0.0, price):
+    if price is not None and not finite_numbers([price], 0.0, above=True):
         raise ConfigError("predict: the price of a machine per hour is positive.")
     if price is not None and not batch:
         raise ConfigError("predict: costs are those of a million samples, so a price needs a batch.")
     if not isinstance(link, str):
         raise ConfigError(f"predict: link={link!r}: a rate like 1gbit, 100mbit or 2.5gbit.")
-    if ready_s is not None and not _are_times(ready_s, len(lengths)):
+    times = finite_numbers(ready_s, 0.0)
+    if ready_s is not None and (len(times) != len(lengths) or sorted(times) != times):
         raise ConfigError("predict: ready_s has one time for each gradient, in ascending order.")
-    if ready_s is not None and (not overlap or any(at_s > compute_s for at_s in ready_s)):
+    if times and (not overlap or times[-1] > compute_s):
         raise ConfigError("predict: ready_s needs overlap, and no gradient is ready after compute_s.")
-    if latency_s is not None and not _are_times([latency_s], 1):
+    if latency_s is not None and not finite_numbers([latency_s], 0.0):
         raise ConfigError(f"predict: latency_s={latency_s!r}: a number of seconds, not negative.")
     machine = Machine((link_byte_s(link),))
     if latency_s is not None:
         machine = machine._replace(wire_latency_s=float(latency_s))
     work = workload(float(compute_s), lengths, overlap)
-    if ready_s is not None:
-        work = work._replace(ready_s=tuple(float(at_s) for at_s in ready_s))
+    if times:
+        work = work._replace(ready_s=tuple(map(float, times)))
     return predictions(work, machine, counts, [slots], batch, price, local_steps)
-
-
-def _all_between(least: float, *values: Number) -> bool:
-    """Return whether all are finite numbers above the least."""
-    try:
-        return all(least < value < float("inf") for value in values)
-    except TypeError:
-        return False
-
-
-def _whole(value: Number, least: int) -> bool:
-    return _all_between(least - 1, value) and value == int(value)
-
-
-def _are_times(values: Sequence[Number], count: int) -> bool:
-    """Return whether these are so many finite numbers of seconds, in ascending order and not negative."""
-    try:
-        fit = all(0.0 <= value < float("inf") for value in values)
-        return fit and len(values) == count and sorted(values) == list(values)
-    except TypeError:
-        return False
 
 
 def _lengths(gradients: Union[int, Sequence[int]]) -> List[int]:
     """The bytes of each gradient."""
-    try:
-        lengths = list(gradients)  # type: ignore[arg-type]
-    except TypeError:
-        lengths = [gradients]  # type: ignore[list-item]
-    if not lengths or not _all_between(0.0, *lengths) or min(lengths) < 1:
+    lengths = finite_numbers(gradients, 1) or finite_numbers([gradients], 1)
+    if not lengths:
         raise ConfigError(
             "predict: gradients are a number of bytes, or one for each gradient, at least 1 each."
         )
@@ -237,31 +213,35 @@ def predictions(
     rows: List[PredictedRow] = []
     for count in sorted({int(count) for count in ranks}):
         places = grid(count, slots)
-        for method in _methods(count, places, sum(work.gradients), machine, local_steps, coding_byte_s):
-            rows.append(_row(method, work, machine, places, batch, price))
+        ways = _methods(count, places, sum(work.gradients), machine, local_steps, coding_byte_s)
+        rows.extend(_row(line, method, work, machine, places, batch, price) for method, line in ways.items())
     return Prediction(tuple(rows), batch)
 
 
 def _methods(
     count: int, places: Sequence[int], nbytes: int, machine: Machine, local_steps: int,
     measured_byte_s: Mapping[str, float],
-) -> List[Method]:  # fmt: skip
-    """Return what is compared for a number of ranks; ringcomm's choice comes first."""
+) -> Dict[Method, str]:  # fmt: skip
+    """Return what is compared for a number of ranks, and its line; ringcomm's choice comes first."""
     best = best_method(nbytes, machine, places)
-    found = [best]
+    found = {best: "ringcomm"}
     if count < 2:
         return found
     for name in CODECS:
         coding_byte_s = measured_byte_s.get(name, CODING_BYTE_S[name])
-        found.append(best_method(nbytes, machine, places, name)._replace(coding_byte_s=coding_byte_s))
-    found.append(best._replace(local_steps=local_steps))
-    half = max(1, count // 2)
-    found += [Method("servers", number) for number in sorted({1, half})]
-    found += [Method("servers", number, dedicated=True) for number in sorted({1, half, count})]
+        method = best_method(nbytes, machine, places, name)._replace(coding_byte_s=coding_byte_s)
+        found[method] = f"ringcomm, {name}"
+    found[best._replace(local_steps=local_steps)] = f"ringcomm, every {local_steps} steps"
+    half = count // 2
+    servers = {half: "servers on half of the ranks", 1: "1 server"}  # of 2 or 3 ranks, half are 1
+    extra = {half: "half as many extra servers", 1: "1 extra server", count: "as many extra servers"}
+    found.update((Method("servers", number), servers[number]) for number in sorted(servers))
+    found.update((Method("servers", number, dedicated=True), extra[number]) for number in sorted(extra))
     return found
 
 
 def _row(
+    line: str,
     method: Method,
     work: Workload,
     machine: Machine,
@@ -286,5 +266,5 @@ def _row(
     return PredictedRow(
         count, machines, method.label, timing.step_s, timing.exposed_s, rate, usual_s / timing.step_s, bound,
         max(whole.wire_bytes) / method.local_steps,
-        None if per_hour is None else 1e6 * per_hour / (3600 * rate),
+        None if per_hour is None else 1e6 * per_hour / (3600 * rate), line,
     )  # fmt: skip

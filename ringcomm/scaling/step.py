@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Callable, Dict, List, NamedTuple, Sequence, Tuple
+from functools import lru_cache
+from itertools import accumulate
+from typing import Callable, List, NamedTuple, Sequence, Tuple
 
 from ..configuration.bucket_sizes import FUSION_BYTES
 
@@ -30,11 +32,10 @@ class Workload(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Seconds of a step, of the part of it without computation, and of all reductions."""
+    """Seconds of a step, and of the part of it without computation."""
 
     step_s: float
     exposed_s: float
-    reduced_s: float
 
 
 def workload(compute_s: float, gradients: Sequence[int], overlap: bool = True) -> Workload:
@@ -43,10 +44,11 @@ def workload(compute_s: float, gradients: Sequence[int], overlap: bool = True) -
     >>> workload(3.0, [4, 4]).ready_s
     (2.0, 3.0)
     """
-    total, done, ready = sum(gradients), 0, []
-    for nbytes in gradients:
-        done += nbytes
-        ready.append(compute_s * (FORWARD + (1 - FORWARD) * done / total) if overlap else compute_s)
+    total = sum(gradients)
+    ready = [
+        compute_s * (FORWARD + (1 - FORWARD) * done / total) if overlap else compute_s
+        for done in accumulate(gradients)
+    ]
     return Workload(compute_s, tuple(gradients), tuple(ready))
 
 
@@ -58,35 +60,20 @@ def time_step(work: Workload, reduce_s: Callable[[int], float], local_steps: int
         reduce_s: seconds of reducing so many bytes.
         local_steps: steps between two reductions, which nothing hides then.
     """
-    known: Dict[int, float] = {}
-
-    def cost_s(nbytes: int) -> float:
-        if nbytes not in known:
-            known[nbytes] = reduce_s(nbytes)
-        return known[nbytes]
-
+    cost_s = lru_cache(maxsize=None)(reduce_s)
     if local_steps > 1:
         reduced_s = sum(cost_s(nbytes) for nbytes in _filled(work)) / local_steps
-        return Timing(work.compute_s + reduced_s, reduced_s, reduced_s)
-    free_s = reduced_s = 0.0
-    first, count = 0, len(work.gradients)
-    sums = _sums(work.gradients)
+        return Timing(work.compute_s + reduced_s, reduced_s)
+    free_s, first, count = 0.0, 0, len(work.gradients)
+    sums = [0, *accumulate(work.gradients)]
     while first < count:
         begin_s = max(free_s, work.ready_s[first])
         ready = bisect_right(work.ready_s, begin_s, first + 1)
         fits = bisect_right(sums, sums[first] + work.bucket_bytes, first + 2) - 1
         last = max(first + 1, min(ready, fits))
-        took_s = cost_s(sums[last] - sums[first])
-        free_s, reduced_s, first = begin_s + took_s, reduced_s + took_s, last
+        free_s, first = begin_s + cost_s(sums[last] - sums[first]), last
     step_s = max(work.compute_s, free_s)
-    return Timing(step_s, step_s - work.compute_s, reduced_s)
-
-
-def _sums(lengths: Sequence[int]) -> List[int]:
-    sums = [0]
-    for length in lengths:
-        sums.append(sums[-1] + length)
-    return sums
+    return Timing(step_s, step_s - work.compute_s)
 
 
 def _filled(work: Workload) -> List[int]:

@@ -47,25 +47,6 @@ def leaders(host_index: Sequence[int]) -> Tuple[int, ...]:
     return tuple(first[host] for host in sorted(first))
 
 
-def pairings(members: Sequence[int], most: Optional[int] = None) -> List[List[Tuple[int, int]]]:
-    """Rounds of disjoint pairs in which every two members meet once (a round-robin tournament).
-
-    Args:
-        members: numbers.
-        most: only so many rounds; None: all.
-
-    >>> pairings([0, 2, 5])
-    [[(2, 5)], [(0, 5)], [(0, 2)]]
-    """
-    circle = [*members] if len(members) % 2 == 0 else [*members, -1]
-    rounds: List[List[Tuple[int, int]]] = []
-    for _ in range(min(len(circle) - 1, len(circle) if most is None else most)):
-        pairs = zip(circle[: len(circle) // 2], reversed(circle[len(circle) // 2 :]))
-        rounds.append(sorted((min(pair), max(pair)) for pair in pairs if -1 not in pair))
-        circle.insert(1, circle.pop())
-    return rounds
-
-
 def model_of(calibrations: Sequence[Calibration], host_index: Sequence[int]) -> CostModel:
     """The cost model of the machines and links of a job.
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import heapq
 from math import frexp, ldexp
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Tuple
 
-from .steps import DATA, Recv, Send, Step
+from .steps import Dependencies, Recv, Send, Step
 from .streams import Schedules, Streams, fail, pair_steps
 
 _Node = Tuple[int, int]  # rank, index of the step
@@ -77,7 +77,7 @@ def predict(schedules: Schedules, item_bytes: int, model: CostModel) -> float:
     10.0
     """
     streams = pair_steps(schedules)
-    before = [[_waits_for(steps, index) for index in range(len(steps))] for steps in schedules]
+    before = [list(map(Dependencies(steps).of, range(len(steps)), steps)) for steps in schedules]
     clock = _Clock(schedules, streams, before, item_bytes, model)
     followers, blockers = _graph(streams, before)
     ready: List[Tuple[float, int, int]] = [(0.0, i, r) for (r, i), n in blockers.items() if n == 0]
@@ -212,29 +212,6 @@ class _Clock:
         begin_s = max(ready.first_s, self._processor_free[rank])
         self._processor_free[rank] = end_s = begin_s + length_bytes * byte_s
         return _Line(begin_s + segment_s, max(end_s, ready.last_s + segment_s))
-
-
-def _waits_for(steps: Sequence[Step], index: int) -> List[int]:
-    """The earlier steps of the same rank that a step has to follow, nearest first.
-
-    Two sends of the same elements do not disturb each other, and what lies before a ``Recv`` of
-    all its elements has been waited for by that.
-    """
-    step = steps[index]
-    buffer = step.buffer if isinstance(step, Send) else DATA
-    found: List[int] = []
-    for before in range(index - 1, -1, -1):
-        other = steps[before]
-        writes = isinstance(other, Recv)
-        if isinstance(other, Send) and (isinstance(step, Send) or other.buffer != buffer):
-            continue
-        if writes and buffer != DATA:
-            continue
-        if max(step.start, other.start) < min(step.stop, other.stop):
-            found.append(before)
-            if writes and other.start <= step.start and step.stop <= other.stop:
-                break
-    return found
 
 
 def _graph(streams: Streams, before: _Before) -> Tuple[Dict[_Node, List[_Node]], Dict[_Node, int]]:

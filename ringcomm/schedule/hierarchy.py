@@ -51,13 +51,8 @@ def hosts_of(host_index: Sequence[int]) -> Optional[Hosts]:
     >>> hosts_of([0, 0, 1]) is None
     True
     """
-    found: Dict[int, List[int]] = {}
-    for rank, host in enumerate(host_index):
-        found.setdefault(host, []).append(rank)
-    lengths = {len(ranks) for ranks in found.values()}
-    if len(found) < 2 or len(lengths) != 1 or lengths == {1}:
-        return None
-    return tuple(tuple(found[host]) for host in sorted(found))
+    hosts = device_hosts(host_index)
+    return hosts if hosts is not None and len(hosts) > 1 else None
 
 
 def device_hosts(host_index: Sequence[int]) -> Optional[Hosts]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import Callable, Optional
+from typing import Callable, List, Optional
 
 from ringcomm.storage.folders import OTHERS_WRITE, Path, another_users, is_ours, others_write, walk
 
@@ -178,40 +178,42 @@ def _regular(descriptor: int, path: Path) -> os.stat_result:
     return facts
 
 
-def _content(descriptor: int, limit_bytes: int) -> bytes:
-    pieces = []
-    while limit_bytes > 0:
-        piece = os.read(descriptor, min(limit_bytes, 1 << 24))
+def _content(descriptor: int, limit_bytes: int, name: str | os.PathLike[str]) -> bytes:
+    pieces: List[bytes] = []
+    left = limit_bytes + 1
+    while left > 0:
+        piece = os.read(descriptor, min(left, 1 << 24))
         if not piece:
-            break
+            return b"".join(pieces)
         pieces.append(piece)
-        limit_bytes -= len(piece)
-    return b"".join(pieces)
+        left -= len(piece)
+    raise OSError(errno.EFBIG, f"it is longer than {limit_bytes:,} bytes", os.fspath(name))
 
 
 def read_file(path: Path, limit_bytes: int) -> bytes:
-    """Return what a file holds that the user has named, up to this length; its owner does not matter.
+    """Return what a file holds that the user has named; its owner does not matter.
 
     Raises:
-        OSError: it cannot be read, or it is a FIFO, a device or a directory.
+        OSError: it cannot be read, is longer, or it is a FIFO, a device or a directory.
     """
     descriptor = os.open(path, _READ)
     try:
         _regular(descriptor, path)
-        return _content(descriptor, limit_bytes)
+        return _content(descriptor, limit_bytes, path)
     finally:
         os.close(descriptor)
 
 
 def read_private(path: Path, limit_bytes: int) -> bytes:
-    """Return what a file with a secret holds, up to this length.
+    """Return what a file with a secret holds.
 
     It belongs to this user, and no other user may read or write it; or to the administrator, and then a
     group may read it (that this user is in, or it could not be read).
 
     Raises:
         Exposed: its mode lets other users read or write it.
-        OSError: it cannot be read, is no regular file, or belongs to another user, or a link to it does.
+        OSError: it cannot be read, is longer than ``limit_bytes``, is no regular file, or belongs to another
+            user, or a link to it does.
     """
     with walk(path) as place:
         descriptor = os.open(place.name, _READ | place.follow, dir_fd=place.folder)
@@ -221,7 +223,7 @@ def read_private(path: Path, limit_bytes: int) -> bytes:
             raise another_users(path, facts)
         if facts.st_mode & (0o077 if facts.st_uid == os.geteuid() else 0o037):
             raise _exposed(path, facts)
-        return _content(descriptor, limit_bytes)
+        return _content(descriptor, limit_bytes, path)
     finally:
         os.close(descriptor)
 
@@ -253,11 +255,11 @@ def open_at(folder: int, name: str) -> int:
 
 
 def read_at(folder: int, name: str, limit_bytes: int = 1 << 40) -> bytes:
-    """Return what a file of code in a folder holds, up to this length; no link is followed.
+    """Return what a file of code in a folder holds; no link is followed.
 
     Args:
         folder, name: see :func:`open_at`.
-        limit_bytes: the most that is read.
+        limit_bytes: of a longer file nothing is returned.
 
     Raises:
         OSError: it cannot be read, is no regular file, or another user could change it.
@@ -265,7 +267,7 @@ def read_at(folder: int, name: str, limit_bytes: int = 1 << 40) -> bytes:
     descriptor = open_at(folder, name)
     try:
         check_code(name, os.fstat(descriptor))
-        return _content(descriptor, limit_bytes)
+        return _content(descriptor, limit_bytes, name)
     finally:
         os.close(descriptor)
 

@@ -8,6 +8,7 @@ scheduler.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import traceback
 from typing import Any, Dict, Optional
@@ -86,7 +87,9 @@ def remote_error(facts: Dict[str, Any], rank: int, host: str) -> RemoteError:
         f"rank {rank} on {host}: {facts['summary']}\n\nIts traceback there:\n{facts['traceback']}",
         rank=rank, host=host, traceback_text=facts["traceback"],
     )  # fmt: skip
-    error.__cause__ = None if facts["exception"] is None else unpickled(facts["exception"])
+    # The class may be of a package that only the rank's host has, or run code that fails here.
+    with contextlib.suppress(Exception):
+        error.__cause__ = None if facts["exception"] is None else unpickled(facts["exception"])
     return error
 
 

@@ -19,8 +19,6 @@ compiled with ``jit_compile=True``: XLA cannot call Python.
 from .._adapter.common import *  # noqa: F403
 from .._adapter.compressed import load_residual_state_dict as load_residual_state_dict
 from .._adapter.compressed import residual_state_dict as residual_state_dict
-from .._adapter.compression import Compression as Compression
-from .._adapter.compression import PowerSGD as PowerSGD
 from ..balance.batches import BalancedBatches as BalancedBatches
 from ..calls.async_calls import join as join
 from ..calls.exports import export as _export
@@ -32,10 +30,10 @@ from .collectives import grouped_allreduce as grouped_allreduce
 from .collectives import grouped_reducescatter as grouped_reducescatter
 from .collectives import reducescatter as reducescatter
 from .functions import BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook
-from .functions import allgather_object as allgather_object
+from .functions import allgather_object as allgather_object  # type: ignore[assignment]
 from .functions import broadcast_ as broadcast_
 from .functions import broadcast_global_variables as broadcast_global_variables
-from .functions import broadcast_object as broadcast_object
+from .functions import broadcast_object as broadcast_object  # type: ignore[assignment]
 from .functions import broadcast_object_fn as broadcast_object_fn
 from .functions import broadcast_variables as broadcast_variables
 from .functions import local_rank_op as local_rank_op

@@ -177,5 +177,5 @@ def grouped_reducescatter(tensors: Sequence[Any], options: Options) -> List[tf.T
 def _scatter(tensors: Sequence[Any], options: Options) -> List[tf.Tensor]:
     given = flow.dense(tensors, "reducescatter")
     how, sent, restore = Reduction.of_rows(options).prepared(given)
-    weights = [] if options.weight is None else [tf.cast(options.weight, tf.float64)]
-    return restore(flow.scatter(how, bridge.name_of(options.name, "reducescatter", given), sent, weights))
+    weight = None if options.weight is None else tf.cast(options.weight, tf.float64)
+    return restore(flow.scatter(how, bridge.name_of(options.name, "reducescatter", given), sent, weight))

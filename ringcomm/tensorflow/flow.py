@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -11,7 +11,7 @@ from .. import api
 from .._adapter.graph_callbacks import Operation
 from .._adapter.reduction import Reduction
 from .._tensorflow import bridge
-from ..calls.process_set import ProcessSet, rank_in, size_of
+from ..calls.process_set import ProcessSet, rank_in
 from ..ops import ReduceOp
 
 Tensors = List[tf.Tensor]
@@ -37,102 +37,66 @@ def reduce(
     With a weight (float64) it is a weighted average. Its gradient is the sum of the gradients, times this
     rank's share of all weights.
     """
-    if weight is not None:
-        return _reduce_weighted(how, name, tensors, weight)
 
-    def forward(*inputs: tf.Tensor) -> Any:
-        operation = Operation("allreduce", how, name, len(inputs))
-        outputs = bridge.run([operation], inputs, _dtypes(inputs), _shapes(inputs))
-        return outputs, lambda *gradients: reduce(how, _of(name), gradients)
+    def backward(*gradients: tf.Tensor) -> Any:
+        if weight is None:
+            return reduce(how, _of(name), gradients)
+        plain = Reduction(ReduceOp.SUM, process_set=how.process_set)
+        *sums, total = reduce(plain, _of(name), [*gradients, weight])
+        return _scaled(sums, how.factor * weight / total)
 
-    return _list(bridge.differentiable(forward, tensors))
-
-
-def _reduce_weighted(
-    how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor], weight: tf.Tensor
-) -> Tensors:
-    def forward(*inputs: tf.Tensor) -> Any:
-        operation = Operation("allreduce", how, name, len(inputs) + 1, has_weight=True)
-        outputs = bridge.run([operation], [*inputs, weight], _dtypes(inputs), _shapes(inputs))
-
-        def backward(*gradients: tf.Tensor) -> Any:
-            plain = Reduction(ReduceOp.SUM, process_set=how.process_set)
-            *sums, total = reduce(plain, _of(name), [*gradients, weight])
-            share = how.factor * weight / total
-            return [item * tf.cast(share, item.dtype) for item in sums]
-
-        return outputs, backward
-
-    return _list(bridge.differentiable(forward, tensors))
+    return _run(Operation("allreduce", how, name), tensors, _shapes(tensors), backward, weight)
 
 
 def scatter(
-    how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor], weights: Sequence[tf.Tensor] = ()
+    how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor], weight: Optional[tf.Tensor] = None
 ) -> Tensors:
-    """Reduce tensors and keep this rank's rows (reducescatter); ``weights`` has this rank's weight, if any.
+    """Reduce tensors and keep this rank's rows (reducescatter); with a weight of a weighted average.
 
-    The gradient is an allgather of the ranks' gradients. For Sum it is multiplied by the number of ranks,
-    because losses are averaged over ranks.
+    The gradient is an allgather of the ranks' gradients, with a weight relative to the mean of the weights.
     """
 
-    def forward(*inputs: tf.Tensor) -> Any:
-        count = len(inputs) + len(weights)
-        operation = Operation("reducescatter", how, name, count, has_weight=bool(weights))
-        outputs = bridge.run([operation], [*inputs, *weights], _dtypes(inputs), _rows_unknown(inputs))
+    def backward(*gradients: tf.Tensor) -> Any:
+        factor: Any = how.gathered_factor
+        if weight is not None:
+            label = None if name is None else bridge.unique_name(f"{name}.weight")
+            (mean,) = reduce(Reduction(process_set=how.process_set), label, [weight])
+            factor = factor * weight / mean
+        return _scaled(gather(how.process_set, _of(name), gradients), factor)
 
-        def backward(*gradients: tf.Tensor) -> Any:
-            factor = how.factor
-            if how.op == ReduceOp.SUM:
-                factor *= size_of(how.process_set)
-            if weights:  # this rank's, relative to the mean of the weights
-                label = None if name is None else bridge.unique_name(f"{name}.weight")
-                (mean,) = reduce(Reduction(process_set=how.process_set), label, weights)
-                factor = factor * weights[0] / mean
-            gathered = gather(how.process_set, _of(name), gradients)
-            return [gradient * tf.cast(factor, gradient.dtype) for gradient in gathered]
-
-        return outputs, backward
-
-    return _list(bridge.differentiable(forward, tensors))
+    return _run(Operation("reducescatter", how, name), tensors, _rows_unknown(tensors), backward, weight)
 
 
 def gather(process_set: ProcessSet, name: Optional[str], tensors: Sequence[tf.Tensor]) -> Tensors:
     """Concatenate all ranks' rows (allgather). The gradient is this rank's rows of the averaged gradients."""
+    how = Reduction(process_set=process_set)
 
-    def forward(*inputs: tf.Tensor) -> Any:
-        operation = Operation("allgather", Reduction(process_set=process_set), name, len(inputs))
-        outputs = bridge.run([operation], inputs, _dtypes(inputs), _rows_unknown(inputs))
+    def backward(*gradients: tf.Tensor) -> Any:
+        averaged = reduce(how, _of(name), gradients)
+        rows = tf.stack([tf.shape(item, tf.int64)[0] for item in tensors])
+        label = None if name is None else bridge.unique_name(f"{name}.rows")
+        (all_rows,) = gather(process_set, label, [rows[tf.newaxis]])
+        before = tf.reduce_sum(all_rows[: rank_in(process_set)], axis=0)
+        return [part[before[index] : before[index] + rows[index]] for index, part in enumerate(averaged)]
 
-        def backward(*gradients: tf.Tensor) -> Any:
-            averaged = reduce(Reduction(process_set=process_set), _of(name), gradients)
-            rows = tf.stack([tf.shape(item, tf.int64)[0] for item in inputs])
-            label = None if name is None else bridge.unique_name(f"{name}.rows")
-            (all_rows,) = gather(process_set, label, [rows[tf.newaxis]])
-            before = tf.reduce_sum(all_rows[: rank_in(process_set)], axis=0)
-            return [part[before[index] : before[index] + rows[index]] for index, part in enumerate(averaged)]
-
-        return outputs, backward
-
-    return _list(bridge.differentiable(forward, tensors))
+    return _run(Operation("allgather", how, name), tensors, _rows_unknown(tensors), backward)
 
 
 def spread(
     root_rank: int, process_set: ProcessSet, name: Optional[str], tensors: Sequence[tf.Tensor]
 ) -> Tensors:
     """Send the root's tensors to all ranks (broadcast). Its gradient is the average on the root, else 0."""
+    how = Reduction(process_set=process_set)
 
-    def forward(*inputs: tf.Tensor) -> Any:
-        how = Reduction(process_set=process_set)
-        operation = Operation("broadcast", how, name, len(inputs), root_rank)
-        outputs = bridge.run([operation], inputs, _dtypes(inputs), _shapes(inputs))
+    def backward(*gradients: tf.Tensor) -> Any:
+        averaged = reduce(how, _of(name), gradients)
+        if api.rank() == root_rank:
+            return averaged
+        with tf.control_dependencies(averaged):  # or a graph would leave out the reduction, on this rank only
+            return [tf.zeros_like(item) for item in averaged]
 
-        def backward(*gradients: tf.Tensor) -> Any:
-            averaged = reduce(Reduction(process_set=process_set), _of(name), gradients)
-            return averaged if api.rank() == root_rank else [item * 0 for item in averaged]
-
-        return outputs, backward
-
-    return _list(bridge.differentiable(forward, tensors))
+    operation = Operation("broadcast", how, name, root_rank=root_rank)
+    return _run(operation, tensors, _shapes(tensors), backward)
 
 
 def exchange(
@@ -160,8 +124,23 @@ def exchange(
     return results[0], results[1]
 
 
-def _list(outputs: Any) -> Tensors:
+def _run(
+    operation: Operation, tensors: Sequence[tf.Tensor], shapes: List[Any], backward: Callable[..., Any],
+    weight: Optional[tf.Tensor] = None,
+) -> Tensors:  # fmt: skip
+    """Run an operation on tensors, and on a weight if there is one; ``backward`` is its gradient."""
+    weights = [] if weight is None else [weight]
+    whole = operation._replace(inputs=len(tensors) + len(weights), has_weight=bool(weights))
+
+    def forward(*inputs: tf.Tensor) -> Any:
+        return bridge.run([whole], [*inputs, *weights], _dtypes(inputs), shapes), backward
+
+    outputs = bridge.differentiable(forward, tensors)
     return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+
+def _scaled(tensors: Sequence[tf.Tensor], factor: Any) -> Tensors:
+    return [tensor * tf.cast(factor, tensor.dtype) for tensor in tensors]
 
 
 def _of(name: Optional[str]) -> Optional[str]:

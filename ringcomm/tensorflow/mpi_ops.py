@@ -4,7 +4,7 @@ from .._adapter.common import *  # noqa: F403
 from .._adapter.horovod_basics import HorovodBasics
 from ..calls.async_calls import join as join
 from .collectives import *  # noqa: F403
-from .functions import *  # noqa: F403
+from .functions import *  # type: ignore[assignment]  # noqa: F403
 from .movement import *  # noqa: F403
 
 _basics = HorovodBasics()

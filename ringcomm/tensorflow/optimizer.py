@@ -71,7 +71,7 @@ class _Accumulator:
         self._passes = passes
         self._factor = factor
         self._pairs = [(tf.convert_to_tensor(g), v) for g, v in pairs if g is not None]
-        with tf1.variable_scope("ringcomm_accumulated", reuse=tf1.AUTO_REUSE):
+        with tf1.variable_scope(None, default_name="ringcomm_accumulated"):  # of this optimizer alone
             self._sums = [
                 tf1.get_variable(
                     f"gradient_{index}", gradient.shape, gradient.dtype, tf1.zeros_initializer(),

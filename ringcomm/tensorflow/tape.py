@@ -8,12 +8,11 @@ import tensorflow as tf
 
 from .._adapter.compression import Compression
 from .._adapter.optimizer_classes import wrapped
-from .._adapter.reduction import Groups, of_gradients
+from .._adapter.reduction import Groups, of_gradients, register_layers
 from .._tensorflow.gradients import GradientReducer
 from ..balance.pace import weight_of_steps
 from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
-from ..errors import ConfigError
 from ..ops import ReduceOp, op_of
 
 
@@ -148,6 +147,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     process_set: ProcessSet = global_process_set,
     local_layers: Any = None,
     scale_local_gradients: bool = True,
+    batches: Any = None,
 ) -> Any:
     """Wrap a gradient tape: gradients are reduced over all ranks, except those of some layers.
 
@@ -157,6 +157,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
         local_layers: one layer or several (built), whose gradients are not reduced because every rank has
             its own weights of them.
         {tf_scale_local_gradients}
+        {balanced_batches}
 
     Returns:
         a tape with the recorded computation of ``gradtape`` and the methods of its class.
@@ -165,15 +166,9 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
         ConfigError: an entry of ``local_layers`` is not a Keras layer, ``groups`` is neither a number nor
             lists of variables, or ``gradient_predivide_factor`` is given with an op other than Average.
     """
-    layers = local_layers if local_layers is not None else []
-    listed = list(layers) if isinstance(layers, (list, tuple, set)) else [layers]
-    if not all(hasattr(layer, "trainable_weights") for layer in listed):
-        raise ConfigError(f"local_layers must be Keras layers, not {listed}.")
     tape = DistributedGradientTape(
         gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor,
-        num_groups, groups, process_set, scale_local_gradients,
+        num_groups, groups, process_set, scale_local_gradients, batches,
     )  # fmt: skip
-    for layer in listed:
-        for variable in layer.trainable_weights:
-            tape.register_local_source(variable)
+    register_layers(local_layers, tape.register_local_source)
     return tape

@@ -17,9 +17,9 @@ from typing import Callable, Sequence, Tuple
 
 from ..clock import Deadline, monotonic
 from ..transport.base import Fabric, LinkClosed
+from ..transport.views import after
 from .driving import (
     LIMIT_S,
-    after,
     arrived,
     closed,
     drain,

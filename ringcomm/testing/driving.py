@@ -7,6 +7,7 @@ from typing import Callable, Iterable, List, Sequence, Tuple
 
 from ..clock import Deadline
 from ..transport.base import Fabric, Link, LinkClosed
+from ..transport.views import after
 
 LIMIT_S = 20.0
 """After this long without an end, a check has failed."""
@@ -52,18 +53,6 @@ def send_all(link: Link, data: bytes) -> None:
 def left(views: Sequence[memoryview]) -> bool:
     """Return whether any of the views has bytes."""
     return any(view.nbytes for view in views)
-
-
-def after(views: Sequence[memoryview], count: int) -> List[memoryview]:
-    """Return what remains of the views after so many bytes."""
-    assert 0 <= count <= sum(view.nbytes for view in views)
-    remaining = []
-    for view in views:
-        skipped = min(count, view.nbytes)
-        count -= skipped
-        if skipped < view.nbytes:
-            remaining.append(view[skipped:])
-    return remaining
 
 
 def recv_exactly(link: Link, count: int) -> bytes:

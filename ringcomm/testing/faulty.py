@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, NamedTuple, Sequence, Tuple
 
 from ..transport.base import Fabric, Link, LinkClosed, Views
+from ..transport.views import clipped, flat
 
 
 class Cut(NamedTuple):
@@ -148,7 +149,7 @@ class FaultyLink(Link):
             self.held_back = True
             return 0
         assert callable(call)
-        moved: int = call(_first(views, limit))
+        moved: int = call(clipped([flat(view) for view in views], limit))
         direction.count(moved)
         return moved
 
@@ -213,15 +214,3 @@ class FaultyFabric(Fabric):
 
     def close(self) -> None:
         self._fabric.close()
-
-
-def _first(views: Views, limit_bytes: int) -> List[memoryview]:
-    """The first bytes of the views, as views."""
-    pieces: List[memoryview] = []
-    for view in views:
-        piece = view.cast("B")[:limit_bytes]
-        limit_bytes -= piece.nbytes
-        pieces.append(piece)
-        if not limit_bytes:
-            break
-    return pieces

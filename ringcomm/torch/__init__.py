@@ -13,8 +13,6 @@ Everything else in the training loop stays as it is.
 """
 
 from .._adapter.common import *  # noqa: F403
-from .._adapter.objects import allgather_object as allgather_object
-from .._adapter.objects import broadcast_object as broadcast_object
 from ..balance.batches import BalancedBatches as BalancedBatches
 from ..calls.exports import export as _export
 from . import elastic as elastic
@@ -31,8 +29,6 @@ from .collectives import grouped_allreduce_ as grouped_allreduce_
 from .collectives import grouped_reducescatter as grouped_reducescatter
 from .collectives import join as join
 from .collectives import reducescatter as reducescatter
-from .compression import Compression as Compression
-from .compression import PowerSGD as PowerSGD
 from .cross_barrier import CrossBarrier as CrossBarrier
 from .handles import allgather_async as allgather_async
 from .handles import allreduce_async as allreduce_async

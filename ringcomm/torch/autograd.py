@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence
+from typing import Any, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
 from .. import api
+from .._adapter.compressed import CompressionState
 from .._adapter.graph_callbacks import Operation
 from .._adapter.reduction import Reduction, is_coded
 from ..arrays.torch_tensors import tensor_of
-from ..calls.process_set import ProcessSet, rank_in, size_of
+from ..calls.process_set import ProcessSet, rank_in
 from ..collective.options import Options
 from ..ops import ReduceOp, weight_of
 from . import handles
 from .tensors import array_of
 
 
+def reduced(
+    how: Reduction, name: Optional[str], tensors: Sequence[torch.Tensor], weight: Optional[float] = None,
+    state: Optional[CompressionState] = None,
+) -> Tuple[torch.Tensor, ...]:  # fmt: skip
+    """Return reductions of tensors over all ranks, as one operation, without gradients."""
+    if is_coded(how.compression):
+        return _reduce_codes(Operation("allreduce", how, name, state=state), tensors, weight)
+    return tuple(handles.start_reduction(tensors, how.call(name, weight), "allreduce", True, True).wait())
+
+
 def _reduce_codes(
-    kind: str, how: Reduction, name: Optional[str], tensors: Sequence[torch.Tensor],
-    weight: Optional[float] = None,
-) -> Any:  # fmt: skip
+    operation: Operation, tensors: Sequence[torch.Tensor], weight: Optional[float]
+) -> Tuple[torch.Tensor, ...]:
     """Run a reduction whose compressor it executes itself, on copies in host memory."""
     arrays = [array_of(tensor, "a reduction") for tensor in tensors]
     if weight is not None:
         arrays.append(np.float64(weight_of(weight)))
-    operation = Operation(kind, how, name, len(arrays), has_weight=weight is not None)
-    results = operation.start(arrays, urgent=True).wait()
+    whole = operation._replace(inputs=len(arrays), has_weight=weight is not None)
+    results = whole.start(arrays, urgent=True).wait()
     return tuple(tensor_of(result).to(tensor.device) for result, tensor in zip(results, tensors))
 
 
@@ -40,9 +50,7 @@ class Allreduce(torch.autograd.Function):
     ) -> Any:
         """Reduce over all ranks."""
         ctx.how, ctx.weight = how, weight
-        if is_coded(how.compression):
-            return _reduce_codes("allreduce", how, name, tensors, weight)
-        return tuple(handles.start_reduction(tensors, how.call(name, weight), "allreduce", True, True).wait())
+        return reduced(how, name, tensors, weight)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -68,16 +76,14 @@ class Reducescatter(torch.autograd.Function):
         """Reduce over all ranks, and keep this rank's rows."""
         ctx.how, ctx.weight = how, weight
         if is_coded(how.compression):
-            return _reduce_codes("reducescatter", how, name, tensors, weight)
+            return _reduce_codes(Operation("reducescatter", how, name), tensors, weight)
         options = Options(name=name, weight=weight, urgent=True)
         return tuple(handles.start_rows(tensors, how, options, True).wait())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Gather the gradients of all rows."""
-        how, weight, factor = ctx.how, ctx.weight, ctx.how.factor
-        if how.op == ReduceOp.SUM:
-            factor *= size_of(how.process_set)
+        how, weight, factor = ctx.how, ctx.weight, ctx.how.gathered_factor
         if weight is not None:  # this rank's, relative to the mean of the weights
             own = torch.tensor([weight], dtype=torch.float64)
             (mean,) = Allreduce.apply(Reduction(process_set=how.process_set), None, None, own)

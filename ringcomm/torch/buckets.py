@@ -13,6 +13,7 @@ from typing import Any, Callable, List, Optional, Sequence, Set
 
 import torch
 
+from .._adapter.compression import BLOCKWISE
 from .._adapter.feedback import Residuals
 from .._adapter.gradients import bucket_name
 from .._adapter.reduction import Reduction
@@ -31,9 +32,6 @@ _CHANGED = (
     "while they were being reduced: ranks may train with different ones. Call optimizer.synchronize() first, "
     "and then optimizer.step() within optimizer.skip_synchronize()."
 )
-
-BLOCKWISE = frozenset(("int8", "int4"))
-"""The codecs with a scale per block; their errors are fed back."""
 
 
 class Bucket:
@@ -86,6 +84,10 @@ class Bucket:
     def finish(self) -> None:
         """Wait for the reduction, and set every member's gradient to its result."""
         raise NotImplementedError
+
+    def wait(self) -> None:
+        """Wait for the reduction, without taking its result."""
+        handles.synchronize(self.handle)
 
     def reset(self) -> None:
         """Drop a reduction in progress: it has failed, or its result is not needed."""
@@ -146,10 +148,8 @@ class EachBucket(Bucket):
         if self.changed:
             warnings.warn(_CHANGED, stacklevel=2)
         for parameter, whole in zip(self.parameters, self._restore(handles.synchronize(handle))):
-            if parameter.grad is None:
+            if parameter.grad is None or parameter.grad.is_sparse:
                 parameter.grad = like_parameter(whole.reshape(parameter.shape), parameter)
-            elif _gradient(parameter).is_sparse:
-                parameter.grad = whole.to_sparse()
             else:
                 _gradient(parameter).copy_(whole)
         self._leave_out(handle.absent)
@@ -206,7 +206,6 @@ class FlatBucket(Bucket):
         self._fresh = False
         self._version = 0  # of the flat tensor, as the reduction has started: PyTorch counts changes in place
         self._wire: Optional[torch.Tensor] = None
-        self._sparse: Set[torch.Tensor] = set()
 
     def _after(self, stop: int) -> int:
         """Return where the next member begins."""
@@ -234,7 +233,6 @@ class FlatBucket(Bucket):
             slot.zero_()
         elif gradient.is_sparse:
             slot.copy_(gradient.to_dense())
-            self._sparse.add(parameter)
             return
         else:
             slot.copy_(gradient)
@@ -276,13 +274,10 @@ class FlatBucket(Bucket):
         if reduced is not flat:
             flat.copy_(reduced)
         for parameter, place in self._places.items():
-            if parameter in self._sparse:
-                parameter.grad = place.of(flat).to_sparse()
-            elif parameter.grad is None:
+            if parameter.grad is None or parameter.grad.is_sparse:
                 parameter.grad = like_parameter(place.of(flat), parameter)
             elif not place.holds(parameter.grad, flat):
                 parameter.grad.copy_(place.of(flat))
-        self._sparse.clear()
         self._fresh = False
         self._leave_out(absent)
 
@@ -294,7 +289,6 @@ class FlatBucket(Bucket):
         # The engine may still write to these.
         self._flat = self._wire = self._feedback = None
         self._fresh = False
-        self._sparse.clear()
 
     def _like(self, parameters: Parameters, names: Sequence[str]) -> Bucket:
         return FlatBucket(parameters, names, self.reduction, self._codec, self._residuals)
@@ -341,24 +335,23 @@ class SparseBucket(Bucket):
 
     def __init__(self, parameter: torch.Tensor, name: str, reduction: Reduction) -> None:
         super().__init__([parameter], [name], reduction)
-        self._like_last: Optional[torch.Tensor] = None
+        self._empty = torch.zeros_like(_gradient(parameter))
 
     def take(self, parameter: torch.Tensor) -> None:
         """Add the complete gradient; without a gradient, a sparse one without entries."""
-        if parameter.grad is None and self._like_last is not None:
-            parameter.grad = torch.zeros_like(self._like_last)
+        if parameter.grad is None:
+            self._absent.add(parameter)
+            parameter.grad = self._empty.clone()
 
     def submit(self) -> None:
         """Start the reduction, after all members have been taken."""
-        gradient = _gradient(self.parameters[0]).coalesce()
-        self._like_last = torch.zeros_like(gradient)
-        self.handle = handles.sparse_allreduce_async(
-            gradient, self.name, self.reduction.op, self.reduction.process_set
-        )
+        gradient, how = _gradient(self.parameters[0]).coalesce(), self.reduction
+        self.handle = handles.start_sparse(gradient, self.name, how.op, how.process_set, not self._absent)
 
     def finish(self) -> None:
-        """Wait for the reduction, and set every member's gradient to its result."""
+        """Wait for the reduction, and set the gradient to its result, or to None if no rank has one."""
         handle, self.handle = self.handle, None
+        self._absent.clear()
         self.parameters[0].grad = handles.synchronize(handle)
 
 

@@ -8,12 +8,13 @@ import torch
 
 from .. import api
 from .._adapter.compressed import PowerReduction
-from .._adapter.compression import NoneCompressor, codec_for, is_elementwise
+from .._adapter.compression import BLOCKWISE, NoneCompressor, codec_for, is_elementwise
 from .._adapter.feedback import Residuals
 from .._adapter.powersgd import Matrix, PowerIteration
 from .._adapter.reduction import Reduction
 from ..arrays.operands import Operand
-from .buckets import BLOCKWISE, Bucket, EachBucket, FlatBucket, Parameters
+from . import handles
+from .buckets import Bucket, EachBucket, FlatBucket, Parameters
 from .tensors import operand_of
 
 
@@ -70,6 +71,10 @@ class PowerBucket(FlatBucket):
         if sent.mirror is not None:
             sent.mirror.store_all()
         self._deliver(sent.finish(), self._absent_everywhere)
+
+    def wait(self) -> None:
+        """Wait for the first reduction; there is no other one yet."""
+        handles.synchronize(self._power.first)
 
     def reset(self) -> None:
         """Drop a reduction in progress, and its memory."""

@@ -6,24 +6,9 @@ from typing import Any, Union
 
 import torch
 
-from .._adapter.compression import (
-    BF16Compressor,
-    Compression,
-    Compressor,
-    FP16Compressor,
-    Int4Compressor,
-    Int8Compressor,
-    NoneCompressor,
-    PowerSGD,
-    compressor_of,
-    register_cast,
-    wire_dtype,
-)
-
-__all__ = [
-    "BF16Compressor", "Compression", "Compressor", "FP16Compressor", "Int4Compressor", "Int8Compressor",
-    "NoneCompressor", "PowerSGD", "compressor_of", "wire_torch_dtype",
-]  # fmt: skip
+from .._adapter.compression import *  # noqa: F403
+from .._adapter.compression import compressor_of as compressor_of
+from .._adapter.compression import register_cast, wire_dtype
 
 
 def wire_torch_dtype(compression: Any, dtype: torch.dtype) -> Any:

@@ -101,6 +101,8 @@ class TorchState(PartsState):
         values = {**kwargs, "model": model, "optimizer": optimizer}
         if isinstance(optimizer, LocalDistributed):
             values = {"local_steps": optimizer.local, **values}
+        # To save local steps takes other ranks, so it fails before anything else is saved, or not at all.
+        values = dict(sorted(values.items(), key=lambda item: not isinstance(item[1], LocalSGD)))
         parts: Dict[str, StatePart] = {}
         for name, value in list(values.items()):
             make = next((make for kind, make in _registry if isinstance(value, kind)), None)

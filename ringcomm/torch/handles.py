@@ -191,17 +191,25 @@ def sparse_allreduce_async(
         ConfigError: op is neither Average nor Sum.
         {start_errors}
     """
+    return start_sparse(tensor, name, op, process_set)
+
+
+def start_sparse(
+    tensor: torch.Tensor, name: Optional[str], op: ReduceOp, process_set: ProcessSet, present: bool = True
+) -> Callable[[], Any]:
+    """Start :func:`sparse_allreduce_async`; the result is None if no rank has a tensor ``present``."""
     chosen = op_of(op)
     if chosen not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ConfigError(f"sparse_allreduce_async has Average and Sum, not {chosen.name.capitalize()}.")
     # The entries become the rows: allgather puts rows below each other.
-    indices, values = tensor._indices().t().contiguous(), tensor._values()
-    label = name or ""
-    places = allgather_async(indices, label and f"{label}.indices", process_set)
-    numbers = allgather_async(values, label and f"{label}.values", process_set)
+    flag = torch.ones(int(present), dtype=torch.uint8, device=tensor.device)
+    parts = [flag, tensor._indices().t().contiguous(), tensor._values()]
+    handle = grouped_allgather_async(parts, name and f"{name}.sparse", process_set)
 
-    def finish() -> torch.Tensor:
-        found, amounts = synchronize(places), synchronize(numbers)
+    def finish() -> Optional[torch.Tensor]:
+        flags, found, amounts = synchronize(handle)
+        if not len(flags):
+            return None
         if chosen == ReduceOp.AVERAGE:
             amounts = amounts / size_of(process_set)
         return torch.sparse_coo_tensor(found.t(), amounts, tensor.shape, check_invariants=False)

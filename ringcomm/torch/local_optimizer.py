@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, ContextManager, Dict, List, Union
+from typing import Any, ContextManager, Dict, Union
 
 import torch
 
@@ -17,7 +16,7 @@ from ..configuration.without_effect import use
 from ..errors import ConfigError
 from ..ops import ReduceOp
 from .local_sgd import LocalSGD
-from .own_optimizer import all_parameters, no_copies
+from .own_optimizer import OwnOptimizer, all_parameters
 
 
 class _Attached(LocalSGD):
@@ -26,7 +25,7 @@ class _Attached(LocalSGD):
     _of_distributed = True
 
 
-class LocalDistributed:
+class LocalDistributed(OwnOptimizer):
     """Mixin before the user's optimizer class: local steps, with the methods of a ``DistributedOptimizer``.
 
     Attributes:
@@ -36,26 +35,7 @@ class LocalDistributed:
     local: LocalSGD
     _passes: int
     _options: Dict[str, Any]
-
-    @property
-    def param_groups(self) -> List[Dict[str, Any]]:
-        """The parameter groups, as of every optimizer.
-
-        Raises:
-            ConfigError: a ``GradScaler`` asks for them.
-        """
-        if sys._getframe(1).f_code.co_name == "_unscale_grads_":
-            raise ConfigError(
-                "Local steps do not work with a GradScaler: each rank would leave out steps because of its "
-                "own gradients. Train in bfloat16, or without --local-steps (RINGCOMM_LOCAL_STEPS)."
-            )
-        groups: List[Dict[str, Any]] = self.__dict__["param_groups"]
-        return groups
-
-    @param_groups.setter
-    def param_groups(self, groups: List[Dict[str, Any]]) -> None:
-        """Replace the parameter groups."""
-        self.__dict__["param_groups"] = groups
+    _option = "--local-steps (RINGCOMM_LOCAL_STEPS)"
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -99,8 +79,6 @@ class LocalDistributed:
         super().add_param_group(param_group)  # type: ignore[misc]
         self.local._detach()
         _train_locally(self)
-
-    __reduce_ex__ = no_copies
 
 
 def local_steps_of_settings() -> Union[int, str]:

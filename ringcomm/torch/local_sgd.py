@@ -7,15 +7,19 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 
+from .._adapter.compression import dtype_name
 from .._adapter.intervals import ADAPTIVE_DRIFT, AUTO
 from .._adapter.local_sgd import LocalSGD as Core
+from .._adapter.local_sgd import host_dtype
 from .._adapter.outer import OuterOptimizer
 from ..calls.process_set import ProcessSet, global_process_set
+from ..docstrings import documented
 from ..dtypes import Array
 from ..errors import ConfigError
 from .state import broadcast_parameters
 
 
+@documented
 class LocalSGD(OuterOptimizer):
     """Context manager: within it ranks train by themselves and average their models now and then.
 
@@ -43,21 +47,7 @@ class LocalSGD(OuterOptimizer):
     Args:
         model: a ``torch.nn.Module`` on any device. Parameters that do not require gradients are left alone.
         optimizer: of the model; not a ``DistributedOptimizer``, which would average every gradient.
-        sync_every: number of local steps between two synchronizations; or one number per rank (in rank
-            order), so that slow ranks do fewer; or ``"auto"``: at first every step, then the fewest steps
-            with which exchanges take 10 % of the time, as far as ``max_drift`` permits.
-        outer_lr: step size of the outer optimizer.
-        outer_momentum: its Nesterov momentum; 0: none.
-        compression: the codec for what is averaged: None, ``"bf16"``, ``"fp16"``, ``"int8"`` or ``"int4"``.
-        process_set: the ranks that take part; by default all.
-        fragments: into how many parts the model is divided; each is synchronized every ``sync_every``
-            steps, one after the other at even distances.
-        overlap: number of local steps during which a reduction runs before its result is taken, so that
-            training does not wait for it; what those steps change is kept. 0: it is waited for at once.
-        max_drift: how far apart the ranks' weights may be at a synchronization, relative to their norm (root
-            of the mean square). Beyond that the next interval is shorter; with a fixed ``sync_every`` a line
-            appears, and ranks with unequal numbers only warn. By default 0.01 with ``"auto"`` (0.001 for
-            optimizers with an ``eps``, such as Adam), otherwise 0.2; ``math.inf``: without limit.
+        {local_sgd}
 
     Raises:
         ConfigError: an argument is out of range, or the optimizer is distributed already; at a step,
@@ -269,6 +259,6 @@ class LocalSGD(OuterOptimizer):
 
 def _host_array(tensor: torch.Tensor) -> Array:
     """A NumPy array for a tensor's values; float32 for half types."""
-    dtype = tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float32
+    dtype = getattr(torch, host_dtype(dtype_name(tensor)))
     array: Array = torch.empty(tensor.shape, dtype=dtype).copy_(tensor.detach()).numpy()
     return array

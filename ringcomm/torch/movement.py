@@ -11,7 +11,6 @@ from typing import Any, Optional, Sequence
 import torch
 
 from .. import api
-from .._adapter.arguments import listed_splits
 from .._adapter.submit import start_allgather, start_alltoall, start_broadcast
 from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
@@ -151,7 +150,7 @@ def alltoall_async(
     operand = operand_of(tensor, "alltoall", rows=True, waits=urgent)
 
     device = splits.device if isinstance(splits, torch.Tensor) else "cpu"
-    listed = listed_splits(splits.cpu() if isinstance(splits, torch.Tensor) else splits)
+    listed = splits.cpu() if isinstance(splits, torch.Tensor) else splits
 
     def counted(received: Any) -> torch.Tensor:
         return torch.from_numpy(received).to(device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from contextlib import contextmanager
 from functools import partial
@@ -26,7 +25,7 @@ from ..ops import ReduceOp, op_of
 from . import handles
 from .compression import Compression
 from .local_optimizer import LocalDistributed, local_optimizer, local_steps_of_settings
-from .own_optimizer import all_parameters, has_step_hooks, no_copies, own_step, parameters_of
+from .own_optimizer import OwnOptimizer, all_parameters, has_step_hooks, own_step, parameters_of
 from .reducer import GradientReducer
 from .tensors import bytes_of
 
@@ -40,7 +39,7 @@ _ZEROED_TOO_EARLY = (
 Named = List[Tuple[str, torch.Tensor]]
 
 
-class _Distributed:
+class _Distributed(OwnOptimizer):
     """Mixin before the user's optimizer class: reduces gradients before each step."""
 
     _reducer: GradientReducer
@@ -52,24 +51,15 @@ class _Distributed:
     _barrier: Any = None
     _for_scaler = False
 
-    @property
-    def param_groups(self) -> List[Dict[str, Any]]:
-        """The parameter groups, as of every optimizer.
+    def _before_unscaling(self) -> None:
+        """Reduce the gradients that a ``GradScaler`` is to test and to unscale, as :meth:`synchronize` does.
 
-        From here ``GradScaler`` gets the gradients that it tests and unscales, so they are reduced before, as
-        by :meth:`synchronize`. Otherwise it would change them while they are being reduced (PyTorch does not
-        count that as a change of tensors), and each rank would leave out steps because of its own gradients.
+        Otherwise it would change them while they are being reduced (PyTorch does not count that as a change
+        of tensors), and each rank would leave out steps because of its own gradients.
         """
-        by_scaler = sys._getframe(1).f_code.co_name == "_unscale_grads_"
-        if by_scaler and self._should_synchronize and (not self._synchronized or self._reducer.fresh):
+        if self._should_synchronize and (not self._synchronized or self._reducer.fresh):
             self.synchronize()
             self._for_scaler = True
-        groups: List[Dict[str, Any]] = self.__dict__["param_groups"]
-        return groups
-
-    @param_groups.setter
-    def param_groups(self, groups: List[Dict[str, Any]]) -> None:
-        self.__dict__["param_groups"] = groups
 
     def _distribute(
         self, reduction: Reduction, named: Optional[Named], passes: int, residuals: Optional[Residuals] = None
@@ -247,29 +237,35 @@ class _Distributed:
         self._should_synchronize = True
         super().load_state_dict(state_dict)  # type: ignore[misc]
 
-    __reduce_ex__ = no_copies
-
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """Add parameters to be reduced from now on. All ranks must do so.
 
         Args:
             param_group: as for every optimizer. Parameters that were not among ``named_parameters`` are named
                 after their place and the first one that was, so no other optimizer has the same names.
+
+        Raises:
+            ConfigError: gradients are being reduced.
         """
+        if self._reducer.started:
+            raise ConfigError(
+                "optimizer.add_param_group() was called after loss.backward(), while gradients are being "
+                "reduced. Call it after optimizer.step()."
+            )
         self._finish_updates()
         super().add_param_group(param_group)  # type: ignore[misc]
         self._reducer.remove_hooks()
         self._distribute(self._reduction, self._named, self._reducer.passes, self._reducer.residuals)
 
 
-class _AdasumDistributed:
+class _AdasumDistributed(OwnOptimizer):
     """Mixin for Adasum: every rank makes its own step, and the steps (deltas) are combined."""
 
     _compression: Any
     _passes: int
-    _names: List[str]
+    _named: Optional[Named]
     _check: StepCheck
-    param_groups: List[Dict[str, Any]]
+    _option = "op=Adasum"
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Set the number of backward passes per step. It has no effect: the steps are reduced."""
@@ -289,23 +285,23 @@ class _AdasumDistributed:
     def step(self, closure: Optional[Callable[[], Any]] = None, **options: Any) -> Any:
         """Make the optimizer's own step, and apply the ranks' deltas, combined by Adasum, instead of it."""
         parameters = [item for item in all_parameters(self) if item.requires_grad]
+        by_id = names_of(parameters_of(self), self._named, everything_named=False)
+        names = [by_id[id(item)] for item in parameters]
         starts = [parameter.detach().clone() for parameter in parameters]
         loss = own_step(self, _AdasumDistributed, closure, options)
         deltas = [parameter.detach() - start for parameter, start in zip(parameters, starts)]
         pairs = [self._compression.compress(delta) for delta in deltas]
         pending = [
             handles.allreduce_async_(compressed, name=f"adasum.{name}", op=ReduceOp.ADASUM)
-            for (compressed, _), name in zip(pairs, self._names)
+            for (compressed, _), name in zip(pairs, names)
         ]
         for parameter, start, handle, (_, context) in zip(parameters, starts, pending, pairs):
             combined = self._compression.decompress(handles.synchronize(handle), context)
             parameter.detach().copy_(start + combined)
-        self._check.stepped(lambda: [(n, bytes_of(item)) for n, item in zip(self._names, parameters)])
+        self._check.stepped(lambda: [(n, bytes_of(item)) for n, item in zip(names, parameters)])
         return loss
 
     step.hooked = True  # type: ignore[attr-defined]
-
-    __reduce_ex__ = no_copies
 
 
 def make_own_step(optimizer: Any) -> None:
@@ -336,7 +332,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
     Reductions start during ``loss.backward()``, as soon as gradients have been computed; ``step()`` waits for
     them. All ranks must call ``step()`` equally often, and begin with equal parameters and optimizer state
     (``broadcast_parameters``, ``broadcast_optimizer_state``). Where a rank has no gradient of a parameter and
-    another rank has one, it contributes zeros.
+    another rank has one, it contributes zeros; a sparse gradient must be there on all ranks the first time,
+    or ``sparse_as_dense`` be True.
 
     Example::
 
@@ -356,7 +353,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
         num_groups: deprecated, use ``groups``.
         groups: the gradients that are reduced as one operation: a number of groups, or lists of parameters.
             By default ringcomm forms buckets of up to 8 MiB.
-        sparse_as_dense: reduce sparse gradients as dense ones; they are sparse again afterwards.
+        sparse_as_dense: reduce sparse gradients as dense ones; they are dense afterwards.
         process_set: the ranks that take part; by default all. Ranks outside it step without reduction.
         {balanced_batches}
 
@@ -385,14 +382,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
     if local_steps_of_settings():
         return local_optimizer(optimizer, reduction, passes)
     named = None if named_parameters is None else list(named_parameters)
-    names = names_of(parameters_of(optimizer), named)
     if chosen == ReduceOp.ADASUM and api.size() > 1:
         if process_set is not global_process_set:
             raise NotOfferedError("Adasum does not support non-global process sets yet.")
+        names_of(parameters_of(optimizer), named)  # refuses wrong ones
         delta: Any = wrapped(_AdasumDistributed, optimizer, but="step")
         delta._compression = Compression.none if is_coded(reduction.compression) else reduction.compression
-        delta._passes, delta._check = passes, StepCheck(process_set)
-        delta._names = [names[id(item)] for item in all_parameters(optimizer) if item.requires_grad]
+        delta._passes, delta._check, delta._named = passes, StepCheck(process_set), named
         return delta
     made = wrapped(_Distributed, optimizer, but="step")
     made._distribute(reduction, named, passes)

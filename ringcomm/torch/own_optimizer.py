@@ -7,7 +7,42 @@ from typing import Any, Dict, List
 
 import torch
 
-from ..errors import NotOfferedError
+from ..errors import ConfigError, NotOfferedError
+
+
+class OwnOptimizer:
+    """Base of the mixins before the user's optimizer class."""
+
+    _option: str
+
+    @property
+    def param_groups(self) -> List[Dict[str, Any]]:
+        """The parameter groups, as of every optimizer.
+
+        From here ``GradScaler`` gets the gradients that it tests and unscales.
+        """
+        if sys._getframe(1).f_code.co_name == "_unscale_grads_":
+            self._before_unscaling()
+        groups: List[Dict[str, Any]] = self.__dict__["param_groups"]
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: List[Dict[str, Any]]) -> None:
+        """Replace the parameter groups."""
+        self.__dict__["param_groups"] = groups
+
+    def _before_unscaling(self) -> None:
+        raise ConfigError(
+            f"{self._option} does not work with a GradScaler: each rank would leave out steps because of its "
+            "own gradients. Train in bfloat16, or without it."
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse copying: a copy would train without the other ranks."""
+        raise NotOfferedError(
+            "A DistributedOptimizer cannot be copied or pickled, because it belongs to this job's ranks. "
+            "Keep its state_dict(); or copy the original optimizer, and wrap the copy."
+        )
 
 
 def parameters_of(optimizer: Any) -> List[List[torch.Tensor]]:
@@ -18,14 +53,6 @@ def parameters_of(optimizer: Any) -> List[List[torch.Tensor]]:
 def all_parameters(optimizer: Any) -> List[torch.Tensor]:
     """The parameters of all groups."""
     return [parameter for group in parameters_of(optimizer) for parameter in group]
-
-
-def no_copies(optimizer: Any, protocol: Any) -> Any:
-    """Refuse copying: a copy would train without the other ranks."""
-    raise NotOfferedError(
-        "A DistributedOptimizer cannot be copied or pickled, because it belongs to this job's ranks. Keep "
-        "its state_dict(); or copy the original optimizer, and wrap the copy."
-    )
 
 
 def has_step_hooks(optimizer: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from contextlib import suppress
 from typing import Any, Callable, Container, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -14,10 +15,12 @@ from .._adapter.feedback import Residuals
 from .._adapter.gradients import Arrivals, Gradient, plan_buckets, plan_groups
 from .._adapter.reduction import Reduction
 from ..calls.process_set import included_in
-from ..errors import ConfigError
+from ..errors import ConfigError, MismatchError, RingcommError
 from ..job.context import Context
 from .buckets import Bucket, SparseBucket
 from .compressed_buckets import codec_of, make_bucket
+
+_RARE = "(If only some ranks have a sparse gradient in its first step, pass sparse_as_dense=True.)"
 
 _alive: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
 
@@ -126,7 +129,8 @@ class GradientReducer:
         owner = weakref.ref(self)
         for index in range(first, len(self.parameters)):
             parameter = self.parameters[index]
-            self._hooks.append(parameter.register_hook(_hook(owner, index, GradientReducer.expect)))
+            before = _hook(owner, index, GradientReducer.expect)
+            self._hooks.append(_OnAccumulator(parameter, before, "register_prehook"))
             self._hooks.append(_when_accumulated(parameter, _hook(owner, index, GradientReducer.computed)))
 
     def remove_hooks(self) -> None:
@@ -247,18 +251,18 @@ class GradientReducer:
 
         Raises:
             RingcommError: a reduction failed; all other reductions have ended.
+            ConfigError: another reducer has a parameter of this one, and is reducing its gradient.
         """
         self.fresh = False
         if not self.active():
             self._arrivals.reset()
             return
         problem: Optional[BaseException] = None
+        self._refuse_shared()
         waiting_from_s = time.perf_counter()
         self._add_unfrozen()
         try:
             self._submit_remaining()
-            if self.reduction.weight is not None:
-                self.reduction.weight.submitted()
             problem = self._finish_all()
         finally:
             self._submitted.clear()
@@ -270,6 +274,17 @@ class GradientReducer:
         if self._auto is not None and self._auto.finished(self._nbytes(), waiting_from_s):
             self._take_choice()
 
+    def _refuse_shared(self) -> None:
+        """Refuse to reduce gradients that a later reducer, which has the hooks, is reducing in this step."""
+        for other in list(_alive):
+            for key in other._numbers if other is not self and other.started else ():
+                if key in self._numbers:
+                    raise ConfigError(
+                        f"{self._names[self._numbers[key]]} belongs to two DistributedOptimizers, and the "
+                        "other one is reducing its gradient. Let only one have it: an optimizer may have "
+                        "several parameter groups."
+                    )
+
     @property
     def may_detach(self) -> bool:
         """Whether :meth:`detach` can be called instead of :meth:`synchronize`."""
@@ -278,6 +293,7 @@ class GradientReducer:
     def detach(self) -> List[Bucket]:
         """Submit what is left, and hand over the reductions, which the caller completes bucket by bucket."""
         self.fresh = False
+        self._refuse_shared()
         self._add_unfrozen()
         try:
             self._submit_remaining()
@@ -308,6 +324,9 @@ class GradientReducer:
                     bucket.reset()
                     buckets.remove(bucket)
                     problem = problem or error
+        # The text is the same on all ranks, and so are their errors with what is added here.
+        if isinstance(problem, MismatchError) and ".sparse" in str(problem):
+            problem.args = (f"{problem} {_RARE}",)
         return problem
 
     def _submit_remaining(self) -> None:
@@ -328,9 +347,12 @@ class GradientReducer:
         Args:
             passes: the new number of backward passes per step; None: unchanged.
         """
-        for bucket in self._buckets:
-            if bucket is not None:
-                bucket.reset()
+        for bucket in self._submitted.values():
+            with suppress(RingcommError):
+                bucket.wait()  # the names are free then
+        for each in self._buckets:
+            if each is not None:
+                each.reset()
         self._submitted.clear()
         self._arrivals.reset(passes)
 
@@ -347,15 +369,17 @@ def _hook(owner: Any, index: int, method: Callable[[GradientReducer, int], None]
 
 
 class _OnAccumulator:
-    """A hook on the node that accumulates a gradient, for versions of torch without a public hook."""
+    """A hook on the node that adds to ``parameter.grad``; ``torch.autograd.grad()`` does not execute it."""
 
-    def __init__(self, parameter: torch.Tensor, hook: Callable[..., None]) -> None:
+    def __init__(
+        self, parameter: torch.Tensor, hook: Callable[..., None], register: str = "register_hook"
+    ) -> None:
         with torch.enable_grad():
             self._view = parameter.expand_as(parameter)
         node: Any = self._view.grad_fn
         # Keeps the node alive.
         self._accumulator = node.next_functions[0][0]
-        self._handle = self._accumulator.register_hook(hook)
+        self._handle = getattr(self._accumulator, register)(hook)
 
     def remove(self) -> None:
         """Remove the hook."""

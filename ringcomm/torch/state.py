@@ -85,7 +85,7 @@ def broadcast_optimizer_state(
     root = api.rank() == root_rank
     if setting_aliases.sources and not optimizer.state:
         _fill_gradients(optimizer)
-    tree, tensors = take_apart(optimizer.state_dict() if root else None, torch.is_tensor)
+    tree, tensors = take_apart(optimizer.state_dict() if root else None, _is_strided)
     facts = [(tuple(item.shape), item.dtype, item.device.type == "cpu") for item in tensors]
     tree, facts = broadcast_object((tree, facts), root_rank, "optimizer", process_set)
     if not root:
@@ -94,6 +94,11 @@ def broadcast_optimizer_state(
     if not root:
         stays = {id(tensor): on_cpu for tensor, (_, _, on_cpu) in zip(tensors, facts)}
         _install(optimizer, put_together(tree, tensors), stays)
+
+
+def _is_strided(value: Any) -> bool:
+    """Return whether it is a tensor that is sent as its elements; sparse ones are pickled."""
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided
 
 
 def _fill_gradients(optimizer: torch.optim.Optimizer) -> None:
@@ -133,7 +138,7 @@ def _install(optimizer: torch.optim.Optimizer, state: Any, stays: Mapping[int, b
     optimizer.state.clear()
     for number, own in state["state"].items():
         parameter = parameters[number]
-        tree, tensors = take_apart(own, torch.is_tensor)
+        tree, tensors = take_apart(own, _is_strided)
         placed = [item if stays[id(item)] else item.to(parameter.device) for item in tensors]
         laid_out = [like_parameter(item, parameter) for item in placed]
         optimizer.state[parameter] = put_together(tree, laid_out)

@@ -28,6 +28,7 @@ does.
 
 from __future__ import annotations
 
+import errno
 import resource
 import selectors
 import socket
@@ -58,6 +59,11 @@ _POLL_S = 0.01
 """Between two looks where the system has neither epoll nor kqueue."""
 _SOON_S = 0.005
 _DRAIN_BYTES = 4096
+_PENDING = {
+    errno.ENETDOWN, errno.EPROTO, errno.ENOPROTOOPT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH,
+    errno.EPERM,
+}  # fmt: skip
+"""Errors of one new connection (or of a firewall) that Linux has accept() raise; the listener is well."""
 _CLOSED = "it closed the connection before it had proven anything"
 
 
@@ -259,6 +265,9 @@ class Acceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as problem:
+                if problem.errno in _PENDING:
+                    self._keep(1)
+                    continue
                 if not is_short_of_descriptors(problem):
                     raise
                 # Out of descriptors: close the oldest unauthenticated connection and try again next time. If

@@ -66,8 +66,8 @@ class Arena:
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._size = 0
-        self._blocks: Tuple[_Block, ...] = ()  # by address; read without the lock, so replaced as a whole
-        self._starts: Tuple[int, ...] = ()
+        # By address, with their addresses; read without the lock, so both are replaced in one step.
+        self._index: Tuple[Tuple[int, ...], Tuple[_Block, ...]] = (), ()
         self._holes: Dict[int, List[int]] = {}  # by length, where in the file blocks have been given back
         self._gone: Deque[_Block] = deque()
 
@@ -99,7 +99,7 @@ class Arena:
             # This object ends with the last array over it. (A mapping could not be used again after it.)
             owner = (ctypes.c_ubyte * length).from_buffer(memory)
             block = _Block(offset, length, ctypes.addressof(owner), memory)
-            self._replace((*self._blocks, block))
+            self._replace((*self._index[1], block))
             weakref.finalize(owner, self._give_back, block).atexit = False
         memory_of: Array = np.frombuffer(owner, np.uint8, nbytes)  # type: ignore[call-overload]
         return memory_of
@@ -115,7 +115,7 @@ class Arena:
         while self._gone and self._lock.acquire(blocking=False):
             try:
                 block = self._gone.popleft()
-                self._replace(tuple(item for item in self._blocks if item is not block))
+                self._replace(tuple(item for item in self._index[1] if item is not block))
                 block.map.madvise(_GIVE_BACK)
                 self._holes[block.length].append(block.offset)
             except IndexError:
@@ -125,19 +125,16 @@ class Arena:
 
     def _replace(self, blocks: Tuple[_Block, ...]) -> None:
         blocks = tuple(sorted(blocks, key=lambda block: block.address))
-        self._starts, self._blocks = tuple(block.address for block in blocks), blocks
+        self._index = tuple(block.address for block in blocks), blocks
 
     def __contains__(self, array: Array) -> bool:
         return self.offset_of(array.__array_interface__["data"][0], array.nbytes) is not None
 
     def offset_of(self, address: int, nbytes: int) -> Optional[int]:
         """Return where in the file bytes of this process lie; None if they lie elsewhere. For any thread."""
-        blocks = self._blocks
-        if not blocks:
-            return None
-        starts = self._starts
+        starts, blocks = self._index
         place = bisect_right(starts, address) - 1
-        if not 0 <= place < len(blocks):
+        if place < 0:
             return None
         block = blocks[place]
         inside = address - block.address

@@ -30,6 +30,7 @@ from .huge_pages import MIN_BYTES
 from .process_memory import RING_MOST_BYTES, Lease, PeerMemory, ReadingLink
 from .ring import MASK, NEAR_BYTES, Ring
 from .shm import PIECE_BYTES
+from .views import after
 
 LENGTHS = tuple(kib * 1024 for kib in (256, 512, 1024, 2048, 4096, 8192))
 """Those that are measured, in bytes: an octave from one to the next."""
@@ -161,7 +162,7 @@ class _Overwriting:
     def take(self, receiver: ReadingLink) -> int:
         """Receive what is there; how many bytes."""
         count = receiver.recv(self._into)
-        self._into = _after(self._into, count)
+        self._into = after(self._into, count)
         return count
 
 
@@ -183,7 +184,7 @@ class _Adding:
         """Receive what is there; how many bytes."""
         if self._header:
             count = receiver.recv(self._header)
-            self._header = _after(self._header, count)
+            self._header = after(self._header, count)
             return count
         left = self._sum.nbytes - self._added
         if not self._waiting:
@@ -218,15 +219,8 @@ def _pass(sender: ReadingLink, receiver: ReadingLink, source: memoryview, taker:
     left = HEADER_BYTES + source.nbytes
     while left:
         if out:
-            out = _after(out, sender.send(out))
+            out = after(out, sender.send(out))
         left -= taker.take(receiver)
     while out:
-        out = _after(out, sender.send(out))  # lent bytes are taken once they have been returned
+        out = after(out, sender.send(out))  # lent bytes are taken once they have been returned
     return time.perf_counter() - began_s
-
-
-def _after(views: Sequence[memoryview], count: int) -> Sequence[memoryview]:
-    """Return what is left of the views behind the first so many bytes."""
-    if count < views[0].nbytes:
-        return (views[0][count:], *views[1:])
-    return _after(views[1:], count - views[0].nbytes) if len(views) > 1 else ()

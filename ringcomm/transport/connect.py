@@ -163,11 +163,11 @@ class Dial:
             return
         for sock in self._socks[1:]:
             self._drop(sock)
-        sock = socket.socket(self._family, socket.SOCK_STREAM)
-        sock.setblocking(False)
-        self._socks.append(sock)
         self._reactor.after(ASK_AGAIN_S, self._ask)
         try:
+            sock = socket.socket(self._family, socket.SOCK_STREAM)
+            self._socks.append(sock)
+            sock.setblocking(False)
             sock.connect(self._endpoint)
         except BlockingIOError:
             if self._family == socket.AF_UNIX:

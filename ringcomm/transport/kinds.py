@@ -9,9 +9,10 @@ well as ``docker0``; there the bridge's own name decides.
 from __future__ import annotations
 
 import fnmatch
-import ipaddress
 from pathlib import Path
 from typing import List, Optional
+
+from ..configuration.endpoints import is_loopback
 
 WIRED, WIRELESS, VIRTUAL, LOOPBACK, LOCAL = "wired", "wireless", "virtual", "loopback", "local"
 
@@ -44,7 +45,7 @@ def kind_of(name: str, address: str, system: Path = _SYSTEM) -> str:
         address: one of its addresses.
         system: where Linux describes interfaces; elsewhere there is no such directory, and names decide.
     """
-    if ipaddress.ip_address(address).is_loopback:
+    if is_loopback(address):
         return LOOPBACK
     return _told_by_system(name, system) or _kind_of_name(name)
 

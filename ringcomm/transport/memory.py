@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Sequence, Tuple
 
-from .base import Channels, Fabric, Link, LinkClosed, Views, Watch
+from .base import Channels, Fabric, Link, LinkClosed, Views
 
 
 class _Pipe:
@@ -90,12 +90,9 @@ class MemoryLink(Link):
 class MemoryFabric(Fabric):
     """One rank's end of a job inside this process. Made by :func:`memory_fabrics`."""
 
-    def __init__(
-        self, rank: int, size: int, links: Dict[int, MemoryLink], exchange: _Exchange, watch: Optional[Watch]
-    ) -> None:
+    def __init__(self, rank: int, size: int, links: Dict[int, MemoryLink], exchange: _Exchange) -> None:
         self.rank = rank
         self.size = size
-        self.watch = watch
         self._links = links
         self._exchange = exchange
         self._seen: Dict[int, int] = {}  # by thread: several may wait
@@ -138,7 +135,6 @@ def memory_fabrics(size: int, capacity_bytes: int = 1 << 20) -> List[MemoryFabri
                 if peer != rank
             },
             exchange,
-            None,
         )
         for rank in range(size)
     ]

@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 from .base import Fabric
 from .routes import OTHER_KIND_RATIO
-from .tcp import SocketLink
+from .tcp import SocketLink, tcp_info
 
 QUARTER = 0.25
 """A link below this part of what it was chosen for is slow."""
@@ -31,7 +31,6 @@ _MAX_HELD = 0.25
 _FULL = 0.5
 """Segments of at least this part of the largest size are those of long messages."""
 _TCP_INFO = struct.Struct("@7xB8xI100xQ16xII4xIQQQ")
-_TCP_INFO_BYTES = _TCP_INFO.size
 _APP_LIMITED = 1
 
 
@@ -100,15 +99,10 @@ class Counted(NamedTuple):
 
 def counted(sock: socket.socket) -> Optional[Counted]:
     """The system's counters of a TCP connection; None where it has none (other systems, old kernels)."""
-    if not hasattr(socket, "TCP_INFO") or sock.family == getattr(socket, "AF_UNIX", None):
+    info = () if sock.family == getattr(socket, "AF_UNIX", None) else tcp_info(sock, _TCP_INFO)
+    if not info:
         return None
-    try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-    except OSError:
-        return None  # It has been closed meanwhile.
-    if len(info) < _TCP_INFO_BYTES:
-        return None
-    flags, largest, acked, unsent, trip_us, segments, rate, busy_us, held_us = _TCP_INFO.unpack(info)
+    flags, largest, acked, unsent, trip_us, segments, rate, busy_us, held_us = info
     idle = bool(flags & _APP_LIMITED)
     return Counted(acked, busy_us, held_us, rate, idle, unsent, segments, largest, trip_us)
 

@@ -192,3 +192,22 @@ def explain_no_route(names: Mapping[int, str], attempts: Sequence[Attempt]) -> s
         target = names.get(item.target, f"rank {item.target}")
         lines.append(f"  {origin} -> {target} at {item.address} ({item.remote_iface}): {item.why}")
     return "\n".join(lines) if lines else "  nothing could be tried: one of them offered no address"
+
+
+def pairings(members: Sequence[int], most: Optional[int] = None) -> List[List[Tuple[int, int]]]:
+    """Rounds of disjoint pairs in which every two members meet once (a round-robin tournament).
+
+    Args:
+        members: numbers.
+        most: only so many rounds; None: all.
+
+    >>> pairings([0, 2, 5])
+    [[(2, 5)], [(0, 5)], [(0, 2)]]
+    """
+    circle = [*members] if len(members) % 2 == 0 else [*members, -1]
+    rounds: List[List[Tuple[int, int]]] = []
+    for _ in range(min(len(circle) - 1, len(circle) if most is None else most)):
+        pairs = zip(circle[: len(circle) // 2], reversed(circle[len(circle) // 2 :]))
+        rounds.append(sorted((min(pair), max(pair)) for pair in pairs if -1 not in pair))
+        circle.insert(1, circle.pop())
+    return rounds

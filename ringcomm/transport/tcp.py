@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import struct
-from typing import Dict, Mapping, Optional, Sequence
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from ..wire.signing import Session
 from .base import Fabric, Link, LinkClosed, Views, Watch
@@ -50,12 +50,19 @@ def choose_congestion(sock: socket.socket, wish: str) -> None:
 
 def round_trip_us(sock: socket.socket) -> int:
     """The system's estimate of a TCP connection's round-trip time in microseconds (0 if unknown)."""
+    return int((tcp_info(sock, _TCP_INFO_RTT) or (0,))[0])
+
+
+def tcp_info(sock: socket.socket, fields: struct.Struct) -> Tuple[Any, ...]:
+    """Return fields of a connection's ``struct tcp_info`` (Linux' ``tcp.h``), from its start; () without one.
+
+    An old kernel has fewer fields, and another system or a sandbox may have none.
+    """
     try:
         which = socket.TCP_INFO  # type: ignore[attr-defined,unused-ignore]
-        info = sock.getsockopt(socket.IPPROTO_TCP, which, _TCP_INFO_RTT.size)
-    except (AttributeError, OSError):  # not Linux, or a sandbox
-        return 0
-    return int(_TCP_INFO_RTT.unpack(info)[0]) if len(info) == _TCP_INFO_RTT.size else 0
+        return fields.unpack(sock.getsockopt(socket.IPPROTO_TCP, which, fields.size))
+    except (AttributeError, OSError, struct.error):
+        return ()
 
 
 STREAMS = ("a Unix socket", "TCP")

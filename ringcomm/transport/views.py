@@ -31,6 +31,17 @@ def clipped(views: Views, most: int) -> List[memoryview]:
     return found
 
 
+def after(views: Views, count: int) -> List[memoryview]:
+    """Return what remains of the views after so many bytes."""
+    remaining = []
+    for view in views:
+        skipped = min(count, view.nbytes)
+        count -= skipped
+        if skipped < view.nbytes:
+            remaining.append(view[skipped:])
+    return remaining
+
+
 def gathered(views: Views, start: int, stop: int) -> bytes:
     """Some of the bytes that were read into the views."""
     found: List[memoryview] = []

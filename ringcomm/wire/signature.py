@@ -217,7 +217,8 @@ class Signature(NamedTuple):
         if self.bounds and not self.items and self.shapes:
             edges = self.edges()[0]
             sizes = [stop - start for start, stop in zip(edges, edges[1:])]
-            if sizes != sorted(sizes, reverse=True) or sizes[0] - sizes[-1] > 1:
+            uneven = sizes != sorted(sizes, reverse=True) or sizes[0] - sizes[-1] > 1
+            if uneven or self.kind != Collective.REDUCESCATTER:
                 arguments.append(f"{sizes} rows by rank")
         if self.root != NO_ROOT and not message:
             arguments.append(f"root_rank={self.root}")

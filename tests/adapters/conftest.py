@@ -2,11 +2,8 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Iterator
 
 import pytest
-
-import ringcomm as rc
 
 collect_ignore = [name for name in ("tensorflow", "keras", "mxnet", "jax", "mlx") if find_spec(name) is None]
 if not any(find_spec(name) for name in ("ray", "distributed", "pyspark")):
@@ -19,11 +16,3 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if here in item.path.parents and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(330))
-
-
-@pytest.fixture
-def alone() -> Iterator[Any]:
-    """This process as a job of one rank: `rc`, initialized."""
-    rc.init()
-    yield rc
-    rc.shutdown()

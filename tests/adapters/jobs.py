@@ -7,13 +7,16 @@ import os
 import sys
 import time
 import traceback
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 import ringcomm as rc
 from ringcomm._adapter import placed
 from ringcomm.config import Settings
+from tests.support.errors import raises
 
 LIMIT_S = 170.0
 Operation = Callable[[Any, Any], Any]
@@ -85,6 +88,27 @@ def run(function: Any, arguments: Any, ranks: int, **environment: str) -> List[A
         env={**quiet, **environment},
     )
     return results
+
+
+@contextmanager
+def noted(folder: str) -> Iterator[None]:
+    """On a rank: write down the error of another one's end, for :func:`check_a_lost_rank`."""
+    try:
+        yield
+    except rc.HorovodInternalError as error:
+        assert isinstance(error, rc.Recoverable), error
+        Path(folder, str(rc.rank())).write_text(str(error))
+        raise
+
+
+def check_a_lost_rank(program: Callable[[str], None], folder: Path) -> None:
+    """Rank 1 of three ends in a program: the others get the same error, which names it and is recoverable."""
+    from ringrun.function import RemoteError  # the ranks do without it
+
+    raises(RemoteError, lambda: run(program, (str(folder),), 3), "rank 1")
+    texts = {path.name: path.read_text() for path in folder.iterdir()}
+    assert sorted(texts) == ["0", "2"] and texts["0"] == texts["2"], texts
+    assert texts["0"].startswith("rank 1"), texts
 
 
 class Failure(NamedTuple):

@@ -1,18 +1,15 @@
-"""Fixtures: a real rendezvous (`service`), `no_leaks`, a `reactor`, `runtime` of launchers, `as_default`."""
+"""Fixtures: a real rendezvous (`service`), `no_leaks`, a `reactor`, `runtime` of launchers."""
 
 from __future__ import annotations
 
 import socket
 import tempfile
-import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List
 
 import pytest
 
-from ringcomm import api
-from ringcomm.job.context import Context
 from ringcomm.rendezvous import links
 from ringcomm.transport import arena
 from ringcomm.transport.connect import listen
@@ -42,21 +39,6 @@ def service(no_leaks: None) -> Iterator[Callable[..., Service]]:
             return made
 
         yield make
-
-
-@pytest.fixture
-def as_default(monkeypatch: pytest.MonkeyPatch) -> Callable[[Context], None]:
-    """Lets every thread have a default context of its own, as every process has."""
-    mine = threading.local()
-
-    def context() -> Context:
-        found: Context = mine.context
-        return found
-
-    monkeypatch.setattr(api, "context", context)
-    monkeypatch.setattr(api, "placed", context)
-    monkeypatch.setattr(api, "is_initialized", lambda: hasattr(mine, "context"))
-    return lambda context: setattr(mine, "context", context)
 
 
 @pytest.fixture

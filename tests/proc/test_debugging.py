@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import List
 
 import pytest
 
-from tests.proc.test_ringrun_support import LIMIT_S, SOURCES, Launched
+from tests.proc.test_ringrun_support import LIMIT_S, Launched
 from tests.proc.test_watching import on_a_terminal
+from tests.support.programs import run_python
 
 STOPS = """
 import numpy as np
@@ -84,12 +84,8 @@ def test_quiet_leaves_the_output_and_the_failures() -> None:
 
 
 def complete(words: str, position: int, cwd: Path) -> str:
-    environ = {**os.environ, "PYTHONPATH": SOURCES, "_RINGRUN_COMPLETE": "bash_complete",
-               "COMP_WORDS": words, "COMP_CWORD": str(position)}  # fmt: skip
-    return subprocess.run(
-        [sys.executable, "-m", "ringrun"], env=environ, cwd=cwd, timeout=LIMIT_S, text=True, check=True,
-        stdout=subprocess.PIPE,
-    ).stdout  # fmt: skip
+    typed = {"_RINGRUN_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(position)}
+    return run_python("-m", "ringrun", cwd=cwd, **typed)
 
 
 def test_a_shell_completes_options_commands_and_files(tmp_path: Path) -> None:
@@ -97,9 +93,6 @@ def test_a_shell_completes_options_commands_and_files(tmp_path: Path) -> None:
     assert "plain,--metrics-port" in options
     assert {"plain,stop"} <= set(complete("ringrun st", 1, tmp_path).split())
     assert "file,tra" in complete("ringrun -np 2 tra", 3, tmp_path).split()
-    script = subprocess.run(
-        [sys.executable, "-m", "ringrun", "completion", "bash"], cwd=tmp_path, timeout=LIMIT_S, text=True,
-        env={**os.environ, "PYTHONPATH": SOURCES}, stdout=subprocess.PIPE, check=True,
-    ).stdout  # fmt: skip
+    script = run_python("-m", "ringrun", "completion", "bash", cwd=tmp_path)
     assert "_RINGRUN_COMPLETE=bash_complete" in script
     assert subprocess.run(["bash", "-n"], input=script, text=True, timeout=LIMIT_S).returncode == 0

@@ -68,4 +68,4 @@ def test_hosts_that_do_not_answer(tmp_path: Path) -> None:
     assert found.noises[0] == "Welcome" and found.facts[0] is not None and found.facts[1] is None
     assert not found.tried and not found.routes
     (lost,) = examine(job_of("a", "/no/such/program {host}")).problems
-    assert "cannot be started: No such file or directory" in lost
+    assert "cannot be started on this machine (No such file or directory)" in lost

@@ -107,6 +107,16 @@ assert hosts.parse_hosts_and_slots("a:2,b:3") == (["a", "b"], {"a": 2, "b": 3})
 places = hosts.get_host_assignments(hosts.parse_hosts("a:2,b:3"), 2, 4)
 rows = "0,4,0,2,0,2 1,4,1,2,0,2 2,4,0,2,1,2 3,4,1,2,1,2".split()
 assert [place.to_response_string() for place in places] == rows
+(first, second) = hosts.get_host_assignments(hosts.parse_hosts("[::1]:1,[::1]:1"), 2)
+assert (first.hostname, first.local_rank, second.local_rank, second.local_size) == ("::1", 0, 1, 2)
+assert hosts.HostInfo.from_string("a:3").slots == 3
+for words in (("a:1,b:1", 3), ("a:4", 2, 1)):
+    try:
+        hosts.get_host_assignments(hosts.parse_hosts(words[0]), *words[1:])
+    except ValueError as problem:
+        assert "Requested more processes" in str(problem)
+    else:
+        raise AssertionError(words)
 assert len(secret.make_secret_key()) == 32 and host_hash("") == host_hash() != host_hash("x")
 assert "127.0.0.1" in network.get_local_host_addresses()
 assert timeout.Timeout(60, "waiting for {activity}").check_time_out_for("x") is None

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Dict
 
 import pytest
 
-from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched
+from tests.proc.test_ringrun_support import ROOT, Launched
+from tests.support.programs import run_python
 
 EXAMPLE = ROOT / "examples" / "elastic_numpy.py"
 
@@ -47,11 +46,7 @@ def test_the_example_learns_the_same_although_its_ranks_are_killed(tmp_path: Pat
 def test_the_losses_do_not_depend_on_the_ranks(tmp_path: Path) -> None:
     """Fixed global batches in float64: one process alone, and ranks that are lost and that join."""
     program = str(ROOT / "tests" / "proc" / "programs" / "elastic_losses.py")
-    alone = subprocess.run(
-        [sys.executable, program], env=dict(os.environ, PYTHONPATH=SOURCES), stdout=subprocess.PIPE,
-        text=True, check=True, timeout=60,
-    )  # fmt: skip
-    expected = losses_of(alone.stdout)
+    expected = losses_of(run_python(program))
     assert len(expected) == 126 and expected[125] < expected[0] / 10
     job = Launched(
         "-np", "3", "--min-np", "2", "--max-np", "3", program,

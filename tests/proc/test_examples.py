@@ -5,17 +5,16 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import List, NamedTuple
 
 import pytest
 
-from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched
+from tests.proc.test_ringrun_support import Launched
+from tests.support.programs import ONE_THREAD, ROOT, SOURCES, run_python
 
 LIMIT_S = 100.0
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # ranks outnumber the cores as it is
 EXAMPLES = [
     pytest.param("numpy_digits", id="numpy"),
     pytest.param(
@@ -65,27 +64,20 @@ def read(output: str) -> Training:
 @functools.lru_cache(maxsize=None)
 def alone(example: str, *options: str) -> Training:
     """``python examples/EXAMPLE.py``: one process, no launcher."""
-    done = subprocess.run(
-        [sys.executable, f"examples/{example}.py", *options],
-        cwd=ROOT, env={"PYTHONPATH": SOURCES, **ONE_THREAD},
-        capture_output=True, text=True, timeout=LIMIT_S,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return read(done.stdout)
+    return read(run_python(f"examples/{example}.py", *options))
 
 
-def together(ranks: int, example: str, *options: str) -> Training:
-    """``ringrun -np RANKS examples/EXAMPLE.py``."""
+def together(ranks: int, example: str, *options: str) -> str:
+    """``ringrun -np RANKS examples/EXAMPLE.py``; what the ranks print."""
     job = Launched("-np", str(ranks), f"examples/{example}.py", *options, cwd=ROOT, env=ONE_THREAD)
-    code = job.finish(LIMIT_S)
-    assert code == 0, f"{job.out}\n{job.err}"
-    return read(job.out)
+    assert job.finish(LIMIT_S) == 0, f"{job.out}\n{job.err}"
+    return job.out
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_any_number_of_ranks_learns_what_one_process_learns(example: str, ranks: int) -> None:
-    one, many = alone(example), together(ranks, example)
+    one, many = alone(example), read(together(ranks, example))
     assert one.accuracy >= 0.95  # with 64 images per step: 3 ranks have uneven parts
     assert many.accuracy == pytest.approx(one.accuracy, abs=0.01)
     assert many.losses == pytest.approx(one.losses, abs=1e-3)
@@ -97,7 +89,7 @@ def test_any_number_of_ranks_learns_what_one_process_learns(example: str, ranks:
 @pytest.mark.full
 def test_a_rank_may_have_no_part_of_a_batch(example: str) -> None:
     options = ("--epochs", "1", "--batch-size", "718")  # the last of the three steps has one image
-    one, many = alone(example, *options), together(3, example, *options)
+    one, many = alone(example, *options), read(together(3, example, *options))
     assert len(one.losses) == 1
     assert many.losses == pytest.approx(one.losses, abs=1e-3)
 
@@ -105,10 +97,6 @@ def test_a_rank_may_have_no_part_of_a_batch(example: str) -> None:
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_missing_scikit_learn_is_said_with_its_remedy(example: str, tmp_path: Path) -> None:
     (tmp_path / "sklearn.py").write_text("raise ModuleNotFoundError('not here', name='sklearn')\n")
-    done = subprocess.run(
-        [sys.executable, f"examples/{example}.py"], cwd=ROOT, env={"PYTHONPATH": f"{tmp_path}:{SOURCES}"},
-        capture_output=True, text=True, timeout=LIMIT_S,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert done.stderr.endswith(f"Install it: {sys.executable} -m pip install scikit-learn\n")
+    text = run_python(f"examples/{example}.py", code=1, PYTHONPATH=f"{tmp_path}:{SOURCES}")
+    assert text.count("\n") == 1
+    assert text.endswith(f"Install it: {sys.executable} -m pip install scikit-learn\n")

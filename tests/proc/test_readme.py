@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import secrets
 import socket
@@ -15,6 +14,7 @@ import pytest
 
 from ringrun.plan.hosts import parse_hostfile, parse_hosts
 from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched
+from tests.support.programs import run_python
 
 LIMIT_S = 100.0
 PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY"))]
@@ -36,11 +36,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_train_py(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(block("# train.py\nimport"))
-    alone = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, env={"PYTHONPATH": SOURCES},
-        capture_output=True, text=True, timeout=LIMIT_S,
-    )  # fmt: skip
-    assert alone.stdout == "rank 0 of 1 has learned [1. 2. 3.]\n", alone.stderr
+    assert run_python("train.py", cwd=tmp_path) == "rank 0 of 1 has learned [1. 2. 3.]\n"
     job = Launched("-np", "4", "train.py", cwd=tmp_path)
     assert job.finish(LIMIT_S) == 0, job.err
     lines = [f"[localhost:{rank}] rank {rank} of 4 has learned [1. 2. 3.]" for rank in range(4)]
@@ -64,11 +60,8 @@ def test_the_function_in_a_notebook(tmp_path: Path) -> None:
     expected = re.findall(r"# (\[.*?\]):", text)
     printing = re.sub(r"^rc\.run(.*?\))  ", r"print(rc.run\1)  ", text, flags=re.MULTILINE)
     (tmp_path / "cell.py").write_text(printing)
-    done = subprocess.run(
-        [sys.executable, "cell.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": SOURCES},
-        capture_output=True, text=True, timeout=LIMIT_S,
-    )  # fmt: skip
-    assert [done.stdout.strip()] == expected, done.stderr
+    printed = run_python("cell.py", cwd=tmp_path).splitlines()
+    assert [line for line in printed if not line.startswith("ringrun: ")] == expected
 
 
 def test_without_ringrun(tmp_path: Path) -> None:

@@ -126,32 +126,6 @@ def test_a_rank_that_leaves_without_a_result() -> None:
         run_function(os._exit, (0,), np=1, console=Kept())
 
 
-def test_bad_options() -> None:
-    with pytest.raises(ConfigError, match="-np 3"):
-        run_function(describe, np=3, hosts="localhost:2")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"fn": 3}, "every rank calls, not 3"),
-        ({"args": 7}, "args=7"),
-        ({"kwargs": [1]}, r"kwargs=\[1\] is not a dictionary"),
-        ({"env": "A=1"}, "env='A=1' is not a dictionary"),
-        ({"np": "2"}, "np='2' is not a whole number"),
-        ({"np": 2.0}, "np=2.0 is not a whole number"),
-        ({"hosts": ["localhost"]}, r"hosts=\['localhost'\] is not a string, like \"localhost,jetson1:2\""),
-        ({"timeout_s": "1"}, "timeout_s='1' is not a number"),
-        ({"settings": [1]}, r"settings=\[1\] is not a dictionary"),
-        ({"settings": {"tranport": "tcp"}}, "no setting 'tranport'"),
-        ({"config_file": "/nowhere"}, "/nowhere cannot be read"),
-    ],
-)
-def test_arguments_of_the_wrong_type(wrong: Dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        run_function(**{"fn": print, **wrong})
-
-
 def test_from_several_threads_at_once() -> None:
     results: List[Any] = [None] * 3
 

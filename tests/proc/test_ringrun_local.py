@@ -15,6 +15,7 @@ import pytest
 from ringcomm.transport.nics import machine
 from ringrun.agent.threads import available_cores
 from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched, command_line, ringrun
+from tests.support.programs import run_python
 
 SLOT = "slot=${RINGCOMM_SLOT#*:}; "
 
@@ -273,12 +274,9 @@ def test_help_imports_neither_a_framework_nor_what_only_a_job_needs() -> None:
         "import sys\nfrom ringrun.cli import main\nsys.argv[1:] = ['--help']\n"
         "try:\n    main()\nexcept SystemExit:\n    print('modules', *sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True,
-        env={**os.environ, "PYTHONPATH": SOURCES},
-    )  # fmt: skip
-    modules = done.stdout.splitlines()[-1].split()
-    assert "--hostfile" in done.stdout and modules[0] == "modules"
+    output = run_python("-c", program)
+    modules = output.splitlines()[-1].split()
+    assert "--hostfile" in output and modules[0] == "modules"
     heavy = {"torch", "tensorflow", "jax", "psutil", "multiprocessing", "ringrun.job.launch"}
     assert heavy.isdisjoint(modules), heavy.intersection(modules)
 

@@ -17,7 +17,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Set
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = os.pathsep.join([str(ROOT), str(ROOT / "launcher")])
 MARK = "RINGRUN_TEST_MARK"
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 class Launched:

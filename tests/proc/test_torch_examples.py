@@ -6,17 +6,13 @@ import gzip
 import importlib.util
 import re
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched
-
-LIMIT_S = 100.0
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # ranks outnumber the cores as it is
+from tests.proc.test_examples import together
+from tests.support.programs import run_python
 
 pytestmark = [
     pytest.mark.slow,
@@ -26,17 +22,9 @@ pytestmark = [
 
 def output(ranks: int, example: str, *options: str) -> str:
     """Return what an example prints; one rank is started without ringrun."""
-    script = f"examples/{example}.py"
     if ranks == 1:
-        done = subprocess.run(
-            [sys.executable, script, *options], cwd=ROOT, env={"PYTHONPATH": SOURCES, **ONE_THREAD},
-            capture_output=True, text=True, timeout=LIMIT_S,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-    job = Launched("-np", str(ranks), script, *options, cwd=ROOT, env=ONE_THREAD)
-    assert job.finish(LIMIT_S) == 0, f"{job.out}\n{job.err}"
-    return job.out
+        return run_python(f"examples/{example}.py", *options)
+    return together(ranks, example, *options)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

@@ -1,6 +1,8 @@
-"""`clock`: a clock that a test moves."""
+"""`clock`: a clock that a test moves. `ends`: of a TCP connection."""
 
 from __future__ import annotations
+
+import socket
 
 import pytest
 
@@ -15,3 +17,13 @@ class Clock:
 @pytest.fixture
 def clock():
     return Clock()
+
+
+@pytest.fixture
+def ends():
+    """The two ends of a TCP connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        dialled = socket.create_connection(listener.getsockname())
+        accepted, _ = listener.accept()
+    with dialled, accepted:
+        yield dialled, accepted

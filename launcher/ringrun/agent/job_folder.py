@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import re
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set
 
 from ringcomm.storage import files, folders
@@ -198,17 +198,17 @@ def _trim(cache: int) -> None:
     for name, facts in folders.owned_names(cache, shipped.DIGEST):
         total += facts.st_size
         if total > CACHE_BYTES:
-            folders.remove(cache, name)
+            with suppress(OSError):  # another agent has just removed it
+                folders.remove(cache, name)
 
 
 def _remove_old(jobs: int) -> None:
     """Keep the directories of the last jobs, and of those that run."""
     for name, _ in folders.owned_names(jobs, JOB)[KEPT_JOBS:]:
-        lock = f"{name}.lock"
-        try:
-            descriptor = shipped.locked(jobs, lock, fcntl.LOCK_EX, 0.0)
-        except BlockingIOError:
-            continue  # its job runs
-        folders.remove(jobs, name)
-        folders.remove(jobs, lock)
-        os.close(descriptor)
+        with suppress(OSError):  # its job runs, or what it has written cannot be removed
+            descriptor = shipped.locked(jobs, f"{name}.lock", fcntl.LOCK_EX, 0.0)
+            try:
+                folders.remove(jobs, name)
+                folders.remove(jobs, f"{name}.lock")
+            finally:
+                os.close(descriptor)

@@ -22,6 +22,7 @@ from ringrun.agent import processes
 RECORD_LIMIT_BYTES = 4 << 20  # longer input is discarded
 STACKS_LIMIT_BYTES = 64 << 10
 ANSWER_S = 0.7  # time limit of an answer to a request, and to the signal after it
+STARVED = 0.5  # a process is starved if its threads waited for a processor for this share of the time
 SAME_DUMP_S = 0.5  # text within this time of the last piece belongs to the same stacks
 TAKE_PIECES = 1024  # pieces of 64 KiB taken from a rank that has ended
 
@@ -40,6 +41,7 @@ class Recorder:
         self.answers = False  # whether it uses ringcomm and has opened the socket
         self.has_handler = False  # whether SIGUSR1 makes it write its stacks
         self.asked = 0  # 1: request sent, 2: signal sent
+        self.asked_at_s = self.queued_s = 0.0  # when it was sent, and :func:`queued_s` of then
         self.due: Optional[float] = None  # deadline of the answer
         self.owes_stacks = False  # whether the signal was sent, and nothing was written since
 
@@ -124,7 +126,9 @@ class Recorders:
     def ask(self) -> None:
         """Request a record from every rank; each answers once."""
         for recorder in self._recorders.values():
-            recorder.asked, recorder.due = 1, time.monotonic() + ANSWER_S
+            now = time.monotonic()
+            recorder.asked, recorder.due, recorder.asked_at_s = 1, now + ANSWER_S, now
+            recorder.queued_s = queued_s(recorder.pid)
             recorder.stacks.clear()
             try:
                 recorder.sock.send(b"?")
@@ -149,24 +153,28 @@ class Recorders:
         for recorder in list(self._recorders.values()):
             if recorder.due is None or now < recorder.due:
                 continue
-            facts = process_facts(recorder.pid)
             if recorder.asked == 1 and recorder.has_handler and catches_signal(recorder.pid):
                 recorder.asked, recorder.due = 2, now + ANSWER_S
                 recorder.owes_stacks = True
                 processes.kill([recorder.pid], signal.SIGUSR1)
             else:
-                self._send_substitute(recorder, dict(facts, reason="silent"))
+                self._send_substitute(recorder, now)
 
-    def _send_substitute(self, recorder: Recorder, facts: Dict[str, Any]) -> None:
+    def _send_substitute(self, recorder: Recorder, now: float) -> None:
         """Send a record in place of a rank that does not answer."""
         stacks = bytes(recorder.stacks).decode("utf-8", "replace")
-        content = dict(facts, type="record", format=1, stacks=stacks, pid=recorder.pid, at=time.time())
+        content = dict(
+            process_facts(recorder.pid), type="record", format=1, reason="silent", stacks=stacks,
+            pid=recorder.pid, at=time.time(),
+        )  # fmt: skip
+        if queued_s(recorder.pid) - recorder.queued_s > STARVED * (now - recorder.asked_at_s):
+            content["state"] = "starved"
         recorder.stacks.clear()
         recorder.asked, recorder.due = 0, None
         self._send(recorder.rank, json.dumps(content).encode())
 
     def _read(self, recorder: Recorder) -> bool:
-        """Read one piece from the socket; whether there may be more."""
+        """Read one piece from the socket; return whether there may be more."""
         try:
             data = recorder.sock.recv(1 << 16) if recorder.sock.fileno() >= 0 else b""
         except BlockingIOError:
@@ -247,6 +255,22 @@ def process_facts(pid: int) -> Dict[str, Any]:
     ``state``, as the letter that ``ps`` shows.
     """
     return {"state": status_of(pid).get("State", "")[:1]}
+
+
+def queued_s(pid: int) -> float:
+    """Return for how long the threads of a process have waited for a processor, in seconds; see proc(5)."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208  as in the rest of the agent
+    except OSError:
+        return 0.0
+    found = 0
+    for thread in threads:
+        try:
+            with open(f"/proc/{pid}/task/{thread}/schedstat", "rb") as file:
+                found += int(file.read().split()[1])
+        except (OSError, ValueError, IndexError):  # it has just ended, or the system has no such file
+            continue
+    return found / 1e9
 
 
 def catches_signal(pid: int) -> bool:

@@ -18,6 +18,7 @@ import re
 import stat
 import time
 import zipfile
+from contextlib import suppress
 from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 from ringcomm.storage import files, folders
@@ -302,4 +303,5 @@ def _remove_unused(folder: int) -> None:
     oldest = time.time() - UNUSED_S
     for name, facts in folders.owned_names(folder, PACKAGE):
         if facts.st_mtime < oldest:
-            folders.remove(folder, name)
+            with suppress(OSError):  # another agent has just removed it, or it is on a read-only place
+                folders.remove(folder, name)

@@ -52,10 +52,10 @@ def available_cores() -> float:
     cores = float(bound_cores())
     try:
         with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:
-            quotas = _quotas(file.read().splitlines())
+            limits = quotas(file.read().splitlines())
     except OSError:  # not Linux, or without cgroups
-        quotas = []
-    return min([cores, *quotas])
+        limits = []
+    return min([cores, *limits])
 
 
 def bound_cores() -> int:
@@ -66,19 +66,25 @@ def bound_cores() -> int:
         return os.cpu_count() or 1
 
 
-def _quotas(lines: Iterable[str], root: str = "/sys/fs/cgroup") -> List[float]:
-    """The limits, in cores, of the cgroups in ``/proc/self/cgroup`` and of their parents."""
-    found: List[Optional[float]] = []
+def control_groups(lines: Iterable[str], root: str = "/sys/fs/cgroup") -> List[str]:
+    """The folders of the cgroups in ``/proc/self/cgroup`` that limit processors, and of their parents."""
+    found: List[str] = []
     for line in lines:
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if not controllers:  # version 2
-            for folder in _with_parents(root, path):
-                found.append(_quota(_words(os.path.join(folder, "cpu.max"))))
+            found += _with_parents(root, path)
         elif "cpu" in controllers.split(","):
             for mount in (controllers, "cpu"):
-                for folder in _with_parents(os.path.join(root, mount), path):
-                    quota = _words(os.path.join(folder, "cpu.cfs_quota_us"))
-                    found.append(_quota(quota + _words(os.path.join(folder, "cpu.cfs_period_us"))))
+                found += _with_parents(os.path.join(root, mount), path)
+    return found
+
+
+def quotas(lines: Iterable[str], root: str = "/sys/fs/cgroup") -> List[float]:
+    """The limits, in cores, of :func:`control_groups`."""
+    found: List[Optional[float]] = []
+    for folder in control_groups(lines, root):
+        old = [word for end in ("quota", "period") for word in _words(f"{folder}/cpu.cfs_{end}_us")]
+        found += [_quota(_words(f"{folder}/cpu.max")), _quota(old)]
     return [quota for quota in found if quota is not None]
 
 

@@ -140,8 +140,8 @@ class FirstFailure:
                 return event._replace(detail=self._detail(event.rank))
         if reported:
             return self._cause_of(reported[0])
-        if first or self._events:
-            event = (first or self._events)[0]
+        if self._events:
+            event = self._events[0]
             return event._replace(detail=self._detail(event.rank))
         complaint = self.complaints[0]
         if complaint.rank is None:

@@ -40,7 +40,7 @@ class Records:
         self._failed = False
 
     def take(self, rank: int, data: bytes) -> str:
-        """A record has arrived; its reason.
+        """A record has arrived; its reason, or "starved" if its rank could not answer in time for others.
 
         A record that cannot be read is left out, and has none: the diagnosis names it as missing.
         """
@@ -55,7 +55,7 @@ class Records:
             self._errors.setdefault(rank, []).append(told)
         if self._has_more(content, self._contents.get(rank)):
             self._contents[rank] = content
-        return str(content["reason"])
+        return str(content["state"] if content.get("state") == "starved" else content["reason"])
 
     def _has_more(self, content: Mapping[str, Any], before: Optional[Mapping[str, Any]]) -> bool:
         """Return whether a record has more than the one that came before it."""
@@ -63,8 +63,8 @@ class Records:
             return True
         if before["reason"] == "ended":
             return bool(content["reason"] == "failure")  # otherwise: no answer any more
-        if before["reason"] == "silent" and content["reason"] == "ended":
-            return True
+        if before["reason"] == "silent" and (content["reason"] == "ended" or self.is_victim(content["rank"])):
+            return True  # it was slow to answer
         if before["reason"] == "failure":
             return False
         # Where it was when the job failed means more than where it came later, unless it found the failure.
@@ -104,23 +104,25 @@ class Records:
                     break
         return found
 
-    def complete(self, exits: Mapping[int, Exit], lost: Container[int] = ()) -> Dict[int, Dict[str, Any]]:
+    def complete(
+        self, exits: Mapping[int, Exit], lost: Container[int] = (), processes: Sequence[int] = ()
+    ) -> Dict[int, Dict[str, Any]]:
         """One record for every rank: of those that have told nothing, what is known of their end.
 
         Args:
-            exits: how ranks have ended.
+            exits: how processes have ended.
             lost: the indices of hosts that were lost.
+            processes: the numbers of the processes in the order of their ranks; (): they are the ranks.
         """
         found: Dict[int, Dict[str, Any]] = {}
-        for rank in range(self._job.plan.size):
-            nothing = {
-                "type": "record", "format": 1, "reason": "nothing", "rank": rank,
-                "host": self._job.host_of(rank).name, "size": self._job.plan.size,
-            }  # fmt: skip
-            end = exits[rank].describe() if rank in exits and not exits[rank].sent else ""
-            if not end and self._job.host_of(rank).index in lost:
+        processes = processes or range(self._job.plan.size)
+        for rank, number in enumerate(processes):
+            host = self._job.host_of(number)
+            end = exits[number].describe() if number in exits and not exits[number].sent else ""
+            if not end and host.index in lost:
                 end = LOST_WITH_HOST
-            found[rank] = {**self._contents.get(rank, nothing), "end": end}
+            content = self._contents.get(number, {"type": "record", "format": 1, "reason": "nothing"})
+            found[rank] = {**content, "rank": rank, "host": host.name, "size": len(processes), "end": end}
         return found
 
 
@@ -253,10 +255,7 @@ def read_records(folder: Path) -> Tuple[Dict[int, RankReport], List[str]]:
 def _read(path: Path) -> Any:
     """A report, or what is wrong with the file."""
     try:
-        data = read_file(path, FILE_LIMIT_BYTES + 1)
-        if len(data) > FILE_LIMIT_BYTES:
-            return f"it is longer than {FILE_LIMIT_BYTES >> 20} MiB"
-        return read_report(parse_record(data))
+        return read_report(parse_record(read_file(path, FILE_LIMIT_BYTES)))
     except OSError as problem:
         return (problem.strerror or str(problem)).lower()
     except ValueError as problem:

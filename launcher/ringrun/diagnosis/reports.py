@@ -11,6 +11,8 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 from ringcomm.engine import stacks
 from ringcomm.engine.stacks import Frame
 
+from ..reach.protocol import no_constant
+
 _LIBRARIES = ("/site-packages/", "/dist-packages/")
 _STANDARD = re.compile(r"/lib(64)?/python3[^/]*/|^<frozen|/python3\d*\.zip/")
 
@@ -104,7 +106,7 @@ class RankReport:
         error: what it failed with.
         culprit: because of which rank, if it knew.
         end: how its process ended, if it has.
-        state: of a silent process, the letter that ``ps`` shows.
+        state: of a silent process, the letter that ``ps`` shows, or ``starved``.
         main: where the main thread is, like "load (loader.py:12)", or "".
         blocked: whether the main thread waits in ringcomm.
         paused: why it said that it would be away, or "".
@@ -132,16 +134,12 @@ def parse_record(data: bytes) -> Dict[str, Any]:
         ValueError: it is none.
     """
     try:
-        content = json.loads(data.decode(), parse_constant=_refuse_constant)
+        content = json.loads(data.decode(), parse_constant=no_constant)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(content, dict):
         raise ValueError("it is not a flight record")  # noqa: TRY004  as for all that is no record
     return content
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")
 
 
 def read_report(content: Any) -> RankReport:

@@ -20,6 +20,7 @@ _STATES = {
     "D": "its process waits for a disk or a network file system, or is swapped out",
     "Z": "its process has ended",
     "R": "a C call keeps the interpreter lock and computes",
+    "starved": "its threads wait for a processor, as its host is busy",
     "S": "a C call keeps the interpreter lock and sleeps, or the program does not use ringcomm",
 }
 
@@ -240,34 +241,32 @@ def _is_away(report: RankReport) -> bool:
 
 def _waiters(reports: Mapping[int, RankReport], waiting: Mapping[int, Optional[Place]]) -> List[str]:
     """The ranks that wait in the same operation, in one line."""
-    groups: Dict[str, List[int]] = {}
-    for rank, place in sorted(waiting.items()):
+    texts: Dict[int, str] = {}
+    for rank, place in waiting.items():
         if place is not None:
-            text = f"waits in {_waiting_text(place[1])}"
+            texts[rank] = f"waits in {_waiting_text(place[1])}"
             if place[0].messages is not None:
-                text = _message_text(rank, place, reports)
+                texts[rank] = _message_text(rank, place, reports)
             if has_met_another_call(reports[rank]):
-                text = f"failed in {place[1].text()}"
-            groups.setdefault(text, []).append(rank)
-    lines = []
-    for text, ranks in groups.items():
-        if len(ranks) == 1:
-            lines.append(f"{_name(reports[ranks[0]])} {text}.")
-        else:
-            lines.append(f"{ranks_text(ranks).capitalize()} {text.replace('waits in', 'wait in', 1)}.")
-    return lines
+                texts[rank] = f"failed in {place[1].text()}"
+    return _grouped(reports, texts, "waits in", "wait in")
 
 
 def _alike(reports: Mapping[int, RankReport]) -> List[str]:
     """The ranks that have ended with the same error, in one line."""
+    texts = {rank: _uncaught(report) for rank, report in reports.items() if _has_failed(report)}
+    return _grouped(reports, texts, "; its last", "; their last")
+
+
+def _grouped(reports: Mapping[int, RankReport], texts: Mapping[int, str], one: str, many: str) -> List[str]:
+    """A line for all ranks with the same text, in which the words for one of them become those for many."""
     groups: Dict[str, List[int]] = {}
-    for rank, report in sorted(reports.items()):
-        if _has_failed(report):
-            groups.setdefault(_uncaught(report), []).append(rank)
+    for rank, text in sorted(texts.items()):
+        groups.setdefault(text, []).append(rank)
     return [
         f"{_name(reports[ranks[0]])} {text}."
         if len(ranks) == 1
-        else f"{ranks_text(ranks).capitalize()} {text.replace('; its last', '; their last')}."
+        else f"{ranks_text(ranks).capitalize()} {text.replace(one, many, 1)}."
         for text, ranks in groups.items()
     ]
 

@@ -14,6 +14,7 @@ from ..plan.hosts import HostSpec
 from ..plan.job import HostJob
 from ..plan.options import Options
 from ..plan.ranks import PlannedHost
+from ..reach.base import AT_ONCE
 from ..reach.doors import Doors
 from ..reach.named_hosts import list_names, with_lists
 from ..reach.ssh import SshOptions
@@ -42,7 +43,7 @@ def clean_hosts(options: Options, dry_run: bool) -> Tuple[str, int]:
     code = 0
     # Made here, and not by the threads: see HostProbe.
     probes = [HostProbe(host, cleaning) for host in hosts]
-    with ThreadPoolExecutor(8) as pool:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         for probe, answer in zip(probes, pool.map(lambda probe: _ask(probe, dry_run), probes)):
             if answer is None:
                 lines.append(f"{probe.problem}")

@@ -8,6 +8,7 @@ fact that this system does not have is None.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import resource
@@ -16,11 +17,12 @@ import socket
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from typing import Any, Callable, Dict, List, Optional
 
 from ringcomm.transport.nics import listed_by_linux
 
-from ..agent.threads import bound_cores
+from ..agent.threads import bound_cores, control_groups, quotas
 
 PACKAGES = ("numpy", "psutil", "ringcomm", "torch", "tensorflow", "keras", "jax", "mlx", "mxnet")
 TOOL_LIMIT_S = 2.0
@@ -98,14 +100,17 @@ def _own_name() -> Optional[str]:
 
 
 def _packages() -> Dict[str, str]:
+    """The packages' versions; "?" for a module whose distribution has another name, like tensorflow_cpu."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {}
     for name in PACKAGES:
         try:
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
+        except PackageNotFoundError:  # ringcomm: this program brings parts of it
+            with contextlib.suppress(ImportError, ValueError):
+                if name != "ringcomm" and getattr(find_spec(name), "origin", None):
+                    found[name] = "?"
     return found
 
 
@@ -119,7 +124,7 @@ def interfaces(root: str, tool: Tool) -> List[Dict[str, Any]]:
         if not address.startswith("fe80:"):
             addresses.setdefault(name, []).append([address, bits])
     found = []
-    for name in _names(root):
+    for name in _listed(root, "/sys/class/net"):
         folder = f"/sys/class/net/{name}"
         if name == "lo" or read(root, f"{folder}/operstate") == "down":
             continue
@@ -141,13 +146,6 @@ def interfaces(root: str, tool: Tool) -> List[Dict[str, Any]]:
     return found
 
 
-def _names(root: str) -> List[str]:
-    try:
-        return sorted(os.listdir(os.path.join(root, "sys/class/net")))
-    except OSError:
-        return []
-
-
 def _power_save(name: str, tool: Tool) -> Optional[bool]:
     text = tool(["iw", "dev", name, "get", "power_save"])
     return None if text is None else text.lower().endswith("on")
@@ -165,11 +163,12 @@ def cpu(root: str, tool: Tool) -> Dict[str, Any]:
         if zone.startswith("thermal_zone")
     ]
     load = (read(root, "/proc/loadavg") or "0").split()
+    groups = (read(root, "/proc/self/cgroup") or "").splitlines(), os.path.join(root, "sys/fs/cgroup")
     return {
         "cores": bound_cores(),
         "all_cores": os.cpu_count(),
-        "quota": _quota(root),
-        "throttled": _throttled(root),
+        "quota": min(quotas(*groups), default=None),
+        "throttled": _throttled(control_groups(*groups)),
         "governor": read(root, "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "mhz": [
             number(read(root, f"/sys/devices/system/cpu/cpu0/cpufreq/{name}"))
@@ -189,35 +188,11 @@ def _listed(root: str, path: str) -> List[str]:
         return []
 
 
-def _control_groups(root: str) -> List[str]:
-    """The directories of the control groups that limit processors, of version 2 and of version 1."""
-    rows = [line.split(":", 2) for line in (read(root, "/proc/self/cgroup") or "").splitlines()]
-    paths = [row[2] for row in rows if len(row) == 3 and row[0] == "0"] or ["/"]
-    parts = [part for part in paths[0].split("/") if part]
-    folders = ["/".join(["/sys/fs/cgroup", *parts[:count]]) for count in range(len(parts) + 1)]
-    old = [row[2].rstrip("/") for row in rows if len(row) == 3 and "cpu" in row[1].split(",")]
-    return [*folders, *("/sys/fs/cgroup/cpu" + path for path in old)]
-
-
-def _quota(root: str) -> Optional[float]:
-    """The number of cores that the control group may use; None for all."""
-    limits = []
-    for folder in _control_groups(root):
-        words = (read(root, f"{folder}/cpu.max") or "max").split()
-        if len(words) == 2 and words[0] != "max":
-            limits.append(int(words[0]) / int(words[1]))
-        quota = number(read(root, f"{folder}/cpu.cfs_quota_us"))  # version 1
-        period = number(read(root, f"{folder}/cpu.cfs_period_us"))
-        if quota is not None and period and quota > 0:
-            limits.append(quota / period)
-    return min(limits, default=None)
-
-
-def _throttled(root: str) -> float:
+def _throttled(folders: List[str]) -> float:
     """The part of its periods in which a control group was throttled: it had used up its quota."""
     shares = [0.0]
-    for folder in _control_groups(root):
-        rows = [line.split() for line in (read(root, f"{folder}/cpu.stat") or "").splitlines()]
+    for folder in folders:
+        rows = [line.split() for line in (read(folder, "cpu.stat") or "").splitlines()]
         counts = {row[0]: number(row[1]) or 0 for row in rows if len(row) == 2}
         if counts.get("nr_periods"):
             shares.append(counts.get("nr_throttled", 0) / counts["nr_periods"])

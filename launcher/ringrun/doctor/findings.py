@@ -46,29 +46,23 @@ def _common_software(found: Examination) -> Iterator[Finding]:
             index: facts["packages"].get(name) for index, facts in enumerate(found.facts) if facts is not None
         }
         have = {index: version for index, version in versions.items() if version}
-        if not have or name == "numpy" and len(set(map(_minor, have.values()))) == 1:
-            continue
         lacking = tuple(index for index in versions if index not in have)
-        if lacking and name != "numpy":
+        if have and lacking and name != "numpy":
             yield Finding(
                 SLOW, "software", lacking, f"{name} is not there, but on {_names(found, have)} it is",
                 f"install {name} there if the program uses it",
             )  # fmt: skip
-        if len(set(map(_minor, have.values()))) > 1:
-            rows = ", ".join(f"{found.hosts[index]} {version}" for index, version in have.items())
+        numbered = {index: version for index, version in have.items() if version != "?"}
+        if len(set(map(_minor, numbered.values()))) > 1:
+            rows = ", ".join(f"{found.hosts[index]} {version}" for index, version in numbered.items())
             yield Finding(
-                SLOW, "software", tuple(have), f"different versions of {name}: {rows}",
+                SLOW, "software", tuple(numbered), f"different versions of {name}: {rows}",
                 "install the same version everywhere: results may differ, and saved models may not load",
             )  # fmt: skip
 
 
 def _minor(version: str) -> Tuple[str, ...]:
     return tuple(version.split("+")[0].split(".")[:2])
-
-
-def _interfaces(found: Examination, index: int) -> List[Dict[str, Any]]:
-    facts = found.facts[index]
-    return [] if facts is None else list(facts["interfaces"])
 
 
 def _names(found: Examination, indices: Any) -> str:
@@ -261,7 +255,7 @@ def _claimed(found: Examination, route: Route) -> Optional[int]:
 def _power_saving(found: Examination) -> Iterator[Finding]:
     used = {(host, route.end(host)[0]) for pair, route in found.routes.items() for host in pair}
     for index in range(len(found.hosts)):
-        for iface in _interfaces(found, index):
+        for iface in found.interfaces(index):
             if iface["power_save"]:
                 yield Finding(
                     SLOW if (index, iface["name"]) in used else NOTE, "links", (index,),

@@ -6,6 +6,7 @@ import ipaddress
 from collections import defaultdict
 from typing import Any, Dict, Iterator, List
 
+from ..agent.checks import PROVISIONED
 from .finding import BAD, NOTE, SLOW, Finding, is_usable
 from .network import Examination
 
@@ -58,7 +59,7 @@ def _own_software(found: Examination, index: int, facts: Dict[str, Any]) -> Iter
             BAD, "software", (index,), "the directory in which ranks would run does not exist",
             f"make it, name another with --cwd {found.hosts[index]}=PATH, or send the code with --ship",
         )  # fmt: skip
-    for name in ("numpy", "psutil"):
+    for name in PROVISIONED:
         if name not in facts["packages"]:
             yield Finding(
                 BAD, "software", (index,), f"{facts['executable']} has no {name}",

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import selectors
 import subprocess
 import time
-from typing import Any, List, Optional, Sequence
+from typing import Any, List, Optional
 
+from ..job.starting import failed_start
 from ..plan.job import HostJob
-from ..plan.reaching import Failure
+from ..reach.agent_process import AgentLink
+from ..reach.base import retry_delay_s
 from ..reach.protocol import program_source
 from . import probe
 
@@ -38,75 +42,59 @@ class HostProbe:
         self.host = host
         self._marker: str = program.MARKER
         self.problem, self.noise, self.start_s = "", "", 0.0
-        self._process: Optional[subprocess.Popen[bytes]] = None
+        self.link = AgentLink(host.argv)
         self._received = b""
-        self._unsent = b""
         # Now, and not by the threads that start programs: it parses modules, which Python 3.11 before 3.11.8
         # cannot do in several threads.
         self._program = program_source(program)
 
     def start(self) -> None:
-        """Log in and wait for the program's first line."""
-        for argv, first in ((self.host.argv, b""), (self.host.fallback, self.host.finder)):
-            if not argv:
+        """Log in and wait for the program's first line; try again as a job does, but a few times at most."""
+        host, link = self.host, self.link
+        while True:
+            began_s = time.monotonic()
+            try:
+                link.launch(self._program)
+            except OSError as problem:
+                why = str(problem.strerror)
+                self.problem = host.reach.explain_unstarted(host.name, link.argv, host.python, why)
                 return
-            failure = self._start(argv, first)
-            if failure is None:
-                self.problem = ""
+            if self._answers(began_s + START_LIMIT_S):
+                self.start_s = time.monotonic() - began_s
                 return
-            self.problem = failure.text
-            if not failure.no_python:
+            self.end()
+            if self.problem:
                 return
+            self.problem = failed_start(host, link, link.poll(), lambda _: None, self.noise, False) or ""
+            if self.problem:
+                return
+            time.sleep(retry_delay_s(link.attempt, random.random()))
 
-    def _start(self, argv: Sequence[str], first: bytes) -> Optional[Failure]:
-        began = time.monotonic()
-        self._received = b""  # what an earlier command printed is no part of this one's first line
-        pipe = subprocess.PIPE
-        try:
-            self._process = subprocess.Popen(
-                list(argv), stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
-            )
-        except OSError as problem:
-            text = f"{self.host.name}: {argv[0]} cannot be started: {problem.strerror}"
-            return Failure(text, no_python=True)
-        assert self._process.stdin is not None
-        os.set_blocking(self._process.stdin.fileno(), False)
-        self._unsent = first + self._program
+    def _answers(self, until: float) -> bool:
+        """Read up to the program's first line; whether it has come. If not, ``problem`` may say why."""
         before: List[str] = []
-        received = 0
+        self._received, received = b"", 0  # what an earlier command printed is no part of this one's
         while before[-1:] != [self._marker]:
-            line = self._line(began + START_LIMIT_S, NOISE_LIMIT_BYTES)
+            line = self._line(until, NOISE_LIMIT_BYTES)
             received += len(self._received if line is None else line) + 1
             if received > NOISE_LIMIT_BYTES:
-                self.end()
                 text = f"more than {NOISE_LIMIT_BYTES} bytes of output before the program's first line"
-                return Failure(f"{self.host.name}: {text}.")
-            if line is None:
-                return self._explain(argv, began)
+                self.problem = f"{self.host.name}: {text}."
+            elif line is None and time.monotonic() >= until:
+                self.problem = f"{self.host.name}: no answer within {START_LIMIT_S:g} s of the login."
+            if line is None or self.problem:
+                before.append(self._received.decode("utf-8", "replace"))
+                break
             before.append(line)
-        self.noise = "\n".join(text for text in before[:-1] if text)
-        self.start_s = time.monotonic() - began
-        return None
-
-    def _explain(self, argv: Sequence[str], began: float) -> Failure:
-        assert self._process is not None and self._process.stderr is not None
-        if time.monotonic() - began >= START_LIMIT_S:
-            self.end()
-            return Failure(f"{self.host.name}: no answer within {START_LIMIT_S:g} s of the login.")
-        try:
-            # A program that has closed its output without leaving is ended, and has no exit status then.
-            said = self._process.communicate(timeout=END_S)[1].decode("utf-8", "replace")
-            status: Optional[int] = self._process.returncode
-        except subprocess.TimeoutExpired:
-            said, status = "", None
-        self.end()
-        return self.host.reach.explain_start(self.host.name, argv, self.host.python, status, said)
+        started = before[-1:] == [self._marker]
+        self.noise = "\n".join(text for text in before[: -1 if started else None] if text.strip())
+        return started
 
     def ask(self, limit_s: float = ANSWER_LIMIT_S, **command: Any) -> Any:
-        """Send a command; its answer, or None if the host has failed (see :attr:`problem`)."""
-        if self.problem or self._process is None or self._process.stdin is None:
+        """Send a command; return its answer, or None if the host has failed (see :attr:`problem`)."""
+        if self.problem or self.link.process is None:
             return None
-        self._unsent += json.dumps(command).encode() + b"\n"
+        self.link.put(json.dumps(command).encode() + b"\n")
         try:
             line = self._line(time.monotonic() + limit_s)
             answer = None if line is None else json.loads(line)
@@ -123,47 +111,39 @@ class HostProbe:
         None at its end, when time is over, or if it is too long. The program is longer than what the system
         takes for a host that does not read.
         """
-        process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            if self._unsent:
-                selector.register(process.stdin, selectors.EVENT_WRITE)
-            while b"\n" not in self._received:
-                if len(self._received) > limit_bytes:
+        link = self.link
+        while b"\n" not in self._received:
+            if len(self._received) > limit_bytes or link.descriptor("stdout") < 0:
+                return None
+            events = {"stdout": selectors.EVENT_READ, "stderr": selectors.EVENT_READ}
+            if link.has_outgoing:
+                events["stdin"] = selectors.EVENT_WRITE
+            with selectors.DefaultSelector() as selector:
+                for name, event in events.items():
+                    if link.descriptor(name) >= 0:
+                        selector.register(link.descriptor(name), event, name)
+                ready = [key.data for key, _ in selector.select(max(0.0, until - time.monotonic()))]
+            if not ready:
+                return None
+            if "stdin" in ready:
+                link.write()
+            if "stderr" in ready:
+                link.read_stderr()
+            if "stdout" in ready:
+                piece = os.read(link.descriptor("stdout"), 1 << 16)
+                if not piece:
                     return None
-                ready = [key.fileobj for key, _ in selector.select(max(0.0, until - time.monotonic()))]
-                if not ready:
-                    return None
-                if process.stdin in ready and not self._send(process.stdin.fileno()):
-                    selector.unregister(process.stdin)
-                if process.stdout in ready:
-                    piece = os.read(process.stdout.fileno(), 1 << 16)
-                    if not piece:
-                        return None
-                    self._received += piece
+                self._received += piece
         line, _, self._received = self._received.partition(b"\n")
         return line.decode("utf-8", "replace")
 
-    def _send(self, stdin: int) -> bool:
-        """Send some of what is unsent; whether more is to be sent."""
-        try:
-            self._unsent = self._unsent[os.write(stdin, self._unsent) :]
-        except BlockingIOError:
-            return True
-        except BrokenPipeError:
-            self._unsent = b""  # it has ended; its output says why
-        return bool(self._unsent)
-
     def end(self) -> None:
-        """End the program; it ends by itself when its stdin does."""
-        if self._process is None:
-            return
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if stream is not None:
-                stream.close()
-        try:
-            self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        """End the program, which ends by itself when its stdin does, and all that it has started here."""
+        link = self.link
+        link.close_stdin()
+        if link.process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                link.process.wait(END_S)
+        link.drain_stderr()
+        link.kill()
+        link.close()

@@ -16,9 +16,10 @@ from ringcomm.rendezvous.membership import as_target
 from ringcomm.rendezvous.probe import PROBE_AGAIN_S, PROBE_S
 from ringcomm.rendezvous.routing import Pair, Routing, with_second_round
 from ringcomm.transport.kinds import PREFERENCE, worse_kind
-from ringcomm.transport.routes import Attempt, Wire, wire_of
+from ringcomm.transport.routes import Attempt, Wire, pairings, wire_of
 
 from ..plan.job import Job
+from ..reach.base import AT_ONCE
 from .hosts import ANSWER_LIMIT_S, HostProbe
 
 ENOUGH_MB_PER_S = 120.0
@@ -114,10 +115,13 @@ class Examination(NamedTuple):
     routes: Dict[Pair, Route]
     closed: List[Closed]
 
+    def interfaces(self, host: int) -> List[Dict[str, Any]]:
+        """The facts about all interfaces of a host."""
+        return list((self.facts[host] or {}).get("interfaces", ()))
+
     def interface(self, host: int, name: str) -> Dict[str, Any]:
         """The facts about an interface; empty if there are none."""
-        rows = (self.facts[host] or {}).get("interfaces", ())
-        return next((dict(row) for row in rows if row["name"] == name), {})
+        return next((row for row in self.interfaces(host) if row["name"] == name), {})
 
     def common_network(self, source: int, target: int, address: str) -> Optional[Tuple[str, str]]:
         """The interface of a host, and the network, that it has in common with an address of another host."""
@@ -130,7 +134,7 @@ class Examination(NamedTuple):
         return None
 
     def _addresses(self, host: int) -> Iterator[Tuple[str, str, int]]:
-        for row in (self.facts[host] or {}).get("interfaces", ()):
+        for row in self.interfaces(host):
             for address, bits in row["addresses"]:
                 yield row["name"], address, bits
 
@@ -147,7 +151,8 @@ def examine(job: Job) -> Examination:
     probes = [HostProbe(host) for host in job.hosts]
     with ThreadPoolExecutor(max(1, len(probes))) as pool:
         try:
-            list(pool.map(lambda item: item.start(), probes))
+            with ThreadPoolExecutor(AT_ONCE) as logins:
+                list(logins.map(lambda item: item.start(), probes))
             facts = list(pool.map(lambda item: item.ask(do="facts", cwd=item.host.cwd), probes))
             local = next((host.index for host in job.hosts if host.is_local), -1)
             found = Examination(
@@ -285,7 +290,7 @@ class _Network:
 
     def _measure(self) -> None:
         """Measure the chosen routes, in rounds in which no host occurs twice."""
-        for some in rounds(len(self._probes)):
+        for some in pairings(range(len(self._probes))):
             pairs = [pair for pair in some if pair in self._found.routes]
             for _ in range(MEASUREMENTS):
                 if pairs:
@@ -342,16 +347,3 @@ class _Network:
 
 def _is_enough(route: Route) -> bool:
     return all(speed is not None and speed >= ENOUGH_MB_PER_S * 1e6 for speed in route.speeds.values())
-
-
-def rounds(count: int) -> Iterator[List[Pair]]:
-    """All pairs of so many hosts, in rounds of pairs without a common host (the circle method). Pure.
-
-    Args:
-        count: the number of hosts.
-    """
-    seats = list(range(count + count % 2))  # the last seat is empty if the number is odd
-    for _ in range(len(seats) - 1):
-        pairs = [(seats[i], seats[-1 - i]) for i in range(len(seats) // 2)]
-        yield [(min(pair), max(pair)) for pair in pairs if max(pair) < count]
-        seats = [seats[0], seats[-1], *seats[1:-1]]

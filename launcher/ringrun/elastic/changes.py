@@ -13,13 +13,11 @@ class Change(NamedTuple):
     """A view that the rendezvous has published.
 
     Attributes:
-        epoch: its number.
         members: in the order of ranks.
         lost, joined, left: the members by which it differs from the previous view.
         pause_s: seconds from the failure, or from the last step, to this view.
     """
 
-    epoch: int
     members: Tuple[int, ...]
     lost: Tuple[int, ...] = ()
     joined: Tuple[int, ...] = ()
@@ -31,7 +29,7 @@ def change_of(detail: Mapping[str, Any]) -> Change:
     """The change in the facts of the rendezvous' ``view`` notice."""
     rows = sorted(detail["members"], key=lambda row: int(row["rank"]))
     return Change(
-        int(detail["epoch"]), tuple(int(row["member"]) for row in rows), tuple(detail["lost"]),
+        tuple(int(row["member"]) for row in rows), tuple(detail["lost"]),
         tuple(detail["joined"]), tuple(detail["left"]), float(detail["pause_s"]),
     )  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, Tuple
 
 from ..plan import horovod
 from ..plan.hosts import HostSpec
@@ -97,9 +97,6 @@ class ElasticJob(Job):
         config = super().agent_config(host)
         config["env"]["RINGCOMM_SIZE"] = str(self.limits.start_np)
         return {**config, "elastic": True, "slots": host.planned.slots}
-
-    def _writes(self, host: HostJob) -> List[List[str]]:
-        return self._outputs() if host.index == 0 else []  # any rank may become the one that writes
 
 
 def _horovods(place: Place, size: int, host: str) -> Dict[str, str]:

@@ -107,7 +107,7 @@ class Membership:
 
     def _host_of(self, spec: HostSpec) -> Host:
         host = self.hosts.setdefault(host_key(spec), Host(spec, self.limits, self._chance))
-        host.slots = spec.slots or self.limits.slots
+        host.slots = spec.slots or host.slots  # one that is added again keeps its own
         return host
 
     # -- agents ------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class Membership:
                 other.leaving = "its host is excluded"
                 self.log.report(other.member, other.leaving)
                 self._holders.discard(other.member)
-                actions.append(StopProcess(other.member, other.leaving))
+                actions.append(StopProcess(other.member))
         return [*actions, *self._report_exclusion(host.name, host, None, now_s)]
 
     def _blame(self, process: Process, how: str, code: int) -> None:
@@ -234,7 +234,7 @@ class Membership:
         self._blame(process, text, 128 + 9)
         process.cause = process.leaving = text
         self._holders.discard(process.member)
-        return [StopProcess(process.member, text, is_lost=True)]
+        return [StopProcess(process.member, is_lost=True)]
 
     def view(self, change: Change, now_s: float) -> List[Action]:
         """The rendezvous has published a view: these members are the ranks from now on."""
@@ -270,7 +270,7 @@ class Membership:
         for process in self.processes.values():
             if process.leaves_by_s is not None and process.leaves_by_s <= now_s:
                 process.leaves_by_s = None
-                actions.append(StopProcess(process.member, f"it has not left within {LEAVE_S:g} s"))
+                actions.append(StopProcess(process.member))
         if not self._started and now_s >= self._began_s + self.limits.timeout_s:
             return actions + self._fail(timeout_text(self.limits, self.limits.start_np))
         return actions + self._plan(now_s)
@@ -362,7 +362,7 @@ class Membership:
             why = f"{process.host.name} is not available any more"
             if not process.joined:
                 process.leaving = why
-                actions.append(StopProcess(process.member, why))
+                actions.append(StopProcess(process.member))
             elif self._has_view and staying >= self.limits.min_np:
                 process.leaving, process.leaves_by_s = why, now_s + LEAVE_S
                 self.log.ask(process.member)
@@ -394,5 +394,5 @@ class Membership:
         for process in self.processes.values():
             if process.member not in self._holders and not process.leaving:
                 process.leaving = "the job has ended"
-                actions.append(StopProcess(process.member, process.leaving))
+                actions.append(StopProcess(process.member))
         return actions

@@ -42,7 +42,6 @@ class StopProcess(NamedTuple):
     """End a process. One that ``is_lost`` may be frozen, or about to end by itself."""
 
     member: int
-    why: str
     is_lost: bool = False
 
 

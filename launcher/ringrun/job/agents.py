@@ -44,7 +44,7 @@ class AgentHandler(Protocol):
     def confused(self, host: HostJob, why: str) -> None:
         """A host has sent invalid data; its link is being closed."""
 
-    def unstartable(self, host: HostJob, text: str) -> None:
+    def problem(self, host: HostJob, text: str) -> None:
         """The process of an agent's link could not be started on this machine."""
 
     def hung_up(self, host: HostJob, link: AgentLink, status: Optional[int]) -> bool:
@@ -72,6 +72,7 @@ class Agents:
         self._loop = loop
         self._handler = handler
         self._unstarted: Deque[HostJob] = deque(job.hosts)
+        self._stopped: Set[int] = set()  # links that are not started again
         self._exiting: Dict[int, float] = {}  # links whose stdout has ended: the time of that
 
     @property
@@ -119,12 +120,14 @@ class Agents:
     # -- starting ------------------------------------------------------------------------------
 
     def _start(self, host: HostJob) -> None:
+        if host.index in self.closed:  # stopped meanwhile
+            return
         try:
             self.links[host.index].start(self.job.agent_config(host), self.job.signed_payload())
         except OSError as problem:
             self.closed.add(host.index)
             why = str(problem.strerror)
-            self._handler.unstartable(
+            self._handler.problem(
                 host, host.reach.explain_unstarted(host.name, host.argv, host.python, why)
             )
 
@@ -169,7 +172,7 @@ class Agents:
         link.drain_stderr()
         status = link.poll()
         link.close()
-        if self._handler.hung_up(host, link, status):
+        if self._handler.hung_up(host, link, status) and host.index not in self._stopped:
             delay_s = retry_delay_s(link.attempt, random.random())
             self._loop.after(f"retry {host.index}", delay_s, lambda: self._start(host))
         else:
@@ -199,18 +202,9 @@ class Agents:
             steps: (signal to all ranks, seconds from now).
             fetch: whether the agents send the files of ``--fetch`` first, however long that takes.
         """
-        self._unstarted.clear()
         self._loop.cancel("retry")
-        for index, link in enumerate(self.links):
-            if index in self.closed or index in self._exiting:
-                continue
-            if link.answered and link.alive:
-                self.stop_host(self.job.hosts[index], steps, fetch)
-            elif link.alive:  # still logging in: no process of the job runs there yet
-                self._forget(index, "stdin")
-                link.kill()
-            else:  # between two attempts
-                self.closed.add(index)
+        for host in self.job.hosts:
+            self.stop_host(host, steps, fetch)
         if not fetch:
             self._loop.after("force", max(after_s for _, after_s in steps) + FORCE_S, self.force)
 
@@ -221,7 +215,15 @@ class Agents:
             host: the host.
             steps, fetch: see :meth:`stop`.
         """
-        self.links[host.index].send({"do": "stop", "steps": list(steps), "fetch": fetch})
+        link = self.links[host.index]
+        if link.answered and link.alive:
+            link.send({"do": "stop", "steps": list(steps), "fetch": fetch})
+        elif link.alive:  # still logging in: no process of the job runs there yet
+            self._stopped.add(host.index)
+            self._forget(host.index, "stdin")
+            link.kill()
+        elif host.index not in self._exiting:  # not started yet, or between two attempts
+            self.closed.add(host.index)
 
     def force(self) -> None:
         """Close all links without waiting. Agents that still run then end their ranks by themselves."""
@@ -237,7 +239,7 @@ class Agents:
 
     def send_archive(self, host: HostJob, kind: int, archive: bytes) -> None:
         """Send an archive to the agent of a host, which has asked for it."""
-        self.links[host.index].send_archive(kind, archive)
+        self.links[host.index].send_frame(kind, archive)
 
     def add(self, host: HostJob) -> None:
         """Start an agent on a host that has become part of the job; its index is the next one."""

@@ -79,7 +79,7 @@ def job_facts(job: Job, began_s: float, ended: int) -> str:
     return json.dumps({
         "pid": os.getpid(), "program": job.command.shown, "began_at": began_s,
         "ranks": len(job.plan.places) - ended,
-        "hosts": [host.name for host in job.hosts], "elastic": job.is_elastic,
+        "hosts": [host.name for host in job.last_hosts], "elastic": job.is_elastic,
     })  # fmt: skip
 
 

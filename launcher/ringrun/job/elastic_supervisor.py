@@ -6,13 +6,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from ringcomm.clock import Clock, monotonic
+from ringcomm.clock import monotonic
 from ringcomm.config import Slot
 from ringcomm.errors import ConfigError
+from ringcomm.rendezvous.actions import Notice
 
-from ..agent import processes
+from ..agent import processes, threads
 from ..diagnosis.first_failure import Exit
 from ..elastic.changes import change_of
 from ..elastic.discovery import host_key
@@ -35,11 +37,12 @@ from ..elastic.places import (
 from ..plan.hosts import HostSpec, parse_host
 from ..plan.job import HostJob
 from ..reach.agent_process import AgentLink
+from ..reach.named_hosts import with_lists
 from ..show.console import Console
 from .agents import END, Steps
 from .discovery import Discovery
 from .outcome import Outcome, with_changes
-from .rendezvous import NoticeLike, OpenRendezvous, rendezvous_variables
+from .rendezvous import OpenRendezvous, rendezvous_variables
 from .supervise import Supervisor
 
 LOST: Steps = ((9, 2.0),)
@@ -54,7 +57,6 @@ class ElasticSupervisor(Supervisor):
         console: receives the output.
         open_rendezvous: opens the rendezvous.
         coloured: by stream, whether prefixes have colours.
-        clock: the time in seconds.
     """
 
     def __init__(
@@ -63,18 +65,15 @@ class ElasticSupervisor(Supervisor):
         console: Console,
         open_rendezvous: OpenRendezvous,
         coloured: Optional[Mapping[int, bool]] = None,
-        clock: Clock = monotonic,
     ) -> None:
-        super().__init__(job, console, None, coloured, clock)
+        super().__init__(job, console, None, coloured)
         self._elastic_job, self._limits = job, job.limits
-        self._membership = Membership(job.limits, clock())
+        self._membership = Membership(job.limits, monotonic())
         self._rendezvous = self._server = self._opened(open_rendezvous)
         self._endpoints: List[Tuple[str, int]] = []
         self._local: Dict[str, bool] = {}  # by host, whether it is this machine
-        self._stopped_because: Optional[str] = None  # why the job cannot continue
         self._finished = False
         self._ended_members: Set[int] = set()  # since the last view
-        self._ranks_now: Sequence[int] = ()  # the members of the last view, in rank order
         self._discovery: Optional[Discovery] = None
 
     @property
@@ -134,6 +133,9 @@ class ElasticSupervisor(Supervisor):
         elif isinstance(action, OpenHost):
             self._open_host(action)
         elif isinstance(action, CloseHost):
+            self._loop.cancel(f"start {action.agent}")
+            if action.agent not in self._ready:
+                self._done.add(action.agent)  # that its login ends is no problem
             self._agents.stop_host(self.job.hosts[action.agent], fetch=bool(self.job.fetch))
         elif isinstance(action, StartProcess):
             self._start_process(action)
@@ -163,13 +165,13 @@ class ElasticSupervisor(Supervisor):
         self._ranks.append(set())
         self._agents.add(host)
         limit_s = self.job.settings.start_timeout_s
-        self._loop.after(f"start-{host.index}", limit_s, lambda: self._late_host(host))
+        self._loop.after(f"start {host.index}", limit_s, lambda: self._late_host(host))
 
     def _late_host(self, host: HostJob) -> None:
         """A host has not become ready in time."""
         text = self._not_ready(host)
         self._agents.abandon(host)
-        self._problem(host, text)
+        self.problem(host, text)
 
     def _start_process(self, action: StartProcess) -> None:
         host = self.job.hosts[action.agent]
@@ -196,24 +198,26 @@ class ElasticSupervisor(Supervisor):
     # -- what agents report --------------------------------------------------------------------
 
     def _host_ready(self, host: HostJob) -> None:
-        self._loop.cancel(f"start-{host.index}")
+        self._loop.cancel(f"start {host.index}")
+        limits = {host.name: self._ready[host.index]["limits"]}
+        self._printer.note(threads.describe(limits, self.job.settings.threads))
         self._agents.send(host, {"do": "go", "env": rendezvous_variables(self._endpoints, host)})
         self._take(self._membership.host_ready(host.index, self._loop.clock()))
 
-    def _problem(self, host: HostJob, text: str) -> None:
-        self._loop.cancel(f"start-{host.index}")
+    def problem(self, host: HostJob, text: str) -> None:
+        self._loop.cancel(f"start {host.index}")
         if not (self._ending or self._finished):
             self._problems[host.index] = text
             self._take(self._membership.host_failed(host.index, text, self._loop.clock()))
 
     def confused(self, host: HostJob, why: str) -> None:
         """What comes from a host is not an agent's: it counts as lost."""
-        self._problem(host, why)
+        self.problem(host, why)
 
     def _host_lost(self, host: HostJob, text: str) -> None:
         if host.is_local:
             processes.sweep(self.job.id, host.index)
-        self._problem(host, text)
+        self.problem(host, text)
 
     def hung_up(self, host: HostJob, link: AgentLink, status: Optional[int]) -> bool:
         """A link has ended; whether to try again."""
@@ -233,7 +237,7 @@ class ElasticSupervisor(Supervisor):
 
     # -- what the rendezvous reports -----------------------------------------------------------
 
-    def _notice(self, notice: NoticeLike) -> None:
+    def _notice(self, notice: Notice) -> None:
         now_s = self._loop.clock()
         if notice.kind == "view":
             change = change_of(notice.detail)
@@ -259,7 +263,7 @@ class ElasticSupervisor(Supervisor):
             self._printer.remove(member)
         self._ended_members.clear()
 
-    def _failed_notice(self, notice: NoticeLike) -> None:
+    def _failed_notice(self, notice: Notice) -> None:
         limits, kind = self._limits, notice.detail.get("kind")
         if kind == "reset_limit":
             self._fail(limits.reset_limit_text())
@@ -276,14 +280,14 @@ class ElasticSupervisor(Supervisor):
             return super()._command(command)
         if not isinstance(text, str):
             raise ConfigError(f"ringrun {what} needs a host.")
-        spec = parse_host(text, f"ringrun {what}")
-        self._find_local([spec])
+        specs = with_lists([parse_host(text, f"ringrun {what}")], os.environ)
+        self._find_local(specs)
         act = self._add if what == "add" else self._drop
-        return str(self._loop.ask(lambda: act(spec)))
+        return "\n".join(self._loop.ask(lambda: [act(spec) for spec in specs]))
 
     def _add(self, spec: HostSpec) -> str:
         self._take(self._membership.add_host(spec, self._loop.clock()))
-        slots = spec.slots or self._limits.slots
+        slots = self._membership.hosts[host_key(spec)].slots
         return f"{spec.target} with {slots} slot{'' if slots == 1 else 's'} is being added"
 
     def _drop(self, spec: HostSpec) -> str:
@@ -310,7 +314,7 @@ class ElasticSupervisor(Supervisor):
         return self._ending == "start" or (self._stopped_because == "" and bool(self._problems))
 
     def _explained(self) -> Outcome:
-        outcome = self._ended(self._printer.tails(), first=self._stopped_because or "")
+        outcome = super()._explained()
         ended_well = [member for member, end in sorted(outcome.exits.items()) if end.ok]
         last = [member for member in self._ranks_now if member in ended_well]
         # A rank that has returned may have left before the last view.

@@ -90,10 +90,10 @@ class Loop:
         """Cancel timers; names of which none is set are ignored.
 
         Args:
-            *names: first words of timers' names: ``retry`` cancels ``retry 0``, ``retry 1`` and so on.
+            *names: of timers, or their first words: ``retry`` cancels ``retry 0``, ``retry 1`` and so on.
         """
         for name in list(self._timers):
-            if name.split()[0] in names:
+            if name in names or name.split()[0] in names:
                 del self._timers[name]
 
     def watch(self, descriptor: int, events: int, action: Callable[[], None]) -> None:

@@ -145,7 +145,7 @@ class FetchedFiles:
         """At the end: what was fetched from each host of the job, and what went wrong, in lines."""
         self._close()
         lines = []
-        for host in job.hosts:
+        for host in job.last_hosts:
             if host.gets_code and self._files[host.name]:
                 count, size = self._files[host.name], self._bytes[host.name]
                 plural = "" if count == 1 else "s"

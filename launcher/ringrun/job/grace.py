@@ -9,7 +9,10 @@ from .event_loop import Loop
 GRACE_S = 2.0
 """After the first failure the others have this long to end by themselves, with a typed error."""
 LEAVING_S = 10.0
-"""One that has said goodbye has this much longer: frameworks take their time, and its exit code counts."""
+"""One that has said goodbye has this much longer: frameworks take their time, and its exit code counts.
+
+One that gets no processor has it, too: it may explain the failure as soon as it gets one.
+"""
 
 
 class Grace:
@@ -21,7 +24,7 @@ class Grace:
         end: ends the job.
 
     Attributes:
-        leaving: ranks that said goodbye, and perhaps failed.
+        leaving: ranks that said goodbye, and perhaps failed, or that get no processor.
     """
 
     def __init__(self, loop: Loop, exited: Collection[int], end: Callable[[], None]) -> None:

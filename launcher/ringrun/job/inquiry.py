@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from ..diagnosis.first_failure import Complaint, FirstFailure
 from ..diagnosis.records import Records, explain, explain_lines, has_operations, keep_records
@@ -22,6 +22,7 @@ class Inquiry:
         loop: the supervisor's.
         print_text: shows the user a text.
         failure: how ranks have ended so far, and which hosts were lost.
+        ranks_now: returns the numbers of the processes of an elastic job by rank; () of another job.
     """
 
     def __init__(
@@ -31,9 +32,10 @@ class Inquiry:
         loop: Loop,
         print_text: Callable[[str], None],
         failure: FirstFailure,
+        ranks_now: Callable[[], Sequence[int]],
     ) -> None:
         self._job, self._links, self._loop, self._print, self._failure = job, links, loop, print_text, failure
-        self._records = Records(job)
+        self._records, self._ranks_now = Records(job), ranks_now
         self._asked = False
 
     def after_failure(self) -> None:
@@ -68,9 +70,17 @@ class Inquiry:
         return reason
 
     def _show(self) -> None:
-        contents = self._records.complete(self._failure.exits, self._failure.lost)
-        parts = explain_lines(contents), explain(contents), self._keep(contents)
+        contents = self._complete()
+        parts = explain_lines(contents), self._numbers(), explain(contents), self._keep(contents)
         self._print("\n".join(filter(None, parts)))
+
+    def _complete(self) -> Dict[int, Dict[str, Any]]:
+        return self._records.complete(self._failure.exits, self._failure.lost, self._ranks_now())
+
+    def _numbers(self) -> str:
+        """A sentence that says which processes the ranks are, if their numbers are not the ranks."""
+        changed = [f"rank {rank} is process {it}" for rank, it in enumerate(self._ranks_now()) if rank != it]
+        return f"In the last view {', '.join(changed)}." if changed else ""
 
     def _keep(self, contents: Mapping[int, Mapping[str, object]]) -> str:
         """Write the files; a sentence that says where they are, or why not."""
@@ -96,7 +106,8 @@ class Inquiry:
 
         Both are "" if ranks have told nothing; see :func:`explain_lines` and :func:`explain`.
         """
-        contents = self._records.complete(self._failure.exits, self._failure.lost)
+        contents = self._complete()
         if not has_operations(contents):
             return "", ""
-        return explain_lines(contents), f"{explain(contents)}\n{self._keep(contents)}"
+        parts = self._numbers(), explain(contents), self._keep(contents)
+        return explain_lines(contents), "\n".join(filter(None, parts))

@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tup
 from ringcomm.errors import ConfigError
 
 from ..show.visible import columns, visible_line
+from ..watch.table import duration
 from .control_socket import control_folder, running_jobs, send_command
 
 SHOWN_CHARACTERS = 8
@@ -72,7 +73,7 @@ def describe_jobs(jobs: Sequence[RunningJob], now_at: float) -> str:
     rows = [("JOB", "PID", "RANKS", "RUNS FOR", "HOSTS", "PROGRAM")]
     for job in jobs:
         rows.append((
-            job.id[:SHOWN_CHARACTERS], str(job.pid), str(job.ranks), _duration(now_at - job.began_at),
+            job.id[:SHOWN_CHARACTERS], str(job.pid), str(job.ranks), duration(now_at - job.began_at),
             visible_line(",".join(job.hosts)), visible_line(job.program),
         ))  # fmt: skip
     widths = [max(columns(row[column]) for row in rows) for column in range(5)]
@@ -81,14 +82,6 @@ def describe_jobs(jobs: Sequence[RunningJob], now_at: float) -> str:
         for row in rows
     ]
     return "\n".join(lines) + "\n"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(max(0, round(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def show_jobs(environ: Mapping[str, str]) -> Tuple[str, List[str]]:

@@ -16,6 +16,7 @@ from typing import List, Mapping, Optional, Sequence, Tuple
 from ringcomm.errors import ConfigError
 from ringcomm.storage.certificate import make_certificate
 from ringcomm.transport.nics import InterfaceFilter
+from ringcomm.version import __version__
 
 from ..diagnosis.failure_report import ranks_text
 from ..elastic.job import ElasticJob
@@ -86,7 +87,7 @@ def prepare(
     tree, code_at = _tree(options, environ)
     job = Job(
         id=secrets.token_hex(8), key=secrets.token_bytes(32), plan=Plan([], []), hosts=[],
-        settings=settings, command=parsed, version=own_version(),
+        settings=settings, command=parsed, version=__version__,
         output_dir=None if options.output_dir is None else Path(options.output_dir),
         payload=payload, horovod=options.horovod,
         notes=(
@@ -248,13 +249,6 @@ def effective_settings(
     setting_sources.check_measurements(found.settings, flags)
     InterfaceFilter(found.settings.iface)  # reports an invalid value once here, and not on every host
     return found
-
-
-def own_version() -> str:
-    """The version of ringcomm on this machine."""
-    from ringcomm.version import __version__
-
-    return __version__
 
 
 def describe(job: Job) -> str:

@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, Mapping, Set
 
 from ringcomm.balance.replan import rank_names
 from ringcomm.balance.unequal import Usage, job_line
+from ringcomm.rendezvous.actions import Notice
 
 from ..agent import binding
 from ..diagnosis.variables import Variables
@@ -14,7 +15,6 @@ from ..plan.job import HostJob, Job
 from ..show.printer import Printer
 from ..show.visible import visible_line
 from .outcome import Outcome
-from .rendezvous import NoticeLike
 
 REFUSALS_SHOWN = 20
 GATHER_S = 0.5
@@ -52,7 +52,7 @@ class Notices:
         self._usages: Dict[int, Usage] = {}
         self._topics: Set[str] = set()
 
-    def take(self, notice: NoticeLike) -> None:
+    def take(self, notice: Notice) -> None:
         """The rendezvous has sent a notice."""
         self._joined = self._joined or notice.kind not in ("log", "refused")
         if notice.kind == "usage" and notice.rank is not None:

@@ -48,13 +48,14 @@ class Outcome:
 
 def not_started(job: Job, problems: Mapping[int, str], ready: Iterable[int]) -> Outcome:
     """Hosts (by index) could not do their part: one paragraph each."""
-    told = {job.hosts[index].name: _shadowed(job, text) or text for index, text in sorted(problems.items())}
-    known = {*problems, *ready}
-    silent = [host.name for host in job.hosts if host.index not in known]
-    if len(job.hosts) > 1:
-        names = ",".join(host.planned.spec.target for host in job.hosts)
+    hosts, known = job.last_hosts, {*problems, *ready}
+    texts = {host.name: problems[host.index] for host in job.hosts if host.index in problems}
+    told = {name: _shadowed(job, text) or text for name, text in texts.items()}
+    silent = [host.name for host in hosts if host.index not in known and host.name not in texts]
+    if len(hosts) > 1:
+        names = ",".join(host.planned.spec.target for host in hosts)
         told[""] = f"ringrun doctor -H {names} examines these hosts and the network between them."
-    text = failure_report.problems_box(told, silent, len(problems), len(job.hosts))
+    text = failure_report.problems_box(told, silent, len(texts), len(hosts))
     return Outcome(1, visible(text), "start")
 
 

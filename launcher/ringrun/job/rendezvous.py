@@ -2,50 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
-from ringcomm.config import Settings, Slot
-from ringcomm.configuration.endpoints import format_endpoint
+from ringcomm.configuration.endpoints import format_endpoint, is_loopback, numeric
 from ringcomm.errors import ConfigError
+from ringcomm.rendezvous.actions import Notice, Seat
 
 from ..elastic.job import ElasticJob
 from ..plan.job import HostJob, Job
-from ..reach.local import is_loopback, numeric
 
+if TYPE_CHECKING:
+    from ringcomm.rendezvous.server import RendezvousServer  # imported when a job of several ranks starts
 
-class NoticeLike(Protocol):
-    """A notice of the rendezvous (``ringcomm.rendezvous.server.Notice``)."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def rank(self) -> Optional[int]: ...
-    @property
-    def culprit(self) -> Optional[int]: ...
-    @property
-    def detail(self) -> Mapping[str, Any]: ...
-
-
-class RendezvousLike(Protocol):
-    """The methods of a ``RendezvousServer`` that the supervisor uses."""
-
-    def start(self) -> List[Tuple[str, int]]: ...
-    def process_exited(self, number: int, how: str, ok: bool) -> None: ...
-    def expect(self, member: int, slot: Slot, host: str) -> None: ...
-    def exclude(self, member: int, why: str) -> None: ...
-    def stop(self) -> None: ...
-
-
-OpenRendezvous = Callable[[Callable[[NoticeLike], None]], RendezvousLike]
+OpenRendezvous = Callable[[Callable[[Notice], None]], "RendezvousServer"]
 
 
 def rendezvous_for(job: Job) -> OpenRendezvous:
     """A function that opens the ``RendezvousServer`` of a job; its argument receives the notices."""
 
-    def open_it(notify: Callable[[NoticeLike], None]) -> RendezvousLike:
-        from ringcomm.rendezvous.actions import Seat
+    def open_it(notify: Callable[[Notice], None]) -> RendezvousServer:
         from ringcomm.rendezvous.server import RendezvousServer
         from ringcomm.transport.encryption import encryption_of
 
@@ -53,7 +28,7 @@ def rendezvous_for(job: Job) -> OpenRendezvous:
         places = () if elastic else job.plan.places  # those of an elastic job are announced one by one
         return RendezvousServer(
             key=job.key, job=job.id, notify=notify, start_timeout_s=job.settings.start_timeout_s,
-            addresses=elastic_addresses(job.settings) if elastic else rendezvous_addresses(job),
+            addresses=rendezvous_addresses(job),
             seats=[Seat(job.slot_of(place.rank), job.host_of(place.rank).name) for place in places],
             limits=job.limits if isinstance(job, ElasticJob) else None, launched=elastic,
             encryption=encryption_of(job.certificate), forwarded=job.settings.allow_forwarding,
@@ -67,7 +42,7 @@ def rendezvous_addresses(job: Job) -> List[str]:
 
     These are the loopback if all ranks are on this machine, otherwise the addresses that ranks of this
     machine may use. ``--iface`` restricts traffic between ranks: without a rank on this machine it does not
-    apply here, and all addresses are used.
+    apply here, and all addresses are used. In an elastic job it applies if this machine has what it names.
 
     Raises:
         ConfigError: no interface matches.
@@ -78,26 +53,21 @@ def rendezvous_addresses(job: Job) -> List[str]:
     from ringcomm.transport.nics import own_addresses
 
     spec = next((host.env.get("RINGCOMM_IFACE", "") for host in job.hosts if host.is_local), "")
+    try:
+        addresses = own_addresses(job.settings.iface if job.is_elastic else spec)
+    except ConfigError:
+        if not job.is_elastic:
+            raise
+        addresses = own_addresses()
     # A link-local address is not usable on another host without the name of that host's interface.
-    found = [item for item in own_addresses(spec) if not item.scope]
-    if all(item.kind == LOOPBACK for item in found):
+    found = [item for item in addresses if not item.scope]
+    if not job.is_elastic and all(item.kind == LOOPBACK for item in found):
         raise ConfigError(
             "This machine has no network address except the loopback's"
             + (f" that matches --iface {spec}" if spec else "")
             + ", but the job's other hosts must reach it. `ip address` lists the addresses."
         )
     return [item.address for item in found]
-
-
-def elastic_addresses(settings: Settings) -> List[str]:
-    """The addresses on which the rendezvous of an elastic job listens: hosts may be added at any time.
-
-    Args:
-        settings: the job's; ``iface`` selects interfaces.
-    """
-    from ringcomm.transport.nics import own_addresses
-
-    return [item.address for item in own_addresses(settings.iface) if not item.scope]
 
 
 def rendezvous_variables(endpoints: Sequence[Tuple[str, int]], host: HostJob) -> Dict[str, str]:

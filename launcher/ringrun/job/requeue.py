@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-from typing import Callable, Mapping, Optional
+from typing import Callable, Mapping
 
-LIMIT_S = 20.0
+from ..reach.doors import scontrol
 
 
 def restarts_before(environ: Mapping[str, str]) -> int:
@@ -37,22 +36,10 @@ def requeue(
     job, before = environ.get("SLURM_JOB_ID", ""), restarts_before(environ)
     if signum != signal.SIGTERM or before >= restarts or not job or "SLURM_STEP_ID" in environ:
         return
-    shown = _scontrol("show", "job", job)
+    shown = scontrol("show", "job", job)
     if shown is None or re.search(r"\bJobState=RUNNING\b", shown) is None:
         return
     say(f"Slurm starts job {job} again: restart {before + 1} of {restarts} (--restarts {restarts}).")
     # Slurm ends this process while it executes the command.
-    if _scontrol("requeue", job) is None:
+    if scontrol("requeue", job) is None:
         say(f"Slurm does not requeue job {job}: was it submitted with --no-requeue?")
-
-
-def _scontrol(*words: str) -> Optional[str]:
-    """The output of a command to Slurm; None if it fails."""
-    try:
-        done = subprocess.run(
-            ["scontrol", *words], capture_output=True, text=True, timeout=LIMIT_S, check=True,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout

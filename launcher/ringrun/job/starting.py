@@ -8,8 +8,9 @@ from ringcomm.errors import ProtocolError
 
 from ..diagnosis.failure_report import host_problem
 from ..plan.job import HostJob
+from ..plan.reaching import NOTHING, last_lines
 from ..reach.agent_process import AgentLink
-from ..reach.base import NOTHING, RETRIES, last_lines
+from ..reach.base import RETRIES
 from ..reach.origin import install_for
 
 _IN_PIPES_BYTES = 1 << 16
@@ -56,8 +57,9 @@ def not_ready_text(host: HostJob, link: AgentLink, limit_s: float, wheels: str =
 
 
 def failed_start(
-    host: HostJob, link: AgentLink, status: Optional[int], note: Callable[[str], None]
-) -> Optional[str]:
+    host: HostJob, link: AgentLink, status: Optional[int], note: Callable[[str], None], printed: str = "",
+    endless: bool = True,
+) -> Optional[str]:  # fmt: skip
     """The problem of a host whose agent has ended before it answered.
 
     Args:
@@ -65,11 +67,13 @@ def failed_start(
         link: to its agent; what the next attempt starts is in ``link.argv`` afterwards.
         status: how the program ended that was to start the agent.
         note: shows the user a line.
+        printed: its output, unless the link has read it.
+        endless: whether to try without end where the host may still appear.
 
     Returns:
         the text; None if it is to be tried again.
     """
-    said = link.stderr_text or link.noise
+    said = link.stderr_text or link.noise or printed
     second = link.argv == list(host.fallback)
     tried = f"{host.python} or python3" if second else host.python
     failure = host.reach.explain_start(host.name, link.argv, tried, status, said)
@@ -78,6 +82,6 @@ def failed_start(
         note(f"{host.name} has no {host.python}: {other}")
         link.argv, link.first = list(host.fallback), host.finder
         return None
-    if failure.retry and (failure.may_appear or link.attempt <= RETRIES):
+    if failure.retry and (endless and failure.may_appear or link.attempt <= RETRIES):
         return None
     return failure.text

@@ -8,10 +8,11 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from ringcomm.clock import Clock, monotonic
+from ringcomm.clock import monotonic
 from ringcomm.errors import ConfigError, ProtocolError
+from ringcomm.rendezvous.actions import Notice
 
 from ..agent import framing, processes, threads
 from ..diagnosis.first_failure import Complaint, Exit, FirstFailure, signal_name
@@ -31,10 +32,13 @@ from .inquiry import Inquiry
 from .keyboard import RemoteTerminal
 from .notices import Notices
 from .outcome import Outcome, ended, not_started, verified_results
-from .rendezvous import NoticeLike, OpenRendezvous, RendezvousLike, master_variables, rendezvous_variables
+from .rendezvous import OpenRendezvous, master_variables, rendezvous_variables
 from .starting import failed_start, not_ready_text, problem_text
 from .supply import Supply
 from .watching import Watching
+
+if TYPE_CHECKING:
+    from ringcomm.rendezvous.server import RendezvousServer
 
 GATHER_S = 2.0
 """After the first host that does not start the others have this long to say what they lack."""
@@ -48,22 +52,24 @@ class Supervisor:
         job, console: the job, and what receives its output.
         open_rendezvous: opens the job's rendezvous, if it has several ranks; see :mod:`.rendezvous`.
         coloured: by stream (1 and 2), whether prefixes have colours; None: neither has.
-        clock: the time in seconds.
     """
 
     def __init__(
         self, job: Job, console: Console, open_rendezvous: Optional[OpenRendezvous] = None,
-        coloured: Optional[Mapping[int, bool]] = None, clock: Clock = monotonic,
+        coloured: Optional[Mapping[int, bool]] = None,
     ) -> None:  # fmt: skip
         self.job, self._console = job, console
-        self._printer = Printer(job, console, coloured or {1: False, 2: False}, clock)
-        self._loop, self._began_s = Loop(clock), time.time()
+        self._printer = Printer(job, console, coloured or {1: False, 2: False}, monotonic)
+        self._loop, self._began_s = Loop(monotonic), time.time()
         self._open_rendezvous = open_rendezvous
-        self._rendezvous: Optional[RendezvousLike] = None
+        self._rendezvous: Optional[RendezvousServer] = None
         self._failure = FirstFailure()
         self._grace = Grace(self._loop, self._failure.exits, lambda: self._end("failure", END))
         self._agents = Agents(job, self._loop, self)
-        self._inquiry = Inquiry(job, self._agents.links, self._loop, self._printer.show, self._failure)
+        self._ranks_now: Sequence[int] = ()  # of an elastic job: the members of the last view, by rank
+        self._inquiry = Inquiry(
+            job, self._agents.links, self._loop, self._printer.show, self._failure, lambda: self._ranks_now
+        )
         self._watching = Watching(
             job, self._agents.links, self._loop, self._printer, console,
             bool(coloured and coloured.get(STDERR)), self._inquiry.for_the_user,
@@ -71,7 +77,7 @@ class Supervisor:
         self._terminal = RemoteTerminal(job, self._agents.links, self._loop, console)
         self._control = ControlSocket(job.id, self._command)
         self._fetched = FetchedFiles(Path(FETCHED))
-        self._supply = Supply(self._agents, self._loop, self._printer.note, self._problem)
+        self._supply = Supply(self._agents, self._loop, self._printer.note, self.problem)
         self._ranks = [{place.rank for place in job.plan.on_host(host.index)} for host in job.hosts]
         self._ready: Dict[int, Dict[str, Any]] = {}  # by host, what its agent found
         self._done: Set[int] = set()
@@ -79,6 +85,7 @@ class Supervisor:
         self._results: Dict[int, bytearray] = {}
         self._going, self._signum = False, 0  # whether the ranks have been started; the user's signal
         self._ending = ""  # why we end the job, if we do: start, failure, interrupt, pipe or abandoned
+        self._stopped_because: Optional[str] = None  # why an elastic job cannot continue
         self._notices = Notices(job, self._printer, self._loop.after)
 
     def interrupt(self, signum: int) -> None:
@@ -138,11 +145,7 @@ class Supervisor:
         """Start: the agents of all hosts are started by the loop."""
         self._loop.after("start", self.job.settings.start_timeout_s, self._start_timed_out)
 
-    def unstartable(self, host: HostJob, text: str) -> None:
-        """There is no agent on that host, and cannot be."""
-        self._problem(host, text)
-
-    def _problem(self, host: HostJob, text: str) -> None:
+    def problem(self, host: HostJob, text: str) -> None:
         """A host does not start. The others may say what they lack too, but not for long."""
         if not self._ending:
             self._problems.setdefault(host.index, text)
@@ -176,7 +179,7 @@ class Supervisor:
             env.update(rendezvous_variables(endpoints, host))
             self._agents.send(host, {"do": "go", "env": env})
 
-    def _opened(self, open_rendezvous: OpenRendezvous) -> RendezvousLike:
+    def _opened(self, open_rendezvous: OpenRendezvous) -> RendezvousServer:
         return open_rendezvous(lambda notice: self._loop.call(lambda: self._notice(notice)))
 
     # -- what agents say -----------------------------------------------------------------------
@@ -186,7 +189,7 @@ class Supervisor:
         if self._going:
             self._printer.show(why)
         else:
-            self._problem(host, why)
+            self.problem(host, why)
 
     def chattered(self, host: HostJob, data: bytes) -> None:
         """An agent or its ssh has written to stderr: shown with --verbose."""
@@ -213,10 +216,11 @@ class Supervisor:
         elif frame.kind == framing.RESULT:
             self._results.setdefault(frame.rank, bytearray()).extend(frame.data)
         elif frame.kind == framing.RECORD:
-            if self._inquiry.take(frame.rank, frame.data) == "ended":
+            reason = self._inquiry.take(frame.rank, frame.data)
+            if reason == "ended":
                 self._printer.ending(frame.rank)
-                if not self._inquiry.is_victim(frame.rank):
-                    self._grace.leaving.add(frame.rank)  # in case that this is what fails the others
+            if reason == "starved" or (reason == "ended" and not self._inquiry.is_victim(frame.rank)):
+                self._grace.leaving.add(frame.rank)  # in case that this is what fails the others
         else:
             self._event(host, frame.rank, event_facts(frame.data))
 
@@ -228,7 +232,7 @@ class Supervisor:
             self._ready[host.index] = self._notices.ready(host, facts)
             self._host_ready(host)
         elif name == "problem":
-            self._problem(host, problem_text(host, facts))
+            self.problem(host, problem_text(host, facts))
         elif name == "exit":
             self._notices.exited(facts)
             self._rank_exited(rank, facts)
@@ -265,7 +269,7 @@ class Supervisor:
         if self._rendezvous is not None:
             self._rendezvous.process_exited(end.rank, end.describe(), end.ok)
 
-    def _failed_notice(self, notice: NoticeLike) -> None:
+    def _failed_notice(self, notice: Notice) -> None:
         """The rendezvous has aborted the job."""
         if not self._ending:
             link = notice.detail.get("kind") == "cut"
@@ -273,7 +277,7 @@ class Supervisor:
             if notice.culprit is not None and notice.detail.get("leaving"):
                 self._grace.leaving.add(notice.culprit)
 
-    def _notice(self, notice: NoticeLike) -> None:
+    def _notice(self, notice: Notice) -> None:
         if notice.kind == "failed":
             self._failed_notice(notice)
         else:
@@ -304,12 +308,12 @@ class Supervisor:
         if self._going:
             self._host_lost(host, host.reach.explain_loss(host.name, status, link.stderr_text))
         elif link.answered:
-            self._problem(host, host.reach.explain_loss(host.name, status, link.stderr_text))
+            self.problem(host, host.reach.explain_loss(host.name, status, link.stderr_text))
         else:
             failed = failed_start(host, link, status, self._printer.note)
             if failed is None:
                 return True
-            self._problem(host, failed)
+            self.problem(host, failed)
         return False
 
     def _host_lost(self, host: HostJob, text: str) -> None:
@@ -382,19 +386,14 @@ class Supervisor:
 
     def _explained(self) -> Outcome:
         """The outcome of ranks that had started, with what they have said about its reason."""
-        failed = self._failure.failed and self._ending not in ("pipe", "interrupt")
-        told, tails = self._inquiry.conclude() if failed else ("", ""), self._printer.tails()
+        failed = self._has_failed and self._ending not in ("pipe", "interrupt")
+        lines, diagnosis = self._inquiry.conclude() if failed else ("", "")
+        tails = self._printer.tails()
         self._failure.explained(self._inquiry.explanations(tails))
-        return self._ended(tails, *told)
-
-    def _ended(
-        self, tails: Mapping[int, List[str]], lines: str = "", diagnosis: str = "", first: str = ""
-    ) -> Outcome:
-        """The outcome of ranks that had started; see :func:`~.outcome.ended`."""
         found = {self.job.hosts[index].name: facts.get("found") for index, facts in self._ready.items()}
         pythons = {name: facts["python"] for name, facts in found.items() if facts}
         how = self._failure, self._ending, self._signum, tails, lines, diagnosis, pythons
-        first = "\n\n".join(filter(None, (first, self._notices.different_variables())))
+        first = "\n\n".join(filter(None, (self._stopped_because, self._notices.different_variables())))
         outcome = ended(self.job, *how, first)
         outcome.results = verified_results(self.job, self._results)
         return outcome

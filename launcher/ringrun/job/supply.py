@@ -9,10 +9,11 @@ from typing import Any, Callable, Dict, List, Mapping, Tuple
 from ringcomm.errors import ConfigError
 
 from ..agent import framing
+from ..agent.checks import PROVISIONED
 from ..plan.job import HostJob
 from ..ship.package import Package, own_package
 from ..ship.source_tree import describe_sent
-from ..ship.wheels import NEEDED, Target, fetch_wheels
+from ..ship.wheels import Target, fetch_wheels
 from .agents import Agents
 from .event_loop import Loop
 
@@ -64,9 +65,9 @@ class Supply:
         """
         version = str(facts["found"].get("version", "")).rpartition(".")[0]
         lacks = facts["found"].get("lacks")
-        lacks = lacks if isinstance(lacks, list) else NEEDED
+        lacks = lacks if isinstance(lacks, list) else PROVISIONED
         target = Target(version, facts["machine"], facts["glibc"])
-        wanted = target, tuple(name for name in NEEDED if name in lacks)
+        wanted = target, tuple(name for name in PROVISIONED if name in lacks)
         if wanted in self._waiting:
             self._waiting[wanted].append(host)
             return

@@ -45,11 +45,6 @@ def removed() -> List[str]:
     return [*MEMBERSHIP, *setting_variables(), *horovod.IDENTITY, "HOROVOD_ELASTIC", *OTHER_IDENTITIES]
 
 
-def removed_prefixes() -> List[str]:
-    """The beginnings of variables that the agent removes, too: see :data:`OTHER_LAUNCHERS`."""
-    return list(OTHER_LAUNCHERS)
-
-
 def rank_variables(place: Place, size: int, host: str, as_horovod: bool = False) -> Dict[str, str]:
     """The variables that torchrun sets for a rank, and Horovod's on request.
 

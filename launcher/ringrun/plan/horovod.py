@@ -55,10 +55,6 @@ class Name(NamedTuple):
     is_flag: bool = False
 
 
-def _same(text: str) -> str:
-    return text
-
-
 def _megabytes(text: str) -> str:
     return "0" if text.strip() == "0" else text.strip() + "M"
 
@@ -85,25 +81,25 @@ def _off_if_false(text: str) -> Optional[str]:
 
 NAMES = (
     Name("fusion_bytes", "--fusion-threshold-mb", "HOROVOD_FUSION_THRESHOLD", "params.fusion_threshold_mb",
-         _megabytes, _same),
-    Name("cycle_ms", "--cycle-time-ms", "HOROVOD_CYCLE_TIME", "params.cycle_time_ms", _same, _same),
+         _megabytes, str),
+    Name("cycle_ms", "--cycle-time-ms", "HOROVOD_CYCLE_TIME", "params.cycle_time_ms", str, str),
     Name("cache_capacity", "", "HOROVOD_CACHE_CAPACITY", "params.cache_capacity", _capacity, _capacity),
     Name("timeline", "--timeline-filename", "HOROVOD_TIMELINE", "timeline.filename", _timeline, _timeline),
-    Name("timeline_mark_cycles", "", "HOROVOD_TIMELINE_MARK_CYCLES", "timeline.mark_cycles", _same, _same),
-    Name("autotune", "", "HOROVOD_AUTOTUNE", "autotune.enabled", _same, _same),
-    Name("autotune_log", "--autotune-log-file", "HOROVOD_AUTOTUNE_LOG", "autotune.log_file", _same, _same),
+    Name("timeline_mark_cycles", "", "HOROVOD_TIMELINE_MARK_CYCLES", "timeline.mark_cycles", str, str),
+    Name("autotune", "", "HOROVOD_AUTOTUNE", "autotune.enabled", str, str),
+    Name("autotune_log", "--autotune-log-file", "HOROVOD_AUTOTUNE_LOG", "autotune.log_file", str, str),
     Name("stall_warning_s", "--stall-check-warning-time-seconds", "HOROVOD_STALL_CHECK_TIME_SECONDS",
-         "stall_check.warning_time_seconds", _same, _same),
+         "stall_check.warning_time_seconds", str, str),
     Name("late_after_s", "--stall-check-shutdown-time-seconds", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
-         "stall_check.shutdown_time_seconds", _same, _same),
+         "stall_check.shutdown_time_seconds", str, str),
     # Listed after the warning time, so that it overrides the warning time of the same source.
     Name("stall_warning_s", "--no-stall-check", "HOROVOD_STALL_CHECK_DISABLE", "", _off_if_true, _off_if_true,
          True),
-    Name("stall_warning_s", "", "", "stall_check.enabled", _off_if_false, _same),
+    Name("stall_warning_s", "", "", "stall_check.enabled", _off_if_false, str),
     Name("timeout_s", "--gloo-timeout-seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS",
-         "library_options.gloo_timeout_seconds", _same, _same),
-    Name("start_timeout_s", "", "HOROVOD_START_TIMEOUT", "", _same, _same),
-    Name("iface", "", "HOROVOD_GLOO_IFACE", "", _same, _same),
+         "library_options.gloo_timeout_seconds", str, str),
+    Name("start_timeout_s", "", "HOROVOD_START_TIMEOUT", "", str, str),
+    Name("iface", "", "HOROVOD_GLOO_IFACE", "", str, str),
 )  # fmt: skip
 
 NO_MPI = "ringcomm has no MPI; its own TCP links replace Horovod's Gloo. Leave it out."

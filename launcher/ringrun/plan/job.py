@@ -12,7 +12,7 @@ from ringcomm.wire.signing import Signer
 
 from .command import Command
 from .debug import Debugged
-from .environment import rank_variables, removed, removed_prefixes
+from .environment import OTHER_LAUNCHERS, rank_variables, removed
 from .observe import Observation
 from .ranks import Place, Plan, PlannedHost
 from .reaching import Reach
@@ -153,6 +153,11 @@ class Job:
         return False
 
     @property
+    def last_hosts(self) -> List[HostJob]:
+        """The hosts, each once: an elastic job has a part for every time that it has opened a host."""
+        return list({host.planned.spec.target: host for host in self.hosts}.values())
+
+    @property
     def all_local(self) -> bool:
         """Whether all ranks run on this machine."""
         return all(host.is_local for host in self.hosts)
@@ -198,7 +203,7 @@ class Job:
             "python": host.command.is_python,
             "script": host.command.script,
             "unset": removed(),
-            "unset_prefixes": removed_prefixes(),
+            "unset_prefixes": OTHER_LAUNCHERS,
             "env": {**host.env, **own},
             "ranks": ranks,
             "slots": len(ranks),
@@ -222,11 +227,9 @@ class Job:
         }
 
     def _writes(self, host: HostJob) -> List[List[str]]:
-        """The files that the ranks of a host will write because of an option: the option and the path."""
-        return self._outputs() if host.index == self.plan.places[0].host_index else []
-
-    def _outputs(self) -> List[List[str]]:
-        """The files that rank 0 will write because of an option: the option and the path."""
+        """The files that the ranks of the first host will write because of an option: it and the path."""
+        if host.index:
+            return []
         log = self.settings.autotune_log if self.settings.autotune else ""
         outputs = [["--timeline", self.settings.timeline], ["--autotune-log", log]]
         return [row for row in outputs if row[1]]

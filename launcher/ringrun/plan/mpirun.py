@@ -97,14 +97,9 @@ def _precision(values: Sequence[str]) -> Tuple[List[str], str]:
     return ["-x", f"ACCELERATE_MIXED_PRECISION={values[0]}"], ""
 
 
-def _spellings(*names: str) -> List[str]:
-    """Names with hyphens, and with underscores."""
-    return sorted({form for name in names for form in (name, name.replace("-", "_"))})
-
-
 _RUN_ONCE = "ringrun starts the ranks of all hosts: run it once, on one of them"
 _NO_TIME = "lines come without a time"
-_HOSTS = ("nnodes", "nodes", *_spellings("num-machines"))
+_HOSTS = ("nnodes", "nodes", "num-machines")
 """Options for a number of hosts, or for the least and the greatest number, as in ``1:4``."""
 
 _RULES: Dict[str, Tuple[int, Rule]] = {
@@ -112,8 +107,7 @@ _RULES: Dict[str, Tuple[int, Rule]] = {
     **dict.fromkeys(("host", "hosts"), (1, _same("-H"))),
     **dict.fromkeys(("machinefile", "f", "default-hostfile"), (1, _same("--hostfile"))),
     **dict.fromkeys(("wdir", "wd", "workdir"), (1, _same("--cwd"))),
-    **dict.fromkeys(("npernode", "N", "ppn", "perhost"), (1, _per_host)),
-    **dict.fromkeys(("nproc-per-node", "nproc_per_node"), (1, _per_host)),
+    **dict.fromkeys(("npernode", "N", "ppn", "perhost", "nproc-per-node"), (1, _per_host)),
     "pernode": (0, lambda values: (["--slots-each", "1"], "")),
     **dict.fromkeys(("mca", "gmca", "omca", "prtemca"), (2, _mca)),
     "map-by": (1, _map_by),
@@ -140,35 +134,32 @@ _RULES: Dict[str, Tuple[int, Rule]] = {
     "prefix": (1, _nothing("there is no MPI to find on the hosts: --prefix has no effect")),
     **dict.fromkeys(("report-pid", "report-uri", "am", "tune", "app"), (1, _nothing("that is MPI's"))),
     **dict.fromkeys(_HOSTS, (1, _nothing())),
-    **dict.fromkeys(("max-restarts", "max_restarts"), (1, _same("--restarts"))),
-    **dict.fromkeys(("log-dir", "log_dir"), (1, _same("--output-dir"))),
-    **dict.fromkeys(("no-python", "no_python", "use-env", "use_env"), (0, _nothing())),
-    **dict.fromkeys(("redirects", "monitor-interval", "monitor_interval", "role", "start-method", "rdzv-conf",
-                     "rdzv_conf", "local-addr", "local_addr"), (1, _nothing())),
+    "max-restarts": (1, _same("--restarts")),
+    "log-dir": (1, _same("--output-dir")),
+    **dict.fromkeys(("no-python", "use-env"), (0, _nothing())),
+    **dict.fromkeys(("redirects", "monitor-interval", "role", "start-method", "rdzv-conf", "local-addr"),
+                    (1, _nothing())),
     "standalone": (0, _nothing()),
     # accelerate launch
-    **dict.fromkeys(_spellings("num-processes"), (1, _same("-np"))),
-    **dict.fromkeys(_spellings("dynamo-backend", "gpu-ids"), (1, _nothing())),
-    **dict.fromkeys(_spellings("machine-rank", "main-process-ip", "main-process-port"),
-                    (1, _nothing(_RUN_ONCE))),
-    **dict.fromkeys(_spellings("mixed-precision"), (1, _precision)),
-    **dict.fromkeys(_spellings("num-cpu-threads-per-process"), (1, _same("--threads"))),
-    **dict.fromkeys(_spellings("multi-gpu", "same-network"), (0, _nothing())),
+    "num-processes": (1, _same("-np")),
+    **dict.fromkeys(("dynamo-backend", "gpu-ids"), (1, _nothing())),
+    **dict.fromkeys(("machine-rank", "main-process-ip", "main-process-port"), (1, _nothing(_RUN_ONCE))),
+    "mixed-precision": (1, _precision),
+    "num-cpu-threads-per-process": (1, _same("--threads")),
+    **dict.fromkeys(("multi-gpu", "same-network"), (0, _nothing())),
     # srun
     "ntasks": (1, _same("-np")),
     "ntasks-per-node": (1, _per_host),
     **dict.fromkeys(("gres", "gpus", "gpus-per-node", "gpus-per-task", "cpus-per-task", "partition", "mem"),
                     (1, _nothing("ringrun allocates nothing; in a job of Slurm it takes its nodes"))),
-    **dict.fromkeys(("rdzv-backend", "rdzv_backend", "rdzv-id", "rdzv_id"), (1, _nothing())),
-    **dict.fromkeys(("rdzv-endpoint", "rdzv_endpoint", "master-addr", "master_addr", "master-port",
-                     "master_port", "node-rank", "node_rank"),
-                    (1, _nothing(_RUN_ONCE))),
+    **dict.fromkeys(("rdzv-backend", "rdzv-id"), (1, _nothing())),
+    **dict.fromkeys(("rdzv-endpoint", "master-addr", "master-port", "node-rank"), (1, _nothing(_RUN_ONCE))),
     "repeat-hosts": (1, _per_host),
     "backend": (1, _nothing("the ranks are connected by ringcomm")),
     **dict.fromkeys(("connections-per-ip", "starting-port", "nccl-port"), (1, _nothing())),
     "mpi-arg": (1, _nothing("that is MPI's")),
 }  # fmt: skip
-"""By name without dashes: how many values an option has, and what becomes of it."""
+"""By name without dashes, with hyphens inside: how many values an option has, and what becomes of it."""
 
 
 _INTERFACES = ("--network-interface", "--network-interfaces")
@@ -206,16 +197,17 @@ def translate(words: Sequence[str], own: Callable[[str], Optional[int]]) -> Tran
             found += words[position + 1 : position + 1 + taken]
             position += 1 + taken
             continue
-        rule = _RULES.get(name.lstrip("-"))
+        bare = name.lstrip("-").replace("_", "-")
+        rule = _RULES.get(bare)
         if rule is None:
             break
         values = [value] if equals else list(words[position + 1 : position + 1 + rule[0]])
-        if name.lstrip("-") == "env" and "=" in "".join(values[:1]):  # mlx.launch has one value, MPICH two
+        if bare == "env" and "=" in "".join(values[:1]):  # mlx.launch has one value, MPICH two
             rule, values = (1, _same("-x")), values[:1]
         if len(values) < rule[0]:
             break
         replaced, note = rule[1](values)
-        if name.lstrip("-") in _HOSTS and values[0].partition(":")[0].isdigit():
+        if bare in _HOSTS and values[0].partition(":")[0].isdigit():
             hosts = (name, int(values[0].partition(":")[0]))
         found += replaced
         if note:
@@ -251,7 +243,7 @@ def _joined_ifaces(words: Sequence[str]) -> List[str]:
 
 def values_of(option: str) -> int:
     """The number of values of an option of mpirun or torchrun; 0 if it has none, or is not understood."""
-    rule = _RULES.get(option.lstrip("-"))
+    rule = _RULES.get(option.lstrip("-").replace("_", "-"))
     return 0 if rule is None else rule[0]
 
 

@@ -165,7 +165,7 @@ class Options:
         within=(1, 65535), argument="ssh_port", horovod="ssh_port", doctor=True,
     )  # fmt: skip
     ssh_identity_file: Optional[str] = _option(
-        None, "-i --ssh-identity-file", REMOTE, "The private key for ssh.", metavar="FILE",
+        None, "-i --ssh-identity-file", REMOTE, "The private key for ssh.", kind=PATH, metavar="FILE",
         argument="ssh_identity_file", horovod="ssh_identity_file", doctor=True,
     )  # fmt: skip
 
@@ -175,7 +175,8 @@ class Options:
         brief="Send this folder.",
     )  # fmt: skip
     ship_from: Optional[str] = _option(
-        None, "--ship-from", REMOTE, "Like --ship, with a directory above the current one.", metavar="FOLDER"
+        None, "--ship-from", REMOTE, "Like --ship, with a directory above the current one.", kind=PATH,
+        metavar="FOLDER",
     )
     fetch: Tuple[str, ...] = _option(
         (), "--fetch", REMOTE,
@@ -252,7 +253,7 @@ class Options:
     )  # fmt: skip
     tee: Optional[str] = _option(
         None, "--tee", OUTPUT, "Also write all that is shown to a file. It contains no colours.",
-        metavar="FILE",
+        kind=PATH, metavar="FILE",
     )  # fmt: skip
     watch: bool = _option(
         False, "--watch", OUTPUT,
@@ -262,7 +263,7 @@ class Options:
     report: Optional[str] = _option(
         None, "--report", OUTPUT,
         "Write a page about the run at the end. It has curves, waiting times, links and operations.",
-        metavar="FILE.html",
+        kind=PATH, metavar="FILE.html",
     )  # fmt: skip
     metrics_port: Optional[int] = _option(
         None, "--metrics-port", OUTPUT,

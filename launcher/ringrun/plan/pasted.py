@@ -23,9 +23,7 @@ _LEFT_OUT = (
 """Launchers whose options are all in :mod:`.mpirun` and :mod:`.horovod`."""
 _RENAMED: Dict[str, Dict[str, Tuple[int, str]]] = {
     "mlx.launch": {"-n": (1, "--slots-each"), "-p": (1, ""), "--env": (1, "-x")},
-    "accelerate": {
-        "--config_file": (1, ""), "--config-file": (1, ""), "--cpu": (0, ""), "--module": (0, "-m"),
-    },
+    "accelerate": {"--config-file": (1, ""), "--cpu": (0, ""), "--module": (0, "-m")},
 }  # fmt: skip
 """Options of which ringrun has another one, or none, or one of that name that means something else."""
 _INSTEAD: Mapping[str, str] = {
@@ -76,7 +74,7 @@ def _renamed(name: str, words: Sequence[str]) -> Translated:
     position = 0
     while position < len(words) and words[position].startswith("-"):
         option, equals, value = words[position].partition("=")
-        count, own = rules.get(option, (values_of(option), option))
+        count, own = rules.get(option.replace("_", "-"), (values_of(option), option))
         values = [value] if equals else list(words[position + 1 : position + 1 + count])
         position += 1 + (0 if equals else count)
         if own == "-m":

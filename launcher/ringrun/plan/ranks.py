@@ -136,7 +136,7 @@ def _too_many(np: int, hosts: Sequence[HostSpec], slots: Sequence[int]) -> str:
         for spec, count in zip(hosts, slots)
     )
     enough = _enough(np, slots)
-    example = ",".join(f"{_bracketed(spec)}:{count}" for spec, count in zip(hosts, enough))
+    example = ",".join(spec._replace(slots=count).item for spec, count in zip(hosts, enough))
     total = sum(slots)
     remedy = (
         f"Give the number of slots per host, for example -H {example} (in a hostfile: "
@@ -154,8 +154,3 @@ def _enough(np: int, slots: Sequence[int]) -> List[int]:
     """Slots per host that are enough: the missing slots are spread evenly over the hosts."""
     more, extra = divmod(np - sum(slots), len(slots))
     return [count + more + (1 if index < extra else 0) for index, count in enumerate(slots)]
-
-
-def _bracketed(spec: HostSpec) -> str:
-    name = f"[{spec.name}]" if ":" in spec.name else spec.name
-    return f"{spec.user}@{name}" if spec.user else name

@@ -79,3 +79,13 @@ class Reach(Protocol):
             path: the path here, quoted for a shell.
             is_folder: whether it is a folder.
         """
+
+
+NOTHING = "nothing"
+"""In place of the output of a program that has printed none."""
+
+
+def last_lines(text: str) -> str:
+    """Return the last two lines of an output as one for a message, without a full stop; or NOTHING."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return "; ".join(lines[-2:])[-400:].rstrip(".") or NOTHING

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 from collections import deque
 from typing import Any, Deque, Dict, List, Optional, Sequence
 
-from .loader import loader, program_frame
-from .protocol import (
-    Frame,
-    FrameReader,
-    agent_program,
-    agent_source,
-    archive_header,
-    json_frame,
-    payload_header,
-)
+from ..agent import framing
+from .loader import loader
+from .protocol import Frame, FrameReader, agent_program, agent_source
 
 STDERR_LIMIT_BYTES = 16 * 1024
 
@@ -62,6 +56,17 @@ class AgentLink:
         Raises:
             OSError: the program cannot be started.
         """
+        self.launch(loader(agent_program()) if self._caches else agent_source())
+        self.send(config)
+        if payload is not None:
+            self.send_frame(framing.PAYLOAD, payload)
+
+    def launch(self, program: bytes) -> None:
+        """Start the command line (again) and queue what its interpreter executes.
+
+        Raises:
+            OSError: it cannot be started.
+        """
         self._reset()
         self.attempt += 1
         pipe = subprocess.PIPE
@@ -73,12 +78,7 @@ class AgentLink:
             assert stream is not None
             os.set_blocking(stream.fileno(), False)
         self.alive = True
-        program = loader(agent_program()) if self._caches else agent_source()
-        self._outgoing.append(memoryview(self.first + program))
-        self.send(config)
-        if payload is not None:
-            self._outgoing.append(memoryview(payload_header(len(payload))))
-            self._outgoing.append(memoryview(payload))
+        self.put(self.first + program)
 
     @property
     def answered(self) -> bool:
@@ -104,16 +104,19 @@ class AgentLink:
         stream = getattr(self.process, name, None)
         return -1 if stream is None or stream.closed else int(stream.fileno())
 
-    def send(self, command: Dict[str, Any]) -> None:
-        """Queue a command; it is dropped if stdin is closed."""
+    def put(self, data: bytes) -> None:
+        """Queue bytes; they are dropped if stdin is closed."""
         if self.descriptor("stdin") >= 0:
-            self._outgoing.append(memoryview(json_frame(command)))
+            self._outgoing.append(memoryview(data))
 
-    def send_archive(self, kind: int, archive: bytes) -> None:
-        """Queue an archive that the agent has asked for (:func:`~ringrun.reach.protocol.archive_header`)."""
-        if self.descriptor("stdin") >= 0:
-            self._outgoing.append(memoryview(archive_header(kind, len(archive))))
-            self._outgoing.append(memoryview(archive))
+    def send(self, command: Dict[str, Any]) -> None:
+        """Queue a command."""
+        self.send_frame(framing.JSON, json.dumps(command).encode())
+
+    def send_frame(self, kind: int, data: bytes) -> None:
+        """Queue a frame of a kind of :mod:`ringrun.agent.framing`."""
+        self.put(framing.TO_AGENT.pack(kind, len(data)))
+        self.put(data)
 
     @property
     def has_outgoing(self) -> bool:
@@ -159,7 +162,7 @@ class AgentLink:
         frames = self._reader.feed(data)
         if self._reader.needs_program and self._caches:
             self._reader.needs_program = False
-            self._outgoing.append(memoryview(program_frame(agent_program())))
+            self.send_frame(framing.PROGRAM, agent_program())
         return frames
 
     def read_stderr(self) -> bytes:

@@ -12,7 +12,7 @@ from typing import Optional, Sequence
 from ringcomm.errors import ConfigError
 
 from ..plan.hosts import HostSpec
-from ..plan.reaching import Failure
+from ..plan.reaching import Failure, last_lines
 from .protocol import BOOT
 
 RETRIES = 5
@@ -56,16 +56,6 @@ def remote_command(python: str) -> str:
 def other_python(host: str) -> str:
     """Instructions for a host whose interpreter is not usable."""
     return f"Choose another interpreter with --python {host}=PATH, or with python=PATH in the hostfile."
-
-
-NOTHING = "nothing"
-"""In place of the output of a program that has printed none."""
-
-
-def last_lines(text: str) -> str:
-    """Return the last two lines of an output as one for a message, without a full stop; or NOTHING."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return "; ".join(lines[-2:])[-400:].rstrip(".") or NOTHING
 
 
 class CommandReach:

@@ -117,12 +117,20 @@ def _expand(text: str) -> List[str]:
     """The names in a list of Slurm's nodes; scontrol expands what this program cannot."""
     try:
         return hostlist.expand(text)
-    except ConfigError as problem:
-        try:
-            found = subprocess.run(
-                ["scontrol", "show", "hostnames", text], capture_output=True, text=True,
-                timeout=SCONTROL_LIMIT_S, check=True, stdin=subprocess.DEVNULL,
-            )  # fmt: skip
-        except (OSError, subprocess.SubprocessError):
-            raise problem from None
-        return found.stdout.split()
+    except ConfigError:
+        found = scontrol("show", "hostnames", text)
+        if found is None:
+            raise
+        return found.split()
+
+
+def scontrol(*words: str) -> Optional[str]:
+    """The output of a command to Slurm; None if it fails."""
+    try:
+        done = subprocess.run(
+            ["scontrol", *words], capture_output=True, text=True, timeout=SCONTROL_LIMIT_S, check=True,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout

@@ -66,12 +66,3 @@ def loader(program: bytes) -> bytes:
         folder=shipped.PROGRAMS,
     )  # fmt: skip
     return f"exec({text!r})\n".encode()
-
-
-def program_frame(program: bytes) -> bytes:
-    """The answer to :data:`WANTED`.
-
-    Args:
-        program: the agent's compressed program.
-    """
-    return framing.TO_AGENT.pack(framing.PROGRAM, len(program)) + program

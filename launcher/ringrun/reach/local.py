@@ -7,16 +7,15 @@ This machine's own host name is compared as text only: its address is not usable
 from __future__ import annotations
 
 import getpass
-import ipaddress
 import socket
 import threading
-from typing import Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Union
+from typing import Callable, Dict, FrozenSet, Iterable, List, Sequence
+
+from ringcomm.configuration.endpoints import Numeric, numeric
 
 from ..plan.hosts import HostSpec
 from .base import CommandReach, other_python
 from .protocol import BOOT
-
-_Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
 
 LOOKUP_LIMIT_S = 2.0
 """Time limit of name resolution, in seconds. After it the host counts as remote: ssh reports the error."""
@@ -37,23 +36,7 @@ class ThisMachine(CommandReach):
         return f"{host}: there is no Python at {python} that can be started ({why}). {other_python(host)}"
 
 
-def numeric(text: str) -> Optional[_Address]:
-    """The address without its scope, IPv4-mapped ones as IPv4; None if it is not an address."""
-    try:
-        address: _Address = ipaddress.ip_address(text.split("%")[0])
-    except ValueError:
-        return None
-    mapped = getattr(address, "ipv4_mapped", None)
-    return mapped or address
-
-
-def is_loopback(text: str) -> bool:
-    """Return whether a text is a loopback address; False for names. Pure."""
-    address = numeric(text)
-    return address is not None and address.is_loopback
-
-
-def is_own(addresses: Iterable[str], own: FrozenSet[_Address]) -> bool:
+def is_own(addresses: Iterable[str], own: FrozenSet[Numeric]) -> bool:
     """Return whether any of a host's addresses is one of this machine's (``own``) or a loopback. Pure."""
     found = [numeric(text) for text in addresses]
     return any(address in own or address.is_loopback for address in found if address is not None)
@@ -71,7 +54,7 @@ def is_own_name(name: str, hostname: str) -> bool:
     return bool(given) and "." not in given and given == own.split(".")[0]
 
 
-def own_addresses() -> FrozenSet[_Address]:
+def own_addresses() -> FrozenSet[Numeric]:
     """Every address of every interface of this machine."""
     from ringcomm.transport.nics import listed
 
@@ -80,7 +63,7 @@ def own_addresses() -> FrozenSet[_Address]:
 
 
 def find_local(
-    specs: Sequence[HostSpec], limit_s: float = LOOKUP_LIMIT_S, more_names: Sequence[str] = (),
+    specs: Sequence[HostSpec], more_names: Sequence[str] = (),
     by_name: Callable[[HostSpec], bool] = lambda spec: False,
 ) -> List[bool]:  # fmt: skip
     """Return whether each host is this machine. Names are resolved in parallel.
@@ -89,7 +72,6 @@ def find_local(
 
     Args:
         specs: the hosts.
-        limit_s: time limit of name resolution, in seconds.
         more_names: further names of this machine.
         by_name: whether a host's name alone decides: that of a container is not a name of the network.
     """
@@ -107,7 +89,7 @@ def find_local(
             thread.start()
             threads.append(thread)
     for thread in threads:
-        thread.join(limit_s)
+        thread.join(LOOKUP_LIMIT_S)
     return [
         (spec.user is None or spec.user == own_user)
         and (is_named(spec) or is_own(answers.get(spec.name, ()), own))

@@ -155,27 +155,6 @@ def _file(name: str) -> str:
     return name.replace(".", "/") + ".py"
 
 
-def json_frame(content: Dict[str, Any]) -> bytes:
-    """A job or a command as a frame for the agent."""
-    data = json.dumps(content).encode()
-    return framing.TO_AGENT.pack(framing.JSON, len(data)) + data
-
-
-def payload_header(length: int) -> bytes:
-    """The header of a frame with a payload of this many bytes."""
-    return framing.TO_AGENT.pack(framing.PAYLOAD, length)
-
-
-def archive_header(kind: int, length: int) -> bytes:
-    """The header of a frame with an archive of this many bytes.
-
-    Args:
-        kind: ``framing.PACKAGE`` for a package, ``framing.CODE`` for the user's files.
-        length: of the archive.
-    """
-    return framing.TO_AGENT.pack(kind, length)
-
-
 _NUMBER, _MAYBE = (int,), (int, type(None))
 _FACTS: Dict[str, Dict[str, Tuple[type, ...]]] = {
     "ready": {"limits": (dict,)}, "problem": {"problem": (str,)}, "done": {}, "asked": {}, "lacks": {},
@@ -201,7 +180,7 @@ def event_facts(data: bytes) -> Dict[str, Any]:
         ProtocolError: the data is not an event, or lacks a required field.
     """
     try:
-        facts = json.loads(data.decode(), parse_constant=_no_constant)
+        facts = json.loads(data.decode(), parse_constant=no_constant)
         wanted = _FACTS[facts["event"]]
     except (ValueError, TypeError, LookupError, RecursionError) as problem:
         raise ProtocolError(f"an invalid event: {problem!r}") from None
@@ -221,7 +200,8 @@ def event_facts(data: bytes) -> Dict[str, Any]:
     return facts
 
 
-def _no_constant(name: str) -> None:
+def no_constant(name: str) -> None:
+    """Refuse NaN and the infinities, which are no JSON: what ``json.loads`` calls for them."""
     raise ValueError(f"{name} is no number")
 
 

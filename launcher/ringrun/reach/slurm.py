@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import Optional, Sequence
 
-from ..plan.reaching import Failure
-from .base import last_lines
+from ..plan.reaching import Failure, last_lines
 from .via import Via
 
 TEMPLATE = (

@@ -13,8 +13,8 @@ from typing import List, NamedTuple, Optional, Sequence
 from ringcomm.errors import ConfigError
 
 from ..plan.hosts import HostSpec, check_host
-from ..plan.reaching import Failure
-from .base import CommandReach, last_lines, remote_command
+from ..plan.reaching import Failure, last_lines
+from .base import CommandReach, remote_command
 
 CONNECT_TIMEOUT_S = 10
 

@@ -9,8 +9,8 @@ from typing import List, Optional, Sequence
 from ringcomm.errors import ConfigError
 
 from ..plan.hosts import HostSpec, check_host
-from ..plan.reaching import Failure
-from .base import CommandReach, last_lines, remote_command
+from ..plan.reaching import Failure, last_lines
+from .base import CommandReach, remote_command
 from .protocol import BOOT
 
 JOINING = ("ssh", "rsh", "blaunch", "qrsh", "oarsh")

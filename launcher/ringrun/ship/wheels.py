@@ -23,10 +23,11 @@ from ringcomm.errors import ConfigError
 from ringcomm.storage.files import open_at, read_at, write_file
 from ringcomm.storage.folders import inner_folder, new_folder, owned_names, remove
 
+from ..agent.checks import PROVISIONED
 from ..agent.shipped import NoPlace, in_first_place
+from ..plan.reaching import last_lines
 from .package import Package
 
-NEEDED = ("numpy", "psutil")
 DOWNLOAD_LIMIT_S = 120.0
 _OLDEST_GLIBC = 5
 _DIGESTS = "digests.json"
@@ -74,7 +75,7 @@ def download_argv(target: Target, folder: str, names: Sequence[str]) -> List[str
 
 
 def fetch_wheels(
-    target: Target, environ: Optional[Mapping[str, str]] = None, names: Sequence[str] = NEEDED
+    target: Target, environ: Optional[Mapping[str, str]] = None, names: Sequence[str] = PROVISIONED
 ) -> Tuple[Package, List[str]]:
     """Download wheels, or take those of an earlier job, and make one package of them.
 
@@ -172,8 +173,7 @@ def _download(target: Target, folder: str, names: Sequence[str]) -> None:
             f"--provision: pip did not download {' and '.join(names)} within {DOWNLOAD_LIMIT_S:g} s."
         ) from None
     if done.returncode:
-        lines = [line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines()]
-        said = next((line for line in reversed(lines) if line), "nothing")
+        said = last_lines(done.stderr.decode("utf-8", "replace"))
         raise ConfigError(
             f"--provision: pip found no wheels of {' and '.join(names)} for Python {target.version} on "
             f"{target.machine} with glibc {target.glibc} ({said}). Install them there by hand."

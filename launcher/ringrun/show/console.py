@@ -19,8 +19,9 @@ from ringcomm.storage.files import new_file, open_named, write_all
 from ringcomm.storage.folders import own_folder
 
 from .output import cut_to_width, uses_colour
+from .visible import COLOUR
 
-_COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
+_COLOUR = re.compile(COLOUR.pattern.encode())
 FULL_BYTES, ROOM_BYTES = 1 << 20, 1 << 18
 
 
@@ -237,10 +238,11 @@ def _is_terminal(stream: int) -> bool:
 
 
 def _size(stream: int) -> os.terminal_size:
-    try:
-        return os.get_terminal_size(stream)
-    except OSError:
-        return os.terminal_size((80, 24))
+    with contextlib.suppress(OSError):
+        size = os.get_terminal_size(stream)
+        if size.columns and size.lines:  # a new pseudo-terminal has none
+            return size
+    return os.terminal_size((80, 24))
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -6,13 +6,14 @@ import re
 from collections import deque
 from typing import Container, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from ..diagnosis.tracebacks import ERRORS
 from .lines import PROGRESS_INTERVAL_S, LineAssembler
-from .visible import cut, visible_line
+from .visible import COLOUR, cut, visible_line
 
 HOLD_S = 2.0
 TAIL_LINES, TAIL_BYTES = 200, 256 * 1024
 
-_COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
+_COLOUR = re.compile(f"({COLOUR.pattern})")
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 _TRACEBACK = b"Traceback (most recent call last):"
 _TORCHS_PREFIX = re.compile(rb"\[rank\d+\]: ?")
@@ -89,9 +90,7 @@ def uses_colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
 
 def is_consequence(lines: List[bytes]) -> bool:
     """Return whether a traceback ends in one of ringcomm's errors, which name another rank as the cause."""
-    lines = [without_torchs_prefix(line) for line in lines]
-    ends = [line for line in lines if line and not line.startswith((b" ", b"\t", _TRACEBACK))]
-    return any(line.startswith(b"ringcomm.errors.") for line in ends)
+    return any(without_torchs_prefix(line).startswith(ERRORS.encode()) for line in lines)
 
 
 def _is_text(lines: List[bytes], text: Sequence[str]) -> bool:

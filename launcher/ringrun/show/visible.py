@@ -6,7 +6,7 @@ import re
 import unicodedata
 from typing import List, Tuple
 
-_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
     "\ufff9-\ufffb\U000e0000-\U000e007f]"
@@ -22,7 +22,7 @@ def visible(text: str) -> str:
     Control characters (but tabs and line ends), marks that turn the direction of writing or take no room, and
     half characters that no encoding has come out as ``\\x1b``, ``\\u202e``.
     """
-    return _INVISIBLE.sub(_escape, _COLOUR.sub("", text.replace("\r\n", "\n")))
+    return _INVISIBLE.sub(_escape, COLOUR.sub("", text.replace("\r\n", "\n")))
 
 
 def visible_line(text: str) -> str:

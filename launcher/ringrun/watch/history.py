@@ -125,7 +125,7 @@ class RankHistory:
             return
         self.points.append(Point((start.at_s + sample.at_s) / 2 - self._began_s, rates))
         self._point_from = sample
-        if len(self.points) > MAX_POINTS:
+        if len(self.points) >= MAX_POINTS:
             self.points = [_mean(*pair) for pair in zip(self.points[::2], self.points[1::2])]
             self._interval_s = 2 * max(self._interval_s, 1.0)
 

@@ -8,7 +8,7 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 from . import svg
 from .history import History, RankHistory
 from .numbers import KindNumbers, Sample
-from .table import slowest_text
+from .table import duration, slowest_text
 from .waiting import MIN_DELIVERED_BYTES, bubble_between, bubble_text
 
 _MB = 1e6
@@ -79,7 +79,7 @@ def html_report(facts: ReportFacts, history: History, hosts: Mapping[int, str]) 
         "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<title>{svg.escape(title)}</title><style>{_STYLE}</style></head><body>",
         f"<h1>{svg.escape(title)}</h1>",
-        f"<p>Started {began}, took {_duration(facts.took_s)}: {svg.escape(facts.reason)}. "
+        f"<p>Started {began}, took {duration(facts.took_s)}: {svg.escape(facts.reason)}. "
         f"ringcomm {svg.escape(facts.version)}.</p>",
         _slowest(history, hosts),
     ]  # fmt: skip
@@ -99,14 +99,6 @@ def html_report(facts: ReportFacts, history: History, hosts: Mapping[int, str]) 
     if facts.settings:
         parts.append("<h2>Settings</h2>" + _settings(facts.settings))
     return "".join(parts) + "</body></html>\n"
-
-
-def _duration(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s"
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s"
 
 
 def _table(
@@ -151,7 +143,7 @@ def _ranks(history: History, hosts: Mapping[int, str]) -> str:
             svg.number(sample.steps / elapsed_s) if sample.steps else "-", str(sample.calls),
             f"{100 * min(1.0, sample.waited_s / elapsed_s):.0f} %",
             svg.number(sample.sent_bytes / _MB), svg.number(sample.received_bytes / _MB),
-            _duration(sample.elapsed_s), *([bubble_text(bubble_between(None, sample))] * has_messages),
+            duration(sample.elapsed_s), *([bubble_text(bubble_between(None, sample))] * has_messages),
         ))  # fmt: skip
     titles = (
         "rank", "host", "steps", "steps/s", "collectives", "waited", "sent MB", "received MB", "time",
@@ -243,8 +235,9 @@ def _links(history: History, hosts: Mapping[int, str]) -> str:
     for rank, number in sorted(present.items()):
         process = history.processes[number]
         sample = process.latest
-        for other, peer in sorted(sample.peers.items()) if sample is not None else ():
-            elapsed_s = max(sample.elapsed_s, 1e-9) if sample is not None else 1.0
+        assert sample is not None
+        elapsed_s = max(sample.elapsed_s, 1e-9)
+        for other, peer in sorted(sample.peers.items()):
             enough = peer.busy_s and peer.delivered_bytes >= MIN_DELIVERED_BYTES
             speed = peer.delivered_bytes / peer.busy_s / _MB if enough else 0.0
             rows.append((

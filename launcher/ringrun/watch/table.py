@@ -173,3 +173,12 @@ def _bubbles(history: History, present: Mapping[int, int]) -> str:
 
 def _of(history: History, present: Mapping[int, int]) -> List[RankHistory]:
     return [history.processes[number] for number in present.values()]
+
+
+def duration(seconds: float) -> str:
+    """A time in words, like ``3.2 s``, ``5 min 7 s`` or ``2 h 30 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{max(0.0, seconds):.1f} s"
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s"

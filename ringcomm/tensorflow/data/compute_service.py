@@ -22,6 +22,7 @@ every process that can connect to them can make them execute a dataset. Use them
 from __future__ import annotations
 
 import dataclasses
+import errno
 import itertools
 import json
 import logging
@@ -186,6 +187,11 @@ class TfDataServiceConfig:
             ) from None
         except (ValueError, RecursionError) as problem:
             raise ConfigError(f"{filename} is not JSON: {problem}.") from None
+        except OSError as problem:
+            if problem.errno != errno.EFBIG:
+                raise
+            why = problem.strerror
+            raise ConfigError(f"{filename} is not a data service configuration: {why}.") from None
         if not isinstance(found, dict):
             raise ConfigError(f"{filename} is not a data service configuration: it is not a JSON object.")
         return TfDataServiceConfig.from_dict(found)

@@ -7,14 +7,8 @@ from typing import Any, Dict, Optional, Sequence
 import tensorflow as tf
 
 from ..._adapter.compression import Compression
-from ..._adapter.reduction import of_gradients
-from ..._tensorflow.gradients import GradientReducer
-from ..._tensorflow.legacy import make_distributed
-from ...calls.process_set import global_process_set
 from ...docstrings import documented
 from ...keras import models
-from ...keras.optimizer import is_keras_2
-from ...ops import ReduceOp
 
 
 @documented
@@ -31,10 +25,6 @@ def load_model(
     Returns:
         the model. Its optimizer, with its saved state, reduces gradients over all ranks.
     """
-    if not is_keras_2(tf.keras.Sequential()):
-        return models.load_model(filepath, custom_optimizers, custom_objects, compression)
-    model = models.load_by(tf.keras.models.load_model, filepath, custom_optimizers, custom_objects)
-    if model.optimizer is not None:
-        how = of_gradients(ReduceOp.AVERAGE, 1.0, global_process_set, compression)
-        make_distributed(model.optimizer, GradientReducer(how), in_place=True)
-    return model
+    return models.loaded(
+        tf.keras.models.load_model, filepath, custom_optimizers, custom_objects, compression
+    )

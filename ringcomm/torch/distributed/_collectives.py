@@ -128,7 +128,7 @@ class Collectives:
         if how.op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
             raise Misuse("sparse tensors can be summed and averaged only.")
         mine = tensor.coalesce()
-        values, indices = mine.values(), mine.indices()
+        values, indices = mine.values().contiguous(), mine.indices()
         how.prepare(GroupOperand(values, arithmetic=True).flat)
         operand = GroupOperand(values)
         label = " ".join(filter(None, ("sparse", f"in {mine.sparse_dim()} dimensions", operand.moved_as)))

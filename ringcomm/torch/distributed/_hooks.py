@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..._adapter.compression import codec_for, compressor_of
+from ..._adapter.compression import BLOCKWISE, codec_for, compressor_of
 from ..._adapter.feedback import Residuals
 from ...codec.base import BLOCK_ITEMS
 from ...collective.rows import cumulative
@@ -92,7 +92,7 @@ class _CompressedAverage:
                 dtype = str(parameter.dtype).rpartition(".")[2]
                 codec = codec_for(self._compressor, dtype, parameter.shape)
                 codec = self._kind if self._kind in ("fp16", "bf16") else codec
-                stop = start + parameter.numel()
+                stop = start + parameter.numel() * (2 if parameter.is_complex() else 1)
                 found.setdefault(codec, []).append((start, stop, str(id(parameter))))
                 start = stop
             self._plans[key] = [self._packed(codec, found[codec]) for codec in sorted(found)]
@@ -109,7 +109,7 @@ class _CompressedAverage:
         blocks = np.array([-(-size // BLOCK_ITEMS) for size in sizes])
         *starts, count = cumulative(blocks, BLOCK_ITEMS)
         residuals = None
-        if codec in ("int8", "int4"):
+        if codec in BLOCKWISE:
             residuals = self._residuals.side_by_side([key for _, _, key in spans], sizes, starts, count)
         places = [(start, stop, place) for (start, stop, _), place in zip(spans, starts)]
         return Packed(codec_number(codec), places, np.zeros(count, np.float32), residuals)

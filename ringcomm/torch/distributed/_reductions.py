@@ -6,7 +6,7 @@ from typing import Any, Dict, NamedTuple, Union
 
 import torch.distributed as dist
 
-from ...collective.reduce import kernel
+from ...collective.reduce import multiply
 from ...dtypes import Array
 from ...errors import Misuse
 from ...ops import Bitwise, ReduceOp
@@ -65,8 +65,7 @@ class GroupReduction(NamedTuple):
 
     def prepare(self, contribution: Array) -> None:
         """Multiply this rank's contribution by its factor, in place."""
-        if self.factor != 1.0:
-            kernel(ReduceOp.SUM, contribution.dtype, 1, self.factor).prepare(contribution)
+        multiply(contribution, self.factor)
 
 
 _KNOWN: Dict[Any, GroupReduction] = {kind: GroupReduction(op) for kind, op in _OPS.items()}

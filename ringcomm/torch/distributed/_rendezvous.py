@@ -7,7 +7,6 @@ store (:mod:`._store`), so a process that reaches it can end the job, but neithe
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import logging
 import socket
@@ -20,6 +19,7 @@ import torch.distributed as dist
 
 from ... import api
 from ...config import Membership, launchers_rank_from_environment, torchrun_from_environment
+from ...configuration.endpoints import numeric
 from ...job.context import Context
 from ...rendezvous.posting import await_entry, post
 from ._store import adopt
@@ -79,7 +79,7 @@ def _launchers_rendezvous(membership: Membership, rank: int, timeout: timedelta)
     entry = f"store of torch.distributed, turn {_stores_made}"
     _stores_made += 1
     if rank == 0:
-        address = "127.0.0.1" if one_host else master if _is_numeric(master) else ""
+        address = "127.0.0.1" if one_host else master if numeric(master) else ""
         store, where = _serve_store(address, membership.size, timeout)
         post(membership, entry, json.dumps(where), timeout.total_seconds())
     else:
@@ -105,15 +105,6 @@ def _serve_store(address: str, size: int, timeout: timedelta) -> Tuple[Any, Tupl
         address, port, size, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach()
     )
     return store, (address, port)
-
-
-def _is_numeric(host: str) -> bool:
-    """Return whether this is an address; a name may resolve to the loopback on the host of that name."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def _reach_store(where: Tuple[str, int], otherwise: str, size: int, timeout: timedelta) -> Any:

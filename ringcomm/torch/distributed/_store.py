@@ -7,7 +7,6 @@ entry to the store of ``init_process_group``; the store itself is not trusted.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import logging
 import secrets
@@ -26,6 +25,7 @@ from ...config import (
     key_from_environment,
     torchrun_from_environment,
 )
+from ...configuration.endpoints import is_loopback
 from ...errors import ConfigError, RingcommError, StartupError, describe_error
 from ...rendezvous.client import join
 from ...rendezvous.connect_server import Moved, Watched
@@ -332,7 +332,7 @@ def _numeric(host: str) -> List[str]:
     except (OSError, UnicodeError):
         return []
     addresses = dict.fromkeys(str(item[4][0]) for item in found)
-    return [item for item in addresses if not ipaddress.ip_address(item.split("%")[0]).is_loopback]
+    return [item for item in addresses if not is_loopback(item)]
 
 
 def _warn_of_open_store() -> None:

@@ -10,9 +10,10 @@ import numpy as np
 
 import ringcomm as rc
 import ringcomm.jax as hvd
-from tests.adapters.jax.forms import FORMS, raises, ranks, same
+from tests.adapters.jax.forms import FORMS, ranks, same
 from tests.adapters.jobs import everybodys, numbers, same_everywhere
 from tests.adapters.signatures import functions_of
+from tests.support.errors import raises
 from tests.support.options import compare_forms
 
 DTYPES = ("float32", "bfloat16", "float16", "int32", "int8", "uint8", "bool", "complex64")
@@ -186,7 +187,7 @@ def check_no_input_is_changed() -> None:
 
 def check_join_needs_programs_matched_by_name() -> None:
     if rc.size() > 1:
-        assert "RINGCOMM_JAX_MATCHING=name" in str(raises(rc.ConfigError, hvd.join))
+        raises(rc.ConfigError, hvd.join, "RINGCOMM_JAX_MATCHING=name")
 
 
 def check_direct_calls_beside_programs() -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import ringcomm as rc
 import ringcomm.jax as hvd
 from ringcomm.jax.host_call import HostCall
-from tests.adapters.jax.forms import raises, same
+from tests.adapters.jax.forms import same
+from tests.support.errors import raises
 
 
 def check_programs_of_all_kinds_are_executed_in_the_order_of_their_start() -> None:

@@ -10,8 +10,9 @@ import optax
 import ringcomm as rc
 import ringcomm.jax as hvd
 from tests.adapters import digits
-from tests.adapters.jax.forms import FORMS, JIT, raises, ranks, same
+from tests.adapters.jax.forms import FORMS, JIT, ranks, same
 from tests.adapters.jobs import same_everywhere
+from tests.support.errors import raises
 
 
 def gradients(scale: float = 1.0) -> dict:

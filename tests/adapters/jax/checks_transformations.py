@@ -8,7 +8,8 @@ import numpy as np
 
 import ringcomm as rc
 import ringcomm.jax as hvd
-from tests.adapters.jax.forms import FORMS, raises, ranks, same
+from tests.adapters.jax.forms import FORMS, ranks, same
+from tests.support.errors import raises
 
 
 def own() -> jax.Array:

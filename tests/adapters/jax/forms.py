@@ -28,12 +28,3 @@ def same(found: Any, expected: Any, exact: float = 1e-5) -> None:
         np.testing.assert_allclose(
             np.asarray(mine, np.float64), np.asarray(right, np.float64), rtol=exact, atol=exact
         )
-
-
-def raises(kind: Any, function: Callable[[], Any]) -> Any:
-    """The error of this kind that a function raises."""
-    try:
-        function()
-    except kind as error:
-        return error
-    raise AssertionError(f"no {kind.__name__}")

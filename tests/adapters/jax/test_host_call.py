@@ -39,7 +39,7 @@ def check_results_on_one_rank(by_order: bool) -> None:
         assert (call.place is None) == call.overwrites
         (found,) = call.run([given])
         np.testing.assert_array_equal(found, expected)
-        found, *_ = host_call.run_now(call, [rows.copy()])
+        found, *_ = call.run_now([rows.copy()])
         np.testing.assert_array_equal(found, expected)
         if call.overwrites:
             given = rows.copy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -12,10 +13,13 @@ import tensorflow as tf
 import ringcomm.tensorflow as hvd_tf
 import ringcomm.tensorflow.keras as hvd
 from ringcomm.errors import ConfigError
-from tests.adapters.jobs import same_everywhere
+from tests.adapters.keras import digits_model
+from tests.adapters.keras.digits_model import STEPS, my_part
+from tests.support.errors import raises
 
 keras = tf.keras
-GLOBAL_BATCH, STEPS, EPOCHS = 96, 6, 3
+EPOCHS = 3
+make, fit = partial(digits_model.make, keras), partial(digits_model.fit, hvd)
 
 
 def work() -> Dict[str, List[float]]:
@@ -55,35 +59,6 @@ def concerning_one_run(images: Any, labels: Any) -> None:
     sync_batch_normalization()
     values()
     elastic(images, labels)
-
-
-def my_part() -> Any:
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    rows = np.arange(STEPS * GLOBAL_BATCH).reshape(STEPS, hvd.size(), -1)[:, hvd.rank()].ravel()
-    return (images[rows] / 16).astype("float32"), labels[rows].astype("int64")
-
-
-def make(optimizer: Any) -> Any:
-    model = keras.Sequential([
-        keras.Input((64,)), keras.layers.Dense(32, activation="relu"), keras.layers.Dense(10)
-    ])  # fmt: skip
-    draw = np.random.default_rng(hvd.rank())
-    model.set_weights([draw.normal(size=item.shape) * 0.1 for item in model.get_weights()])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss=loss, metrics=["accuracy"])
-    return model
-
-
-def fit(model: Any, images: Any, labels: Any, *more: Any, epochs: int = 1) -> Any:
-    begin = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
-    history = model.fit(
-        images, labels, batch_size=GLOBAL_BATCH // hvd.size(), epochs=epochs, shuffle=False, verbose=0,
-        callbacks=[*begin, *more],
-    ).history  # fmt: skip
-    same_everywhere(np.concatenate([np.ravel(item) for item in model.get_weights()]))
-    return history
 
 
 def saved_and_loaded(model: Any, images: Any, labels: Any) -> None:
@@ -216,8 +191,8 @@ def parts_of_one_rank() -> None:
         loss = tf.reduce_sum(model(inputs))
     plain = tape.gradient(loss, model.trainable_weights)
     optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=layers[0])
-    partial = hvd_tf.PartialDistributedGradientTape(tape, local_layers=layers[:1])
-    local, shared = partial.get_local_and_global_gradients(loss, model.trainable_weights)
+    apart = hvd_tf.PartialDistributedGradientTape(tape, local_layers=layers[:1])
+    local, shared = apart.get_local_and_global_gradients(loss, model.trainable_weights)
     assert [id(item) for item, _ in local] == [id(item) for item in layers[0].trainable_weights]
     pairs = optimizer._compute_gradients(loss, model.trainable_weights, tape=tape)
     computed = [gradient for gradient, _ in pairs]
@@ -227,11 +202,7 @@ def parts_of_one_rank() -> None:
         for gradient, own in zip(gradients[2:], plain[2:]):
             np.testing.assert_allclose(gradient.numpy(), hvd_tf.allreduce(own).numpy(), rtol=1e-6)
     for wrong in (["dense"], [layers[0], 5]):
-        try:
-            hvd_tf.PartialDistributedGradientTape(tape, local_layers=wrong)
-        except ValueError:
-            continue
-        raise AssertionError(f"{wrong} were taken for layers")
+        raises(ValueError, lambda one=wrong: hvd_tf.PartialDistributedGradientTape(tape, local_layers=one))
 
 
 def sync_batch_normalization() -> None:

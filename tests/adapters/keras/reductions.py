@@ -22,8 +22,11 @@ def work() -> str:
     hvd.init()
     gradients_with_every_compression()
     gradients_of_local_variables()
+    gradients_of_several_passes()
     if keras.backend.backend() == "torch":
         sparse_gradients()
+    elif keras.backend.backend() == "tensorflow":
+        rows_of_a_local_variable()
     gradients_weighted_by_samples()
     shares_of_data()
     values()
@@ -76,12 +79,47 @@ def sparse_gradients() -> None:
     import torch
 
     from ringcomm._adapter.reduction import Reduction
-    from ringcomm.keras.backends import reduce
+    from ringcomm.keras.backends import reducer_class
 
     variable = keras.Variable(np.zeros((hvd.size(), 2), "float32"))
     rows = torch.sparse_coo_tensor([[hvd.rank()], [1]], [4.0], (hvd.size(), 2))
-    (found,) = reduce(Reduction(hvd.Sum, 1.0, 0.5), [rows], [variable])
+    (found,) = reducer_class()(Reduction(hvd.Sum, 1.0, 0.5)).reduce([rows], [variable])
     assert found.tolist() == [[0.0, 2.0]] * hvd.size()
+
+
+def rows_of_a_local_variable() -> None:
+    """Such as the gradient of an embedding that only this rank has."""
+    import tensorflow as tf
+
+    variable = keras.Variable(np.zeros((2, 2), "float32"))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build([variable])
+    optimizer.register_local_var(variable)
+    optimizer.apply([tf.IndexedSlices(tf.fill([1, 2], 4.0), [1], [2, 2])], [variable])
+    assert as_array(variable).tolist() == [[0.0] * 2, [-4.0 / hvd.size()] * 2]
+
+
+def gradients_of_several_passes() -> None:
+    """They are added up, those of local variables, too, and with losses that are scaled.
+
+    On JAX Keras scales losses only within a compiled step.
+    """
+    before = keras.config.dtype_policy()
+    for policy in ("float32",) if keras.backend.backend() == "jax" else ("float32", "mixed_float16"):
+        keras.config.set_dtype_policy(policy)
+        variables = [keras.Variable(np.zeros(2, "float32")) for _ in range(2)]
+        optimizer = hvd.DistributedOptimizer(
+            keras.optimizers.SGD(1.0), backward_passes_per_step=2, scale_local_gradients=False
+        )
+        optimizer.build(variables)
+        optimizer.register_local_var(variables[1])
+        scaled = getattr(optimizer, "scale_loss", lambda number: number)
+        for _ in range(2):
+            mine = keras.ops.convert_to_tensor(np.full(2, hvd.rank() + 1.0, "float32"))
+            optimizer.apply([scaled(mine), scaled(mine)], variables)
+        shared, local = (as_array(variable).tolist() for variable in variables)
+        assert shared == [-(hvd.size() + 1.0)] * 2 and local == [-2.0 * (hvd.rank() + 1)] * 2, policy
+    keras.config.set_dtype_policy(before)
 
 
 def gradients_weighted_by_samples() -> None:

@@ -174,7 +174,7 @@ def test_a_backend_without_an_adapter_is_named(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(keras.backend, "backend", lambda: "openvino")
     with pytest.raises(NotImplementedError, match="The backend of Keras is openvino; gradients can be red"):
-        backends.reduce(None, [], [])  # type: ignore[arg-type]
+        backends.reducer_class()
     backends.wait_for_reductions()
 
 

@@ -29,6 +29,10 @@ def run_on_two_ranks(backend: str) -> None:
     assert found[0] == found[1] and found[0].endswith("bias"), found
 
 
+def test_on_tensorflow() -> None:
+    run_on_two_ranks("tensorflow")
+
+
 def test_on_torch() -> None:
     run_on_two_ranks("torch")
 

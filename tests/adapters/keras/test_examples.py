@@ -4,37 +4,24 @@ from __future__ import annotations
 
 import csv
 import gzip
-import os
 import re
 import struct
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Union
 
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).parents[3]
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}",
-    "OMP_NUM_THREADS": "1",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-}
+from tests.support.programs import ROOT, run_python
 
 
 def ringrun(ranks: int, example: Union[str, Path], *options: Any, **environment: str) -> str:
     """``ringrun -np RANKS examples/EXAMPLE``; what it printed."""
-    program = ROOT / "examples" / example
-    done = subprocess.run(
-        [sys.executable, "-m", "ringrun", "-np", str(ranks), str(program), *map(str, options)],
-        cwd=ROOT, env={**ENVIRONMENT, **environment}, text=True, timeout=150, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    program = ("-m", "ringrun", "-np", ranks, ROOT / "examples" / example, *options)
+    return run_python(*program, TF_CPP_MIN_LOG_LEVEL="3", **environment)
 
 
 @pytest.mark.timeout(200)
@@ -64,13 +51,11 @@ def test_keras_stops_at_the_target_and_records_times_of_every_rank(tmp_path: Pat
     assert len(rows) == 2 * epochs
     by_rank = [[row["accuracy"] for row in rows if row["rank"] == rank] for rank in "01"]
     assert by_rank[0] == by_rank[1]
-    picture = log.with_suffix(".png")
-    drawn = subprocess.run(
-        [sys.executable, "examples/plot_training.py", str(log)], cwd=ROOT, env=ENVIRONMENT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    if "Install matplotlib" not in drawn.stdout:
-        assert picture.read_bytes()[:4] == b"\x89PNG", drawn.stdout
+    if find_spec("matplotlib"):
+        drawn = run_python("examples/plot_training.py", log)
+        assert log.with_suffix(".png").read_bytes()[:4] == b"\x89PNG", drawn
+    else:
+        assert "Install matplotlib" in run_python("examples/plot_training.py", log, code=1)
 
 
 @pytest.mark.timeout(200)

@@ -14,7 +14,8 @@ import ringcomm as rc
 import ringcomm.mlx as hvd
 from tests.adapters import digits
 from tests.adapters.jobs import same_everywhere
-from tests.adapters.mlx.checks_collectives import raises, ranks
+from tests.adapters.mlx.checks_collectives import ranks
+from tests.support.errors import raises
 
 
 def gradients(scale: float = 1.0) -> Dict[str, Any]:
@@ -111,6 +112,11 @@ class Halves:
 def check_a_compressor_of_the_program() -> None:
     found = hvd.average_gradients({"w": mx.full((3,), hvd.rank() + 1.0)}, compression=Halves)
     assert found["w"].dtype == mx.float32 and found["w"].tolist() == [(rc.size() + 1) / 2] * 3
+
+
+def check_what_keeps_something_from_step_to_step_needs_an_optimizer() -> None:
+    for compression in ("auto", hvd.PowerSGD(2)):
+        raises(rc.ConfigError, lambda one=compression: hvd.average_gradients(gradients(), compression=one))
 
 
 def check_state_is_broadcast() -> None:

@@ -10,8 +10,7 @@ import pytest
 
 pytest.importorskip("mlx.core")
 
-from ringrun.function import RemoteError  # noqa: E402
-from tests.adapters.jobs import run, run_on  # noqa: E402
+from tests.adapters.jobs import check_a_lost_rank, noted, run, run_on  # noqa: E402
 from tests.adapters.signatures import COMMON, differences, differences_of_options  # noqa: E402
 from tests.proc.test_ringrun_support import ROOT, Launched  # noqa: E402
 
@@ -65,29 +64,20 @@ def lose_a_rank(notes: str) -> None:
 
     import mlx.core as mx
 
-    import ringcomm as rc
     import ringcomm.mlx as hvd
 
     hvd.init()
     gradients = {"w": mx.ones((1000, 100))}
-    try:
+    with noted(notes):
         for number in range(1000):
             if number == 3 and hvd.rank() == 1:
                 os._exit(7)
             gradients = hvd.average_gradients(gradients)
-    except hvd.HorovodInternalError as error:
-        kind = "recoverable" if isinstance(error, rc.Recoverable) else type(error).__name__
-        Path(notes, str(hvd.rank())).write_text(f"{kind}: {error}")
-        raise
 
 
 def test_a_lost_rank_is_named_to_all_others(tmp_path: Path) -> None:
     """MLX's own ring reports a lost connection, and not whose."""
-    with pytest.raises(RemoteError, match="rank 1"):
-        run(lose_a_rank, (str(tmp_path),), 3)
-    texts = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert sorted(texts) == ["0", "2"]
-    assert texts["0"] == texts["2"] and texts["0"].startswith("recoverable: rank 1")
+    check_a_lost_rank(lose_a_rank, tmp_path)
 
 
 def test_the_program_on_the_page(tmp_path: Path) -> None:

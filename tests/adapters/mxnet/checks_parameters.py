@@ -12,7 +12,8 @@ import ringcomm as rc
 import ringcomm.mxnet as hvd
 from ringcomm.errors import ConfigError, ShapeError
 from tests.adapters.jobs import same_everywhere
-from tests.adapters.mxnet.checks_collectives import context, raises
+from tests.adapters.mxnet.checks_collectives import context
+from tests.support.errors import raises
 
 COUNT = 6
 """Number of layers of a model."""

@@ -15,7 +15,8 @@ from mxnet import autograd, gluon
 import ringcomm.mxnet as hvd
 from tests.adapters import digits
 from tests.adapters.jobs import same_everywhere
-from tests.adapters.mxnet.checks_collectives import context, raises
+from tests.adapters.mxnet.checks_collectives import context
+from tests.support.errors import raises
 
 BATCH = digits.GLOBAL_BATCH
 SGD = {"learning_rate": digits.LEARNING_RATE, "momentum": digits.MOMENTUM}

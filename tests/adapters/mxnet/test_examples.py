@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.programs import ROOT, run_python
+
 if find_spec("mxnet") is None:
     pytest.skip("MXNet is not installed", allow_module_level=True)
-
-ROOT = Path(__file__).parents[3]
 
 ARTICLE = '''
 import mxnet as mx
@@ -73,14 +72,7 @@ the data and the loop, which it leaves out, are ours, and the context is a CPU's
 
 def ringrun(*words: Any, **environment: str) -> str:
     """Run a job; what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "ringrun", *map(str, words)],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}",
-                       **environment},
-        text=True, timeout=150, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    return run_python("-m", "ringrun", *words, **environment)
 
 
 @pytest.mark.parametrize("options", [(), ("--module",)])

@@ -54,16 +54,21 @@ def adam() -> Any:
 
 
 def check_tapes_eagerly_and_in_functions() -> None:
-    for compiled in (False, True):
+    for compiled, distributed in (
+        (False, hvd.DistributedGradientTape), (True, hvd.DistributedGradientTape),
+        (False, hvd.PartialDistributedGradientTape),
+    ):  # fmt: skip
         for make in (sgd, momentum, adam):
             weights, optimizer = start(), make()
             batches = hvd.BalancedDataset(*data(), global_batch=GLOBAL_BATCH, seed=4,
                                           speeds=SHARES[hvd.size()])  # fmt: skip
 
-            def gradients(x: Any, y: Any, weights: Any = weights, batches: Any = batches) -> Any:
+            def gradients(
+                x: Any, y: Any, weights: Any = weights, batches: Any = batches, distributed: Any = distributed
+            ) -> Any:
                 with tf.GradientTape() as tape:
                     loss = loss_of(weights, x, y)
-                return hvd.DistributedGradientTape(tape, batches=batches).gradient(loss, weights)
+                return distributed(tape, batches=batches).gradient(loss, weights)
 
             computed = tf.function(gradients) if compiled else gradients
             for _ in range(EPOCHS):

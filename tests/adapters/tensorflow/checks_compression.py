@@ -11,7 +11,7 @@ import tensorflow as tf
 import ringcomm.tensorflow as hvd
 from ringcomm._adapter import choice
 from tests.adapters.jobs import same_everywhere
-from tests.adapters.tensorflow.checks_horovod import raises
+from tests.support.errors import raises
 
 SHAPE = (80, 70)
 STEPS = 8

@@ -10,17 +10,9 @@ import tensorflow as tf
 import ringcomm.tensorflow as hvd
 from tests.adapters.jobs import operations_with_a_set
 from tests.adapters.tensorflow.modes import MODES, in_a_graph, session_of_a_graph
+from tests.support.errors import raises
 
 tf1 = tf.compat.v1
-
-
-def raises(kind: Any, call: Callable[[], Any], text: str) -> None:
-    try:
-        call()
-    except kind as error:
-        assert text.lower() in str(error).lower(), error
-    else:
-        raise AssertionError(f"no error, but {kind} was expected: {text}")
 
 
 def check_gradients_with_process_sets() -> None:
@@ -101,7 +93,7 @@ def check_ids_that_no_process_set_has() -> None:
     for call in calls.values():
         for mode in MODES:
             item = np.ones(hvd.size(), np.float32)
-            raises(ValueError, lambda mode=mode, call=call, item=item: mode(call, [item]), "process set 10")
+            raises(ValueError, lambda mode=mode, call=call, item=item: mode(call, [item]), "Process set 10")
 
 
 def check_what_ranks_disagree_about() -> None:
@@ -121,7 +113,7 @@ def check_what_ranks_disagree_about() -> None:
     for mode in MODES:
         for call, arrays in calls.values():
             kind = tf.errors.FailedPreconditionError
-            raises(kind, lambda mode=mode, call=call, arrays=arrays: mode(call, arrays), "mismatched")
+            raises(kind, lambda mode=mode, call=call, arrays=arrays: mode(call, arrays), "Mismatched")
         ((total,),) = mode(
             lambda item: hvd.allreduce(item, op=hvd.Sum, name="after"), [np.ones(1, np.float32)]
         )
@@ -156,6 +148,7 @@ def check_what_a_rank_is_told_at_once() -> None:
 
 def check_the_names_under_which_scripts_look() -> None:
     from ringcomm.tensorflow import mpi_ops
+    from ringcomm.tensorflow.compression import Compression, Compressor, FP16Compressor, NoneCompressor
     from ringcomm.tensorflow.mpi_ops import Sum, allreduce, rank_op, size
     from ringcomm.tensorflow.util import _executing_eagerly, refs_to_vars, vars_to_refs
 
@@ -163,6 +156,8 @@ def check_the_names_under_which_scripts_look() -> None:
     assert allreduce(tf.ones(2), op=Sum).numpy().tolist() == [hvd.size()] * 2
     assert mpi_ops._basics._get_process_set_ids_and_ranks() == {0: list(range(hvd.size()))}
     assert _executing_eagerly() and hvd._executing_eagerly() and not in_a_graph_it_does()
+    assert Compression is hvd.Compression and issubclass(FP16Compressor, Compressor)
+    assert [Compression.none, Compression.fp16] == [NoneCompressor, FP16Compressor]
     variables = [tf.Variable(1.0), [tf.Variable(2.0)]]
     assert hash(vars_to_refs(variables)) == hash(vars_to_refs(variables))
     assert refs_to_vars(vars_to_refs(variables))[1][0] is variables[1][0]

@@ -13,7 +13,8 @@ from torch import nn
 import ringcomm.torch as hvd
 from ringcomm.errors import NotOfferedError
 from tests.adapters.torch.checks_training import OwnWay, loss_of, model_of, sgd
-from tests.adapters.torch.harness import same_everywhere, with_errors
+from tests.adapters.torch.harness import same_everywhere
+from tests.support.errors import raises
 
 
 class Partial(nn.Module):
@@ -209,10 +210,10 @@ def check_a_batch_that_is_reduced_and_dropped() -> None:
 def check_what_cannot_be_wrapped_or_copied_says_so() -> None:
     model = model_of()
     optimizer = hvd.DistributedOptimizer(sgd(model))
-    with_errors(ValueError, lambda: hvd.DistributedOptimizer(optimizer), "already")
-    with_errors(ValueError, lambda: hvd.DistributedOptimizer(model), "this is a Sequential")
+    raises(ValueError, lambda: hvd.DistributedOptimizer(optimizer), "already")
+    raises(ValueError, lambda: hvd.DistributedOptimizer(model), "this is a Sequential")
     for copied in (lambda: copy.deepcopy(optimizer), lambda: pickle.dumps(optimizer)):
-        with_errors(NotOfferedError, copied, "cannot be copied or pickled")
+        raises(NotOfferedError, copied, "cannot be copied or pickled")
     fresh = model_of()
     restored = sgd(fresh)
     restored.load_state_dict(optimizer.state_dict())

@@ -14,7 +14,8 @@ import ringcomm.torch as hvd
 from ringcomm import api
 from ringcomm.balance.division import SampleDivision
 from tests.adapters.torch.checks_training import model_of
-from tests.adapters.torch.harness import same_everywhere, with_errors
+from tests.adapters.torch.harness import same_everywhere
+from tests.support.errors import raises
 
 COUNT, GLOBAL_BATCH, EPOCHS = 70, 16, 2
 SHARES = {1: [1], 2: [3, 1], 3: [3, 0, 1], 4: [5, 0, 1, 1]}
@@ -119,7 +120,7 @@ def check_resume_with_other_shares() -> None:
     for found, expected in zip(model.parameters(), alone(1)):
         torch.testing.assert_close(found.detach(), expected, rtol=1e-12, atol=1e-13)
     wrong = {**state, "seed": 5}
-    with_errors(rc.ConfigError, lambda: batches.load_state_dict(wrong), "seed=5")
+    raises(rc.ConfigError, lambda: batches.load_state_dict(wrong), "seed=5")
 
 
 def check_out_of_memory() -> None:
@@ -164,19 +165,19 @@ def check_out_of_memory() -> None:
         with batches.within_memory():
             raise RuntimeError("another problem")
 
-    with_errors(RuntimeError, fails, "another")
+    raises(RuntimeError, fails, "another")
 
 
 def check_what_is_refused() -> None:
     batches = hvd.BalancedBatches(10, 4)
     for options in ({"op": hvd.Sum}, {"op": hvd.Adasum}, {"backward_passes_per_step": 2}):
         optimizer = torch.optim.SGD(model_of().parameters(), lr=0.1)
-        with_errors(
+        raises(
             rc.ConfigError,
             lambda: hvd.DistributedOptimizer(optimizer, batches=batches, **options),  # noqa: B023
             "batches",
         )
-    with_errors(rc.ConfigError, lambda: hvd.BalancedBatches(10, 4, speeds=[1] * 9), "one per rank")
+    raises(rc.ConfigError, lambda: hvd.BalancedBatches(10, 4, speeds=[1] * 9), "one per rank")
 
 
 def check_few_samples_and_batch_normalization() -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 import ringcomm.torch as hvd
-from tests.adapters.torch.harness import all_inputs, close, numbers, same_everywhere, with_errors
+from tests.adapters.torch.harness import all_inputs, close, numbers, same_everywhere
+from tests.support.errors import raises
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -257,16 +258,16 @@ def check_process_sets() -> None:
     hvd.allgather(tensor, process_set=mine).sum().backward()
     assert tensor.grad.tolist() == [1.0, 1.0]
     hvd.barrier(process_set=mine)
-    with_errors(ValueError, lambda: hvd.allreduce(torch.ones(1), process_set=other), "not a member")
-    with_errors(ValueError, other.rank, "not a member")
-    with_errors(ValueError, lambda: hvd.broadcast(torch.ones(1), other.ranks[0], process_set=mine), "root")
-    with_errors(ValueError, lambda: hvd.add_process_set(even.ranks[::-1]), "already")
-    with_errors(ValueError, lambda: hvd.add_process_set(list(range(size))), "already")
+    raises(ValueError, lambda: hvd.allreduce(torch.ones(1), process_set=other), "not a member")
+    raises(ValueError, other.rank, "not a member")
+    raises(ValueError, lambda: hvd.broadcast(torch.ones(1), other.ranks[0], process_set=mine), "root")
+    raises(ValueError, lambda: hvd.add_process_set(even.ranks[::-1]), "already")
+    raises(ValueError, lambda: hvd.add_process_set(list(range(size))), "already")
     hvd.barrier()
     number = even.process_set_id
     assert hvd.remove_process_set(even) and even.process_set_id is None
     assert not hvd.remove_process_set(even) and not hvd.remove_process_set(hvd.global_process_set)
-    with_errors(ValueError, lambda: hvd.allreduce(torch.ones(1), process_set=even), "not been registered")
+    raises(ValueError, lambda: hvd.allreduce(torch.ones(1), process_set=even), "not been registered")
     again = hvd.add_process_set([0])
     assert again.process_set_id == number
     assert hvd.remove_process_set(odd) and hvd.remove_process_set(again)

@@ -11,7 +11,8 @@ from torch import nn
 
 import ringcomm.torch as hvd
 from ringcomm.torch.buckets import FlatBucket
-from tests.adapters.torch.harness import same_everywhere, with_errors
+from tests.adapters.torch.harness import same_everywhere
+from tests.support.errors import raises
 
 WIDTH = 96
 
@@ -186,13 +187,13 @@ def check_single_tensors_with_every_codec() -> None:
     shares = [(rank + 1) / sum(range(1, hvd.size() + 1)) for rank in range(hvd.size())]
     assert (weighted - sum(share * item for share, item in zip(shares, own))).abs().max() < 0.1
     words = "PowerSGD averages without weights"
-    with_errors(ValueError, lambda: hvd.allreduce(mine, compression=hvd.PowerSGD(2), weight=1.0), words)
+    raises(ValueError, lambda: hvd.allreduce(mine, compression=hvd.PowerSGD(2), weight=1.0), words)
     words = "there are 'none', 'fp16', 'bf16', 'int8', 'int4'"
-    with_errors(ValueError, lambda: hvd.allreduce(mine, compression="auto"), words)
-    with_errors(ValueError, lambda: hvd.Compression.int8.compress(mine), "codes cannot be added")
+    raises(ValueError, lambda: hvd.allreduce(mine, compression="auto"), words)
+    raises(ValueError, lambda: hvd.Compression.int8.compress(mine), "codes cannot be added")
     sgd = torch.optim.SGD([nn.Parameter(mine)], 0.1)
-    with_errors(ValueError, lambda: hvd.DistributedOptimizer(sgd, compression="int7"), words)
-    with_errors(ValueError, lambda: hvd.reducescatter(torch.ones(()), compression="int8"), "first dimension")
+    raises(ValueError, lambda: hvd.DistributedOptimizer(sgd, compression="int7"), words)
+    raises(ValueError, lambda: hvd.reducescatter(torch.ones(()), compression="int8"), "first dimension")
 
 
 def check_the_choice_is_made_for_all_ranks() -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import ringcomm.torch as hvd
-from tests.adapters.torch.harness import same_everywhere, with_errors
+from tests.adapters.torch.harness import same_everywhere
+from tests.support.errors import raises
 
 WIDTH = 32
 
@@ -189,7 +190,7 @@ def check_what_cannot_be_the_same_is_refused() -> None:
         optimizer.step()
         if kind is torch.optim.SGD:
             model.zero_grad(set_to_none=False)
-        with_errors(ValueError, barrier.finish, text)
+        raises(ValueError, barrier.finish, text)
         barrier.close()
 
 
@@ -226,9 +227,9 @@ def check_what_it_refuses() -> None:
     model = nn.Module()
     model.weight = weight
     plain = torch.optim.SGD([weight], 0.1)
-    with_errors(ValueError, lambda: hvd.CrossBarrier(model, plain), "DistributedOptimizer")
+    raises(ValueError, lambda: hvd.CrossBarrier(model, plain), "DistributedOptimizer")
     lbfgs = hvd.DistributedOptimizer(torch.optim.LBFGS([weight]))
-    with_errors(ValueError, lambda: hvd.CrossBarrier(model, lbfgs), "LBFGS")
+    raises(ValueError, lambda: hvd.CrossBarrier(model, lbfgs), "LBFGS")
     if hvd.size() == 1:
         return
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 0.1), model.named_parameters())
@@ -236,6 +237,6 @@ def check_what_it_refuses() -> None:
     (weight * 2.0).sum().backward()  # outside of every module
     optimizer.step()
     loss = (weight * 2.0).sum()
-    with_errors(ValueError, loss.backward, "weight was used in a forward pass before its update")
+    raises(ValueError, loss.backward, "weight was used in a forward pass before its update")
     barrier.close()
     hvd.barrier()

@@ -14,7 +14,8 @@ import ringcomm.torch as hvd
 from ringcomm._adapter.intervals import PROBE
 from ringcomm.errors import ConfigError
 from tests.adapters.torch.checks_compression import data, model_of, parameters_of
-from tests.adapters.torch.harness import same_everywhere, with_errors
+from tests.adapters.torch.harness import same_everywhere
+from tests.support.errors import raises
 
 
 def _locally(steps: int, every: int, make: Any = hvd.LocalSGD, **options: Any) -> Any:
@@ -48,7 +49,7 @@ def check_local_steps() -> None:
         nn.functional.cross_entropy(reference(inputs), targets).backward()
         optimizer.step()
     assert torch.allclose(parameters_of(model), parameters_of(reference), atol=1e-5)
-    with_errors(ValueError, lambda: hvd.LocalSGD(reference, optimizer), "original optimizer")
+    raises(ValueError, lambda: hvd.LocalSGD(reference, optimizer), "original optimizer")
 
 
 def _reference_of_local_steps(clips: bool, dtype: Any, frozen: bool) -> Any:

@@ -11,7 +11,8 @@ from torch import nn
 import ringcomm as rc
 import ringcomm.torch as hvd
 from tests.adapters.torch.checks_training import loss_of, model_of, sgd
-from tests.adapters.torch.harness import same_everywhere, with_errors
+from tests.adapters.torch.harness import same_everywhere
+from tests.support.errors import raises
 
 
 def check_optimizer_state_of_every_kind() -> None:
@@ -82,7 +83,7 @@ def check_broadcast_parameters() -> None:
     assert model[1].num_batches_tracked.item() == root
     hvd.broadcast_parameters({"none": None, "extra": {"a": 1}}, 0)
     for bad in ("text", model, 3, [1, 2], torch.ones(2)):
-        with_errors(ValueError, lambda bad=bad: hvd.broadcast_parameters(bad, 0), "invalid params of type")
+        raises(ValueError, lambda bad=bad: hvd.broadcast_parameters(bad, 0), "invalid params of type")
 
 
 def check_sync_batch_norm() -> None:
@@ -111,7 +112,7 @@ def check_sync_batch_norm() -> None:
                 torch.testing.assert_close(total, one.weight.grad)
             one.eval(), many.eval()
             torch.testing.assert_close(many(mine), one(mine))
-    with_errors(ValueError, lambda: hvd.SyncBatchNorm(4)(torch.ones(4)), "2D")
+    raises(ValueError, lambda: hvd.SyncBatchNorm(4)(torch.ones(4)), "2D")
     half = hvd.SyncBatchNorm(3).bfloat16()
     assert half(torch.randn(4, 3, 2).bfloat16()).dtype == torch.bfloat16
 
@@ -144,7 +145,7 @@ def check_elastic_state() -> None:
     per_rank = [index for item in hvd.allgather_object(list(sampler)) for index in item]
     assert set(per_rank) == set(sampler.remaining_indices) and len(sampler.remaining_indices) == 2 * size + 1
     state.on_hosts_updated(1.0, 1)
-    with_errors(hvd.HostsUpdatedInterrupt, state.check_host_updates)
+    raises(hvd.HostsUpdatedInterrupt, state.check_host_updates)
     calls: List[int] = []
     resets: List[int] = []
     state.register_reset_callbacks([lambda: resets.append(hvd.size())])

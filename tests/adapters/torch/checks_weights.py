@@ -6,7 +6,7 @@ import torch
 
 import ringcomm as rc
 import ringcomm.torch as hvd
-from tests.adapters.torch.harness import with_errors
+from tests.support.errors import raises
 
 
 def tensor_of(rank: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -65,10 +65,10 @@ def check_disagreements() -> None:
     if hvd.size() > 1:
         weight = 1.0 if hvd.rank() else None
         text = "some with and some without weights"
-        with_errors(rc.MismatchError, lambda: hvd.allreduce(own(), weight=weight, name="mixed"), text)
+        raises(rc.MismatchError, lambda: hvd.allreduce(own(), weight=weight, name="mixed"), text)
     nothing = "weights of all ranks are 0"
-    with_errors(rc.RingcommError, lambda: hvd.allreduce(own(), weight=0.0, name="nothing"), nothing)
-    with_errors(rc.Misuse, lambda: hvd.allreduce(own(), weight=1.0, op=hvd.Sum), "op=Sum")
+    raises(rc.RingcommError, lambda: hvd.allreduce(own(), weight=0.0, name="nothing"), nothing)
+    raises(rc.Misuse, lambda: hvd.allreduce(own(), weight=1.0, op=hvd.Sum), "op=Sum")
 
 
 def check_uneven_rows() -> None:

@@ -5,15 +5,14 @@ PyTorch executes its own operations on such tensors at once, so where a stream w
 
 from __future__ import annotations
 
-import threading
+from contextlib import contextmanager
+from unittest import mock
 
 import numpy as np
 import torch
 
-from ringcomm import api
 from ringcomm.arrays import kinds
 from ringcomm.arrays.torch_tensors import TorchKind
-from ringcomm.testing.cluster import run_ranks
 from tests.support.fake_device import FakeArray, FakeDevice, FakeEngine
 
 
@@ -58,24 +57,15 @@ def take_all_tensors_for_device_tensors(seed):
         kinds.register_kind(cls, kind)
 
 
-def run_on_devices(monkeypatch, size, function, settings=None, kind=None):
-    """Run ``function(context)`` on ranks that are threads, with ``api`` as in a process of its own."""
-    local = threading.local()
-    for name in ("context", "placed"):
-        monkeypatch.setattr(api, name, lambda: local.context)
-    if kind is not None:
-        monkeypatch.setitem(kinds._BY_TYPE, torch.Tensor, kind)
-        monkeypatch.setitem(kinds._BY_TYPE, torch.nn.Parameter, kind)
-
-    def work(context):
-        local.context = context
-        return function(context)
-
-    try:
-        return run_ranks(size, work, settings=settings)
-    finally:
-        for device in kind.devices if kind is not None else ():
-            device.close()
+@contextmanager
+def all_tensors_of(kind):
+    """Meanwhile ringcomm takes every tensor for one of the devices of this kind."""
+    with mock.patch.dict(kinds._BY_TYPE, {torch.Tensor: kind, torch.nn.Parameter: kind}):
+        try:
+            yield
+        finally:
+            for device in kind.devices:
+                device.close()
 
 
 def same(found, expected):

@@ -51,12 +51,3 @@ def same_everywhere(tensor: torch.Tensor) -> None:
     """Every rank has the same bits."""
     found = hvd.allgather_object(tensor.detach().double().numpy().tobytes())
     assert all(item == found[0] for item in found)
-
-
-def with_errors(kind, function, text="") -> BaseException:
-    try:
-        function()
-    except kind as error:
-        assert text.lower() in str(error).lower(), error
-        return error
-    raise AssertionError(f"no {kind} was raised")

@@ -13,7 +13,7 @@ from ringcomm._adapter.compression import PowerSGD
 from ringcomm.arrays.mirrors import BlockMirror
 from ringcomm.testing.cluster import RankFailed
 from ringcomm.torch import elastic
-from tests.adapters.torch.fake_cuda import Kind, run_on_devices, same
+from tests.adapters.torch.fake_cuda import Kind, all_tensors_of, same
 
 SIZE = 2
 
@@ -75,27 +75,27 @@ def training(compression=hvd.Compression.none, steps=4, group=None):
     return train
 
 
-def compared(monkeypatch, function, delay_s=0.001):
-    expected = run_on_devices(monkeypatch, SIZE, function)
-    with monkeypatch.context() as patched:
-        kind = Kind(delay_s=delay_s)
-        found = run_on_devices(patched, SIZE, function, kind=kind)
+def compared(ranks_of, function, delay_s=0.001):
+    expected = ranks_of(SIZE, function)
+    kind = Kind(delay_s=delay_s)
+    with all_tensors_of(kind):
+        found = ranks_of(SIZE, function)
     assert len(kind.devices) == SIZE and all(device.copies_out for device in kind.devices)
     for mine, theirs in zip(found, expected):
         assert [same(one, other) for one, other in zip(mine, theirs)] == [True] * len(theirs)
 
 
-def test_collectives(monkeypatch):
-    compared(monkeypatch, collectives)
+def test_collectives(ranks_of):
+    compared(ranks_of, collectives)
 
 
 @pytest.mark.parametrize("compression", ["none", "fp16", "int8", "powersgd"])
-def test_training_gives_the_parameters_of_the_cpu(compression, monkeypatch):
+def test_training_gives_the_parameters_of_the_cpu(compression, ranks_of):
     chosen = PowerSGD(1) if compression == "powersgd" else getattr(hvd.Compression, compression)
-    compared(monkeypatch, training(chosen))
+    compared(ranks_of, training(chosen))
 
 
-def test_the_hook_returns_before_the_copy_is_done(monkeypatch):
+def test_the_hook_returns_before_the_copy_is_done(ranks_of):
     """backward() ends while no copy has been done, and step() waits for them."""
     gate = threading.Event()
     kind = Kind()
@@ -121,17 +121,18 @@ def test_the_hook_returns_before_the_copy_is_done(monkeypatch):
         optimizer.step()
         return copies
 
-    copies = run_on_devices(monkeypatch, SIZE, train, kind=kind)
+    with all_tensors_of(kind):
+        copies = ranks_of(SIZE, train)
     assert all(sum(counts) for counts in copies), "the hooks have started copies"
 
 
-def test_a_missing_wait_is_found(monkeypatch):
+def test_a_missing_wait_is_found(ranks_of, monkeypatch):
     monkeypatch.setattr(BlockMirror, "fetch", lambda mirror, *how: None)
     with pytest.raises((RankFailed, AssertionError)):
-        compared(monkeypatch, training(steps=2), delay_s=0.05)  # long: a busy machine may pause a rank
+        compared(ranks_of, training(steps=2), delay_s=0.05)  # long: a busy machine may pause a rank
 
 
-def test_updates_that_have_failed_are_dropped(monkeypatch):
+def test_updates_that_have_failed_are_dropped(ranks_of):
     """The error is raised where the parameters are needed, and training can go on after it."""
 
     def train(context):
@@ -163,7 +164,7 @@ def test_updates_that_have_failed_are_dropped(monkeypatch):
         barrier.close()
         return waiting, dropped, barrier.pending
 
-    assert run_on_devices(monkeypatch, SIZE, train) == [(2, True, False)] * SIZE
+    assert ranks_of(SIZE, train) == [(2, True, False)] * SIZE
 
 
 def test_handlers_of_states_can_be_replaced():

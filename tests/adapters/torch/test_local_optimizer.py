@@ -123,7 +123,7 @@ def test_at_first_an_unchanged_program_trains_as_one_process_that_averages_gradi
     words = (
         "this program asks for sum", "this program asks for adasum", "cannot be sent with PowerSGD",
         "CrossBarrier works on a DistributedOptimizer that reduces gradients",
-        "a DistributedOptimizer already", "needs the original optimizer", "do not work with a GradScaler",
+        "a DistributedOptimizer already", "needs the original optimizer", "does not work with a GradScaler",
     )  # fmt: skip
     for errors in rc.run(check_with_auto, np=RANKS, env=ENV, settings={"local_steps": "auto"}):
         for error, expected in zip(errors, words):

@@ -8,16 +8,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ringcomm.torch as hvd  # noqa: E402 - the adapter needs torch
-from ringcomm import api  # noqa: E402
 from tests.adapters.signatures import functions_of  # noqa: E402
-from tests.adapters.torch.fake_cuda import run_on_devices  # noqa: E402
 from tests.support.options import compare_forms, sets_of  # noqa: E402
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_every_form_with_every_option(monkeypatch, size):
+def test_every_form_with_every_option(ranks_of, size):
     names = functions_of("ringcomm.torch")
-    monkeypatch.setattr(api, "is_initialized", lambda: True)
 
     def work(context):
         sets = [hvd.add_process_set(ranks) for ranks in sets_of(size)]
@@ -29,4 +26,4 @@ def test_every_form_with_every_option(monkeypatch, size):
         hvd.barrier()
         return calls
 
-    assert min(run_on_devices(monkeypatch, size, work)) > 100
+    assert min(ranks_of(size, work)) > 100

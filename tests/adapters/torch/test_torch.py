@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ringcomm as rc
-from ringrun.function import RemoteError
+from tests.adapters.jobs import check_a_lost_rank, noted
 
 pytest.importorskip("torch")
 
@@ -37,34 +37,24 @@ def lose_a_rank(notes: str) -> None:
 
     import torch
 
-    import ringcomm as rc
     import ringcomm.torch as hvd
 
     hvd.init()
     torch.set_num_threads(1)
     model = torch.nn.Sequential(*[torch.nn.Linear(20, 20) for _ in range(30)])
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), groups=30)
-    try:
+    with noted(notes):
         for step in range(1000):
             optimizer.zero_grad()
             model(torch.ones(2, 20)).sum().backward()
             if step == 3 and hvd.rank() == 1:
                 os._exit(7)
             optimizer.step()
-    except hvd.HorovodInternalError as error:
-        kind = "recoverable" if isinstance(error, rc.Recoverable) else type(error).__name__
-        Path(notes, str(hvd.rank())).write_text(f"{kind}: {error}")
-        raise
 
 
 @pytest.mark.slow
 def test_a_lost_rank_is_the_same_recoverable_error_for_all_others(tmp_path: Path) -> None:
-    with pytest.raises(RemoteError, match="rank 1"):
-        rc.run(lose_a_rank, (str(tmp_path),), np=3, timeout_s=30.0, env={"OMP_NUM_THREADS": "1"})
-    said = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert sorted(said) == ["0", "2"]
-    assert said["0"] == said["2"]
-    assert said["0"].startswith("recoverable: rank 1")
+    check_a_lost_rank(lose_a_rank, tmp_path)
 
 
 def come_apart(kind: str) -> str:

@@ -8,6 +8,7 @@ import threading
 import time
 from datetime import timedelta
 from functools import partial
+from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
@@ -15,30 +16,28 @@ import torch.distributed as dist
 from ringcomm.errors import MismatchError, Misuse, NotInitializedError, PeerLostError, PeerStalledError
 from ringcomm.group.message_channel import SHORT_BYTES
 from tests.adapters.torch_distributed.harness import Ranks
+from tests.support.errors import raises
 
 LONG = SHORT_BYTES // 2
 """Elements of a message that waits for its receive."""
 
 
-def failure_of(act: object) -> Exception:
-    """Return what it raises."""
-    try:
-        act()
-    except Exception as error:  # noqa: BLE001 - the caller looks at it
-        return error
-    raise AssertionError("it went well")
+def lost(rank: int, act: Callable[[], Any], text: str = "", kind: Any = PeerLostError) -> Any:
+    """The error about this rank, with this text, that a call raises."""
+    error = raises(kind, act, text)
+    assert error.rank == rank, error
+    return error
 
 
 def check_different_calls(on: Ranks) -> None:
     group = dist.new_group()
     tensor = torch.ones(5)
     if on.rank == 1:
-        error = failure_of(lambda: dist.broadcast(tensor, 0, group=group))
+        error = raises(MismatchError, lambda: dist.broadcast(tensor, 0, group=group), "allreduce")
     else:
-        error = failure_of(lambda: dist.all_reduce(tensor, group=group))
-    assert isinstance(error, MismatchError), error
-    assert "allreduce" in str(error) and "broadcast" in str(error), error
-    assert isinstance(failure_of(lambda: dist.barrier(group=group)), Misuse)
+        error = raises(MismatchError, lambda: dist.all_reduce(tensor, group=group), "allreduce")
+    assert "broadcast" in str(error), error
+    raises(Misuse, lambda: dist.barrier(group=group))
     assert isinstance(group.failure, MismatchError)
     dist.destroy_process_group(group)
     dist.barrier()  # another group is none the worse for it
@@ -49,13 +48,10 @@ def check_abort(on: Ranks) -> None:
     if on.rank == 1:
         work = dist.irecv(torch.zeros(1), 0, group=group)
         threading.Timer(0.2, group.abort).start()
-        error = failure_of(work.wait)
-        assert isinstance(error, NotInitializedError) and "abort()" in str(error), error
-        error = failure_of(lambda: dist.barrier(group=group))
-        assert isinstance(error, NotInitializedError), error
+        raises(NotInitializedError, work.wait, "abort()")
+        raises(NotInitializedError, lambda: dist.barrier(group=group))
     else:
-        error = failure_of(lambda: dist.all_reduce(torch.ones(3), group=group))
-        assert isinstance(error, PeerLostError) and error.rank == 1 and "abort()" in str(error), error
+        lost(1, lambda: dist.all_reduce(torch.ones(3), group=group), "abort()")
     dist.destroy_process_group(group)
     dist.barrier()
 
@@ -65,9 +61,7 @@ def check_leaving_too_early(on: Ranks) -> None:
     if on.rank == 1:
         dist.destroy_process_group(group)
     else:
-        error = failure_of(lambda: dist.all_reduce(torch.ones(3), group=group))
-        assert isinstance(error, PeerLostError) and error.rank == 1, error
-        assert "destroy_process_group()" in str(error), error
+        lost(1, lambda: dist.all_reduce(torch.ones(3), group=group), "destroy_process_group()")
         dist.destroy_process_group(group)
     dist.barrier()
 
@@ -77,9 +71,9 @@ def check_a_rank_that_does_not_come_to_a_monitored_barrier(on: Ranks) -> None:
     if on.rank == 2:
         on.together("judged")
     else:
-        error = failure_of(lambda: group.monitored_barrier(timedelta(seconds=1), wait_all_ranks=True))
-        assert isinstance(error, PeerStalledError) and error.rank == 2, error
-        assert ("rank 2 (" if on.rank else "Rank 2 failed to pass monitoredBarrier") in str(error)
+        text = "rank 2 (" if on.rank else "Rank 2 failed to pass monitoredBarrier"
+        limit = timedelta(seconds=1)
+        lost(2, lambda: group.monitored_barrier(limit, wait_all_ranks=True), text, PeerStalledError)
         on.together("judged")
     dist.destroy_process_group(group)
 
@@ -90,8 +84,7 @@ def check_a_silent_rank(on: Ranks) -> None:
         on.together("judged")
     else:
         started = time.perf_counter()
-        error = failure_of(lambda: dist.all_reduce(torch.ones(3), group=group))
-        assert isinstance(error, PeerStalledError) and error.rank == 2, error
+        lost(2, lambda: dist.all_reduce(torch.ones(3), group=group), kind=PeerStalledError)
         assert time.perf_counter() - started > 0.9
         on.together("judged")
     dist.destroy_process_group(group)
@@ -115,14 +108,12 @@ def check_messages_whose_time_is_over(on: Ranks) -> None:
         if on.rank == 0:
             works = start(group)
             for work in works:
-                error = failure_of(work.wait)
-                assert isinstance(error, PeerStalledError) and error.rank == 1, (name, error)
-                texts.append(str(error))
+                texts.append(str(lost(1, work.wait, kind=PeerStalledError)))
             assert "not done within 1 s" in texts[0] and "tag 0" in texts[0], (name, texts)
             on.store.set(name, texts[0])
         told = on.store.get(name).decode()
-        error = failure_of(partial(dist.barrier, group=group))
-        assert told in str(error) and set(texts) <= {told}, (name, error, texts)
+        raises(Exception, partial(dist.barrier, group=group), told)
+        assert set(texts) <= {told}, (name, texts)
         dist.destroy_process_group(group)
 
 
@@ -137,15 +128,11 @@ def check_a_killed_rank(on: Ranks) -> None:
     if on.rank == last:
         time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGKILL)
-    error = failure_of(lambda: dist.all_reduce(torch.ones(100_000)))
-    assert isinstance(error, PeerLostError) and error.rank == last, error
-    assert f"rank {last} " in str(error) and "allreduce" in str(error), error
+    error = lost(last, lambda: dist.all_reduce(torch.ones(100_000)), "allreduce")
+    assert f"rank {last} " in str(error), error
     if on.rank == 1:
-        error = failure_of(lambda: dist.all_reduce(torch.ones(3), group=small))
-        assert isinstance(error, PeerLostError) and error.rank == last, error
-        assert f"rank {last} of all" in str(error), error
-    error = failure_of(lambda: dist.recv(torch.ones(3), last, group=messages))
-    assert isinstance(error, PeerLostError) and error.rank == last, error
-    error = failure_of(lambda: model(torch.ones(2, 4)).sum().backward())
-    assert f"rank {last} " in str(error) and "PeerLostError" in str(error), error
+        lost(last, lambda: dist.all_reduce(torch.ones(3), group=small), f"rank {last} of all")
+    lost(last, lambda: dist.recv(torch.ones(3), last, group=messages))
+    error = raises(Exception, lambda: model(torch.ones(2, 4)).sum().backward(), "PeerLostError")
+    assert f"rank {last} " in str(error), error
     assert isinstance(model.process_group.failure, PeerLostError)

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from tests.adapters.torch_distributed.harness import Ranks
+from tests.support.errors import raises
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.bfloat16, torch.float32,
@@ -161,12 +162,8 @@ def check_misuse_is_told(on: Ranks) -> None:
         lambda: dist.all_reduce(torch.empty(3, dtype=torch.float8_e4m3fn)),
         lambda: dist.all_reduce(torch.empty(3, device="meta")),
     ]
-    for number, act in enumerate(wrong):
-        try:
-            act()
-        except (Misuse, ValueError, RuntimeError):
-            continue
-        raise AssertionError(f"number {number} passed")
+    for act in wrong:
+        raises((Misuse, ValueError, RuntimeError), act)
     dist.barrier()  # and the group is none the worse for it
 
 

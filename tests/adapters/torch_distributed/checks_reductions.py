@@ -200,3 +200,7 @@ def check_sparse(on: Ranks) -> None:
         dist.all_reduce(mine, getattr(REDUCE, op))
         total = sum(own(rank).to_dense() for rank in range(on.size))
         close(mine.to_dense(), total / (on.size if op == "AVG" else 1), op)
+    rows = torch.arange(6.0).view(2, 3).t()
+    mine = torch.sparse_coo_tensor(torch.tensor([[0, 1, 2]]), rows, (3, 2), is_coalesced=True)
+    dist.all_reduce(mine, dist._make_nccl_premul_sum(2.0))
+    close(mine.to_dense(), rows * 2 * on.size, "factor of rows that are not contiguous")

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tests.adapters.torch_distributed.harness import Ranks
+from tests.support.errors import raises
 
 
 class Branches(nn.Module):
@@ -58,6 +59,19 @@ def like_gloo(
         copy = mine.clone()
         dist.broadcast(copy, 0)
         assert torch.equal(copy, mine), "ranks differ"
+
+
+def train(on: Ranks, model: nn.Module, optimizer: Any, steps: int = 4) -> None:
+    for n in range(steps):
+        optimizer.zero_grad()
+        model(batch(on.rank, n)).square().mean().backward()
+        optimizer.step()
+
+
+def same_weights(on: Ranks, weights: Callable[[Any], list[torch.Tensor]]) -> None:
+    """Both backends come to them."""
+    for mine, other in zip(weights(on.ring), weights(on.gloo)):
+        assert torch.allclose(mine, other, rtol=1e-4, atol=1e-6)
 
 
 def check_ddp(on: Ranks) -> None:
@@ -179,12 +193,7 @@ def check_the_hook_says_what_it_needs(on: Ranks) -> None:
         (lambda: compress_hook("none"), "there are 'fp16', 'bf16', 'int8' and 'int4'"),
         (lambda: compress_hook("int8")(on.gloo, None), "works over the backend 'ringcomm'"),
     ):
-        try:
-            act()
-        except (ConfigError, Misuse) as error:
-            assert words in str(error), error
-        else:
-            raise AssertionError("nothing was raised")
+        raises((ConfigError, Misuse), act, words)
 
 
 def check_post_local_sgd(on: Ranks) -> None:
@@ -193,8 +202,7 @@ def check_post_local_sgd(on: Ranks) -> None:
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
     from torch.distributed.optim import PostLocalSGDOptimizer
 
-    results = []
-    for group in (on.ring, on.gloo):
+    def weights(group: Any) -> list[torch.Tensor]:
         model = DDP(Branches(), process_group=group)
         state = post.PostLocalSGDState(
             group, subgroup=None, start_localSGD_iter=2, post_local_gradient_allreduce=False
@@ -202,13 +210,10 @@ def check_post_local_sgd(on: Ranks) -> None:
         model.register_comm_hook(state, post.post_localSGD_hook)
         averager = PeriodicModelAverager(period=2, warmup_steps=2, process_group=group)
         optimizer = PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), averager)
-        for number in range(9):
-            optimizer.zero_grad()
-            model(batch(on.rank, number)).square().mean().backward()
-            optimizer.step()
-        results.append([parameter.detach().clone() for parameter in model.parameters()])
-    for mine, other in zip(*results):
-        assert torch.allclose(mine, other, rtol=1e-4, atol=1e-6)
+        train(on, model, optimizer, steps=9)
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    same_weights(on, weights)
 
 
 def check_ddp_with_batch_norm(on: Ranks) -> None:
@@ -246,15 +251,11 @@ def check_zero_redundancy_optimizer(on: Ranks) -> None:
         optimizer = ZeroRedundancyOptimizer(
             model.parameters(), torch.optim.Adam, process_group=group, lr=0.01
         )
-        for n in range(4):
-            optimizer.zero_grad()
-            model(batch(on.rank, n)).square().mean().backward()
-            optimizer.step()
+        train(on, model, optimizer)
         optimizer.consolidate_state_dict(0)
         return [parameter.detach() for parameter in model.parameters()]
 
-    for mine, other in zip(weights(on.ring), weights(on.gloo)):
-        assert torch.allclose(mine, other, rtol=1e-4, atol=1e-6)
+    same_weights(on, weights)
 
 
 def check_fully_sharded(on: Ranks) -> None:
@@ -267,14 +268,10 @@ def check_fully_sharded(on: Ranks) -> None:
         fully_shard(model.first, mesh=mesh)
         fully_shard(model, mesh=mesh)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        for n in range(4):
-            optimizer.zero_grad()
-            model(batch(on.rank, n)).square().mean().backward()
-            optimizer.step()
+        train(on, model, optimizer)
         return [parameter.detach().full_tensor() for parameter in model.parameters()]
 
-    for mine, other in zip(weights(on.ring), weights(on.gloo)):
-        assert torch.allclose(mine, other, rtol=1e-4, atol=1e-6)
+    same_weights(on, weights)
 
 
 def check_first_kind_of_fully_sharded(on: Ranks) -> None:
@@ -284,15 +281,11 @@ def check_first_kind_of_fully_sharded(on: Ranks) -> None:
     def weights(group: Any) -> list[torch.Tensor]:
         model = FullyShardedDataParallel(Branches(), group, device_id=torch.device("cpu"))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        for n in range(4):
-            optimizer.zero_grad()
-            model(batch(on.rank, n)).square().mean().backward()
-            optimizer.step()
+        train(on, model, optimizer)
         with FullyShardedDataParallel.summon_full_params(model):
             return [parameter.detach().clone() for parameter in model.parameters()]
 
-    for mine, other in zip(weights(on.ring), weights(on.gloo)):
-        assert torch.allclose(mine, other, rtol=1e-4, atol=1e-6)
+    same_weights(on, weights)
 
 
 def check_distributed_tensors(on: Ranks) -> None:

@@ -88,6 +88,16 @@ def run_checks(files: str, size: int, only: str = "", without: str = "", device:
     return outcome
 
 
+def check(files: str, size: int, without: str = "", device: str = "") -> None:
+    """Fail if a check goes wrong or is missing; for the arguments see :func:`run_checks`."""
+    outcome = run_checks(files, size, without=without, device=device)
+    bad = [f"{name}: {problem}" for name, problem in outcome.items() if problem]
+    assert not bad, "\n".join(bad)
+    names = [name for file in files.split() for name in names_of(file)]
+    expected = [name for name in names if not any(part in name for part in without.split())]
+    assert sorted(outcome) == sorted(expected), outcome
+
+
 def be_rank(
     connection: Any, files: str, rank: int, size: int, path: str, only: str, without: str, device: str
 ) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+
+from tests.support.programs import run_python
 
 pytest.importorskip("torch")
 
 pytestmark = pytest.mark.full
 pytest.importorskip("sklearn")
 
-ROOT = Path(__file__).resolve().parents[3]
 LAUNCHERS = {
     "alone": ([], 1),
     "ringrun": (["-m", "ringrun", "-np", "2"], 2),
@@ -23,20 +20,10 @@ LAUNCHERS = {
 }
 
 
-def run(*command, code=0):
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")}
-    environ.update(PYTHONPATH=f"{ROOT}:{ROOT / 'launcher'}", OMP_NUM_THREADS="1")
-    done = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
 @pytest.mark.parametrize("launcher", list(LAUNCHERS))
 def test_it_learns(launcher):
     prefix, ranks = LAUNCHERS[launcher]
-    output = run(*prefix, "examples/torch_ddp.py", "--epochs", "4")
+    output = run_python(*prefix, "examples/torch_ddp.py", "--epochs", "4")
     digests = re.findall(r"rank \d+: weights have digest ([0-9a-f]{16})", output, re.MULTILINE)
     assert len(digests) == ranks and len(set(digests)) == 1
     (reached,) = re.findall(r"bit-identical; final accuracy ([\d.]+)$", output, re.MULTILINE)
@@ -44,11 +31,12 @@ def test_it_learns(launcher):
 
 
 def test_process_groups_are_not_predicted():
-    output = run("-m", "ringrun", "--predict", "-np", "2", "examples/torch_ddp.py", "--epochs", "1", code=1)
+    predicting = ("-m", "ringrun", "--predict", "-np", "2")
+    output = run_python(*predicting, "examples/torch_ddp.py", "--epochs", "1", code=1)
     assert "No prediction for process groups of torch.distributed" in output
     assert "bit-identical" in output
 
 
 def test_the_benchmark_runs():
-    output = run("benchmarks/ddp.py", "--quick")
+    output = run_python("benchmarks/ddp.py", "--quick")
     assert len(re.findall(r"^\| .* x \|", output, re.MULTILINE)) == 8

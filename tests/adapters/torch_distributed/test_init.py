@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched
+from tests.proc.test_ringrun_support import ROOT, Launched
+from tests.support.programs import run_python
 
 pytest.importorskip("torch")
 
@@ -21,16 +20,6 @@ LIMIT_S = 90.0
 ENVIRON = {"OMP_NUM_THREADS": "1"}
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 WARNING = re.compile(r"Rank 0 of 2 has made (\d+) optimizer step")
-
-
-def plain(*command, **environ):
-    """What a command without ringrun prints on both streams."""
-    done = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env={"PYTHONPATH": SOURCES, **ENVIRON, **environ},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    return done.stdout
 
 
 def under_ringrun(way):
@@ -51,21 +40,22 @@ def test_the_first_functional_collective_imports_the_compiler_meanwhile():
 
 
 def test_it_joins_under_torchrun():
-    found = re.findall(r"rank (\d) of 2 has \[2.0, 2.0, 2.0\]", plain(*TORCHRUN, PROGRAM, "joins"))
+    found = re.findall(r"rank (\d) of 2 has \[2.0, 2.0, 2.0\]", run_python(*TORCHRUN, PROGRAM, "joins"))
     assert sorted(found) == ["0", "1"]
 
 
 def test_one_process_needs_no_launcher():
-    assert "rank 0 of 1 has [1.0, 1.0, 1.0]" in plain(PROGRAM, "joins")
+    assert "rank 0 of 1 has [1.0, 1.0, 1.0]" in run_python(PROGRAM, "joins")
 
 
 def test_a_group_of_another_backend_is_in_the_way():
-    text = plain(PROGRAM, "gloo")
+    text = run_python(PROGRAM, "gloo")
     assert text.startswith("Misuse There is a default process group already, and its backend is 'gloo'.")
 
 
 def test_lightnings_own_launcher_needs_make_default():
-    text = plain(PROGRAM, "joins", WORLD_SIZE="2", LOCAL_RANK="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    variables = {"WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    text = run_python(PROGRAM, "joins", **variables)
     assert text.startswith("StartupError WORLD_SIZE=2 says that")
     assert "but RANK is not set" in text
     assert "make_default()" in text
@@ -93,5 +83,5 @@ def test_without_lightning_its_strategies_say_what_to_install():
 
 
 def test_one_process_is_not_warned():
-    text = plain(PROGRAM, "alone")
+    text = run_python(PROGRAM, "alone")
     assert "has trained" in text and "Warning" not in text

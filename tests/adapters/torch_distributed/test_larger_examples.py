@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Dict, List
 
 import pytest
 
+from tests.support.programs import run_python
+
 pytest.importorskip("torch")
 
 pytestmark = pytest.mark.full
 
-ROOT = Path(__file__).resolve().parents[3]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
 def ringrun(ranks: int) -> List[str]:
     return ["-m", "ringrun", "-np", str(ranks)]
-
-
-def run(*command: str, code: int = 0) -> str:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")}
-    environ.update(PYTHONPATH=f"{ROOT}:{ROOT / 'launcher'}", OMP_NUM_THREADS="1")
-    done = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=150
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
 
 
 def losses_in(output: str) -> Dict[int, float]:
@@ -40,13 +28,13 @@ def losses_in(output: str) -> Dict[int, float]:
 
 def test_a_pipeline_learns_the_same_however_it_is_divided() -> None:
     small = ["examples/torch_pipeline.py", "--steps", "20", "--layers", "3", "--width", "32"]
-    alone = losses_in(run(*small))
+    alone = losses_in(run_python(*small))
     assert sorted(alone) == [20] and alone[20] < 4.0
     for launcher, schedule in ((ringrun(3), "1f1b"), (TORCHRUN, "gpipe")):
-        output = run(*launcher, *small, "--schedule", schedule)
+        output = run_python(*launcher, *small, "--schedule", schedule)
         assert losses_in(output) == pytest.approx(alone, rel=1e-3)
     for codec, error in (("bf16", 2e-3), ("int8", 1e-2)):
-        compressed = losses_in(run(*ringrun(3), *small, "--compress", codec))
+        compressed = losses_in(run_python(*ringrun(3), *small, "--compress", codec))
         assert compressed == pytest.approx(alone, rel=error) and compressed != alone
     counts = re.findall(r"stage \d of 2: layers (\d) to (\d), (\d+) parameters", output)
     assert sorted(counts)[0][:2] == ("0", "0") and sorted(counts)[1][:2] == ("1", "2")
@@ -54,7 +42,7 @@ def test_a_pipeline_learns_the_same_however_it_is_divided() -> None:
 
 def test_text_is_generated_by_divided_layers() -> None:
     small = ["examples/torch_generate.py", "--steps", "20", "--context", "40", "--width", "48"]
-    alone, output = run(*small), run(*ringrun(2), *small)
+    alone, output = run_python(*small), run_python(*ringrun(2), *small)
     assert losses_in(output) == pytest.approx(losses_in(alone), rel=1e-3)
     assert re.search(r"36 characters, the same on all 2 process\(es\); [\d.]+ ms per character", output)
     (mine, whole), _ = re.findall(r"has (\d+) of (\d+) parameters", output)
@@ -63,19 +51,19 @@ def test_text_is_generated_by_divided_layers() -> None:
 
 @pytest.mark.slow
 def test_the_benchmark_runs() -> None:
-    output = run("benchmarks/larger.py", "--quick")
+    output = run_python("benchmarks/larger.py", "--quick")
     assert len(re.findall(r"^\| .* x \|", output, re.MULTILINE)) == 6
     assert re.search(r"relative error of bf16: [\d.e-]+, relative error of int8: ", output)
 
 
 def test_a_killed_training_goes_on_with_fewer_processes(tmp_path: Path) -> None:
     small = ["examples/torch_fsdp.py", "--steps", "30", "--every", "10", "--layers", "2", "--width", "32"]
-    alone = losses_in(run(*small, "--folder", str(tmp_path / "alone")))
+    alone = losses_in(run_python(*small, "--folder", str(tmp_path / "alone")))
     assert sorted(alone) == [10, 20, 30]
     small += ["--folder", str(tmp_path / "killed")]
-    output = run(*ringrun(3), *small, "--kill-at", "25", code=137)
+    output = run_python(*ringrun(3), *small, "--kill-at", "25", code=137)
     assert "rank 2 on localhost failed first: killed by SIGKILL" in output
     assert losses_in(output) == pytest.approx({step: alone[step] for step in (10, 20)}, rel=1e-3)
-    output = run(*ringrun(2), *small)
+    output = run_python(*ringrun(2), *small)
     assert "goes on after step 20 with 2 process(es)" in output
     assert losses_in(output) == pytest.approx({30: alone[30]}, rel=1e-3)

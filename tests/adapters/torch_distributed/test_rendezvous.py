@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import socket
-import threading
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
@@ -20,7 +19,6 @@ import ringcomm as rc
 from ringcomm import api
 from ringcomm.config import Membership
 from ringcomm.group.group import Group
-from ringcomm.testing.cluster import run_ranks
 from ringcomm.torch.distributed import _rendezvous, _store
 from tests.support.service import Service
 
@@ -53,10 +51,6 @@ class TestStores:
             store, (host, port) = _rendezvous._serve_store(address, 2, LIMIT)
             assert host == ""
             assert works(store, _rendezvous._reach_store((host, port), "127.0.0.1", 2, LIMIT))
-
-    def test_names_are_no_addresses(self):
-        found = [_rendezvous._is_numeric(item) for item in ("127.0.0.1", "::1", "localhost", "")]
-        assert found == [True, True, False, False]
 
 
 class Links:
@@ -128,13 +122,10 @@ class TestJobs:
             rc.shutdown()
 
     @pytest.mark.parametrize("transport", ["tcp", "memory"])
-    def test_the_ranks_of_a_job_find_the_store_over_their_links(self, transport, monkeypatch):
-        local = threading.local()
+    def test_the_ranks_of_a_job_find_the_store_over_their_links(self, transport, ranks_of, monkeypatch):
         monkeypatch.setattr(api, "init", lambda: None)
-        monkeypatch.setattr(api, "context", lambda: local.context)
 
         def find(context):
-            local.context = context
             ((store, rank, size),) = _rendezvous.ringcomm_rendezvous("ringcomm://", LIMIT)
             assert (rank, size) == (context.rank, context.size)
             store.set(f"rank {rank}", str(rank))
@@ -142,7 +133,7 @@ class TestJobs:
             context.barrier()  # rank 0 serves the store
             return found
 
-        assert run_ranks(3, find, transport) == [[b"0", b"1", b"2"]] * 3
+        assert ranks_of(3, find, transport=transport) == [[b"0", b"1", b"2"]] * 3
 
     def test_ranks_without_links_find_it_at_the_jobs_rendezvous(self, monkeypatch):
         for name, value in (("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")):

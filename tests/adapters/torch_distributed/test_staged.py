@@ -19,14 +19,14 @@ from ringcomm.torch.distributed._collectives import Collectives, Packed
 from ringcomm.torch.distributed._reductions import GroupReduction
 from ringcomm.torch.distributed._staged import Staged
 from ringcomm.torch.distributed._work import RingcommWork
-from tests.adapters.torch.fake_cuda import Kind, run_on_devices
+from tests.adapters.torch.fake_cuda import Kind, all_tensors_of
 from tests.support.fake_device import until_done
 
 SETTINGS = Settings(spin_us=0.0, timeout_s=30.0, segment_bytes=8192)
 COUNT = 300_000
 
 
-def run(monkeypatch, size, operate):
+def run(ranks_of, size, operate):
     """Run ``operate(rank, ops, on_device)`` on ranks with slow devices."""
 
     def work(context):
@@ -40,7 +40,8 @@ def run(monkeypatch, size, operate):
 
         return operate(context.rank, ops, on_device)
 
-    return run_on_devices(monkeypatch, size, work, SETTINGS, Kind(delay_s=0.002))
+    with all_tensors_of(Kind(delay_s=0.002)):
+        return ranks_of(size, work, settings=SETTINGS)
 
 
 def whole(rank, dtype):
@@ -49,28 +50,28 @@ def whole(rank, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_all_reduce(dtype, monkeypatch):
+def test_all_reduce(dtype, ranks_of):
     how = GroupReduction.of(dist.ReduceOp.SUM)
 
     def operate(rank, ops, on_device):
         return [on_device(ops.all_reduce, whole(rank, dtype), how) for _ in range(3)]
 
     expected = sum(whole(rank, torch.int64) for rank in range(2)).to(dtype)
-    for found in run(monkeypatch, 2, operate):
+    for found in run(ranks_of, 2, operate):
         assert all(torch.equal(tensor, expected) for tensor in found)
 
 
-def test_a_reduction_that_the_host_prepares(monkeypatch):
+def test_a_reduction_that_the_host_prepares(ranks_of):
     def operate(rank, ops, on_device):
         how = GroupReduction.of(dist._make_nccl_premul_sum(float(rank + 1)))
         return on_device(ops.all_reduce, whole(rank, torch.float32), how)
 
     expected = whole(0, torch.float32) + 2 * whole(1, torch.float32)
-    for found in run(monkeypatch, 2, operate):
+    for found in run(ranks_of, 2, operate):
         assert torch.equal(found, expected)
 
 
-def test_compressed_parts(monkeypatch):
+def test_compressed_parts(ranks_of):
     """Two spans of the tensor, in another order; the rest does not change."""
 
     def operate(rank, ops, on_device):
@@ -78,7 +79,7 @@ def test_compressed_parts(monkeypatch):
         packed = [Packed(codec_number("bf16"), places, np.zeros(768, np.float32), None)]
         return on_device(ops.all_reduce_packed, whole(rank, torch.float32), packed)
 
-    for rank, found in enumerate(run(monkeypatch, 2, operate)):
+    for rank, found in enumerate(run(ranks_of, 2, operate)):
         expected = whole(rank, torch.float32)
         for span in (slice(0, 256), slice(512, 700)):
             expected[span] = (whole(0, torch.float32)[span] + whole(1, torch.float32)[span]) / 2
@@ -86,7 +87,7 @@ def test_compressed_parts(monkeypatch):
 
 
 @pytest.mark.parametrize("root", [0, 2])
-def test_in_a_broadcast_only_the_root_loads(root, monkeypatch):
+def test_in_a_broadcast_only_the_root_loads(root, ranks_of, monkeypatch):
     kinds = []
 
     def operate(rank, ops, on_device):
@@ -96,7 +97,7 @@ def test_in_a_broadcast_only_the_root_loads(root, monkeypatch):
 
     engine = Kind.engine
     monkeypatch.setattr(Kind, "engine", lambda kind, value: kinds.append(kind) or engine(kind, value))
-    for found in run(monkeypatch, 3, operate):
+    for found in run(ranks_of, 3, operate):
         assert all(torch.equal(tensor, whole(root, torch.float32)) for tensor in found)
     loads = sorted(device.copies_out for device in kinds[0].devices)
     assert loads[:2] == [0, 0] and loads[2] > 0

@@ -18,6 +18,7 @@ from ringcomm.storage.certificate import make_certificate  # noqa: E402
 from ringcomm.storage.keys import key_text  # noqa: E402
 from tests.adapters.torch_distributed.forked import Forked  # noqa: E402
 from tests.adapters.torch_distributed.meets import meet  # noqa: E402
+from tests.support.programs import run_python  # noqa: E402
 from tests.support.relay import Relay  # noqa: E402
 from tests.support.service import eventually  # noqa: E402
 
@@ -215,11 +216,6 @@ dist.destroy_process_group()
 def test_under_ringrun_nothing_is_in_the_store_and_it_is_on_the_loopback(tmp_path, method, encrypt):
     program = tmp_path / "listens.py"
     program.write_text(LISTENS.format(method=method))
-    done = subprocess.run(
-        [sys.executable, "-m", "ringrun", "-np", "2", *encrypt, str(program)],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}"},
-        cwd=tmp_path, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = sorted(line.split("] ", 1)[1] for line in done.stdout.splitlines() if "found" in line)
-    assert lines == ["found ['127.0.0.1'] [] 2.0", "found [] [] 2.0"], done.stdout
+    output = run_python("-m", "ringrun", "-np", 2, *encrypt, program, cwd=tmp_path)
+    lines = sorted(line.split("] ", 1)[1] for line in output.splitlines() if "found" in line)
+    assert lines == ["found ['127.0.0.1'] [] 2.0", "found [] [] 2.0"], output

@@ -1,4 +1,4 @@
-"""DDP's hook that averages buckets of gradients by weights, on ranks that are threads."""
+"""DDP's hooks that average buckets of gradients, by weights or compressed, on ranks that are threads."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ringcomm.balance.batches import Balanced
 from ringcomm.errors import ConfigError, Misuse
 from ringcomm.testing.cluster import run_ranks
 from ringcomm.torch.distributed import WeightedAverage, weighted_average_hook
+from ringcomm.torch.distributed._hooks import _CompressedAverage
 from tests.adapters.torch_distributed.in_threads import on_ranks
 
 
@@ -84,3 +85,17 @@ def test_batches_that_measure_speeds_are_refused():
             WeightedAverage(Balanced(10, 4, context=lambda: context))
 
     run_ranks(2, run)
+
+
+@pytest.mark.parametrize("kind", ["int8", "bf16"])
+def test_compressed_gradients_may_be_complex(kind):
+    """A bucket has both parts of a complex gradient side by side."""
+
+    def run(group):
+        parameters = [torch.zeros(2, dtype=torch.complex64), torch.zeros(3)]
+        buffer = torch.arange(7.0) * (group.rank() + 1)
+        bucket = SimpleNamespace(buffer=lambda: buffer, parameters=lambda: parameters)
+        _CompressedAverage(kind).start(group, bucket).wait()
+        return buffer.tolist()
+
+    assert on_ranks(run, 2) == [(torch.arange(7.0) * 1.5).tolist()] * 2

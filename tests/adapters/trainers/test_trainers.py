@@ -3,15 +3,13 @@ ranks that train alone with Accelerate. The examples are in ``tests/hosts/test_t
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched
+from tests.proc.test_ringrun_support import ROOT, Launched
+from tests.support.programs import run_python
 
 pytest.importorskip("lightning", reason="needs Lightning: bash tests/run.sh --only trainers")
 
@@ -36,13 +34,8 @@ def test_strategies(package: str) -> None:
 
 
 def test_lightning_starts_the_processes() -> None:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "lightning_starts.py")], cwd=ROOT, timeout=LIMIT_S, text=True,
-        env={**environ, "PYTHONPATH": SOURCES, **ENVIRON}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    assert sorted(re.findall(r"rank (\d) of 2 over ringcomm", done.stdout)) == ["0", "1"], done.stdout
+    output = run_python(HERE / "lightning_starts.py", limit_s=LIMIT_S)
+    assert sorted(re.findall(r"rank (\d) of 2 over ringcomm", output)) == ["0", "1"], output
 
 
 def test_accelerate_without_cpu_is_reported() -> None:

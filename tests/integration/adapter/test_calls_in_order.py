@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,7 +20,6 @@ from ringcomm.calls.process_set import global_process_set
 from ringcomm.collective.call_sites import this_site
 from ringcomm.engine.packing import FusionBuffer
 from ringcomm.ops import ReduceOp
-from ringcomm.testing.cluster import run_ranks
 
 EVERY = global_process_set
 ALL = Reduction(process_set=EVERY)
@@ -34,18 +34,10 @@ class BufferPerThread(threading.local):
 
 
 @pytest.fixture
-def ranks(as_default, monkeypatch):
+def ranks(ranks_of, monkeypatch):
     """Runs a function of the context on two ranks; the results in rank order."""
     monkeypatch.setattr(calls_in_order, "_packed", BufferPerThread())
-
-    def start(function):
-        def work(context):
-            as_default(context)
-            return function(context)
-
-        return run_ranks(2, work)
-
-    return start
+    return partial(ranks_of, 2)
 
 
 def lists(arrays):

@@ -23,9 +23,9 @@ from ringcomm._adapter.graph_callbacks import Operation
 from ringcomm._adapter.reduction import Reduction, is_coded
 from ringcomm.balance.step_weight import StepWeight
 from ringcomm.calls.process_set import global_process_set
+from ringcomm.collective.options import Options
 from ringcomm.errors import ConfigError, ShapeError
 from ringcomm.ops import ReduceOp
-from ringcomm.testing.cluster import run_ranks
 
 SIZE = 3
 MATRIX, VECTOR = (80, 70), (50,)
@@ -49,15 +49,11 @@ def allreduce(compression, inputs=1, state=None, reduction=None, name="g", **opt
 
 
 @pytest.fixture
-def alike(as_default):
+def alike(ranks_of):
     """Runs a function of the context on every rank: the same results, in all bits, which are returned."""
 
     def run(function):
-        def work(context):
-            as_default(context)
-            return function(context)
-
-        results = run_ranks(SIZE, work)
+        results = ranks_of(SIZE, function)
         for other in results[1:]:
             assert [array.tobytes() for array in other] == [array.tobytes() for array in results[0]]
         return results[0]
@@ -280,28 +276,44 @@ class TestAutomaticChoice:
 
 
 class TestReducescatter:
-    def test_every_rank_gets_its_rows(self, as_default):
+    def test_every_rank_gets_its_rows(self, ranks_of):
         def run(context):
-            as_default(context)
             operation = Operation("reducescatter", how(compression=Compression.int8), "g", 2)
             return operation.start([numbers(context.rank, MATRIX), numbers(context.rank, VECTOR)]).wait()
 
-        results = run_ranks(SIZE, run)
+        results = ranks_of(SIZE, run)
         for place, shape in enumerate((MATRIX, VECTOR)):
             parts = [result[place] for result in results]
             rows = [len(part) for part in parts]
             assert sum(rows) == shape[0] and max(rows) - min(rows) <= 1 and rows[0] == max(rows)
             assert np.abs(np.concatenate(parts) - mean(shape)).max() < 0.1
 
-    def test_a_number_has_no_rows(self):
-        operation = Operation("reducescatter", how(compression=Compression.int8), "g", 1)
-        with pytest.raises(ShapeError, match="a zero-dimensional array has none"):
-            operation.start([np.float32(1.0)])
+    def test_ranks_that_disagree_about_the_sizes(self, ranks_of):
+        def run(context):
+            splits = [[60, 20, 0], [20, 60, 0]][context.rank % 2]
+            chosen = how(compression=Compression.int8)._replace(options=Options(splits=splits))
+            with pytest.raises(rc.MismatchError, match="lists of sizes"):
+                Operation("reducescatter", chosen, "g", 1).start([numbers(context.rank, MATRIX)]).wait()
+            return True
+
+        assert all(ranks_of(SIZE, run))
+
+    def test_powersgd_divides_rows_evenly(self):
+        chosen = how(compression=PowerSGD(2))._replace(options=Options(splits=[60, 20, 0]))
+        with pytest.raises(ConfigError, match="PowerSGD divides rows evenly"):
+            Operation("reducescatter", chosen, "g", 1).start([numbers(0, MATRIX)])
+
+    def test_a_number_has_no_rows(self, ranks_of):
+        def run(context):
+            operation = Operation("reducescatter", how(compression=Compression.int8), "g", 1)
+            with pytest.raises(ShapeError, match="a zero-dimensional array has none"):
+                operation.start([np.float32(1.0)])
+
+        ranks_of(1, run)
 
 
-def test_an_operation_that_fails_is_raised_when_all_have_ended(as_default):
+def test_an_operation_that_fails_is_raised_when_all_have_ended(ranks_of):
     def run(context):
-        as_default(context)
         shape = MATRIX if context.rank else (81, 70)
         pending = allreduce(Compression.int8, 2, CompressionState()).start(
             [numbers(context.rank, shape), numbers(context.rank, VECTOR)]
@@ -310,4 +322,4 @@ def test_an_operation_that_fails_is_raised_when_all_have_ended(as_default):
             pending.wait()
         return all(handle.block(0.0) for handle in pending.handles)
 
-    assert run_ranks(SIZE, run) == [True] * SIZE
+    assert ranks_of(SIZE, run) == [True] * SIZE

@@ -13,7 +13,6 @@ from ringcomm.balance.step_weight import StepWeight
 from ringcomm.calls.process_set import ProcessSet, global_process_set
 from ringcomm.engine.process_sets import UnknownProcessSetError
 from ringcomm.ops import ReduceOp
-from ringcomm.testing.cluster import run_ranks
 
 EVERY = global_process_set
 ALL = Reduction(process_set=EVERY)
@@ -21,17 +20,9 @@ SUM = Reduction(ReduceOp.SUM, process_set=EVERY)
 
 
 @pytest.fixture
-def ranks(as_default):
+def ranks(ranks_of):
     """Runs a function of the rank on every rank; the results in rank order."""
-
-    def run(function, size=2):
-        def work(context):
-            as_default(context)
-            return function(context.rank)
-
-        return run_ranks(size, work)
-
-    return run
+    return lambda function: ranks_of(2, lambda context: function(context.rank))
 
 
 def lists(arrays):
@@ -126,9 +117,6 @@ class Weight(StepWeight):
     def now(self):
         return self.number
 
-    def submitted(self):
-        self.log.append("submitted")
-
     def reduced(self):
         self.log.append("reduced")
 
@@ -143,7 +131,7 @@ def test_the_weight_of_a_step(ranks, compression):
         batch = Batch([Operation("barrier", ALL, "a", inputs=0), Operation("allreduce", how, "b")])
         return lists(batch.run([np.array([1.0 + 4.0 * rank])])), weight.log
 
-    assert ranks(work) == [([[4.0]], ["submitted", "reduced"])] * 2
+    assert ranks(work) == [([[4.0]], ["reduced"])] * 2
 
 
 def test_the_weight_may_be_the_last_input(ranks):

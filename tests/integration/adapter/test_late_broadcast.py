@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 
-from ringcomm import api
 from ringcomm._adapter.late_broadcast import LateBroadcasts, Presence, disagreement
 from ringcomm.calls.process_set import global_process_set
 from ringcomm.errors import ShapeError
-from ringcomm.testing.cluster import run_ranks
 
 NAMES = ["a", "b", "c", "d"]
 
 
-@pytest.fixture
-def own_context(monkeypatch):
-    """Make api.context() the context of the calling thread, which is a rank here."""
-    local = {}
-    monkeypatch.setattr(api, "context", lambda: local[threading.get_ident()])
-    monkeypatch.setattr(api, "rank", lambda: api.context().rank)
-    return lambda context: local.__setitem__(threading.get_ident(), context)
-
-
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("root", [0, 1])
-def test_each_rank_has_a_sequence_of_its_own(own_context, size, root):
+def test_each_rank_has_a_sequence_of_its_own(ranks_of, size, root):
     def work(context):
-        own_context(context)
         found = []
         for call in range(3):
             late = LateBroadcasts(NAMES, root, "label", global_process_set)
@@ -46,16 +32,15 @@ def test_each_rank_has_a_sequence_of_its_own(own_context, size, root):
         context.barrier()
         return found
 
-    for rank, found in enumerate(run_ranks(size, work)):
+    for rank, found in enumerate(ranks_of(size, work)):
         sent = [[10.0 * call + place for place in range(4)] for call in range(3)]
         assert found == ([[-1.0] * 4] * 3 if rank == root else sent)
 
 
-def test_what_is_not_finished_does_not_hinder_the_next_call(own_context):
+def test_what_is_not_finished_does_not_hinder_the_next_call(ranks_of):
     """A second call with the same names, while no array of the first has been sent."""
 
     def work(context):
-        own_context(context)
         calls = [LateBroadcasts(["x"], 0, "label", global_process_set) for _ in range(2)]
         results = []
         for late, number in zip(calls, (5, 6)):
@@ -72,12 +57,11 @@ def test_what_is_not_finished_does_not_hinder_the_next_call(own_context):
         context.barrier()
         return results
 
-    assert run_ranks(3, work) == [[], [6, 5], [6, 5]]
+    assert ranks_of(3, work) == [[], [6, 5], [6, 5]]
 
 
-def test_another_size_is_an_error_where_it_is(own_context):
+def test_another_size_is_an_error_where_it_is(ranks_of):
     def work(context):
-        own_context(context)
         late = LateBroadcasts(["x"], 0, "label", global_process_set)
         array = np.zeros(11 + context.rank)
         result = "sent"
@@ -93,7 +77,7 @@ def test_another_size_is_an_error_where_it_is(own_context):
         context.barrier()
         return result
 
-    sent, fits, short = run_ranks(3, work)
+    sent, fits, short = ranks_of(3, work)
     assert (sent, fits) == ("sent", 12.0)
     assert short.startswith("parameter 'x' has 13 elements here, and 12 on rank 0, the root of the broadcast")
 

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 
-from ringcomm import api
 from ringcomm._adapter.callbacks import averaged
 from ringcomm.config import Settings
 from ringcomm.errors import MismatchError
-from ringcomm.testing.cluster import run_ranks
 
 
 @pytest.fixture
-def on_three(monkeypatch):
+def on_three(ranks_of):
     """Runs a function on three ranks, with ``api`` as in a process of its own; the results in rank order."""
-    local = threading.local()
-    monkeypatch.setattr(api, "context", lambda: local.context)
-
-    def run(function):
-        def work(context):
-            local.context = context
-            return function(context.rank)
-
-        # Threads that other tests have left might still call something, so that only a stall is certain.
-        return run_ranks(3, work, settings=Settings(stall_warning_s=0.5, spin_us=0.0))
-
-    return run
+    # Threads that other tests have left might still call something, so that only a stall is certain.
+    settings = Settings(stall_warning_s=0.5, spin_us=0.0)
+    return lambda function: ranks_of(3, lambda context: function(context.rank), settings=settings)
 
 
 def test_numbers_are_averaged_and_the_rest_is_left_out(on_three):

@@ -80,7 +80,7 @@ def test_operations_by_name_agree_too():
                 target = submitted_in_place(context, array := lab.array(values))
                 start(context, target, str(step)).wait()
                 same(lab.numpy(array), expected, "by name")
-        (runner,) = context.engine._bucket_runner._runners.values()
+        (runner,) = context.engine.buckets._runners.values()
         return context._runner._placement.agreed, runner._placement.agreed
 
     assert run_ranks(2, work, settings=SETTINGS) == [(False, True)] * 2

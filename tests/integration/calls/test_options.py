@@ -6,22 +6,10 @@ import numpy as np
 import pytest
 
 import ringcomm as rc
-from ringcomm.config import Settings
 from ringcomm.engine.process_sets import UnknownProcessSetError
 from ringcomm.errors import ConfigError, MismatchError, Misuse
-from ringcomm.testing.cluster import run_ranks
 from tests.adapters.signatures import differences_of_options, functions_of
 from tests.support.options import compare_forms, sets_of
-
-SETTINGS = Settings(spin_us=0.0, timeout_s=60.0, start_timeout_s=20.0)
-
-
-def ranks_of(as_default, size, work):
-    def run(context):
-        as_default(context)
-        return work(context)
-
-    return run_ranks(size, run, settings=SETTINGS)
 
 
 def test_every_function_takes_the_options_of_the_table():
@@ -29,7 +17,7 @@ def test_every_function_takes_the_options_of_the_table():
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_every_form_with_every_option(as_default, size):
+def test_every_form_with_every_option(ranks_of, size):
     names = functions_of("ringcomm")
 
     def work(context):
@@ -42,10 +30,10 @@ def test_every_form_with_every_option(as_default, size):
         rc.barrier()
         return calls
 
-    assert min(ranks_of(as_default, size, work)) > 100
+    assert min(ranks_of(size, work)) > 100
 
 
-def test_a_call_in_a_set_is_not_in_the_order_of_all_ranks(as_default):
+def test_a_call_in_a_set_is_not_in_the_order_of_all_ranks(ranks_of):
     """Its members may make other calls of all ranks, and of other sets, before and after it."""
 
     def work(context):
@@ -58,10 +46,10 @@ def test_a_call_in_a_set_is_not_in_the_order_of_all_ranks(as_default):
         rc.barrier()
         return found
 
-    assert ranks_of(as_default, 3, work) == [[3.0, 2.0], [3.0, [1, 2]], [3.0, 2.0, [1, 2]]]
+    assert ranks_of(3, work) == [[3.0, 2.0], [3.0, [1, 2]], [3.0, 2.0, [1, 2]]]
 
 
-def test_what_is_no_member_or_differs_is_an_error(as_default):
+def test_what_is_no_member_or_differs_is_an_error(ranks_of):
     def work(context):
         ends = rc.add_process_set([0, 2])
         if context.rank == 1:
@@ -78,10 +66,10 @@ def test_what_is_no_member_or_differs_is_an_error(as_default):
                     call(locked, process_set=ends)
         return rc.allreduce(np.ones(1), rc.Sum).tolist()
 
-    assert ranks_of(as_default, 3, work) == [[3.0]] * 3
+    assert ranks_of(3, work) == [[3.0]] * 3
 
 
-def test_rows_in_place_are_a_view_of_the_array(as_default):
+def test_rows_in_place_are_a_view_of_the_array(ranks_of):
     def work(context):
         if context.rank == 1:
             rc.add_process_set([0, 2])
@@ -90,17 +78,17 @@ def test_rows_in_place_are_a_view_of_the_array(as_default):
         rows = rc.reducescatter_(array, rc.Sum, process_set=rc.add_process_set([0, 2]))
         return np.shares_memory(rows, array), rows.tolist()
 
-    found = ranks_of(as_default, 3, work)
+    found = ranks_of(3, work)
     assert found == [(True, [[2.0, 2.0]] * 2), None, (True, [[2.0, 2.0]])]
 
 
-def test_what_is_no_process_set_is_named(as_default):
+def test_what_is_no_process_set_is_named(ranks_of):
     def work(context):
         with pytest.raises(Misuse, match="process_set=5: pass what"):
             rc.allreduce_async(np.ones(2), process_set=5)
         return rc.allreduce(np.ones(1), rc.Sum).tolist()
 
-    assert ranks_of(as_default, 2, work) == [[2.0]] * 2
+    assert ranks_of(2, work) == [[2.0]] * 2
 
 
 def test_init_takes_its_own_types_only():

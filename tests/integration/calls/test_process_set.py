@@ -19,19 +19,8 @@ from ringcomm.calls.process_set import (
 from ringcomm.config import Settings
 from ringcomm.engine.process_sets import UnknownProcessSetError
 from ringcomm.errors import ConfigError, DesyncError, MismatchError, Misuse, NotInitializedError
-from ringcomm.testing.cluster import run_ranks
 
 SETTINGS = Settings(spin_us=0.0, timeout_s=20.0, start_timeout_s=20.0, stall_warning_s=0.0)
-
-
-def ranks_of(as_default, size, work):
-    """``work(context)`` on every rank, with the context as the default one."""
-
-    def run(context):
-        as_default(context)
-        return work(context)
-
-    return run_ranks(size, run, settings=SETTINGS)
 
 
 class TestProcessSet:
@@ -54,7 +43,7 @@ class TestProcessSet:
         with pytest.raises(Misuse, match="needs a list of ranks"):
             ProcessSet(ranks)
 
-    def test_members_and_others(self, as_default):
+    def test_members_and_others(self, ranks_of):
         def work(context):
             ends = add_process_set([2, 0])
             assert (ends.process_set_id, ends.size(), size_of(ends)) == (1, 2, 2)
@@ -73,9 +62,9 @@ class TestProcessSet:
                 add_process_set([0, 2])
             return total.tolist()
 
-        assert ranks_of(as_default, 3, work) == [[4.0, 4.0], [2.0, 2.0], [4.0, 4.0]]
+        assert ranks_of(3, work, settings=SETTINGS) == [[4.0, 4.0], [2.0, 2.0], [4.0, 4.0]]
 
-    def test_one_that_was_removed(self, as_default):
+    def test_one_that_was_removed(self, ranks_of):
         def work(context):
             pair = add_process_set(ProcessSet([0, 1]))
             removed = [remove_process_set(pair), remove_process_set(pair)]
@@ -85,9 +74,9 @@ class TestProcessSet:
                 size_of(pair)
             return removed, pair.process_set_id, remove_process_set(global_process_set)
 
-        assert ranks_of(as_default, 3, work) == [([True, False], None, False)] * 3
+        assert ranks_of(3, work, settings=SETTINGS) == [([True, False], None, False)] * 3
 
-    def test_one_that_was_removed_while_an_operation_was_missing_a_rank(self, as_default):
+    def test_one_that_was_removed_while_an_operation_was_missing_a_rank(self, ranks_of):
         """Sets are numbered again from 1: the operation must not be that of the next set."""
 
         def work(context):
@@ -106,9 +95,9 @@ class TestProcessSet:
             total = rc.allreduce_async(gradient, rc.Sum, "left", process_set=again).wait()
             return [again.process_set_id, *total.tolist()]
 
-        assert ranks_of(as_default, 3, work) == [[1, 4.0, 4.0], [1], [1, 4.0, 4.0]]
+        assert ranks_of(3, work, settings=SETTINGS) == [[1, 4.0, 4.0], [1], [1, 4.0, 4.0]]
 
-    def test_all_ranks(self, as_default):
+    def test_all_ranks(self, ranks_of):
         def work(context):
             with pytest.raises(Misuse, match="keeps its id"):
                 global_process_set.process_set_id = 3
@@ -116,9 +105,9 @@ class TestProcessSet:
             assert all_ranks.included()
             return all_ranks.process_set_id, all_ranks.ranks, all_ranks.size(), all_ranks.rank()
 
-        assert ranks_of(as_default, 2, work) == [(0, [0, 1], 2, rank) for rank in range(2)]
+        assert ranks_of(2, work, settings=SETTINGS) == [(0, [0, 1], 2, rank) for rank in range(2)]
 
-    def test_a_number_belongs_to_one_job(self, as_default):
+    def test_a_number_belongs_to_one_job(self, ranks_of):
         kept = {}
 
         def work(context):
@@ -130,12 +119,12 @@ class TestProcessSet:
             same.process_set_id = None
             return same.process_set_id
 
-        assert ranks_of(as_default, 3, work) == [None] * 3
-        assert ranks_of(as_default, 3, lambda context: kept[context.rank].process_set_id) == [None] * 3
+        assert ranks_of(3, work, settings=SETTINGS) == [None] * 3
+        assert ranks_of(3, lambda context: kept[context.rank].process_set_id, settings=SETTINGS) == [None] * 3
 
 
 class TestAsynchronous:
-    def test_in_place(self, as_default):
+    def test_in_place(self, ranks_of):
         def work(context):
             array = np.full((2, 3), context.rank + 1.0).T
             handle = rc.allreduce_async_(array, rc.Sum, "a")
@@ -149,9 +138,9 @@ class TestAsynchronous:
                     call([1.0])
             return array.tolist(), sent.tolist()
 
-        assert ranks_of(as_default, 2, work) == [([[3.0, 3.0]] * 3, [1.0] * 4)] * 2
+        assert ranks_of(2, work, settings=SETTINGS) == [([[3.0, 3.0]] * 3, [1.0] * 4)] * 2
 
-    def test_several_as_new_arrays(self, as_default):
+    def test_several_as_new_arrays(self, ranks_of):
         def work(context):
             arrays = [np.full(2, context.rank + 1.0), np.array(10 * context.rank)]
             sums = rc.grouped_allreduce(arrays, op=rc.Sum)
@@ -159,9 +148,9 @@ class TestAsynchronous:
             assert arrays[0].tolist() == [context.rank + 1.0] * 2
             return [item.tolist() for item in sums]
 
-        assert ranks_of(as_default, 2, work) == [[[3.0, 3.0], 10]] * 2
+        assert ranks_of(2, work, settings=SETTINGS) == [[[3.0, 3.0], 10]] * 2
 
-    def test_joining_and_pausing(self, as_default):
+    def test_joining_and_pausing(self, ranks_of):
         def work(context):
             with rc.pause("saving checkpoint"):
                 pass
@@ -170,11 +159,11 @@ class TestAsynchronous:
                 return total.tolist(), rc.join() in (0, 1)
             return rc.join() in (0, 1)
 
-        assert ranks_of(as_default, 2, work) == [([1.0, 1.0], True), True]
+        assert ranks_of(2, work, settings=SETTINGS) == [([1.0, 1.0], True), True]
 
 
 class TestSame:
-    def test_arrays_by_name_in_a_row_and_alone(self, as_default):
+    def test_arrays_by_name_in_a_row_and_alone(self, ranks_of):
         def work(context):
             pair = add_process_set([0, 1])
             array = np.arange(4.0)
@@ -185,7 +174,7 @@ class TestSame:
                 rc.check_same({"w": array, "b": np.full(2, context.rank // 2)})
             return caught.value.ranks
 
-        assert ranks_of(as_default, 3, work) == [(2,)] * 3
+        assert ranks_of(3, work, settings=SETTINGS) == [(2,)] * 3
 
-    def test_one_rank_is_like_itself(self, as_default):
-        assert ranks_of(as_default, 1, lambda context: rc.check_same([np.ones(2)])) == [None]
+    def test_one_rank_is_like_itself(self, ranks_of):
+        assert ranks_of(1, lambda context: rc.check_same([np.ones(2)])) == [None]

@@ -23,6 +23,7 @@ from ringcomm.ops import Max, Sum
 from ringcomm.testing.cluster import RankFailed, errors_of, run_ranks
 from ringcomm.testing.faulty import Cut, Faults, FaultyFabric
 from tests.integration.collective.contributions import ONES, ROWS
+from tests.support.errors import all_alike
 
 SIZE = 3
 
@@ -57,12 +58,8 @@ class TestCulprits:
             run_ranks(SIZE, work, transport="tcp")
         assert isinstance(caught.value.errors[1], KeyError)
         errors = survivors(caught.value, 1)
-        assert len({str(error) for error in errors}) == 1
-        for error in errors:
-            assert type(error) is PeerLostError
-            assert (error.rank, error.host) == (1, "localhost")
-            assert "rank 1 (localhost) was lost" in str(error)
-            assert "KeyError: 'learning_rate.'" in str(error)
+        texts = ("rank 1 (localhost) was lost", "KeyError: 'learning_rate.'")
+        all_alike(errors, PeerLostError, *texts, rank=1, host="localhost")
 
     def test_a_rank_that_leaves_early_is_named(self, name):
         def work(context):
@@ -74,12 +71,8 @@ class TestCulprits:
         with pytest.raises(RankFailed) as caught:
             run_ranks(SIZE, work, transport="tcp")
         errors = survivors(caught.value, 1)
-        assert len({str(error) for error in errors}) == 1
-        for error in errors:
-            assert type(error) is PeerLostError
-            assert error.rank == 1
-            assert "rank 1 (localhost) has finished (it called shutdown())" in str(error)
-            assert "Every rank must make the same calls" in str(error)
+        finished = "rank 1 (localhost) has finished (it called shutdown())"
+        all_alike(errors, PeerLostError, finished, "Every rank must make the same calls", rank=1)
 
 
 @pytest.mark.parametrize("name", ["allreduce", "allgather", "barrier"])
@@ -98,12 +91,8 @@ def test_a_silent_rank_is_named_and_told(name):
 
     settings = Settings(spin_us=0.0, timeout_s=0.5, start_timeout_s=30.0)
     errors = errors_of(SIZE, work, transport="tcp", settings=settings)
-    assert len({str(error) for error in errors}) == 1
-    for error in errors:
-        assert type(error) is PeerStalledError
-        assert error.rank == 1
-        assert "rank 1 (localhost) is silent while others were in" in str(error)
-        assert "not a byte for 0.5 s" in str(error)
+    silent = "rank 1 (localhost) is silent while others were in"
+    all_alike(errors, PeerStalledError, silent, "not a byte for 0.5 s", rank=1)
 
 
 class TestLate:
@@ -124,13 +113,9 @@ class TestLate:
 
         limits = Settings(spin_us=0.0, stall_warning_s=0.3, late_after_s=1.5, dead_after_s=0.0)
         errors = errors_of(SIZE, work, transport="tcp", settings=limits)
-        assert len({str(error) for error in errors}) == 1
-        for error in errors:
-            assert type(error) is PeerStalledError
-            assert (error.rank, error.host) == (1, "localhost")
-            assert "rank 1 (localhost) is late while others were in allreduce(shape (8,)," in str(error)
-            assert "has waited for" in str(error) and "RINGCOMM_LATE_AFTER" in str(error)
-            assert "run_ranks" in str(error)  # where the main thread is
+        late = "rank 1 (localhost) is late while others were in allreduce(shape (8,),"
+        texts = (late, "has waited for", "RINGCOMM_LATE_AFTER", "run_ranks")  # where the main thread is
+        all_alike(errors, PeerStalledError, *texts, rank=1, host="localhost")
         texts = [record.getMessage() for record in caplog.records]
         assert any(
             "allreduce(shape (8,), float32, op=Average), call number 2, has waited for" in text
@@ -186,11 +171,8 @@ def test_a_link_that_is_reset_is_named_and_neither_of_its_ranks(pair, busy):
             time.sleep(0.01)
 
     errors = errors_of(SIZE, work, transport="tcp", settings=Settings(spin_us=0.0))
-    assert len({str(error) for error in errors}) == 1
-    for error in errors:
-        assert type(error) is LinkLostError
-        assert (error.ranks, error.rank) == (pair, None)
-        assert f"rank {pair[0]} (localhost) and rank {pair[1]} (localhost) are running" in str(error)
+    running = f"rank {pair[0]} (localhost) and rank {pair[1]} (localhost) are running"
+    all_alike(errors, LinkLostError, running, ranks=pair, rank=None)
     assert max(noticed_s) < 5.0  # a second for the root cause, the rest for a slow machine
 
 

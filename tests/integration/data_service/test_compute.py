@@ -148,6 +148,18 @@ def test_another_key_is_refused(service: ComputeService) -> None:
     client_of(service).register_worker_for_dispatcher(0, 0)
 
 
+def test_another_version_is_refused_for_its_version(service: ComputeService) -> None:
+    """In a process of its own, since the version is that of a whole process."""
+    program = (
+        "import sys, ringcomm.wire.auth as auth; auth.PROTOCOL_VERSION = 99\n"
+        "from ringcomm.data_service.service import ComputeClient\n"
+        f"ComputeClient({service.addresses()!r}, {KEY!r}).shutdown()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert "RefusedError: The registry of data workers at " in done.stderr, done.stderr
+    assert "install the same ringcomm on both hosts" in done.stderr
+
+
 def test_what_it_refuses_is_raised(service: ComputeService) -> None:
     with pytest.raises(RefusedError, match="there is no dispatcher 2: there are 2"):
         client_of(service).wait_for_dispatcher_registration(2, 5)
@@ -165,7 +177,7 @@ def test_an_address_of_this_machine_does_not_lead_to_another(
     service: ComputeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The configuration says where the registry runs; without that, every address is dialled."""
-    monkeypatch.setattr(module, "_GRACE_S", 0.0)
+    monkeypatch.setattr(module, "REFUSED_S", 0.0)
     away = ComputeClient(service.addresses(), KEY, compute_machine="another one")
     with pytest.raises(StartTimeoutError, match="not dialled, because this machine has that address itself"):
         away.register_dispatcher(0, "grpc://here:1")

@@ -93,6 +93,7 @@ def opened():
     return process.num_fds(), threading.active_count()
 
 
+@pytest.mark.timeout(300)
 def test_a_hundred_thousand_small_operations_leak_nothing():
     steady = {}
 

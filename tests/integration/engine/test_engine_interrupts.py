@@ -22,9 +22,14 @@ from tests.support.service import eventually
 
 
 def lost_by_rank_0(work):
-    """Rank 1 ends regularly, and rank 0 has lost it: the error of rank 0."""
+    """Rank 1 works, and ends regularly; rank 0 waits, and has lost it: the error of rank 0."""
+
+    def each(context):
+        context.engine.barrier("all are here").wait(LIMIT_S)
+        return work(context) if context.rank else context.engine.barrier("never").wait(LIMIT_S)
+
     with pytest.raises(RankFailed) as caught:
-        run_ranks(2, work, "tcp", PLAIN)
+        run_ranks(2, each, "tcp", PLAIN)
     error, nothing = caught.value.errors
     assert nothing is None and isinstance(error, PeerLostError) and error.rank == 1
     return error
@@ -33,16 +38,9 @@ def lost_by_rank_0(work):
 class TestInterrupts:
     def test_a_wait_that_is_interrupted_ends_the_job_and_names_the_rank(self):
         """An exception from outside, as Ctrl-C is one in the main thread."""
-        thread_of_rank_1, waits = [], threading.Event()
 
         def work(context):
-            context.engine.barrier("all are here").wait(LIMIT_S)
-            if context.rank == 0:
-                assert waits.wait(LIMIT_S)
-                (ident,) = thread_of_rank_1
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(Stop))
-                context.engine.barrier("never").wait(LIMIT_S)
-            thread_of_rank_1.append(threading.get_ident())
+            ident = threading.get_ident()
             handle = context.engine.allreduce([np.ones(3)], Sum, "x")
             errors = []
 
@@ -55,11 +53,11 @@ class TestInterrupts:
             thread.start()
             state = context.engine._thread._state
 
-            def look():
+            def interrupt():
                 if eventually(lambda: len(state.waiters._waits) == 2):
-                    waits.set()
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(Stop))
 
-            threading.Thread(target=look).start()
+            threading.Thread(target=interrupt).start()
             with pytest.raises(Stop):
                 handle.wait()
             thread.join(LIMIT_S)
@@ -75,9 +73,6 @@ class TestInterrupts:
 
     def test_in_the_thread_that_does_the_engines_work(self):
         def work(context):
-            context.engine.barrier("all are here").wait(LIMIT_S)
-            if context.rank == 0:
-                context.engine.barrier("never").wait(LIMIT_S)
             handle = context.engine.allreduce([np.ones(3)], Sum, "x")
 
             def interrupt():
@@ -96,9 +91,6 @@ class TestInterrupts:
         """No later call of this thread would end what it has announced, and no other rank could find out."""
 
         def work(context):
-            context.engine.barrier("all are here").wait(LIMIT_S)
-            if context.rank == 0:
-                context.engine.barrier("never").wait(LIMIT_S)
             thread = context.engine._thread
             waiters = thread._state.waiters
             handle = context.engine.allreduce([np.ones(3)], Sum, "x")
@@ -128,9 +120,6 @@ class TestInterrupts:
         """No other rank could find out that the rest does not come."""
 
         def work(context):
-            context.engine.barrier("all are here").wait(LIMIT_S)
-            if context.rank == 0:
-                context.engine.barrier("second part").wait(LIMIT_S)
             with pytest.raises(KeyError), context.engine.in_parts():
                 raise KeyError("learning_rate")
             assert eventually(lambda: context.engine._thread._state.broken is not None)
@@ -150,9 +139,6 @@ class TestInterrupts:
 
 def test_a_bug_in_the_engine_fails_what_is_on_its_way_and_the_job(caplog):
     def work(context):
-        context.engine.barrier("all are here").wait(LIMIT_S)
-        if context.rank == 0:
-            context.engine.barrier("never").wait(LIMIT_S)
         handle = context.engine.allreduce([np.ones(3)], Sum, "x")
         assert context.engine._thread._guarded(lambda: 1 // 0) is False
         with pytest.raises(BrokenInvariantError, match="engine of rank 1 failed: ZeroDivisionError"):

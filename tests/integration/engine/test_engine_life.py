@@ -94,7 +94,7 @@ def test_numbers_about_what_it_has_done():
         context.engine.on_reduction = lambda nbytes, urgent, name: asked.append((nbytes, urgent, name))
         context.engine.allreduce([np.ones(100_000, np.float32)], Sum, "x", urgent=True).wait(LIMIT_S)
         context.engine.allreduce([np.ones(2)], Average).wait(LIMIT_S)
-        return asked, context.engine.reduced_bytes
+        return asked, context.engine.buckets.reduced_bytes
 
     assert run_ranks(2, work, settings=PLAIN) == [([(400_000, True, "x"), (16, False, "")], 400_016)] * 2
 
@@ -165,7 +165,7 @@ def test_how_far_an_operation_is_that_another_rank_keeps_waiting():
             assert eventually(moved)
             seen.set()
         handle.wait(LIMIT_S)
-        assert engine._bucket_runner.moved_bytes(0) == 0  # it runs no more
+        assert engine.buckets.moved_bytes(0) == 0  # it runs no more
         return engine.history.rows()[-1]["state"]
 
     assert run_ranks(2, work, settings=replace(PLAIN, flight_recorder=4)) == ["done", "done"]

@@ -116,8 +116,8 @@ class TestNumbers:
     def test_small_ones_that_all_wait_for_need_no_collective(self, on_ranks, size):
         def work(context):
             engine, rank, runs = context.engine, context.rank, []
-            run = engine._bucket_runner.run
-            engine._bucket_runner.run = lambda bucket: runs.append(bucket) or run(bucket)
+            run = engine.buckets.run
+            engine.buckets.run = lambda bucket: runs.append(bucket) or run(bucket)
             results = []
             for step in range(4):
                 mean, last = values(rank, step, 5), values(rank, step + 50, 3)
@@ -365,7 +365,7 @@ def test_the_sums_of_operations_have_the_programs_names():
         for _ in range(3):
             for name in ("conv", "dense"):
                 engine.allreduce([np.ones(600)], Sum, name).wait(LIMIT_S)
-        operations = engine.totals().operations
+        operations = engine.buckets.totals().operations
         return {name: (item.runs, item.took_s > 0, item.moved_bytes > 0) for name, item in operations.items()}
 
     for operations in run_ranks(2, work, settings=plain()):
@@ -380,6 +380,6 @@ def test_the_number_of_names_in_the_sums_is_limited(monkeypatch):
     def work(context):
         for number in range(4):
             context.engine.allreduce([np.ones(600)], Sum, f"step{number}").wait(LIMIT_S)
-        return sorted(item.runs for item in context.engine.totals().operations.values())
+        return sorted(item.runs for item in context.engine.buckets.totals().operations.values())
 
     assert run_ranks(2, work, settings=plain()) == [[1, 1, 2]] * 2

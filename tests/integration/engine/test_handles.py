@@ -163,11 +163,10 @@ def test_a_factor_that_is_no_number_is_the_same_on_all_ranks():
 
 
 class TestArraysOfTheCaller:
-    def test_what_has_no_underscore_copies_its_input(self, as_default):
+    def test_what_has_no_underscore_copies_its_input(self, ranks_of):
         """The caller changes the input as soon as the call has returned, before any other rank has come."""
 
         def work(context):
-            as_default(context)
             size, rank = context.size, context.rank
 
             def started(start):
@@ -192,12 +191,11 @@ class TestArraysOfTheCaller:
                 started(lambda array: rc.alltoall_async(array, name="d")),
             ]
 
-        assert run_ranks(2, work, settings=SETTINGS) == [[1.0] * 6] * 2
+        assert ranks_of(2, work, settings=SETTINGS) == [[1.0] * 6] * 2
 
     @pytest.mark.parametrize("synchronous", [True, False])
-    def test_several_in_place(self, as_default, synchronous):
+    def test_several_in_place(self, ranks_of, synchronous):
         def work(context):
-            as_default(context)
             across = np.full((3, 4), context.rank + 1.0).T
             arrays = [across, np.full(2, 10 * (context.rank + 1)), np.zeros((0, 2))]
             options = {"op": rc.Sum, "name": "all"}
@@ -211,7 +209,7 @@ class TestArraysOfTheCaller:
             return across.tolist(), arrays[1].tolist()
 
         expected = ([[3.0] * 3] * 4, [30, 30])
-        assert run_ranks(2, work, settings=SETTINGS) == [expected] * 2
+        assert ranks_of(2, work, settings=SETTINGS) == [expected] * 2
 
 
 def test_what_responses_name_must_have_been_submitted():

@@ -242,7 +242,7 @@ def test_an_address_that_does_not_change_is_given_up_after_a_while(no_leaks, now
 def test_a_launcher_serves_before_it_starts_ranks_so_a_refusal_is_not_waited_out(
     no_leaks, nowhere, monkeypatch
 ):
-    monkeypatch.setattr(connect_server, "_GRACE_S", 0.0)
+    monkeypatch.setattr(connect_server, "REFUSED_S", 0.0)
     with pytest.raises(StartTimeoutError, match="(?s)No answer from the rendezvous.*connection refused"):
         join(membership_at(nowhere, slot=Slot(0, 0)), SETTINGS)
 
@@ -254,11 +254,3 @@ def test_a_rendezvous_of_another_job_may_be_about_to_be_replaced(service):
     with pytest.raises(AuthenticationError, match="Every process of a job needs the same key and job name"):
         join(membership_at(job.endpoints[0]), SETTINGS, watched=watched)
     assert len(looked) > 1
-
-
-@pytest.mark.parametrize(
-    "host, found",
-    [("127.0.0.9", True), ("::1", True), ("localhost", True), ("10.0.0.1", False), ("desk", False)],
-)
-def test_which_names_mean_this_machine_only(host, found):
-    assert connect_server.is_loopback(host) is found

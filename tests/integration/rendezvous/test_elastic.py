@@ -296,7 +296,7 @@ def test_a_process_that_no_launcher_has_announced_is_refused(job: Job) -> None:
 def test_a_rendezvous_that_has_ended_before_a_view_is_dialled_in_vain(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connect_server, "_GRACE_S", 0.0)
+    monkeypatch.setattr(connect_server, "REFUSED_S", 0.0)
     (alone,) = job.start(1)
     joined = alone._joined
     assert joined is not None

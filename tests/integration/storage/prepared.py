@@ -23,14 +23,14 @@ from ringcomm.rendezvous.launched import FileNotice
 from ringcomm.storage.files import open_named
 from ringcomm.storage.keys import read_key
 from ringrun import project
-from ringrun.agent import shipped
+from ringrun.agent import framing, shipped
 from ringrun.agent.job_folder import JobFolder
 from ringrun.diagnosis import records
 from ringrun.job.fetch import FetchedFiles
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options
 from ringrun.reach import named_hosts
-from ringrun.reach.loader import loader, program_frame
+from ringrun.reach.loader import loader
 from ringrun.reach.protocol import BOOT
 from ringrun.ship import wheels
 from ringrun.ship.package import Package
@@ -146,7 +146,8 @@ class AgentProgram(Row):
         python = SYSTEM_PYTHON if os.geteuid() else sys.executable
         done = subprocess.run(
             [python, "-S", "-c", BOOT], env=self.environ, capture_output=True,
-            input=loader(PROGRAM) + program_frame(PROGRAM), timeout=60, check=True,
+            input=loader(PROGRAM) + framing.TO_AGENT.pack(framing.PROGRAM, len(PROGRAM)) + PROGRAM,
+            timeout=60, check=True,
         )  # fmt: skip
         shipped.keep_program(PROGRAM, self.environ)
         return done.stdout.split()[-1].decode()
@@ -220,7 +221,7 @@ class Fetched(Row):
         files = FetchedFiles(self.base / "fetched")
         facts = {"path": "x", "offset": 0, "last": True}
         files.take("a", json.dumps(facts).encode() + b"\n" + GOOD.encode(), ["*"])
-        job: Any = SimpleNamespace(hosts=[], fetch=("*",))
+        job: Any = SimpleNamespace(last_hosts=[], fetch=("*",))
         problems = files.describe(job)
         if problems:
             raise ConfigError(problems)

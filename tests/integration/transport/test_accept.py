@@ -340,6 +340,27 @@ def test_a_listener_that_fails_is_no_peer_that_does(reactor, monkeypatch):
     door.close()
 
 
+@pytest.mark.parametrize("number", [errno.EPROTO, errno.ENETUNREACH, errno.EPERM])
+def test_an_error_of_a_connection_that_waits_is_not_the_listeners(reactor, monkeypatch, number):
+    """Linux's accept(2) raises what the network has reported of the connection."""
+    with ExitStack() as stack:
+        street = Street(reactor, stack)
+        accept_one, accepted = socket.socket.accept, []
+
+        def first_fails(listener):
+            sock, origin = accept_one(listener)
+            accepted.append(origin)
+            if len(accepted) > 1:
+                return sock, origin
+            sock.close()
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(socket.socket, "accept", first_fails)
+        for count in (1, 2):
+            street.peer().close()
+            street.door.turn_until(lambda count=count: len(accepted) == count)
+
+
 def test_out_of_descriptors_the_oldest_makes_room(reactor, monkeypatch):
     with ExitStack() as stack:
         street = Street(reactor, stack)

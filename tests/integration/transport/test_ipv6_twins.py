@@ -68,13 +68,6 @@ def said(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-@pytest.fixture
-def reactor(no_leaks: None) -> Any:
-    made = Reactor()
-    yield made
-    made.close()
-
-
 def dialled(reactor: Reactor, door: Door, address: str) -> Dial:
     ends: List[Dial] = []
     Dial(reactor, (address, door.address[1]), KEY, CLAIM, ends.append, 5.0)

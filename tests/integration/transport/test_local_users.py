@@ -15,7 +15,6 @@ from ringcomm.errors import StartTimeoutError
 from ringcomm.transport import nics
 from ringcomm.transport.accept import MAX_HALF_OPEN
 from ringcomm.transport.connect import Dial, listen
-from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Claim, Initiator, Purpose, job_digest
 from ringcomm.wire.place import place_of
 from ringrun.doctor.hosts import HostProbe
@@ -87,13 +86,6 @@ while time.monotonic() < until:
                 socks.pop(0).close()
     time.sleep(0.0005)
 """
-
-
-@pytest.fixture
-def reactor(no_leaks):
-    reactor = Reactor()
-    yield reactor
-    reactor.close()
 
 
 @pytest.fixture
@@ -178,10 +170,10 @@ def sockets_of(pid, kind):
 
 def test_the_doctor_opens_the_ports_that_it_names_and_no_others(doctor):
     probe, _, offers = doctor
-    opened = sockets_of(probe._process.pid, "tcp")
+    opened = sockets_of(probe.link.process.pid, "tcp")
     assert sorted(int(item.rpartition(":")[2], 16) for item in opened) == sorted(x["port"] for x in offers)
     assert not any(set(item.rpartition(":")[0]) == {"0"} for item in opened), "on all addresses"
-    assert sockets_of(probe._process.pid, "udp") == []
+    assert sockets_of(probe.link.process.pid, "udp") == []
 
 
 def test_another_user_gets_nothing_from_the_doctor(doctor):

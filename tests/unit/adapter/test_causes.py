@@ -15,28 +15,21 @@ def of_a_framework(error):
     return RuntimeError(f"INTERNAL: CpuCallback error: {type(error).__name__}: {error}\n  at step 3")
 
 
-@pytest.fixture
-def job():
-    rc.init(Membership())
-    yield
-    rc.shutdown()
-
-
-def test_it_is_found_by_its_text(job):
+def test_it_is_found_by_its_text(alone):
     lost = rc.PeerLostError(LOST)
     record_cause(lost)
     assert cause_of(of_a_framework(lost)) is lost
     assert cause_of(RuntimeError("another mistake")) is None
 
 
-def test_an_error_of_another_callback_is_not_taken_for_it(job):
+def test_an_error_of_another_callback_is_not_taken_for_it(alone):
     lost = rc.PeerLostError(LOST)
     record_cause(lost)
     record_cause(rc.Misuse("The operation 'loss' was called twice"))
     assert cause_of(of_a_framework(lost)) is lost
 
 
-def test_the_error_with_the_longest_text_is_chosen(job):
+def test_the_error_with_the_longest_text_is_chosen(alone):
     lost, misuse = rc.PeerLostError(LOST), rc.Misuse(f"This job has failed before. The failure was: {LOST}")
     for error in (lost, misuse, rc.Misuse("")):
         record_cause(error)
@@ -44,7 +37,7 @@ def test_the_error_with_the_longest_text_is_chosen(job):
     assert cause_of(RuntimeError("")) is None
 
 
-def test_errors_of_an_earlier_job_are_ignored(job):
+def test_errors_of_an_earlier_job_are_ignored(alone):
     """Otherwise a program that quotes it would be started again for ever."""
     record_cause(rc.PeerLostError(LOST))
     rc.shutdown()
@@ -58,7 +51,7 @@ def test_without_a_job_errors_of_no_job_are_found():
     assert cause_of(of_a_framework(lost)) is lost
 
 
-def test_an_error_of_a_framework_is_replaced_by_its_cause(job):
+def test_an_error_of_a_framework_is_replaced_by_its_cause(alone):
     lost = rc.PeerLostError(LOST)
     record_cause(lost)
     foreign = of_a_framework(lost)
@@ -70,14 +63,14 @@ def test_an_error_of_a_framework_is_replaced_by_its_cause(job):
 @pytest.mark.parametrize(
     "error", [rc.Misuse("a call of ringcomm"), rc.HostsUpdatedInterrupt(), ValueError("another mistake")]
 )
-def test_other_errors_stay(job, error):
+def test_other_errors_stay(alone, error):
     record_cause(rc.PeerLostError(LOST))
     with pytest.raises(type(error)) as caught, with_causes():
         raise error
     assert caught.value is error
 
 
-def test_a_block_without_an_error_goes_on(job):
+def test_a_block_without_an_error_goes_on(alone):
     with with_causes():
         found = 7
     assert found == 7

@@ -218,10 +218,8 @@ class Program:
 
 class TestAutoCompression:
     @pytest.fixture
-    def program(self, monkeypatch):
-        rc.init(Membership())
-        yield Program(monkeypatch)
-        rc.shutdown()
+    def program(self, alone, monkeypatch):
+        return Program(monkeypatch)
 
     def test_it_chooses_after_some_steps(self, program, caplog):
         with caplog.at_level(logging.WARNING):

@@ -8,18 +8,10 @@ import ringcomm as rc
 from ringcomm import api
 from ringcomm._adapter import basics
 from ringcomm._adapter.horovod_basics import HorovodBasics
-from ringcomm.config import Membership
 from ringcomm.errors import ConfigError
 
 
-@pytest.fixture
-def job():
-    rc.init(Membership())
-    yield
-    rc.shutdown()
-
-
-def test_it_has_the_functions_that_every_adapter_exports(job):
+def test_it_has_the_functions_that_every_adapter_exports(alone):
     found = HorovodBasics("/no/such/library", "mpi_lib")
     assert (found.rank(), found.size(), found.local_rank(), found.cross_size()) == (0, 1, 0, 1)
     assert found._get_process_set_ids_and_ranks() == {0: [0]}
@@ -35,7 +27,7 @@ def test_which_libraries_there_are():
     assert [name for name in others if getattr(basics, name)()] == []
 
 
-def test_sets_that_are_registered_already_are_left_alone(job):
+def test_sets_that_are_registered_already_are_left_alone(alone):
     registered = rc.ProcessSet([0])
     registered.process_set_id = 7
     basics.init(process_sets=[registered])  # another one with all ranks would be refused
@@ -44,7 +36,7 @@ def test_sets_that_are_registered_already_are_left_alone(job):
         basics.init(process_sets=[rc.ProcessSet([0])])
 
 
-def test_a_job_has_all_ranks(job):
+def test_a_job_has_all_ranks(alone):
     basics.init(comm=[])
     basics.init(comm=range(1))
     with pytest.raises(ConfigError, match="a job has all ranks that ringrun has started"):
@@ -55,7 +47,7 @@ class TestElasticJobs:
     """Of an elastic job whose first view is this process alone."""
 
     @pytest.fixture
-    def restarts(self, job, monkeypatch):
+    def restarts(self, alone, monkeypatch):
         """What is called after each restart."""
         found = []
         monkeypatch.setattr(api, "is_elastic", lambda: True)
@@ -76,7 +68,7 @@ class TestElasticJobs:
         assert restarts == []
 
 
-def test_a_timeline(job, tmp_path):
+def test_a_timeline(alone, tmp_path):
     basics.start_timeline(str(tmp_path / "trace.json"), mark_cycles=True)
     rc.stop_timeline()
     assert (tmp_path / "trace.json").read_text().startswith("[")

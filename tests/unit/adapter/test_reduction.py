@@ -44,6 +44,12 @@ def test_what_adds_and_what_is_made_dense():
     assert Reduction(sparse_as_dense=True).all_dense
 
 
+def test_the_gradients_of_the_parts_of_a_sum_count_once_for_every_rank(monkeypatch):
+    monkeypatch.setattr("ringcomm._adapter.reduction.size_of", lambda process_set: 4)
+    factors = [Reduction(op, 3.0, 0.5).gathered_factor for op in (ReduceOp.SUM, ReduceOp.AVERAGE)]
+    assert factors == [6.0, 1.5]
+
+
 def test_a_compression_of_the_programs_own_converts_every_tensor():
     class Halved:
         @staticmethod

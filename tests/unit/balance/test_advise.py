@@ -168,6 +168,8 @@ NAN, INF = float("nan"), float("inf")
         {"global_batch": NAN}, {"global_batch": INF}, {"global_batch": "96"}, {"gradient_bytes": "1000"},
         {"latency_s": None}, {"overlap": "all"},
         {"codecs": {"x": NAN}}, {"fixed_s": [], "sample_s": [], "mb_per_s": []}, {"hosts": ["a"]},
+        {"codecs": {"x": "a"}}, {"codecs": 5}, {"hosts": 5}, {"gradient_bytes": np.array([1, 2])},
+        {"overlap": np.array([0.1, 0.2])}, {"fixed_s": np.ones((2, 2))},
     ],
 )  # fmt: skip
 def test_arguments_that_are_no_numbers_of_their_kind_are_refused(arguments):

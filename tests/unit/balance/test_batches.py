@@ -6,9 +6,7 @@ from itertools import islice
 
 import pytest
 
-import ringcomm as rc
 from ringcomm.balance.batches import PLACEHOLDERS, Balanced, BalancedBatches, balanced
-from ringcomm.config import Membership
 from ringcomm.errors import ConfigError
 from tests.unit.balance.job import Job
 
@@ -129,12 +127,8 @@ class TestBatchSampler:
             assert caught.value is problem and batches.weight == 10
 
 
-def test_the_function_deals_to_the_ranks_of_the_job():
-    rc.init(Membership())
-    try:
-        data = balanced(5, global_batch=2, shuffle=False)
-        assert [mine.tolist() for mine in data] == [[0, 1], [2, 3], [4]]
-        with pytest.raises(ConfigError, match="speeds="):
-            balanced(5, speeds=[1, 2])
-    finally:
-        rc.shutdown()
+def test_the_function_deals_to_the_ranks_of_the_job(alone):
+    data = balanced(5, global_batch=2, shuffle=False)
+    assert [mine.tolist() for mine in data] == [[0, 1], [2, 3], [4]]
+    with pytest.raises(ConfigError, match="speeds="):
+        balanced(5, speeds=[1, 2])

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from ringcomm.collective.execute import Execution
-from ringcomm.collective.flows import Dependencies, SegmentPool
+from ringcomm.collective.flows import SegmentPool
 from ringcomm.collective.reduce import Kernel
 from ringcomm.ops import Sum
-from ringcomm.schedule.calibration import leaders, pairings
-from ringcomm.schedule.steps import DATA, SOURCE, Recv, Send
+from ringcomm.schedule.calibration import leaders
+from ringcomm.schedule.steps import DATA, SOURCE, Dependencies, Recv, Send
 from ringcomm.transport.memory import memory_fabrics
+from ringcomm.transport.routes import pairings
 from tests.unit.calls import calls_in
 from tests.unit.collective.building import HEADER
 from tests.unit.schedule.building import make, names

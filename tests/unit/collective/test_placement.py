@@ -24,7 +24,7 @@ def call(placements, senders, on_device):
     """One all-reduce of all ranks."""
     bits = [placement.vote(flag) for placement, flag in zip(placements, on_device)]
     for rank, placement in enumerate(placements):
-        placement.heard(bits[rank] and all(bits[peer] for peer in senders[rank]))
+        placement.record_votes(bits[rank] and all(bits[peer] for peer in senders[rank]))
 
 
 def all_reduces(size):

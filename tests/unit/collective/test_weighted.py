@@ -29,8 +29,9 @@ class Runner:
 def test_contributions_count_by_their_weights(dtype):
     data = np.array([1.0, 2.0], dtype_named(dtype))
     runner = Runner(3.0)
-    apply_weight(runner, data, 1.0, name="grad", shape=(1, 2))
-    assert data.astype(complex).tolist() == [0.5, 1.0], "relative to the mean of the weights"
+    weighted = apply_weight(runner, data, 1.0, name="grad", shape=(1, 2))
+    assert weighted.astype(complex).tolist() == [0.5, 1.0], "relative to the mean of the weights"
+    assert weighted is data if dtype != "float16" else weighted.dtype == np.float32
     assert runner.calls == [(Collective.ALLREDUCE, data.dtype, "grad", (1, 2), Average, True)]
 
 
@@ -46,8 +47,8 @@ def test_equal_weights_change_no_bit_however_large_or_small_they_are(weight, cou
     for dtype in ("float16", "float32", "float64"):
         data = np.array([1.1, 6e4, 1e-7], dtype)
         before = data.tobytes()
-        apply_weight(Runner(*[weight] * (count - 1)), data, weight)
-        assert data.tobytes() == before
+        weighted = apply_weight(Runner(*[weight] * (count - 1)), data, weight)
+        assert weighted.astype(dtype).tobytes() == data.tobytes() == before
     assert Total.of([weight] * count).share(weight, count) == 1.0
 
 

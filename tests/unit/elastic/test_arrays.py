@@ -10,6 +10,7 @@ import pytest
 from ringcomm import api
 from ringcomm.calls import direct
 from ringcomm.elastic.arrays import ArrayState
+from ringcomm.elastic.state import _synchronize
 from ringcomm.errors import HostsUpdatedInterrupt, Misuse, PeerLostError
 from ringcomm.ops import Max
 
@@ -130,7 +131,7 @@ class TestSynchronization:
         weights, turned = np.zeros(3), np.zeros((2, 2), order="F")
         state = job.state(weights=weights, turned=turned, rate=0.5)
         # In the order of their names.
-        job.sent = [(7, 9, {"rate": 0.25}), [[1.0, 2.0], [3.0, 4.0]], [5.0, 6.0, 7.0]]
+        job.sent = [(7, {"rate": 0.25}), [[1.0, 2.0], [3.0, 4.0]], [5.0, 6.0, 7.0]]
         state.sync()
         assert (state.step, state._position, state.rate) == (7, 0, 0.25), "the loop sets the position"
         assert state.weights is weights and weights.tolist() == [5.0, 6.0, 7.0]
@@ -145,15 +146,23 @@ class TestSynchronization:
 
         state = job.state(weights=np.zeros(3))
         state._position = 4
-        job.sent = [(7, 9, {})]
+        job.sent = [(7, {})]
         monkeypatch.setattr(direct, "broadcast_", lost)
+        monkeypatch.setattr(api, "gather_positions", lambda position: [9, position])
         with pytest.raises(PeerLostError):
-            state.sync()
+            _synchronize(state)
         assert state._position == 0
 
-    def test_the_rank_whose_state_is_sent_keeps_its_position(self, job: Job) -> None:
+    def test_the_rank_whose_state_is_sent_keeps_its_position(
+        self, job: Job, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def lost(value: Any) -> None:
+            raise PeerLostError("rank 1 is gone")
+
         state = job.state()
         state._position = 9
-        job.sent = [(7, 9, {})]
-        state.sync()
+        state._bcast_object = lost  # type: ignore[method-assign]
+        monkeypatch.setattr(api, "gather_positions", lambda position: [position, 4])
+        with pytest.raises(PeerLostError):
+            _synchronize(state)
         assert state._position == 9

@@ -7,8 +7,10 @@ from typing import Any, List
 import pytest
 
 import ringcomm
-from ringcomm.elastic import parts
-from ringcomm.errors import ConfigError
+from ringcomm import api
+from ringcomm.elastic import parts, state
+from ringcomm.elastic.state import DictPart
+from ringcomm.errors import ConfigError, PeerLostError
 
 
 class Variable:
@@ -21,6 +23,38 @@ class Variable:
 class Layer:
     def __init__(self, *numbers: float) -> None:
         self.variables = [Variable(number) for number in numbers]
+
+
+class Thing:
+    def __init__(self, number: float) -> None:
+        self.number = number
+
+    def state_dict(self) -> float:
+        return self.number
+
+    def load_state_dict(self, number: float) -> None:
+        self.number = number
+
+
+def test_a_loss_between_two_parts_leaves_no_state_that_counts_as_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two processes with equal positions have equal states: one with half of a newer state has none."""
+    first, second = Thing(5), Thing(5)
+    made = parts.PartsState({"first": DictPart(first), "second": DictPart(second)})
+    made._position, sent = 5, [6]
+
+    def broadcast(value: Any, *_: Any, **__: Any) -> Any:
+        if not sent:
+            raise PeerLostError("rank 0 is gone")
+        return sent.pop()
+
+    monkeypatch.setattr(api, "gather_positions", lambda position: [6, position])
+    monkeypatch.setattr(state, "broadcast_object", broadcast)
+    with pytest.raises(PeerLostError):
+        state._synchronize(made)
+    made.restore()
+    assert (first.number, second.number, made._position) == (6, 5, 0)
 
 
 def numbers_of(variables: List[Variable]) -> List[float]:

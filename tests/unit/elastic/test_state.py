@@ -7,7 +7,6 @@ import pytest
 import ringcomm as rc
 from ringcomm import api
 from ringcomm.calls import direct
-from ringcomm.config import Membership
 from ringcomm.elastic.state import DictPart, ObjectState, run
 
 
@@ -184,15 +183,11 @@ def test_a_state_without_values_has_nothing_to_send():
     assert sent == []
 
 
-def test_a_part_is_sent_as_an_object_if_there_is_no_better_way():
-    rc.init(Membership())
-    try:
-        counter = Counter()
-        part = DictPart(counter)
-        counter.count = 5
-        part.sync()
-        counter.count = 6
-        part.restore()
-        assert counter.count == 5
-    finally:
-        rc.shutdown()
+def test_a_part_is_sent_as_an_object_if_there_is_no_better_way(alone):
+    counter = Counter()
+    part = DictPart(counter)
+    counter.count = 5
+    part.sync()
+    counter.count = 6
+    part.restore()
+    assert counter.count == 5

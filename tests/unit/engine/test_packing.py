@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ringcomm.codec.base import BLOCK_ITEMS
+from ringcomm.collective.reduce import kernel
 from ringcomm.configuration.bucket_sizes import ALONE_BYTES
 from ringcomm.engine.packing import (
     FusionBuffer,
@@ -118,6 +119,19 @@ def test_each_array_begins_with_a_block_of_its_own():
 def test_what_a_rank_that_has_joined_contributes_changes_nothing(op, dtype, expected):
     contribution = neutral(2, np.dtype(dtype), op)
     assert contribution.dtype == dtype and contribution.tolist() == [expected] * 2
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int32"])
+@pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX])
+@pytest.mark.parametrize("prescale", [-2.0, 0.0, 0.5])
+def test_a_neutral_contribution_that_is_scaled_changes_nothing(op, dtype, prescale):
+    given = np.array([-7, 0, 9]).astype(dtype)
+    fold = kernel(op, given.dtype, 2, prescale)
+    contributions = [given.copy(), neutral(3, given.dtype, op, prescale)]
+    for contribution in contributions:
+        fold.prepare(contribution)
+    fold.fold(contributions[0], contributions, final=True)
+    assert contributions[0].tolist() == (given * prescale).astype(dtype).tolist()
 
 
 def test_the_parts_of_a_bucket():

@@ -81,6 +81,15 @@ def test_the_table_has_all_rows_and_the_figure_is_well_formed():
     assert "simulated" in "".join(ElementTree.fromstring(found.svg()).itertext())
 
 
+def test_a_line_of_the_figure_has_one_point_for_a_number_of_ranks():
+    found = rc.predict(0.36, 100_000_000, ranks=[1, 2, 3, 8, 32])
+    points = [(row.line, row.ranks) for row in found.rows]
+    assert len(set(points)) == len(points)
+    assert [ranks for line, ranks in points if line == "as many extra servers"] == [2, 3, 8, 32]
+    assert [ranks for line, ranks in points if line == "half as many extra servers"] == [8, 32]
+    assert [ranks for line, ranks in points if line == "ringcomm, int8"] == [2, 3, 8, 32]
+
+
 @pytest.mark.parametrize("slots", [1, 4])
 def test_the_table_fits_into_80_columns_and_its_columns_are_apart(slots):
     found = rc.predict(0.3, [4_000_000] * 10, ranks=[2, 8, 64, 4096], slots=slots, batch=256, link="1gbit")
@@ -118,6 +127,8 @@ def test_with_a_price_the_table_has_the_cost_in_place_of_the_rate(price):
         {"price": 1}, {"latency_s": float("nan")}, {"latency_s": -1}, {"latency_s": "a"}, {"ready_s": 3},
         {"ready_s": [float("nan")]}, {"ready_s": [-1.0]}, {"ready_s": [1.5]},
         {"ready_s": [0.5], "overlap": False}, {"local_steps": 2.5}, {"local_steps": "a"},
+        {"compute_s": np.array([1.0, 2.0])}, {"gradients": np.ones((2, 2))}, {"ready_s": np.ones((1, 2))},
+        {"ranks": np.array([[2, 4]])}, {"price": np.array([1.0, 2.0]), "batch": 8},
     ],
 )  # fmt: skip
 def test_arguments_out_of_range(arguments):

@@ -7,12 +7,13 @@ import time
 import pytest
 
 from ringcomm.errors import BrokenInvariantError
-from ringcomm.schedule import hierarchy, servers
+from ringcomm.schedule import hierarchy
 from ringcomm.schedule.closed_form import best_method, reduce_cost
 from ringcomm.schedule.cost import CostModel, predict
 from ringcomm.schedule.machine import Machine, Method, link_byte_s
 from ringcomm.schedule.registry import Problem, build
 from ringcomm.schedule.steps import even_bounds, exchange_lengths
+from tests.support import servers
 
 GIGABIT = Machine((link_byte_s("1gbit"),), wire_latency_s=60e-6)
 RING, DIRECT = Method("ring"), Method("direct")

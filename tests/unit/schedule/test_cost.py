@@ -8,8 +8,8 @@ import pytest
 
 from ringcomm.errors import BrokenInvariantError
 from ringcomm.schedule import direct, doubling, hierarchy, ring, tree
-from ringcomm.schedule.cost import CostModel, _waits_for, predict
-from ringcomm.schedule.steps import SOURCE, Recv, Send, even_bounds
+from ringcomm.schedule.cost import CostModel, predict
+from ringcomm.schedule.steps import Recv, Send, even_bounds
 
 ALPHA, BETA, GAMMA = 50e-6, 1e-9, 2e-10
 MODEL = CostModel(latency_s=ALPHA, byte_s=BETA, reduce_byte_s=GAMMA)
@@ -143,16 +143,3 @@ def test_chunks_that_are_not_quite_equal_cost_no_more(size):
         for n in (size * 1000_000, size * 1000_000 + 1)
     )
     assert odd == pytest.approx(even, rel=1e-4)
-
-
-def test_a_step_waits_for_all_that_it_overlaps_up_to_one_that_covers_it():
-    part, whole = Recv((1,), 0, 4), Recv((1,), 0, 10)
-    assert _waits_for([whole, Recv((2,), 2, 6), part, Send(3, 2, 8)], 3) == [2, 1, 0]
-    assert _waits_for([part, whole, Send(3, 2, 8)], 2) == [1], "what lies before has been waited for"
-    assert _waits_for([whole, Recv((2,), 0, 9), Send(3, 0, 10)], 2) == [1, 0]
-    assert _waits_for([whole, Recv((2,), 1, 10), Send(3, 0, 10)], 2) == [1, 0]
-    assert _waits_for([whole, Recv((2,), 0, 10), Send(3, 0, 10)], 2) == [1]
-    assert _waits_for([Send(2, 0, 10), part], 1) == [0], "it overwrites what is still to be sent"
-    assert _waits_for([Send(2, 0, 10), Send(3, 0, 10)], 1) == []
-    assert _waits_for([whole, Send(3, 0, 10, SOURCE)], 1) == []
-    assert _waits_for([Recv((1,), 0, 4), Send(3, 4, 10)], 1) == []

@@ -7,8 +7,9 @@ import pytest
 
 from ringcomm.collective.reduce import Kernel
 from ringcomm.ops import Sum
-from ringcomm.schedule import direct, servers
+from ringcomm.schedule import direct
 from ringcomm.schedule.steps import even_bounds, exchange_lengths
+from tests.support import servers
 from tests.support.prover.verify import check_all_reduce
 from tests.support.simulation import simulate
 

@@ -195,7 +195,8 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="regular file"):
             read_file(path, 10)
     (tmp_path / "long").write_bytes(bytes(20))
-    assert read_file(tmp_path / "long", 10) == bytes(10)
+    with pytest.raises(OSError, match="it is longer than 10 bytes"):
+        read_file(tmp_path / "long", 10)
     text, code = diagnose_folder(tmp_path)
     assert code == 1 and text.strip().endswith("flight.0.json cannot be read: it is not a regular file.")
 

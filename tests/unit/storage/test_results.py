@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import types
 
 import cloudpickle
 import pytest
@@ -42,6 +44,19 @@ def test_the_error_for_the_caller_has_the_ranks_own_as_its_cause() -> None:
     assert isinstance(error.__cause__, KeyError)
     assert str(error).startswith("rank 1 on jetson2: KeyError: 'sample'")
     assert "KeyError" in error.traceback_text
+
+
+def test_the_error_for_the_caller_lacks_a_cause_that_only_the_ranks_host_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = types.ModuleType("only_on_the_host")
+    module.__dict__["Full"] = type("Full", (RuntimeError,), {"__module__": module.__name__})
+    with monkeypatch.context() as there:
+        there.setitem(sys.modules, module.__name__, module)
+        data = pack_error(module.Full("GPU 0 is full"))
+    error = remote_error(unpack(data), 1, "jetson1")
+    assert "rank 1 on jetson1: only_on_the_host.Full: GPU 0 is full" in str(error)
+    assert error.__cause__ is None
 
 
 def test_the_outermost_frames_can_be_left_out_of_the_traceback() -> None:

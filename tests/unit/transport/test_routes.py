@@ -10,7 +10,15 @@ import pytest
 
 from ringcomm.errors import ProtocolError
 from ringcomm.transport.kinds import VIRTUAL, WIRED, WIRELESS
-from ringcomm.transport.routes import Attempt, _fastest, candidates, choose, explain_no_route, wire_of
+from ringcomm.transport.routes import (
+    Attempt,
+    _fastest,
+    candidates,
+    choose,
+    explain_no_route,
+    pairings,
+    wire_of,
+)
 
 
 def tried(address="10.0.0.2", local_iface="eth0", remote_iface="eth0", speed=None, why="", **more):
@@ -251,3 +259,14 @@ def test_the_first_wire_stays_where_no_measurement_has_a_speed():
     assert _fastest(wires, {}) == 0
     assert _fastest(wires, {wire_of(WIRE): 0.0, wire_of(SECOND_WIRE): 0.0}) == 0
     assert _fastest(wires, {wire_of(SECOND_WIRE): 1.0}) == 1
+
+
+@pytest.mark.parametrize("count", range(1, 10))
+def test_each_host_meets_each_other_once(count):
+    members = [3 * number for number in range(count)]
+    rounds = pairings(members)
+    met = [pair for pairs in rounds for pair in pairs]
+    assert sorted(met) == [(a, b) for a in members for b in members if a < b]
+    for pairs in rounds:
+        busy = [rank for pair in pairs for rank in pair]
+        assert len(set(busy)) == len(busy)

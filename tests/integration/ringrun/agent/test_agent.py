@@ -234,7 +234,7 @@ def test_a_package_that_the_host_does_not_have_is_asked_for(
     package = Package("one more", {"one_more.py": b"x = 1\n"})
     agent.send({"do": "use", "package": package.digest})
     agent.event("lacks")
-    agent.link.send_archive(framing.PACKAGE, package.archive)
+    agent.link.send_frame(framing.PACKAGE, package.archive)
     agent.until(lambda: [item["event"] for item in agent.events] == ["ready", "lacks", "ready"])
     agent.send(GO, {"do": "use", "package": "too late"})
     agent.dismiss()
@@ -252,7 +252,7 @@ def test_files_are_sent_there_and_back(
     files = [["run.sh", digest, True]]
     agent = start("sh", "-c", "./run.sh", code=files, folder="job-0", fetch=["out/*"])
     assert agent.event("lacks")["files"] == [digest]
-    agent.link.send_archive(CODE, Package("files", {digest: content}).archive)
+    agent.link.send_frame(CODE, Package("files", {digest: content}).archive)
     agent.event("ready")
     agent.send(GO)
     agent.event("exit", 0)

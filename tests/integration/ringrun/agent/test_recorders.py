@@ -16,7 +16,14 @@ import pytest
 
 from ringcomm.job import flight_recorder
 from ringrun.agent import recorders as module
-from ringrun.agent.recorders import RECORD_LIMIT_BYTES, Recorders, catches_signal, process_facts, status_of
+from ringrun.agent.recorders import (
+    RECORD_LIMIT_BYTES,
+    Recorders,
+    catches_signal,
+    process_facts,
+    queued_s,
+    status_of,
+)
 
 COMM = Path("/proc/self/comm")
 
@@ -30,6 +37,8 @@ if how != "without":
         faulthandler.register(signal.SIGUSR1, stacks)
     sock.sendall(b'{"type":"hello","signal":%s}\\n' % (b"true" if how == "handler" else b"false"))
 print("ready", flush=True)
+while how == "computes":
+    pass
 if how == "looks up":
     sock.sendall(b'{"type":"lookups","names":["STEPS","LR"]}\\n')
 while how == "answers":
@@ -111,7 +120,7 @@ def test_ranks_answer_and_those_without_ringcomm_are_reported_as_silent(host: Ho
     found = dict(host.records)
     assert found[0] == {"type": "record", "asked": True}
     assert (found[1]["reason"], found[1]["pid"], found[1]["stacks"]) == ("silent", host.ranks[1].pid, "")
-    assert found[1]["state"] in ("R", "S")
+    assert found[1]["state"] in ("R", "S", "starved")
     assert host.recorders.due() == []
 
 
@@ -134,6 +143,21 @@ def test_a_rank_that_does_not_answer_writes_its_stacks(host: Host) -> None:
     ((rank, record),) = host.records
     assert rank == 0 and record["reason"] == "silent" and "most recent call first" in record["stacks"]
     assert host.dumps == 0, "the stacks were asked for"
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not count it")
+def test_a_rank_that_gets_no_processor_is_starved(host: Host) -> None:
+    shared = [host.start(rank, "computes").pid for rank in range(4)]
+    for pid in shared:
+        os.sched_setaffinity(pid, {min(os.sched_getaffinity(pid))})
+    host.recorders.ask()
+    began_s, before_s = time.monotonic(), queued_s(shared[0])
+    host.until(lambda: queued_s(shared[0]) - before_s > 0.6 * (time.monotonic() - began_s + 0.05))
+    host.be_late(0)
+    host.until(lambda: bool(host.records))
+    assert [(rank, record["reason"], record["state"]) for rank, record in host.records] == [
+        (0, "silent", "starved")
+    ]
 
 
 def test_the_user_may_send_the_signal(host: Host) -> None:

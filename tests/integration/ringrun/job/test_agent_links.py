@@ -49,7 +49,7 @@ class Handler:
     def confused(self, host: HostJob, why: str) -> None:
         self.confusion.append(why)
 
-    def unstartable(self, host: HostJob, text: str) -> None:
+    def problem(self, host: HostJob, text: str) -> None:
         self.problems.append(text)
 
     def hung_up(self, host: HostJob, link: AgentLink, status: Optional[int]) -> bool:

@@ -42,7 +42,7 @@ class Handler:
     def confused(self, host: HostJob, why: str) -> None:
         raise AssertionError(why)
 
-    def unstartable(self, host: HostJob, text: str) -> None:
+    def problem(self, host: HostJob, text: str) -> None:
         raise AssertionError(text)
 
     def hung_up(self, host: HostJob, link: AgentLink, status: Optional[int]) -> bool:

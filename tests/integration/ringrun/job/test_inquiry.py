@@ -37,6 +37,7 @@ class Started:
         shown: the texts for the user.
         exits: how ranks have ended.
         now_s: the time.
+        ranks: the processes in the order of their ranks, of an elastic job.
     """
 
     def __init__(self, folder: Path, flight_recorder: int = 100) -> None:
@@ -45,13 +46,14 @@ class Started:
         self.failure = FirstFailure()
         self.exits = self.failure.exits
         self.now_s = 100.0
+        self.ranks: List[int] = []
         self.folder = folder
         self.link = SimpleNamespace(answered=True, alive=True, send=self.asked.append)
         values = {"diagnose_dir": str(folder), "flight_recorder": flight_recorder}
         job = prepare(Options(np=2, setting_values=from_values(values)), ["true"])
         self.loop = Loop(lambda: self.now_s)
         links: Any = [self.link]
-        self.inquiry = Inquiry(job, links, self.loop, self.shown.append, self.failure)
+        self.inquiry = Inquiry(job, links, self.loop, self.shown.append, self.failure, lambda: self.ranks)
 
     def be_late(self) -> None:
         """The time for answers is over."""
@@ -64,6 +66,17 @@ def started(tmp_path: Path) -> Iterator[Started]:
     made = Started(tmp_path / "records")
     yield made
     made.loop.close()
+
+
+def test_the_ranks_of_the_last_view_of_an_elastic_job_are_explained(started: Started) -> None:
+    started.ranks = [1]
+    started.inquiry.take(0, record("failure", error="PeerLostError: x"))
+    started.inquiry.take(1, record("failure", error="uncaught ValueError: x"))
+    _, told = started.inquiry.conclude()
+    assert told.startswith("In the last view rank 0 is process 1.\nRank 0 (localhost) "), told
+    (path,) = started.folder.iterdir()
+    kept = json.loads(path.read_text())
+    assert (path.name, kept["rank"], kept["size"]) == ("flight.0.json", 0, 1)
 
 
 def test_the_answers_are_shown_and_written_when_all_have_come(started: Started) -> None:

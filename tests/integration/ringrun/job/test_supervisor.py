@@ -11,9 +11,11 @@ from typing import Any, Callable, List, Tuple
 
 import pytest
 
+from ringrun.agent import framing
 from ringrun.job import grace
 from ringrun.job.outcome import BROKEN_PIPE
 from ringrun.plan.job import Job
+from ringrun.reach.protocol import Frame
 from tests.integration.ringrun.job.supervised import STAYS, Kept, Running, notice, shell_job
 
 AGENT = """
@@ -231,6 +233,23 @@ def test_a_cut_connection_is_named_by_the_rendezvous(
     outcome = running.run()
     assert outcome.reason == "failure" and "the network between a and b" in outcome.report
     assert outcome.exit_code == 255
+
+
+def test_a_rank_that_gets_no_processor_has_longer_to_explain_its_end(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grace, "GRACE_S", 0.1)
+    running = Running(job("echo up $RANK; [ $RANK = 1 ] && sleep 0.2 && exit 3; sleep 1.5; exit 4"))
+    record = {"type": "record", "format": 1, "reason": "silent", "state": "starved"}
+
+    def answer() -> None:
+        frame = Frame(framing.RECORD, 0, json.dumps(record).encode())
+        running.supervisor.received(running.job.hosts[0], frame)
+
+    running.once(answer, "up 0", "up 1")
+    outcome = running.run()
+    found = [(end.rank, end.code, end.sent) for end in outcome.exits.values()]
+    assert found == [(1, 3, False), (0, 4, False)]
 
 
 def test_output_that_cannot_be_written_ends_the_job(job: Callable[..., Job]) -> None:

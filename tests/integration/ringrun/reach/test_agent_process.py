@@ -78,10 +78,10 @@ def test_a_link_that_was_never_started_can_be_closed() -> None:
 
 def test_an_archive_is_sent_with_its_kind_and_length(started: Callable[..., AgentLink]) -> None:
     link = started(READS_ALL)
-    link.send_archive(PACKAGE, b"x" * 10)
+    link.send_frame(PACKAGE, b"x" * 10)
     assert b"".join(bytes(view) for view in link._outgoing).endswith(TO_AGENT.pack(PACKAGE, 10) + b"x" * 10)
     link.close_stdin()
-    link.send_archive(PACKAGE, b"x" * 10)
+    link.send_frame(PACKAGE, b"x" * 10)
     assert not link.has_outgoing
 
 

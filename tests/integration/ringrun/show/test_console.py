@@ -43,12 +43,12 @@ class Streams:
         self.ends[stream], writer = os.pipe()
         self._lead(stream, writer)
 
-    def terminal(self, stream: int) -> None:
+    def terminal(self, stream: int, rows: int = 40, columns: int = 20) -> None:
         self.ends[stream], terminal = os.openpty()
         modes: List[Any] = termios.tcgetattr(terminal)
         modes[1] &= ~termios.OPOST
         termios.tcsetattr(terminal, termios.TCSANOW, modes)
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 20, 0, 0))
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self._lead(stream, terminal)
 
     def file(self, stream: int, path: str) -> None:
@@ -210,10 +210,14 @@ def test_the_state_at_the_bottom_of_a_terminal_is_written_over(streams: Streams)
 
 def test_a_stream_without_a_size_is_eighty_columns_wide(streams: Streams) -> None:
     streams.pipe(1)
+    streams.terminal(2, rows=0, columns=0)  # as a new pseudo-terminal is
     console = streams.console()
-    console.show_state(1, [b"x" * 100])
+    assert console.rows == 24
+    for stream in (1, 2):
+        console.show_state(stream, [b"x" * 100])
     console.close()
-    assert streams.read(1, 79 + 4) == b"x" * 79 + b"\r\x1b[K"
+    for stream in (1, 2):
+        assert streams.read(stream, 79 + 4) == b"x" * 79 + b"\r\x1b[K"
 
 
 def test_a_terminal_that_cannot_move_its_cursor_is_like_a_pipe(
@@ -232,11 +236,11 @@ def test_a_file_gets_the_same_without_colours(streams: Streams, tmp_path: Path) 
     streams.terminal(1)
     streams.pipe(2)
     console = streams.console(open_tee(str(tmp_path / "log")))
-    console.write(1, b"\x1b[31mred\x1b[0m\n")
+    console.write(1, b"\x1b[31mred\x1b[0m \x1b[38:2::0:0:255mblue\x1b[0m\n")
     console.show_state(1, [b"50%"])
     console.write(2, b"a warning\n")
-    assert (tmp_path / "log").read_bytes() == b"red\na warning\n", "no state of progress bars"
-    assert streams.read(1, 13) == b"\x1b[31mred\x1b[0m\n"
+    assert (tmp_path / "log").read_bytes() == b"red blue\na warning\n", "no state of progress bars"
+    assert streams.read(1, 13) == b"\x1b[31mred\x1b[0m "
     console.close()
     console.close()
 

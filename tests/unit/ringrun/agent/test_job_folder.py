@@ -110,6 +110,23 @@ def test_the_directories_of_the_last_jobs_are_kept(tree: SourceTree, environ: Di
     assert len(left) == job_folder.KEPT_JOBS + 1
 
 
+def test_an_old_directory_that_cannot_be_removed_is_left(
+    tree: SourceTree, environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program may have left a folder that is read-only; the next job needs no other place."""
+
+    def refused(folder: int, name: str) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(job_folder.folders, "remove", refused)
+    found = set()
+    for number in range(job_folder.KEPT_JOBS + 3):
+        folder, _ = place(f"job{number}", tree, environ)
+        found.add(Path(str(folder.path)).parent)
+        os.close(folder._lock)  # as at the end of its agent
+    assert len(found) == 1
+
+
 @pytest.mark.parametrize("name", ["../a", "/a", "a/../../b", ""])
 def test_paths_that_leave_the_directory_are_refused(name: str, environ: Dict[str, str]) -> None:
     digest = "e3b0c44298fc1c149afbf4c8996fb924"  # of nothing
@@ -139,6 +156,21 @@ def test_the_cache_has_a_limit(
     (tree.root / "train.py").unlink()
     place("two", SourceTree(tree.root), environ)
     assert [file.read_text() for file in cache.iterdir()] == ["echo something longer"]
+
+
+def test_a_content_that_cannot_be_removed_does_not_end_the_job(
+    tree: SourceTree, environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def remove(folder: int, name: str) -> None:
+        tried.append(name)
+        raise FileNotFoundError(2, "another agent has removed it")
+
+    monkeypatch.setattr(job_folder, "CACHE_BYTES", 0)
+    monkeypatch.setattr(job_folder.folders, "remove", remove)
+    place("one", tree, environ)
+    assert len(tried) == len({file.digest for file in tree.files})
 
 
 def test_files_are_fetched_in_pieces(

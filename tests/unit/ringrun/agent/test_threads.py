@@ -70,7 +70,7 @@ def test_quotas_of_cgroups(
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content + "\n")
-    assert threads._quotas(lines, str(tmp_path)) == expected
+    assert threads.quotas(lines, str(tmp_path)) == expected
 
 
 def test_some_cores_are_there() -> None:

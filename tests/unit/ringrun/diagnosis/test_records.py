@@ -79,7 +79,16 @@ def test_after_the_failure_a_mismatch_of_its_own_counts(records: Records, first:
     assert records.complete({})[0]["pid"] == 2
     records.take(1, record(first, pid=1))
     records.take(1, record("failure", pid=2, **{**mismatch, "culprit": 0}))
-    assert records.complete({})[1]["pid"] == 1
+    assert records.complete({})[1]["pid"] == (1 if first == "asked" else 2)
+
+
+def test_an_answer_that_comes_late_counts_if_another_rank_is_the_reason(records: Records) -> None:
+    """A rank on a busy machine gives its own account of the failure after the time for an answer."""
+    records.forget(failed=True)
+    assert records.take(0, record("silent", pid=1, state="starved")) == "starved"
+    records.take(0, record("failure", pid=2, error=f"PeerLostError: {LOST}", culprit=1, because=LOST))
+    records.take(0, record("silent", pid=3))
+    assert records.complete({})[0]["pid"] == 2
 
 
 def test_what_was_told_of_a_failure_stays_when_others_are_asked(records: Records) -> None:
@@ -312,7 +321,8 @@ def test_a_file_that_is_too_long_is_not_read(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(records_module, "FILE_LIMIT_BYTES", 1 << 20)
     (tmp_path / "flight.0.json").write_bytes(b" " * (1 << 20) + b"{}")
     reports, bad = read_records(tmp_path)
-    assert reports == {} and bad == [f"{tmp_path}/flight.0.json cannot be read: it is longer than 1 MiB."]
+    why = "cannot be read: it is longer than 1,048,576 bytes."
+    assert reports == {} and bad == [f"{tmp_path}/flight.0.json {why}"]
 
 
 def test_calls_of_different_lines_are_explained(records: Records) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
@@ -97,6 +99,16 @@ def test_memory_of_a_board(tmp_path: Path) -> None:
             },
             None,
         ),
+        ({"proc/self/cgroup": "0::/../a", "sys/fs/cgroup/cpu.max": "250000 100000"}, 2.5),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "50000 0"}, None),
+        (
+            {
+                "proc/self/cgroup": "2:cpu,cpuacct:/docker/0a1b",  # outermost in the container
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            },
+            0.5,
+        ),
         ({}, None),
     ],
 )
@@ -121,6 +133,13 @@ def test_quotas(files: Dict[str, str], quota: Optional[float], tmp_path: Path) -
             },
             0.75,
         ),
+        (
+            {
+                "proc/self/cgroup": "2:cpu,cpuacct:/docker/0a1b",
+                "sys/fs/cgroup/cpu/cpu.stat": "nr_periods 4\nnr_throttled 1",
+            },
+            0.25,
+        ),
         ({"proc/self/cgroup": "0::/a", "sys/fs/cgroup/a/cpu.stat": "nr_periods 0\nnr_throttled 0"}, 0.0),
         ({}, 0.0),
     ],
@@ -134,6 +153,22 @@ def test_a_system_without_any_of_it(tmp_path: Path) -> None:
     assert found["interfaces"] == [] and found["machine_id"] is None and not found["cwd_exists"]
     assert found["cpu"]["hottest"] is None and found["memory"]["total"] is None
     assert found["packages"]["numpy"]
+
+
+def test_a_module_whose_distribution_has_another_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As tensorflow of tensorflow_cpu; a folder of that name is no module."""
+    tree(tmp_path, {"mxnet/__init__.py": "", "jax/notes.txt": ""})
+    monkeypatch.setattr(facts, "PACKAGES", ("numpy", "mxnet", "jax"))
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "jax", raising=False)
+    assert facts._packages() == {"numpy": "?", "mxnet": "?"}
+
+
+def missing(name: str) -> str:
+    raise importlib.metadata.PackageNotFoundError(name)
 
 
 def test_tools_that_are_missing_or_fail() -> None:

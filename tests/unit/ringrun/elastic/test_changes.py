@@ -8,14 +8,14 @@ from ringrun.elastic.changes import ENDS_WITHIN_S, Change, ChangeLog, change_of,
 def test_the_facts_of_a_notice_are_sorted_by_rank() -> None:
     members = [{"rank": 1, "member": 7}, {"rank": 0, "member": 3}]
     detail = {"epoch": 2, "members": members, "lost": [5], "joined": [7], "left": [], "pause_s": 0.25}
-    assert change_of(detail) == Change(2, (3, 7), (5,), (7,), (), 0.25)
+    assert change_of(detail) == Change((3, 7), (5,), (7,), (), 0.25)
 
 
 def log_of_two() -> ChangeLog:
     log = ChangeLog(100.0)
     for member, host in enumerate("ab"):
         log.start(member, host, 0)
-    assert log.publish(Change(1, (0, 1), joined=(0, 1)), {0, 1}, 101.0) == []
+    assert log.publish(Change((0, 1), joined=(0, 1)), {0, 1}, 101.0) == []
     return log
 
 
@@ -23,7 +23,7 @@ def test_a_line_waits_for_the_end_of_the_process() -> None:
     log = log_of_two()
     log.report(1, "no heartbeat for 3.0 s, nor an answer")
     log.report(1, "a later reason")
-    assert log.publish(Change(2, (0,), lost=(1,), pause_s=1.25), {0, 1}, 104.0) == []
+    assert log.publish(Change((0,), lost=(1,), pause_s=1.25), {0, 1}, 104.0) == []
     (line,) = log.end(1, 105.0)
     assert line == "rank 1 (b) lost: no heartbeat for 3.0 s; going on with 1 rank after 1.2 s"
     assert log.lines == [(5.0, line)]
@@ -34,7 +34,7 @@ def test_a_line_does_not_wait_for_a_process_whose_host_reports_nothing() -> None
     log = log_of_two()
     log.report(1, "no heartbeat for 3.0 s, nor an answer")
     assert log.due_s is None
-    assert log.publish(Change(2, (0,), lost=(1,), pause_s=1.25), {0, 1}, 104.0) == []
+    assert log.publish(Change((0,), lost=(1,), pause_s=1.25), {0, 1}, 104.0) == []
     assert log.due_s == 104.0 + ENDS_WITHIN_S and log.tick(105.0) == []
     (line,) = log.tick(106.0)
     assert line == "rank 1 (b) lost: no heartbeat for 3.0 s; going on with 1 rank after 1.2 s"
@@ -57,23 +57,23 @@ def test_causes(report: str, how: str, cause: str) -> None:
         log.report(1, report)
     if how:
         log.fail(1, how)
-    (line,) = log.publish(Change(2, (0,), lost=(1,)), {0}, 104.0)
+    (line,) = log.publish(Change((0,), lost=(1,)), {0}, 104.0)
     assert line.startswith(f"rank 1 (b) lost: {cause};")
 
 
 def test_ranks_that_leave_and_join_again() -> None:
     log = log_of_two()
     log.ask(1)
-    assert log.publish(Change(2, (0,), left=(1,)), {0, 1}, 104.0) == ["b left: 1 rank"]
+    assert log.publish(Change((0,), left=(1,)), {0, 1}, 104.0) == ["b left: 1 rank"]
     for member, local in ((2, 0), (3, 1)):
         log.start(member, "b", local)
-    assert log.publish(Change(3, (0, 2, 3), joined=(2, 3)), {0, 2, 3}, 105.0) == [
+    assert log.publish(Change((0, 2, 3), joined=(2, 3)), {0, 2, 3}, 105.0) == [
         "b joined again: 3 ranks",
         "b joined: 3 ranks",
     ]
     log.ask(2)
     log.ask(3)
-    assert log.publish(Change(4, (0,), left=(2, 3)), {0}, 106.0) == ["b (2 ranks) left: 1 rank"]
+    assert log.publish(Change((0,), left=(2, 3)), {0}, 106.0) == ["b (2 ranks) left: 1 rank"]
 
 
 @pytest.mark.parametrize(("count", "shown"), [(0, 0), (4, 4), (5, 5), (9, 5)])

@@ -123,7 +123,7 @@ def test_a_member_that_is_declared_lost_is_killed_and_started_again() -> None:
     job = Simulated("a:2", HostLimits(2, 1))
     job.publish()
     cause = "rank 1 (a) is silent: rank 0 (a) reports: no heartbeat for 5 s: its process is stopped"
-    assert job.take(job.membership.lost(1, cause, 0.0)) == [StopProcess(1, cause, is_lost=True)]
+    assert job.take(job.membership.lost(1, cause, 0.0)) == [StopProcess(1, is_lost=True)]
     assert job.take(job.membership.lost(1, cause, 0.0)) == []
     assert texts(job.publish(lost=(1,), pause_s=5.5)) == []
     actions = job.exit(1, ended=True)
@@ -212,7 +212,7 @@ def test_a_view_that_failed_at_once_is_part_of_the_next_change() -> None:
     job.publish()
     job.exit(1)
     job.exit(2)
-    change = Change(2, (0,), lost=(2,))  # the view of 0 and 2 was never reported
+    change = Change((0,), lost=(2,))  # the view of 0 and 2 was never reported
     assert texts(job.take(job.membership.view(change, 0.0))) == [
         "rank 1 (a) lost: killed by SIGKILL; rank 2 (a) lost: killed by SIGKILL; "
         "going on with 1 rank after 0.0 s"
@@ -305,6 +305,15 @@ def test_dropped_hosts_stay_away_until_they_are_added() -> None:
     assert job.list("a,b") == []
     actions = job.take(job.membership.add_host(parse_hosts("b")[0], 0.0))
     assert kinds(actions, StartProcess) == [StartProcess(2, 2, 0)]
+
+
+def test_a_host_that_is_added_again_keeps_its_slots() -> None:
+    job = Simulated("a:2,b:4", HostLimits(6, 1))
+    job.publish()
+    assert job.take(job.membership.add_host(parse_hosts("b")[0], 0.0)) == []
+    assert job.membership.hosts["b"].slots == 4
+    actions = job.take(job.membership.add_host(parse_hosts("b:3")[0], 0.0))
+    assert [action.member for action in kinds(actions, Exclude)] == [5]
 
 
 def test_an_added_host_stays_although_the_script_does_not_name_it() -> None:

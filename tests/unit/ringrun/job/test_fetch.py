@@ -12,15 +12,6 @@ from ringrun.job import fetch
 from ringrun.job.fetch import FetchedFiles
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options
-from ringrun.reach import doors
-
-
-@pytest.fixture(autouse=True)
-def no_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which hosts are this machine is not asked of any resolver here."""
-    local = lambda specs, **_: [spec.name == "localhost" for spec in specs]  # noqa: E731
-    monkeypatch.setattr(doors, "find_local", local)
-
 
 ALL = ("**",)
 

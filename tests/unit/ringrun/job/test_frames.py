@@ -12,7 +12,6 @@ from ringrun.agent import framing
 from ringrun.job.launch import prepare
 from ringrun.job.supervise import Supervisor
 from ringrun.plan.options import Options
-from ringrun.reach import doors
 from ringrun.reach.protocol import Frame
 from ringrun.show.console import Console
 from tests.unit.ringrun.watch.samples import report
@@ -21,8 +20,7 @@ LIMITS = {"threads": 1, "cores": 2.0, "ranks": 1, "kept": {}}
 
 
 @pytest.fixture
-def supervisor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
-    monkeypatch.setattr(doors, "find_local", lambda specs, **_: [False] * len(specs))  # asks no resolver
+def supervisor() -> Iterator[Supervisor]:
     made = Supervisor(prepare(Options(hosts="here,there"), ["true"]), Console())
     yield made
     made._loop.close()

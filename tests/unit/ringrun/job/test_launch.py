@@ -24,13 +24,6 @@ from ringrun.reach import doors
 ENVIRON = {"PATH": "/nowhere", "TOKEN": "hunter2"}
 
 
-@pytest.fixture(autouse=True)
-def no_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which hosts are this machine is not asked of any resolver here."""
-    local = lambda specs, **_: [spec.name == "localhost" for spec in specs]  # noqa: E731
-    monkeypatch.setattr(doors, "find_local", local)
-
-
 def test_a_job() -> None:
     options = Options(
         np=3,

@@ -12,14 +12,6 @@ from ringrun.job.notices import REFUSALS_SHOWN, Notices
 from ringrun.job.outcome import Outcome
 from ringrun.plan.options import Options
 from ringrun.plan.setting_sources import from_values
-from ringrun.reach import doors
-
-
-@pytest.fixture(autouse=True)
-def no_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which hosts are this machine is not asked of any resolver here."""
-    local = lambda specs, **_: [spec.name == "localhost" for spec in specs]  # noqa: E731
-    monkeypatch.setattr(doors, "find_local", local)
 
 
 class Screen:

@@ -13,15 +13,13 @@ from ringrun.job.outcome import BROKEN_PIPE, Outcome, ended, not_started, verifi
 from ringrun.plan.job import Job
 from ringrun.plan.options import Options
 from ringrun.plan.signed import about_result, signed
-from ringrun.reach import doors
 
 CHANGES = [(61.0, "rank 1 (far) lost: killed by SIGKILL; going on with 1 rank after 0.5 s")]
 
 
 @pytest.fixture
-def job(monkeypatch: pytest.MonkeyPatch) -> Job:
+def job() -> Job:
     """Of three hosts with a rank each."""
-    monkeypatch.setattr(doors, "find_local", lambda specs, **_: [False] * len(specs))
     return prepare(Options(hosts="a,me@b,c"), ["true"], {"PATH": "/"})
 
 

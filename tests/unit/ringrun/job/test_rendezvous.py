@@ -6,13 +6,11 @@ from typing import List
 
 import pytest
 
-from ringcomm.config import Settings
 from ringcomm.errors import ConfigError
 from ringcomm.transport import kinds, nics
 from ringrun.job.launch import prepare
-from ringrun.job.rendezvous import elastic_addresses, rendezvous_addresses
+from ringrun.job.rendezvous import rendezvous_addresses
 from ringrun.plan.options import Options
-from ringrun.reach import doors
 
 WIRED = nics.Interface("eth0", "192.0.2.1", kinds.WIRED, 24)
 LINK_LOCAL = nics.Interface("eth0", "fe80::1", kinds.WIRED, 64, scope=2)
@@ -21,11 +19,9 @@ LOOPBACK = nics.Interface("lo", "127.0.0.1", kinds.LOOPBACK, 8)
 
 @pytest.fixture
 def interfaces(monkeypatch: pytest.MonkeyPatch) -> List[nics.Interface]:
-    """This machine's, which a test chooses; it is localhost and no other host."""
+    """This machine's, which a test chooses."""
     found: List[nics.Interface] = []
     monkeypatch.setattr(nics, "own_addresses", lambda spec="": found if spec != "none" else [])
-    local = lambda specs, **_: [spec.name == "localhost" for spec in specs]  # noqa: E731
-    monkeypatch.setattr(doors, "find_local", local)
     return found
 
 
@@ -38,8 +34,6 @@ def test_addresses_that_need_an_interface_are_left_out(interfaces: List[nics.Int
     interfaces += [WIRED, LINK_LOCAL, LOOPBACK]
     job = prepare(Options(hosts="localhost,far"), ["true"], {"PATH": "/"})
     assert rendezvous_addresses(job) == ["192.0.2.1", "127.0.0.1"]
-    assert elastic_addresses(Settings()) == ["192.0.2.1", "127.0.0.1"]
-    assert elastic_addresses(Settings(iface="none")) == []
 
 
 @pytest.mark.parametrize(
@@ -53,3 +47,15 @@ def test_a_machine_that_other_hosts_cannot_reach(
     job = prepare(Options(hosts="localhost,far", iface=ifaces), ["true"], {"PATH": "/"})
     with pytest.raises(ConfigError, match=text):
         rendezvous_addresses(job)
+
+
+def test_interfaces_that_only_other_hosts_of_an_elastic_job_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    def own_addresses(spec: str = "") -> List[nics.Interface]:
+        if spec == "ib0":
+            raise ConfigError("--iface 'ib0' matches none of this machine's interfaces.")
+        return [WIRED] if spec == "eth0" else [WIRED, LOOPBACK]
+
+    monkeypatch.setattr(nics, "own_addresses", own_addresses)
+    for iface, addresses in (("ib0", ["192.0.2.1", "127.0.0.1"]), ("eth0", ["192.0.2.1"])):
+        job = prepare(Options(hosts="a,b", min_np=1, iface=(iface,)), ["true"], {"PATH": "/"})
+        assert rendezvous_addresses(job) == addresses

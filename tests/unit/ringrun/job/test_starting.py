@@ -11,18 +11,10 @@ from ringrun.job.starting import failed_start, not_ready_text
 from ringrun.plan.command import parse_command
 from ringrun.plan.job import HostJob
 from ringrun.plan.options import Options
-from ringrun.reach import doors
 from ringrun.reach.base import RETRIES
 
 NO_PYTHON = "sh: /p/python: not found"
 DROPPED = "kex_exchange_identification: Connection closed by remote host"
-
-
-@pytest.fixture(autouse=True)
-def no_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which hosts are this machine is not asked of any resolver here."""
-    local = lambda specs, **_: [spec.name == "localhost" for spec in specs]  # noqa: E731
-    monkeypatch.setattr(doors, "find_local", local)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from ringcomm.errors import ConfigError
 from ringrun.function import options_of, run
-from ringrun.plan.options import PURPOSES, Options, summary, table
+from ringrun.plan.options import PATH, PURPOSES, Options, summary, table
 
 SHIM = Path(__file__).parents[4] / "launcher" / "ringrun" / "compat" / "horovod_shim"
 
@@ -68,6 +68,8 @@ def test_every_option_is_described() -> None:
     for item, option in table():
         assert option.purpose in PURPOSES and option.doc.endswith("."), item.name
         assert option.flags and all(flag.startswith("-") for flag in option.flags)
+        is_file = (option.metavar or "").split(".")[0] in ("FILE", "FOLDER")
+        assert (option.kind == PATH) == is_file, item.name
 
 
 @pytest.mark.parametrize(
@@ -81,6 +83,8 @@ def test_the_first_sentence(doc: str, first: str) -> None:
 def test_arguments_become_options() -> None:
     found = options_of({"env": {"A": "1"}, "python": {"far": "/p", None: "/q"}, "np": 2, "iface": None})
     assert found == Options(forward=("A=1",), python=("far=/p", "/q"), np=2)
+    found = options_of({"ssh_identity_file": Path("k"), "output_dir": Path("o"), "ssh": "s"})
+    assert found == Options(ssh_identity_file="k", output_dir="o", ssh="s")
     with pytest.raises(TypeError, match="unexpected keyword argument 'nope'"):
         options_of({"nope": 1})
     with pytest.raises(TypeError, match="'nump'. Did you mean 'np'.$"):

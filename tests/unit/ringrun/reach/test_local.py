@@ -10,10 +10,8 @@ from ringrun.reach import local
 from ringrun.reach.local import (
     ThisMachine,
     find_local,
-    is_loopback,
     is_own,
     is_own_name,
-    numeric,
     own_addresses,
 )
 
@@ -57,18 +55,6 @@ def test_names(name: str, hostname: str, own: bool) -> None:
 )
 def test_addresses(addresses: list[str], own: bool) -> None:
     assert is_own(addresses, OWN) is own
-
-
-def test_numeric() -> None:
-    assert numeric("fe80::1%eth0") == ipaddress.ip_address("fe80::1")
-    assert numeric("name") is None
-
-
-@pytest.mark.parametrize(
-    ("text", "loopback"), [("::1", True), ("127.8.0.1", True), ("10.0.0.1", False), ("a", False)]
-)
-def test_loopback_addresses(text: str, loopback: bool) -> None:
-    assert is_loopback(text) is loopback
 
 
 def test_own_addresses_are_those_of_the_interfaces() -> None:

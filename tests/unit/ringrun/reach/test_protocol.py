@@ -8,7 +8,7 @@ import pytest
 from ringcomm.errors import ProtocolError
 from ringrun.agent import framing
 from ringrun.reach.loader import WANTED
-from ringrun.reach.protocol import FRAME_LIMIT_BYTES, Frame, FrameReader, agent_source, json_frame
+from ringrun.reach.protocol import FRAME_LIMIT_BYTES, Frame, FrameReader, agent_source
 
 FRAMES = [
     Frame(framing.STDOUT, 3, b"hello\n"), Frame(framing.EVENT, -1, b"{}"), Frame(framing.RESULT, 0, b"")
@@ -68,10 +68,3 @@ def test_the_agent_travels_in_one_line_and_a_body() -> None:
     compile(line, "line", "exec")
     compile(zlib.decompress(body), "body", "exec")
     assert str(len(body)).encode() in line
-
-
-def test_json_frame() -> None:
-    frame = json_frame({"do": "stop"})
-    kind, length = framing.TO_AGENT.unpack_from(frame)
-    assert (kind, frame[framing.TO_AGENT.size :]) == (framing.JSON, b'{"do": "stop"}')
-    assert length == len(frame) - framing.TO_AGENT.size

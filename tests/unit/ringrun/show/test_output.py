@@ -46,6 +46,8 @@ def test_only_some_ranks_are_shown_and_all_have_tails() -> None:
 def test_a_state_fits_into_a_row() -> None:
     assert cut_to_width(b"123456789", 5) == b"1234"
     assert cut_to_width(b"\x1b[1m12\x1b[0m3456789", 5) == b"\x1b[1m12\x1b[0m34\x1b[0m"
+    red = b"\x1b[38:2::255:0:0m"
+    assert cut_to_width(red + b"123456789", 5) == red + b"1234\x1b[0m"
     assert cut_to_width("━━━━━━".encode(), 4) == "━━━".encode()
     assert cut_to_width("日本語\tx".encode(), 6) == "日本".encode(), "a row that wraps stays"
 

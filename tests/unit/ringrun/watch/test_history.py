@@ -34,6 +34,8 @@ def test_an_hour_has_few_points_and_the_same_mean():
     points = history.processes[0].points
     assert MAX_POINTS / 2 < len(points) <= MAX_POINTS
     assert all(point.rates.steps == pytest.approx(3.0, rel=0.02) for point in points)
+    covered = sum(point.rates.period_s for point in running(MAX_POINTS + 2, [0.5], {}).processes[0].points)
+    assert covered == MAX_POINTS + 2, "thinning leaves no second out"
     assert points[-1].at_s > 3500 and [point.at_s for point in points] == sorted(p.at_s for p in points)
 
 

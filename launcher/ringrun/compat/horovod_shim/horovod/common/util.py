@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import os
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Callable, Dict, Iterator, List, Sequence
+from typing import Any, Iterator, List, Sequence
 
 from ringcomm._adapter import basics
+from ringcomm.configuration.environment import exported
 
 
 def gloo_built(verbose: bool = False) -> bool:
@@ -68,37 +68,14 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     return False
 
 
-def _cache(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Call a function once for each set of arguments, and cache its result."""
-    results: Dict[Any, Any] = {}
-
-    @functools.wraps(f)
-    def cached(*args: Any, **kwargs: Any) -> Any:
-        key = (args, frozenset(kwargs.items()))
-        if key not in results:
-            results[key] = f(*args, **kwargs)
-        return results[key]
-
-    return cached
+_cache = functools.lru_cache(maxsize=None)
 
 
 @contextmanager
 def env(**kwargs: Any) -> Iterator[None]:
     """Set environment variables inside a ``with`` block; None removes a variable."""
-    before = {name: os.environ.get(name) for name in kwargs}
-    _put(kwargs)
-    try:
+    with exported({name: None if value is None else str(value) for name, value in kwargs.items()}):
         yield
-    finally:
-        _put(before)
-
-
-def _put(variables: Any) -> None:
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = str(value)
 
 
 def is_iterable(x: Any) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import DefaultDict, Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
 from ringrun.plan import hosts as ringruns
+from ringrun.plan.ranks import make_plan
 
 
 class HostInfo:
@@ -26,8 +26,8 @@ class HostInfo:
     @staticmethod
     def from_string(host_string: str) -> HostInfo:
         """Parse ``host:slots``."""
-        hostname, slots = host_string.strip().split(":")
-        return HostInfo(hostname, int(slots))
+        (found,) = parse_hosts(host_string)
+        return found
 
 
 @dataclass
@@ -70,13 +70,18 @@ def parse_hosts_and_slots(hosts: str) -> Tuple[List[str], Dict[str, int]]:
     Raises:
         ValueError: an item has another form.
     """
+    specs = _specs(hosts)
+    return [spec.name for spec in specs], {spec.name: spec.slots or 1 for spec in specs}
+
+
+def _specs(hosts: str) -> List[ringruns.HostSpec]:
     try:
         specs = ringruns.parse_hosts(hosts)
     except ConfigError as problem:
         raise ValueError(str(problem)) from None
     if any(spec.slots is None for spec in specs):
         raise ValueError("Invalid host input, please make sure it has format as : worker-0:2,worker-1:2.")
-    return [spec.name for spec in specs], {spec.name: spec.slots or 1 for spec in specs}
+    return specs
 
 
 def parse_hosts(hosts_string: str) -> List[HostInfo]:
@@ -85,7 +90,7 @@ def parse_hosts(hosts_string: str) -> List[HostInfo]:
     Args:
         hosts_string: the text.
     """
-    return [HostInfo.from_string(item) for item in hosts_string.split(",")]
+    return [HostInfo(spec.name, spec.slots or 1) for spec in _specs(hosts_string)]
 
 
 def get_host_assignments(
@@ -101,20 +106,18 @@ def get_host_assignments(
     Raises:
         ValueError: the hosts have fewer slots than ``min_num_proc``.
     """
-    places = [(host, local) for host in hosts for local in range(host.slots)][:max_num_proc]
-    if len(places) < min_num_proc:
+    specs = [ringruns.HostSpec(host.hostname, slots=host.slots) for host in hosts if host.slots]
+    available = sum(host.slots for host in hosts)
+    count = available if max_num_proc is None else min(available, max_num_proc)
+    if count < max(1, min_num_proc):
         raise ValueError(
-            f"Requested more processes ({min_num_proc}) than there are available slots ({len(places)})"
+            f"Requested more processes ({min_num_proc}) than there are available slots ({count})"
         )
-    columns: DefaultDict[int, List[str]] = defaultdict(list)  # by local rank, the hosts that have it
-    counts: DefaultDict[str, int] = defaultdict(int)
-    for host, local in places:
-        columns[local].append(host.hostname)
-        counts[host.hostname] += 1
+    plan = make_plan(count, specs)
     return [
         SlotInfo(
-            host.hostname, rank, local, columns[local].index(host.hostname), len(places),
-            counts[host.hostname], len(columns[local]),
+            plan.hosts[place.host_index].spec.name, place.rank, place.local_rank, place.cross_rank, count,
+            place.local_size, place.cross_size,
         )
-        for rank, (host, local) in enumerate(places)
+        for place in plan.places
     ]  # fmt: skip

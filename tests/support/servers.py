@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import List, Sequence
 
-from .steps import SELF, Bounds, Recv, Schedule, Send
+from ringcomm.schedule.steps import SELF, Bounds, Recv, Schedule, Send
 
 
 def all_reduce(rank: int, workers: Sequence[int], servers: Sequence[int], bounds: Bounds) -> Schedule:

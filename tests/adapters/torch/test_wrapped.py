@@ -1,0 +1,204 @@
+"""Optimizers whose parameters and gradients change in unusual places, on ranks that are threads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import ringcomm.torch as hvd
+from ringcomm.errors import ConfigError, MismatchError
+
+SIZE = 2
+
+
+def weights_of(count=1, length=3):
+    """Parameters of zeros."""
+    return [nn.Parameter(torch.zeros(length)) for _ in range(count)]
+
+
+def sgd(weights, lr=1.0, **options):
+    named = [(f"w{place}", weight) for place, weight in enumerate(weights)]
+    return hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=lr), named, **options)
+
+
+def backward(context, *weights):
+    """Gradients of rank + 1."""
+    sum((weight * (context.rank + 1.0)).sum() for weight in weights).backward()
+
+
+class TestAdasum:
+    def test_parameters_that_are_added_or_thawed_are_combined_too(self, ranks_of):
+        def run(context):
+            first, frozen, added = weights_of(3)
+            frozen.requires_grad_(False)
+            optimizer = sgd([first, frozen], op=hvd.Adasum)
+            frozen.requires_grad_(True)
+            optimizer.add_param_group({"params": [added]})
+            backward(context, first, frozen, added)
+            optimizer.step()
+            return [weight.tolist() for weight in (first, frozen, added)]
+
+        found = ranks_of(SIZE, run)
+        assert found[0] == found[1] and found[0][0] == found[0][1] == found[0][2] != [0.0] * 3
+
+    def test_a_scaler_is_refused(self, ranks_of):
+        """Each rank would leave out other steps."""
+
+        def run(context):
+            weights = weights_of()
+            optimizer = sgd(weights, op=hvd.Adasum)
+            backward(context, *weights)
+            with pytest.raises(ConfigError, match="op=Adasum does not work with a GradScaler"):
+                optimizer_of_scaler(optimizer)
+
+        ranks_of(SIZE, run)
+
+
+def optimizer_of_scaler(optimizer):
+    """What a ``GradScaler`` asks for; it exists for CPUs since PyTorch 2.3."""
+
+    def _unscale_grads_():
+        return optimizer.param_groups
+
+    return _unscale_grads_()
+
+
+def test_derivatives_after_the_backward_pass_are_no_gradients_of_the_step(ranks_of):
+    def run(context):
+        weights = weights_of()
+        optimizer = sgd(weights)
+        backward(context, *weights)
+        (derivative,) = torch.autograd.grad((weights[0] * 5.0).sum(), weights)
+        optimizer.step()
+        return derivative.tolist(), weights[0].grad.tolist()
+
+    assert ranks_of(SIZE, run) == [([5.0] * 3, [1.5] * 3)] * SIZE
+
+
+@pytest.mark.parametrize("compression", [hvd.Compression.none, hvd.PowerSGD(4)])
+def test_what_drops_reductions_waits_for_them(ranks_of, compression):
+    """Otherwise the engine would still have their names, which the next backward pass uses."""
+
+    def run(context):
+        weight = nn.Parameter(torch.zeros(400, 500))
+        optimizer = sgd([weight], compression=compression)
+        for drop in (
+            lambda: optimizer.load_state_dict(optimizer.state_dict()),
+            lambda: optimizer.set_backward_passes_per_step(1),
+        ):
+            backward(context, weight)
+            drop()
+            optimizer.zero_grad()
+            backward(context, weight)
+            optimizer.step()
+        return weight.grad.mean().item()
+
+    assert ranks_of(SIZE, run) == pytest.approx([1.5] * SIZE, rel=1e-3)
+
+
+def test_parameters_are_not_added_while_others_are_reduced(ranks_of):
+    def run(context):
+        weights, added = weights_of(), weights_of()
+        optimizer = sgd(weights)
+        backward(context, *weights)
+        with pytest.raises(ConfigError, match="add_param_group.. was called after loss.backward.., while"):
+            optimizer.add_param_group({"params": added})
+        optimizer.step()
+        optimizer.add_param_group({"params": added})
+        return len(optimizer.param_groups)
+
+    assert ranks_of(SIZE, run) == [2] * SIZE
+
+
+def test_a_parameter_that_another_optimizer_is_reducing_is_refused(ranks_of):
+    def run(context):
+        weights = weights_of(3)
+        older, newer = sgd(weights[:2]), sgd(weights[1:])
+        backward(context, *weights)
+        with pytest.raises(ConfigError, match="w1 belongs to two DistributedOptimizers"):
+            older.step()
+        newer.step()
+        older.step()
+        return weights[1].tolist()
+
+    assert ranks_of(SIZE, run) == [[-3.0] * 3] * SIZE
+
+
+class TestSparseGradients:
+    @staticmethod
+    def train(context, used, **options):
+        """The first row of a table after each of three steps with momentum, in which ranks use it or not."""
+        table, weight = nn.Embedding(6, 2, sparse=True), nn.Parameter(torch.zeros(2))
+        nn.init.zeros_(table.weight)
+        plain = torch.optim.SGD([table.weight, weight], lr=1.0, momentum=0.5)
+        optimizer = hvd.DistributedOptimizer(plain, [("table", table.weight), ("weight", weight)], **options)
+        found = []
+        for step in range(3):
+            optimizer.zero_grad()
+            loss = weight.sum()
+            if used(context.rank, step):
+                loss = loss + 2 * table(torch.tensor([0])).sum()
+            loss.backward()
+            optimizer.step()
+            found.append(table.weight[0, 0].item())
+        return found
+
+    def test_a_rank_without_one_gets_a_dense_one_as_the_others(self, ranks_of):
+        """If they are reduced as dense ones; the optimizer's state is dense or sparse for good."""
+
+        def run(context):
+            return self.train(context, lambda rank, step: rank == 0 or step == 0, sparse_as_dense=True)
+
+        assert ranks_of(SIZE, run) == [[-2.0, -4.0, -6.0]] * SIZE
+
+    def test_without_one_on_any_rank_the_optimizer_leaves_the_parameter_as_it_is(self, ranks_of):
+        """Also its momentum, which applies where only one rank has none."""
+
+        def run(context):
+            return self.train(context, lambda rank, step: step == 0 or step == 2 and rank == 0)
+
+        assert ranks_of(SIZE, run) == [[-2.0, -2.0, -4.0]] * SIZE
+
+    @pytest.mark.parametrize("call", ["w0", "w0.sparse"])
+    def test_where_only_some_ranks_have_one_at_first_the_error_says_what_helps(self, ranks_of, call):
+        def run(context):
+            table = nn.Embedding(6, 2, sparse=True)
+            optimizer = sgd([table.weight])
+            table(torch.tensor([0])).sum().backward()
+            (bucket,) = optimizer._reducer._submitted.values()
+            finish = bucket.finish
+
+            def fail():
+                finish()
+                raise MismatchError(f"calls named 'allreduce.{call}'.")
+
+            bucket.finish = fail
+            with pytest.raises(MismatchError) as raised:
+                optimizer.step()
+            return "pass sparse_as_dense=True" in str(raised.value)
+
+        assert ranks_of(SIZE, run) == [call.endswith(".sparse")] * SIZE
+
+
+def test_a_sparse_state_is_broadcast(ranks_of):
+    def run(context):
+        table = nn.Embedding(6, 2, sparse=True)
+        optimizer = torch.optim.SGD(table.parameters(), lr=1.0, momentum=0.5)
+        if context.rank == 0:
+            table(torch.tensor([3])).sum().backward()
+            optimizer.step()
+        hvd.broadcast_optimizer_state(optimizer, 0)
+        state = optimizer.state[table.weight]["momentum_buffer"]
+        return state.is_sparse, state.to_dense()[:, 0].tolist()
+
+    assert ranks_of(SIZE, run) == [(True, [0.0, 0.0, 0.0, 1.0, 0.0, 0.0])] * SIZE
+
+
+def test_local_steps_of_complex_weights_are_refused(ranks_of):
+    def run(context):
+        model = nn.ParameterList([torch.ones(2, dtype=torch.complex64)])
+        with pytest.raises(ConfigError, match="averages real weights, not complex64"):
+            hvd.LocalSGD(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    ranks_of(SIZE, run)
