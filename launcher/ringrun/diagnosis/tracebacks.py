@@ -57,6 +57,12 @@ def last_traceback(lines: Sequence[str]) -> str:
     return "\n".join(found).rstrip()
 
 
+def last_error(lines: Sequence[str]) -> str:
+    """The error of the last traceback in these lines, its first line; without one the last line; or ""."""
+    errors = (line for line in traceback_lines(lines)[1:] if not line.startswith((" ", "\t")))
+    return next(errors, "") or next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
 def is_shown_whole(lines: Sequence[str]) -> bool:
     """Return whether nothing of the last traceback in these lines is left out."""
     return len(traceback_lines(lines)) <= MAX_LINES

@@ -49,10 +49,13 @@ class ChangeLog:
 
     Attributes:
         lines: seconds since the start, and text.
+        excluded: the hosts and slots whose exclusions are among the lines.
     """
 
     def __init__(self, began_s: float) -> None:
         self.lines: List[Tuple[float, str]] = []
+        self.excluded: List[str] = []
+        self._excluded_because: Dict[str, str] = {}
         self._began_s = began_s
         self._places: Dict[int, Tuple[str, int]] = {}  # by member, host and slot
         self._used: Set[Tuple[str, int]] = set()  # places of which a process has been a rank
@@ -86,6 +89,13 @@ class ChangeLog:
     def fail(self, member: int, how: str) -> None:
         """A process has failed by itself, as ``how`` says."""
         self._exits[member] = how
+
+    def exclude(self, place: str, text: str, why: str, now_s: float) -> None:
+        """A host or a slot is excluded; repeated failures for the same reason are one line."""
+        if self._excluded_because.get(place) != why:
+            self._excluded_because[place] = why
+            self.excluded.append(place)
+            self.lines.append((now_s - self._began_s, text))
 
     def publish(self, change: Change, running: Container[int], now_s: float) -> List[str]:
         """The rendezvous has published a view.

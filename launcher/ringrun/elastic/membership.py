@@ -12,7 +12,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from ..plan.hosts import HostSpec
 from .changes import Change, ChangeLog
-from .cooldown import NEVER
+from .cooldown import NEVER, Cooldown
 from .discovery import host_key
 from .limits import HostLimits, failed_text, timeout_text
 from .places import (
@@ -139,7 +139,8 @@ class Membership:
             actions.append(ReportExit(process.member, "lost with its host"))
             actions += self._gone(process, "lost with its host", 255, now_s)
         if self._started:
-            return [*actions, *self._report_exclusion(host.name, host, None, now_s), *self._plan(now_s)]
+            line = self._report_exclusion(host.name, host.cooldown, now_s, text, is_told=True)
+            return [*actions, *line, *self._plan(now_s)]
         possible = sum(other.capacity(now_s) for other in self.hosts.values())
         if possible < self.limits.start_np and not self.limits.script:
             return [*actions, *self._fail("")]
@@ -147,7 +148,9 @@ class Membership:
 
     # -- processes ---------------------------------------------------------------------------------
 
-    def exited(self, member: int, code: int, how: str, now_s: float, ended: bool = False) -> List[Action]:
+    def exited(
+        self, member: int, code: int, how: str, now_s: float, ended: bool = False, error: str = ""
+    ) -> List[Action]:
         """A process has ended.
 
         Args:
@@ -156,16 +159,17 @@ class Membership:
             how: how it ended, as text.
             now_s: the time.
             ended: whether the job has ended it, with a signal.
+            error: what it has ended with, like the last line of a traceback, or "".
         """
         process = self.processes.get(member)
         if process is None:
             return []
         if code and not ended:
             self.log.fail(member, how)
-        actions = self._after_exit(process, code, how, now_s)
+        actions = self._after_exit(process, code, how, now_s, error)
         return [*actions, *map(Say, self.log.end(member, now_s)), *self._plan(now_s)]
 
-    def _after_exit(self, process: Process, code: int, how: str, now_s: float) -> List[Action]:
+    def _after_exit(self, process: Process, code: int, how: str, now_s: float, error: str) -> List[Action]:
         if process.leaving and not process.cause:
             self._forget(process)
         elif code == 0:
@@ -175,7 +179,7 @@ class Membership:
             else:
                 process.host.slot_cooldown(process.local).fail(now_s, was_member=False)
         else:
-            return self._gone(process, process.cause or how, code, now_s)
+            return self._gone(process, process.cause or how, code, now_s, error)
         return []
 
     def _forget(self, process: Process) -> None:
@@ -183,7 +187,7 @@ class Membership:
         process.host.processes.pop(process.local, None)
         self._holders.discard(process.member)
 
-    def _gone(self, process: Process, how: str, code: int, now_s: float) -> List[Action]:
+    def _gone(self, process: Process, how: str, code: int, now_s: float, error: str = "") -> List[Action]:
         """A process has failed, or is lost."""
         host = process.host
         self._forget(process)
@@ -192,9 +196,12 @@ class Membership:
         actions: List[Action] = []
         if host.phase is not Phase.READY:
             return []  # the host itself is excluded
+        # That of a rank is in the line for the change of the ranks.
+        why = "" if process.joined else f"{how}: {error}" if error else how
         if self.limits.drop == "slot":
-            host.slot_cooldown(process.local).fail(now_s, process.joined)
-            return self._report_exclusion(f"slot {process.local} of {host.name}", host, process.local, now_s)
+            cooldown = host.slot_cooldown(process.local)
+            cooldown.fail(now_s, process.joined)
+            return self._report_exclusion(f"slot {process.local} of {host.name}", cooldown, now_s, why)
         host.cooldown.fail(now_s, process.joined)
         for other in list(host.processes.values()):
             if not other.leaving:
@@ -202,7 +209,7 @@ class Membership:
                 self.log.report(other.member, other.leaving)
                 self._holders.discard(other.member)
                 actions.append(StopProcess(other.member))
-        return [*actions, *self._report_exclusion(host.name, host, None, now_s)]
+        return [*actions, *self._report_exclusion(host.name, host.cooldown, now_s, why)]
 
     def _blame(self, process: Process, how: str, code: int) -> None:
         self.log.report(process.member, how)
@@ -210,15 +217,26 @@ class Membership:
             self._first_failure = (process.host.name, process.local, code)
         self._failed_late = self._failed_late or (self.finishing and process.joined)
 
-    def _report_exclusion(self, name: str, host: Host, local: Optional[int], now_s: float) -> List[Action]:
-        """The line for an exclusion that lasts, unless no process remains that would notice."""
-        cooldown = host.cooldown if local is None else host.slot_cooldown(local)
+    def _report_exclusion(
+        self, name: str, cooldown: Cooldown, now_s: float, why: str, is_told: bool = False
+    ) -> List[Action]:
+        """The line for an exclusion that lasts, unless no process remains that would notice.
+
+        ``is_told``: the reason has been shown, and is only kept for the end of the job.
+        """
         rest_s = cooldown.until_s - now_s
         if rest_s < SHOWN_S or not self._holders or self.finishing:
             return []
         if cooldown.until_s == NEVER:
-            return [Say(f"{name} is excluded for the rest of the job, unless `ringrun add` names its host")]
-        return [Say(f"{name} is excluded for {rest_s:.0f} s")]
+            text = f"{name} is excluded for the rest of the job, unless `ringrun add` names its host"
+        else:
+            text = f"{name} is excluded for {rest_s:.0f} s"
+        start = f"{name}: "  # of a paragraph about a host
+        why = why[len(start) :] if why.startswith(start) else why
+        whole = f"{text}: {why}" if why else text
+        if why:
+            self.log.exclude(name, whole, why, now_s)
+        return [Say(text if is_told else whole)]
 
     def lost(self, member: Optional[int], text: str, now_s: float) -> List[Action]:
         """The rendezvous has declared a member lost; its process may still run, frozen or cut off.

@@ -15,7 +15,9 @@ from ringcomm.errors import ConfigError
 from ringcomm.rendezvous.actions import Notice
 
 from ..agent import processes, threads
+from ..diagnosis.failure_report import missing_module_hint
 from ..diagnosis.first_failure import Exit
+from ..diagnosis.tracebacks import last_error
 from ..elastic.changes import change_of
 from ..elastic.discovery import host_key
 from ..elastic.job import ElasticJob
@@ -232,8 +234,15 @@ class ElasticSupervisor(Supervisor):
         super()._report_exit(end)
         self._ended_members.add(end.rank)
         ended = bool(end.sent) and end.signal == end.sent
-        now_s = self._loop.clock()
-        self._take(self._membership.exited(end.rank, end.status, end.describe(), now_s, ended))
+        now_s, error = self._loop.clock(), "" if end.ok else self._error_of(end.rank)
+        self._take(self._membership.exited(end.rank, end.status, end.describe(), now_s, ended, error))
+
+    def _error_of(self, member: int) -> str:
+        """What a process has ended with, and a remedy if that is known: a line; or ""."""
+        host, tail = self.job.host_of(member), self._printer.tails().get(member, [])
+        found = self._ready[host.index].get("found") or {}
+        hint = missing_module_hint(tail, host.name, found.get("python", ""))
+        return ". ".join(filter(None, (last_error(tail), hint)))
 
     # -- what the rendezvous reports -----------------------------------------------------------
 
@@ -320,4 +329,5 @@ class ElasticSupervisor(Supervisor):
         # A rank that has returned may have left before the last view.
         rest = [item for item in ended_well if item in outcome.results and item not in last]
         outcome.members = last + rest
-        return with_changes(outcome, self._stopped_because, self._membership.log.lines)
+        log = self._membership.log
+        return with_changes(outcome, self._stopped_because, log.lines, log.excluded)

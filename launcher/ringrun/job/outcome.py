@@ -108,19 +108,26 @@ def lost_host_remedy(failure: FirstFailure) -> str:
     )
 
 
-def with_changes(outcome: Outcome, failure: Optional[str], changes: Sequence[Tuple[float, str]]) -> Outcome:
+def with_changes(
+    outcome: Outcome, failure: Optional[str], changes: Sequence[Tuple[float, str]],
+    excluded: Sequence[str] = (),
+) -> Outcome:  # fmt: skip
     """The outcome of an elastic job.
 
     Args:
         outcome: of its processes since the last change of the ranks; see :func:`ended`.
         failure: why the job could not continue; None if it has succeeded.
         changes: seconds since the start, and what has changed.
+        excluded: the hosts and slots of those changes that are exclusions.
     """
     if outcome.reason in ("interrupt", "pipe"):
         return outcome
     history = [f"What changed while the job ran:\n{describe_history(changes)}"] if changes else []
     if failure is None:
-        title = f"the ranks changed {len(changes)} time{'' if len(changes) == 1 else 's'}"
+        count = len(changes) - len(excluded)
+        parts = [f"the ranks changed {count} time{'' if count == 1 else 's'}"] if count else []
+        parts += [f"{place} was excluded" for place in dict.fromkeys(excluded)]
+        title = ", ".join(parts)
         report = failure_report.box(title, history, "exit code 0") if changes else ""
         return replace(
             outcome, exit_code=0, report=visible(report), reason="done", cause=None, to_show=[], reported=[]

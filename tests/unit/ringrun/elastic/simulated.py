@@ -57,10 +57,11 @@ class Simulated:
         return self.take(self.membership.view(change, self.now_s))
 
     def exit(
-        self, member: int, code: int = 137, how: str = "killed by SIGKILL", ended: bool = False
-    ) -> List[Any]:
+        self, member: int, code: int = 137, how: str = "killed by SIGKILL", ended: bool = False,
+        error: str = "",
+    ) -> List[Any]:  # fmt: skip
         self.waiting = [other for other in self.waiting if other != member]
-        return self.take(self.membership.exited(member, code, how, self.now_s, ended))
+        return self.take(self.membership.exited(member, code, how, self.now_s, ended, error))
 
     def after(self, seconds: float) -> List[Any]:
         """Let time pass, with a tick whenever one is due."""

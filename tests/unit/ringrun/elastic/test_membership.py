@@ -83,12 +83,19 @@ def test_pauses_grow_while_a_slot_fails_again_and_again_before_it_joins() -> Non
     job.publish()
     assert kinds(job.exit(1), StartProcess) == [StartProcess(2, 0, 1)]
     job.publish(lost=(1,), join=False)
-    assert texts(job.exit(2)) == ["slot 1 of a is excluded for 1 s"]
+    assert texts(job.exit(2, 1, "exit code 1", error="KeyError: 'x'")) == [
+        "slot 1 of a is excluded for 1 s: exit code 1: KeyError: 'x'"
+    ]
     assert kinds(job.after(0.9), StartProcess) == []
     assert kinds(job.after(0.2), StartProcess) == [StartProcess(3, 0, 1)]
-    assert texts(job.exit(3)) == ["slot 1 of a is excluded for 2 s"]
+    assert texts(job.exit(3)) == ["slot 1 of a is excluded for 2 s: killed by SIGKILL"]
     assert kinds(job.after(2.0), StartProcess) == [StartProcess(4, 0, 1)]
     assert "slot 1 of a is excluded for the rest of the job" in texts(job.exit(4))[0]
+    assert [text for _, text in job.membership.log.lines if "slot 1 of a is excluded" in text] == [
+        "slot 1 of a is excluded for 1 s: exit code 1: KeyError: 'x'",
+        "slot 1 of a is excluded for 2 s: killed by SIGKILL",
+    ]
+    assert job.membership.log.excluded == ["slot 1 of a"] * 2
     assert kinds(job.after(1000.0), StartProcess) == []
 
 
