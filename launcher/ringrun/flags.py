@@ -132,9 +132,9 @@ def options_of(given: Mapping[str, Any]) -> options.Options:
     job = {item.name: given[item.name] for item, _ in options.table() if item.name in given}
     job["blacklist_cooldown_range"] = job.get("blacklist_cooldown_range") or None  # () before click 8.2
     values = [value for name, value in given.items() if name.startswith("tunable_") and value is not None]
-    return options.Options(
-        setting_values=tuple(values), project_values=tuple(given.get("project_values", ())), **job
-    )
+    names = ("project_values", "project_names")
+    project = {name: tuple(given.get(name, ())) for name in names}
+    return options.Options(setting_values=tuple(values), **project, **job)
 
 
 def _native() -> Iterator[click.Option]:

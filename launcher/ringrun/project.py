@@ -78,7 +78,7 @@ def with_project(
     used = {n: v for n, v in project.options.items() if n in given and n not in typed | replaced}
     if project.keys and not (given.get("quiet") or used.get("quiet")):
         say(project.line)
-    return {**given, **used, "project_values": project.settings}
+    return {**given, **used, "project_values": project.settings, "project_names": tuple(used)}
 
 
 def find_file(folder: Path) -> Optional[Path]:

@@ -87,7 +87,21 @@ class Membership:
         host = self._host_of(spec)
         host.added, host.dropped = True, False
         host.forgive()
-        return self._plan(now_s)
+        return [*self._reopen(host, spec), *self._plan(now_s)]
+
+    def _reopen(self, host: Host, spec: HostSpec) -> List[Action]:
+        """Take what the user says about a host that is known, and end its agent if that needs another one."""
+        given = {name: value for name, value in spec._asdict().items() if value is not None}
+        before, host.spec = host.spec, host.spec._replace(**given)
+        if before._replace(slots=host.spec.slots) == host.spec or host.processes:
+            return []
+        return self._close(host)
+
+    def _close(self, host: Host) -> List[Action]:
+        if host.phase is Phase.CLOSED:
+            return []
+        host.phase = Phase.CLOSED
+        return [CloseHost(host.agent)]
 
     def drop_host(self, name: str, now_s: float) -> Optional[List[Action]]:
         """The user removes a host; None if the job has no such host.
@@ -388,9 +402,8 @@ class Membership:
             else:
                 actions += self._postpone(process.host, staying)
         for host in self.hosts.values():
-            if not host.is_wanted and host.phase is not Phase.CLOSED and not host.processes:
-                host.phase = Phase.CLOSED
-                actions.append(CloseHost(host.agent))
+            if not host.is_wanted and not host.processes:
+                actions += self._close(host)
         return actions
 
     def _postpone(self, host: Host, staying: int) -> List[Action]:

@@ -107,7 +107,7 @@ def per_host(option: str, values: Sequence[str], hosts: Optional[Sequence[str]])
     Args:
         option: the option's name, for messages.
         values: what it was given.
-        hosts: the names of the job's hosts; None if they are not determined yet.
+        hosts: the names of the job's hosts; None if other names are no mistake.
 
     Raises:
         ConfigError: a host is not in the list, has two values, or a value is empty.

@@ -66,10 +66,10 @@ def prepare(
     parsed = parse_command(command, options.forward)
     allocation = allocation_of(environ, needed=needs_hosts(options))
     plan = _plan(options, allocation)
-    names = host_names(plan)
-    pythons = per_host("--python", options.python, names)
-    cwds = per_host("--cwd", options.cwd, names)
-    ifaces = per_host("--iface", options.iface, names)
+    pythons = per_host("--python", options.python, host_names(plan, options, "python"))
+    cwds = per_host("--cwd", options.cwd, host_names(plan, options, "cwd"))
+    ifaces = per_host("--iface", options.iface, host_names(plan, options, "iface"))
+    needed = () if "forward" in options.project_names else options.forward
     effective = effective_settings(options, environ, ifaces)
     settings = effective.settings
     observation = observation_of(
@@ -92,7 +92,7 @@ def prepare(
         payload=payload, horovod=options.horovod,
         notes=(
             *([] if options.hosts is None else lists_in(parse_hosts(options.hosts), os.environ)),
-            *_where_from(options, allocation), *not_forwarded(options.forward, environ),
+            *_where_from(options, allocation), *not_forwarded(needed, environ),
             *_left_out(tree, code_at, parsed), *(doors.in_clear() if settings.encrypt else []),
         ),
         restarts_before=restarts_before(environ),
@@ -141,9 +141,11 @@ def _plan(options: Options, allocation: Optional[Allocation]) -> Optional[Plan]:
     return None
 
 
-def host_names(plan: Optional[Plan]) -> Optional[List[str]]:
-    """The names of the hosts of a plan, None without one."""
-    return None if plan is None else [host.spec.name for host in plan.hosts]
+def host_names(plan: Optional[Plan], options: Options, name: str) -> Optional[List[str]]:
+    """The hosts that an option may name; None for any: of an elastic job, or in a project file."""
+    if plan is None or options.is_elastic or name in options.project_names:
+        return None
+    return [host.spec.name for host in plan.hosts]
 
 
 def _tree(options: Options, environ: Mapping[str, str]) -> Tuple[Optional[SourceTree], str]:
@@ -231,7 +233,8 @@ def effective_settings(
     """
     if ifaces is None:
         allocation = allocation_of(environ, needed=needs_hosts(options))
-        ifaces = per_host("--iface", options.iface, host_names(_plan(options, allocation)))
+        names = host_names(_plan(options, allocation), options, "iface")
+        ifaces = per_host("--iface", options.iface, names)
     flags = list(options.setting_values)
     if options.debug is not None:
         flags = [*without_limits({item.name for item in flags}), *flags]

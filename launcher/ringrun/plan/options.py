@@ -83,6 +83,8 @@ class Options:
     Attributes:
         setting_values: the settings given by flags; :class:`ringcomm.config.Settings` is their table.
         project_values: the settings in ``ringrun.toml``.
+        project_names: the fields whose values are those of ``ringrun.toml``: hosts that are not in the job and
+            variables that are not set are ignored there.
     """
 
     np: Optional[int] = _option(
@@ -290,6 +292,7 @@ class Options:
     )  # fmt: skip
     setting_values: Tuple[SettingValue, ...] = ()
     project_values: Tuple[SettingValue, ...] = ()
+    project_names: Tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def is_elastic(self) -> bool:

@@ -45,6 +45,7 @@ def test_options_come_from_the_nearest_file_above(folder: Path, seen: List[Optio
     (folder / "a" / project.NAME).write_text('np = 3\nhosts = ["a", "b:2"]\nship = true\nx = ["A=1", "B"]\n')
     result = run(folder, "np = 9", "--restarts", "2")
     assert seen == [Options(np=3, hosts="a,b:2", ship=True, forward=("A=1", "B"), restarts=2)]
+    assert seen[0].project_names == ("np", "hosts", "ship", "forward")
     path = folder / "a" / project.NAME
     assert f"ringrun: options of {path} are used: np, hosts, ship, x; --no-project-file" in result.output
 

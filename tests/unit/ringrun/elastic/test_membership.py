@@ -13,7 +13,7 @@ from ringrun.elastic.places import (
     StartProcess,
     StopProcess,
 )
-from ringrun.plan.hosts import parse_hosts
+from ringrun.plan.hosts import HostSpec, parse_hosts
 from tests.unit.ringrun.elastic.simulated import Simulated, kinds, texts
 
 # ---- starting ---------------------------------------------------------------------------------
@@ -321,6 +321,18 @@ def test_a_host_that_is_added_again_keeps_its_slots() -> None:
     assert job.membership.hosts["b"].slots == 4
     actions = job.take(job.membership.add_host(parse_hosts("b:3")[0], 0.0))
     assert [action.member for action in kinds(actions, Exclude)] == [5]
+
+
+def test_a_host_that_is_added_again_gets_the_interpreter_that_is_named_then() -> None:
+    job = Simulated("a,b", HostLimits(1, 1))
+    job.publish()
+    job.publish(lost=(1,), join=False)
+    for member in (1, 2, 3, 4):
+        job.exit(member, 1, "exit code 1")
+        job.after(5.0)
+    actions = job.take(job.membership.add_host(HostSpec("b", python="/p"), job.now_s))
+    assert kinds(actions, CloseHost) == [CloseHost(1)]
+    assert kinds(actions, OpenHost) == [OpenHost(2, HostSpec("b", python="/p"), 1)]
 
 
 def test_an_added_host_stays_although_the_script_does_not_name_it() -> None:

@@ -252,6 +252,24 @@ def test_settings_come_from_options_before_the_environment() -> None:
         prepare(Options(), ["x.py"], {"RINGCOMM_TIMEOUT": "soon"})
 
 
+def test_what_a_file_says_of_absent_hosts_and_unset_variables_is_ignored() -> None:
+    options = Options(
+        hosts="localhost:2", python=("far=/p", "localhost=/q"), cwd=("far=/c",), iface=("far=eth7",),
+        forward=("UNSET", "TOKEN"), project_names=("python", "cwd", "iface", "forward"),
+    )  # fmt: skip
+    job = prepare(options, ["train.py"], ENVIRON)
+    assert (job.hosts[0].python, job.notes) == ("/q", ())
+    assert job.hosts[0].env == {"TOKEN": "hunter2"}
+    with pytest.raises(ConfigError, match="'far' is not among the hosts"):
+        prepare(replace(options, project_names=()), ["train.py"], ENVIRON)
+
+
+def test_a_host_that_may_be_added_to_an_elastic_job_has_its_interpreter() -> None:
+    job = prepare(replace(ELASTIC, python=("later=/p",)), ["train.py"], ENVIRON)
+    assert isinstance(job, ElasticJob)
+    assert job.open_host(0, HostSpec("later"), 1, is_local=False).python == "/p"
+
+
 ELASTIC = Options(np=2, hosts="localhost:1,me@far", min_np=1, slots_per_host=3)
 
 
