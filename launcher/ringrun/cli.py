@@ -240,7 +240,7 @@ def _check_build(options: Options, dry_run: bool) -> None:
 def _run(options: Options, command: Tuple[str, ...], dry_run: bool) -> None:
     from .job.launch import describe, prepare
 
-    job = prepare(options, command)
+    job = prepare(options, command, say=note)
     _compare_hosts(click.get_current_context().meta.get(_HOSTS), job)
     _refuse_misspelt(job)
     for option in () if options.quiet else _misplaced(job.command):

@@ -133,7 +133,7 @@ def options_of(given: Mapping[str, Any]) -> options.Options:
     job["blacklist_cooldown_range"] = job.get("blacklist_cooldown_range") or None  # () before click 8.2
     values = [value for name, value in given.items() if name.startswith("tunable_") and value is not None]
     names = ("project_values", "project_names")
-    project = {name: tuple(given.get(name, ())) for name in names}
+    project: Dict[str, Any] = {name: tuple(given.get(name, ())) for name in names}
     return options.Options(setting_values=tuple(values), **project, **job)
 
 

@@ -17,6 +17,7 @@ from ringcomm.rendezvous.actions import Notice
 from ..agent import processes, threads
 from ..diagnosis.failure_report import missing_module_hint
 from ..diagnosis.first_failure import Exit
+from ..diagnosis.local_files import local_file_hint
 from ..diagnosis.tracebacks import last_error
 from ..elastic.changes import change_of
 from ..elastic.discovery import host_key
@@ -242,7 +243,7 @@ class ElasticSupervisor(Supervisor):
         host, tail = self.job.host_of(member), self._printer.tails().get(member, [])
         found = self._ready[host.index].get("found") or {}
         hint = missing_module_hint(tail, host.name, found.get("python", ""))
-        return ". ".join(filter(None, (last_error(tail), hint)))
+        return ". ".join(filter(None, (last_error(tail), hint or local_file_hint(self.job, host, tail))))
 
     # -- what the rendezvous reports -----------------------------------------------------------
 

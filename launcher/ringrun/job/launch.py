@@ -9,9 +9,10 @@ import os
 import resource
 import secrets
 import shlex
+import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, List, Mapping, Optional, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
 from ringcomm.storage.certificate import make_certificate
@@ -40,6 +41,8 @@ from ..ship.source_tree import SourceTree, position
 from .host_jobs import HostMaker, per_host, working_directory
 from .requeue import restarts_before
 
+SLOW_S = 2.0
+"""After so long a line says what takes the time."""
 SPARE_FILES = 64
 """Number of open files that a process needs in addition to its connections to ranks."""
 
@@ -47,6 +50,7 @@ SPARE_FILES = 64
 def prepare(
     options: Options, command: Sequence[str], environ: Optional[Mapping[str, str]] = None,
     payload: Optional[bytes] = None, local_env: Optional[Mapping[str, str]] = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Job:  # fmt: skip
     """Make a job from options. Host names are resolved to find this machine; no host is contacted.
 
@@ -56,6 +60,7 @@ def prepare(
         environ: the launcher's environment; None for ``os.environ``.
         payload: bytes that the ranks read, in addition to their arguments.
         local_env: more variables for the ranks on this machine.
+        say: gets a line if it takes long (in another thread).
 
     Raises:
         ConfigError: an option is not valid; the message names it and the valid values.
@@ -84,7 +89,7 @@ def prepare(
         parsed, environ, doors, common, local_env or {}, pythons, cwds, ifaces, options.ship_self,
         None if options.shipped is None else Path(options.shipped),
     )
-    tree, code_at = _tree(options, environ)
+    tree, code_at = _tree(options, environ, parsed, say)
     job = Job(
         id=secrets.token_hex(8), key=secrets.token_bytes(32), plan=Plan([], []), hosts=[],
         settings=settings, command=parsed, version=__version__,
@@ -148,7 +153,9 @@ def host_names(plan: Optional[Plan], options: Options, name: str) -> Optional[Li
     return [host.spec.name for host in plan.hosts]
 
 
-def _tree(options: Options, environ: Mapping[str, str]) -> Tuple[Optional[SourceTree], str]:
+def _tree(
+    options: Options, environ: Mapping[str, str], command: Command, say: Callable[[str], None]
+) -> Tuple[Optional[SourceTree], str]:
     """The files to send, and the working directory relative to them."""
     if options.shipped is None:
         if options.fetch:
@@ -157,7 +164,22 @@ def _tree(options: Options, environ: Mapping[str, str]) -> Tuple[Optional[Source
             )
         return None, "."
     root = Path(options.shipped)
-    return SourceTree(root), position(root, Path(working_directory(environ)))
+    cwd = Path(working_directory(environ))
+    code_at = position(root, cwd)
+    script = None if options.cwd or Path(command.script or "/").is_absolute() else command.script
+    if script and not Path(script).exists():
+        raise ConfigError(f"There is no script {script} in {cwd}, so --ship cannot send it.")
+    slow = threading.Timer(SLOW_S, say, [f"--ship: looking at the files below {root.absolute()}"])
+    slow.daemon = True
+    slow.start()
+    try:
+        tree = SourceTree(root)
+    finally:
+        slow.cancel()
+    own = os.path.normpath(Path(code_at, script or ""))
+    if script and not own.startswith("..") and own not in {file.path for file in tree.files}:
+        raise ConfigError(f"--ship does not send the program {script}: {tree.why_not_sent(Path(script))}.")
+    return tree, code_at
 
 
 def _left_out(tree: Optional[SourceTree], code_at: str, command: Command) -> List[str]:

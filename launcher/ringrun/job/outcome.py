@@ -8,6 +8,7 @@ from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from ..diagnosis import failure_report
 from ..diagnosis.first_failure import Cause, Exit, FirstFailure
+from ..diagnosis.local_files import local_file_hint
 from ..diagnosis.shadowing import shadow_hint
 from ..diagnosis.tracebacks import is_shown_whole, traceback_lines
 from ..elastic.changes import describe_history
@@ -85,7 +86,7 @@ def ended(
     names = [host.name for host in job.hosts]
     cause = failure.cause()
     said = [] if cause is None or cause.rank is None else traceback_lines(tails.get(cause.rank, []))
-    first = "\n\n".join(filter(None, (first, _shadowed(job, "\n".join(said)))))
+    first = "\n\n".join(filter(None, (first, _shadowed(job, "\n".join(said)), _only_here(job, cause, tails))))
     text = failure_report.failure_box(failure, hosts, names, tails, diagnosis, lines, pythons, first)
     code, report = failure.exit_code(), visible(text)
     rank = -1 if cause is None or cause.rank is None else cause.rank
@@ -155,6 +156,13 @@ def verified_results(job: Job, results: Mapping[int, bytearray]) -> Dict[int, Op
     return {
         rank: job.verified_result(rank, bytes(data)) if data else b"" for rank, data in results.items()
     }
+
+
+def _only_here(job: Job, cause: Optional[Cause], tails: Mapping[int, List[str]]) -> str:
+    """A paragraph if the first failure is that of a rank that lacks a file of this machine."""
+    if cause is None or cause.rank is None:
+        return ""
+    return local_file_hint(job, job.host_of(cause.rank), tails.get(cause.rank, []))
 
 
 def _shadowed(job: Job, text: str) -> str:

@@ -49,7 +49,7 @@ class Supply:
         if "files" in facts and tree is not None:
             sent = Package("files", tree.contents(map(str, facts["files"])))
             counts = len(facts["files"]), len(tree.files), len(sent.archive)
-            self._print(describe_sent(host.name, counts))
+            self._print(describe_sent(host.name, counts, tree.ignored))
             self._agents.send_archive(host, framing.CODE, sent.archive)
             return
         package = self._wheels.get(host.index) or own_package()

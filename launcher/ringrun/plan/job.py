@@ -25,9 +25,18 @@ SILENCE_S = 120.0
 class Tree(Protocol):
     """The user's files, for hosts that do not have them (:class:`ringrun.ship.source_tree.SourceTree`)."""
 
+    root: Path
+
     @property
     def files(self) -> Sequence[Tuple[str, str, bool]]:
         """The path, the digest of the content, and whether it is executable, of each file."""
+
+    @property
+    def ignored(self) -> Sequence[str]:
+        """What git or ``.ringignore`` leaves out, directories with "/" at their ends."""
+
+    def why_not_sent(self, path: Path) -> str:
+        """Why a file of this machine is not among those that were sent, for a sentence."""
 
     def announced(self) -> Sequence[Tuple[str, str, bool]]:
         """The files, and directories to make with "/" at their ends and without a digest."""

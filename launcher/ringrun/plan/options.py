@@ -83,8 +83,8 @@ class Options:
     Attributes:
         setting_values: the settings given by flags; :class:`ringcomm.config.Settings` is their table.
         project_values: the settings in ``ringrun.toml``.
-        project_names: the fields whose values are those of ``ringrun.toml``: hosts that are not in the job and
-            variables that are not set are ignored there.
+        project_names: the fields whose values are those of ``ringrun.toml``, where hosts that are not in the
+            job and variables that are not set are ignored.
     """
 
     np: Optional[int] = _option(

@@ -7,12 +7,17 @@ import fnmatch
 import hashlib
 import os
 import subprocess
+import time
 from pathlib import Path, PurePosixPath
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ringcomm.errors import ConfigError
 
-LIMIT_BYTES = 50 << 20
+LIMIT_BYTES = 50 * 10**6
+COUNT_S = 2.0
+"""A tree that is too large is counted for so long, to name its largest files."""
+MAX_NAMED = 5
+"""So many ignored files and directories are named."""
 IGNORE_FILE = ".ringignore"
 FETCHED = "fetched"
 """The directory into which ``--fetch`` brings files back; it is never sent."""
@@ -48,7 +53,8 @@ class SourceTree:
         files: the files, by path.
         folders: directories without any of them: empty ones, and those that git ignores. Their names are
             sent, because programs write there.
-        size_bytes: their size together.
+        ignored: the files, and directories with "/" at their ends, that git or ``.ringignore`` leaves out.
+        size_bytes: the size of the files together.
 
     Raises:
         ConfigError: the directory cannot be read, a symbolic link leads out of it, or it is too large.
@@ -58,24 +64,48 @@ class SourceTree:
         self.root = root.absolute()
         if not self.root.is_dir():
             raise ConfigError(f"--ship-from: there is no directory {root}.")
-        paths = sorted(set(_without_ignored(self.root, listed_files(self.root))))
-        self.folders = sorted(_without_ignored(self.root, _folders_without(self.root, paths)))
-        sizes = {path: self._checked(path).stat().st_size for path in paths}
+        self._real, patterns = self.root.resolve(), _ignore_patterns(self.root)
+        sizes, ignored = self._sizes(patterns)
         self.size_bytes = sum(sizes.values())
-        if self.size_bytes > LIMIT_BYTES:
-            raise ConfigError(_too_large(self.root, sizes))
+        by_git = _ignored_by_git(self.root)
+        self.ignored = sorted(ignored.union(by_git))
+        folders = _folders_without(self.root, list(sizes), by_git)
+        self.folders = sorted(path for path in folders if not _is_left_out(path, patterns))
         self._contents: Dict[str, bytes] = {}
         self.files: List[ShippedFile] = []
-        for path in paths:
+        for path in sorted(sizes):
             whole = self.root / path
             content = whole.read_bytes()
             digest = hashlib.sha256(content).hexdigest()[:32]
             self._contents[digest] = content
             self.files.append(ShippedFile(path, digest, os.access(whole, os.X_OK)))
 
+    def _sizes(self, patterns: Sequence[str]) -> Tuple[Dict[str, int], Set[str]]:
+        """The files with their sizes, and what ``.ringignore`` leaves out."""
+        sizes: Dict[str, int] = {}
+        ignored: Set[str] = set()
+        size_bytes, until_s = 0, float("inf")
+        for path in listed_files(self.root, patterns):
+            if path in sizes or FETCHED in path.split("/")[:-1]:
+                continue
+            part = _ignored_part(path, patterns)
+            if part:
+                ignored.add(part)
+                continue
+            sizes[path] = self._checked(path).stat().st_size
+            size_bytes += sizes[path]
+            if size_bytes > LIMIT_BYTES:
+                now_s = time.monotonic()
+                until_s = min(until_s, now_s + COUNT_S)
+                if now_s >= until_s:
+                    raise ConfigError(_too_large(self.root, sizes, "more than "))
+        if size_bytes > LIMIT_BYTES:
+            raise ConfigError(_too_large(self.root, sizes))
+        return sizes, ignored
+
     def _checked(self, path: str) -> Path:
         whole = self.root / path
-        if self.root.resolve() not in whole.resolve().parents:
+        if self._real not in whole.resolve().parents:
             raise ConfigError(
                 f"--ship: {path} is a symbolic link that leads out of {self.root}, to {whole.resolve()}. "
                 f"Name it in {IGNORE_FILE}, or copy the file into the directory."
@@ -89,6 +119,16 @@ class SourceTree:
     def contents(self, digests: Iterable[str]) -> Dict[str, bytes]:
         """The contents with these digests; unknown digests are left out."""
         return {digest: self._contents[digest] for digest in digests if digest in self._contents}
+
+    def why_not_sent(self, path: Path) -> str:
+        """Why a file or directory of this machine is not among those that were sent, for a sentence."""
+        try:
+            own = path.resolve().relative_to(self._real).as_posix()
+        except ValueError:
+            return f"it is not in {self.root}"
+        if any(f"{own}/".startswith(f"{item.rstrip('/')}/") for item in self.ignored):
+            return f"git or {IGNORE_FILE} leaves it out"
+        return "it is none of the files that were sent when the job started"
 
     def left_out(self, script: str) -> List[str]:
         """Files and packages next to the script that its tree imports, but that are not sent.
@@ -110,12 +150,17 @@ class SourceTree:
         return sorted(found)
 
 
-def listed_files(root: Path) -> List[str]:
-    """The files under a directory that git tracks or would track; without git, all but the usual junk."""
+def listed_files(root: Path, patterns: Sequence[str] = ()) -> Iterator[str]:
+    """The files under a directory that git tracks or would track; without git, all but the usual junk.
+
+    Args:
+        root: the directory.
+        patterns: of what is left out: a directory that matches may be one item, with "/" at its end.
+    """
     names = _listed_by_git(root, "--cached", "--others", "--exclude-standard")
     if names is None:
-        return list(_walked(root))
-    return [name for name in names if (root / name).is_file()]  # a tracked file may have been deleted
+        return _walked(root, patterns)
+    return (name for name in names if (root / name).is_file())  # a tracked file may have been deleted
 
 
 def _listed_by_git(root: Path, *options: str) -> Optional[List[str]]:
@@ -130,19 +175,25 @@ def _listed_by_git(root: Path, *options: str) -> Optional[List[str]]:
     return None if done.returncode else [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
 
 
-def _walked(root: Path) -> Iterator[str]:
+def _ignored_by_git(root: Path) -> List[str]:
+    return _listed_by_git(root, "--others", "--ignored", "--exclude-standard", "--directory") or []
+
+
+def _walked(root: Path, patterns: Sequence[str]) -> Iterator[str]:
     for folder, names, files in os.walk(root):
+        own = Path(folder).relative_to(root)
         names[:] = [name for name in names if not _matches(name, JUNK)]
+        left_out = [name for name in names if _ignored_part((own / name).as_posix(), patterns)]
+        names[:] = [name for name in names if name not in left_out]
+        yield from (f"{(own / name).as_posix()}/" for name in left_out)
         for name in files:
-            path = Path(folder, name)
-            if not _matches(name, JUNK) and path.is_file():
-                yield path.relative_to(root).as_posix()
+            if not _matches(name, JUNK) and Path(folder, name).is_file():
+                yield (own / name).as_posix()
 
 
-def _folders_without(root: Path, paths: Sequence[str]) -> Iterator[str]:
+def _folders_without(root: Path, paths: Sequence[str], ignored: Sequence[str]) -> Iterator[str]:
     """The directories that contain none of the files, and no other directory that counts."""
     there = {parent.as_posix() for path in paths for parent in PurePosixPath(path).parents}
-    ignored = set(_listed_by_git(root, "--others", "--ignored", "--exclude-standard", "--directory") or ())
     for folder, names, _ in os.walk(root):
         own = Path(folder).relative_to(root).as_posix()
         names[:] = [name for name in names if not _matches(name, (*JUNK, FETCHED, ".*"))]
@@ -152,34 +203,44 @@ def _folders_without(root: Path, paths: Sequence[str]) -> Iterator[str]:
             yield own
 
 
-def _without_ignored(root: Path, paths: Iterable[str]) -> Iterator[str]:
+def _ignore_patterns(root: Path) -> List[str]:
     try:
         lines = (root / IGNORE_FILE).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         lines = []
     except (OSError, UnicodeDecodeError) as problem:
         raise ConfigError(f"--ship: {root / IGNORE_FILE} cannot be read: {problem}.") from None
-    patterns = [line.strip().rstrip("/") for line in lines if line.strip() and not line.startswith("#")]
-    for path in paths:
-        parts = path.split("/")
-        if FETCHED in parts[:-1]:
-            continue
-        above = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
-        if not any(_matches(name, patterns) for name in (*parts, *above)):
-            yield path
+    return [line.strip().rstrip("/") for line in lines if line.strip() and not line.startswith("#")]
+
+
+def _ignored_part(path: str, patterns: Sequence[str]) -> str:
+    """The path, or the directory above it with "/" at its end, that a pattern matches; or ""."""
+    parts = path.split("/")
+    for count, name in enumerate(parts, 1):
+        above = "/".join(parts[:count])
+        if _matches(name, patterns) or _matches(above, patterns):
+            return above if above == path else f"{above}/"
+    return ""
+
+
+def _is_left_out(folder: str, patterns: Sequence[str]) -> bool:
+    return FETCHED in folder.split("/")[:-1] or bool(_ignored_part(folder, patterns))
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _too_large(root: Path, sizes: Dict[str, int]) -> str:
+def _too_large(root: Path, sizes: Dict[str, int], more: str = "") -> str:
     largest = sorted(sizes.items(), key=lambda item: -item[1])[:10]
     rows = "; ".join(f"{path} {size / 1e6:.1f} MB" for path, size in largest)
+    if root == Path(os.path.expanduser("~")):  # noqa: PTH111  users without a home
+        remedy = "It is your home directory: start ringrun in the directory of the program."
+    else:
+        remedy = f"Name data in {IGNORE_FILE}, and copy it by hand or read it from a shared directory."
     return (
-        f"--ship: {root} has {sum(sizes.values()) / 1e6:.0f} MB in {len(sizes)} files, and at most "
-        f"{LIMIT_BYTES / 1e6:.0f} MB are sent. The largest: {rows}. Name data in {IGNORE_FILE}, and copy it "
-        "by hand or read it from a shared directory."
+        f"--ship: {root} has {more}{sum(sizes.values()) / 1e6:.0f} MB in {more}{len(sizes)} files, and at "
+        f"most {LIMIT_BYTES / 1e6:.0f} MB are sent. The largest: {rows}. {remedy}"
     )
 
 
@@ -214,12 +275,17 @@ def position(root: Path, cwd: Path) -> str:
         ) from None
 
 
-def describe_sent(host: str, sent: Tuple[int, int, int]) -> str:
-    """The line that says what was sent.
+def describe_sent(host: str, sent: Tuple[int, int, int], ignored: Sequence[str]) -> str:
+    """The line that says what was sent, and what was not.
 
     Args:
         host: the host's name.
         sent: number of files sent, number of files of the tree, bytes sent.
+        ignored: see :class:`SourceTree`.
     """
     count, whole, size = sent
-    return f"sent {count} of {whole} files to {host}, {size / 1e6:.1f} MB"
+    text = f"sent {count} of {whole} files to {host}, {size / 1e6:.1f} MB"
+    named = [path for path in ignored if not any(_matches(part, (*JUNK, ".*")) for part in path.split("/"))]
+    more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
+    left_out = f"; git or {IGNORE_FILE} leaves out {', '.join(named[:MAX_NAMED])}{more}"
+    return text + left_out if named else text

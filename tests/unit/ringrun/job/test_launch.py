@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
@@ -20,6 +21,7 @@ from ringrun.plan.hosts import HostSpec
 from ringrun.plan.options import Options
 from ringrun.plan.setting_sources import from_values
 from ringrun.reach import doors
+from ringrun.ship.source_tree import SourceTree
 
 ENVIRON = {"PATH": "/nowhere", "TOKEN": "hunter2"}
 
@@ -268,6 +270,32 @@ def test_a_host_that_may_be_added_to_an_elastic_job_has_its_interpreter() -> Non
     job = prepare(replace(ELASTIC, python=("later=/p",)), ["train.py"], ENVIRON)
     assert isinstance(job, ElasticJob)
     assert job.open_host(0, HostSpec("later"), 1, is_local=False).python == "/p"
+
+
+def test_the_script_is_looked_for_before_files_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / ".ringignore").write_text("train.py")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"--ship does not send the program train.py: git or .ringignore"):
+        prepare(Options(hosts="far", ship=True), ["train.py"], ENVIRON)
+    monkeypatch.setattr(launch, "SourceTree", None)
+    with pytest.raises(ConfigError, match=f"There is no script tran.py in {tmp_path}"):
+        prepare(Options(hosts="far", ship=True), ["tran.py"], ENVIRON)
+
+
+def test_a_line_says_what_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = threading.Event()
+
+    def slow_tree(root: Path) -> SourceTree:
+        assert said.wait(30.0)
+        return SourceTree(root)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "SLOW_S", 0.0)
+    monkeypatch.setattr(launch, "SourceTree", slow_tree)
+    prepare(Options(hosts="far", ship=True), ["-m", "x"], ENVIRON, say=lambda text: said.set())
 
 
 ELASTIC = Options(np=2, hosts="localhost:1,me@far", min_np=1, slots_per_host=3)

@@ -8,7 +8,7 @@ import pytest
 
 from ringcomm.errors import ConfigError
 from ringrun.ship import source_tree
-from ringrun.ship.source_tree import SourceTree, position
+from ringrun.ship.source_tree import SourceTree, describe_sent, position
 
 
 def write(root: Path, *names: str, content: str = "") -> None:
@@ -84,6 +84,32 @@ def test_too_large_names_the_ten_largest(tmp_path: Path, monkeypatch: pytest.Mon
         SourceTree(tmp_path)
     assert "12 files" in str(error.value) and "file11" in str(error.value) and "file02" in str(error.value)
     assert "file01" not in str(error.value) and ".ringignore" in str(error.value)
+
+
+def test_counting_stops_soon_after_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_tree, "LIMIT_BYTES", 1000)
+    monkeypatch.setattr(source_tree, "COUNT_S", 0.0)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path, *(f"file{number:02}" for number in range(9)), content="x" * 600)
+    with pytest.raises(ConfigError, match="more than 2 files.*It is your home directory"):
+        SourceTree(tmp_path)
+
+
+@pytest.mark.parametrize("git", [True, False])
+def test_what_is_left_out_is_known_and_named(tmp_path: Path, git: bool) -> None:
+    if git:
+        subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    write(tmp_path, "a.py", "data/x/1", "w.pt", ".env", "lib/b.py", "lib/__pycache__/a.pyc", "out/1", "b.log")
+    write(tmp_path, ".gitignore", content="data/\nw.pt\n.env\n__pycache__\n")
+    write(tmp_path, ".ringignore", content="out\n*.log\n")
+    tree = SourceTree(tmp_path)
+    line = describe_sent("b", (1, 1, 0), tree.ignored)
+    names = "b.log, data/, out/, w.pt" if git else "b.log, out/"
+    assert line == f"sent 1 of 1 files to b, 0.0 MB; git or .ringignore leaves out {names}"
+    assert describe_sent("b", (1, 1, 0), [".env", "lib/__pycache__/"]) == "sent 1 of 1 files to b, 0.0 MB"
+    assert tree.why_not_sent(tmp_path / "out" / "1") == "git or .ringignore leaves it out"
+    assert "none of the files that were sent" in tree.why_not_sent(tmp_path / "later")
+    assert "it is not in" in tree.why_not_sent(tmp_path.parent)
 
 
 def test_a_link_out_of_the_tree_is_refused_and_one_inside_is_a_file(tmp_path: Path) -> None:
