@@ -90,12 +90,12 @@ class ChangeLog:
         """A process has failed by itself, as ``how`` says."""
         self._exits[member] = how
 
-    def exclude(self, place: str, text: str, why: str, now_s: float) -> None:
+    def exclude(self, place: str, why: str, now_s: float) -> None:
         """A host or a slot is excluded; repeated failures for the same reason are one line."""
         if self._excluded_because.get(place) != why:
             self._excluded_because[place] = why
             self.excluded.append(place)
-            self.lines.append((now_s - self._began_s, text))
+            self.lines.append((now_s - self._began_s, f"{place} is excluded: {why}"))
 
     def publish(self, change: Change, running: Container[int], now_s: float) -> List[str]:
         """The rendezvous has published a view.

@@ -247,10 +247,9 @@ class Membership:
             text = f"{name} is excluded for {rest_s:.0f} s"
         start = f"{name}: "  # of a paragraph about a host
         why = why[len(start) :] if why.startswith(start) else why
-        whole = f"{text}: {why}" if why else text
         if why:
-            self.log.exclude(name, whole, why, now_s)
-        return [Say(text if is_told else whole)]
+            self.log.exclude(name, why, now_s)
+        return [Say(f"{text}: {why}" if why and not is_told else text)]
 
     def lost(self, member: Optional[int], text: str, now_s: float) -> List[Action]:
         """The rendezvous has declared a member lost; its process may still run, frozen or cut off.

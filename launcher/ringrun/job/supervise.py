@@ -113,7 +113,8 @@ class Supervisor:
         finally:
             self._tear_down()
         outcome = self._outcome()
-        self._watching.write_report(outcome.reason, outcome.report, self._changes())
+        failure = outcome.report if outcome.exit_code else ""
+        self._watching.write_report(outcome.reason, failure, self._changes())
         return outcome
 
     def _changes(self) -> Sequence[Tuple[float, str]]:

@@ -69,8 +69,9 @@ def html_report(facts: ReportFacts, history: History, hosts: Mapping[int, str]) 
     """
     samples = history.samples()
     title = facts.program
-    if samples:
-        title += f" on {len(samples)} rank{'' if len(samples) == 1 else 's'}"
+    count = len(history.present())
+    if count:
+        title += f" on {count} rank{'' if count == 1 else 's'}"
     began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(facts.began_at))
     parts = [
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
@@ -86,7 +87,7 @@ def html_report(facts: ReportFacts, history: History, hosts: Mapping[int, str]) 
     if facts.failure:
         parts.append(f"<h2>Failure</h2><pre>{svg.escape(facts.failure)}</pre>")
     if samples:
-        parts += [_ranks(history, hosts), _curves(history, hosts), _waiting(history, hosts), _kinds(samples)]
+        parts += [_ranks(history, hosts, bool(facts.changes)), _curves(history, hosts), _waiting(history, hosts), _kinds(samples)]
         parts += [_links(history, hosts), _operations(samples)]
     else:
         parts.append(
@@ -129,11 +130,11 @@ def _slowest(history: History, hosts: Mapping[int, str]) -> str:
     return f'<p class="slowest">{svg.escape(text[0].upper() + text[1:])}.</p>'
 
 
-def _ranks(history: History, hosts: Mapping[int, str]) -> str:
+def _ranks(history: History, hosts: Mapping[int, str], has_changed: bool) -> str:
     slowest = history.slowest(hosts)
-    samples = history.samples()
     rows, slow = [], -1
     present, has_messages = history.present(), history.has_messages()
+    samples = [row for row in history.samples() if row[0] in present.values()]
     for index, (number, sample) in enumerate(samples):
         elapsed_s = max(sample.elapsed_s, 1e-9)
         if slowest is not None and sample.rank == slowest.rank and present.get(sample.rank) == number:
@@ -153,6 +154,8 @@ def _ranks(history: History, hosts: Mapping[int, str]) -> str:
         '<p class="note">"waited" is the part of the time in collectives: moving data, or waiting for other '
         "ranks. The slowest rank waits least.</p>"
     )
+    if has_changed:
+        note += '<p class="note">All numbers of this table are since the last change of the ranks.</p>'
     if has_messages:
         note += (
             '<p class="note">"bubble": the part of the time in which the rank has waited for messages of '

@@ -92,8 +92,8 @@ def test_pauses_grow_while_a_slot_fails_again_and_again_before_it_joins() -> Non
     assert kinds(job.after(2.0), StartProcess) == [StartProcess(4, 0, 1)]
     assert "slot 1 of a is excluded for the rest of the job" in texts(job.exit(4))[0]
     assert [text for _, text in job.membership.log.lines if "slot 1 of a is excluded" in text] == [
-        "slot 1 of a is excluded for 1 s: exit code 1: KeyError: 'x'",
-        "slot 1 of a is excluded for 2 s: killed by SIGKILL",
+        "slot 1 of a is excluded: exit code 1: KeyError: 'x'",
+        "slot 1 of a is excluded: killed by SIGKILL",
     ]
     assert job.membership.log.excluded == ["slot 1 of a"] * 2
     assert kinds(job.after(1000.0), StartProcess) == []

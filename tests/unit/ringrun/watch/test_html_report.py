@@ -110,6 +110,16 @@ def test_failures_changes_and_settings():
     assert "timeout 300 --timeout" in text and "1 settings with their defaults" in text
 
 
+def test_after_a_change_of_the_ranks_each_rank_has_one_row():
+    history = running(5, [0.5, 0.5], {})
+    history.take(0, report(0, 1.0, generation=1), 7.0)
+    history.take(2, report(1, 1.0, generation=1), 7.0)
+    page = page_of(history, FACTS._replace(changes=((6.0, "jetson1 has left"),)))
+    ranks = page.partition("<h2>Ranks</h2>")[2].partition("</table>")[0]
+    assert "train.py on 2 ranks" in page and ranks.count("<tr>") == 3
+    assert "since the last change of the ranks" in page and "jetson2" in ranks and "jetson1" not in ranks
+
+
 @pytest.mark.parametrize("seconds", [0, 1])
 def test_short_jobs_and_jobs_without_ringcomm(seconds):
     Checker(page_of(running(seconds, [0.0, 0.0], {})))
