@@ -159,7 +159,7 @@ class PeerChannels:
         heard, silent = self._detector.divided(self._clock())
         if not heard and len(silent) > 1:
             why = (
-                f"no heartbeat from any rank or the rendezvous for {silent_s:.0f} s: its "
+                f"no heartbeat from any rank for {silent_s:.0f} s: its "
                 f"host, {self._hosts[self._rank]}, is cut off (RINGCOMM_DEAD_AFTER sets the limit)"
             )
             return self.lost(peer, why, "cut off")

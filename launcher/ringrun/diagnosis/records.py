@@ -19,7 +19,7 @@ from ..agent.cleaning import RECORDS
 from ..plan.job import Job
 from .first_failure import Complaint, Exit
 from .reports import LOST_WITH_HOST, RankReport, parse_record, read_report
-from .waiting import diagnose, different_lines, has_met_another_call
+from .waiting import diagnose, different_lines, has_failed, has_met_another_call
 
 PATTERN = "flight.*.json"
 _WRITTEN = re.compile(r"flight\.\d+\.json")
@@ -67,8 +67,11 @@ class Records:
             return True  # it was slow to answer
         if before["reason"] == "failure":
             return False
-        # Where it was when the job failed means more than where it came later, unless it found the failure.
-        return not self._failed or has_met_another_call(read_report(content))
+        # Where it was when the job failed means more than where it came later, unless it found the failure, or
+        # was about to fail by itself before its first call.
+        report = read_report(content)
+        own = has_failed(report) and not any(row["operations"] for row in before.get("lanes", ()))
+        return not self._failed or own or has_met_another_call(report)
 
     def forget(self, failed: bool = False) -> None:
         """Drop records before ranks are asked again; records of a failure stay if the job has failed.

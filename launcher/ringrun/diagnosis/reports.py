@@ -13,6 +13,7 @@ from ringcomm.engine.stacks import Frame
 
 from ..reach.protocol import no_constant
 
+_RECORDING = ("/ringcomm/engine/stacks.py", "/ringcomm/job/flight_recorder.py")
 _LIBRARIES = ("/site-packages/", "/dist-packages/")
 _STANDARD = re.compile(r"/lib(64)?/python3[^/]*/|^<frozen|/python3\d*\.zip/")
 
@@ -240,6 +241,8 @@ def _whereabouts(frames: Sequence[Frame]) -> Tuple[str, bool]:
     """Return where the user's own program is, and whether it waits in ringcomm there."""
     own = [index for index, (file, _, _) in enumerate(frames) if _is_users(file)]
     if not own:
+        if any(file.endswith(_RECORDING) for file, _, _ in frames):
+            return "", False  # the program has failed, and is about to tell so
         # Python's frozen modules (the import system) are of no use in a stack.
         inner = next((item for item in reversed(frames) if not item[0].startswith("<frozen")), None)
         return (_frame_text(inner) if inner else ""), any(_is_ringcomms(item[0]) for item in frames)

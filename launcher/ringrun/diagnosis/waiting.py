@@ -65,7 +65,7 @@ def diagnose(reports: Mapping[int, RankReport]) -> List[str]:
     lines = _waiters(reports, {rank: place for rank, place in waiting.items() if rank not in at_odds})
     lines += _alike(reports)
     for rank, report in sorted(reports.items()):
-        if waiting[rank] is None and not _has_failed(report):
+        if waiting[rank] is None and not has_failed(report):
             lines.append(_describe(report, rank in wanted))
     if len(lines) > MAX_LINES:
         lines = [*lines[:MAX_LINES], f"({len(lines) - MAX_LINES} more are in the files.)"]
@@ -147,7 +147,7 @@ def waits_for(reports: Mapping[int, RankReport]) -> Waits:
 def _waits_in(report: RankReport) -> Optional[Place]:
     """The operation in which a rank waits for others, or failed because of them."""
     failed = report.reason == "failure" or _is_victim(report)
-    if _has_failed(report) or _has_left(report):
+    if has_failed(report) or _has_left(report):
         return None
     ordered = [channel for channel in report.channels if channel.ordered and channel.operations]
     last = [(channel, channel.operations[-1]) for channel in ordered]
@@ -175,7 +175,7 @@ def _same_channel(report: RankReport, channel: ReportedChannel) -> Optional[Repo
 
 def _behind(report: Optional[RankReport], channel: ReportedChannel, number: int) -> bool:
     """Return whether a rank is known not to have come to a certain call."""
-    if report is None or _is_silent(report) or _has_failed(report):
+    if report is None or _is_silent(report) or has_failed(report):
         return report is not None
     theirs = _same_channel(report, channel)
     if theirs is None or not theirs.operations:
@@ -204,7 +204,7 @@ def _posted(report: RankReport, rank: int, place: Place) -> Optional[int]:
 
 
 def _has_not_come(report: Optional[RankReport], channel: ReportedChannel, wanted: ReportedOperation) -> bool:
-    if report is None or _is_silent(report) or _has_failed(report):
+    if report is None or _is_silent(report) or has_failed(report):
         return report is not None
     theirs = _same_channel(report, channel)
     pending = [] if theirs is None else [item for item in theirs.operations if not item.over]
@@ -216,7 +216,7 @@ def has_met_another_call(report: RankReport) -> bool:
     return report.error.startswith(MISMATCH) and report.culprit is None
 
 
-def _has_failed(report: RankReport) -> bool:
+def has_failed(report: RankReport) -> bool:
     """Return whether a rank's own program has failed, not because of another rank."""
     return report.error.startswith(UNCAUGHT) and not _is_victim(report)
 
@@ -254,7 +254,7 @@ def _waiters(reports: Mapping[int, RankReport], waiting: Mapping[int, Optional[P
 
 def _alike(reports: Mapping[int, RankReport]) -> List[str]:
     """The ranks that have ended with the same error, in one line."""
-    texts = {rank: _uncaught(report) for rank, report in reports.items() if _has_failed(report)}
+    texts = {rank: _uncaught(report) for rank, report in reports.items() if has_failed(report)}
     return _grouped(reports, texts, "; its last", "; their last")
 
 
@@ -322,6 +322,8 @@ def _describe(report: RankReport, is_wanted: bool) -> str:
         parts = [f"is at {what}{done}"]
     if report.paused:
         parts.append(f'it has called pause(): "{report.paused}"')
+    if report.end:  # after it has answered
+        where = f"{where}. It has ended since then: {report.end}"
     return f"{_name(report)} {'; '.join(parts)}{where}."
 
 
@@ -366,7 +368,7 @@ def _conclusions(reports: Mapping[int, RankReport], waits: Waits, quarrels: Sequ
             f"{ranks_text(sorted(waits)).capitalize()} wait for each other: they do not make the same calls "
             "in the same order."
         ]
-    gone = (rank for rank, report in reports.items() if _has_failed(report) or _has_left(report))
+    gone = (rank for rank, report in reports.items() if has_failed(report) or _has_left(report))
     ended = sorted(rank for rank in gone if rank not in waits)
     if ended:
         others = ranks_text(sorted(waits))

@@ -87,7 +87,8 @@ def html_report(facts: ReportFacts, history: History, hosts: Mapping[int, str]) 
     if facts.failure:
         parts.append(f"<h2>Failure</h2><pre>{svg.escape(facts.failure)}</pre>")
     if samples:
-        parts += [_ranks(history, hosts, bool(facts.changes)), _curves(history, hosts), _waiting(history, hosts), _kinds(samples)]
+        parts += [_ranks(history, hosts, bool(facts.changes)), _curves(history, hosts)]
+        parts += [_waiting(history, hosts), _kinds(samples)]
         parts += [_links(history, hosts), _operations(samples)]
     else:
         parts.append(

@@ -68,6 +68,15 @@ def test_after_the_failure_the_first_counts(records: Records, first: str) -> Non
     assert records.complete({})[0]["pid"] == 2
 
 
+def test_after_the_failure_a_rank_that_fails_by_itself_before_its_first_call_has_failed(
+    records: Records,
+) -> None:
+    records.forget(failed=True)
+    records.take(0, record("asked"))
+    records.take(0, record("failure", error="uncaught KeyError: 'x'"))
+    assert explain(records.complete({})).startswith("Rank 0 (localhost) ended with an uncaught KeyError: 'x'.")
+
+
 @pytest.mark.parametrize("first", ["asked", "silent"])
 def test_after_the_failure_a_mismatch_of_its_own_counts(records: Records, first: str) -> None:
     """Ranks find a mismatch together: which of them is asked before it has told so is a matter of time."""

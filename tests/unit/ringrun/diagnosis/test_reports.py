@@ -72,6 +72,8 @@ def test_the_messages_of_a_record() -> None:
         (WAITING, "train (train.py:88)", True),
         ([*WAITING, ["/home/me/callback.py", 3, "called"]], "called (callback.py:3)", False),
         ([[f"{LIBRARY}/ringcomm/api.py", 5, "_leave_at_exit"]], "_leave_at_exit (api.py:5)", True),
+        ([["/p/ringcomm/job/exits.py", 5, "hook"], ["/p/ringcomm/engine/stacks.py", 82, "_temporary"]],
+         "", False),
         ([], "", False),
     ],
 )  # fmt: skip

@@ -135,6 +135,11 @@ BEFORE = f"before the operation in which others wait{LAST}"
             "allreduce `conv3.grad` (op 811, train.py:88).",
         ),
         (
+            busy(2, end="exit code 1"),
+            "Rank 2 (host2) has called nothing yet; its main thread is in load (loader.py:12). "
+            "It has ended since then: exit code 1.",
+        ),
+        (
             busy(2, paused="saving checkpoint"),
             'Rank 2 (host2) has called nothing yet; it has called pause(): "saving checkpoint"; its '
             "main thread is in load (loader.py:12).",
