@@ -81,6 +81,12 @@ def test_hosts_that_agree_get_no_such_line(tmp_path: Path, options: Tuple[str, .
 ALONE = "ringrun: no rank called ringcomm.init(): each trained alone"
 
 
+def test_ranks_that_call_init_and_nothing_else_have_trained_alone(tmp_path: Path) -> None:
+    (tmp_path / "inits.py").write_text("import ringcomm\nringcomm.init()\n")
+    job = ringrun("-np", "2", "inits.py", cwd=tmp_path)
+    assert job.process.returncode == 0 and "every rank called init(), and none made" in job.err, job.err
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

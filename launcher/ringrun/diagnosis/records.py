@@ -86,6 +86,12 @@ class Records:
         """Number of ranks with a record, without those that have ended."""
         return sum(rank not in exits for rank in self._contents)
 
+    def made_no_call(self) -> bool:
+        """Return whether every rank has told at its end that it had made no call of ringcomm."""
+        told = [item for item in self._contents.values() if item["reason"] == "ended"]
+        rows = (row for content in told for row in content.get("lanes", ()))
+        return len(told) == self._job.plan.size > 0 and not any(row["operations"] for row in rows)
+
     def is_victim(self, rank: int) -> bool:
         """Return whether a rank has said that it failed because of another one."""
         return any(culprit not in (None, rank) for _, culprit, _ in self._errors.get(rank, ()))

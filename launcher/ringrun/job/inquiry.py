@@ -93,6 +93,11 @@ class Inquiry:
         more = f" ({why_there})" if why_there else ""
         return f"Their last operations and stacks: ringrun diagnose {folder}{more}"
 
+    @property
+    def made_no_call(self) -> bool:
+        """See :meth:`~ringrun.diagnosis.records.Records.made_no_call`."""
+        return self._records.made_no_call()
+
     def is_victim(self, rank: int) -> bool:
         """See :meth:`~ringrun.diagnosis.records.Records.is_victim`."""
         return self._records.is_victim(rank)

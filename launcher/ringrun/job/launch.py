@@ -102,7 +102,11 @@ def prepare(
         ),
         restarts_before=restarts_before(environ),
         certificate=make_certificate() if settings.encrypt else "",
-        provision=options.provision, tree=tree, code_at=code_at, folder=secrets.token_hex(8),
+        provision=options.provision, tree=tree,
+        # Inside a scheduler's job the agent may have fewer cores than the ranks get.
+        checks_slots=allocation is None and not options.oversubscribe
+        and (options.np is None or options.is_elastic),
+        code_at=code_at, folder=secrets.token_hex(8),
         fetch=options.fetch, bind=options.bind, quiet=options.quiet, observation=observation,
         shown_ranks=ranks_shown(options.only_rank, None if plan is None or options.is_elastic else plan.size),
         setting_rows=tuple(setting_sources.rows_of(effective)),

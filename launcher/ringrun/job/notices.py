@@ -26,6 +26,10 @@ _NO_PREDICTION = (
 _ALONE = (
     "no rank called ringcomm.init(): each trained alone, unless the program connects its ranks in another way"
 )
+_NO_CALL = (
+    "every rank called init(), and none made a collective: if they were to train one model, each has trained "
+    "its own. A DistributedOptimizer, or allreduce() of the gradients, makes them train together"
+)
 _NO_ADVICE = (
     "No advice: the program ended without it. It must call init() of ringcomm or of an adapter, and take its "
     "data from balanced batches (see docs/unequal.md)."
@@ -113,17 +117,21 @@ class Notices:
         """A rank has ended; ``joined`` is whether it has used ringcomm."""
         self._joined = self._joined or facts.get("joined", True)
 
-    def conclude(self, outcome: Outcome) -> None:
+    def conclude(self, outcome: Outcome, made_no_call: bool = False) -> None:
         """All ranks have ended well: show what that says, and have a job fail that has not measured.
 
         Args:
             outcome: gets exit code 1 if a prediction or advice was asked for, and there is none.
+            made_no_call: whether the ranks have made no collective.
         """
         self._show_variables()
         self._printer.note(self.unequal())
-        if not self._joined and self._job.plan.size > 1 and self._job.trains:
-            self._printer.note(_ALONE)
         settings = self._job.settings
+        if self._job.plan.size > 1 and self._job.trains:
+            if not self._joined:
+                self._printer.note(_ALONE)
+            elif made_no_call and settings.flight_recorder and not self._job.is_elastic:
+                self._printer.note(_NO_CALL)
         for asked, topic, missing, text in (
             (settings.predict, "predict", "no prediction", _NO_PREDICTION),
             (settings.advise, "advise", "no advice", _NO_ADVICE),

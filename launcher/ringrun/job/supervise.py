@@ -16,6 +16,7 @@ from ringcomm.rendezvous.actions import Notice
 
 from ..agent import framing, processes, threads
 from ..diagnosis.first_failure import Complaint, Exit, FirstFailure, signal_name
+from ..plan.hosts import crowding
 from ..plan.job import HostJob, Job
 from ..reach.agent_process import AgentLink
 from ..reach.protocol import Frame, event_facts
@@ -230,6 +231,11 @@ class Supervisor:
         if (rank < 0) is (name in ("exit", "started")):
             raise ProtocolError(f"an event {name!r} of rank {rank}")
         if name == "ready":
+            odd = crowding(host.planned.spec, facts["limits"]["cores"]) if self.job.checks_slots else ""
+            if odd:
+                self.problem(host, odd)
+                self._agents.abandon(host)
+                return
             self._ready[host.index] = self._notices.ready(host, facts)
             self._host_ready(host)
         elif name == "problem":
@@ -381,7 +387,7 @@ class Supervisor:
         if self.job.fetch:
             self._printer.note(self._fetched.describe(self.job))
         if outcome.reason == "done":
-            self._notices.conclude(outcome)
+            self._notices.conclude(outcome, self._inquiry.made_no_call)
             self._printer.show(missing_timeline(self.job, self._began_s, outcome.members or [0]))
         return outcome
 

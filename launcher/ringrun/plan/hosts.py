@@ -11,6 +11,11 @@ from ringcomm.errors import ConfigError
 
 MAX_SLOTS = 65535
 """Of one host."""
+MAX_PORT = 65535
+MAX_PER_CORE = 8
+"""More slots per core are probably a mistake."""
+_PORTS = (22, 222, 2022, 2222, 8022, 10022, 22022, 22222)
+"""Numbers of slots that are more likely the port of an sshd, unless the host has as many cores."""
 
 
 class HostSpec(NamedTuple):
@@ -24,6 +29,7 @@ class HostSpec(NamedTuple):
         cwd: the working directory there, or None for the launcher's.
         iface: which interfaces ranks there may use, or None for the job's choice.
         max_slots: how many ranks may run there with ``--oversubscribe``, or None for no limit.
+        port: of its sshd, or None for the job's choice.
     """
 
     name: str
@@ -33,6 +39,7 @@ class HostSpec(NamedTuple):
     cwd: Optional[str] = None
     iface: Optional[str] = None
     max_slots: Optional[int] = None
+    port: Optional[int] = None
 
     @property
     def target(self) -> str:
@@ -43,15 +50,17 @@ class HostSpec(NamedTuple):
     def item(self) -> str:
         """The host as an item of ``-H``: with brackets and slots."""
         name = f"[{self.name}]" if ":" in self.name else self.name
-        slots = "" if self.slots is None else f":{self.slots}"
+        port = "" if self.port is None else f"@{self.port}"
+        slots = "" if self.slots is None and not port else f":{self.slots or 1}{port}"
         return f"{self.user}@{name}{slots}" if self.user else name + slots
 
 
-_FORM = "Write HOST, HOST:SLOTS, USER@HOST:SLOTS, or [IPV6]:SLOTS"
+_FORM = "Write HOST, HOST:SLOTS, HOST:SLOTS@PORT (of its sshd), USER@HOST:SLOTS, or [IPV6]:SLOTS"
+_PORT = re.compile(r"(.*:\d+)@(\d{1,5})")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
 _ADDRESS = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9_.\-]+)?\Z")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+\\\-]*\Z")
-_KEYS = ("slots", "max_slots", "python", "cwd", "iface")
+_KEYS = ("slots", "max_slots", "port", "python", "cwd", "iface")
 
 
 def parse_hosts(text: str) -> List[HostSpec]:
@@ -158,11 +167,15 @@ def _line(words: List[str], where: str) -> HostSpec:
         if spec.slots is not None and most < spec.slots:
             raise ConfigError(f"{where}: max_slots={most} is less than slots={spec.slots}.")
         spec = spec._replace(max_slots=most)
+    if "port" in values:
+        if spec.port is not None:
+            raise ConfigError(f"{where}: the port is given twice, as {words[0]!r} and port=. Keep one.")
+        spec = spec._replace(port=_port(values["port"], where))
     return spec._replace(python=values.get("python"), cwd=values.get("cwd"), iface=values.get("iface"))
 
 
 def parse_host(item: str, where: str) -> HostSpec:
-    """Parse one ``[user@]host[:slots]``.
+    """Parse one ``[user@]host[:slots[@port]]``.
 
     Args:
         item: the text.
@@ -172,13 +185,16 @@ def parse_host(item: str, where: str) -> HostSpec:
         ConfigError: the text is not of that form.
     """
     user: Optional[str] = None
-    rest = item
-    if "@" in item:
-        user, rest = item.rsplit("@", 1)
+    with_port = _PORT.fullmatch(item)
+    port = None if with_port is None else _port(with_port[2], f"{where}: {item!r}")
+    rest = item if with_port is None else with_port[1]
+    if "@" in rest:
+        user, rest = rest.rsplit("@", 1)
         if not _USER.match(user):
             _refuse(item, where, f"{user!r} before the @ is not a user name")
     name, slots = _split_slots(rest, item, where)
-    return HostSpec(name, user, None if slots is None else _slots(slots, f"{where}: {item!r}"))
+    count = None if slots is None else _slots(slots, f"{where}: {item!r}")
+    return HostSpec(name, user, count, port=port)
 
 
 def is_host_name(text: str) -> bool:
@@ -224,10 +240,35 @@ def _slots(text: str, where: str) -> int:
     if not text.isdigit() or not text.isascii() or len(text) > 9 or not 1 <= int(text) <= MAX_SLOTS:
         raise ConfigError(
             f"{where}: {text!r} is not a number of slots. Slots are the number of ranks that may run on that "
-            f"host: a whole number from 1 to {MAX_SLOTS}, like host:2 (give a port for ssh with -p or in "
-            "~/.ssh/config)."
+            f"host: a whole number from 1 to {MAX_SLOTS}, like host:2 (a port for ssh comes after them, like "
+            "host:2@2222; -p is that of all hosts)."
         )
     return int(text)
+
+
+def _port(text: str, where: str) -> int:
+    if not text.isdigit() or not text.isascii() or len(text) > 5 or not 1 <= int(text) <= MAX_PORT:
+        raise ConfigError(f"{where}: {text!r} is not a port of ssh, a whole number from 1 to {MAX_PORT}.")
+    return int(text)
+
+
+def crowding(spec: HostSpec, cores: float) -> str:
+    """Return what is odd about a host's number of slots, as a paragraph, or "".
+
+    Args:
+        spec: the host.
+        cores: how many it has for the ranks.
+    """
+    slots = spec.slots or 0
+    is_port = slots in _PORTS and slots > cores
+    if not is_port and slots <= MAX_PER_CORE * cores:
+        return ""
+    port = f" If {slots} is the port of its sshd, write {spec._replace(slots=1, port=slots).item}."
+    return (
+        f"{spec.name}: {spec.item} asks for {slots} ranks there, and it has {cores:.3g} "
+        f"core{'' if cores == 1 else 's'}.{port if slots in _PORTS else ''} -np N sets the number of ranks, and "
+        "--oversubscribe accepts this one."
+    )
 
 
 def _refuse(item: str, where: str, why: str) -> NoReturn:

@@ -107,6 +107,7 @@ class Job:
         restarts_before: how often a scheduler has started ringrun again (:mod:`ringrun.job.requeue`).
         certificate: the job's TLS certificate with its private key, if its processes encrypt; or "".
         provision: whether hosts that lack numpy or psutil are sent their wheels.
+        checks_slots: whether a host with very many slots is refused (:func:`ringrun.plan.hosts.crowding`).
         tree: the files to send to hosts, or None.
         code_at: the working directory relative to the tree.
         folder: the name of the directories for the tree, the same in all attempts; "" for the identifier.
@@ -136,6 +137,7 @@ class Job:
     restarts_before: int = 0
     certificate: str = field(default="", repr=False)
     provision: bool = False
+    checks_slots: bool = False
     tree: Optional[Tree] = field(default=None, repr=False)
     code_at: str = "."
     folder: str = ""

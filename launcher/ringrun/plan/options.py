@@ -93,14 +93,15 @@ class Options:
     )  # fmt: skip
     hosts: Optional[str] = _option(
         None, "-H --hosts", JOB,
-        "Hosts, with their slots (default 1). A slot is a place for one rank. Default: this machine.",
+        "Hosts, with their slots (default 1). A slot is a place for one rank. HOST:SLOTS@PORT: with the port "
+        "of its sshd. Default: this machine.",
         metavar="HOST[:SLOTS],…", brief="Hosts, or a list.", argument="hosts", horovod="hosts", doctor=True,
         argument_doc='Hosts with their slots, like ``"localhost,jetson1:2"``; None for this machine.',
     )  # fmt: skip
     hostfile: Optional[str] = _option(
         None, "--hostfile -hostfile", JOB,
         "Hosts from a file: 'HOST slots=2' per line. Also max_slots= (the limit of --oversubscribe), "
-        "python=, cwd=, iface=.",
+        "port= (of its sshd), python=, cwd=, iface=.",
         kind=PATH, metavar="FILE", brief="Hosts from a file.", argument="hostfile", horovod="hostfile",
         doctor=True,
         argument_doc="Hosts from a file: 'HOST slots=2' per line. Also python=, cwd=, iface=.",

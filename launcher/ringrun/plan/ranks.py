@@ -109,7 +109,7 @@ def _merge(hosts: Sequence[HostSpec]) -> List[HostSpec]:
         key = (spec.user, spec.name.lower())
         if key in found:
             first = found[key]
-            for name in ("python", "cwd", "iface"):
+            for name in ("port", "python", "cwd", "iface"):
                 if getattr(first, name) != getattr(spec, name):
                     raise ConfigError(
                         f"{spec.target} is listed twice with different {name}= values: "

@@ -59,8 +59,8 @@ class Ssh(CommandReach):
             raise ConfigError("--ssh is empty. Give a command, like: --ssh 'ssh -F my_config'")
         words += ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_TIMEOUT_S}"]
         words += ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"]
-        if options.port is not None:
-            words += ["-p", str(options.port)]
+        if self._port(spec):
+            words += ["-p", str(self._port(spec))]
         if options.identity_file is not None:
             words += ["-i", options.identity_file]
         check_host(spec, "ssh")
@@ -92,8 +92,14 @@ class Ssh(CommandReach):
 
     def copy_line(self, spec: HostSpec, path: str, is_folder: bool) -> str:
         """A command that copies to the home directory on a host; see :class:`.plan.reaching.Reach`."""
-        program = "rsync -a --exclude '.venv*'" if is_folder else "scp"
-        return f"{program} {path} {spec.target}:"
+        port = self._port(spec)
+        if is_folder:
+            shell = f" -e 'ssh -p {port}'" if port else ""
+            return f"rsync -a{shell} --exclude '.venv*' {path} {spec.target}:"
+        return f"scp {f'-P {port} ' if port else ''}{path} {spec.target}:"
+
+    def _port(self, spec: HostSpec) -> Optional[int]:
+        return spec.port or self._options.port
 
 
 def login_line(argv: Sequence[str]) -> str:

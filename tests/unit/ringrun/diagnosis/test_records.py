@@ -158,6 +158,19 @@ def test_why_it_ended_is_known_although_where_it_was_before_counts(records: Reco
     assert told == Complaint(0, 1, "rank 1 was lost")
 
 
+def test_ranks_that_end_without_any_call(records: Records) -> None:
+    for rank in (0, 1):
+        assert not records.made_no_call()
+        records.take(rank, record("ended"))
+    assert records.made_no_call()
+    row = {
+        "op": 1, "kind": "barrier", "name": "", "what": "barrier", "site": "a.py:1", "state": "done", "at": 1.0,
+    }  # fmt: skip
+    lanes = [{"name": "c", "ordered": True, "members": [0, 1], "operations": [row]}]
+    records.take(1, record("ended", generation=1, lanes=lanes))
+    assert not records.made_no_call()
+
+
 def test_ends_alone_need_no_diagnosis(records: Records) -> None:
     row = {
         "op": 1, "kind": "allreduce", "name": "", "what": "allreduce", "site": "a.py:1", "state": "done",

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any, List, Sequence
+from typing import Any, Dict, List, Sequence
 
 import pytest
 
@@ -130,6 +130,15 @@ def test_a_variable_that_differs_is_told_once(monkeypatch: pytest.MonkeyPatch) -
     found.conclude(Outcome(0, "", "done"))
     assert [line for line in lines if line] == [found._variables.text(["STEPS"])]
     assert found.different_variables().startswith("The program reads") and "200 on a" in lines[0]
+
+
+@pytest.mark.parametrize(("settings", "told"), [({}, 1), ({"flight_recorder": 0}, 0)])
+def test_ranks_that_join_and_make_no_call_have_trained_alone(settings: Dict[str, Any], told: int) -> None:
+    found, lines = notices(command=["train.py"], **settings)
+    found.exited({"joined": True})
+    found.conclude(Outcome(0, "", "done"))
+    found.conclude(Outcome(0, "", "done"), made_no_call=True)
+    assert sum("none made a collective" in line for line in lines) == told
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from typing import List
+from typing import List, Optional
 
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringrun.plan.hosts import HostSpec, parse_hostfile, parse_hosts
+from ringrun.plan.hosts import HostSpec, crowding, parse_hostfile, parse_hosts
 
 
 @pytest.mark.parametrize(
@@ -20,10 +20,22 @@ from ringrun.plan.hosts import HostSpec, parse_hostfile, parse_hosts
         ("[fe80::1%eth0]", [HostSpec("fe80::1%eth0")]),
         ("me@[::1]:2,[::1]", [HostSpec("::1", "me", 2), HostSpec("::1")]),
         ("DOMAIN\\me@pc", [HostSpec("pc", "DOMAIN\\me")]),
+        ("me@a:2@2222,[::1]:1@22", [HostSpec("a", "me", 2, port=2222), HostSpec("::1", slots=1, port=22)]),
     ],
 )
 def test_hosts(text: str, specs: List[HostSpec]) -> None:
     assert parse_hosts(text) == specs
+    assert parse_hosts(",".join(spec.item for spec in specs)) == specs
+
+
+@pytest.mark.parametrize(
+    ("slots", "cores", "odd"),
+    [(22, 4, "If 22 is the port of its sshd, write me@a:1@22"), (22, 24, ""), (33, 4, "asks for 33 ranks"),
+     (32, 4, ""), (None, 1, "")],
+)  # fmt: skip
+def test_slots_that_are_probably_no_slots(slots: Optional[int], cores: float, odd: str) -> None:
+    text = crowding(HostSpec("a", "me", slots), cores)
+    assert odd in text and bool(text) is bool(odd)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +46,8 @@ def test_hosts(text: str, specs: List[HostSpec]) -> None:
         ("a:", ["'a:'", "number of slots"]),
         ("a:0", ["'0'", "whole number from 1"]),
         ("a:-1", ["'-1'"]),
+        ("a:1@0", ["'0' is not a port"]),
+        ("a:1@99999", ["'99999' is not a port"]),
         ("a:²", ["number of slots"]),
         ("a:b", ["'b'"]),
         ("a:99999", ["99999"]),

@@ -32,6 +32,14 @@ def test_an_ipv6_address_goes_without_brackets() -> None:
     assert Ssh(SshOptions()).argv(HostSpec("fd00::2", "me"), "python3")[-2] == "me@fd00::2"
 
 
+def test_the_port_of_a_host_comes_before_that_of_all() -> None:
+    spec = HostSpec("a", port=22)
+    argv = SSH.argv(spec, "python3")
+    assert argv[argv.index("-p") + 1] == "22" and "2222" not in argv
+    assert SSH.copy_line(spec, "x.whl", False) == "scp -P 22 x.whl a:"
+    assert " -e 'ssh -p 2222' " in SSH.copy_line(HostSpec("a"), "x", True)
+
+
 @pytest.mark.parametrize("spec", [HostSpec("-oProxyCommand=id"), HostSpec("a", "-l"), HostSpec("$(id)")])
 def test_a_name_that_is_an_option_or_a_command_reaches_no_command_line(spec: HostSpec) -> None:
     for reach in (SSH, Via("sh -c 'ssh {host}' {command}")):
