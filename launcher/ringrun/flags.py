@@ -219,9 +219,8 @@ def with_doctor_options(command: _Command) -> _Command:
 
 def with_host_options(command: _Command) -> _Command:
     """Decorator: add the options that name and reach hosts to a click command."""
-    named = ("-H", "--hostfile", "--python")
-    return _with(command, _job_options(lambda option: option.doctor and (
-        option.purpose == options.REMOTE or option.flags[0] in named)))  # fmt: skip
+    named = ("-H", "--hostfile", "--python", "--via", "--ssh", "-p", "-i")
+    return _with(command, _job_options(lambda option: option.flags[0] in named))
 
 
 def with_project_option(command: _Command) -> _Command:

@@ -145,7 +145,9 @@ def _listed() -> List[Listed]:
         import psutil
 
         statistics = psutil.net_if_stats()
-    except (ImportError, OSError) as problem:  # emulators and sandboxes refuse it; all count as up
+    except ImportError:
+        return [row for row in listed() if _text_of(f"/sys/class/net/{row[0]}/operstate") != "down"]
+    except OSError as problem:  # emulators and sandboxes refuse it; all count as up
         logger.debug("which interfaces are up is not known: %s", problem)
         return listed()
     return [row for row in listed() if row[0] not in statistics or statistics[row[0]].isup]
@@ -157,7 +159,7 @@ def listed() -> List[Listed]:
         import psutil  # a fifth of ringcomm's own import time, and a job of one rank never gets here
 
         interfaces = psutil.net_if_addrs()
-    except (ImportError, OSError):  # `ringrun doctor` examines hosts that lack it, too; sandboxes refuse it
+    except (ImportError, OSError):  # Linux hosts can do without it; sandboxes refuse it
         return listed_by_linux()
     return [
         (name, entry.address.split("%")[0], _prefix_bits(entry.netmask))

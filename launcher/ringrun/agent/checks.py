@@ -13,6 +13,7 @@ import os
 import platform
 import shutil
 import socket
+import sys
 from typing import Any, Dict, List, Mapping, Optional
 
 # Runs under the ranks' interpreter, which may be older than 3.8.
@@ -38,6 +39,8 @@ sys.stdout.write("\\n" + json.dumps(found))
 
 PROVISIONED = ("numpy", "psutil")
 """What the launcher can send with ``--provision``."""
+NEEDED = PROVISIONED[:1] if sys.platform.startswith("linux") else PROVISIONED
+"""What ranks on this host need of it: Linux tells the addresses of its interfaces without psutil."""
 
 
 def find_program(program: str, cwd: str, path: Optional[str]) -> Optional[str]:
@@ -110,7 +113,7 @@ def check_argv(config: Mapping[str, Any], program: str, cwd: str) -> List[str]:
     """The command of the trial import, with the ranks' interpreter and module path."""
     # An installed ringcomm came with what it needs; one that was sent did not. And what can be sent is all
     # named at once, since a host is asked once.
-    modules = list(PROVISIONED) if config["package"] or config["provision"] else ["numpy"]
+    modules = list(NEEDED) if config["package"] or config["provision"] else ["numpy"]
     modules += ["ringcomm", "ringrun"] if config["horovod"] else ["ringcomm"]
     return [program, "-c", CHECK_SOURCE, _import_folder(config, cwd), *modules]
 

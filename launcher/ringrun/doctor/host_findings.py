@@ -6,7 +6,6 @@ import ipaddress
 from collections import defaultdict
 from typing import Any, Dict, Iterator, List
 
-from ..agent.checks import PROVISIONED
 from .finding import BAD, NOTE, SLOW, Finding, is_usable
 from .network import Examination
 
@@ -54,17 +53,16 @@ def _login(found: Examination, index: int) -> Iterator[Finding]:
 
 
 def _own_software(found: Examination, index: int, facts: Dict[str, Any]) -> Iterator[Finding]:
-    if not facts["cwd_exists"]:
+    if not facts["cwd_exists"] and index not in found.shipped:
         yield Finding(
             BAD, "software", (index,), "the directory in which ranks would run does not exist",
             f"make it, name another with --cwd {found.hosts[index]}=PATH, or send the code with --ship",
         )  # fmt: skip
-    for name in PROVISIONED:
-        if name not in facts["packages"]:
-            yield Finding(
-                BAD, "software", (index,), f"{facts['executable']} has no {name}",
-                f"start with --provision, or: {facts['executable']} -m pip install {name}",
-            )  # fmt: skip
+    if "numpy" not in facts["packages"] and not found.provision:
+        yield Finding(
+            BAD, "software", (index,), f"{facts['executable']} has no numpy",
+            f"start with --provision, or: {facts['executable']} -m pip install numpy",
+        )  # fmt: skip
 
 
 def _own_addresses(found: Examination, index: int, facts: Dict[str, Any]) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import time
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ringcomm.rendezvous.membership import as_target
 from ringcomm.rendezvous.probe import PROBE_AGAIN_S, PROBE_S
@@ -100,6 +100,8 @@ class Examination(NamedTuple):
         tried: what became of all attempts between two hosts, the lower number first.
         routes: how two hosts reach each other, for those that do.
         closed: networks that could be used and are not.
+        shipped: the hosts that get the files of the job (``--ship``).
+        provision: whether hosts get the packages that they lack (``--provision``).
     """
 
     hosts: List[str]
@@ -114,6 +116,8 @@ class Examination(NamedTuple):
     tried: Dict[Pair, List[Attempt]]
     routes: Dict[Pair, Route]
     closed: List[Closed]
+    shipped: FrozenSet[int] = frozenset()
+    provision: bool = False
 
     def interfaces(self, host: int) -> List[Dict[str, Any]]:
         """The facts about all interfaces of a host."""
@@ -159,6 +163,8 @@ def examine(job: Job) -> Examination:
                 [host.name for host in job.hosts], [host.planned.used for host in job.hosts], [],
                 [item.noise for item in probes], [item.start_s for item in probes], facts,
                 local, {}, {}, {}, {}, [],
+                frozenset(host.index for host in job.hosts if host.gets_code and job.tree is not None),
+                job.provision,
             )  # fmt: skip
             _Network(job, probes, pool, found).examine()
         finally:

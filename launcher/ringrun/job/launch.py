@@ -107,7 +107,7 @@ def prepare(
         checks_slots=allocation is None and not options.oversubscribe
         and (options.np is None or options.is_elastic),
         code_at=code_at, folder=secrets.token_hex(8),
-        fetch=options.fetch, bind=options.bind, quiet=options.quiet, observation=observation,
+        fetch=_with_folders(options.fetch), bind=options.bind, quiet=options.quiet, observation=observation,
         shown_ranks=ranks_shown(options.only_rank, None if plan is None or options.is_elastic else plan.size),
         setting_rows=tuple(setting_sources.rows_of(effective)),
     )  # fmt: skip
@@ -184,6 +184,16 @@ def _tree(
     if script and not own.startswith("..") and own not in {file.path for file in tree.files}:
         raise ConfigError(f"--ship does not send the program {script}: {tree.why_not_sent(Path(script))}.")
     return tree, code_at
+
+
+def _with_folders(patterns: Sequence[str]) -> Tuple[str, ...]:
+    """The patterns of ``--fetch``. Without a wildcard at its end one may name a folder: all in it."""
+    found = []
+    for pattern in patterns:
+        bare = pattern.rstrip("/")
+        is_plain = not any(wildcard in bare.rpartition("/")[2] for wildcard in "*?[")
+        found += [pattern, f"{bare}/**"] if is_plain else [pattern]
+    return tuple(found)
 
 
 def _left_out(tree: Optional[SourceTree], code_at: str, command: Command) -> List[str]:

@@ -266,8 +266,8 @@ def crowding(spec: HostSpec, cores: float) -> str:
     port = f" If {slots} is the port of its sshd, write {spec._replace(slots=1, port=slots).item}."
     return (
         f"{spec.name}: {spec.item} asks for {slots} ranks there, and it has {cores:.3g} "
-        f"core{'' if cores == 1 else 's'}.{port if slots in _PORTS else ''} -np N sets the number of ranks, and "
-        "--oversubscribe accepts this one."
+        f"core{'' if cores == 1 else 's'}.{port if slots in _PORTS else ''} -np N sets the number of ranks, "
+        "and --oversubscribe accepts this one."
     )
 
 

@@ -175,20 +175,20 @@ class Options:
     ship: bool = _option(
         False, "--ship", REMOTE,
         "Send the current directory to the other hosts. Ranks run in a copy there.", kind=FLAG,
-        brief="Send this folder.",
+        brief="Send this folder.", doctor=True,
     )  # fmt: skip
     ship_from: Optional[str] = _option(
         None, "--ship-from", REMOTE, "Like --ship, with a directory above the current one.", kind=PATH,
-        metavar="FOLDER",
+        metavar="FOLDER", doctor=True,
     )
     fetch: Tuple[str, ...] = _option(
         (), "--fetch", REMOTE,
-        "Bring files of these copies back at the end, to fetched/HOST; like 'out/*'.", kind=TEXTS,
+        "Bring files of these copies back at the end, to fetched/HOST; like out or 'out/*.pt'.", kind=TEXTS,
         metavar="PATTERN",
     )  # fmt: skip
     provision: bool = _option(
-        False, "--provision", REMOTE, "Send NumPy and psutil to hosts that lack them.", kind=FLAG,
-        brief="Send NumPy, too.",
+        False, "--provision", REMOTE, "Send NumPy (and psutil, without Linux) to hosts that lack it.",
+        kind=FLAG, brief="Send NumPy, too.", doctor=True,
     )
     ship_self: bool = _option(
         True, "--ship-self/--no-ship-self", REMOTE,

@@ -58,7 +58,7 @@ def platform_tags(target: Target) -> List[str]:
     if major != "2" or not re.fullmatch("[0-9]{1,3}", minor):
         raise ConfigError(
             f"--provision: the C library of that host is {target.glibc or 'not glibc'}; there are wheels for "
-            "glibc only. Install numpy and psutil there with the system's package manager."
+            "glibc only. Install numpy there with the system's package manager."
         )
     tags = [f"manylinux_2_{number}_{target.machine}" for number in range(int(minor), _OLDEST_GLIBC - 1, -1)]
     return [*tags, f"manylinux2014_{target.machine}", f"manylinux1_{target.machine}"]

@@ -159,7 +159,7 @@ def test_the_doctor_uses_it_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(SystemExit):
             cli.main(["doctor", *words])
     assert [options.hosts for options, _ in found] == ["a", "b", None]
-    assert not any(options.ship for options, _ in found)
+    assert [options.ship for options, _ in found] == [True, True, False]
 
 
 def test_other_subcommands_do_not_read_it(folder: Path, capsys: Any) -> None:

@@ -223,6 +223,15 @@ def test_without_psutil_linux_itself_lists_the_addresses(monkeypatch):
     assert usual <= {item.address for item in own_addresses()}
 
 
+def test_without_psutil_an_interface_that_is_down_is_left_out(monkeypatch):
+    states = {"/sys/class/net/down0/operstate": "down", "/sys/class/net/eth0/operstate": "up"}
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    monkeypatch.setattr(nics, "_text_of", lambda path: states.get(path, ""))
+    rows = [("lo", "127.0.0.1", 8), ("eth0", "10.0.0.1", 24), ("down0", "10.1.0.1", 24)]
+    monkeypatch.setattr(nics, "listed", lambda: rows)
+    assert {item.name for item in own_addresses()} == {"lo", "eth0"}
+
+
 def test_what_linux_lists_of_ipv6(tmp_path):
     (tmp_path / "proc/net").mkdir(parents=True)
     addresses = ("fd00000000000000000000000000000b", "fe800000000000000000000000000001")

@@ -102,6 +102,16 @@ def at_speed(there: Any, back: Any = 116e6) -> Callable[[Examination], None]:
     return lambda found: found.routes[0, 1].speeds.update({(0, 1): there, (1, 0): back})
 
 
+def test_what_the_options_of_the_job_solve_is_no_problem() -> None:
+    found = examination()
+    change("cwd_exists", False)(found)
+    change("packages", {"torch": "2.3.0"})(found)
+    assert len(all_findings(found)) == 2
+    assert all_findings(found._replace(shipped=frozenset({1}), provision=True)) == []
+    change("packages", {"numpy": "1.26.4", "torch": "2.3.0"})(found)
+    assert all_findings(found._replace(shipped=frozenset({1}))) == [], "Linux needs no psutil"
+
+
 CASES = [
     (change("cwd_exists", False), "bad", "software", "--ship"),
     (change("packages", {"psutil": "6"}), "bad", "software", "--provision"),

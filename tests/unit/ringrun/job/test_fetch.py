@@ -53,6 +53,17 @@ def test_what_was_fetched_and_what_was_not(tmp_path: Path, monkeypatch: pytest.M
     assert problems[1].startswith(f"{tmp_path}/fetched/b/three could not be written: ")
 
 
+def test_a_folder_is_fetched_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    job = prepare(Options(hosts="a", ship=True, fetch=("out/", "log/*")), ["train.py"], {})
+    files = FetchedFiles(tmp_path / "fetched")
+    files.take("a", piece("out/1/model.pt", 0, b"x"), job.fetch)
+    assert (tmp_path / "fetched/a/out/1/model.pt").read_bytes() == b"x"
+    with pytest.raises(ProtocolError, match="which this job does not fetch"):
+        files.take("a", piece("log/1/a", 0), job.fetch)
+
+
 @pytest.mark.parametrize(
     "data",
     [
