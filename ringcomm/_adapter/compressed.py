@@ -27,6 +27,7 @@ from .compression import BLOCKWISE, PowerSGD, codec_for
 from .feedback import Residuals, reset_all
 from .powersgd import Matrix, PowerIteration
 from .reduction import Reduction
+from .submit import finish_earlier
 from .waiting import run_all
 
 Shape = Tuple[int, ...]
@@ -180,6 +181,8 @@ def start_coded(
         residuals: List[Array] = []
         if state is not None and codec in BLOCKWISE:
             residuals = [state.residuals.of(key, flat.size) for key, flat in zip(keys, flats)]
+        if state is not None:
+            finish_earlier("allreduce", label, how.process_set)
         handle = api.context().engine.allreduce(
             flats, how.call(label, weight, codec), wire_name("allreduce", label), shapes,
             number_of(how.process_set), urgent, residuals=residuals,
@@ -276,7 +279,9 @@ class PowerReduction:
         self.finish()
 
     def _average(self, array: Array, side: str, absent: int = 0) -> Handle:
-        name = wire_name("allreduce", f"{self._name}.{side}" if self._name else None)
+        label = f"{self._name}.{side}" if self._name else None
+        finish_earlier("allreduce", label, self._how.process_set)
+        name = wire_name("allreduce", label)
         return api.context().engine.allreduce(
             [array], ReduceOp.AVERAGE, name, process_set=number_of(self._how.process_set), absent=absent
         )

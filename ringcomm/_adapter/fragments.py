@@ -114,9 +114,11 @@ class Averages:
         absent: int = 0,
     ) -> Handle:
         """Start one reduction; arguments as of :meth:`start_coded`."""
-        return self.context.engine.allreduce(
+        engine, process_set = self.context.engine, number_of(self._process_set)
+        engine.finish_earlier(f"{self._name}.{label}", process_set)  # of one that the program has left
+        return engine.allreduce(
             [array.reshape(-1) for array in arrays], ReduceOp.AVERAGE, f"{self._name}.{label}",
-            [array.shape for array in arrays], process_set=number_of(self._process_set),
+            [array.shape for array in arrays], process_set=process_set,
             compression=codec, residuals=residuals, weight=weight, absent=absent,
         )  # fmt: skip
 

@@ -31,7 +31,14 @@ from .causes import record_cause
 from .compressed import CompressionState, Pending, start_coded, start_coded_rows
 from .compression import PowerSGD
 from .reduction import Reduction
-from .submit import start_allgather, start_allreduce, start_alltoall, start_broadcast, start_reducescatter
+from .submit import (
+    finish_earlier,
+    start_allgather,
+    start_allreduce,
+    start_alltoall,
+    start_broadcast,
+    start_reducescatter,
+)
 from .waiting import run_all
 
 AnyHandle = Union[Handle, Pending]
@@ -95,6 +102,8 @@ def _allreduce(operation: Operation, arrays: Sequence[Array], urgent: bool, in_p
         arrays, weight = arrays[:-1], float(arrays[-1])
     if operation.is_coded:
         return start_coded(how, operation.name, arrays, urgent, weight, operation.state, in_place)
+    if operation.state is not None:
+        finish_earlier("allreduce", operation.name, how.process_set)
     return start_allreduce(_operands(arrays, in_place), how.call(operation.name, weight), urgent, True)
 
 
@@ -205,7 +214,8 @@ class Batch:
         # once. The last run was submitted, so it ends.
         for handle in self._latest:
             handle.block(None)
-        handles: List[AnyHandle] = []
+        # Set now: if the start of one fails, those before it go on.
+        handles = self._latest = []
         last, left = self.operations[-1], iter(arrays)
         try:
             for operation in self.operations:
@@ -214,7 +224,6 @@ class Batch:
         except RingcommError as error:
             record_cause(error)
             raise
-        self._latest = handles
         return handles
 
     def _wait(self, handles: Sequence[AnyHandle]) -> List[Array]:

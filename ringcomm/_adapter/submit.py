@@ -23,6 +23,15 @@ def start_allreduce(operands: Operands, options: Options, urgent: bool, grouped:
     )  # fmt: skip
 
 
+def finish_earlier(kind: str, name: Optional[str], process_set: Optional[ProcessSet]) -> None:
+    """Wait for a reduction of gradients that the program has left unfinished (a rollback, a new optimizer).
+
+    Its name is free then, and ranks match the next reduction of the name with each other's next one.
+    """
+    if name:
+        api.context().engine.finish_earlier(wire_name(kind, name), number_of(process_set))
+
+
 def start_broadcast(
     operands: Operands,
     root_rank: int,

@@ -23,7 +23,7 @@ from ..transport.base import Channels, Fabric, StoppableWatch
 from .bucket_runner import BucketRunner
 from .observer import Observer, Sink
 from .operation_history import OperationHistory
-from .process_sets import ProcessSets
+from .process_sets import GLOBAL_SET, ProcessSets
 from .request import Request
 from .single_rank import SingleRank
 
@@ -199,6 +199,15 @@ class EngineCore:
     def late_s(self) -> Dict[int, float]:
         """On rank 0: by rank, how long operations have waited for it alone; empty on other ranks."""
         return {} if self.coordinator is None else dict(self.coordinator.late_s)
+
+    def finish_earlier(self, name: str, process_set: int = GLOBAL_SET) -> None:
+        """Wait for this rank's own operation of this name, if one is on its way that its program has left.
+
+        For names that a program cannot change, such as those of a model's gradients: ranks then match the
+        next operation of the name with each other's next one.
+        """
+        if self._thread is not None:
+            self._thread.finish_earlier(name, process_set)
 
     def pending(self) -> List[Request]:
         """Return what is on its way, in the order of submission."""

@@ -67,6 +67,10 @@ class Pending:
         self._requests[request.key] = request
         self._unannounced.append(request)
 
+    def named(self, name: str, process_set: int) -> Optional[Request]:
+        """Return the operation of this name that is on its way, or None."""
+        return self._requests.get(Key(process_set, name, 0))
+
     def announce(self, urgent: bool, rank: int) -> Optional[Message]:
         """Return what rank 0 has not been told yet. ``rank`` is this one."""
         if not self._unannounced:

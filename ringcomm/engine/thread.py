@@ -174,6 +174,13 @@ class EngineThread:
         with self._state.lock:
             return self._state.pending.waiting()
 
+    def finish_earlier(self, name: str, process_set: int) -> None:
+        """Wait until no operation of this name is on its way; its result or error is not needed."""
+        with self._state.lock:
+            request = self._state.pending.named(name, process_set)
+        if request is not None:
+            request.handle.block(None)
+
     @property
     def observer(self) -> Optional[Observer]:
         """The observer that receives the engine's events, if there is one."""

@@ -9,6 +9,7 @@ import torch
 from .._adapter.compressed import state_of
 from .._adapter.names import group_name
 from .._adapter.reduction import VariableReducer, is_coded
+from .._adapter.submit import finish_earlier
 from ..torch.autograd import reduced
 
 
@@ -23,7 +24,9 @@ class Reducer(VariableReducer):
             dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
             how, sent, restore = self.how.prepared(dense)
             state = state_of(variables[0]) if is_coded(how.compression) else None
-            results = reduced(how, group_name(variables, "keras"), sent, how.weight_now(), state)
+            name = group_name(variables, "keras")
+            finish_earlier("allreduce", name, how.process_set)  # of a fit() that was interrupted
+            results = reduced(how, name, sent, how.weight_now(), state)
             if how.weight is not None:
                 how.weight.reduced()
             return restore(results)

@@ -17,7 +17,7 @@ from .._adapter.compression import BLOCKWISE
 from .._adapter.feedback import Residuals
 from .._adapter.gradients import bucket_name
 from .._adapter.reduction import Reduction
-from .._adapter.submit import Operands, start_allreduce
+from .._adapter.submit import Operands, finish_earlier, start_allreduce
 from ..codec.base import BLOCK_ITEMS
 from ..dtypes import Array
 from ..transport.arena import shared_room
@@ -71,6 +71,7 @@ class Bucket:
 
     def _start(self, operands: Operands, codec: Any = None, **more: Any) -> None:
         options = self.reduction.call(self.name, self.reduction.weight_now(), codec)
+        finish_earlier("allreduce", self.name, options.process_set)
         self.handle = start_allreduce(operands, options, False, True, absent=self._absent_here(), **more)
 
     @property
@@ -346,6 +347,7 @@ class SparseBucket(Bucket):
     def submit(self) -> None:
         """Start the reduction, after all members have been taken."""
         gradient, how = _gradient(self.parameters[0]).coalesce(), self.reduction
+        finish_earlier("allgather", f"{self.name}.sparse", how.process_set)
         self.handle = handles.start_sparse(gradient, self.name, how.op, how.process_set, not self._absent)
 
     def finish(self) -> None:

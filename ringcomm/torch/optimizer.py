@@ -47,7 +47,6 @@ class _Distributed(OwnOptimizer):
     _named: Optional[Named]
     _check: StepCheck
     _should_synchronize: bool
-    _synchronized: bool
     _barrier: Any = None
     _for_scaler = False
 
@@ -57,7 +56,7 @@ class _Distributed(OwnOptimizer):
         Otherwise it would change them while they are being reduced (PyTorch does not count that as a change
         of tensors), and each rank would leave out steps because of its own gradients.
         """
-        if self._should_synchronize and (not self._synchronized or self._reducer.fresh):
+        if self._should_synchronize and (not self._reducer.synchronized or self._reducer.fresh):
             self.synchronize()
             self._for_scaler = True
 
@@ -69,7 +68,6 @@ class _Distributed(OwnOptimizer):
         self._parameter_names = {item: names[id(item)] for item in all_parameters(self)}
         self._check = StepCheck(reduction.process_set)
         self._should_synchronize = True
-        self._synchronized = False
         self._reducer = GradientReducer(all_parameters(self), names, reduction, passes, residuals)
 
     @property
@@ -89,7 +87,7 @@ class _Distributed(OwnOptimizer):
         """Wait until all gradients are reduced; for programs that read or clip them before the step."""
         self._finish_updates()
         self._reducer.synchronize()
-        self._synchronized, self._for_scaler = True, False
+        self._reducer.synchronized, self._for_scaler = True, False
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -122,10 +120,10 @@ class _Distributed(OwnOptimizer):
             PeerLostError: a rank ended, or is silent for too long.
         """
         if not self._should_synchronize:
-            self._synchronized = False
+            self._reducer.synchronized = False
             return self._step_and_check(closure, options)
-        if self._synchronized and not self._reducer.fresh:
-            if not self._for_scaler:
+        if self._reducer.synchronized and not self._reducer.fresh:
+            if self._reducer.hooked and not self._for_scaler:
                 warnings.warn(
                     "optimizer.step() called without optimizer.skip_synchronize() context after "
                     "optimizer.synchronize(). The gradients are not reduced again.",
@@ -139,7 +137,7 @@ class _Distributed(OwnOptimizer):
             self.synchronize()
         if closure is not None:
             closure = self._then_synchronize(closure)
-        self._synchronized = False
+        self._reducer.synchronized = False
         return self._step_and_check(closure, options)
 
     # Otherwise torch would wrap it when an optimizer is unpickled, and hooks on steps would run twice.
@@ -197,7 +195,7 @@ class _Distributed(OwnOptimizer):
         """
         if self._reducer.started:
             raise AssertionError(_ZEROED_TOO_EARLY)
-        self._synchronized = False
+        self._reducer.synchronized = False
         own = partial(super().zero_grad, set_to_none=set_to_none)  # type: ignore[misc]
         if self._barrier is None:
             own()
@@ -233,7 +231,7 @@ class _Distributed(OwnOptimizer):
         self._finish_updates()
         self._reducer.reset()
         self._reducer.residuals.reset("a state was loaded")
-        self._synchronized = False
+        self._reducer.synchronized = False
         self._should_synchronize = True
         super().load_state_dict(state_dict)  # type: ignore[misc]
 

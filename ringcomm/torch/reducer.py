@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from contextlib import suppress
-from typing import Any, Callable, Container, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Container, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -15,7 +15,7 @@ from .._adapter.feedback import Residuals
 from .._adapter.gradients import Arrivals, Gradient, plan_buckets, plan_groups
 from .._adapter.reduction import Reduction
 from ..calls.process_set import included_in
-from ..errors import ConfigError, MismatchError, RingcommError
+from ..errors import ConfigError, MismatchError, NotInitializedError, RingcommError
 from ..job.context import Context
 from .buckets import Bucket, SparseBucket
 from .compressed_buckets import codec_of, make_bucket
@@ -23,6 +23,15 @@ from .compressed_buckets import codec_of, make_bucket
 _RARE = "(If only some ranks have a sparse gradient in its first step, pass sparse_as_dense=True.)"
 
 _alive: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
+
+_unsubmitted: Set[GradientReducer] = set()
+"""Those of which a backward pass has computed gradients and has not completed all buckets.
+
+Other ranks may have submitted these buckets, so they are submitted even if the optimizer is dropped.
+"""
+
+_current_pass: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+"""Returns the number of the backward pass in which a hook is called."""
 
 
 class GradientReducer:
@@ -40,6 +49,7 @@ class GradientReducer:
         waiting: parameters that are still to be updated after the last :meth:`detach`.
         fresh: whether gradients have been computed since the last :meth:`synchronize`, also if there is no
             other rank to reduce them with.
+        synchronized: whether the gradients are reduced already for the next step.
     """
 
     def __init__(
@@ -53,7 +63,8 @@ class GradientReducer:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._frozen = [parameter for parameter in parameters if not parameter.requires_grad]
         self._names_by_id = names
-        self.fresh = False
+        self.fresh = self.synchronized = False
+        self._pass = -1
         self.waiting: Container[torch.Tensor] = ()
         self._names = [names[id(parameter)] for parameter in self.parameters]
         self._numbers = {id(parameter): index for index, parameter in enumerate(self.parameters)}
@@ -122,6 +133,7 @@ class GradientReducer:
                 # The optimizer has been wrapped again: two reducers must not handle one gradient. The older
                 # one still reduces in its step(), but not during the backward pass.
                 other.remove_hooks()
+                other._finish_step()
         _alive.add(self)
         self._hook_from(0)
 
@@ -138,6 +150,11 @@ class GradientReducer:
         for handle in self._hooks:
             handle.remove()
         self._hooks.clear()
+
+    @property
+    def hooked(self) -> bool:
+        """Whether this reducer has the hooks: no later one has its parameters."""
+        return bool(self._hooks)
 
     def expect(self, index: int) -> None:
         """Called before a backward pass adds to a parameter's gradient, which may be in a reduction already.
@@ -174,6 +191,8 @@ class GradientReducer:
         gradient = parameter.grad
         assert gradient is not None
         assert not gradient.requires_grad, "gradients of gradients (create_graph=True) cannot be reduced"
+        if not self._arrivals.started:
+            self._begin_step()
         if self._is_newly_sparse(index):
             self._separate(index)
         ready = self._arrivals.arrived(index)
@@ -233,6 +252,8 @@ class GradientReducer:
             self._auto.submitting(sum(4 * item.numel() for item in bucket.parameters))
         bucket.submit()
         self._submitted[number] = bucket
+        if len(self._submitted) == sum(item is not None for item in self._buckets):
+            _unsubmitted.discard(self)
 
     # ---- steps -------------------------------------------------------------------------------
 
@@ -255,7 +276,7 @@ class GradientReducer:
         """
         self.fresh = False
         if not self.active():
-            self._arrivals.reset()
+            self._end_step()
             return
         problem: Optional[BaseException] = None
         self._refuse_shared()
@@ -264,9 +285,12 @@ class GradientReducer:
         try:
             self._submit_remaining()
             problem = self._finish_all()
+        except BaseException:
+            for bucket in self._submitted.values():
+                bucket.reset()
+            raise
         finally:
-            self._submitted.clear()
-            self._arrivals.reset()
+            self._end_step()
         if problem is not None:
             raise problem
         if self.reduction.weight is not None:
@@ -299,8 +323,7 @@ class GradientReducer:
             self._submit_remaining()
             return list(self._submitted.values())
         finally:
-            self._submitted.clear()
-            self._arrivals.reset()
+            self._end_step()
 
     def names_by_need(self) -> Tuple[str, ...]:
         """The names of all buckets' reductions, in the order in which a forward pass needs the parameters."""
@@ -342,19 +365,62 @@ class GradientReducer:
             self._submit(number)
 
     def reset(self, passes: Optional[int] = None) -> None:
-        """Drop all reductions in progress.
+        """Drop all reductions in progress, once they have ended on all ranks: their names are free then.
 
         Args:
             passes: the new number of backward passes per step; None: unchanged.
         """
-        for bucket in self._submitted.values():
+        if self._is_under_way:
+            without = [item for item in self.parameters if item.grad is None]
             with suppress(RingcommError):
-                bucket.wait()  # the names are free then
+                self._submit_remaining()
+            for bucket in self._submitted.values():
+                with suppress(RingcommError):
+                    bucket.wait()
+            for parameter in without:
+                parameter.grad = None
         for each in self._buckets:
             if each is not None:
                 each.reset()
+        self._end_step(passes)
+
+    # ---- steps that are left before their end --------------------------------------------------
+
+    @property
+    def _is_under_way(self) -> bool:
+        """Whether this rank or another one may have submitted reductions that nobody has waited for."""
+        if self._arrivals.started and (self._submitted or self.passes == 1):
+            with suppress(NotInitializedError):
+                return api.placed() is self._context
+        return False
+
+    def _begin_step(self) -> None:
+        """Submit what an earlier backward pass has left of reductions with the names of this one's."""
+        self._pass = _current_pass()
+        for other in list(_unsubmitted):
+            left = other is not self and other._pass != self._pass and other._context is self._context
+            if left and other._is_under_way and not other._operations().isdisjoint(self._operations()):
+                other._submit_remaining()
+        _unsubmitted.add(self)
+
+    def _operations(self) -> Set[str]:
+        return {name for bucket in self._buckets if bucket is not None for name in bucket.operation_names()}
+
+    def _finish_step(self) -> None:
+        """End a step that was begun, as :meth:`synchronize`: another optimizer gets these parameters."""
+        if self._is_under_way:
+            without = [item for item in self.parameters if item.grad is None]
+            with suppress(RingcommError):  # the next operation raises it again
+                self.synchronize()
+            for parameter in without:
+                parameter.grad = None
+            self.synchronized = True
+        self._end_step()
+
+    def _end_step(self, passes: Optional[int] = None) -> None:
         self._submitted.clear()
         self._arrivals.reset(passes)
+        _unsubmitted.discard(self)
 
 
 def _hook(owner: Any, index: int, method: Callable[[GradientReducer, int], None]) -> Callable[..., None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 import torch
 from torch import nn
@@ -95,6 +97,59 @@ def test_what_drops_reductions_waits_for_them(ranks_of, compression):
         return weight.grad.mean().item()
 
     assert ranks_of(SIZE, run) == pytest.approx([1.5] * SIZE, rel=1e-3)
+
+
+class Failing(torch.autograd.Function):
+    """Its backward pass fails."""
+
+    @staticmethod
+    def forward(ctx, values):
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, gradients):
+        raise ArithmeticError
+
+
+@pytest.mark.parametrize("way", ["load", "wrap again", "next trial", "next trial, the last one is kept"])
+def test_a_step_that_one_rank_leaves_in_the_backward_pass_has_ended_when_the_next_begins(ranks_of, way):
+    """Rank 0 has not submitted a reduction that rank 1 has: it must not get the next step's values."""
+
+    def run(context):
+        weights = weights_of(2)
+        optimizer, kept = sgd(weights, groups=2), None
+        first = Failing.apply(weights[0]) if context.rank == 0 else weights[0]
+        with suppress(ArithmeticError):
+            (first.sum() + (weights[1] * 7.0).sum()).backward()
+        del first
+        if way == "load":
+            optimizer.load_state_dict(optimizer.state_dict())
+            optimizer.zero_grad()
+        elif way == "wrap again":
+            kept, optimizer = optimizer, sgd(weights, groups=2)
+            optimizer.zero_grad()
+        else:
+            kept = optimizer if "kept" in way else None
+            weights = weights_of(2)
+            optimizer = sgd(weights, groups=2)
+        backward(context, *weights)
+        optimizer.step()
+        del kept
+        return [weight.tolist() for weight in weights]
+
+    assert ranks_of(SIZE, run) == [[[-1.5] * 3] * 2] * SIZE
+
+
+def test_an_optimizer_whose_parameters_another_one_gets_steps_with_reduced_gradients(ranks_of):
+    def run(context):
+        weights = weights_of()
+        older = sgd(weights)
+        backward(context, *weights)
+        sgd(weights)
+        older.step()
+        return weights[0].tolist()
+
+    assert ranks_of(SIZE, run) == [[-1.5] * 3] * SIZE
 
 
 def test_parameters_are_not_added_while_others_are_reduced(ranks_of):
