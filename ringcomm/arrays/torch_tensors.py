@@ -26,6 +26,16 @@ NO_VALUES = (
 )
 
 
+def not_dense(tensor: Any) -> str:
+    """Return what a tensor is and what to do instead, if its elements are not all there is to send."""
+    if tensor.is_nested:
+        return (
+            "nested ones, whose parts have shapes of their own: pass the parts (tensor.unbind()) one by one, "
+            "or torch.nested.to_padded_tensor(tensor, 0.0)."
+        )
+    return "" if tensor.layout is _torch().strided else f"{tensor.layout}: use tensor.to_dense()."
+
+
 def _torch() -> Any:
     return sys.modules["torch"]
 
@@ -282,8 +292,9 @@ class TorchKind(DeviceKind):
         return tuple(value.shape), _element_type(value.dtype)[0]
 
     def flat(self, value: Any) -> Tuple[Any, bool]:
-        if value.layout is not _torch().strided:
-            raise Misuse(f"collectives work on dense tensors, not on {value.layout}: use tensor.to_dense().")
+        other = not_dense(value)
+        if other:
+            raise Misuse(f"collectives work on dense tensors, not on {other}")
         bare = value.detach().resolve_conj().resolve_neg().contiguous()
         return bare.view(-1), bare.data_ptr() == value.data_ptr()
 
@@ -299,7 +310,10 @@ class TorchKind(DeviceKind):
     def host_memory(self, value: Any) -> Optional[np.ndarray[Any, Any]]:
         if value.is_meta:
             raise UnsupportedDtypeError(f"a tensor of shape {tuple(value.shape)} is {NO_VALUES}")
-        if value.device.type != "cpu" or value.layout is not _torch().strided:
+        other = not_dense(value)
+        if other:
+            raise UnsupportedDtypeError(f"collectives work on dense tensors, not on {other}")
+        if value.device.type != "cpu":
             return None
         bare = value.detach()
         if bare.is_conj() or bare.is_neg():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Dict, List, Optional, Protocol, Sequence
+from typing import Any, Collection, Dict, List, Optional, Protocol, Sequence, Tuple
 
 from ..config import Slot
 from ..wire.messages import Message
@@ -152,3 +152,25 @@ def number_hosts(ordered: Sequence[Member], planned: bool) -> None:
         member.host_index = hosts.setdefault(identity, len(hosts))
         member.local_rank = counts.get(member.host_index, 0)
         counts[member.host_index] = member.local_rank + 1
+
+
+def named_twice(members: Sequence[Member]) -> str:
+    """Return the text about one machine that the job's plan has as several hosts; empty if there is none.
+
+    Args:
+        members: with their host indices.
+    """
+    found: Dict[Tuple[str, str], Dict[int, str]] = {}
+    for member in members:
+        if member.machine:
+            found.setdefault((member.hostname, member.machine), {})[member.host_index] = member.host
+    for (hostname, _), hosts in found.items():
+        if len(hosts) > 1:
+            names = sorted(hosts.values())
+            count = sum(member.host_index in hosts for member in members)
+            return (
+                f"{' and '.join(names)} are names of one machine ({hostname}), and count as {len(hosts)} "
+                "hosts: local_rank() begins at 0 for each, so their ranks choose the same GPUs and cores. "
+                f"Name it once: -H {names[0]}:{count}."
+            )
+    return ""

@@ -26,7 +26,7 @@ from .elastic_notices import lost_notice, view_notice
 from .epoch import Epoch, Phase
 from .joining import REMOVED, Joining
 from .losses import Losses
-from .membership import Member, Refusal, number_hosts
+from .membership import Member, Refusal, named_twice, number_hosts
 from .pings import Pings
 from .processes import Process, Stage
 from .root_cause import VANISHED
@@ -355,7 +355,9 @@ class Rendezvous:
         for item, number in zip(members, order):
             self.epoch.had_exited(item, self._processes.exits.get(number))
         self._network_changed = False
-        return self._relay(self.epoch.begin(now_s), now_s) + self._keep_pinging(now_s)
+        text = named_twice(members) if self._terms.is_planned and not self._before.members else ""
+        notices: List[Action] = [Notice("warning", text, detail={"topic": "one machine"})] if text else []
+        return notices + self._relay(self.epoch.begin(now_s), now_s) + self._keep_pinging(now_s)
 
     def _started(self, notice: Notice, now_s: float) -> List[Action]:
         """The members of a view are connected."""

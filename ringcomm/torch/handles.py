@@ -199,6 +199,12 @@ def start_sparse(
 ) -> Callable[[], Any]:
     """Start :func:`sparse_allreduce_async`; the result is None if no rank has a tensor ``present``."""
     chosen = op_of(op)
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.sparse_coo:
+        kind = getattr(tensor, "layout", type(tensor).__name__)
+        raise ConfigError(
+            f"sparse_allreduce_async works on sparse COO tensors, not on {kind}: use tensor.to_sparse(), or "
+            "allreduce_async() for dense ones."
+        )
     if chosen not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ConfigError(f"sparse_allreduce_async has Average and Sum, not {chosen.name.capitalize()}.")
     # The entries become the rows: allgather puts rows below each other.

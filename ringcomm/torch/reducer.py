@@ -10,6 +10,7 @@ from typing import Any, Callable, Container, Dict, List, Optional, Sequence, Set
 import torch
 
 from .. import api
+from .._adapter.checking import StartCheck
 from .._adapter.choice import AutoCompression
 from .._adapter.feedback import Residuals
 from .._adapter.gradients import Arrivals, Gradient, plan_buckets, plan_groups
@@ -19,6 +20,7 @@ from ..errors import ConfigError, MismatchError, NotInitializedError, RingcommEr
 from ..job.context import Context
 from .buckets import Bucket, SparseBucket
 from .compressed_buckets import codec_of, make_bucket
+from .tensors import first_elements
 
 _RARE = "(If only some ranks have a sparse gradient in its first step, pass sparse_as_dense=True.)"
 
@@ -81,6 +83,7 @@ class GradientReducer:
         self._hooks: List[Any] = []
         if isinstance(api.placed(), Context):  # otherwise this process joins its job later
             self._read_context()
+        self._start_check = StartCheck(reduction.process_set)
         self._register_hooks()
 
     def _make_buckets(self, passes: int) -> None:
@@ -284,6 +287,7 @@ class GradientReducer:
         self._add_unfrozen()
         try:
             self._submit_remaining()
+            self._compare_once()
             problem = self._finish_all()
         except BaseException:
             for bucket in self._submitted.values():
@@ -309,6 +313,10 @@ class GradientReducer:
                         "several parameter groups."
                     )
 
+    def _compare_once(self) -> None:
+        label = self._names[0] if self._names else ""
+        self._start_check.reducing(label, lambda: map(first_elements, self.parameters))
+
     @property
     def may_detach(self) -> bool:
         """Whether :meth:`detach` can be called instead of :meth:`synchronize`."""
@@ -321,6 +329,7 @@ class GradientReducer:
         self._add_unfrozen()
         try:
             self._submit_remaining()
+            self._compare_once()
             return list(self._submitted.values())
         finally:
             self._end_step()

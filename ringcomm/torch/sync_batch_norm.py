@@ -47,19 +47,21 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name for it
         """Normalize a batch. In training mode this is a collective: all ranks must call it.
 
+        In evaluation mode it is not; without running statistics the batch of this rank alone then counts, as
+        in ``torch.nn.SyncBatchNorm``.
+
         Args:
             input: shape ``(batch, num_features, ...)``.
 
         Returns:
             a tensor of the input's shape and dtype.
         """
-        own_statistics = self.training or self.running_mean is None
-        if not own_statistics or api.size() == 1:
+        if not self.training or api.size() == 1:
             result: torch.Tensor = super().forward(input)
             return result
         self._check_input_dim(input)
         factor = 0.0 if self.momentum is None else self.momentum
-        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
+        if self.track_running_stats and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
                 factor = 1.0 / float(self.num_batches_tracked)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any, Iterable, List
 
+import numpy as np
 import torch
 
 from .. import api
 from ..arrays.kinds import device_kind
 from ..arrays.operands import Operand, submitted
-from ..arrays.torch_tensors import NO_VALUES, TensorOperand, elements_of
+from ..arrays.torch_tensors import NO_VALUES, TensorOperand, elements_of, not_dense
 from ..dtypes import Array
 from ..errors import ConfigError
 
@@ -21,6 +22,14 @@ from ..errors import ConfigError
 def bytes_of(tensor: torch.Tensor) -> Array:
     """Return all bytes of a dense tensor of any device and dtype, as uint8."""
     return elements_of(tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8))
+
+
+def first_elements(tensor: torch.Tensor) -> Array:
+    """Return the first elements of a tensor's first row as float32; none of complex ones and subclasses."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_complex() or not tensor.numel():
+        return np.empty(0, np.float32)
+    row = tensor.detach()[(0,) * (tensor.dim() - 1)].reshape(-1)[:8]
+    return elements_of(row.to("cpu", torch.float32))
 
 
 def array_of(tensor: torch.Tensor, what: str) -> Array:
@@ -61,11 +70,10 @@ def dense(tensor: Any, what: str) -> torch.Tensor:
             f"{what} works on tensors, not on {type(tensor).__name__} ({tensor!r:.40}); use "
             "torch.as_tensor()."
         )
-    if tensor.layout != torch.strided:
-        raise ConfigError(
-            f"{what} works on dense tensors, not on {tensor.layout}: use sparse_allreduce_async() or "
-            "tensor.to_dense()."
-        )
+    other = not_dense(tensor)
+    if other:
+        more = " Or use sparse_allreduce_async()." if tensor.layout is torch.sparse_coo else ""
+        raise ConfigError(f"{what} works on dense tensors, not on {other}{more}")
     if tensor.is_meta:
         raise ConfigError(f"{what}: a tensor of shape {tuple(tensor.shape)} is {NO_VALUES}")
     return tensor

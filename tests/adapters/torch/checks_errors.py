@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 
 import torch
 
@@ -37,12 +38,25 @@ def check_local_errors() -> None:
         raises(RuntimeError, lambda function=function: function(torch.tensor(1.0)), "dimension")
     raises(NotImplementedError, lambda: hvd.reducescatter(ones, op=hvd.Adasum), "Adasum")
     raises(ValueError, lambda: hvd.allreduce(ones.to_sparse()), "sparse")
+    check_nested_tensors_are_refused()
     raises(ValueError, lambda: hvd.broadcast(ones, size), "root_rank")
     check_wrong_arguments()
     raises(ValueError, lambda: hvd.sparse_allreduce_async(ones.to_sparse(), "s", hvd.Max), "Sum")
     raises(ValueError, lambda: hvd.init(process_sets=[[0], [0]]), "entry number 2")
     raises(ValueError, lambda: hvd.init(comm=object()), "MPI")
     hvd.init(comm=list(range(size)), process_sets="dynamic")
+
+
+def check_nested_tensors_are_refused() -> None:
+    parts = [torch.ones(2), torch.ones(3)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a prototype of torch
+        nested = [torch.nested.nested_tensor(parts, layout=form) for form in (torch.strided, torch.jagged)]
+    for tensor in nested:
+        for call in (hvd.allreduce, hvd.allreduce_, hvd.allgather, hvd.alltoall, rc.allreduce):
+            raises(ValueError, partial(call, tensor), "nested ones, whose parts")
+        raises(ValueError, partial(hvd.broadcast_, tensor, 0), "nested ones")
+        raises(ValueError, partial(hvd.sparse_allreduce_async, tensor), "works on sparse COO tensors")
 
 
 def check_wrong_arguments() -> None:

@@ -112,6 +112,10 @@ def check_sync_batch_norm() -> None:
                 torch.testing.assert_close(total, one.weight.grad)
             one.eval(), many.eval()
             torch.testing.assert_close(many(mine), one(mine))
+    alone = hvd.SyncBatchNorm(4, track_running_stats=False).eval()
+    if rank == 0:  # as torch.nn.SyncBatchNorm: in evaluation mode a rank needs no other one
+        own = torch.randn(5, 4)
+        torch.testing.assert_close(alone(own), nn.BatchNorm1d(4, track_running_stats=False)(own))
     raises(ValueError, lambda: hvd.SyncBatchNorm(4)(torch.ones(4)), "2D")
     half = hvd.SyncBatchNorm(3).bfloat16()
     assert half(torch.randn(4, 3, 2).bfloat16()).dtype == torch.bfloat16

@@ -152,6 +152,23 @@ def test_an_optimizer_whose_parameters_another_one_gets_steps_with_reduced_gradi
     assert ranks_of(SIZE, run) == [[-1.5] * 3] * SIZE
 
 
+@pytest.mark.parametrize("begin", ["apart", "apart, then broadcast", "alike"])
+def test_ranks_that_train_different_models_are_warned_once(ranks_of, caplog, begin):
+    def run(context):
+        weights = [nn.Parameter(torch.full((3, 2), 1.0 + 1e-6 * context.rank)), *weights_of()]
+        if "apart" in begin:
+            weights[0].data += context.rank
+        optimizer = sgd(weights, lr=0.1)
+        for step in range(8):
+            backward(context, *weights)
+            optimizer.step()
+            if "broadcast" in begin and not step:
+                hvd.broadcast_parameters({"w": weights[0].data}, 0)
+
+    ranks_of(SIZE, run)
+    assert sum("train different models" in item.message for item in caplog.records) == (begin == "apart")
+
+
 def test_parameters_are_not_added_while_others_are_reduced(ranks_of):
     def run(context):
         weights, added = weights_of(), weights_of()

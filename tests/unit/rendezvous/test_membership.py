@@ -10,7 +10,7 @@ import pytest
 from ringcomm.config import Slot
 from ringcomm.rendezvous.actions import Seat
 from ringcomm.rendezvous.fixed_terms import FixedTerms
-from ringcomm.rendezvous.membership import Member, Refusal, number_hosts
+from ringcomm.rendezvous.membership import Member, Refusal, named_twice, number_hosts
 from ringcomm.rendezvous.processes import Process
 from tests.unit.rendezvous.simulated import VERSION, join_message, seats_of
 
@@ -157,6 +157,22 @@ def test_ranks_are_complete_and_reproducible(seed):
     for _ in range(5):
         rng.shuffle(members)
         assert ranks(assignment, members) == first
+
+
+def test_one_machine_under_several_names_is_pointed_out():
+    def planned(*places):
+        found = [
+            member(number, slot=(number, 0), host=host, hostname=hostname, machine=machine)
+            for number, (host, hostname, machine) in enumerate(places)
+        ]
+        number_hosts(found, planned=True)
+        return named_twice(found)
+
+    twice = planned(("jetson1", "nano", "m1"), ("jetson2", "nx", "m2"), ("10.0.0.5", "nano", "m1"))
+    assert twice.startswith("10.0.0.5 and jetson1 are names of one machine (nano), and count as 2 hosts: ")
+    assert twice.endswith(" -H 10.0.0.5:2.")
+    assert planned(("a", "a", "m1"), ("b", "b", "m1")) == ""  # containers
+    assert planned(("a", "x", ""), ("b", "x", "")) == ""  # not known
 
 
 # ---- missing ranks ---------------------------------------------------------------------------
