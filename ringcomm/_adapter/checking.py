@@ -71,7 +71,7 @@ class StartCheck:
 
         Args:
             label: of the model's reductions, the same on all ranks.
-            weights: returns the first elements of each weight, or of as many as there are, as float32.
+            weights: returns the elements of each weight, at least the first ones, in order.
         """
         context = api.context()
         if context is not self._context:

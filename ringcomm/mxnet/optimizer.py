@@ -146,7 +146,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         weights: Sequence[mx.nd.NDArray] = weight if several else [weight]
         gradients: Sequence[mx.nd.NDArray] = grad if several else [grad]
         names = [str(item) for item in indices]
-        self._reducer.reduce(names, gradients)
+        self._reducer.reduce(names, gradients, weights)
         step = self._optimizer.aggregate_num
         if not several:
             update(index, weight, grad, state)

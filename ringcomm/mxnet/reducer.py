@@ -7,12 +7,13 @@ from typing import Any, Iterator, List, Sequence
 import mxnet as mx
 import numpy as np
 
+from .._adapter.checking import StartCheck
 from .._adapter.compressed import CompressionState
 from .._adapter.gradients import Gradient, bucket_name, plan_buckets, plan_groups
 from .._adapter.graph_callbacks import Batch, Operation
 from .._adapter.reduction import Reduction
 from ..dtypes import Array
-from .arrays import NDArrayOperand, dense
+from .arrays import NDArrayOperand, dense, flat_array
 
 
 class GradientReducer:
@@ -25,11 +26,14 @@ class GradientReducer:
     def __init__(self, how: Reduction) -> None:
         self.how = how
         self._state = CompressionState()
+        self._start_check = StartCheck(how.process_set)
         self._key: List[Any] = []
         self._order: List[int] = []
         self._batch = Batch([])
 
-    def reduce(self, names: Sequence[str], gradients: Sequence[mx.nd.NDArray]) -> None:
+    def reduce(
+        self, names: Sequence[str], gradients: Sequence[mx.nd.NDArray], weights: Sequence[mx.nd.NDArray]
+    ) -> None:
         """Overwrite gradients with the average of all ranks' gradients.
 
         They are submitted in the order in which a backward pass computes them, the last first, each bucket as
@@ -38,6 +42,7 @@ class GradientReducer:
         Args:
             names: of the gradients; the same on all ranks.
             gradients: in the same order.
+            weights: theirs; ranks that begin with different ones are warned.
 
         Raises:
             RingcommError: a reduction failed; all of them have ended.
@@ -46,6 +51,7 @@ class GradientReducer:
             return
         given = [dense(gradient, "the reduction of gradients") for gradient in gradients]
         self._divide(names, given)
+        self._start_check.reducing(names[0], lambda: (flat_array(weight) for weight in weights))
         # The reduction executes ringcomm's own compressions, also those that are conversions elsewhere. What
         # one of the program's own returns may be a copy.
         is_own = hasattr(self.how.compression, "kind")

@@ -120,7 +120,9 @@ class DistributedTrainer(mx.gluon.Trainer):
             if parameter.grad_req != "null"
         ]
         self._reducer.reduce(
-            [name for name, _ in trained], [parameter.list_grad()[0] for _, parameter in trained]
+            [name for name, _ in trained],
+            [parameter.list_grad()[0] for _, parameter in trained],
+            [parameter.list_data()[0] for _, parameter in trained],
         )
 
     def _update(self, ignore_stale_grad: bool = False) -> None:

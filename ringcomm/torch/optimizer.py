@@ -227,7 +227,10 @@ class _Distributed(OwnOptimizer):
         self._reducer.residuals.scale(factor)
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """Load a state; reductions in progress are dropped, and so is what error feedback would add."""
+        """Load a state; reductions in progress are dropped, and so is what error feedback would add.
+
+        After ``loss.backward()`` all ranks must call it: the reductions end on all ranks first.
+        """
         self._finish_updates()
         self._reducer.reset()
         self._reducer.residuals.reset("a state was loaded")
