@@ -1,13 +1,17 @@
 """``ringrun.toml``: options for the jobs that are started in a folder and in those below it.
 
 It may name programs and hosts, as a script does. So it is used only if no other user can change or exchange
-it (:func:`ringcomm.storage.folders.trusted_folder`); a line says that it is used, and which options it has.
+it (:func:`ringcomm.storage.folders.trusted_folder`), and a line always says which options it has. It may have
+come with somebody else's repository: of options that start programs here the user is asked, once for each
+file and content.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import os
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,15 +21,20 @@ import click
 from click.core import ParameterSource
 
 from ringcomm.errors import ConfigError
-from ringcomm.storage.files import read_at
+from ringcomm.storage.files import read_at, write_file
 from ringcomm.storage.folders import trusted_folder
 
 from .flags import Flag
 from .plan.horovod import SettingValue
 from .plan.options import INSTEAD
+from .plan.reaching import quoted
+from .reach.named_hosts import folder_of_configuration
+from .show.visible import visible
 
 NAME = "ringrun.toml"
 LIMIT_BYTES = 1 << 20
+PROGRAMS = ("ssh", "via", "host_discovery_script")
+"""Options whose values are programs of this machine."""
 _OF_HOSTS = ("hosts", "hostfile", "host_discovery_script")
 """Options of which the command line replaces all if it has one."""
 
@@ -76,9 +85,46 @@ def with_project(
     typed = {name for name in given if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     replaced = set(_OF_HOSTS) if typed & set(_OF_HOSTS) else set()
     used = {n: v for n, v in project.options.items() if n in given and n not in typed | replaced}
-    if project.keys and not (given.get("quiet") or used.get("quiet")):
+    if project.keys:
         say(project.line)
+    _allow_programs(path, content, {n: used[n] for n in PROGRAMS if used.get(n) not in (None, "ssh")})
     return {**given, **used, "project_values": project.settings, "project_names": tuple(used)}
+
+
+def _allow_programs(path: Path, content: str, programs: Mapping[str, str]) -> None:
+    """Have the user allow the programs of a file, unless that has been done for it with this content.
+
+    Raises:
+        ConfigError: they are not allowed, or there is no terminal for the question.
+    """
+    folder = folder_of_configuration(os.environ) / "project-files"
+    digest = hashlib.sha256(os.fsencode(path) + b"\0" + content.encode()).hexdigest()
+    if not programs or _is_known(folder, digest):
+        return
+    shown = ", ".join(f"{name.replace('_', '-')} = {quoted(value)}" for name, value in programs.items())
+    remedy = "give such options on the command line, or leave the file out with --no-project-file"
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigError(
+            f"{path} starts programs on this machine: {shown}. You have not allowed that: start ringrun once "
+            f"in a terminal, which asks, {remedy}."
+        )
+    if not click.confirm(visible(f"{path} starts programs on this machine: {shown}. Allow it?"), err=True):
+        raise ConfigError(f"{path} is not used. To go on without it, {remedy}.")
+    try:
+        with trusted_folder(folder) as opened:
+            write_file(opened, digest, os.fsencode(path) + b"\n")
+    except OSError as problem:
+        text = f"{folder}, which keeps what you allow, cannot be written: {problem.strerror}."
+        raise ConfigError(text) from None
+
+
+def _is_known(folder: Path, digest: str) -> bool:
+    """Return whether the user has allowed the programs of a file with this digest of its path and content."""
+    try:
+        with trusted_folder(folder, make=False) as opened:
+            return bool(read_at(opened, digest, LIMIT_BYTES))
+    except OSError:
+        return False
 
 
 def find_file(folder: Path) -> Optional[Path]:

@@ -266,25 +266,26 @@ def read_at(folder: int, name: str, limit_bytes: int = 1 << 40) -> bytes:
     """
     descriptor = open_at(folder, name)
     try:
-        check_code(name, os.fstat(descriptor))
+        check_code(name, os.fstat(descriptor), descriptor)
         return _content(descriptor, limit_bytes, name)
     finally:
         os.close(descriptor)
 
 
-def check_code(name: str, facts: os.stat_result) -> None:
+def check_code(name: str, facts: os.stat_result, opened: int = -1) -> None:
     """Refuse a file of code that another user could change.
 
     Args:
         name: of the file, for messages.
-        facts: of its descriptor.
+        facts: of it.
+        opened: its descriptor; -1: it is not open.
 
     Raises:
         OSError: it belongs to another user, or other users may write it.
     """
     if not is_ours(facts):
         raise another_users(name, facts)
-    if others_write(facts):
+    if others_write(facts, opened):
         raise _exposed(name, facts)
 
 

@@ -10,6 +10,9 @@ in ringcomm and ringrun opens such folders and files; the rules of this module a
 * A folder for results (:func:`own_folder`) belongs to this user or to the administrator. A folder for code or
   keys (:func:`trusted_folder`) does so with every folder above it, and no other user may write any of them,
   unless the sticky bit keeps other users from exchanging what is in it. ``sshd`` asks the same of its files.
+* A folder in a shared place is removed with what is in it only if it has a file that ringcomm has made there
+  (:func:`marked_folder`), and the place is one in which no other user can rename what is there
+  (:func:`temporary_folder`).
 * A new file is made under a fresh name and renamed: what stood there is replaced, never followed or opened.
 * What is read is looked at by its descriptor; FIFOs and devices are not waited for.
 
@@ -30,6 +33,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ENTER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _LOOK = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_LINKS = 40
+_ACCESS_LIST = "system.posix_acl_access"
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -38,14 +42,28 @@ def is_ours(facts: os.stat_result) -> bool:
     return facts.st_uid in (os.geteuid(), 0)
 
 
-def others_write(facts: os.stat_result) -> bool:
+def others_write(facts: os.stat_result, opened: int = -1) -> bool:
     """Return whether another user may write a file or folder.
 
-    Where a system makes a group for each user (``umask 002``), that of its files has no other member.
+    Where a system makes a group for each user (``umask 002``), that of its files has no other member. Of a
+    file with an access control list the group's part of the mode is the most that the list gives to anyone.
+
+    Args:
+        facts: of the file.
+        opened: its descriptor; -1: it is not open.
     """
     mode = facts.st_mode & OTHERS_WRITE
     own = mode == stat.S_IWGRP and facts.st_uid == os.geteuid() != 0
-    return bool(mode) and not (own and _is_private(facts.st_gid, facts.st_uid))
+    return bool(mode) and not (own and _is_private(facts.st_gid, facts.st_uid) and not _has_list(opened))
+
+
+def _has_list(opened: int) -> bool:
+    """Return whether a file has an access control list of its own, besides its mode."""
+    try:
+        # By its name in /proc: a descriptor of O_PATH itself has no attributes.
+        return opened >= 0 and bool(os.getxattr(f"/proc/self/fd/{opened}", _ACCESS_LIST))
+    except (OSError, AttributeError):  # it has none, or the system does not know such lists
+        return False
 
 
 def _is_private(gid: int, uid: int) -> bool:
@@ -138,16 +156,17 @@ def _is_systems(facts: os.stat_result, around: os.stat_result) -> bool:
     return facts.st_uid == around.st_uid == owner and not around.st_mode & OTHERS_WRITE
 
 
-def _why_untrusted(facts: os.stat_result, around: Optional[os.stat_result]) -> str:
+def _why_untrusted(opened: int, around: Optional[os.stat_result]) -> str:
     """Why another user may exchange what is in a folder, or "".
 
     Args:
-        facts: of the folder.
+        opened: descriptor of the folder.
         around: of the folder above, if the folder is one on the way; None for the one that is to be used.
     """
+    facts = os.fstat(opened)
     if not is_ours(facts) and (around is None or not _is_systems(facts, around)):
         return f"it belongs to another user (number {facts.st_uid})"
-    if others_write(facts) and (around is None or not facts.st_mode & stat.S_ISVTX):
+    if others_write(facts, opened) and (around is None or not facts.st_mode & stat.S_ISVTX):
         return f"other users may write it (mode {stat.S_IMODE(facts.st_mode):04o})"
     return ""
 
@@ -193,7 +212,7 @@ def walk(
             below = _entered(here, name, _ENTER | follow, mode)
             os.close(here)
             here, shown, facts = below, f"{shown}{name}/", os.fstat(below)
-            why = _why_untrusted(facts, above) if trusted else ""
+            why = _why_untrusted(here, above) if trusted else ""
             if why:
                 raise PermissionError(errno.EPERM, f"as to the folder {shown[:-1]} above it: {why}", text)
             above = facts
@@ -255,12 +274,27 @@ def trusted_folder(path: Path, make: bool = True) -> Iterator[int]:
     with walk(path, trusted=True, mode=0o700 if make else None) as place:
         descriptor = _entered(place.folder, place.name, _FOLDER, 0o700 if make else None)
         try:
-            why = _why_untrusted(os.fstat(descriptor), None)
+            why = _why_untrusted(descriptor, None)
             if why:
                 raise PermissionError(errno.EPERM, why, os.fspath(path))
             yield descriptor
         finally:
             os.close(descriptor)
+
+
+@contextmanager
+def temporary_folder(path: Path) -> Iterator[int]:
+    """A descriptor of a folder like ``/tmp``: other users may add to it, but not rename what is there.
+
+    Raises:
+        OSError: it cannot be opened, or another user could exchange what this user has in it.
+    """
+    with walk(os.path.join(path, "name"), trusted=True, follow_last=False) as place:
+        descriptor = _entered(place.folder, ".", _FOLDER, None)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -291,6 +325,28 @@ def inner_folder(folder: int, path: str, mode: Optional[int] = 0o700) -> Iterato
         yield here
     finally:
         os.close(here)
+
+
+def marked_folder(folder: int, prefix: str, marker: str) -> str:
+    """Make a folder like :func:`new_folder`, with an empty file by which :func:`has_marker` knows it."""
+    name = new_folder(folder, prefix)
+    try:
+        with inner_folder(folder, name, None) as inner:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            os.close(os.open(marker, flags, 0o600, dir_fd=inner))
+    except OSError:
+        os.rmdir(name, dir_fd=folder)
+        raise
+    return name
+
+
+def has_marker(folder: int, name: str, marker: str) -> bool:
+    """Return whether a folder was made by :func:`marked_folder`."""
+    try:
+        with inner_folder(folder, name, None) as inner:
+            return stat.S_ISREG(os.stat(marker, dir_fd=inner, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
 
 
 def new_folder(folder: int, prefix: str) -> str:

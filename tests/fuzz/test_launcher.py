@@ -14,7 +14,8 @@ from ringcomm.transport.encryption import encryption_of
 from ringrun.agent import framing
 from ringrun.plan import setting_sources
 from ringrun.plan.hosts import parse_hostfile, parse_hosts
-from ringrun.reach.protocol import FRAME_LIMIT_BYTES, FrameReader, event_facts
+from ringrun.reach.incoming import event_facts
+from ringrun.reach.protocol import FRAME_LIMIT_BYTES, FrameReader
 from tests.fuzz import cases
 from tests.fuzz.cases import at_most, damaged, fuzz, pieces, values
 

@@ -35,7 +35,8 @@ from ringrun.plan import setting_sources
 from ringrun.plan.hosts import parse_hostfile, parse_hosts
 from ringrun.plan.options import Options
 from ringrun.plan.signed import about_call, about_result, signed, verified
-from ringrun.reach.protocol import FrameReader, event_facts
+from ringrun.reach.incoming import event_facts
+from ringrun.reach.protocol import FrameReader
 from ringrun.show.visible import visible
 from ringrun.watch import table
 from ringrun.watch.history import History

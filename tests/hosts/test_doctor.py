@@ -183,7 +183,7 @@ def test_a_firewall_on_the_better_network_only(make_lab: Callable[..., Lab]) -> 
     assert {row["to_iface"] for row in found["links"]} == {"wlan0", lab.iface("localhost", "wlan")}
     row = one(found["problems"], "jobs go by", "open the firewalls of both")
     address = lab.addresses("jetson1", "eth")[0]
-    assert row["level"] == "slow" and f"{address} (eth0): no answer" in row["text"]
+    assert row["level"] == "slow" and f"{address} (eth0): 'no answer" in row["text"]
     assert row["remedy"].endswith(f"sudo ufw allow from {address.rpartition('.')[0]}.0/24")
 
 

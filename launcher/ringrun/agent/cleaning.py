@@ -22,6 +22,8 @@ from ringrun.agent import job_folder, shipped
 MARKER = "ringrun-clean/1"
 RECORDS = "ringrun-flight-"
 """The beginning of the names of temporary folders with records."""
+MARKER_OF_RECORDS = ".ringrun-records"
+"""The file that such a folder has, as its name alone could be given to another one."""
 _RECORDS = re.compile(rf"{RECORDS}\w+")
 _FILES = re.compile("files")
 MORE_PLACES = ("/var/tmp",)
@@ -52,13 +54,12 @@ class Cleaning:
             self._in(place, self._clean_place)
         self._in(shipped.place_of_programs(self._environ), self._clean_programs)
         for place in sorted({tempfile.gettempdir(), *MORE_PLACES}):
-            self._in(place, self._clean_records, trusted=False)
+            self._in(place, self._clean_records, folders.temporary_folder)
         return {"removed": self.removed, "kept": self.kept}
 
-    def _in(self, place: str, clean: Any, trusted: bool = True) -> None:
-        open_folder = folders.trusted_folder(place, False) if trusted else folders.own_folder(place, None)
+    def _in(self, place: str, clean: Any, opens: Any = None) -> None:
         try:
-            with open_folder as folder:
+            with opens(place) if opens else folders.trusted_folder(place, False) as folder:
                 clean(place, folder)
         except FileNotFoundError:
             pass  # no job has made it
@@ -99,7 +100,9 @@ class Cleaning:
         self._remove_all("agent program", place, folder, shipped.PROGRAM)  # agents have theirs in memory
 
     def _clean_records(self, place: str, folder: int) -> None:
-        self._remove_all("folder of records", place, folder, _RECORDS)
+        for name, _ in folders.owned_names(folder, _RECORDS):
+            if folders.has_marker(folder, name, MARKER_OF_RECORDS):
+                self._remove("folder of records", place, folder, name)
 
     def _remove_all(self, what: str, place: str, folder: int, pattern: Pattern[str]) -> None:
         for name, _ in folders.owned_names(folder, pattern):

@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ..agent.agent import CHECK_LIMIT_S
 from ..agent.checks import PROVISIONED
+from ..plan.reaching import NOTHING, quoted
 from ..reach.base import other_python
 from .first_failure import Cause, Exit, FirstFailure, signal_name
 from .hints import hint_of
@@ -323,7 +324,8 @@ def _interpreter_problem(facts: Dict[str, Any], install: Callable[[str], str]) -
     if facts["sent"]:
         how = f"no answer within {CHECK_LIMIT_S:g} s"
     said = "; ".join(line.strip() for line in facts["text"].splitlines()[-3:] if line.strip())
+    said = quoted(said) if said else NOTHING
     return (
-        f"{path} could not import numpy and ringcomm in a trial run ({how}). It said: {said or 'nothing'}. "
+        f"{path} could not import numpy and ringcomm in a trial run ({how}). It said: {said}. "
         f"Try by hand: {path} -c 'import numpy, ringcomm'"
     )

@@ -6,16 +6,23 @@ import contextlib
 import json
 import os
 import re
-import stat
 import tempfile
 from pathlib import Path
 from typing import Any, Container, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
 from ringcomm.storage.files import read_file, write_file
-from ringcomm.storage.folders import inner_folder, new_folder, own_folder, owned_names, remove
+from ringcomm.storage.folders import (
+    has_marker,
+    inner_folder,
+    marked_folder,
+    own_folder,
+    owned_names,
+    remove,
+    temporary_folder,
+)
 
-from ..agent.cleaning import RECORDS
+from ..agent.cleaning import MARKER_OF_RECORDS, RECORDS
 from ..plan.job import Job
 from .first_failure import Complaint, Exit
 from .reports import LOST_WITH_HOST, RankReport, parse_record, read_report
@@ -27,6 +34,8 @@ _FOLDER = re.compile(rf"{RECORDS}\w+")
 KEPT_FOLDERS = 10
 """So many temporary folders of records stay, this job's included."""
 FILE_LIMIT_BYTES = 16 << 20
+KEPT_ERRORS, ERROR_CHARACTERS = 16, 20_000
+"""So many errors of a rank are kept, and so much of each."""
 
 
 class Records:
@@ -36,7 +45,7 @@ class Records:
         self._job = job
         self._contents: Dict[int, Dict[str, Any]] = {}
         # For each rank: its errors, the rank that each names as the cause, and the text about that rank.
-        self._errors: Dict[int, List[Tuple[str, Any, str]]] = {}
+        self._errors: Dict[int, List[Tuple[str, Optional[int], str]]] = {}
         self._failed = False
 
     def take(self, rank: int, data: bytes) -> str:
@@ -51,8 +60,12 @@ class Records:
         except (ValueError, IndexError):
             return ""
         if content["reason"] == "failure":
-            told = str(content.get("error", "")), content.get("culprit"), str(content.get("because", ""))
-            self._errors.setdefault(rank, []).append(told)
+            texts = [str(content.get(name, ""))[:ERROR_CHARACTERS] for name in ("error", "because")]
+            culprit = content.get("culprit")
+            known = type(culprit) is int and 0 <= culprit < self._job.plan.size
+            errors = self._errors.setdefault(rank, [])
+            errors.append((texts[0], culprit if known else None, texts[1]))
+            del errors[:-KEPT_ERRORS]
         if self._has_more(content, self._contents.get(rank)):
             self._contents[rank] = content
         return str(content["state"] if content.get("state") == "starved" else content["reason"])
@@ -106,7 +119,7 @@ class Records:
         found: List[Complaint] = []
         for rank, errors in sorted(self._errors.items()):
             for _, culprit, text in reversed(errors):
-                if not isinstance(culprit, int) or not text or text not in errors[-1][0]:
+                if culprit is None or not text or text not in errors[-1][0]:
                     continue
                 if text in "\n".join(tails.get(rank, ())):
                     found.append(Complaint(rank, culprit, text))
@@ -176,7 +189,7 @@ def keep_records(job: Job, contents: Mapping[int, Mapping[str, Any]]) -> Tuple[P
             problems.append(problem)
     for place in temporary_places():
         try:
-            with own_folder(place, None) as around:
+            with temporary_folder(place) as around:
                 folder = place / _new_folder(around, contents)
                 _remove_old(around)
         except OSError as problem:
@@ -202,7 +215,7 @@ def temporary_places() -> List[Path]:
 
 def _new_folder(around: int, contents: Mapping[int, Mapping[str, Any]]) -> str:
     """Make a folder with records in a temporary place; returns its name."""
-    name = new_folder(around, RECORDS)
+    name = marked_folder(around, RECORDS, MARKER_OF_RECORDS)
     try:
         with inner_folder(around, name, None) as folder:
             _write(folder, contents)
@@ -214,8 +227,8 @@ def _new_folder(around: int, contents: Mapping[int, Mapping[str, Any]]) -> str:
 
 def _remove_old(around: int) -> None:
     """Remove this user's temporary folders of records, except for the newest."""
-    rows = [row for row in owned_names(around, _FOLDER) if stat.S_ISDIR(row[1].st_mode)]
-    for name, _ in rows[KEPT_FOLDERS:]:
+    names = [name for name, _ in owned_names(around, _FOLDER) if has_marker(around, name, MARKER_OF_RECORDS)]
+    for name in names[KEPT_FOLDERS:]:
         with contextlib.suppress(OSError):  # another ringrun has just removed it
             remove(around, name)
 

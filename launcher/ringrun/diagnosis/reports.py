@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import dataclass, field
@@ -10,8 +9,9 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 from ringcomm.engine import stacks
 from ringcomm.engine.stacks import Frame
+from ringcomm.errors import ProtocolError
 
-from ..reach.protocol import no_constant
+from ..reach.incoming import json_of
 
 _RECORDING = ("/ringcomm/engine/stacks.py", "/ringcomm/job/flight_recorder.py")
 _LIBRARIES = ("/site-packages/", "/dist-packages/")
@@ -135,9 +135,9 @@ def parse_record(data: bytes) -> Dict[str, Any]:
         ValueError: it is none.
     """
     try:
-        content = json.loads(data.decode(), parse_constant=no_constant)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        content = json_of(data)
+    except ProtocolError as problem:
+        raise ValueError(str(problem)) from None
     if not isinstance(content, dict):
         raise ValueError("it is not a flight record")  # noqa: TRY004  as for all that is no record
     return content

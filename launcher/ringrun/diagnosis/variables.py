@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Dict, List, Mapping, Optional, Sequence
 
-from ringcomm.errors import ProtocolError
-
 from ..agent.recorders import value_digest
 from ..agent.threads import FOLLOW_OPENMP, OPENMP, OTHERS
 
@@ -48,13 +46,8 @@ class Variables:
         Args:
             host: its name.
             values: by variable, the digest of its value there (:func:`value_digest`); None: it is not set.
-
-        Raises:
-            ProtocolError: these are no digests.
         """
         for name, digest in values.items():
-            if not isinstance(digest, (str, type(None))):
-                raise ProtocolError(f"a variable {name!r:.40} with the digest {digest!r:.40}")
             if name not in _BY_DESIGN and not name.startswith(_BY_DESIGN_PREFIXES):
                 self._digests.setdefault(name, {})[host] = digest
 

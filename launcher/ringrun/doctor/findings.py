@@ -14,6 +14,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 from ringcomm.transport.kinds import PREFERENCE, VIRTUAL
 from ringcomm.transport.routes import Attempt
 
+from ..plan.reaching import quoted
 from .finding import BAD, CHECKS, LEVELS, NOTE, SLOW, Finding, is_usable
 from .host_findings import host_findings
 from .network import ENOUGH_MB_PER_S, Examination, Route
@@ -147,7 +148,9 @@ def _reach(found: Examination) -> Iterator[Finding]:
 
 def _unreached(found: Examination, source: int, target: int, rows: Sequence[Attempt]) -> str:
     likely = [row for row in rows if row.kind != VIRTUAL and not row.address.startswith("fe80:")] or rows
-    tries = ", ".join(dict.fromkeys(f"{row.address} ({row.remote_iface}): {row.why}" for row in likely))
+    tries = ", ".join(
+        dict.fromkeys(f"{row.address} ({row.remote_iface}): {quoted(row.why)}" for row in likely)
+    )
     return f"{found.hosts[source]} does not reach {found.hosts[target]}: {tries or 'no address to dial'}"
 
 
@@ -184,7 +187,7 @@ def _closed(found: Examination) -> Iterator[Finding]:
         yield Finding(
             SLOW if better else NOTE, "network", (source, target),
             f"{found.hosts[source]} ({item.iface}) does not reach {found.hosts[target]} at {failed.address} "
-            f"({failed.remote_iface}): {failed.why}; jobs go by {_way(found, route, source, target)}",
+            f"({failed.remote_iface}): {quoted(failed.why)}; jobs go by {_way(found, route, source, target)}",
             f"if {item.network} is to be used, open the firewalls of both for it: {_ufw(item.network)}",
         )  # fmt: skip
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections import defaultdict
 from typing import Any, Dict, Iterator, List
 
+from ..plan.reaching import quoted
 from .finding import BAD, NOTE, SLOW, Finding, is_usable
 from .network import Examination
 
@@ -38,7 +40,8 @@ def _login(found: Examination, index: int) -> Iterator[Finding]:
         first = found.noises[index].strip().splitlines()[0][:60]
         yield Finding(
             SLOW, "login", (index,),
-            f"its login shell prints {len(found.noises[index])} characters before a program runs ({first!r})",
+            f"its login shell prints {len(found.noises[index])} characters before a program runs "
+            f"({quoted(first)})",
             "print in interactive shells only: begin ~/.bashrc with `case $- in *i*) ;; *) return;; esac`",
         )  # fmt: skip
     if found.starts_s[index] > LOGIN_S and index != found.local:
@@ -139,7 +142,7 @@ def _cpu(found: Examination, index: int, facts: Dict[str, Any]) -> Iterator[Find
             "see `top` there",
         )  # fmt: skip
     threads = facts["threads"].get("OMP_NUM_THREADS", "")
-    if threads.isdigit() and int(threads) * ranks > cores:
+    if re.fullmatch("[0-9]{1,6}", threads) and int(threads) * ranks > cores:
         yield slow(
             f"OMP_NUM_THREADS={threads} for each of {ranks} ranks on {cores} cores",
             "unset it: ringrun then shares the cores",

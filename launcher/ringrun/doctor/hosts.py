@@ -11,18 +11,22 @@ import subprocess
 import time
 from typing import Any, List, Optional
 
+from ringcomm.errors import ProtocolError
+
 from ..job.starting import failed_start
 from ..plan.job import HostJob
 from ..reach.agent_process import AgentLink
 from ..reach.base import retry_delay_s
+from ..reach.incoming import decoded
 from ..reach.protocol import program_source
 from . import probe
+from .answers import FORMS
 
 START_LIMIT_S = 20.0
 ANSWER_LIMIT_S = 20.0
 END_S = 2.0
 NOISE_LIMIT_BYTES = 1 << 20
-LINE_LIMIT_BYTES = 1 << 26
+LINE_LIMIT_BYTES = 1 << 24
 
 
 class HostProbe:
@@ -91,19 +95,24 @@ class HostProbe:
         return started
 
     def ask(self, limit_s: float = ANSWER_LIMIT_S, **command: Any) -> Any:
-        """Send a command; return its answer, or None if the host has failed (see :attr:`problem`)."""
+        """Send a command; return its answer, or None if the host has failed (see :attr:`problem`).
+
+        The answer has the form of :data:`.answers.FORMS`; a host that gives another one has failed.
+        """
         if self.problem or self.link.process is None:
             return None
         self.link.put(json.dumps(command).encode() + b"\n")
         try:
             line = self._line(time.monotonic() + limit_s)
-            answer = None if line is None else json.loads(line)
-        except (OSError, ValueError):
-            answer = None
-        if answer is None:
-            self.problem = f"{self.host.name}: it stopped answering ({command['do']})."
-            self.end()
-        return answer
+            if line is not None:
+                return decoded(line.encode(), FORMS[command["do"]](command))
+        except OSError:
+            pass
+        except ProtocolError as problem:
+            self.problem = f"{self.host.name}: its answer ({command['do']}) is not valid: {problem}."
+        self.problem = self.problem or f"{self.host.name}: it stopped answering ({command['do']})."
+        self.end()
+        return None
 
     def _line(self, until: float, limit_bytes: int = LINE_LIMIT_BYTES) -> Optional[str]:
         """Send what is unsent, and receive the next line of the program's output.

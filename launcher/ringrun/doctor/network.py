@@ -230,7 +230,7 @@ class _Network:
         }
         answers = self._ask(asked, limit_s + ANSWER_LIMIT_S)
         return {
-            index: [Attempt.from_json(row)._replace(source=index) for row in rows]
+            index: [attempt._replace(source=index) for attempt in rows]
             for index, rows in answers.items()
         }
 

@@ -215,6 +215,8 @@ class ElasticSupervisor(Supervisor):
 
     def confused(self, host: HostJob, why: str) -> None:
         """What comes from a host is not an agent's: it counts as lost."""
+        if self._membership.processes:
+            self._printer.show(why)
         self.problem(host, why)
 
     def _host_lost(self, host: HostJob, text: str) -> None:
@@ -267,6 +269,7 @@ class ElasticSupervisor(Supervisor):
     def _survived(self, members: Sequence[int]) -> None:
         """The failures until now have not ended the job."""
         self._ranks_now = members
+        self._watching.history.changed(members)
         self._failure.survived()  # the job continues without the ranks that have failed until now
         self._printer.settle(self._ended_members)
         for member in self._ended_members:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 import os
 from collections import Counter
 from contextlib import ExitStack
@@ -16,10 +15,14 @@ from ringcomm.storage.files import PartialFile, write_all
 from ringcomm.storage.folders import inner_folder, own_folder
 
 from ..plan.job import Job
+from ..plan.reaching import quoted
+from ..reach.incoming import decoded, fields, flag, maybe, said, text, whole
 
 MAX_HOST_BYTES = 100 * 10**9
 """The most bytes that are taken from one host."""
 MAX_HOST_FILES = 100_000
+MAX_PARTS = 64
+"""The most components of a path."""
 MAX_PROBLEMS = 100
 """Further ones are not reported."""
 MIN_FREE_BYTES = 1 << 30
@@ -72,23 +75,29 @@ class FetchedFiles:
             ProtocolError: it is malformed, not what follows, or nothing that this job fetches.
         """
         line, _, piece = data.partition(b"\n")
-        facts = _facts(line)
-        path = PurePosixPath(facts["path"])
-        if not any(_matches(path.parts, _components(pattern)) for pattern in patterns):
-            raise ProtocolError(f"a file {str(path)!r}, which this job does not fetch")
-        if "error" in facts:
-            self._abandon(host)
-            self._note(f"{host}: {path} could not be read: {facts['error']}")
-            return
+        facts = decoded(line, _FACTS)
+        path: PurePosixPath = facts["path"]
         if facts["offset"] and self._given_up.get(host) == path:
             return
+        why = _why_refused(path)
+        if patterns and why:
+            self._give_up(host, path, f"{host}: {quoted(str(path)[:200])} is not taken: {why}")
+            return
+        if not any(_matches(path.parts, _components(pattern)) for pattern in patterns):
+            raise ProtocolError(f"a file {str(path)[:200]!a}, which this job does not fetch")
+        if "error" in facts:
+            self._give_up(host, path, f"{host}: {quoted(str(path))} could not be read: {facts['error']}")
+            return
         try:
-            self._write(host, path, facts["offset"], piece, bool(facts["last"]))
+            self._write(host, path, facts["offset"], piece, facts.get("last", False))
         except OSError as problem:
-            self._abandon(host)
-            self._given_up[host] = path
             target = self._folder / _name(host) / path
-            self._note(f"{target} could not be written: {problem.strerror}")
+            self._give_up(host, path, f"{target} could not be written: {problem.strerror}")
+
+    def _give_up(self, host: str, path: PurePosixPath, why: str) -> None:
+        self._abandon(host)
+        self._given_up[host] = path
+        self._note(why)
 
     def _write(self, host: str, path: PurePosixPath, offset: int, piece: bytes, last: bool) -> None:
         if not offset:
@@ -96,7 +105,7 @@ class FetchedFiles:
             self._begin(host, path)
         current = self._open.get(host)
         if current is None or (current.path, current.bytes) != (path, offset):
-            raise ProtocolError(f"a piece of the file {str(path)!r} that does not follow the one before it")
+            raise ProtocolError(f"a piece of {str(path)[:200]!a} that does not follow the one before it")
         descriptor = current.file.descriptor
         facts = os.statvfs(descriptor)
         if self._bytes[host] + len(piece) > MAX_HOST_BYTES:
@@ -183,15 +192,23 @@ def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
     return fnmatch.fnmatchcase(parts[0], first) and _matches(parts[1:], rest)
 
 
-def _facts(line: bytes) -> Dict[str, Any]:
-    try:
-        facts = json.loads(line.decode())
-        path, offset = PurePosixPath(facts["path"]), facts["offset"]
-        is_name = b"\0" not in os.fsencode(path)
-    except (ValueError, TypeError, LookupError, RecursionError) as problem:
-        raise ProtocolError(f"a file without a description: {problem!r}") from None
-    if not is_name:
-        raise ProtocolError(f"a file with an invalid path: {str(path)!r}")
-    if path.is_absolute() or ".." in path.parts or not path.parts or not isinstance(offset, int):
-        raise ProtocolError(f"a file whose path {str(path)!r} leaves the directory")
-    return {"last": False, **facts}
+def _path(value: Any) -> PurePosixPath:
+    """A path below the directory."""
+    path = PurePosixPath(text(16384)(value))
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in value:
+        raise ValueError(f"the path {value[:60]!a} leaves the directory")
+    os.fsencode(path)
+    return path
+
+
+_FACTS = fields({"path": _path, "offset": whole(0, 1 << 60)}, {"last": flag, "error": maybe(said())})
+"""What comes before the bytes of a piece."""
+
+
+def _why_refused(path: PurePosixPath) -> str:
+    """Why a file with this path is not written, or ""."""
+    if len(path.parts) > MAX_PARTS:
+        return f"its path has more than {MAX_PARTS} components"
+    # Bytes that are not UTF-8 are no characters that a terminal executes.
+    shown = "".join(each for each in str(path) if not "\udc80" <= each <= "\udcff")
+    return "" if shown.isprintable() else "its name has control characters"

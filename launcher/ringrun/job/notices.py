@@ -13,7 +13,6 @@ from ..agent import binding
 from ..diagnosis.variables import Variables
 from ..plan.job import HostJob, Job
 from ..show.printer import Printer
-from ..show.visible import visible_line
 from .outcome import Outcome
 
 REFUSALS_SHOWN = 20
@@ -82,9 +81,6 @@ class Notices:
         Args:
             host: its name.
             values: by variable, the digest of its value there; see :class:`.diagnosis.variables.Variables`.
-
-        Raises:
-            ProtocolError: these are no digests.
         """
         self._variables.take(host, values)
         if not self._shown.issuperset(self._variables.differing()):
@@ -110,7 +106,7 @@ class Notices:
         self._printer.note(binding.describe(host.name, facts["limits"]["unbound"]))
         python = str((facts.get("found") or {}).get("python") or host.python)
         if host.fallback and python != host.python:
-            self._printer.note(f"{host.name}: the ranks run {visible_line(python)}")
+            self._printer.note(f"{host.name}: the ranks run {python}")
         return facts
 
     def exited(self, facts: Mapping[str, Any]) -> None:

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional
+from typing import Callable, Optional
 
-from ringcomm.errors import ProtocolError
-
-from ..diagnosis.failure_report import host_problem
 from ..plan.job import HostJob
 from ..plan.reaching import NOTHING, last_lines
 from ..reach.agent_process import AgentLink
 from ..reach.base import RETRIES
-from ..reach.origin import install_for
 
 _IN_PIPES_BYTES = 1 << 16
 """So much may wait here for a moment although the network is fast."""
-
-
-def problem_text(host: HostJob, facts: Dict[str, Any]) -> str:
-    """The problem that a host's agent has found.
-
-    Raises:
-        ProtocolError: what it has sent makes no sense.
-    """
-    try:
-        return host_problem(host.name, facts, host.is_local, install_for(host))
-    except (LookupError, TypeError) as problem:
-        raise ProtocolError(f"a problem that makes no sense: {problem!r}") from None
 
 
 def not_ready_text(host: HostJob, link: AgentLink, limit_s: float, wheels: str = "") -> str:

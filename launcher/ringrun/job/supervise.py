@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ringcomm.clock import monotonic
-from ringcomm.errors import ConfigError, ProtocolError
+from ringcomm.errors import ConfigError
 from ringcomm.rendezvous.actions import Notice
 
 from ..agent import framing, processes, threads
+from ..diagnosis.failure_report import host_problem
 from ..diagnosis.first_failure import Complaint, Exit, FirstFailure, signal_name
 from ..plan.hosts import crowding
 from ..plan.job import HostJob, Job
 from ..reach.agent_process import AgentLink
-from ..reach.protocol import Frame, event_facts
+from ..reach.incoming import Incoming
+from ..reach.origin import install_for
+from ..reach.protocol import Frame
 from ..ship.source_tree import FETCHED
 from ..show.console import Console
 from ..show.printer import STDERR, STDOUT, Printer
@@ -34,7 +37,7 @@ from .keyboard import RemoteTerminal
 from .notices import Notices
 from .outcome import Outcome, ended, not_started, verified_results
 from .rendezvous import OpenRendezvous, master_variables, rendezvous_variables
-from .starting import failed_start, not_ready_text, problem_text
+from .starting import failed_start, not_ready_text
 from .supply import Supply
 from .watching import Watching
 
@@ -79,7 +82,8 @@ class Supervisor:
         self._control = ControlSocket(job.id, self._command)
         self._fetched = FetchedFiles(Path(FETCHED))
         self._supply = Supply(self._agents, self._loop, self._printer.note, self.problem)
-        self._ranks = [{place.rank for place in job.plan.on_host(host.index)} for host in job.hosts]
+        self._incoming: Dict[int, Incoming] = {}  # by host
+        self._ranks: List[Set[int]] = [set() for _ in job.hosts]  # those that have been started, by host
         self._ready: Dict[int, Dict[str, Any]] = {}  # by host, what its agent found
         self._done: Set[int] = set()
         self._problems: Dict[int, str] = {}
@@ -177,6 +181,7 @@ class Supervisor:
             self._rendezvous = self._opened(self._open_rendezvous)
             endpoints = self._rendezvous.start()
         for host in self.job.hosts:
+            self._ranks[host.index] = {place.rank for place in self.job.plan.on_host(host.index)}
             env = master_variables(self.job, host, self._ready)
             env.update(rendezvous_variables(endpoints, host))
             self._agents.send(host, {"do": "go", "env": env})
@@ -205,11 +210,10 @@ class Supervisor:
         Raises:
             ProtocolError: it may not send that.
         """
-        if frame.kind == framing.FILE:
-            self._fetched.take(host.name, frame.data, self.job.fetch if host.gets_code else ())
-            return
-        if frame.rank not in self._ranks[host.index] and (frame.kind, frame.rank) != (framing.EVENT, -1):
-            raise ProtocolError(f"it reports on rank {frame.rank}, which does not run there")
+        incoming = self._incoming.get(host.index)
+        if incoming is None:
+            incoming = self._incoming[host.index] = Incoming(self.job.payload is not None, self._loop.clock)
+        facts = incoming.admit(frame, self._ranks[host.index])
         if frame.kind in STREAMS:
             if not self._terminal.shows(frame.rank, frame.data):
                 self._printer.printed(frame.rank, STREAMS[frame.kind], frame.data)
@@ -223,13 +227,13 @@ class Supervisor:
                 self._printer.ending(frame.rank)
             if reason == "starved" or (reason == "ended" and not self._inquiry.is_victim(frame.rank)):
                 self._grace.leaving.add(frame.rank)  # in case that this is what fails the others
+        elif frame.kind == framing.FILE:
+            self._fetched.take(host.name, frame.data, self.job.fetch if host.gets_code else ())
         else:
-            self._event(host, frame.rank, event_facts(frame.data))
+            self._event(host, frame.rank, facts)
 
     def _event(self, host: HostJob, rank: int, facts: Dict[str, Any]) -> None:
         name = facts["event"]
-        if (rank < 0) is (name in ("exit", "started")):
-            raise ProtocolError(f"an event {name!r} of rank {rank}")
         if name == "ready":
             odd = crowding(host.planned.spec, facts["limits"]["cores"]) if self.job.checks_slots else ""
             if odd:
@@ -239,7 +243,7 @@ class Supervisor:
             self._ready[host.index] = self._notices.ready(host, facts)
             self._host_ready(host)
         elif name == "problem":
-            self.problem(host, problem_text(host, facts))
+            self.problem(host, host_problem(host.name, facts, host.is_local, install_for(host)))
         elif name == "exit":
             self._notices.exited(facts)
             self._rank_exited(rank, facts)

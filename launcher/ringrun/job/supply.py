@@ -47,7 +47,7 @@ class Supply:
         """
         tree = self._agents.job.tree
         if "files" in facts and tree is not None:
-            sent = Package("files", tree.contents(map(str, facts["files"])))
+            sent = Package("files", tree.contents(facts["files"]))
             counts = len(facts["files"]), len(tree.files), len(sent.archive)
             self._print(describe_sent(host.name, counts, tree.ignored))
             self._agents.send_archive(host, framing.CODE, sent.archive)
@@ -64,8 +64,7 @@ class Supply:
             facts: its agent's ``needs`` event.
         """
         version = str(facts["found"].get("version", "")).rpartition(".")[0]
-        lacks = facts["found"].get("lacks")
-        lacks = lacks if isinstance(lacks, list) else PROVISIONED
+        lacks = facts["found"].get("lacks", PROVISIONED)
         target = Target(version, facts["machine"], facts["glibc"])
         wanted = target, tuple(name for name in PROVISIONED if name in lacks)
         if wanted in self._waiting:

@@ -6,6 +6,8 @@ this machine. Everything else (the agent, files, output, signals) passes through
 
 from __future__ import annotations
 
+import re
+import shlex
 from typing import List, NamedTuple, Optional, Protocol, Sequence
 
 from .hosts import HostSpec
@@ -85,7 +87,17 @@ NOTHING = "nothing"
 """In place of the output of a program that has printed none."""
 
 
+def quoted(text: str) -> str:
+    """A host's words on one line without control characters, in quotation marks unless they are one word.
+
+    >>> quoted("/home/me/a.py"), quoted("gone. Run: x")
+    ('/home/me/a.py', "'gone. Run: x'")
+    """
+    shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    return shlex.quote(shown) if "'" not in shown else '"' + re.sub(r'(["$`\\])', r"\\\1", shown) + '"'
+
+
 def last_lines(text: str) -> str:
-    """Return the last two lines of an output as one for a message, without a full stop; or NOTHING."""
+    """Return the last two lines of an output as one, quoted and without a full stop; or NOTHING."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return "; ".join(lines[-2:])[-400:].rstrip(".") or NOTHING
+    return quoted("; ".join(lines[-2:])[-400:].rstrip(".")) if lines else NOTHING

@@ -12,7 +12,7 @@ from typing import Optional, Sequence
 from ringcomm.errors import ConfigError
 
 from ..plan.hosts import HostSpec
-from ..plan.reaching import Failure, last_lines
+from ..plan.reaching import Failure, last_lines, quoted
 from .protocol import BOOT
 
 RETRIES = 5
@@ -98,8 +98,9 @@ class CommandReach:
         said = last_lines(output)
         old = re.search(r"^ringrun-old-python ([\d.]+) ?(.*)", output, re.M)
         if old:
+            path = quoted(old.group(2).strip()) if old.group(2).strip() else python
             return Failure(
-                f"{host}: the Python there is too old: {old.group(2).strip() or python} is {old.group(1)}, "
+                f"{host}: the Python there is too old: {path} is {old.group(1)}, "
                 f"and ringcomm needs 3.8 or newer. {other_python(host)}"
             )
         own = self.refused(host, argv, status, output)

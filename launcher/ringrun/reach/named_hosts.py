@@ -29,9 +29,14 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 
 def folder_of_lists(environ: Mapping[str, str]) -> Path:
     """The folder of this user's lists."""
+    return folder_of_configuration(environ) / "hosts"
+
+
+def folder_of_configuration(environ: Mapping[str, str]) -> Path:
+    """The folder of what this user has chosen for all jobs."""
     chosen = environ.get("XDG_CONFIG_HOME", "")
     above = Path(chosen if chosen.startswith("/") else os.path.expanduser("~/.config"))
-    return above / "ringcomm" / "hosts"
+    return above / "ringcomm"
 
 
 def list_names(environ: Mapping[str, str]) -> List[str]:

@@ -1,17 +1,15 @@
-"""The launcher's side of the agent protocol. Pure: encodes commands and decodes frames."""
+"""The launcher's side of the agent protocol. Pure: the agent's program, and frames from a stream of bytes."""
 
 from __future__ import annotations
 
 import ast
-import json
-import re
 import zlib
 from functools import lru_cache
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Tuple
+from typing import Dict, Iterator, List, Mapping, NamedTuple
 
 from ringcomm.errors import ProtocolError
 from ringcomm.storage import files, folders
@@ -43,7 +41,8 @@ quote, backslash, dollar, backtick or exclamation mark, so that sh, csh and fish
 single quotes. It is also valid Python 2, to report that this version is too old."""
 
 NOISE_LIMIT_BYTES = 1 << 20
-FRAME_LIMIT_BYTES = 1 << 24
+FRAME_LIMIT_BYTES = 5 << 20
+"""More than the longest record of a rank (:data:`ringrun.agent.recorders.RECORD_LIMIT_BYTES`)."""
 
 
 class Frame(NamedTuple):
@@ -155,62 +154,6 @@ def _file(name: str) -> str:
     return name.replace(".", "/") + ".py"
 
 
-_NUMBER, _MAYBE = (int,), (int, type(None))
-_FACTS: Dict[str, Dict[str, Tuple[type, ...]]] = {
-    "ready": {"limits": (dict,)}, "problem": {"problem": (str,)}, "done": {}, "asked": {}, "lacks": {},
-    "lookups": {"values": (dict,)}, "needs": {"found": (dict,), "machine": (str,), "glibc": (str,)},
-    "exit": {"code": _MAYBE, "signal": _MAYBE, "sent": _NUMBER}, "started": {"pid": _NUMBER},
-}  # fmt: skip
-"""The required fields of each kind of event."""
-_FORMS = {"machine": r"\w{1,32}", "glibc": r"(\d{1,2}\.\d{1,3})?", "version": r"\d{1,2}(\.\d{1,3}){1,2}"}
-"""The forms of facts that become paths and command lines: ``uname -m``, versions of C library and Python."""
-_LIMITS: Dict[str, Tuple[type, ...]] = {
-    "threads": _NUMBER, "cores": (int, float), "ranks": _NUMBER, "kept": (dict,), "unbound": (str,),
-}  # fmt: skip
-_OPTIONAL: Dict[str, Tuple[type, ...]] = {
-    "port": _NUMBER, "login": (str,), "found": (dict,), "path": (str,), "why": (str,), "text": (str,),
-    "option": (str,), "wanted": (str,), "files": (list,), "joined": (bool,),
-}  # fmt: skip
-
-
-def event_facts(data: bytes) -> Dict[str, Any]:
-    """The content of an event frame.
-
-    Raises:
-        ProtocolError: the data is not an event, or lacks a required field.
-    """
-    try:
-        facts = json.loads(data.decode(), parse_constant=no_constant)
-        wanted = _FACTS[facts["event"]]
-    except (ValueError, TypeError, LookupError, RecursionError) as problem:
-        raise ProtocolError(f"an invalid event: {problem!r}") from None
-    if not isinstance(facts, dict):
-        raise ProtocolError("an invalid event: not an object")
-    missing = [name for name in wanted if name not in facts]
-    if missing:
-        raise ProtocolError(f"an event {facts['event']!r} without {', '.join(missing)}")
-    given = {name: types for name, types in _OPTIONAL.items() if name in facts}
-    _check_types(facts, {**given, **wanted})
-    if "limits" in wanted:
-        _check_types(facts["limits"], _LIMITS)
-    if facts["event"] == "needs":
-        for name, value in [("version", facts["found"].get("version", "3.8")), *facts.items()]:
-            if name in _FORMS and not re.fullmatch(_FORMS[name], str(value), re.ASCII):
-                raise ProtocolError(f"an event in which {name} is {value!r:.40}")
-    return facts
-
-
-def no_constant(name: str) -> None:
-    """Refuse NaN and the infinities, which are no JSON: what ``json.loads`` calls for them."""
-    raise ValueError(f"{name} is no number")
-
-
-def _check_types(facts: Mapping[str, Any], wanted: Mapping[str, Tuple[type, ...]]) -> None:
-    for name, types in wanted.items():
-        if not isinstance(facts.get(name), types):
-            raise ProtocolError(f"an event in which {name} is {facts.get(name)!r:.40}")
-
-
 class FrameReader:
     """Parses an agent's output into frames.
 
@@ -222,7 +165,7 @@ class FrameReader:
 
     def __init__(self) -> None:
         self.noise = bytearray()
-        self.started = self.needs_program = False
+        self.started = self.needs_program = self._has_asked = False
         self._buffer = bytearray(b"\n")  # the marker starts with a line end; the first line may be the marker
 
     def feed(self, data: bytes) -> List[Frame]:
@@ -252,9 +195,9 @@ class FrameReader:
         return frames
 
     def _find_marker(self) -> bool:
-        asked = self._buffer.find(WANTED)
+        asked = -1 if self._has_asked else self._buffer.find(WANTED)
         if asked >= 0:
-            self.needs_program = True
+            self.needs_program = self._has_asked = True
             del self._buffer[asked : asked + len(WANTED)]
         at = self._buffer.find(framing.MARKER)
         if at < 0:

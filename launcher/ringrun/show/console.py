@@ -16,7 +16,7 @@ from typing import Callable, Collection, Deque, Dict, Mapping, Optional, Sequenc
 from ringcomm.clock import Deadline
 from ringcomm.errors import ConfigError
 from ringcomm.storage.files import new_file, open_named, write_all
-from ringcomm.storage.folders import own_folder
+from ringcomm.storage.folders import inner_folder, own_folder
 
 from .output import cut_to_width, uses_colour
 from .visible import COLOUR
@@ -281,18 +281,17 @@ class OutputFiles:
         Raises:
             ConfigError: they cannot be created.
         """
-        folder = self._folder
+        folder = at = self._folder
         try:
-            with own_folder(folder):
-                pass  # or another user would decide what is below it
-            place = folder / f"rank.{rank}"
-            with own_folder(place) as opened:
-                for stream, name in ((1, "stdout"), (2, "stderr")):
-                    self._files[rank, stream] = place / name, new_file(opened, name, 0o666)
+            with own_folder(folder) as top:  # each is opened once: it could be exchanged in between
+                at = folder / f"rank.{rank}"
+                with inner_folder(top, at.name, 0o777) as opened:
+                    for stream, name in ((1, "stdout"), (2, "stderr")):
+                        self._files[rank, stream] = at / name, new_file(opened, name, 0o666)
         except OSError as problem:
             self.close()
             raise ConfigError(
-                f"--output-dir {folder}: {problem.filename or folder} cannot be written: {problem.strerror}. "
+                f"--output-dir {folder}: {at} cannot be written: {problem.strerror}. "
                 "Name a directory that you may write to."
             ) from None
 

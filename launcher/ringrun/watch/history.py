@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from .numbers import Sample, parse_sample
+from .numbers import MAX_RANKS, Sample, parse_sample
 from .waiting import (
     Matrix,
     Slowest,
@@ -170,11 +170,19 @@ class History:
         self.began_s = began_s
         self.processes: Dict[int, RankHistory] = {}
         self.interfaces: Dict[Tuple[int, int], str] = {}
+        self._members: Optional[Sequence[int]] = None
+
+    def changed(self, members: Sequence[int]) -> None:
+        """The processes of an elastic job are these now, by rank."""
+        self._members = members
 
     def take(self, process: int, data: bytes, now_s: float) -> bool:
-        """Take the report of a process; returns whether it is valid."""
-        sample = parse_sample(data, now_s)
-        if sample is None:
+        """Take the report of a process; returns whether it is valid.
+
+        Which rank the process is, the launcher knows: a report of another rank is not valid.
+        """
+        sample = parse_sample(data, now_s, MAX_RANKS if self._members is None else len(self._members))
+        if sample is None or self._members is None and sample.rank != process:
             return False
         self.processes.setdefault(process, RankHistory(self.began_s)).add(sample)
         return True
@@ -197,11 +205,13 @@ class History:
         return sorted({name for (one, _), name in self.interfaces.items() if one == rank} - {"", "unix"})
 
     def present(self) -> Dict[int, int]:
-        """By rank, the number of the process, for the processes of the newest epoch."""
-        samples = {number: item.latest for number, item in self.processes.items() if item.latest is not None}
-        newest = max((sample.generation for sample in samples.values()), default=0)
+        """By rank, the number of the process, for those that have reported as that rank."""
+        members = self._members
+        rows = {number: number for number in self.processes} if members is None else dict(enumerate(members))
+        latest = {number: process.latest for number, process in self.processes.items()}
         return {
-            sample.rank: number for number, sample in sorted(samples.items()) if sample.generation == newest
+            rank: number for rank, number in sorted(rows.items())
+            if (sample := latest.get(number)) is not None and sample.rank == rank
         }
 
     def local_steps(self) -> List[str]:
@@ -250,6 +260,7 @@ class History:
         return [sample for sample in found if sample is not None]
 
     def samples(self) -> Sequence[Tuple[int, Sample]]:
-        """The last sample of each process, with its number, in order of rank; the newest epoch first."""
+        """The last sample of each process, with its number, by rank; first those that are ranks now."""
         found = [(number, item.latest) for number, item in self.processes.items() if item.latest is not None]
-        return sorted(found, key=lambda pair: (-pair[1].generation, pair[1].rank, pair[0]))
+        present = set(self.present().values())
+        return sorted(found, key=lambda pair: (pair[0] not in present, pair[1].rank, pair[0]))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-_MAX_ENTRIES = 4096
+from ringcomm.errors import ProtocolError
+
+from ..reach.incoming import json_of
+
+MAX_RANKS = _MAX_ENTRIES = 4096
 _TEXT_CHARACTERS = 1000
 _GAUGES = ("local_steps", "local_drift")
 
@@ -49,7 +52,7 @@ class Sample(NamedTuple):
 
     Attributes:
         at_s: when it arrived, by the launcher's clock.
-        rank: the rank.
+        rank: the rank, as its report says.
         generation: membership epoch.
         elapsed_s: since the rank joined the job.
         steps: number of training steps.
@@ -106,15 +109,16 @@ class Sample(NamedTuple):
         return sum(peer.received_bytes for peer in self.peers.values())
 
 
-def parse_sample(data: bytes, at_s: float) -> Optional[Sample]:
+def parse_sample(data: bytes, at_s: float, size: int = MAX_RANKS) -> Optional[Sample]:
     """A rank's report; None if it is not valid.
 
     Args:
         data: JSON from the rank.
         at_s: when it arrived, in seconds.
+        size: the number of ranks; what a report says of others is left out.
     """
     try:
-        found = json.loads(data.decode())
+        found = json_of(data)
         return Sample(
             at_s,
             _whole(found["rank"]),
@@ -129,16 +133,18 @@ def parse_sample(data: bytes, at_s: float) -> Optional[Sample]:
                     *map(_amount, more[:1]),
                 )
                 for rank, (sent, received, slept_s, delivered, busy_s, *more) in _entries(found["peers"])
+                if _whole(rank) < size
             },
             _kinds(found["kinds"]),
             _kinds(found["operations"]),
-            {_whole(rank): _amount(seconds) for rank, seconds in _entries(found["late"])},
+            {_whole(rank): _amount(seconds) for rank, seconds in _entries(found["late"])
+             if _whole(rank) < size},
             str(found["doing"])[:_TEXT_CHARACTERS],
             bool(found["inside"]),
-            tuple(_whole(rank) for rank in list(found["waits_for"])[:_MAX_ENTRIES]),
+            tuple(rank for rank in map(_whole, list(found["waits_for"])[:_MAX_ENTRIES]) if rank < size),
             {name: _amount(found["gauges"][name]) for name in _GAUGES if name in found["gauges"]},
         )
-    except (ValueError, TypeError, LookupError, OverflowError, AttributeError, RecursionError):
+    except (ProtocolError, ValueError, TypeError, LookupError, OverflowError, AttributeError):
         return None
 
 

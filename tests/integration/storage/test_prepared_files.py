@@ -47,7 +47,7 @@ EXPECTED: Dict[str, Dict[str, str]] = {
     "wheels": WRITTEN,
     "fetched files": WRITTEN,
     "flight records": WRITTEN,
-    "temporary records": WRITTEN,
+    "temporary records": {**WRITTEN, "group-writable parent": "refused"},
     "output of ranks": WRITTEN,
     "list of hosts": TRUSTED,
     "project file": TRUSTED,

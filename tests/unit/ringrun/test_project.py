@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, List, Tuple
 
 import pytest
@@ -55,9 +56,10 @@ def test_the_command_line_comes_first(folder: Path, seen: List[Options]) -> None
     assert seen == [Options(np=2, hosts="a", forward=("B",), ship_self=False)]
 
 
-def test_it_can_be_left_out_and_is_silent_for_quiet_jobs(folder: Path, seen: List[Options]) -> None:
+def test_it_can_be_left_out_and_is_named_for_quiet_jobs_too(folder: Path, seen: List[Options]) -> None:
     assert run(folder, "np = 3", "--no-project-file").output == ""
-    assert run(folder, "np = 3\nquiet = true").output == run(folder, "np = 3", "-q").output == ""
+    for result in (run(folder, "np = 3\nquiet = true"), run(folder, "np = 3", "-q")):
+        assert result.output.startswith(f"ringrun: options of {folder / project.NAME} are used: np")
     assert [options.np for options in seen] == [None, 3, 3]
 
 
@@ -167,3 +169,54 @@ def test_other_subcommands_do_not_read_it(folder: Path, capsys: Any) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main(["ps"])
     assert caught.value.code == 0 and "nope" not in "".join(capsys.readouterr())
+
+
+PROGRAMS = ('via = "sh evil {host}"', 'ssh = "./evil"', 'host-discovery-script = "evil"')
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """`terminal(is_one)`: whether there is a terminal; what is allowed is kept in a folder of the test."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+    def choose(is_one: bool) -> None:
+        stream = SimpleNamespace(isatty=lambda: is_one)
+        monkeypatch.setattr(project, "sys", SimpleNamespace(stdin=stream, stderr=stream))
+
+    return choose
+
+
+@pytest.mark.parametrize("content", PROGRAMS)
+def test_without_a_terminal_it_starts_no_program(
+    folder: Path, seen: List[Options], terminal: Any, content: str
+) -> None:
+    terminal(False)
+    result = run(folder, f"{content}\nquiet = true")
+    assert result.exit_code == 2 and seen == []
+    assert "are used: " in result.output and "starts programs on this machine: " in result.output
+    assert run(folder, 'via = "ssh"').exit_code == 0, "that is no program of the file's"
+    assert run(folder, content, "-H", "a", "--via", "v", "--ssh", "s").exit_code == 0, "the user's own"
+
+
+def test_its_programs_are_asked_about_once_for_each_content(
+    folder: Path, seen: List[Options], terminal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal(True)
+    asked: List[str] = []
+    answers = [False, True, True]
+
+    def confirm(text: str, err: bool) -> bool:
+        asked.append(text)
+        return answers.pop(0)
+
+    monkeypatch.setattr(project.click, "confirm", confirm)
+    assert run(folder, PROGRAMS[0]).exit_code == 2 and seen == []
+    assert run(folder, PROGRAMS[0]).exit_code == 0 and run(folder, PROGRAMS[0]).exit_code == 0
+    assert run(folder, PROGRAMS[1]).exit_code == 0 and len(asked) == 3
+    terminal(False)
+    assert run(folder, PROGRAMS[0]).exit_code == 0, "allowed before"
+    shown = "starts programs on this machine: via = 'sh evil {host}'. Allow it?"
+    assert asked[0] == f"{folder / project.NAME} {shown}"
+    (kept,) = (folder / "config" / "ringcomm").iterdir()
+    kept.chmod(0o777)
+    assert run(folder, PROGRAMS[0]).exit_code == 2, "another user may have written it"

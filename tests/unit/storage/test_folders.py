@@ -7,6 +7,7 @@ import grp
 import os
 import pwd
 import re
+import struct
 from pathlib import Path
 from typing import Callable
 
@@ -251,3 +252,41 @@ def test_a_group_without_another_member_may_write(tmp_path: Path) -> None:
     os.chown(path, user.pw_uid, user.pw_gid)
     path.chmod(0o664)
     assert folders.others_write(path.stat())  # the file of another user
+
+
+def _access_list(uid: int) -> bytes:
+    """Another user may write, in the system's form."""
+    rows = ((1, 7, -1), (2, 7, uid), (4, 5, -1), (16, 7, -1), (32, 5, -1))
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *item) for item in rows)
+
+
+@as_root
+def test_an_access_list_for_another_user_is_seen_behind_a_private_group(tmp_path: Path) -> None:
+    user = pwd.getpwnam("daemon")
+    path = tmp_path / "folder"
+    path.mkdir()
+    os.chown(path, user.pw_uid, user.pw_gid)
+    path.chmod(0o775)
+    opened = os.open(path, folders._ENTER)
+
+    def why() -> bool:
+        return bool(folders._why_untrusted(opened, None))
+
+    assert not _as_user(user.pw_uid, user.pw_gid, why)
+    try:
+        os.setxattr(path, "system.posix_acl_access", _access_list(12345))
+    except OSError as problem:
+        pytest.skip(f"no access lists here: {problem}")
+    assert _as_user(user.pw_uid, user.pw_gid, why)
+    os.close(opened)
+
+
+def test_a_temporary_folder_is_one_in_which_others_rename_nothing(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    with folders.temporary_folder(tmp_path) as opened:
+        name = folders.marked_folder(opened, "mine-", ".marker")
+        assert folders.has_marker(opened, name, ".marker") and os.listdir(opened) == [name]
+        assert not folders.has_marker(opened, "absent", ".marker")
+    tmp_path.chmod(0o777)
+    with pytest.raises(PermissionError, match="other users may write it"), folders.temporary_folder(tmp_path):
+        pass

@@ -10,8 +10,10 @@ from typing import Any, Callable, Iterator, List, Sequence
 
 import pytest
 
+from ringcomm.transport.routes import Attempt
 from ringrun.doctor import hosts as module
 from ringrun.doctor import probe
+from ringrun.doctor.answers import FORMS
 from ringrun.doctor.hosts import HostProbe
 from ringrun.job.launch import prepare
 from ringrun.plan.job import HostJob
@@ -179,4 +181,36 @@ def test_answers_that_are_none(host: Any, start: Any, monkeypatch: pytest.Monkey
     found = start(host(f"{ANSWERS} read line; {answer}"))
     limit_s = 0.1 if "sleep" in answer else LIMIT_S
     assert found.ask(limit_s, do="facts") is None
-    assert found.problem == "a: it stopped answering (facts)."
+    wrong = "its answer (facts) is not valid: Expecting value: line 1 column 1 (char 0)."
+    assert found.problem == f"a: {wrong if 'echo' in answer else 'it stopped answering (facts).'}"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["{}", "[]", "null", "7", '{"hostname": [1]}', "[" * 5000, '"x"', '{"removed": [["package", "x", -1]]}'],
+)
+def test_odd_answers_are_a_problem_of_their_host_alone(host: Any, start: Any, answer: str) -> None:
+    found = start(host(f"{ANSWERS} read line; echo '{answer}'; exec cat"))
+    command = {"do": "clean"} if "removed" in answer else {"do": "facts", "cwd": "/"}
+    assert found.ask(LIMIT_S, **command) is None
+    assert found.problem.startswith(f"a: its answer ({command['do']}) is not valid: ")
+    assert len(found.problem) < 250
+
+
+def test_a_host_answers_for_itself_and_what_it_was_asked_alone() -> None:
+    target = {"rank": 1, "addresses": [{"address": "10.0.0.1"}], "machine": ""}
+    row = Attempt(0, 1, "10.0.0.1", 7, "10.0.0.2", "eth0", "eth0", "wired", "").to_json()
+    form = FORMS["probe"]({"targets": [target]})
+    assert form([row]) == [Attempt(**row)]
+    for changes in ({"target": 2}, {"address": "10.0.0.9"}, {"kind": "x"}, {"local": "\n"}, {"port": -1}):
+        with pytest.raises(ValueError):
+            form([{**row, **changes}])
+    with pytest.raises(ValueError):
+        form([row, row])
+    speed = {"rank": 1, "address": "10.0.0.1", "iface": "eth0", "mb_per_s": 1.0, "there_mb_per_s": 1.0,
+             "back_mb_per_s": 1.0, "round_trip_ms": None}  # fmt: skip
+    form = FORMS["measure"]({"pairs": [{"rank": 1, "wires": [{}]}]})
+    assert form([speed]) == [speed]
+    for changes in ({"rank": 0}, {"mb_per_s": "1"}, {"back_mb_per_s": -1.0}, {"round_trip_ms": True}):
+        with pytest.raises(ValueError):
+            form([{**speed, **changes}])

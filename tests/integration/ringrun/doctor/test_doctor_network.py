@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import threading
 from dataclasses import replace
@@ -13,11 +14,13 @@ import pytest
 
 from ringcomm.transport.routes import Attempt
 from ringrun.doctor import network as module
+from ringrun.doctor.answers import FORMS
 from ringrun.doctor.network import MEASUREMENTS, Examination, examine
 from ringrun.job.launch import prepare
 from ringrun.plan.job import Job
 from ringrun.plan.options import Options
 from ringrun.reach import doors, protocol
+from ringrun.reach.incoming import decoded
 
 
 def job_of(names: str, **options: Any) -> Job:
@@ -78,7 +81,10 @@ class Host:
 
     def ask(self, limit_s: float = 0.0, **command: Any) -> Any:
         self.asked.append(command)
-        return getattr(self, command["do"])(command)
+        answer = getattr(self, command["do"])(command)
+        if answer is None or command["do"] == "facts":
+            return answer
+        return decoded(json.dumps(answer).encode(), FORMS[command["do"]](command))
 
     def facts(self, _: Any) -> Any:
         rows = [{"name": name, "addresses": [[own, 24]]} for name, own in self.addresses.items()]
@@ -223,7 +229,7 @@ def test_a_host_that_cannot_listen_and_one_that_says_nothing(monkeypatch: pytest
     hosts.all[1].listens = False
     monkeypatch.setattr(hosts.all[2], "ask", lambda *_, **__: None)
     found = hosts.examine()
-    assert found.unheard == {1: "no interface"} and list(found.routes) == [(0, 3)]
+    assert found.unheard == {1: "'no interface'"} and list(found.routes) == [(0, 3)]
     assert found.facts[2] is None and found.interface(2, "eth0") == {}
     assert found.interface(0, "eth0")["addresses"] == [["10.0.0.1", 24]]
 

@@ -15,7 +15,8 @@ from ringrun.job.launch import prepare
 from ringrun.plan.job import HostJob
 from ringrun.plan.options import Options
 from ringrun.reach.agent_process import AgentLink
-from ringrun.reach.protocol import Frame, event_facts
+from ringrun.reach.incoming import event_facts
+from ringrun.reach.protocol import Frame
 
 LIMIT_S = 60.0
 

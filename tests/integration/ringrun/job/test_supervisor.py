@@ -193,7 +193,26 @@ def test_a_problem_that_makes_no_sense(job: Callable[..., Job]) -> None:
     argv = [sys.executable, "-c", AGENT, "never", json.dumps({"event": "problem", "problem": "cwd"})]
     outcome = Running(job("true", hosts="a", argv=argv)).run()
     text = " ".join(outcome.report.replace("│", " ").split())
-    assert outcome.reason == "start" and "a problem that makes no sense" in text
+    assert outcome.reason == "start" and "an invalid event: 'problem': no path" in text
+
+
+@pytest.mark.parametrize(
+    ("events", "why"),
+    [
+        ([READY, READY], "an event 'ready' once more than it may occur"),
+        ([{**READY, "found": {"version": "3.9.1"}}], "an invalid event: 'ready': 'found': no python"),
+        ([{"event": "lookups", "values": {"A": []}}], "an invalid event: 'lookups': 'values': 'A': []"),
+    ],
+)
+def test_a_host_that_says_what_it_may_not_ends_the_job_in_order(
+    job: Callable[..., Job], events: List[Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grace, "GRACE_S", 0.1)
+    argv = [sys.executable, "-c", AGENT, "never", *map(json.dumps, events)]
+    running = Running(job("exec sleep 1000", hosts="a,localhost", argv=argv))
+    outcome = running.run()
+    text = " ".join(f"{running.console.text}\n{outcome.report}".replace("│", " ").split())
+    assert outcome.exit_code and text.count(f"a: its agent sent invalid data: {why}.") == 1
 
 
 # ---- while the job runs -------------------------------------------------------------------------------

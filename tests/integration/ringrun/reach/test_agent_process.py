@@ -15,7 +15,8 @@ from ringrun.agent.framing import PACKAGE, TO_AGENT
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options
 from ringrun.reach.agent_process import STDERR_LIMIT_BYTES, AgentLink
-from ringrun.reach.protocol import BOOT, event_facts
+from ringrun.reach.incoming import event_facts
+from ringrun.reach.protocol import BOOT
 
 READS_ALL = "import sys; data = sys.stdin.buffer.read(); sys.stderr.write(str(len(data)))"
 READS_NOTHING = "import time; print('up', flush=True); time.sleep(1000)"
@@ -175,7 +176,8 @@ def test_the_second_start_of_an_agent_sends_less_than_ten_kilobytes(
     first, second = start_agent(), start_agent()
     assert first > 15_000 and second < 10_000
     (program,) = (tmp_path / "ringcomm-agent").iterdir()
-    program.write_bytes(program.read_bytes()[:-1] + b"x")
+    *kept, last = program.read_bytes()
+    program.write_bytes(bytes([*kept, last ^ 1]))
     assert start_agent() == first  # a changed program is not run, but sent again
     assert start_agent() == second
 

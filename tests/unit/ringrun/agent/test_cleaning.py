@@ -37,6 +37,7 @@ def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dict[st
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.write_text("12345")
+    (temporary / "ringrun-flight-0a" / cleaning.MARKER_OF_RECORDS).touch()
     yield {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(temporary)}
     for descriptor in shipped._held.values():
         os.close(descriptor)
@@ -143,3 +144,19 @@ def test_the_program_answers_commands(
     cleaning.main()
     empty, marker, answer = capsys.readouterr().out.splitlines()
     assert (empty, marker) == ("", cleaning.MARKER) and len(json.loads(answer)["removed"]) == 8
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o777, 0o1777])
+def test_a_private_folder_under_the_name_of_records_stays(
+    tmp_path: Path, environ: Dict[str, str], mode: int
+) -> None:
+    """Where a shared folder has no sticky bit, another user can rename any folder there."""
+    private = tmp_path / "tmp" / "ringrun-flight-0123456789abcdef"
+    private.mkdir(mode=0o700)
+    (private / "thesis").write_text("precious")
+    (tmp_path / "tmp").chmod(mode)
+    found = Cleaning(environ, dry_run=False).run()
+    assert (private / "thesis").read_text() == "precious"
+    kept = [why for place, why in found["kept"] if place == str(tmp_path / "tmp")]
+    assert ["other users may write it (mode 0777)" in why for why in kept] == [True] * (mode == 0o777)
+    assert (tmp_path / "tmp" / "ringrun-flight-0a").exists() is (mode == 0o777)

@@ -191,7 +191,7 @@ def test_one_direction_that_is_closed(local: int, level: str) -> None:
     found.tried[0, 1][0] = attempt(0, why="no answer within 3 s", too_slow=True, local="", local_iface="?")
     found.routes[0, 1] = found.routes[0, 1]._replace(chosen=attempt(1))
     (row,) = all_findings(found)
-    assert row.text.startswith("a does not reach b: 10.0.0.2 (eth0): no answer within 3 s; ")
+    assert row.text.startswith("a does not reach b: 10.0.0.2 (eth0): 'no answer within 3 s'; ")
     assert row.level == level and ("for its rendezvous" in row.text) == (level == "bad")
     assert ("b reaches a" in row.text) == (level == "note")
     assert row.remedy.endswith("sudo ufw allow from 10.0.0.0/24") == (level == "bad")
@@ -237,8 +237,8 @@ def test_a_network_that_is_closed_beside_the_one_that_is_used(kind: str, level: 
     (row,) = all_findings(found)
     assert (row.level, row.check, row.hosts) == (level, "network", (1, 0))
     assert row.text == (
-        "b (eth0) does not reach a at 10.0.0.1 (eth0): no answer within 3 s; jobs go by wlan0 (10.0.0.2) to "
-        "wlan0 (10.0.0.1)"
+        "b (eth0) does not reach a at 10.0.0.1 (eth0): 'no answer within 3 s'; jobs go by wlan0 (10.0.0.2) "
+        "to wlan0 (10.0.0.1)"
     )
     assert row.remedy.endswith("sudo ufw allow from 10.0.0.0/24")
 

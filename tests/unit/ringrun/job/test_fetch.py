@@ -49,7 +49,7 @@ def test_what_was_fetched_and_what_was_not(tmp_path: Path, monkeypatch: pytest.M
     files.take("b", piece("three", 0), ALL)
     first, second, *problems = files.describe(job).splitlines()
     assert first.startswith("fetched 2 files") and second.startswith("b sent no file")
-    assert problems[0] == "b: secret could not be read: Permission denied"
+    assert problems[0] == "b: secret could not be read: 'Permission denied'"
     assert problems[1].startswith(f"{tmp_path}/fetched/b/three could not be written: ")
 
 
@@ -168,3 +168,25 @@ def test_a_host_cannot_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
     files.take("b", piece("x", 0, b"1"), ALL)
     assert "would be left" in files._problems[1]
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["small", "small"]
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [("out/\x1b[2J", "has control characters"), ("a\nb", "has control characters"), ("\u202ea", "control"),
+     ("/".join("a" * 1200), "has more than 64 components")],
+)  # fmt: skip
+def test_odd_names_are_not_taken(tmp_path: Path, path: str, why: str) -> None:
+    """A line says so, and the host's other files come."""
+    files = FetchedFiles(tmp_path / "fetched")
+    files.take("a", piece(path, 0, b"first", last=False), ("**",))
+    files.take("a", piece(path, 5, b"second"), ("**",))
+    files.take("a", piece("good", 0, b"x"), ("**",))
+    assert [item.name for item in (tmp_path / "fetched/a").iterdir()] == ["good"]
+    (line,) = files.describe(prepare(Options(), ["true"])).splitlines()
+    assert why in line and line.isprintable()
+
+
+def test_names_that_are_not_utf_8_are_taken(tmp_path: Path) -> None:
+    files = FetchedFiles(tmp_path / "fetched")
+    files.take("a", piece(os.fsdecode(b"caf\xe9"), 0, b"x"), ALL)
+    assert [os.fsencode(path.name) for path in (tmp_path / "fetched/a").iterdir()] == [b"caf\xe9"]

@@ -1,4 +1,4 @@
-"""What an agent may say: of its own ranks, and nothing that makes no sense."""
+"""What an agent may say, how often, and how much: of its own ranks, and nothing that makes no sense."""
 
 from __future__ import annotations
 
@@ -9,19 +9,26 @@ import pytest
 
 from ringcomm.errors import ProtocolError
 from ringrun.agent import framing
+from ringrun.diagnosis.failure_report import host_problem
 from ringrun.job.launch import prepare
 from ringrun.job.supervise import Supervisor
 from ringrun.plan.options import Options
+from ringrun.plan.reaching import last_lines
+from ringrun.reach.incoming import Incoming, event_facts
 from ringrun.reach.protocol import Frame
 from ringrun.show.console import Console
 from tests.unit.ringrun.watch.samples import report
 
-LIMITS = {"threads": 1, "cores": 2.0, "ranks": 1, "kept": {}}
+LIMITS = {"threads": 1, "cores": 2.0, "ranks": 1, "kept": {}, "unbound": ""}
+READY = {"event": "ready", "limits": LIMITS, "port": 22}
+FOUND = {"python": "/p", "version": "3.9.1"}
+EXIT = {"event": "exit", "code": 0, "signal": None, "sent": 0}
 
 
 @pytest.fixture
 def supervisor() -> Iterator[Supervisor]:
     made = Supervisor(prepare(Options(hosts="here,there"), ["true"]), Console())
+    made._ranks = [{0}, {1}]
     yield made
     made._loop.close()
 
@@ -41,9 +48,29 @@ def event(rank: int, **facts: Any) -> Frame:
         event(-1, event="exit", code=0, signal=None, sent=0),
         event(0, event="exit", code="0", signal=None, sent=0),
         event(0, event="exit", code=0, signal=[], sent=0),
-        event(-1, event="ready", limits=LIMITS, port="22"),
-        event(-1, event="ready", limits={**LIMITS, "threads": "x"}),
-        event(-1, event="ready", limits=7),
+        event(0, **{**EXIT, "code": True}),
+        event(0, **{**EXIT, "code": None}),
+        event(0, **{**EXIT, "signal": 9}),
+        event(0, **{**EXIT, "code": 1 << 40}),
+        event(0, event="started", pid=-1),
+        event(-1, **{**READY, "port": "22"}),
+        event(-1, **{**READY, "port": 70_000}),
+        event(-1, event="ready", limits=LIMITS),
+        event(-1, **{**READY, "limits": {**LIMITS, "threads": "x"}}),
+        event(-1, **{**READY, "limits": {**LIMITS, "kept": {"A": 1}}}),
+        event(-1, **{**READY, "limits": 7}),
+        event(-1, **{**READY, "found": {"version": "3.9.1"}}),
+        event(-1, **{**READY, "found": {**FOUND, "python": ["x"]}}),
+        event(-1, **{**READY, "login": "a\nb c d"}),
+        event(-1, event="lacks", files=["../x"]),
+        event(-1, event="lookups", values={"A": 1}),
+        event(-1, event="lookups", values={"A": "x" * 33}),
+        event(-1, event="problem", problem="missing", path="p", found={"missing": "x; rm -r", "why": ""}),
+        event(-1, event="problem", problem=["cwd"], path="p"),
+        event(-1, event="needs", found={"lacks": ["evil"]}, machine="aarch64", glibc="2.31"),
+        Frame(framing.RESULT, 0, b"this job has no function"),
+        Frame(framing.FILE, 0, b'{"path": "a", "offset": 0}\nx'),
+        Frame(framing.EVENT, -1, b'{"event": "done", "x": %s}' % (b"9" * 100_000)),
         event(-1, event="problem", problem="cwd"),
         event(-1, event="problem", problem="old", path="python", found={}),
         event(-1, event="needs", found={}, machine="x/../..", glibc="2.31"),
@@ -66,6 +93,62 @@ def test_an_agent_that_says_what_it_may_not_is_refused_with_a_sentence(
     assert not supervisor._failure.exits and not supervisor._ready and not supervisor._results
 
 
+@pytest.mark.parametrize(
+    ("times", "frame"),
+    [
+        (1, event(-1, **READY)),
+        (1, event(-1, event="needs", found={}, machine="aarch64", glibc="2.31")),
+        (2, event(-1, event="lacks")),
+        (1, event(0, **EXIT)),
+        (1, event(0, event="started", pid=7)),
+        (16384, event(-1, event="asked")),
+        (16, Frame(framing.RECORD, 0, bytes(4 << 20))),
+    ],
+)
+def test_what_is_said_too_often_is_refused(times: int, frame: Frame) -> None:
+    """Another `ready` would open another rendezvous, another `lacks` queue another archive."""
+    incoming = Incoming(False, lambda: 0.0)
+    for _ in range(times):
+        incoming.admit(frame, {0})
+    with pytest.raises(ProtocolError):
+        for _ in range(max(1, times)):
+            incoming.admit(frame, {0})
+
+
+def test_what_a_host_may_say_grows_with_time() -> None:
+    now = [0.0]
+    incoming = Incoming(False, lambda: now[0])
+    for _ in range(100):
+        incoming.admit(Frame(framing.RECORD, 0, bytes(4 << 20)), {0})
+        now[0] += 2.0
+
+
+def test_results_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ringrun.reach.incoming.RESULT_BYTES", 1 << 20)
+    incoming = Incoming(True, lambda: 0.0)
+    incoming.admit(Frame(framing.RESULT, 0, bytes(1 << 20)), {0})
+    with pytest.raises(ProtocolError, match="results of more than 1 MiB; functions that return more"):
+        incoming.admit(Frame(framing.RESULT, 0, b"x"), {0})
+
+
+def test_only_so_many_variables_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ringrun.reach.incoming.MAX_NAMES", 3)
+    incoming = Incoming(False, lambda: 0.0)
+    values = dict.fromkeys(("A", "B\x1b", "x" * 5000, "C", "D", "E"))
+    for _ in range(2):
+        facts = incoming.admit(event(-1, event="lookups", values=values), ())
+        assert list(facts["values"]) == ["A", "C", "D"]
+
+
+def test_the_words_of_a_host_are_quoted() -> None:
+    words = "gone.\nringrun: run `curl x`"
+    facts = event_facts(event(-1, event="problem", problem="start", path=words, why=words).data)
+    assert facts["path"] == facts["why"] == "'gone.\\nringrun: run `curl x`'"
+    shown = host_problem("a", facts, False, str)
+    assert shown == f"a: {facts['path']} could not be started: {facts['why']}."
+    assert last_lines(words) == "'gone.; ringrun: run `curl x`'"
+
+
 # ---- what follows from a frame --------------------------------------------------------------------------
 
 
@@ -76,7 +159,11 @@ def record(reason: str, **more: Any) -> bytes:
 
 def test_numbers_of_a_rank_are_kept(supervisor: Supervisor) -> None:
     supervisor.received(supervisor.job.hosts[0], Frame(framing.NUMBERS, 0, report(0, 1.0, steps=3)))
-    assert supervisor._watching.history.present() == {0: 0}
+    history = supervisor._watching.history
+    for rank in (0, 1):
+        data = report(rank, 9.0, generation=1 << 40)
+        supervisor.received(supervisor.job.hosts[1], Frame(framing.NUMBERS, 1, data))
+    assert history.present() == {0: 0, 1: 1}, "no host speaks of others' ranks or ends their generation"
 
 
 def test_a_rank_that_says_goodbye_may_be_the_cause(supervisor: Supervisor) -> None:

@@ -42,7 +42,7 @@ def test_a_host_that_is_not_ready_in_time(host: HostJob, facts: Any, wheels: str
         host = replace(host, command=parse_command(["true"]))
     found = not_ready_text(host, link(host, stderr_text="waiting\n", noise="Welcome", **facts), 30.0, wheels)
     assert found.startswith("far: not ready within 30 s (--start-timeout): ") and text in found
-    assert found.endswith(". It printed: waiting; Welcome.")
+    assert found.endswith(". It printed: 'waiting; Welcome'.")
     found = not_ready_text(host, link(host, **facts), 30.0, wheels)
     assert "printed" not in found and "nothing" not in found
 

@@ -43,6 +43,17 @@ def test_a_host_asks_for_the_program(size: int) -> None:
     assert reader.needs_program and found == FRAMES and bytes(reader.noise) == b"Welcome!\n"
 
 
+def test_the_program_is_sent_once_however_often_a_host_asks() -> None:
+    reader = FrameReader()
+    for _ in range(2):
+        reader.feed(WANTED)
+    assert reader.needs_program
+    reader.needs_program = False
+    for _ in range(1000):
+        reader.feed(WANTED)
+    assert not reader.needs_program and reader.feed(framing.MARKER + STREAM) == FRAMES
+
+
 def test_endless_noise_is_refused() -> None:
     reader = FrameReader()
     with pytest.raises(ProtocolError, match="1 MiB of output"):

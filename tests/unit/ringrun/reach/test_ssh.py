@@ -169,7 +169,7 @@ def test_a_program_that_is_no_python() -> None:
 
 def test_what_was_said_ends_with_one_full_stop() -> None:
     text = SSH.explain_loss("jetson1", 255, "Connection to jetson1 closed by remote host.\n")
-    assert text.endswith("closed by remote host.") and ".." not in text
+    assert text.endswith(" Its output: 'Connection to jetson1 closed by remote host'.") and ".." not in text
 
 
 @pytest.mark.parametrize(

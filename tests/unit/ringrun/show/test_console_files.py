@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import pytest
+
+from ringcomm.errors import ConfigError
 from ringrun.show.console import OutputFiles
 from ringrun.show.output import Outputs
 
@@ -30,3 +34,13 @@ def test_outputs_of_ranks_that_come_and_go_are_forgotten() -> None:
     outputs.remove(7)
     assert list(outputs.tails) == [0]
     assert outputs.tick(9.0) == []
+
+
+def test_a_link_in_the_place_of_a_ranks_folder_is_not_followed(tmp_path: Path) -> None:
+    """The folder is opened once, and what is below it by that descriptor."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "rank.0").symlink_to(tmp_path / "other")
+    with pytest.raises(ConfigError, match=re.escape(f"{tmp_path}/out/rank.0 cannot be written")):
+        OutputFiles(tmp_path / "out", 1)
+    assert list((tmp_path / "other").iterdir()) == []

@@ -51,6 +51,7 @@ def test_the_last_report_of_a_job_makes_no_peak():
 def test_another_epoch_begins_anew():
     """Member 1 is lost, member 2 takes its rank."""
     history = running(5, [0.5, 0.5], {})
+    history.changed([0, 2])
     history.take(0, report(0, 1.0, generation=1), 7.0)
     history.take(2, report(1, 1.0, generation=1), 7.0)
     assert history.present() == {0: 0, 1: 2}
