@@ -20,6 +20,9 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGUSR1, lambda *_: None)  # not SIG_IGN, which programs started here would inherit
 
+    from ringcomm.storage.files import open_standard_descriptors
+
+    open_standard_descriptors()
     from .cli import main as run
 
     run()

@@ -20,6 +20,7 @@ from ..errors import Recoverable, describe_error
 from ..group.group import Group
 from ..group.view import Peer
 from ..schedule.select import Selector
+from ..storage.files import open_standard_descriptors
 from ..transport.base import Channels
 from ..transport.memory import memory_channels
 from ..wire.signing import Signer
@@ -157,6 +158,7 @@ class Context(Collectives):
                 alone.start_timeline(settings.timeline, settings.timeline_mark_cycles)
             return alone
         forget_what_is_closed()
+        open_standard_descriptors()
         from .entry import enter  # not needed by a process that is alone
 
         while True:
@@ -166,7 +168,11 @@ class Context(Collectives):
                 return context
             except BaseException as problem:
                 if not (context.is_elastic and isinstance(problem, Recoverable)):
+                    assert context._joined is not None
+                    shortage = context._joined.control.report_shortage(problem)
                     context.close(describe_error(problem), ok=False)
+                    if shortage is not None:
+                        raise shortage from problem
                     raise
                 # A member was lost before the first call: the job goes on with the view after this one.
                 logger.info("epoch %d failed before the first call: %s", context.generation, problem)
@@ -180,10 +186,13 @@ class Context(Collectives):
         try:
             context = cls(joined.channels, joined.peers, settings, joined, embedded)
         except BaseException as problem:
+            shortage = joined.control.report_shortage(problem)
             joined.control.leave(describe_error(problem), ok=False)
             joined.channels.close()
             if embedded is not None:
                 embedded.stop(failed=True)
+            if shortage is not None:
+                raise shortage from problem
             raise
         context.joined_as = entry.membership
         return context

@@ -23,13 +23,14 @@ from ..transport.encryption import encryption_of
 from ..transport.kinds import LOOPBACK
 from ..transport.nics import Interface, local_socket, machine, own_addresses
 from ..transport.reactor import READ, Reactor
+from ..transport.shortage import check_descriptors, release_spare, shortage_error
 from ..version import __version__
 from ..wire.auth import job_digest
 from ..wire.messages import MAX_MESSAGE_BYTES, Message, MessageReader, encode
 from ..wire.signing import Session
 from .aborts import error_from, left_behind
 from .connect_server import DIAL_S, RendezvousSearch, Watched, pause
-from .control import Resume
+from .control import Resume, await_close, shortage_message
 from .joined import Joined, established, make_control
 from .links import LinkSetup
 from .probe import PROBE_AGAIN_S
@@ -63,7 +64,12 @@ def join(
         ConfigError: ``settings.iface`` selects nothing on this machine, or encryption is required and
             there is no certificate.
     """
-    return Joiner(membership, settings, resume, watched).join()
+    short: Optional[OSError] = None
+    try:
+        check_descriptors(membership.size - 1)
+    except OSError as problem:
+        short = problem
+    return Joiner(membership, settings, resume, watched).join(short)
 
 
 def running_size(membership: Membership, settings: Settings) -> int:
@@ -109,9 +115,15 @@ class Joiner:
         self._attempts = 0
         self._size: Optional[int] = None
 
-    def join(self) -> Joined:
-        """Become a rank of the job; see :func:`join`."""
+    def join(self, short: Optional[OSError] = None) -> Joined:
+        """Become a rank of the job; see :func:`join`.
+
+        Args:
+            short: that this process has too few descriptors for that, so that it only says so; or None.
+        """
         try:
+            if short is not None:
+                raise short
             return self._run()
         except StartupError as problem:
             self.abandon()
@@ -119,11 +131,31 @@ class Joiner:
             if self._resume.epoch < 0 or problem is self._abort or not unreachable:
                 raise
             raise left_behind(self.membership.host, self._deadline.elapsed_s(), problem) from problem
-        except BaseException:
+        except BaseException as problem:
+            rank = self.membership.rank if self._assignment is None else int(self._assignment["rank"])
+            error = shortage_error(problem, rank, self.membership.host or socket.gethostname())
+            if error is not None:
+                self._report_shortage(error)
             self.abandon()
+            if error is not None:
+                raise error from problem
             raise
         finally:
             self.reactor.close()
+
+    def _report_shortage(self, error: StartupError) -> None:
+        """Tell the rendezvous, and so all ranks, that this process lacks something."""
+        if self._setup is not None:
+            self._setup.close()
+        release_spare()
+        try:
+            if self._control is None:
+                self._connect()
+            assert self._control is not None
+            self._send(shortage_message(error, self.membership.elastic))
+            await_close(self._control, DIAL_S)
+        except (RingcommError, OSError) as second:
+            logger.warning("the other ranks cannot be told of it (%s): %s", second, error)
 
     def count(self) -> int:
         """Ask how many ranks there are; see :func:`running_size`."""

@@ -15,11 +15,13 @@ from ..errors import (
     PeerStalledError,
     ProtocolError,
     RingcommError,
+    StartupError,
     fresh_copy,
     interruption_text,
 )
 from ..transport.base import Watch
 from ..transport.secure import SecureSocket
+from ..transport.shortage import drop_spare, keep_spare, shortage_error
 from ..wire.messages import Message, MessageReader, encode
 from ..wire.signing import Session
 from .aborts import error_from, without_rendezvous
@@ -106,6 +108,7 @@ class ControlChannel(Watch):
             target=self._main, name="ringcomm-control", daemon=True
         )
         self._thread.start()
+        keep_spare(self)
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when the job, or the view, has been aborted."""
@@ -338,6 +341,7 @@ class ControlChannel(Watch):
         with self._lock:
             kept = (self._sock, self._reader, self._session) if self.open else None
             self.open = False
+        drop_spare(self)
         return Resume(self._member, self._epoch, position, kept)
 
     def leave(self, reason: str, ok: bool) -> None:
@@ -357,21 +361,46 @@ class ControlChannel(Watch):
                 self._close_socket()
 
     def _await_close(self) -> None:
-        """Wait until the other end has read the goodbye message and closed the connection.
+        await_close(self._sock, _LEAVE_S)
 
-        Closing a connection on which unread bytes have arrived resets it, and bytes that are still in flight
-        are lost: without the goodbye message the rendezvous would report this rank as lost.
+    def report_shortage(self, problem: BaseException) -> Optional[StartupError]:
+        """Leave because this process lacks something, and have all ranks told; None: it is another problem.
+
+        Args:
+            problem: an error between the last link and the first call.
         """
-        deadline = Deadline(_LEAVE_S)
-        try:
-            self._sock.shutdown(socket.SHUT_WR)
-            while not deadline.expired():
-                self._sock.settimeout(max(0.01, deadline.remaining_s()))
-                if not self._sock.recv(65536):
-                    return
-        except OSError as problem:
-            logger.debug("the rendezvous closed the connection first: %s", problem)
+        host = self._hosts[self._rank] if self._hosts else "this host"
+        error = shortage_error(problem, self._rank, host)
+        if error is not None:
+            self._send_if_open(shortage_message(error, self._member is not None))
+            self.leave(str(error), ok=False)
+        return error
 
     def _close_socket(self) -> None:
         self.open = False
         self._sock.close()
+        drop_spare(self)
+
+
+def shortage_message(error: StartupError, elastic: bool) -> Message:
+    """Return what a rank says that lacks something; the others of an elastic job go on without it."""
+    if elastic:
+        return {"type": "leaving", "reason": str(error), "ok": False}
+    return {"type": "short", "text": str(error)}
+
+
+def await_close(sock: socket.socket, limit_s: float) -> None:
+    """Wait until the other end has read the last message and closed the connection.
+
+    Closing a connection on which unread bytes have arrived resets it, and bytes that are still in flight are
+    lost: without a goodbye message the rendezvous would report this rank as lost.
+    """
+    deadline = Deadline(limit_s)
+    try:
+        sock.shutdown(socket.SHUT_WR)
+        while not deadline.expired():
+            sock.settimeout(max(0.01, deadline.remaining_s()))
+            if not sock.recv(65536):
+                return
+    except OSError as problem:
+        logger.debug("the rendezvous closed the connection first: %s", problem)

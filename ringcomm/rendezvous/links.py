@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set,
 from ..clock import Deadline
 from ..errors import StartupError
 from ..transport.accept import Acceptor
-from ..transport.connect import Dial, is_local, listen
+from ..transport.connect import Dial, is_local, is_short_of_descriptors, listen
 from ..transport.kinds import LOCAL
 from ..transport.nics import Interface, interface_of
 from ..transport.pace import Expected
@@ -91,6 +91,10 @@ class LinkSetup:
             try:
                 self._listeners.append((interface, listen(interface.address, interface.scope)))
             except OSError as problem:
+                if is_short_of_descriptors(problem):
+                    for _, sock in self._listeners:
+                        sock.close()
+                    raise
                 # An address may vanish between being listed and being bound; the others remain.
                 logger.info("cannot listen on %s (%s): %s", interface.address, interface.name, problem)
         if not self._listeners:
@@ -105,6 +109,7 @@ class LinkSetup:
             encryption,
             _PLACE_S,
             forwarded,
+            may_wait=False,
         )
         self.relay: Optional[Relay] = None
         self._early: List[Tuple[socket.socket, Claim, Session]] = []

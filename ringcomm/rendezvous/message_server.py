@@ -11,7 +11,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 from ..clock import Deadline
 from ..errors import ProtocolError, StartupError
 from ..transport.accept import Acceptor
-from ..transport.connect import listen
+from ..transport.connect import is_short_of_descriptors, listen
 from ..transport.reactor import READ, WRITE, Reactor
 from ..transport.refusals import Refusals
 from ..transport.secure import Encryption
@@ -156,17 +156,22 @@ class MessageServer:
 
         Raises:
             StartupError: none of the addresses can be bound; the message lists why.
+            OSError: this process has no descriptors or memory left.
         """
         listeners: List[socket.socket] = []
         problems: List[str] = []
+        shortage: Optional[OSError] = None
         for address in self._addresses:
             try:
                 listeners.append(listen(address, port=self._port))
             except OSError as problem:
                 problems.append(f"{address}: {problem.strerror or problem}")
+                shortage = shortage or (problem if is_short_of_descriptors(problem) else None)
         if not listeners:
             self._reactor.close()
             self._wake_up.close()
+            if shortage is not None:
+                raise shortage
             raise StartupError(f"The {self._title} cannot listen anywhere: " + "; ".join(problems))
         for line in problems:
             logger.info("the %s does not listen on %s", self._title, line)

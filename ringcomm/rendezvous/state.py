@@ -134,6 +134,8 @@ class Rendezvous:
             return [Send(connection, {"type": "counted", "size": self.view.size})]
         if kind == "leaving":
             return self._leaving(connection, message, now_s)
+        if kind == "short":
+            return self._short(str(message["text"]), now_s)
         if kind == "pong" and process is not None:
             process.heard_s = now_s
         counts = not self._terms.is_elastic or (process is not None and process.stage is Stage.IN_VIEW)
@@ -200,6 +202,14 @@ class Rendezvous:
         self._end(process, str(message["reason"]), bool(message["ok"]))
         events = self.epoch.handle(connection, message, now_s) if stage is Stage.IN_VIEW else []
         return self._relay(events, now_s) + self._advance(now_s)
+
+    def _short(self, text: str, now_s: float) -> List[Action]:
+        """A process of a job of fixed size lacks something for its links: all get its text."""
+        if self.abort_message is not None or self._terms.is_elastic:
+            return []
+        if self.epoch.phase is Phase.JOINING:
+            return self._fail("startup", text)
+        return self._relay(self.epoch.abort("startup", text, None), now_s)
 
     def disconnected(self, connection: int, now_s: float) -> List[Action]:
         """The control connection of a process has ended."""

@@ -311,3 +311,12 @@ def open_lock(folder: int, name: str) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def open_standard_descriptors() -> None:
+    """Open closed ones of the descriptors 0 to 2 on /dev/null: what is opened next would get them."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free

@@ -163,6 +163,8 @@ class Acceptor:
         encryption: for all connections but those over Unix sockets; None: for none.
         place_s: how long a connection that has failed keeps its place, in seconds.
         forwarded: whether connections may have been dialled at another address or port than they arrive at.
+        may_wait: whether connections can wait where descriptors or memory are used up. Otherwise the reactor
+            raises that, unless unauthenticated peers have them.
 
     Attributes:
         admitted: the nonces of the admissions to TLS so far.
@@ -180,7 +182,9 @@ class Acceptor:
         encryption: Optional[Encryption] = None,
         place_s: float = PLACE_S,
         forwarded: bool = False,
+        may_wait: bool = True,
     ) -> None:
+        self._may_wait = may_wait
         self.key = key
         self.forwarded = forwarded
         self.job = job
@@ -268,7 +272,7 @@ class Acceptor:
                 if problem.errno in _PENDING:
                     self._keep(1)
                     continue
-                if not is_short_of_descriptors(problem):
+                if not is_short_of_descriptors(problem) or not (self._may_wait or self._crowded):
                     raise
                 # Out of descriptors: close the oldest unauthenticated connection and try again next time. If
                 # there is none, all places count as taken for a moment: the listener stays readable, and

@@ -112,6 +112,9 @@ class Dial:
             connection during the handshake. Another attempt may succeed.
         refused_by_key: whether it failed because the other end has another key or belongs to another job.
         other_version: whether it failed because the other end uses another version of the protocol.
+
+    Raises:
+        OSError: this process has no descriptors or memory left, also from the reactor, at another attempt.
     """
 
     def __init__(
@@ -174,6 +177,8 @@ class Dial:
                 self._drop(sock)  # The backlog of the listener is full.
                 return
         except OSError as problem:
+            if is_short_of_descriptors(problem):
+                raise  # no fault of the other end
             # Finish later: the caller has no reference to this object before the constructor returns.
             reason = str(problem.strerror or problem).lower()
             self._reactor.after(0.0, lambda: self.give_up(reason))

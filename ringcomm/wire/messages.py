@@ -44,6 +44,7 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "warning": {"topic": (str,), "text": (str,)},
     "usage": {"elapsed_s": (float, int), "waited_s": (float, int), "balanced": (bool,)},
     "leaving": {"reason": (str,), "ok": (bool,)},
+    "short": {"text": (str,)},
     "closed": {"peer": (int,), "why": (str,)},
     "interrupted": {"doing": (str,), "why": (str,)},
     "pong": {"heard": (list,), "silent": (list,)},

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.proc.test_ringrun_support import Launched, wait_for_files
+from tests.proc.test_ringrun_support import SOURCES, Launched, wait_for_files
 
 STUBBORN = """
 import os, signal, subprocess, sys, time
@@ -34,7 +36,8 @@ WITHIN_S = 30.0
 def stubborn(tmp_path: Path) -> Launched:
     """Two ranks that ignore every polite signal, each with two runaway children."""
     (tmp_path / "stubborn.txt").write_text(STUBBORN)
-    launched = Launched("-np", "2", sys.executable, "-c", "exec(open('stubborn.txt').read())", cwd=tmp_path)
+    program = [sys.executable, "-c", "exec(open('stubborn.txt').read())"]
+    launched = Launched("-np", "2", "--grace", "1.5", *program, cwd=tmp_path)
     wait_for_files([tmp_path / "ready.0:0", tmp_path / "ready.0:1"])
     launched.find("sleep 1002", 2)
     return launched
@@ -159,3 +162,15 @@ def test_stopped_ranks_are_ended_too(stubborn: Launched) -> None:
         os.kill(pid, signal.SIGSTOP)
     stubborn.process.send_signal(signal.SIGTERM)
     assert stubborn.finish() == 143
+
+
+def test_standard_descriptors_that_are_closed_at_the_start(tmp_path: Path) -> None:
+    """Otherwise the next files get their numbers, and what is printed."""
+    words = ["-q", "--output-dir", "out", "-np", "2", "sh", "-c", "echo to stdout; echo to stderr >&2"]
+    command = shlex.join([sys.executable, "-m", "ringrun", *words])
+    done = subprocess.run(
+        ["sh", "-c", f"exec <&- >&- 2>&-; {command}"], cwd=tmp_path, check=False, timeout=60,
+        env={**os.environ, "PYTHONPATH": SOURCES},
+    )  # fmt: skip
+    found = {(path.name, path.read_text()) for path in tmp_path.glob("out/rank.*/*")}
+    assert done.returncode == 0 and found == {("stdout", "to stdout\n"), ("stderr", "to stderr\n")}

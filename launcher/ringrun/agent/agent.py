@@ -21,6 +21,7 @@ import sys
 import time
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
+from ringcomm.storage import files
 from ringrun.agent import binding, framing, preparation, processes, recorders, shipped, terminal, threads
 from ringrun.agent.framing import CODE, FILE, NUMBERS, PACKAGE, RECORD, RESULT, STDERR, STDOUT, TO_AGENT
 from ringrun.agent.output import CHECK, RESUME_BYTES, Output
@@ -60,7 +61,9 @@ class Agent:
         self.received = bytearray(processes.EARLY)
         self.output = Output(self.selector, self.launcher_gone)
         self.children: Dict[int, processes.Child] = {}
-        self.finished = self.end_requested = self.stopped = False
+        self.finished = self.stopped = False
+        self.signum = 0  # the signal that this process has got
+        self.signalled = self.told_to_stop = False  # by a signal on this host; by the launcher
         self.waiting = True  # until the launcher says go
         self.is_open = config["elastic"]  # whether further ranks may be started
         self.scheduled_signals: List[Tuple[float, int, int]] = []  # (when, signal, rank or ALL)
@@ -97,8 +100,8 @@ class Agent:
             signal.signal(signum, self.on_signal)
         self.selector.register(reader, selectors.EVENT_READ, lambda: os.read(reader, 4096))
 
-    def on_signal(self, *_: object) -> None:
-        self.end_requested = True
+    def on_signal(self, signum: int, _: object) -> None:
+        self.signum = signum
 
     def wait_limit_s(self) -> Optional[float]:
         """Seconds until the next deadline; None without one."""
@@ -109,6 +112,8 @@ class Agent:
         due = [item[0] for item in (*self.scheduled_signals, *self.leftovers)]
         now = time.monotonic()
         due += self.recorders.due()
+        if any(child.end for child in self.children.values()):
+            due.append(now + 0.05)
         if self.config["silence_s"]:
             due.append(self.last_command_s + self.config["silence_s"])
         return max(0.0, min(due) - now) if due else None
@@ -116,9 +121,12 @@ class Agent:
     def act(self) -> None:
         """Execute what is due: the end of the job, records, signals."""
         now, limit_s = time.monotonic(), self.config["silence_s"]
-        if self.end_requested or (limit_s and now - self.last_command_s > limit_s):
-            self.end_requested = False
+        signum, self.signum = self.signum, 0
+        if signum == signal.SIGHUP or (limit_s and now - self.last_command_s > limit_s):
             self.launcher_gone()
+        elif signum:
+            self.waiting, self.is_open, self.signalled = False, False, True
+            self.schedule(((signal.SIGTERM, 0.0), (signal.SIGKILL, self.config["grace_s"])))
         self.recorders.act(now)
         for when, pgid in [item for item in self.leftovers if item[0] <= now]:
             self.leftovers.remove((when, pgid))
@@ -126,17 +134,32 @@ class Agent:
         for item in [item for item in sorted(self.scheduled_signals) if item[0] <= now]:
             self.scheduled_signals.remove(item)
             self.send_signal(item[1], item[2])
+        for pid, child in list(self.children.items()):
+            if child.end and not processes.kill_group(pid, 0):
+                self.report_end(pid, child)
         if not (self.children or self.waiting or self.is_open or self.finished):
             self.close(now)
 
     def send_signal(self, signum: int, rank: int) -> None:
-        """Signal process groups of ranks; SIGKILL to all is also sent to processes that left their group."""
+        """Signal ranks: SIGTERM once, to the rank alone, which may need its group; see :meth:`reap`."""
         for pid, child in self.children.items():
-            if rank in (ALL, child.rank):
-                child.sent = signum
+            if rank not in (ALL, child.rank) or (child.sent == signum != signal.SIGKILL):
+                continue
+            child.sent = signum
+            if child.end:  # the rest of its group has had SIGTERM
                 processes.kill_group(pid, signum)
-        if signum == signal.SIGKILL and rank == ALL:
-            processes.kill(self.strays(), signum)
+                child.end.update(code=None, signal=int(signum), sent=int(signum))
+            elif signum == signal.SIGINT:  # as from a terminal
+                processes.kill_group(pid, signum)
+            else:
+                processes.kill([pid], signum)
+                if signum == signal.SIGKILL:
+                    self.end_group(pid)
+
+    def end_group(self, pid: int) -> None:
+        """End the rest of a rank's process group."""
+        if processes.kill_group(pid, signal.SIGTERM):
+            self.leftovers.append((time.monotonic() + LEFTOVER_S, pid))
 
     def strays(self) -> List[int]:
         return processes.strays(self.config["job"], self.config["host_index"], os.getpid())
@@ -155,8 +178,14 @@ class Agent:
             if self.fetched is None:
                 self.fetched = iter(()) if self.stopped else self.preparation.fetched()
             if self.send_files(self.fetched):
-                self.output.event("done")
+                if not self.ends_alone:
+                    self.output.event("done")
                 self.finished = True
+
+    @property
+    def ends_alone(self) -> bool:
+        """Whether a signal ends the ranks of this host and not the job, which loses the host by that."""
+        return self.signalled and not self.told_to_stop
 
     def send_files(self, pieces: Iterator[bytes]) -> bool:
         """Send what stdout will soon accept of the files to fetch; whether that was all."""
@@ -168,11 +197,15 @@ class Agent:
         return self.output.lost
 
     def launcher_gone(self) -> None:
-        """The launcher is lost: end all ranks without further commands."""
+        """The launcher is lost: end all ranks without further commands, but no sooner than they were told."""
         if not self.output.lost:
+            is_ending = not self.waiting and any(
+                (signum, rank) == (signal.SIGKILL, ALL) for _, signum, rank in self.scheduled_signals
+            )
             self.waiting = self.is_open = False
             self.output.close()
-            self.schedule(ENDING)
+            if not is_ending:
+                self.schedule(ENDING)
 
     def schedule(self, steps: Any, rank: int = ALL) -> None:
         now = time.monotonic()
@@ -217,7 +250,7 @@ class Agent:
         elif command["do"] == "end":
             self.schedule(command["steps"], command["rank"])
         elif command["do"] == "stop":
-            self.waiting = self.is_open = False
+            self.waiting, self.is_open, self.told_to_stop = False, False, True
             self.stopped = not command.get("fetch")
             self.schedule(command["steps"])
         elif command["do"] == "use" and self.waiting:
@@ -314,7 +347,7 @@ class Agent:
                 return
             if pid == 0:
                 return
-            child = self.children.pop(pid, None)
+            child = self.children.get(pid)
             if child is None:
                 continue
             killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
@@ -324,18 +357,25 @@ class Agent:
                 for _ in range(16):  # its output is sent before the event of its end
                     if not self.output.read(descriptor):
                         break
-            if processes.kill_group(pid, signal.SIGTERM):
-                self.leftovers.append((time.monotonic() + LEFTOVER_S, pid))
-            how: Dict[str, Any] = {"code": code, "signal": killed, "sent": child.sent, "at": time.time()}
-            if child.rank == CHECK:
-                self.check_ended(how)
-            else:
-                joined = self.recorders.ended(child.rank)
-                self.output.event("exit", child.rank, joined=joined, **how)
+            child.end = {"code": code, "signal": killed, "sent": child.sent, "at": time.time()}
+            if killed == child.sent == signal.SIGTERM and processes.kill_group(pid, signal.SIGTERM):
+                continue  # it had no handler, like a shell; the program that it runs may have one
+            if child.sent != signal.SIGKILL:
+                self.end_group(pid)
+            self.report_end(pid, child)
+
+    def report_end(self, pid: int, child: processes.Child) -> None:
+        del self.children[pid]
+        if child.rank == CHECK:
+            self.check_ended(child.end)
+        elif not self.ends_alone:
+            joined = self.recorders.ended(child.rank)
+            self.output.event("exit", child.rank, joined=joined, **child.end)
 
 
 def main() -> None:
     """Read the job, fork into guard and agent, run the agent, exit."""
+    files.open_standard_descriptors()
     config: Dict[str, Any] = json.loads(framing.read_frame().decode())
     shipped.keep_program(getattr(sys, "ringrun_program", b""), os.environ)
     libc = processes.load_libc()

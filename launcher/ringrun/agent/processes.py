@@ -63,6 +63,7 @@ class Child:
         self.process = process
         self.pipes = pipes
         self.sent = 0  # the last signal sent to it
+        self.end: Dict[str, Any] = {}  # how it has ended, while the rest of its process group runs
 
 
 class InheritedBytes:

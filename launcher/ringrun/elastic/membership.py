@@ -301,7 +301,7 @@ class Membership:
         for process in self.processes.values():
             if process.leaves_by_s is not None and process.leaves_by_s <= now_s:
                 process.leaves_by_s = None
-                actions.append(StopProcess(process.member))
+                actions.append(StopProcess(process.member, is_dropped=True))
         if not self._started and now_s >= self._began_s + self.limits.timeout_s:
             return actions + self._fail(timeout_text(self.limits, self.limits.start_np))
         return actions + self._plan(now_s)
@@ -393,7 +393,7 @@ class Membership:
             why = f"{process.host.name} is not available any more"
             if not process.joined:
                 process.leaving = why
-                actions.append(StopProcess(process.member))
+                actions.append(StopProcess(process.member, is_dropped=True))
             elif self._has_view and staying >= self.limits.min_np:
                 process.leaving, process.leaves_by_s = why, now_s + LEAVE_S
                 self.log.ask(process.member)

@@ -39,10 +39,15 @@ class StartProcess(NamedTuple):
 
 
 class StopProcess(NamedTuple):
-    """End a process. One that ``is_lost`` may be frozen, or about to end by itself."""
+    """End a process.
+
+    One that ``is_lost`` may be frozen, or about to end by itself. One that ``is_dropped`` has as long as
+    after SIGTERM: its host is not available any more.
+    """
 
     member: int
     is_lost: bool = False
+    is_dropped: bool = False
 
 
 class Exclude(NamedTuple):

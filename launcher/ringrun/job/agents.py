@@ -32,6 +32,11 @@ INTERRUPT: Steps = ((2, 0.0), (15, 2.0), (9, 3.5))
 KILL: Steps = ((9, 0.0),)
 
 
+def term(grace_s: float) -> Steps:
+    """The steps after SIGTERM from outside."""
+    return ((15, 0.0), (9, grace_s))
+
+
 class AgentHandler(Protocol):
     """Callbacks for frames, errors and ends of the agents' links."""
 

@@ -42,7 +42,7 @@ from ..plan.job import HostJob
 from ..reach.agent_process import AgentLink
 from ..reach.named_hosts import with_lists
 from ..show.console import Console
-from .agents import END, Steps
+from .agents import END, Steps, term
 from .discovery import Discovery
 from .outcome import Outcome, with_changes
 from .rendezvous import OpenRendezvous, rendezvous_variables
@@ -145,6 +145,8 @@ class ElasticSupervisor(Supervisor):
         elif isinstance(action, StopProcess):
             host = self.job.host_of(action.member)
             steps = LOST if action.is_lost else END
+            if action.is_dropped:
+                steps = self._asked[action.member] = term(self.job.grace_s)
             self._agents.send(host, {"do": "end", "rank": action.member, "steps": list(steps)})
         elif isinstance(action, Exclude):
             self._server.exclude(action.member, action.why)
@@ -239,6 +241,8 @@ class ElasticSupervisor(Supervisor):
         ended = bool(end.sent) and end.signal == end.sent
         now_s, error = self._loop.clock(), "" if end.ok else self._error_of(end.rank)
         self._take(self._membership.exited(end.rank, end.status, end.describe(), now_s, ended, error))
+        if not self._ending:
+            self._show_killed()
 
     def _error_of(self, member: int) -> str:
         """What a process has ended with, and a remedy if that is known: a line; or ""."""

@@ -1,9 +1,11 @@
-"""How long the other ranks have to end by themselves after the first failure."""
+"""How long ranks have to end by themselves, after the first failure and after the user's signal."""
 
 from __future__ import annotations
 
-from typing import Callable, Collection, Set
+from typing import Callable, Collection, Optional, Set
 
+from ..diagnosis.first_failure import signal_name
+from .agents import Steps
 from .event_loop import Loop
 
 GRACE_S = 2.0
@@ -54,3 +56,18 @@ class Grace:
         if self._waits and self._loop.is_set("grace") and not self.leaving - set(self._exited):
             self._loop.cancel("grace")
             self._end()
+
+
+def killed_text(steps: Steps, at_once_s: Optional[float]) -> str:
+    """The line about ranks that the user has ended and that were killed.
+
+    Args:
+        steps: the signals that they should have got.
+        at_once_s: when the user's second signal came, in seconds after the first; None without one.
+    """
+    (first, _), *_, (_, limit_s) = steps
+    name = signal_name(first)
+    if at_once_s is not None and at_once_s < limit_s:
+        return f"killed by the second signal, {at_once_s:.1f} s after {name}, while handling it"
+    advice = "; --grace S gives them longer" if name == "SIGTERM" else ""
+    return f"killed {limit_s:g} s after {name}, while handling it{advice}"

@@ -109,7 +109,7 @@ def prepare(
         code_at=code_at, folder=secrets.token_hex(8),
         fetch=_with_folders(options.fetch), bind=options.bind, quiet=options.quiet, observation=observation,
         shown_ranks=ranks_shown(options.only_rank, None if plan is None or options.is_elastic else plan.size),
-        setting_rows=tuple(setting_sources.rows_of(effective)),
+        setting_rows=tuple(setting_sources.rows_of(effective)), grace_s=options.grace_s,
     )  # fmt: skip
     if options.is_elastic:
         if options.debug is not None:

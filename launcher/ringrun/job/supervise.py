@@ -15,7 +15,7 @@ from ringcomm.errors import ConfigError
 from ringcomm.rendezvous.actions import Notice
 
 from ..agent import framing, processes, threads
-from ..diagnosis.failure_report import host_problem
+from ..diagnosis.failure_report import host_problem, ranks_text
 from ..diagnosis.first_failure import Complaint, Exit, FirstFailure, signal_name
 from ..plan.hosts import crowding
 from ..plan.job import HostJob, Job
@@ -27,11 +27,11 @@ from ..ship.source_tree import FETCHED
 from ..show.console import Console
 from ..show.printer import STDERR, STDOUT, Printer
 from ..show.timeline_file import missing_timeline
-from .agents import END, INTERRUPT, KILL, PING_S, Agents, Steps
+from .agents import END, INTERRUPT, KILL, PING_S, Agents, Steps, term
 from .control_socket import ControlSocket, job_facts
 from .event_loop import Loop
 from .fetch import FetchedFiles
-from .grace import Grace
+from .grace import Grace, killed_text
 from .inquiry import Inquiry
 from .keyboard import RemoteTerminal
 from .notices import Notices
@@ -44,6 +44,9 @@ from .watching import Watching
 if TYPE_CHECKING:
     from ringcomm.rendezvous.server import RendezvousServer
 
+SAME_S = 1.0
+"""A signal so soon after the first is the same request, unless it is Ctrl-C: ``timeout`` sends it to a
+process and to its group, and systemd SIGHUP after SIGTERM."""
 GATHER_S = 2.0
 """After the first host that does not start the others have this long to say what they lack."""
 STREAMS = {framing.STDOUT: STDOUT, framing.STDERR: STDERR}
@@ -89,6 +92,9 @@ class Supervisor:
         self._problems: Dict[int, str] = {}
         self._results: Dict[int, bytearray] = {}
         self._going, self._signum = False, 0  # whether the ranks have been started; the user's signal
+        self._signalled_s = self._at_once_s = 0.0  # when the user's first and second signal came
+        self._asked: Dict[int, Steps] = {}  # by rank that the user ends
+        self._killed: Dict[str, List[int]] = {}  # by what is said of them, ranks that did not end in time
         self._ending = ""  # why we end the job, if we do: start, failure, interrupt, pipe or abandoned
         self._stopped_because: Optional[str] = None  # why an elastic job cannot continue
         self._notices = Notices(job, self._printer, self._loop.after)
@@ -271,6 +277,9 @@ class Supervisor:
     def _rank_exited(self, rank: int, facts: Mapping[str, Any]) -> None:
         end = Exit(rank, facts["code"], facts["signal"], facts["sent"])
         self._failure.exited(end)
+        if rank in self._asked and end.signal == end.sent == signal.SIGKILL:
+            at_once_s = self._at_once_s - self._signalled_s if self._at_once_s else None
+            self._killed.setdefault(killed_text(self._asked[rank], at_once_s), []).append(rank)
         self._printer.ended(rank, end.ok)
         self._report_exit(end)
         self._grace.exited()
@@ -340,15 +349,24 @@ class Supervisor:
     # -- ending --------------------------------------------------------------------------------
 
     def _interrupted(self, signum: int) -> None:
+        now_s = self._loop.clock()
+        if self._signum and signum != signal.SIGINT and now_s - self._signalled_s < SAME_S:
+            return
         if self._ending == "interrupt" or (self._ending and self._signum):
+            self._at_once_s = self._at_once_s or now_s
             self._end(self._ending, KILL)
             return
-        self._signum = signum
+        self._signum, self._signalled_s = signum, now_s
         if self._has_failed or self._ending:
             self._end(self._ending or "failure", END)
-        else:
-            self._printer.note(f"{signal_name(signum)}: ending all ranks on all hosts (once more: at once)")
-            self._end("interrupt", INTERRUPT if signum == 2 else END)
+            return
+        steps, limit = INTERRUPT, ""
+        if signum != signal.SIGINT:
+            steps, limit = term(self.job.grace_s), f"; they have {self.job.grace_s:g} s (--grace)"
+        name = signal_name(signum)
+        self._printer.note(f"{name}: ending all ranks on all hosts (once more: at once){limit}")
+        self._asked.update((rank, steps) for ranks in self._ranks for rank in ranks)
+        self._end("interrupt", steps)
 
     def _end(self, reason: str, steps: Steps) -> None:
         """Have every agent end its ranks by these steps, (signal, seconds from now), and leave."""
@@ -386,14 +404,21 @@ class Supervisor:
         if self._never_began:
             return not_started(self.job, self._problems, set(self._ready))
         outcome = self._explained()
-        if outcome.reason != "interrupt":
-            self._printer.settle(outcome.to_show, outcome.reported)
+        self._printer.settle(outcome.to_show, outcome.reported)
+        self._show_killed()
         if self.job.fetch:
             self._printer.note(self._fetched.describe(self.job))
         if outcome.reason == "done":
             self._notices.conclude(outcome, self._inquiry.made_no_call)
             self._printer.show(missing_timeline(self.job, self._began_s, outcome.members or [0]))
         return outcome
+
+    def _show_killed(self) -> None:
+        """Name the ranks that the user has ended and that had to be killed."""
+        for how, ranks in self._killed.items():
+            hosts = sorted({self.job.host_of(rank).name for rank in ranks})
+            self._printer.show(f"{ranks_text(sorted(ranks))} on {', '.join(hosts)}: {how}")
+        self._killed.clear()
 
     def _explained(self) -> Outcome:
         """The outcome of ranks that had started, with what they have said about its reason."""

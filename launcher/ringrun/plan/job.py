@@ -118,6 +118,7 @@ class Job:
         debug: the rank that gets the terminal, and facts about the terminal; or None.
         observation: what is shown or written of the ranks' numbers.
         setting_rows: of every setting, its name, its value and its source.
+        grace_s: how long ranks have to end after SIGTERM from outside, in seconds.
     """
 
     id: str
@@ -148,6 +149,7 @@ class Job:
     debug: Optional[Debugged] = None
     observation: Observation = Observation()
     setting_rows: Tuple[Tuple[str, str, str], ...] = ()
+    grace_s: float = 30.0
 
     def host_of(self, rank: int) -> HostJob:
         """The host of a rank."""
@@ -228,6 +230,7 @@ class Job:
             "folder": f"{self.folder or self.id}-{host.index}",
             "fetch": list(self.fetch),
             "bind": self.bind,
+            "grace_s": self.grace_s,
             "bytecode": self.bytecode,
             "silence_s": None if host.is_local else SILENCE_S,
             "horovod": self.horovod,

@@ -133,6 +133,12 @@ class Options:
         metavar="N", within=(0, None), brief="Restart N times.", argument="restarts",
         argument_doc="How often the job is restarted if it fails.",
     )  # fmt: skip
+    grace_s: float = _option(
+        30.0, "--grace", JOB,
+        "Seconds that ranks have to end after SIGTERM, 'ringrun stop' or 'ringrun drop', before they are "
+        "killed [30].",
+        kind=NUMBER, metavar="S",
+    )  # fmt: skip
     bind: str = _option(
         "none", "--bind", JOB,
         "Bind each rank to cores of its own, to cores that share a cache, or to a socket [none].",

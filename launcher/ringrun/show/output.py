@@ -89,8 +89,9 @@ def uses_colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
 
 
 def is_consequence(lines: List[bytes]) -> bool:
-    """Return whether a traceback ends in one of ringcomm's errors, which name another rank as the cause."""
-    return any(without_torchs_prefix(line).startswith(ERRORS.encode()) for line in lines)
+    """Return whether a traceback has another cause: one of ringcomm's errors, which name it, or Ctrl-C."""
+    plain = [without_torchs_prefix(line) for line in lines]
+    return plain[-1:] == [b"KeyboardInterrupt"] or any(line.startswith(ERRORS.encode()) for line in plain)
 
 
 def _is_text(lines: List[bytes], text: Sequence[str]) -> bool:

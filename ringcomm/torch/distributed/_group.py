@@ -61,7 +61,8 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
         if settings.predict and default and rank == 0:
             self._watch.warn("no prediction", _NOT_PREDICTED)
         self._ops = Collectives(transport.group.runner)
-        self._operations = Operations(name, transport, settings.timeout_s)
+        with transport.telling_shortages():
+            self._operations = Operations(name, transport, settings.timeout_s)
         self._left = False
         _open_groups.add(self)
 

@@ -10,7 +10,8 @@ import os
 import threading
 import weakref
 from collections import deque
-from typing import Any, Callable, Deque, Optional, Sequence
+from contextlib import contextmanager
+from typing import Any, Callable, Deque, Iterator, Optional, Sequence
 
 from ... import api
 from ...config import Settings
@@ -22,6 +23,7 @@ from ...errors import RingcommError
 from ...group.abort_watch import GroupWatch
 from ...group.group import Group
 from ...group.view import Peer
+from ...rendezvous.joined import Joined
 from ...transport.base import Channels
 from ...transport.memory import memory_channels
 from ._steps import optimizer_steps
@@ -58,7 +60,7 @@ class GroupTransport:
     def __init__(
         self, store: Any, rank: int, ranks: Sequence[int], name: str, settings: Settings, default: bool
     ) -> None:
-        numbers = ", ".join(map(str, ranks))
+        numbers, self._group_name = ", ".join(map(str, ranks)), name
         self._name = "the default process group" if default else f"process group {name} (ranks {numbers})"
         self._rendezvous: Optional[GroupRendezvous] = None
         joined, channels = None, memory_channels(1)[0]
@@ -68,6 +70,15 @@ class GroupTransport:
             joined = self._rendezvous.joined
             channels, peers = joined.channels, joined.peers
             joined.control.server = 0  # see meet()
+        with self.telling_shortages():
+            self._begin(joined, channels, peers, settings, ranks, default)
+        if default:
+            _default_watch.append(weakref.ref(self.watch))
+
+    def _begin(
+        self, joined: Optional[Joined], channels: Channels, peers: Sequence[Peer], settings: Settings,
+        ranks: Sequence[int], default: bool,
+    ) -> None:  # fmt: skip
         watch = self.watch = GroupWatch(
             None if joined is None else joined.control, ranks, None if default else _watch_of_all()
         )
@@ -84,12 +95,25 @@ class GroupTransport:
             source = HeartbeatThread(
                 channels.control, group.hosts, limits, watch, progress, self.end, self._name, _waits_for
             )
-        group.record(source, f"group {name}", steps=optimizer_steps())
+        group.record(source, f"group {self._group_name}", steps=optimizer_steps())
         if default:
-            _default_watch.append(weakref.ref(watch))
             write_here(source)
             if settings.timeline and not api.is_initialized():
                 group.recording.start(settings.timeline, settings.timeline_mark_cycles)
+
+    @contextmanager
+    def telling_shortages(self) -> Iterator[None]:
+        """Have all ranks told if this process lacks something for the group, which ends then."""
+        try:
+            yield
+        except Exception as problem:
+            met = self._rendezvous
+            shortage = None if met is None else met.joined.control.report_shortage(problem)
+            if met is None or shortage is None:
+                raise
+            met.joined.channels.close()
+            met.end(failed=True)
+            raise shortage from problem
 
     def waits_for(self) -> str:
         """Return the call in which this rank waits for the group's other ranks; empty if it does not wait."""

@@ -7,6 +7,7 @@ entry to the store of ``init_process_group``; the store itself is not trusted.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import secrets
@@ -32,7 +33,9 @@ from ...rendezvous.connect_server import Moved, Watched
 from ...rendezvous.embedded import EmbeddedRendezvous
 from ...rendezvous.joined import Joined
 from ...rendezvous.posting import await_entry, post
+from ...storage.files import open_standard_descriptors
 from ...transport.nics import machine
+from ...transport.shortage import check_descriptors, shortage_error
 from ...wire.signing import Signer
 
 logger = logging.getLogger("ringcomm.torch")
@@ -43,6 +46,8 @@ _SILENCE_S = 600.0
 _STOP_THREAD_NAME = "ringcomm-stop"
 _ENTRY = "ringcomm/rendezvous"
 _LOOK_AGAIN_S = 0.25
+_SERVES = 8
+"""Descriptors that a rendezvous needs beside a connection to each rank."""
 _warned = False
 _job_stores: List[Tuple[Any, Membership, int]] = []
 """The store that the job itself has made, if there is one, and the job."""
@@ -227,6 +232,7 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
         StartupError: (or a subclass) the ranks did not connect.
         ConfigError: encryption is on, but there is no key file with a certificate.
     """
+    open_standard_descriptors()
     secret = key_from_environment()
     title = f"process group {name} of ranks {', '.join(map(str, ranks))}"
     job = _job_of(store)
@@ -251,6 +257,8 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
                 _report(entry, problem, settings)
             embedded.stop()
             raise
+    with contextlib.suppress(OSError):  # join() reports it, at the address that the entry has
+        check_descriptors(len(ranks) - 1)
     deadline = Deadline(settings.start_timeout_s)
     while True:
         left = replace(settings, start_timeout_s=max(1.0, deadline.remaining_s()))
@@ -311,11 +319,15 @@ def _serve(
     one_host, master = torchrun_from_environment(size)
     preferred = ["127.0.0.1"] if one_host else _numeric(master)
     try:
+        check_descriptors(size - 1, more=size + _SERVES)
         embedded, notice["endpoints"] = EmbeddedRendezvous.serve(
             key, certificate, job, size, settings, preferred
         )
     except Exception as problem:
-        _report(entry, problem, settings)
+        shortage = shortage_error(problem, 0, host_from_environment() or socket.gethostname())
+        _report(entry, shortage or problem, settings)
+        if shortage is not None:
+            raise shortage from problem
         raise
     try:
         entry.write(json.dumps(notice), settings)

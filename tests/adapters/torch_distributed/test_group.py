@@ -20,8 +20,9 @@ from ringcomm.errors import (
     NotInitializedError,
     PeerLostError,
     PeerStalledError,
+    StartupError,
 )
-from ringcomm.torch.distributed import _group, monitored_barrier
+from ringcomm.torch.distributed import ProcessGroupRingcomm, _group, _group_transport, monitored_barrier
 from ringcomm.torch.distributed._arguments import address_of, pairs_of, reduction_of, root_of, single
 from ringcomm.torch.distributed._bridge import GroupOperand
 from ringcomm.torch.distributed._elements import type_code, type_name
@@ -363,3 +364,36 @@ def test_an_interrupt_while_a_message_is_started_ends_the_group(problem):
     with pytest.raises(type(problem)):
         operations._started(act, 1, (0, 0), GroupOperand(tensor), work)
     assert ended == [(work, problem)] * isinstance(problem, KeyboardInterrupt)
+
+
+@pytest.mark.parametrize("part", ["HeartbeatThread", "Operations"])
+def test_what_one_rank_lacks_for_a_group_is_told_to_all(monkeypatch, part):
+    """Here between the last link and the first call, when another rank may have its group already."""
+    module = _group if part == "Operations" else _group_transport
+    usual, lock, made = getattr(module, part), threading.Lock(), []
+
+    def make(*given):
+        with lock:
+            made.append(given)
+            if len(made) == 2:
+                raise RuntimeError("can't start new thread")
+        return usual(*given)
+
+    monkeypatch.setattr(module, part, make)
+    errors = []
+
+    def work(rank, store):
+        try:
+            group = ProcessGroupRingcomm(store, rank, [0, 1], timedelta(seconds=90), "test", False)
+            group.allreduce(torch.ones(1)).wait()
+        except StartupError as problem:
+            errors.append(str(problem))
+
+    store = dist.HashStore()
+    threads = [threading.Thread(target=work, args=(rank, store)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert len(errors) == 2
+    assert all("cannot connect to the others: no thread can be started" in text for text in errors)

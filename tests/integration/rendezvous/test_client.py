@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 import threading
@@ -13,7 +14,7 @@ import pytest
 from ringcomm.clock import Deadline
 from ringcomm.config import Membership, Settings, Slot
 from ringcomm.errors import AuthenticationError, PeerLostError, RefusedError, StartTimeoutError, StartupError
-from ringcomm.rendezvous import connect_server
+from ringcomm.rendezvous import client, connect_server
 from ringcomm.rendezvous.client import Joiner, join
 from ringcomm.rendezvous.connect_server import Moved, Watched
 from ringcomm.transport.kinds import LOCAL, LOOPBACK
@@ -254,3 +255,22 @@ def test_a_rendezvous_of_another_job_may_be_about_to_be_replaced(service):
     with pytest.raises(AuthenticationError, match="Every process of a job needs the same key and job name"):
         join(membership_at(job.endpoints[0]), SETTINGS, watched=watched)
     assert len(looked) > 1
+
+
+def short(*_):
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+@pytest.mark.parametrize("lacks", ["check_descriptors", "LinkSetup"])
+def test_a_rank_that_lacks_something_has_all_told(fake, monkeypatch, lacks):
+    """Before it joins, and after it has reached the rendezvous."""
+    monkeypatch.setattr(client, lacks, short)
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(join, replace(fake.membership, host="desk"), SETTINGS)
+        fake.accept()
+        text = fake.read("short")["text"]
+        fake.close()
+        with pytest.raises(StartupError) as caught:
+            future.result(60.0)
+    assert str(caught.value) == text and "A rank on desk cannot connect to the others: " in text
+    assert "`ulimit -n`" in text

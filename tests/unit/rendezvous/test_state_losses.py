@@ -6,6 +6,8 @@ import itertools
 
 import pytest
 
+from ringcomm.errors import StartupError
+from ringcomm.rendezvous.aborts import error_from
 from ringcomm.rendezvous.actions import Drop
 from ringcomm.rendezvous.epoch import Phase
 from ringcomm.rendezvous.root_cause import EVIDENCE_S, SETTLE_S, VANISHED
@@ -378,3 +380,22 @@ class TestSilence:
         assert not job.aborts()
         job.pass_time(1.0)
         assert "while others have left already" in job.aborts()[2]["text"]
+
+
+# ---- a rank that lacks something ---------------------------------------------------------------
+
+
+def test_all_ranks_get_the_text_of_one_that_lacks_something():
+    """While they wait for others, connect, or run; also one that has not joined, and one that comes later."""
+    text = "Rank 1 on host1 cannot connect to the others: no descriptors."
+    for joined in (1, 2, 3):
+        job = Job(3)
+        for connection in range(joined):
+            job.join(connection)
+        job.say(7, {"type": "short", "text": text})
+        assert all(job.told[connection][-1]["type"] == "abort" for connection in range(joined))
+        assert all(job.told[connection][-1]["text"] == text for connection in range(joined))
+        assert isinstance(error_from(job.told[0][-1]), StartupError)
+        job.say(8, {"type": "short", "text": "another"})
+        job.join(9)
+        assert job.told[9][-1]["text"].endswith(text) and job.state.abort_message["text"] == text

@@ -346,6 +346,22 @@ def test_an_agent_that_loses_its_launcher_ends_its_ranks(start: Callable[..., Ag
     assert "done" not in [item["event"] for item in agent.events]
 
 
+def test_an_agent_that_is_signalled_with_its_launcher_reports_all(start: Callable[..., Agent]) -> None:
+    """As by a scheduler, which sends SIGTERM to all processes of a job."""
+    saves = "trap 'sleep 0.2; echo saved; exit 5' TERM; echo up; while :; do sleep 0.02; done"
+    agent = start("sh", "-c", saves)
+    agent.event("ready")
+    agent.send(GO)
+    agent.until(lambda: agent.data(STDOUT))
+    assert agent.link.process is not None
+    guard = agent.link.process.pid
+    assert eventually(lambda: catches(guard, signal.SIGTERM), LIMIT_S)
+    os.kill(guard, signal.SIGTERM)
+    agent.send(TERM_IS_ENOUGH)
+    agent.dismiss()
+    assert agent.data(STDOUT) == b"up\nsaved\n" and agent.event("exit", 0)["code"] == 5
+
+
 def test_a_launcher_that_ends_before_the_ranks_are_started(start: Callable[..., Agent]) -> None:
     agent = start("sh", "-c", "true")
     agent.event("ready")

@@ -74,7 +74,7 @@ class Supervised:
         def end() -> None:
             late.append(True)
             for _ in range(2):
-                self.supervisor.interrupt(15)
+                self.supervisor.interrupt(2)
 
         timer = threading.Timer(LIMIT_S, end)
         timer.start()

@@ -12,6 +12,7 @@ import pytest
 
 from ringcomm.config import Slot
 from ringcomm.errors import ConfigError
+from ringrun.elastic import membership
 from ringrun.elastic.job import ElasticJob
 from ringrun.job import elastic_supervisor as module
 from ringrun.job import grace
@@ -382,6 +383,31 @@ def test_a_member_that_is_declared_lost_is_ended(
     assert outcome.exit_code == 0 and outcome.members == [0, 2]
     assert (1, "killed by SIGKILL", False) in running.server.exits
     assert "no heartbeat for 30 s" in outcome.report
+
+
+def test_a_dropped_host_whose_process_does_not_end_is_named(
+    job: Callable[..., Running], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "LEAVE_S", 0.1)
+    running = job(
+        f"[ $TEST_HOST = other ] && trap '' TERM && while :; do sleep 1000; done; {WAIT}",
+        hosts="local:1,other:1", grace_s=0.2,
+    )  # fmt: skip
+
+    def react(members: Sequence[int]) -> None:
+        if members == (0, 1):
+            thread.start()
+
+    def write(stream: int, data: bytes) -> None:
+        show(stream, data)
+        if b"rank 1 on other: killed 0.2 s after SIGTERM" in data:
+            (folder / "enough").touch()
+
+    thread = threading.Thread(target=lambda: running.supervisor._command({"do": "drop", "host": "other"}))
+    show, running.console.write = running.console.write, write  # type: ignore[method-assign]
+    running.server.react = react
+    assert running.run().exit_code == 0
+    thread.join(LIMIT_S)
 
 
 def test_while_ranks_are_missing_it_is_shown_where_they_may_come_from(

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Set
 
-from ringrun.job.grace import GRACE_S, LEAVING_S, Grace
+import pytest
+
+from ringrun.job.agents import INTERRUPT, term
+from ringrun.job.grace import GRACE_S, LEAVING_S, Grace, killed_text
 
 
 class Alarms:
@@ -64,3 +67,18 @@ def test_it_does_not_last_for_ever() -> None:
     assert ended == ["end"]
     found.exited()
     assert ended == ["end"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "at_once_s", "text"),
+    [
+        (term(30.0), None, "killed 30 s after SIGTERM, while handling it; --grace S gives them longer"),
+        (term(30.0), 40.0, "killed 30 s after SIGTERM, while handling it; --grace S gives them longer"),
+        (term(30.0), 4.04, "killed by the second signal, 4.0 s after SIGTERM, while handling it"),
+        (INTERRUPT, None, "killed 3.5 s after SIGINT, while handling it"),
+    ],
+)
+def test_ranks_that_were_killed_are_named_with_the_time_that_they_had(
+    steps: Any, at_once_s: Any, text: str
+) -> None:
+    assert killed_text(steps, at_once_s) == text
