@@ -117,17 +117,27 @@ def _body(cause: Cause, tails: Mapping[int, Sequence[str]]) -> List[str]:
     if hint:
         paragraphs.append(hint)
     tail = tails.get(cause.rank, ())
-    traceback = last_traceback(tail)
-    if traceback:
-        paragraphs.append(last_traceback(without_inner_frames(traceback_lines(tail))))
-        raised_from = direct_cause(tail)
-        paragraphs += [f"That was raised because of {raised_from}"] if raised_from else []
-        paragraphs += [text for text in [hint_of(traceback)] if text]
+    error = error_paragraphs(tail)
+    if error:
+        paragraphs += error
     elif [line for line in tail if line.strip()] and not (cause.exit is not None and cause.exit.ok):
         paragraphs.append("Its last words on stderr:\n" + "\n".join(list(tail)[-5:]))
-    if cause.detail and not traceback:
+    if cause.detail and not error:
         paragraphs.append(cause.detail)
     return paragraphs
+
+
+def error_paragraphs(tail: Sequence[str]) -> List[str]:
+    """The last traceback in what a rank wrote to stderr, its cause, and what helps; none without one."""
+    lines = traceback_lines(tail)
+    if not lines:
+        return []
+    raised_from, hint = direct_cause(tail), hint_of("\n".join(lines))
+    return [
+        last_traceback(without_inner_frames(lines)),
+        *([f"That was raised because of {raised_from}"] if raised_from else []),
+        *([hint] if hint else []),
+    ]
 
 
 def signal_hint(end: Optional[Exit]) -> str:
@@ -271,7 +281,8 @@ def host_problem(host: str, facts: Dict[str, Any], is_local: bool, install: Call
         return f"{host}: {path} is no program{here}: no such file, a directory, or one without chmod +x."
     if kind == "program":
         return (
-            f"{there} program {path} in PATH{here}, or it may not be run. Install it, or give its full path."
+            f"{there} program {path} in PATH{here}, or it may not be run. Install it, or give its full path. "
+            "If it is a host: hosts are separated by commas (-H localhost,host1)."
         )
     if kind == "shadow":
         return (

@@ -111,7 +111,7 @@ def lost_host_remedy(failure: FirstFailure) -> str:
 
 def with_changes(
     outcome: Outcome, failure: Optional[str], changes: Sequence[Tuple[float, str]],
-    excluded: Sequence[str] = (),
+    excluded: Sequence[str] = (), tail: Sequence[str] = (),
 ) -> Outcome:  # fmt: skip
     """The outcome of an elastic job.
 
@@ -120,6 +120,7 @@ def with_changes(
         failure: why the job could not continue; None if it has succeeded.
         changes: seconds since the start, and what has changed.
         excluded: the hosts and slots of those changes that are exclusions.
+        tail: the last lines on stderr of the last rank that has failed.
     """
     if outcome.reason in ("interrupt", "pipe"):
         return outcome
@@ -137,7 +138,9 @@ def with_changes(
     if not outcome.report:
         title, last = "the job cannot continue", f"exit code {code}"
         outcome.exit_code, outcome.reason = code, "failure"
-        outcome.report = visible(failure_report.box(title, [failure, *history], last))
+        outcome.report = visible(
+            failure_report.box(title, [failure, *failure_report.error_paragraphs(tail), *history], last)
+        )
     elif history:
         outcome.report = outcome.report.replace("\n╰─", "\n│\n" + visible(_lines(history[0])) + "╰─")
     return outcome
