@@ -70,7 +70,7 @@ def _outside(depth: int) -> FrameType:
 
 
 def _caller(frame: FrameType) -> Optional[FrameType]:
-    """The caller, or None of the function that a thread was made for: `threading` is no place in a program."""
+    """The caller, or None of a thread's function: `threading` is no place in a program."""
     caller = frame.f_back
     return None if caller is None or caller.f_code.co_filename == threading.__file__ else caller
 

@@ -58,6 +58,7 @@ def failure_box(
     tails: Mapping[int, Sequence[str]], diagnosis: str = "", lines: str = "",
     pythons: Optional[Mapping[str, str]] = None,
     first: str = "",
+    search_path: str = "",
 ) -> str:  # fmt: skip
     """The report: the rank that failed first, where, how, its last traceback; the others in one line.
 
@@ -69,6 +70,7 @@ def failure_box(
         lines: calls from different lines of the program, if there are any: they may explain all the rest.
         pythons: by host's name, its interpreter where that is known.
         first: a paragraph before all others, or "".
+        search_path: PYTHONPATH of the launching shell, which ranks elsewhere do not have.
     """
     cause = failure.cause()
     assert cause is not None
@@ -92,7 +94,9 @@ def failure_box(
     paragraphs += _body(cause, tails)
     if cause.rank is not None:
         host = hosts[cause.rank]
-        hint = missing_module_hint(tails.get(cause.rank, ()), host, (pythons or {}).get(host, ""))
+        hint = missing_module_hint(
+            tails.get(cause.rank, ()), host, (pythons or {}).get(host, ""), search_path
+        )
         paragraphs += [hint] if hint else []
     others = _others(failure, cause, alike)
     if others:
@@ -157,7 +161,7 @@ def signal_hint(end: Optional[Exit]) -> str:
     return ""
 
 
-def missing_module_hint(lines: Sequence[str], host: str, python: str) -> str:
+def missing_module_hint(lines: Sequence[str], host: str, python: str, search_path: str = "") -> str:
     """Return which interpreter lacks what, if the last traceback ends because of that; or ""."""
     found = [match for line in traceback_lines(lines) if (match := _NO_MODULE.match(line))]
     if not found or not python:
@@ -168,8 +172,14 @@ def missing_module_hint(lines: Sequence[str], host: str, python: str) -> str:
             "ringrun starts scripts for Horovod unchanged with --horovod (`ringrun --horovod train.py`). Or "
             "import ringcomm.torch (tensorflow, keras, mxnet) in place of horovod.torch."
         )
+    folders = (
+        f"This shell's PYTHONPATH is {search_path}: if the module is in a folder of it, -x PYTHONPATH "
+        "passes it to the ranks, and the folder must be there. "
+        if search_path
+        else ""
+    )
     return (
-        f"On {host} ranks run {python}, which finds no module `{name}`. Install the package there "
+        f"{folders}On {host} ranks run {python}, which finds no module `{name}`. Install the package there "
         f"(`{python} -m pip install …`), or copy the file there if it is your own. {other_python(host)}"
     )
 
@@ -241,9 +251,7 @@ def problems_box(problems: Mapping[str, str], waiting: Sequence[str], failed: in
         hosts: the number of hosts.
     """
     title = (
-        "the job did not start"
-        if hosts == 1
-        else f"the job did not start: {failed} of {hosts} hosts failed"
+        "the job did not start" if hosts == 1 else f"the job did not start: {failed} of {hosts} hosts failed"
     )
     paragraphs = list(problems.values())
     if waiting:

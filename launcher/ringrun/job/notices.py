@@ -139,6 +139,8 @@ class Notices:
 def _imports_ringcomm(script: Optional[str]) -> bool:
     """Return whether a script imports ringcomm. Others may use another library, or need none."""
     try:
-        return bool(script and Path(script).is_file() and _IMPORT.search(Path(script).read_text("utf-8", "replace")))
+        return bool(
+            script and Path(script).is_file() and _IMPORT.search(Path(script).read_text("utf-8", "replace"))
+        )
     except OSError:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
@@ -87,14 +88,26 @@ def ended(
     cause = failure.cause()
     said = [] if cause is None or cause.rank is None else traceback_lines(tails.get(cause.rank, []))
     first = "\n\n".join(filter(None, (first, _shadowed(job, "\n".join(said)), _only_here(job, cause, tails))))
-    text = failure_report.failure_box(failure, hosts, names, tails, diagnosis, lines, pythons, first)
-    code, report = failure.exit_code(), visible(text)
     rank = -1 if cause is None or cause.rank is None else cause.rank
+    search_path = _lacking_search_path(job, rank)
+    text = failure_report.failure_box(
+        failure, hosts, names, tails, diagnosis, lines, pythons, first, search_path
+    )
+    code, report = failure.exit_code(), visible(text)
     tail = tails.get(rank, [])
     if job.settings.verbose or not is_shown_whole(tail):
         to_show = list(tails) if job.settings.verbose else [rank]
         return Outcome(code, report, "failure", cause, exits, to_show=to_show)
     return Outcome(code, report, "failure", cause, exits, reported=traceback_lines(tail))
+
+
+def _lacking_search_path(job: Job, rank: int) -> str:
+    """PYTHONPATH of the launching shell, if a rank on another host runs without it; or ""."""
+    places = [place for place in job.plan.places if place.rank == rank]
+    host = job.hosts[places[0].host_index] if places else None
+    if host is None or host.is_local or "PYTHONPATH" in host.env:
+        return ""
+    return os.environ.get("PYTHONPATH", "")
 
 
 def lost_host_remedy(failure: FirstFailure) -> str:
@@ -156,9 +169,7 @@ def verified_results(job: Job, results: Mapping[int, bytearray]) -> Dict[int, Op
 
     None if that was not signed by it.
     """
-    return {
-        rank: job.verified_result(rank, bytes(data)) if data else b"" for rank, data in results.items()
-    }
+    return {rank: job.verified_result(rank, bytes(data)) if data else b"" for rank, data in results.items()}
 
 
 def _only_here(job: Job, cause: Optional[Cause], tails: Mapping[int, List[str]]) -> str:
