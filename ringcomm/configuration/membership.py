@@ -181,6 +181,6 @@ def _check_reader(reader: str, rank: str) -> None:
         raise ConfigError(
             f"This process is a child of a rank of the job ({f'rank {rank}, ' if rank else ''}process "
             f"{reader}), and only the rank itself can call init(). If multiprocessing has started it by "
-            "spawn or forkserver, it runs the script again: put init() and what follows under `if __name__ == "
-            '"__main__":`. A helper program gets what it needs as arguments.'
+            "spawn or forkserver, it runs the script again: put init() and what follows under "
+            '`if __name__ == "__main__":`. A helper program gets what it needs as arguments.'
         )

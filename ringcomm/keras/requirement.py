@@ -18,9 +18,9 @@ def check(version: str) -> None:
     if int(version.partition(".")[0]) < OLDEST:
         raise ImportError(
             f"ringcomm.keras and ringcomm.tensorflow.keras need Keras {OLDEST}, which comes with TensorFlow "
-            f"2.16 and later; this is Keras {version}. Update it ({sys.executable} -m pip install -U tensorflow), "
-            "or train with a GradientTape and ringcomm.tensorflow (horovod.tensorflow), which works with "
-            "TensorFlow 2.15."
+            f"2.16 and later; this is Keras {version}. Update it ({sys.executable} -m pip install -U "
+            "tensorflow), or train with a GradientTape and ringcomm.tensorflow (horovod.tensorflow), which "
+            "works with TensorFlow 2.15."
         )
 
 

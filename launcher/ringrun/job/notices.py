@@ -124,7 +124,8 @@ class Notices:
         if self._job.plan.size > 1:
             if not self._joined and _imports_ringcomm(self._job.command.script):
                 self._printer.note(_ALONE)
-            elif self._joined and self._job.trains and made_no_call and settings.flight_recorder and not self._job.is_elastic:
+            recorded = settings.flight_recorder and not self._job.is_elastic
+            if self._joined and made_no_call and recorded and self._job.trains:
                 self._printer.note(_NO_CALL)
         for asked, topic, missing, text in (
             (settings.predict, "predict", "no prediction", _NO_PREDICTION),
