@@ -10,7 +10,7 @@ import threading
 import zlib
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
-from typing import Any, Callable, Container, Dict, List, Mapping, Sequence, Set, Tuple
+from typing import Any, Callable, Container, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -28,7 +28,7 @@ It holds no frame, which would keep the caller's variables alive.
 OtherSite = Tuple[int, int, int]
 """A call that counts as the same, made at another line: the rank, :func:`site_number` here and there."""
 
-_packages = [f"{Path(__file__).resolve().parent.parent}{os.sep}", str(Path(threading.__file__).resolve())]
+_packages = [f"{Path(__file__).resolve().parent.parent}{os.sep}"]
 _ours: Dict[str, bool] = {}
 _numbers: Dict[Tuple[int, int], Tuple[int, CodeType]] = {}
 _MAX_NUMBERS = 4096
@@ -62,10 +62,17 @@ def _outside(depth: int) -> FrameType:
     frame = sys._getframe(depth)
     ours = _ours
     while ours.get(frame.f_code.co_filename) or is_ours(frame.f_code.co_filename):
-        if frame.f_back is None:
+        caller = _caller(frame)
+        if caller is None:
             break
-        frame = frame.f_back
+        frame = caller
     return frame
+
+
+def _caller(frame: FrameType) -> Optional[FrameType]:
+    """The caller, or None of a thread's function: `threading` is no place in a program."""
+    caller = frame.f_back
+    return None if caller is None or caller.f_code.co_filename == threading.__file__ else caller
 
 
 def find_site(depth: int, known: List[Any]) -> Site:
@@ -119,11 +126,12 @@ def comparable_site(unequal: Container[str] = ()) -> Tuple[Site, bool]:
     """
     frame, comparable = sys._getframe(1), True
     while is_ours(frame.f_code.co_filename):
-        if frame.f_back is None or frame.f_code.co_filename in unequal:
+        caller = _caller(frame)
+        if caller is None or frame.f_code.co_filename in unequal:
             comparable = False
-        if frame.f_back is None:
+        if caller is None:
             break
-        frame = frame.f_back
+        frame = caller
     return (frame.f_code, frame.f_lasti), comparable
 
 

@@ -6,6 +6,7 @@ does; without them those of srun and mpirun count.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Mapping, NamedTuple, Optional, Tuple
 
@@ -166,4 +167,20 @@ def key_of(environ: Mapping[str, str]) -> Tuple[bytes, str]:
         ConfigError: a variable names a key that cannot be read or is none.
     """
     descriptor = _integer(environ, "KEY_FD", None, low=0)
-    return read_key(descriptor, environ.get(PREFIX + "KEY_FILE", ""), environ.get(PREFIX + "KEY", ""))
+    if descriptor is not None:
+        _check_reader(environ.get(PREFIX + "KEY_READER", ""), environ.get(PREFIX + "RANK", ""))
+    found = read_key(descriptor, environ.get(PREFIX + "KEY_FILE", ""), environ.get(PREFIX + "KEY", ""))
+    if descriptor is not None and environ is os.environ:
+        environment.export({PREFIX + "KEY_READER": str(os.getpid())})
+    return found
+
+
+def _check_reader(reader: str, rank: str) -> None:
+    """Refuse a child of the process that is the rank: it has that process's variables, but not its key."""
+    if reader not in ("", str(os.getpid())):
+        raise ConfigError(
+            f"This process is a child of a rank of the job ({f'rank {rank}, ' if rank else ''}process "
+            f"{reader}), and only the rank itself can call init(). If multiprocessing has started it by "
+            "spawn or forkserver, it runs the script again: put init() and what follows under "
+            '`if __name__ == "__main__":`. A helper program gets what it needs as arguments.'
+        )

@@ -19,6 +19,8 @@ MEMBERSHIP_VARIABLES = (
      "certificate is in it too, all TCP connections are encrypted."),
     ("KEY", "The key itself. A file is better: other users may see environments."),
     ("KEY_FD", "A descriptor that holds the key; `ringrun` passes it."),
+    ("KEY_READER", "The process that has read the key from that descriptor, which programs that it starts do "
+     "not inherit. Such a process sets it for these."),
     ("JOB", "The job's name. Ranks of another job are refused."),
     ("SHARED_DIR", "A directory that all hosts share, by which ranks that `srun` or Open MPI's `mpirun` has "
      "started find rank 0. Unset: `~/.ringcomm`."),

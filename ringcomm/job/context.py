@@ -290,14 +290,6 @@ class Context(Collectives):
         """See :func:`ringcomm.stats`."""
         return flat(self.activity.numbers())
 
-    def _report_usage(self) -> None:
-        """Report what part of the time between its first and its last collective this rank has waited."""
-        watches = [watch for watch in (self._runner.waited, self.engine.waited) if watch.total_s]
-        if self._joined is None or not watches:
-            return
-        elapsed_s = max(watch.last_s for watch in watches) - min(watch.first_s for watch in watches)
-        self._joined.control.report_usage(elapsed_s, self.waited_s, self.balance_count > 0)
-
     @property
     def reduced_bytes(self) -> int:
         """Payload of all all-reduces of this rank so far."""
@@ -335,7 +327,6 @@ class Context(Collectives):
                 self.announce("no advice", _NOT_ADVISED)
             for companion in self._companions:
                 companion.close()
-            self._report_usage()
         self.group.leave(reason, ok)
         self.group.close()
         if self._embedded is not None:

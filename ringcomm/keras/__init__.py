@@ -12,6 +12,9 @@
 The program divides the data among the ranks; the rest of it stays as for one process.
 """
 
+from . import requirement  # noqa: F401 - first: it checks Keras' version
+
+# isort: split
 from .._adapter.common import *  # noqa: F403
 from .._adapter.compressed import load_residual_state_dict as load_residual_state_dict
 from .._adapter.compressed import residual_state_dict as residual_state_dict

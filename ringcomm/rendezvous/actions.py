@@ -32,8 +32,7 @@ class Notice(NamedTuple):
     """Report an event to the launcher (or the log).
 
     Attributes:
-        kind: ``joined``, ``started``, ``failed``, ``refused``, ``note``, ``warning``, ``usage`` or
-            ``ended``.
+        kind: ``joined``, ``started``, ``failed``, ``refused``, ``note``, ``warning`` or ``ended``.
         text: one paragraph for people.
         rank: the rank that it came from, if any.
         culprit: for ``failed``: the rank that is at fault, if known.

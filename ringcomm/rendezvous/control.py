@@ -321,11 +321,6 @@ class ControlChannel(Watch):
         """Have the user warned; the rendezvous passes on the first warning of each topic."""
         self._send_if_open({"type": "warning", "topic": topic, "text": text})
 
-    def report_usage(self, elapsed_s: float, waited_s: float, balanced: bool) -> None:
-        """Report how much of its time this rank has waited, see :class:`ringcomm.balance.unequal.Usage`."""
-        usage = {"elapsed_s": elapsed_s, "waited_s": waited_s, "balanced": balanced}
-        self._send_if_open({"type": "usage", **usage})
-
     def _send_if_open(self, message: Message) -> None:
         with self._lock:
             if self.open:

@@ -346,7 +346,6 @@ _HANDLERS: Dict[str, Tuple[Handler, Tuple[Phase, ...]]] = {
     "mismatch": (Epoch.mismatched, _UNTIL_ABORTED),
     "note": (Epoch.told, _ALWAYS),
     "warning": (Epoch.told, _ALWAYS),
-    "usage": (Epoch.told, _ALWAYS),
     "closed": (Epoch.closed, _UNTIL_ABORTED),
     "interrupted": (Epoch.interrupted, _UNTIL_ABORTED),
     "pong": (Epoch.answered, _ALWAYS),

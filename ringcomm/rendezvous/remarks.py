@@ -1,4 +1,4 @@
-"""What ranks have to say to the user: notes, warnings, and the time that they have waited. Pure."""
+"""What ranks have to say to the user: notes and warnings. Pure."""
 
 from __future__ import annotations
 
@@ -18,16 +18,13 @@ class Remarks:
         self._warned: Set[str] = set()
 
     def told(self, rank: int, message: Message) -> List[Action]:
-        """A rank sends a ``note``, a ``warning`` or its ``usage``.
+        """A rank sends a ``note`` or a ``warning``.
 
         Several ranks may warn of the same; the first is enough.
         """
         kind = message["type"]
         if kind == "note":
             return [Notice("note", message["text"])]
-        if kind == "usage":
-            detail = {name: message[name] for name in ("elapsed_s", "waited_s", "balanced")}
-            return [Notice("usage", "", rank, detail=detail)]
         topic = str(message["topic"])
         if topic in self._warned or len(self._warned) >= _MAX_TOPICS:
             return []

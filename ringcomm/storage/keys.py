@@ -45,7 +45,8 @@ def read_key(descriptor: Optional[int], file: str, text: str) -> Tuple[bytes, st
             raise ConfigError(
                 f"RINGCOMM_KEY_FD={descriptor}: the descriptor that carries the job's key cannot be read "
                 f"({problem.strerror}). A wrapper between ringrun and this process closed it; let it pass "
-                "descriptors on, or start the program directly."
+                "descriptors on, or start the program directly. In a process that a rank has started "
+                '(multiprocessing, subprocess) do not call init(): put it under `if __name__ == "__main__":`.'
             ) from None
         return _decode_key(raw.decode("ascii", "replace"), "RINGCOMM_KEY_FD")
     if file:

@@ -42,7 +42,6 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "mismatch": {"peer": (int,), "text": (str,)},
     "note": {"text": (str,)},
     "warning": {"topic": (str,), "text": (str,)},
-    "usage": {"elapsed_s": (float, int), "waited_s": (float, int), "balanced": (bool,)},
     "leaving": {"reason": (str,), "ok": (bool,)},
     "short": {"text": (str,)},
     "closed": {"peer": (int,), "why": (str,)},

@@ -94,9 +94,14 @@ def test_ranks_that_call_init_and_nothing_else_have_trained_alone(tmp_path: Path
         *(
             pytest.param(("-np", *words.split()), told, marks=pytest.mark.full)
             for words, told in [
-                (f"2 {sys.executable} plain.py", 1), ("2 -m plain", 1), ("1 plain.py", 0),
-                ("2 -q plain.py", 0), ("2 true", 0), (f"2 {sys.executable} -c print(1)", 0),
-                ("2 inits.py", 0), ("2 outside.py", 0),
+                (f"2 {sys.executable} plain.py", 1),
+                ("2 -m plain", 0),
+                ("1 plain.py", 0),
+                ("2 -q plain.py", 0),
+                ("2 true", 0),
+                (f"2 {sys.executable} -c print(1)", 0),
+                ("2 inits.py", 0),
+                ("2 outside.py", 0),
             ]  # fmt: skip
         ),
     ],
@@ -104,7 +109,7 @@ def test_ranks_that_call_init_and_nothing_else_have_trained_alone(tmp_path: Path
 def test_ranks_that_never_call_init_have_trained_alone(
     tmp_path: Path, options: Tuple[str, ...], told: int
 ) -> None:
-    (tmp_path / "plain.py").write_text("import numpy\n")
+    (tmp_path / "plain.py").write_text("import ringcomm\n")
     (tmp_path / "inits.py").write_text("import ringcomm\nringcomm.init()\n")
     child = "subprocess.call([sys.executable, 'inits.py'], close_fds=False)"
     (tmp_path / "outside.py").write_text(f"import subprocess, sys\nsys.exit({child})\n")

@@ -59,6 +59,7 @@ def failure_box(
     tails: Mapping[int, Sequence[str]], diagnosis: str = "", lines: str = "",
     pythons: Optional[Mapping[str, str]] = None,
     first: str = "",
+    search_path: str = "",
 ) -> str:  # fmt: skip
     """The report: the rank that failed first, where, how, its last traceback; the others in one line.
 
@@ -70,6 +71,7 @@ def failure_box(
         lines: calls from different lines of the program, if there are any: they may explain all the rest.
         pythons: by host's name, its interpreter where that is known.
         first: a paragraph before all others, or "".
+        search_path: PYTHONPATH of the launching shell, which ranks elsewhere do not have.
     """
     cause = failure.cause()
     assert cause is not None
@@ -93,7 +95,9 @@ def failure_box(
     paragraphs += _body(cause, tails)
     if cause.rank is not None:
         host = hosts[cause.rank]
-        hint = missing_module_hint(tails.get(cause.rank, ()), host, (pythons or {}).get(host, ""))
+        hint = missing_module_hint(
+            tails.get(cause.rank, ()), host, (pythons or {}).get(host, ""), search_path
+        )
         paragraphs += [hint] if hint else []
     others = _others(failure, cause, alike)
     if others:
@@ -118,17 +122,27 @@ def _body(cause: Cause, tails: Mapping[int, Sequence[str]]) -> List[str]:
     if hint:
         paragraphs.append(hint)
     tail = tails.get(cause.rank, ())
-    traceback = last_traceback(tail)
-    if traceback:
-        paragraphs.append(last_traceback(without_inner_frames(traceback_lines(tail))))
-        raised_from = direct_cause(tail)
-        paragraphs += [f"That was raised because of {raised_from}"] if raised_from else []
-        paragraphs += [text for text in [hint_of(traceback)] if text]
+    error = error_paragraphs(tail)
+    if error:
+        paragraphs += error
     elif [line for line in tail if line.strip()] and not (cause.exit is not None and cause.exit.ok):
         paragraphs.append("Its last words on stderr:\n" + "\n".join(list(tail)[-5:]))
-    if cause.detail and not traceback:
+    if cause.detail and not error:
         paragraphs.append(cause.detail)
     return paragraphs
+
+
+def error_paragraphs(tail: Sequence[str]) -> List[str]:
+    """The last traceback in what a rank wrote to stderr, its cause, and what helps; none without one."""
+    lines = traceback_lines(tail)
+    if not lines:
+        return []
+    raised_from, hint = direct_cause(tail), hint_of("\n".join(lines))
+    return [
+        last_traceback(without_inner_frames(lines)),
+        *([f"That was raised because of {raised_from}"] if raised_from else []),
+        *([hint] if hint else []),
+    ]
 
 
 def signal_hint(end: Optional[Exit]) -> str:
@@ -148,7 +162,7 @@ def signal_hint(end: Optional[Exit]) -> str:
     return ""
 
 
-def missing_module_hint(lines: Sequence[str], host: str, python: str) -> str:
+def missing_module_hint(lines: Sequence[str], host: str, python: str, search_path: str = "") -> str:
     """Return which interpreter lacks what, if the last traceback ends because of that; or ""."""
     found = [match for line in traceback_lines(lines) if (match := _NO_MODULE.match(line))]
     if not found or not python:
@@ -159,8 +173,14 @@ def missing_module_hint(lines: Sequence[str], host: str, python: str) -> str:
             "ringrun starts scripts for Horovod unchanged with --horovod (`ringrun --horovod train.py`). Or "
             "import ringcomm.torch (tensorflow, keras, mxnet) in place of horovod.torch."
         )
+    folders = (
+        f"This shell's PYTHONPATH is {search_path}: if the module is in a folder of it, -x PYTHONPATH "
+        "passes it to the ranks, and the folder must be there. "
+        if search_path
+        else ""
+    )
     return (
-        f"On {host} ranks run {python}, which finds no module `{name}`. Install the package there "
+        f"{folders}On {host} ranks run {python}, which finds no module `{name}`. Install the package there "
         f"(`{python} -m pip install …`), or copy the file there if it is your own. {other_python(host)}"
     )
 
@@ -232,9 +252,7 @@ def problems_box(problems: Mapping[str, str], waiting: Sequence[str], failed: in
         hosts: the number of hosts.
     """
     title = (
-        "the job did not start"
-        if hosts == 1
-        else f"the job did not start: {failed} of {hosts} hosts failed"
+        "the job did not start" if hosts == 1 else f"the job did not start: {failed} of {hosts} hosts failed"
     )
     paragraphs = list(problems.values())
     if waiting:
@@ -272,7 +290,8 @@ def host_problem(host: str, facts: Dict[str, Any], is_local: bool, install: Call
         return f"{host}: {path} is no program{here}: no such file, a directory, or one without chmod +x."
     if kind == "program":
         return (
-            f"{there} program {path} in PATH{here}, or it may not be run. Install it, or give its full path."
+            f"{there} program {path} in PATH{here}, or it may not be run. Install it, or give its full path. "
+            "If it is a host: hosts are separated by commas (-H localhost,host1)."
         )
     if kind == "shadow":
         return (

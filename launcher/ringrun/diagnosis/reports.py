@@ -239,7 +239,7 @@ def faulthandlers_frames(text: str) -> List[Frame]:
 
 def _whereabouts(frames: Sequence[Frame]) -> Tuple[str, bool]:
     """Return where the user's own program is, and whether it waits in ringcomm there."""
-    own = [index for index, (file, _, _) in enumerate(frames) if _is_users(file)]
+    own = [index for index, (file, _, _) in enumerate(frames) if is_users(file)]
     if not own:
         if any(file.endswith(_RECORDING) for file, _, _ in frames):
             return "", False  # the program has failed, and is about to tell so
@@ -258,7 +258,8 @@ def _is_ringcomms(file: str) -> bool:
     return "/ringcomm/" in file
 
 
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
+    """Return whether a file is of the program, and not of a library, of Python or of ringcomm."""
     inside = any(mark in file for mark in _LIBRARIES) or "/ringcomm/" in file or "/ringrun/" in file
     return not inside and not _STANDARD.search(file)
 

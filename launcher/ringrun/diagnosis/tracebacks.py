@@ -8,53 +8,85 @@ from typing import List, Sequence, Tuple
 
 import ringcomm
 
+from .reports import is_users
+
 MAX_LINES = 40
-"""Of a longer traceback the report leaves out the middle."""
+"""Of longer frames, and of a longer error, the report leaves out the middle."""
 ERRORS = "ringcomm.errors."
 """What the last line of a traceback begins with if ringcomm has raised it."""
 
 _HEAD = "Traceback (most recent call last):"
+_GROUP = "  + Exception Group Traceback (most recent call last):"
+_IGNORED = "Exception ignored "
 _CAUSED = "The above exception was the direct cause"
 _FRAME = re.compile(r'  File "(?:.*[/\\])?ringcomm[/\\]([^"]+)", line \d+, in ')
+_FILE = re.compile(r'  File "([^"]+)", line \d+')
 _PACKAGE = Path(ringcomm.__file__).parent
 
 
+def _starts(lines: Sequence[str]) -> List[int]:
+    """The indices at which tracebacks begin, without those of errors that Python has ignored."""
+    return [
+        index for index, line in enumerate(lines)
+        if line.startswith((_HEAD, _GROUP)) and not (index and lines[index - 1].startswith(_IGNORED))
+    ]  # fmt: skip
+
+
 def traceback_lines(lines: Sequence[str]) -> List[str]:
-    """The lines of the last traceback in what a rank wrote to stderr; none if there is no traceback."""
-    starts = [index for index, line in enumerate(lines) if line.startswith(_HEAD)]
+    """The lines of the last traceback in what a rank wrote to stderr; none if there is no traceback.
+
+    The error ends the program, so what follows is its text, which may have empty lines, as TensorFlow's have.
+    """
+    starts = _starts(lines)
     if not starts:
         return []
-    found = [lines[starts[-1]]]
-    for line in lines[starts[-1] + 1 :]:
-        inside = line.startswith((" ", "\t"))
-        if not inside and not line and not found[-1].startswith((" ", "\t", _HEAD)):
-            break
-        found.append(line)
-    return found
+    first = starts[-1]
+    ignored = (index for index in range(first, len(lines)) if lines[index].startswith(_IGNORED))
+    return list(lines[first : next(ignored, len(lines))])
+
+
+def _parts(lines: Sequence[str]) -> Tuple[List[str], List[str]]:
+    """The frames of a traceback, with its first line, and the error, without empty lines at its end."""
+    texts = (index for index, line in enumerate(lines) if index and not line.startswith((" ", "\t")))
+    split = next(texts, len(lines))
+    error = list(lines[split:])
+    while error and not error[-1].strip():
+        error.pop()
+    return list(lines[:split]), error
+
+
+def _shortened(lines: Sequence[str], most: int = MAX_LINES) -> List[str]:
+    """The lines, of many without the middle."""
+    if len(lines) <= most:
+        return list(lines)
+    half = most // 2
+    return [*lines[:half], f"  … {len(lines) - 2 * half} lines left out …", *lines[-half:]]
+
+
+def _place(frames: Sequence[str]) -> str:
+    """The innermost frame of the program, or without one the innermost."""
+    files = [line for line in frames if line.startswith("  File ")]
+    own = [line for line in files if (found := _FILE.match(line)) and is_users(found[1])]
+    return (own or files or [""])[-1].strip()
 
 
 def direct_cause(lines: Sequence[str]) -> str:
     """The error from which the last traceback's was raised, with its place; of a chain the first; or ""."""
-    starts = [index for index, line in enumerate(lines) if line.startswith(_HEAD)]
+    starts = _starts(lines)
     chosen = len(starts) - 1
     while chosen > 0 and any(line.startswith(_CAUSED) for line in lines[starts[chosen - 1] : starts[chosen]]):
         chosen -= 1
     if chosen in (-1, len(starts) - 1):
         return ""
-    found = traceback_lines(lines[: starts[chosen + 1]])
-    frames = [line.strip() for line in found if line.startswith("  File ")]
-    error = next((line for line in found[1:] if not line.startswith((" ", "\t"))), "")
-    return "\n  ".join([error, *frames[-1:]]) if error else ""
+    part = lines[starts[chosen] : starts[chosen + 1]]
+    frames, error = _parts([line for line in part if not line.startswith(_CAUSED)])
+    return "\n  ".join(filter(None, [*_shortened(error, MAX_LINES // 2), _place(frames)])) if error else ""
 
 
 def last_traceback(lines: Sequence[str]) -> str:
-    """The last traceback in these lines, or ""; of a long one not the middle."""
-    found = traceback_lines(lines)
-    if len(found) > MAX_LINES:
-        left_out = len(found) - MAX_LINES
-        half = MAX_LINES // 2
-        found = [*found[:half], f"  … {left_out} lines left out …", *found[-half:]]
-    return "\n".join(found).rstrip()
+    """The last traceback in these lines, or ""; of long frames and of a long error not the middle."""
+    frames, error = _parts(traceback_lines(lines))
+    return "\n".join([*_shortened(frames), *_shortened(error)]).rstrip()
 
 
 def last_error(lines: Sequence[str]) -> str:
@@ -65,7 +97,7 @@ def last_error(lines: Sequence[str]) -> str:
 
 def is_shown_whole(lines: Sequence[str]) -> bool:
     """Return whether nothing of the last traceback in these lines is left out."""
-    return len(traceback_lines(lines)) <= MAX_LINES
+    return all(len(part) <= MAX_LINES for part in _parts(traceback_lines(lines)))
 
 
 def without_inner_frames(lines: Sequence[str]) -> List[str]:
@@ -107,9 +139,8 @@ def origin(lines: Sequence[str]) -> Tuple[str, str]:
 
     The same if ringcomm has raised anything there: such errors may be another rank's fault.
     """
-    found = traceback_lines(lines)
-    frames = [line for line in found if line.startswith("  File ")]
-    error = next((line for line in found[1:] if not line.startswith((" ", "\t"))), "")
-    if not frames or any(line.startswith(ERRORS) for line in lines):
+    frames, error = _parts(traceback_lines(lines))
+    files = [line for line in frames if line.startswith("  File ")]
+    if not files or any(line.startswith(ERRORS) for line in lines):
         return "", ""
-    return frames[-1], error.partition(":")[0]
+    return files[-1], error[0].partition(":")[0] if error else ""

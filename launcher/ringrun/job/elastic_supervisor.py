@@ -18,7 +18,7 @@ from ..agent import processes, threads
 from ..diagnosis.failure_report import missing_module_hint
 from ..diagnosis.first_failure import Exit
 from ..diagnosis.local_files import local_file_hint
-from ..diagnosis.tracebacks import last_error
+from ..diagnosis.tracebacks import last_error, traceback_lines
 from ..elastic.changes import change_of
 from ..elastic.discovery import host_key
 from ..elastic.job import ElasticJob
@@ -77,6 +77,7 @@ class ElasticSupervisor(Supervisor):
         self._local: Dict[str, bool] = {}  # by host, whether it is this machine
         self._finished = False
         self._ended_members: Set[int] = set()  # since the last view
+        self._last_error: Sequence[str] = ()  # the last lines on stderr of the last rank that has failed
         self._discovery: Optional[Discovery] = None
 
     @property
@@ -238,6 +239,9 @@ class ElasticSupervisor(Supervisor):
     def _report_exit(self, end: Exit) -> None:
         super()._report_exit(end)
         self._ended_members.add(end.rank)
+        tail = self._printer.tails().get(end.rank, ())
+        if not end.ok and traceback_lines(tail):
+            self._last_error = tail
         ended = bool(end.sent) and end.signal == end.sent
         now_s, error = self._loop.clock(), "" if end.ok else self._error_of(end.rank)
         self._take(self._membership.exited(end.rank, end.status, end.describe(), now_s, ended, error))
@@ -338,4 +342,5 @@ class ElasticSupervisor(Supervisor):
         rest = [item for item in ended_well if item in outcome.results and item not in last]
         outcome.members = last + rest
         log = self._membership.log
-        return with_changes(outcome, self._stopped_because, log.lines, log.excluded)
+        how = log.lines, log.excluded, self._last_error
+        return with_changes(outcome, self._stopped_because, *how)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Dict, Mapping, Set
+import re
+from pathlib import Path
+from typing import Any, Callable, Dict, Mapping, Optional, Set
 
-from ringcomm.balance.replan import rank_names
-from ringcomm.balance.unequal import Usage, job_line
 from ringcomm.rendezvous.actions import Notice
 
 from ..agent import binding
@@ -22,9 +22,8 @@ _NO_PREDICTION = (
     "No prediction: the program ended without one. It must call init() of ringcomm or of an adapter, and "
     "reduce its gradients with them in 13 equal steps (see docs/scaling.md)."
 )
-_ALONE = (
-    "no rank called ringcomm.init(): each trained alone, unless the program connects its ranks in another way"
-)
+_ALONE = "no rank called ringcomm.init(): each trained alone"
+_IMPORT = re.compile(r"^\s*(import|from)\s+(ringcomm|horovod)\b", re.MULTILINE)
 _NO_CALL = (
     "every rank called init(), and none made a collective: if they were to train one model, each has trained "
     "its own. A DistributedOptimizer, or allreduce() of the gradients, makes them train together"
@@ -52,15 +51,11 @@ class Notices:
         self._shown: Set[str] = set()
         self._joined = False  # whether any process has called init()
         self._refusals: Set[str] = set()
-        self._usages: Dict[int, Usage] = {}
         self._topics: Set[str] = set()
 
     def take(self, notice: Notice) -> None:
         """The rendezvous has sent a notice."""
         self._joined = self._joined or notice.kind not in ("log", "refused")
-        if notice.kind == "usage" and notice.rank is not None:
-            self._usages[notice.rank] = Usage(**notice.detail)
-            return
         if notice.kind == "refused":
             if notice.text not in self._refusals and len(self._refusals) < REFUSALS_SHOWN:
                 self._refusals.add(notice.text)  # a program may try again and again
@@ -121,12 +116,12 @@ class Notices:
             made_no_call: whether the ranks have made no collective.
         """
         self._show_variables()
-        self._printer.note(self.unequal())
         settings = self._job.settings
-        if self._job.plan.size > 1 and self._job.trains:
-            if not self._joined:
+        if self._job.plan.size > 1:
+            if not self._joined and _imports_ringcomm(self._job.command.script):
                 self._printer.note(_ALONE)
-            elif made_no_call and settings.flight_recorder and not self._job.is_elastic:
+            recorded = settings.flight_recorder and not self._job.is_elastic
+            if self._joined and made_no_call and recorded and self._job.trains:
                 self._printer.note(_NO_CALL)
         for asked, topic, missing, text in (
             (settings.predict, "predict", "no prediction", _NO_PREDICTION),
@@ -137,13 +132,12 @@ class Notices:
                 if missing not in self._topics:
                     self._printer.show(text)
 
-    def unequal(self) -> str:
-        """Return which rank waited for which, and what that cost.
 
-        Empty unless all ranks have reported that.
-        """
-        plan = self._job.plan
-        if len(self._usages) < plan.size:
-            return ""
-        names = rank_names([self._job.hosts[place.host_index].name for place in plan.places])
-        return job_line(names, [self._usages[rank] for rank in range(plan.size)])
+def _imports_ringcomm(script: Optional[str]) -> bool:
+    """Return whether a script imports ringcomm. Others may use another library, or need none."""
+    try:
+        return bool(
+            script and Path(script).is_file() and _IMPORT.search(Path(script).read_text("utf-8", "replace"))
+        )
+    except OSError:
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
@@ -87,14 +88,26 @@ def ended(
     cause = failure.cause()
     said = [] if cause is None or cause.rank is None else traceback_lines(tails.get(cause.rank, []))
     first = "\n\n".join(filter(None, (first, _shadowed(job, "\n".join(said)), _only_here(job, cause, tails))))
-    text = failure_report.failure_box(failure, hosts, names, tails, diagnosis, lines, pythons, first)
-    code, report = failure.exit_code(), visible(text)
     rank = -1 if cause is None or cause.rank is None else cause.rank
+    search_path = _lacking_search_path(job, rank)
+    text = failure_report.failure_box(
+        failure, hosts, names, tails, diagnosis, lines, pythons, first, search_path
+    )
+    code, report = failure.exit_code(), visible(text)
     tail = tails.get(rank, [])
     if job.settings.verbose or not is_shown_whole(tail):
         to_show = list(tails) if job.settings.verbose else [rank]
         return Outcome(code, report, "failure", cause, exits, to_show=to_show)
     return Outcome(code, report, "failure", cause, exits, reported=traceback_lines(tail))
+
+
+def _lacking_search_path(job: Job, rank: int) -> str:
+    """PYTHONPATH of the launching shell, if a rank on another host runs without it; or ""."""
+    places = [place for place in job.plan.places if place.rank == rank]
+    host = job.hosts[places[0].host_index] if places else None
+    if host is None or host.is_local or "PYTHONPATH" in host.env:
+        return ""
+    return os.environ.get("PYTHONPATH", "")
 
 
 def lost_host_remedy(failure: FirstFailure) -> str:
@@ -111,7 +124,7 @@ def lost_host_remedy(failure: FirstFailure) -> str:
 
 def with_changes(
     outcome: Outcome, failure: Optional[str], changes: Sequence[Tuple[float, str]],
-    excluded: Sequence[str] = (),
+    excluded: Sequence[str] = (), tail: Sequence[str] = (),
 ) -> Outcome:  # fmt: skip
     """The outcome of an elastic job.
 
@@ -120,6 +133,7 @@ def with_changes(
         failure: why the job could not continue; None if it has succeeded.
         changes: seconds since the start, and what has changed.
         excluded: the hosts and slots of those changes that are exclusions.
+        tail: the last lines on stderr of the last rank that has failed.
     """
     if outcome.reason in ("interrupt", "pipe"):
         return outcome
@@ -137,7 +151,9 @@ def with_changes(
     if not outcome.report:
         title, last = "the job cannot continue", f"exit code {code}"
         outcome.exit_code, outcome.reason = code, "failure"
-        outcome.report = visible(failure_report.box(title, [failure, *history], last))
+        outcome.report = visible(
+            failure_report.box(title, [failure, *failure_report.error_paragraphs(tail), *history], last)
+        )
     elif history:
         outcome.report = outcome.report.replace("\n╰─", "\n│\n" + visible(_lines(history[0])) + "╰─")
     return outcome
@@ -153,9 +169,7 @@ def verified_results(job: Job, results: Mapping[int, bytearray]) -> Dict[int, Op
 
     None if that was not signed by it.
     """
-    return {
-        rank: job.verified_result(rank, bytes(data)) if data else b"" for rank, data in results.items()
-    }
+    return {rank: job.verified_result(rank, bytes(data)) if data else b"" for rank, data in results.items()}
 
 
 def _only_here(job: Job, cause: Optional[Cause], tails: Mapping[int, List[str]]) -> str:

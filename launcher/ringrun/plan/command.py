@@ -10,6 +10,8 @@ from typing import Container, List, NamedTuple, Optional, Sequence, Tuple
 from ringcomm.errors import ConfigError
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?\Z")
+_HOST = re.compile(r"[^/=,]+@[^/=,]+|[\w.-]+:\d+|\[[0-9a-fA-F:]+\](:\d+)?|,[^/=]*|[^/=]*,")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 _TAKES_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 
 
@@ -51,7 +53,7 @@ def parse_command(words: Sequence[str], variables: Sequence[str] = ()) -> Comman
         variables: the arguments of ``-x``, one of which may have been meant as the command.
 
     Raises:
-        ConfigError: there is no command, or ``-m`` names no module.
+        ConfigError: there is no command, or ``-m`` names no module, or the first word belongs to an option.
     """
     if not words or not words[0]:
         taken = [name for name in variables if name.endswith(".py")]
@@ -60,6 +62,7 @@ def parse_command(words: Sequence[str], variables: Sequence[str] = ()) -> Comman
             f"There is no command to run{why}. Give it last, like: ringrun -np 2 train.py --epochs 3"
         )
     first = words[0]
+    _check_separated(first)
     if first == "-m":
         if len(words) < 2 or words[1].startswith("-"):
             raise ConfigError("-m is not followed by a module. Write it like: ringrun -np 2 -m pkg.mod")
@@ -70,6 +73,20 @@ def parse_command(words: Sequence[str], variables: Sequence[str] = ()) -> Comman
         word = first if "/" not in first else None
         return Command(tuple(words), word=word, is_python=True, script=_script(words[1:]))
     return Command(tuple(words))
+
+
+def _check_separated(first: str) -> None:
+    """Refuse a list of hosts or variables that has blanks, of which the shell makes the command."""
+    if _HOST.fullmatch(first):
+        raise ConfigError(
+            f"{first!r} is no command; it looks like a host. Hosts are separated by commas, without blanks, "
+            "like: ringrun -H localhost,user@host1,host2:4 train.py"
+        )
+    if _VARIABLE.match(first):
+        raise ConfigError(
+            f"{first!r} is no command; it looks like a variable. Each one follows a -x of its own, like: "
+            f"ringrun -x {first} -x NAME train.py"
+        )
 
 
 def misplaced_options(command: Command, text: str, own: Container[str]) -> List[str]:

@@ -57,7 +57,15 @@ def own_package() -> Package:
     files: Dict[str, bytes] = {}
     for module in (ringcomm, ringrun, cloudpickle):
         files.update(_sources(Path(str(module.__file__)).parent))
+    files.update(_metadata())
     return Package(f"ringcomm {__version__}", files)
+
+
+def _metadata() -> Iterator[Tuple[str, bytes]]:
+    """The entry point by which PyTorch finds the backend, as an installation has it in pyproject.toml."""
+    folder = f"ringcomm-{__version__}.dist-info"
+    yield f"{folder}/METADATA", f"Metadata-Version: 2.1\nName: ringcomm\nVersion: {__version__}\n".encode()
+    yield f"{folder}/entry_points.txt", b"[torch.backends]\nringcomm = ringrun.torch_backend:announce\n"
 
 
 def _sources(folder: Path) -> Iterator[Tuple[str, bytes]]:

@@ -50,7 +50,7 @@ def test_three_ranks_start_work_and_end(service, rank_ports):
         assert all(refuses(port) for port in rank_ports), "a rank still listens after the start"
     assert eventually(lambda: job.texts("ended") != [])
     kinds = [notice.kind for notice in job.notices]
-    assert kinds == ["joined"] * 3 + ["started"] + ["usage"] * 3 + ["ended"]
+    assert kinds == ["joined"] * 3 + ["started"] + ["ended"]
 
 
 def test_ranks_without_an_engine_answer_pings_too(service):

@@ -122,7 +122,6 @@ class TestAbort:
         assert not channel.open
         for call in (channel.note, lambda text: channel.warn("topic", text)):
             call("nothing to send it to")
-        channel.report_usage(1.0, 0.5, False)
         channel.leave("its program ended", ok=True)
 
     def test_a_rendezvous_in_the_process_of_a_rank_ends_with_it(self, ends):
@@ -255,10 +254,9 @@ class TestReports:
         channel.note("a broadcast goes along a chain")
         channel.warn("lines", "different lines")
         channel.note_closed(2, "it closed the connection")
-        channel.report_usage(4.0, 1.0, True)
-        found = rendezvous.read(4)
-        assert [message["type"] for message in found] == ["note", "warning", "closed", "usage"]
-        assert found[3]["waited_s"] == 1.0 and found[1]["topic"] == "lines"
+        found = rendezvous.read(3)
+        assert [message["type"] for message in found] == ["note", "warning", "closed"]
+        assert found[1]["topic"] == "lines"
 
     def test_one_without_a_rank_names_itself(self):
         one, other = socket.socketpair()

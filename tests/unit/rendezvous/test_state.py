@@ -319,14 +319,6 @@ def test_a_note_is_shown_if_a_member_wrote_it():
     assert job.notices == before
 
 
-def test_the_time_that_a_member_has_waited_is_passed_on():
-    job = Job(2)
-    job.run_on_one_host()
-    facts = {"elapsed_s": 10.0, "waited_s": 2.5, "balanced": False}
-    job.take(job.state.handle(1, {"type": "usage", **facts}, job.now_s))
-    assert job.notices[-1] == Notice("usage", "", 1, detail=facts)
-
-
 def test_of_each_topic_the_first_warning_is_shown():
     job = Job(2)
     job.run_on_one_host()

@@ -11,6 +11,9 @@ KERAS_2 = [
     "AttributeError: 'Variable' object has no attribute 'ref'",
     "ValueError: Argument(s) not recognized: {'lr': 0.0001}",
     "ValueError: Unrecognized keyword arguments passed to BatchNormalization: {'fused': False}",
+    "AttributeError: module 'keras._tf_keras.keras.backend' has no attribute 'set_session'",
+    "    hvd.broadcast_variables(opt.variables(), 0)\nTypeError: 'list' object is not callable",
+    "TypeError: in user code:\n\n    opt.variables()\n\n    TypeError: 'list' object is not callable",
     "TypeError: Trainer.compile() got an unexpected keyword argument 'experimental_run_tf_function'",
 ]
 
@@ -29,6 +32,18 @@ def test_arguments_that_others_have(function: str, argument: str, word: str) -> 
     assert word in hint_of(f"TypeError: {function}() got an unexpected keyword argument '{argument}'")
     assert hint_of(f"TypeError: {function}() got an unexpected keyword argument 'colour'") == ""
     assert hint_of(f"TypeError: train() got an unexpected keyword argument '{argument}'") == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [("AttributeError: module 'tensorflow' has no attribute 'ConfigProto'", "tensorflow.compat.v1"),
+     ("ImportError: cannot import name 'HorovodStrategy' from 'lightning'", "ddp_ringcomm"),
+     ("AssertionError: Unknown c10d backend type RINGCOMM", "import ringcomm.torch.distributed"),
+     ("RuntimeError: Expected to mark a variable ready only once.", "use_reentrant=False"),
+     ("AssertionError: computed more than backward_passes_per_step times", "use_reentrant=False")],
+)  # fmt: skip
+def test_errors_of_public_programs(error: str, remedy: str) -> None:
+    assert remedy in hint_of("Traceback (most recent call last):\n" + error)
 
 
 def test_other_errors_have_no_hint() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import List
 
 import ringcomm
-from ringrun.diagnosis.tracebacks import last_traceback, without_inner_frames
+from ringrun.diagnosis.tracebacks import direct_cause, last_traceback, without_inner_frames
 
 TRACE = [
     "Traceback (most recent call last):",
@@ -27,7 +27,9 @@ def test_the_last_traceback_is_found() -> None:
         "  File",
         "KeyError: 'y'",
         "",
-        "bye",
+        "Exception ignored in: <function f>",
+        "Traceback (most recent call last):",
+        "TypeError: at the end of Python",
     ]
     assert last_traceback(lines) == "Traceback (most recent call last):\n  File\nKeyError: 'y'"
     assert last_traceback(TRACE) == "\n".join(TRACE)
@@ -38,6 +40,30 @@ def test_a_long_traceback_is_shortened() -> None:
     text = last_traceback([TRACE[0], *["  File"] * 1000, "RecursionError"])
     assert len(text.splitlines()) < 50
     assert "left out" in text and text.endswith("RecursionError")
+
+
+def test_an_error_goes_on_after_an_empty_line() -> None:
+    error = [
+        "TypeError: in user code:",
+        "",
+        '    File "train.py", line 12, in step',
+        "",
+        "    TypeError: really",
+    ]
+    assert last_traceback([*TRACE, "", *TRACE[:3], *error, ""]) == "\n".join([*TRACE[:3], *error])
+    long = last_traceback(
+        [*TRACE[:3], error[0], *["", "  more"] * 500, "Node: 'MatMul'", "shapes do not match"]
+    )
+    assert error[0] in long and long.endswith("shapes do not match") and len(long.splitlines()) < 60
+
+
+def test_the_place_of_a_cause_is_the_programs_line() -> None:
+    caused = "The above exception was the direct cause of the following exception:"
+    thread = ['  File "/usr/lib/python3.11/threading.py", line 982, in run', "    self._target()"]
+    first = [TRACE[0], *frame("train.py"), *thread, "KeyError: 1", "", "    more"]
+    text = direct_cause([*first, "", caused, "", TRACE[0], *frame("x.py"), "ValueError: 2"])
+    assert text.startswith("KeyError: 1\n") and "more" in text
+    assert text.endswith('File "train.py", line 1, in f') and "threading.py" not in text
 
 
 def frame(path: str) -> List[str]:

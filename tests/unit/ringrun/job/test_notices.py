@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
 import pytest
@@ -70,22 +71,6 @@ def test_the_interpreter_of_a_host_is_named_if_it_is_another_one() -> None:
     assert [line for line in lines if line] == ["b: the ranks run /other/python"]
 
 
-def test_how_unequal_the_ranks_were_is_known_when_all_have_told() -> None:
-    found, lines = notices()
-    found.take(Notice("usage", "", rank=0, detail={"elapsed_s": 100.0, "waited_s": 60.0}))
-    assert found.unequal() == ""
-    found.take(Notice("usage", "", rank=1, detail={"elapsed_s": 100.0, "waited_s": 1.0}))
-    text = found.unequal()
-    assert "b" in text and "60" in text and lines == []
-
-
-def test_equal_ranks_are_not_worth_a_line() -> None:
-    found, _ = notices()
-    for rank in (0, 1):
-        found.take(Notice("usage", "", rank=rank, detail={"elapsed_s": 100.0, "waited_s": 1.0}))
-    assert found.unequal() == ""
-
-
 @pytest.mark.parametrize(("setting", "missing"), [("predict", "no prediction"), ("advise", "no advice")])
 def test_a_job_that_was_to_be_measured_and_was_not_has_failed(setting: str, missing: str) -> None:
     short = f"{missing.capitalize()}: the program ended without"
@@ -142,20 +127,20 @@ def test_ranks_that_join_and_make_no_call_have_trained_alone(settings: Dict[str,
 
 
 @pytest.mark.parametrize(
-    ("command", "joined", "told"),
+    ("text", "joined", "told"),
     [
-        (["train.py"], False, True),
-        (["-m", "pkg.train"], False, True),
-        (["train.py"], True, False),
-        (["true"], False, False),
-        (["python", "-c", "1"], False, False),
-        (["-m", "ringrun.show.build"], False, False),
+        ("import ringcomm as rc\n", False, True),
+        ("if True:\n    import horovod.torch as hvd\n", False, True),
+        ("import ringcomm as rc\n", True, False),
+        ("import torch.distributed as dist\ndist.init_process_group('gloo')\n", False, False),
+        ("print(1)\n", False, False),
     ],
 )
-def test_programs_whose_ranks_never_join_have_trained_alone(
-    command: List[str], joined: bool, told: bool
+def test_programs_that_import_ringcomm_and_never_join_have_trained_alone(
+    tmp_path: Path, text: str, joined: bool, told: bool
 ) -> None:
-    found, lines = notices(command=command)
+    (tmp_path / "train.py").write_text(text)
+    found, lines = notices(command=[str(tmp_path / "train.py")])
     for _ in range(2):
         found.exited({"joined": joined})
     found.conclude(Outcome(0, "", "done"))

@@ -41,6 +41,16 @@ def test_bad_commands(words: List[str]) -> None:
         parse_command(words)
 
 
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [("user@host1", "commas"), ("host1:2", "commas"), (",host1", "commas"), ("host1,", "commas"),
+     ("[fe80::1]:2", "commas"), ("B=2", "-x B=2")],
+)  # fmt: skip
+def test_lists_that_the_shell_has_split(word: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        parse_command([word, "train.py"])
+
+
 def test_an_option_that_has_taken_the_command_is_named() -> None:
     with pytest.raises(ConfigError, match="to run: -x has taken train.py for the name of a variable"):
         parse_command([], ["EPOCHS", "train.py"])
