@@ -111,9 +111,12 @@ def try_fault(fault: Dict[str, Any], copy: Path, marker: List[str], limit_s: flo
         shutil.copy2(ROOT / file, place)
         if failed in ("", _LATE):
             break
+        again = [failed] if failed.startswith("tests/") else [*marker, *tests]
         only = [] if "::" in failed else ["--collect-only"]
-        if not failed.startswith("tests/") or not run_pytest(copy, environment, [*only, failed], limit_s):
+        if not run_pytest(copy, environment, [*only, *again], limit_s):
             return ["found", failed]
+        if not failed.startswith("tests/"):
+            return ["broken", failed]
         unsound.append(f"--deselect={failed}")  # it fails without the fault, too
     return ["missed", " ".join(["by", *tests, *unsound])]
 
@@ -148,10 +151,10 @@ def main() -> int:
             copies.put(make_copy(Path(folder, f"copy{number}")))
         with ThreadPoolExecutor(options.j) as pool:
             rows = list(pool.map(attempt, chosen))
-    for verdict in ("found", "known", "left out", "missed", "gone"):
+    for verdict in ("found", "known", "left out", "missed", "gone", "broken"):
         names = [name for name, its in rows if its == verdict]
         print(f"{verdict:<9}{len(names):3}  {'' if verdict == 'found' else ' '.join(names)}".rstrip())
-    return int(any(verdict in ("missed", "gone") for _, verdict in rows))
+    return int(any(verdict in ("missed", "gone", "broken") for _, verdict in rows))
 
 
 if __name__ == "__main__":
