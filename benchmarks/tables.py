@@ -5,7 +5,7 @@
     python benchmarks/tables.py --check    exit code 1 and the lines that differ, if a page has other numbers
 
 A table is found by the line of its head; its rows are replaced, and its head where that follows from results.
-tests/test_tables.py makes the check.
+
 """
 
 from __future__ import annotations
