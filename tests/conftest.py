@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import gc
 import signal
-import sys
 import threading
 import zlib
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import ringcomm as rc
@@ -23,43 +21,36 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 QUICK_SHARE = 12
-"""With --quick, one case of a parametrized test in so many is run, and of other tests without parameters that
-start processes or ranks one in QUICK_PARTS, the same ones everywhere."""
+"""In the quick tier one case of a parametrized test in so many is run, and of others that start processes or
+ranks one in QUICK_PARTS, the same ones everywhere."""
 UNIT_SHARE = 4
 UNIT_CASES = 6
-"""Unit tests take a few milliseconds: with --quick up to so many cases of each are run, or one in UNIT_SHARE
+"""Unit tests take milliseconds: in the quick tier up to so many cases of each are run, or one in UNIT_SHARE
 if those are more. Those that are marked ``sampled`` are treated as other tests."""
 QUICK_PARTS = 3
+CI_CASES = 8
+"""In CI so many cases of a parametrized test that is not a unit test are run, the same ones everywhere."""
 
 UNIT = Path(__file__).parent / "unit"
-MAX_RANKS = {"memory": 9, "tcp": 4, "auto": 4, "shm": 3}
+PAIRS = [
+    ("memory", 1), ("memory", 2), ("memory", 3), ("memory", 5), ("memory", 8),
+    ("tcp", 2), ("tcp", 3), ("auto", 3),
+]  # fmt: skip
+"""Transports and numbers of ranks of tests of collectives: every kind of step of every algorithm. The
+symbolic checker proves each algorithm for 1 to 64 ranks."""
+PROGRAMS = {"quick": 6, "ci": 12, "all": 40}
+SCHEDULES = {"quick": 100, "ci": 300, "all": 1000}
 
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--one-in",
-        type=int,
-        default=1,
-        metavar="N",
-        help="of parametrized tests run one case in N, others with other versions of Python and NumPy",
+        "--tier",
+        choices=("quick", "ci", "all"),
+        default="all",
+        help="quick: a selection, without tests marked `full` or `release`; ci: without those marked "
+        "`release`, and of parametrized tests a share; all (the default): everything",
     )
-    parser.addoption(
-        "--part",
-        metavar="K/N",
-        help="of tests without parameters run the K-th of N parts, which are the same everywhere",
-    )
-    parser.addoption(
-        "--schedules",
-        type=int,
-        default=1000,
-        metavar="N",
-        help="of the simulated jobs run N, with seeds from 0",
-    )
-    parser.addoption(
-        "--quick",
-        action="store_true",
-        help="a selection: no test marked `full`; of parametrized tests and of long ones a share",
-    )
+    parser.addoption("--schedules", type=int, metavar="N", help="run N simulated jobs, with seeds from 0")
     parser.addoption(
         "--starts",
         type=int,
@@ -67,47 +58,46 @@ def pytest_addoption(parser):
         metavar="N",
         help="of each case of tests/hosts/test_routes.py start N jobs, of all cases, not two of some",
     )
-    parser.addoption(
-        "--programs",
-        type=int,
-        metavar="N",
-        help="of the programs from seeds run N of each kind, not 40 (with --quick 6)",
-    )
+    parser.addoption("--programs", type=int, metavar="N", help="run N programs from seeds of each kind")
     parser.addoption("--all-kills", action="store_true", help="run the whole kill matrix, not a selection")
 
 
 def pytest_configure(config):
-    if config.option.programs is None:
-        config.option.programs = 6 if config.option.quick else 40
+    option = config.option
+    option.programs = option.programs or PROGRAMS[option.tier]
+    option.schedules = option.schedules or SCHEDULES[option.tier]
 
 
 def pytest_collection_modifyitems(config, items):
-    """With --one-in or --quick, leave out most cases of parametrized tests; with --part, of the others."""
-    quick = config.getoption("--quick")
-    share = QUICK_SHARE if quick else config.getoption("--one-in")
-    salt = f"{sys.version_info[:2]} {np.__version__} "
-    gone = {item for item in items if quick and item.get_closest_marker("full")}
+    """Leave out what the tier does not run."""
+    tier = config.option.tier
+    left_out = {"quick": ("full", "release"), "ci": ("release",), "all": ()}[tier]
+    gone = {item for item in items if any(item.get_closest_marker(name) for name in left_out)}
     families = {}
-    part, parts = map(int, (config.getoption("--part") or "1/1").split("/"))
     for item in items:
-        if hasattr(item, "callspec") and item not in gone:
+        if hasattr(item, "callspec"):
             families.setdefault(item.nodeid.split("[")[0], []).append(item)
-    for item in items:
-        if not hasattr(item, "callspec"):
-            number = zlib.crc32(item.nodeid.encode())
-            if number % parts != part - 1 or (quick and number // parts % QUICK_PARTS and is_long(item)):
-                gone.add(item)
+        elif tier == "quick" and zlib.crc32(item.nodeid.encode()) % QUICK_PARTS and is_long(item):
+            gone.add(item)
     for cases in families.values():
-        cases.sort(key=lambda item: zlib.crc32((salt + item.nodeid).encode()))
-        kept = -(-len(cases) // share)
-        if quick and is_short_unit_test(cases[0]):
-            kept = max(UNIT_CASES, -(-len(cases) // UNIT_SHARE))
-        gone.update(cases[kept:])
+        cases = [item for item in cases if item not in gone]
+        cases.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+        gone.update(cases[cases_of(tier, cases) :])
     if gone:
         config.hook.pytest_deselected(items=[item for item in items if item in gone])
         items[:] = [item for item in items if item not in gone]
     if getattr(config.option, "loadgroup", False):
         name_groups(items)
+
+
+def cases_of(tier, cases):
+    """Return how many cases of a parametrized test a tier runs."""
+    if tier == "all" or not cases:
+        return len(cases)
+    short = is_short_unit_test(cases[0])
+    if tier == "ci":
+        return len(cases) if short else CI_CASES
+    return max(UNIT_CASES, -(-len(cases) // UNIT_SHARE)) if short else -(-len(cases) // QUICK_SHARE)
 
 
 def name_groups(items):
@@ -181,7 +171,6 @@ def pytest_generate_tests(metafunc):
     """Every test with `on_ranks` runs over every transport; with `size` too, for every number of ranks."""
     if "on_ranks" in metafunc.fixturenames:
         if "size" in metafunc.fixturenames:
-            pairs = [(name, size) for name, most in MAX_RANKS.items() for size in range(1, most + 1)]
-            metafunc.parametrize(("on_ranks", "size"), pairs, indirect=["on_ranks"])
+            metafunc.parametrize(("on_ranks", "size"), PAIRS, indirect=["on_ranks"])
         else:
-            metafunc.parametrize("on_ranks", list(MAX_RANKS), indirect=True)
+            metafunc.parametrize("on_ranks", ["memory", "tcp", "auto"], indirect=True)

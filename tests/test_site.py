@@ -23,7 +23,7 @@ MODULES = ("ringcomm", "ringcomm.torch", "ringcomm.torch.distributed", "ringcomm
            "ringcomm.keras", "ringcomm.mxnet", "ringcomm.jax", "ringcomm.mlx", "ringcomm.dask",
            "ringcomm.spark")  # fmt: skip
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.release
 
 
 @pytest.fixture(scope="module")

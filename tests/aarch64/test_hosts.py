@@ -24,11 +24,11 @@ pytestmark = pytest.mark.timeout(300)
 
 SUITE = """
 cd /mnt && export PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/mnt/tests/aarch64/programs:/mnt:/mnt/launcher &&
-/opt/numpy2/bin/python -m pytest -q -p emulated_reading -p no:cacheprovider --one-in {one_in} {tests}
+/opt/numpy2/bin/python -m pytest -q -p emulated_reading -p no:cacheprovider --tier quick {tests}
 """
 TESTS = {
-    "transports": (2, "tests/integration/transport/test_links.py -k 'test_contract and not tls'"),
-    "numbers": (8, "tests/unit/codec tests/unit/collective/test_reduce.py tests/unit/engine/test_adasum.py"),
+    "transports": "tests/integration/transport/test_links.py -k 'test_contract and not tls'",
+    "numbers": "tests/unit/codec tests/unit/collective/test_reduce.py tests/unit/engine/test_adasum.py",
 }
 
 
@@ -59,13 +59,13 @@ def test_two_ranks_of_one_host(lab: Lab, project: Path, transport: str) -> None:
 @pytest.mark.parametrize("part", TESTS)
 def test_what_other_tests_check_on_aarch64(lab: Lab, part: str) -> None:
     """Transports by ringcomm.testing.contract (but TLS: no openssl makes a key); codecs and reductions."""
-    one_in, tests = TESTS[part]
+    tests = TESTS[part]
     repository = lab.directory / "jetson1" / "root" / "mnt"
     lab.run("jetson1", ["mkdir", "-p", str(repository)])
     lab.run("jetson1", ["mount", "--bind", str(ROOT), str(repository)])
     try:
         done = subprocess.run(
-            [*lab.ssh_command.split(), "jetson1", SUITE.format(one_in=one_in, tests=tests)],
+            [*lab.ssh_command.split(), "jetson1", SUITE.format(tests=tests)],
             capture_output=True, text=True, check=False, timeout=280, preexec_fn=system.interruptible,
         )  # fmt: skip
     finally:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import socket
 
+import pytest
 from hypothesis import strategies as st
 
 from ringcomm.clock import Deadline
@@ -14,6 +15,8 @@ from ringcomm.config import Membership
 from ringcomm.errors import StartupError
 from ringcomm.rendezvous import launched, pmi
 from tests.fuzz.cases import at_most, damaged, fuzz, values
+
+pytestmark = pytest.mark.release
 
 NOTICE = {
     "job": "launched-1", "key": "ab" * 32, "certificate": "", "machine": "m",

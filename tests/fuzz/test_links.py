@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
+import pytest
 from hypothesis import strategies as st
 
 from ringcomm.errors import StartupError
@@ -28,6 +29,8 @@ from ringcomm.transport.ring import (
 )
 from ringcomm.transport.shm import SharedLink
 from tests.fuzz.cases import at_most, fuzz
+
+pytestmark = pytest.mark.release
 
 counters = st.sampled_from([0, 1, 5, 7000, NEAR_BYTES, RING_BYTES, RING_BYTES + 1, 1 << 40, MASK - 1, MASK])
 

@@ -30,7 +30,7 @@ def programs(request: pytest.FixtureRequest) -> int:
     return int(request.config.getoption("--programs"))
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.release), 3])
 def test_all_ranks_agree(size: int, programs: int) -> None:
     families = FAMILIES if importlib.util.find_spec("torch") is not None else FAMILIES[:2]
     job = Launched(
@@ -43,6 +43,7 @@ def test_all_ranks_agree(size: int, programs: int) -> None:
     assert all(f"{programs} programs of family {family}" in job.out for family in families)
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("transport", ["tcp", "auto"])
 @pytest.mark.parametrize("by_name", [False, True], ids=["calls", "by name"])
 def test_one_rank_differs(by_name: bool, transport: str, programs: int) -> None:
@@ -59,7 +60,7 @@ def test_one_rank_differs(by_name: bool, transport: str, programs: int) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.full
+@pytest.mark.release
 def test_one_rank_of_a_process_group_differs(size: int, programs: int) -> None:
     pytest.importorskip("torch")
     job = Launched(
@@ -73,7 +74,7 @@ def test_one_rank_of_a_process_group_differs(size: int, programs: int) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.full
+@pytest.mark.release
 def test_one_rank_of_an_optimizer_differs(size: int, programs: int) -> None:
     pytest.importorskip("torch")
     count = programs // 6 if programs < 100 else programs // 2

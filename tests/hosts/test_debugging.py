@@ -6,8 +6,12 @@ import re
 from pathlib import Path
 from typing import List
 
+import pytest
+
 from tests.hosts.netlab import Lab
 from tests.proc.test_watching import on_a_terminal
+
+pytestmark = pytest.mark.release
 
 STOPS = """
 import os

@@ -100,6 +100,7 @@ time.time = lambda: true_time() + 3600
 """
 
 
+@pytest.mark.release
 def test_software_clock_threads_and_a_slow_shell(wired: Lab, tmp_path: Path) -> None:
     for name, version in (("numpy", "0.9.1"), ("torch", "99.1"), ("psutil", "6.0")):
         (tmp_path / f"{name}-{version}.dist-info").mkdir()
@@ -126,6 +127,7 @@ def test_software_clock_threads_and_a_slow_shell(wired: Lab, tmp_path: Path) -> 
     assert one(found, "OMP_NUM_THREADS=64 for each of 1 ranks", "unset it")["hosts"] == ["jetson2"]
 
 
+@pytest.mark.release
 def test_memory_heat_governor_and_limits(wired: Lab, tmp_path: Path) -> None:
     """The kernel's files are replaced on one host: these faults cannot be made on a shared machine."""
     text = "MemTotal: 4000000 kB\nMemAvailable: 90000 kB\nSwapTotal: 2000000 kB\nSwapFree: 100 kB\n"
@@ -173,6 +175,7 @@ def test_firewalls_of_both_kinds(wired: Lab) -> None:
     assert row["remedy"].endswith(f"sudo ufw allow from {address.rpartition('.')[0]}.0/24"), "not docker0's"
 
 
+@pytest.mark.release
 def test_a_firewall_on_the_better_network_only(make_lab: Callable[..., Lab]) -> None:
     """A job goes by Wi-Fi then, and says nothing."""
     lab = make_lab(Host("jetson1"))
@@ -199,6 +202,7 @@ def test_a_slow_link_in_one_direction_and_in_both(wired: Lab) -> None:
     assert "1 Gbit/s" in one(found, "jetson1 to jetson2")["remedy"]
 
 
+@pytest.mark.release
 def test_a_smaller_mtu_on_the_way(wired: Lab) -> None:
     wired.run("jetson1", ["ip", "link", "set", wired.iface("jetson1"), "mtu", "1400"])
     found = examined(wired)
@@ -206,6 +210,7 @@ def test_a_smaller_mtu_on_the_way(wired: Lab) -> None:
     one(found["notes"], "MTU differs", "ip link set")
 
 
+@pytest.mark.release
 def test_copied_images(wired: Lab, tmp_path: Path) -> None:
     (tmp_path / "machine-id").write_text("1" * 32 + "\n")
     for host in ("jetson1", "jetson2"):
@@ -214,12 +219,14 @@ def test_copied_images(wired: Lab, tmp_path: Path) -> None:
     assert row["hosts"] == ["jetson1", "jetson2"]
 
 
+@pytest.mark.release
 def test_one_address_for_two_hosts(wired: Lab) -> None:
     for host in ("jetson1", "jetson2"):
         wired.run(host, ["ip", "address", "add", "10.99.0.7/24", "dev", wired.iface(host)])
     one(problems(wired), "have the same address 10.99.0.7")
 
 
+@pytest.mark.release
 def test_two_interfaces_in_one_subnet(wired: Lab) -> None:
     address = next(text for text in wired.addresses("jetson1") if ":" not in text)
     other = f"{address.rpartition('.')[0]}.250/24"
@@ -231,6 +238,7 @@ def test_two_interfaces_in_one_subnet(wired: Lab) -> None:
     assert row["hosts"] == ["jetson1"]
 
 
+@pytest.mark.release
 def test_a_full_disk_and_few_files(wired: Lab, tmp_path: Path) -> None:
     wired.run("jetson1", ["mount", "-t", "tmpfs", "-o", "size=1m", "none", "/dev/shm"])
     script = tmp_path / "python"
@@ -242,6 +250,7 @@ def test_a_full_disk_and_few_files(wired: Lab, tmp_path: Path) -> None:
     assert one(found, "may open 80 files", "ulimit -n")["hosts"] == ["jetson2"]
 
 
+@pytest.mark.release
 def test_a_noisy_shell_an_old_python_and_a_missing_directory(wired: Lab, tmp_path: Path) -> None:
     script = tmp_path / "python"
     script.write_text(f'#!/bin/sh\necho "Welcome to jetson1"\nexec {sys.executable} "$@"\n')
@@ -266,6 +275,7 @@ def test_a_quota_of_a_control_group(
     assert row["hosts"] == ["localhost"]
 
 
+@pytest.mark.release
 def test_many_ranks_on_few_cores(wired: Lab) -> None:
     cores = len(os.sched_getaffinity(0))
     row = one(problems(wired, hosts=f"localhost,jetson1:{cores + 1}"), "ranks on", "as many ranks as cores")

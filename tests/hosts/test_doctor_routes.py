@@ -18,6 +18,8 @@ from tests.hosts.test_doctor import BUSY, THREE, doctor
 from tests.hosts.test_routes import REDUCE, STARTS, roles_used
 from tests.support.busy import busy
 
+pytestmark = pytest.mark.release
+
 LOADS = (0, len(os.sched_getaffinity(0)))
 RUNS = 2
 """How often each case is tried when nothing else is asked for."""

@@ -77,7 +77,7 @@ def test_a_frozen_rank_is_replaced(lab: Lab, go_on: Path) -> None:
         finish(job, go_on, 3)
 
 
-@pytest.mark.parametrize("strike", ["unplug", pytest.param("cut", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strike", ["unplug", pytest.param("cut", marks=pytest.mark.release)])
 def test_a_host_that_is_cut_off_is_left_behind_and_taken_again(lab: Lab, go_on: Path, strike: str) -> None:
     """Its ranks end by themselves, and its agent's connection comes back with the cable."""
     with elastic(lab, go_on, "-H", THREE) as job:

@@ -15,7 +15,7 @@ from tests.hosts.enduring import cut_stage, endure, kill_stage, stage_program
 from tests.hosts.job import EXAMPLES, ringrun
 from tests.hosts.netlab import Lab, wait_for
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.release, pytest.mark.timeout(400)]
 
 THREE = "localhost,jetson1,jetson2"
 TWO = "localhost,jetson1"

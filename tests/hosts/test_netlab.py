@@ -23,6 +23,8 @@ PORT = 4711
 # Listens on one address, says so, and answers each connection's bytes with the same bytes until its end.
 ECHO = """
 import socket, sys, threading
+
+pytestmark = pytest.mark.release
 def serve(peer):
     with peer:
         while True:

@@ -21,6 +21,8 @@ HOLD = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where pytest is a background job
 from tests.hosts.netlab import Lab
+
+pytestmark = pytest.mark.release
 lab = Lab("jetson1").start()
 print(lab.number, lab.pid_namespace("jetson1"), flush=True)
 signal.pause()

@@ -35,6 +35,7 @@ def test_ddp_trains_on_three_hosts(lab: Lab) -> None:
         assert fast > 1_000_000 and slow < PROBING_BYTES, (host.name, fast, slow)
 
 
+@pytest.mark.release
 @pytest.mark.timeout(300)
 def test_messages_between_hosts_are_measured(tmp_path: Path) -> None:
     """With hosts of its own."""

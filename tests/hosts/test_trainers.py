@@ -25,7 +25,7 @@ HAS = {
     "transformers_digits": find_spec("transformers"),
     "composer_digits": COMPOSER.exists() or find_spec("composer"),
 }
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.release, pytest.mark.timeout(300)]
 
 
 def run(lab: Lab, example: str, *options: object, more: Sequence[str] = ()) -> Job:

@@ -38,7 +38,7 @@ def test_a_job_without_any_of_them(absent: str, transport: str) -> None:
     job(absent, "--transport", transport)
 
 
-@pytest.mark.full
+@pytest.mark.release
 @pytest.mark.parametrize("call", [*SYSTEM, *CALLS, *(f"{name}!" for name in CALLS)])
 def test_a_job_without_one_of_them(call: str) -> None:
     job(call, *(["--transport", "tcp"] if call.startswith("TCP_") else []))
@@ -52,7 +52,7 @@ def test_the_loss_of_a_rank_is_reported_without_them(absent: str) -> None:
     assert "rank 1 on localhost failed first: killed by SIGKILL" in done.err
 
 
-@pytest.mark.full
+@pytest.mark.release
 @pytest.mark.parametrize("absent", [ABSENT, REFUSED, DARWIN], ids=["absent", "refused", "darwin"])
 def test_the_doctor_examines_such_a_host(absent: str) -> None:
     done = run(absent, "doctor", "-H", "localhost:2")
@@ -60,7 +60,7 @@ def test_the_doctor_examines_such_a_host(absent: str) -> None:
     assert "Examined 1 host" in done.out + done.err, done.out + done.err
 
 
-@pytest.mark.full
+@pytest.mark.release
 @pytest.mark.parametrize("absent", [ABSENT, REFUSED, DARWIN], ids=["absent", "refused", "darwin"])
 def test_an_encrypted_job_without_them(absent: str) -> None:
     job(absent, "--encrypt", "--transport", "tcp")

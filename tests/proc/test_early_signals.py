@@ -30,7 +30,7 @@ def started(*arguments: str) -> Launched:
     return launched
 
 
-@pytest.mark.parametrize("count", [3, pytest.param(40, marks=[pytest.mark.full, pytest.mark.slow])])
+@pytest.mark.parametrize("count", [3, pytest.param(40, marks=[pytest.mark.full, pytest.mark.release])])
 @pytest.mark.timeout(600)
 def test_ctrl_c_at_any_moment_of_the_start_leaves_no_traceback(count: int) -> None:
     chance = random.Random(count)

@@ -20,26 +20,17 @@ EXAMPLES = [
     pytest.param(
         "torch_digits",
         id="torch",
-        marks=[
-            pytest.mark.slow,  # importing torch three times over keeps every core busy
-            pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed"),
-        ],
+        marks=pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed"),
     ),
     pytest.param(
         "jax_digits",
         id="jax",
-        marks=[
-            pytest.mark.slow,
-            pytest.mark.skipif(not importlib.util.find_spec("optax"), reason="optax is not installed"),
-        ],
+        marks=pytest.mark.skipif(not importlib.util.find_spec("optax"), reason="optax is not installed"),
     ),
     pytest.param(
         "mlx_digits",
         id="mlx",
-        marks=[
-            pytest.mark.slow,
-            pytest.mark.skipif(not importlib.util.find_spec("mlx"), reason="mlx is not installed"),
-        ],
+        marks=pytest.mark.skipif(not importlib.util.find_spec("mlx"), reason="mlx is not installed"),
     ),
 ]
 

@@ -28,7 +28,7 @@ from ringcomm.version import __version__
 from ringcomm.wire.auth import PROTOCOL_VERSION
 from tests.proc.test_ringrun_support import LIMIT_S, ROOT, Launched
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.release
 
 NUMBER = re.compile(r'__version__ = "([^"]+)"')
 SUM = "import numpy as np, ringcomm as rc; rc.init(); print(rc.allreduce(np.ones(3), op=rc.Sum).sum())"

@@ -43,7 +43,6 @@ def test_train_py(tmp_path: Path) -> None:
     assert sorted(job.out.splitlines()) == lines
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
 @pytest.mark.parametrize("script", ["torch_train.py", "hvd_train.py"])
 def test_torch_train_py(tmp_path: Path, script: str) -> None:

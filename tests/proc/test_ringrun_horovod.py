@@ -228,7 +228,6 @@ def test_what_the_user_passes_on_stays(tmp_path: Path) -> None:
     assert done.out == "[localhost:0] a 1 b c\n", done.err
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
 def test_torch_distributed_finds_its_meeting_point(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(

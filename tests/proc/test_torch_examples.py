@@ -14,10 +14,7 @@ import pytest
 from tests.proc.test_examples import together
 from tests.support.programs import run_python
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed"),
-]
+pytestmark = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
 
 
 def output(ranks: int, example: str, *options: str) -> str:
@@ -27,7 +24,7 @@ def output(ranks: int, example: str, *options: str) -> str:
     return together(ranks, example, *options)
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.release), 3])
 def test_digits_are_learned(ranks: int) -> None:
     text = output(ranks, "torch_mnist")
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", text)]
@@ -40,6 +37,7 @@ def test_digits_are_learned(ranks: int) -> None:
     assert len(set(digests)) == 1
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("option", ["--fp16-allreduce", "--use-adasum"])
 def test_options_of_the_digits(option: str, tmp_path: Path) -> None:
     saved = tmp_path / "model.pt"
@@ -48,6 +46,7 @@ def test_options_of_the_digits(option: str, tmp_path: Path) -> None:
     assert saved.stat().st_size > 1000
 
 
+@pytest.mark.release
 def test_mnists_own_files(tmp_path: Path) -> None:
     """Made-up ones in the same format, packed and not."""
     chance = np.random.default_rng(1)
@@ -61,7 +60,7 @@ def test_mnists_own_files(tmp_path: Path) -> None:
     assert "have reached" in output(1, "torch_mnist", "--epochs", "1", "--data", str(tmp_path))
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.release), 3])
 def test_images_per_second(ranks: int) -> None:
     quick = ("--model", "small", "--image-size", "16", "--num-iters", "2", "--num-batches-per-iter", "2")
     text = output(ranks, "torch_synthetic_benchmark", *quick)

@@ -50,7 +50,6 @@ print("trained", data.state_dict()["epoch"], data.shares, flush=True)
 """
 
 
-@pytest.mark.slow
 def test_shares_follow_the_speeds_in_a_running_job(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(BALANCED)
     done = ringrun("-np", "2", "train.py", "2", cwd=tmp_path)
@@ -61,7 +60,7 @@ def test_shares_follow_the_speeds_in_a_running_job(tmp_path: Path) -> None:
     assert int(shares[0][0]) > int(shares[0][1])
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_advice_instead_of_training(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(BALANCED)
     done = ringrun("-np", "2", "--advise", "train.py", "9", cwd=tmp_path)
@@ -89,7 +88,7 @@ def quotas() -> ModuleType:
     return module
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_shares_follow_a_quota_that_is_halved_in_a_running_job(tmp_path: Path) -> None:
     """The limits are wider than in integration/balance/test_balance.py: other tests run on the same cores."""
     reason = quotas().unavailable()

@@ -85,7 +85,7 @@ def commits(worker: Worker) -> List[Any]:
     return [json.loads(line.split(" ", 1)[1]) for line in worker.said("commit")]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_member_is_lost_between_exchanges_and_a_newcomer_takes_the_mean() -> None:
     environment = {"COMMIT": str(COMMIT), "RINGCOMM_LOCAL_STEPS": str(EVERY)}
     with ElasticJob("--min-np", "2", "--np", "3", program=PROGRAM, **environment) as job:

@@ -118,7 +118,7 @@ def check_with_auto() -> List[str]:
     return errors
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_at_first_an_unchanged_program_trains_as_one_process_that_averages_gradients() -> None:
     words = (
         "this program asks for sum", "this program asks for adasum", "cannot be sent with PowerSGD",
@@ -141,7 +141,7 @@ def check_with_four() -> Dict[str, Any]:
     return {"before": before.numpy(), "after": after.numpy(), "eight": weights_of(model).numpy()}
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_with_a_number_weights_are_exchanged_after_so_many_steps() -> None:
     settings = {"local_steps": "4", "compression": "bf16"}
     first, second = rc.run(check_with_four, np=RANKS, env=ENV, settings=settings)
@@ -155,7 +155,7 @@ def check_comparisons() -> str:
     return refused()
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_comparisons_of_parameters_are_refused() -> None:
     settings = {"local_steps": "auto", "check_every": 5}
     assert "--check-every would report them" in rc.run(check_comparisons, np=1, env=ENV, settings=settings)[0]

@@ -14,19 +14,20 @@ pytest.importorskip("torch")
 
 from tests.adapters.torch.harness import run_on  # noqa: E402 - it needs torch
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_every_rank_finds_everything_in_order(ranks: int) -> None:
-    checks = (
-        "collectives", "errors", "weights", "training", "balanced", "absent", "state", "horovod",
-        "compression", "local_steps", "cross_barrier", "scaler", "shared",
-    )  # fmt: skip
-    run_on(ranks, *(f"tests.adapters.torch.checks_{subject}" for subject in checks))
+OTHER_NUMBERS = [2, *(pytest.param(ranks, marks=pytest.mark.release) for ranks in (1, 4))]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", OTHER_NUMBERS)
+@pytest.mark.parametrize(
+    "subjects",
+    ["collectives errors weights state", "training balanced absent shared", "horovod scaler local_steps",
+     "compression cross_barrier"],
+)  # fmt: skip
+def test_every_rank_finds_everything_in_order(ranks: int, subjects: str) -> None:
+    run_on(ranks, *(f"tests.adapters.torch.checks_{subject}" for subject in subjects.split()))
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.release), 3])
 def test_the_training_that_all_frameworks_have_in_common(ranks: int) -> None:
     run_on(ranks, "tests.adapters.torch.checks_digits")
 
@@ -52,7 +53,6 @@ def lose_a_rank(notes: str) -> None:
             optimizer.step()
 
 
-@pytest.mark.slow
 def test_a_lost_rank_is_the_same_recoverable_error_for_all_others(tmp_path: Path) -> None:
     check_a_lost_rank(lose_a_rank, tmp_path)
 
@@ -84,7 +84,6 @@ def come_apart(kind: str) -> str:
     return "nothing was found"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "check_every"), [("average", 2), ("average", 3), ("average", 0), ("adasum", 2)]
 )
@@ -121,7 +120,7 @@ def train_deep(trace: str) -> None:
     hvd.barrier()
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_timeline_shows_gradients_travel_during_the_backward_pass(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     rc.run(train_deep, (str(path),), np=2, env={"OMP_NUM_THREADS": "1"}, settings={"fusion_threshold": "1M"})

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 FILES = "checks_reductions.py checks_movement.py checks_order.py"
-SIZES = [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(4, marks=pytest.mark.full)]
+SIZES = [pytest.param(1, marks=pytest.mark.release), 2, pytest.param(4, marks=pytest.mark.release)]
 """Three are tried on a device."""
 
 
@@ -16,7 +16,7 @@ def test_checks(harness, size):
     harness.check(FILES, size)
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.release)])
 def test_checks_on_a_device(harness, size):
     """The same on tensors that are taken for those of a device; sparse ones it does not support."""
     harness.check(FILES, size, without="sparse", device="fake")

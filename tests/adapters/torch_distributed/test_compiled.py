@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.release
 
 
 def test_compiled_programs_give_the_same_numbers_as_over_gloo(harness):

@@ -10,7 +10,7 @@ from tests.support.programs import run_python
 
 pytest.importorskip("torch")
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.release
 pytest.importorskip("sklearn")
 
 LAUNCHERS = {

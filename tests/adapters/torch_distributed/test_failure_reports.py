@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.release
 
 ROOT = Path(__file__).resolve().parents[3]
 START = """

@@ -83,6 +83,7 @@ def test_a_frozen_rank_is_named(tmp_path):
     assert all("no heartbeat for 3 s" in text for text in told), told
 
 
+@pytest.mark.release
 def test_a_late_rank_is_named_with_its_stack_and_waited_for(tmp_path):
     process = start(["ringrun", "-np", "3", "--stall-warning", "1", str(PROGRAM), "late", str(tmp_path)])
     output = finished(process)
@@ -92,6 +93,7 @@ def test_a_late_rank_is_named_with_its_stack_and_waited_for(tmp_path):
     assert sorted(path.name for path in tmp_path.glob("done.*")) == ["done.0", "done.1", "done.2"]
 
 
+@pytest.mark.release
 def test_a_rank_that_waits_in_another_group_is_not_the_one_to_blame(tmp_path):
     program = [str(PROGRAM), "late in a pair", str(tmp_path)]
     process = start(["ringrun", "-np", "3", "--stall-warning", "1", *program])
@@ -103,6 +105,7 @@ def test_a_rank_that_waits_in_another_group_is_not_the_one_to_blame(tmp_path):
     assert re.search(rf"Rank 0 .*, for which others wait, is here:\n.*  in p{pair}", output), output
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("launcher", ["torchrun", "ringrun"])
 def test_the_timeline_shows_what_groups_do(tmp_path, launcher):
     trace = tmp_path / "trace.json"
@@ -123,6 +126,7 @@ def test_the_timeline_shows_what_groups_do(tmp_path, launcher):
         assert phases == 6 * [("B", "QUEUE"), ("E", None), ("B", "ALLREDUCE"), ("E", None)], phases
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("method", ["env://", "ringcomm://"])
 def test_under_ringrun_nothing_needs_to_be_set(tmp_path, method):
     process = start(["ringrun", "-np", "3", str(PROGRAM), "train", str(tmp_path), method])

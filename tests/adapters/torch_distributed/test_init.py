@@ -14,7 +14,7 @@ from tests.support.programs import run_python
 
 pytest.importorskip("torch")
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.release
 PROGRAM = str(Path(__file__).with_name("starts.py"))
 LIMIT_S = 90.0
 ENVIRON = {"OMP_NUM_THREADS": "1"}

@@ -12,7 +12,7 @@ from tests.support.programs import run_python
 
 pytest.importorskip("torch")
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.release
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
@@ -49,7 +49,7 @@ def test_text_is_generated_by_divided_layers() -> None:
     assert int(mine) < 0.65 * int(whole)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_benchmark_runs() -> None:
     output = run_python("benchmarks/larger.py", "--quick")
     assert len(re.findall(r"^\| .* x \|", output, re.MULTILINE)) == 6

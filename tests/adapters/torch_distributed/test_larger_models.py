@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.release
 
 FILES = " ".join(f"checks_larger_{part}.py" for part in ("messages", "pipeline", "tensors", "sharded"))
 

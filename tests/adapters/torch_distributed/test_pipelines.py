@@ -68,7 +68,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.full
+@pytest.mark.release
 @pytest.mark.parametrize("kind", ["ScheduleGPipe", "Schedule1F1B"])
 def test_watch_and_report_show_which_stage_the_others_wait_for(folder: Path, kind: str) -> None:
     job = Launched("-np", "3", "--watch", "--report", "run.html", "--timeline", "line.json", "--threads", "1",
@@ -87,7 +87,7 @@ def test_watch_and_report_show_which_stage_the_others_wait_for(folder: Path, kin
     assert spans.count("RECV FROM RANK 1") >= 200  # 25 steps, 4 microbatches, ranks 0 and 2
 
 
-@pytest.mark.full
+@pytest.mark.release
 @pytest.mark.parametrize("way", ["stops", "is-killed"])
 @pytest.mark.parametrize("kind", ["ScheduleGPipe", "Schedule1F1B"])
 def test_the_message_and_the_microbatch_are_named(folder: Path, way: str, kind: str) -> None:

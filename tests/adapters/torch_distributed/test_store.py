@@ -131,7 +131,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.full
+@pytest.mark.release
 def test_torchrun_without_a_key_gives_one_warning(tmp_path):
     (tmp_path / "open.py").write_text(OPEN)
     variables = {name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")}

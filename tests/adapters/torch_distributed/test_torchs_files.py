@@ -41,7 +41,7 @@ def tree() -> Path:
         pytest.skip(f"PyTorch's tests cannot be had: {reason}")
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.xdist_group("torchs_files")
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("part", SELECTION)

@@ -28,7 +28,7 @@ SELECTION = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_what_pytorch_tests_with_gloo() -> None:
     program = Path(__file__).with_name("torchs_own.py")
     names = [f"test_{name}" for name in SELECTION.split()]

@@ -14,7 +14,7 @@ NEEDED_BYTES = 12 << 30
 COUNT = 2**31 + 4321
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(
     psutil.virtual_memory().available < NEEDED_BYTES,

@@ -15,7 +15,7 @@ from ringcomm.config import Settings
 from ringcomm.ops import Average, Max, Sum
 from ringcomm.testing.cluster import run_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 LIMIT_S = 60.0
 TENSORS = 200
 
