@@ -36,7 +36,7 @@ MODULES = (
     "ringcomm.elastic", "ringcomm.errors", "ringcomm.torch", "ringcomm.torch.elastic",
     "ringcomm.torch.mpi_ops", "ringcomm.torch.distributed", "ringcomm.lightning", "ringcomm.tensorflow",
     "ringcomm.tensorflow.elastic", "ringcomm.tensorflow.mpi_ops",
-    "ringcomm.tensorflow.data.compute_service", "ringcomm.keras", "ringcomm.keras.callbacks",
+    "ringcomm.keras", "ringcomm.keras.callbacks",
     "ringcomm.keras.elastic", "ringcomm.mxnet", "ringcomm.mxnet.mpi_ops", "ringcomm.jax", "ringcomm.mlx",
     "ringcomm.ray",
     "ringcomm.dask", "ringcomm.spark", "ringcomm.testing.cluster", "ringcomm.testing.contract",

@@ -100,18 +100,6 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     },
     # between ranks, on a probe connection
     "echo": {"rank": (int,)},
-    # from a process to the registry of those that prepare data
-    "dispatcher": {"number": (int,), "address": (str,)},
-    "worker": {"dispatcher": (int,), "number": (int,)},
-    "watch": {"dispatcher": (int,)},
-    "attend": {},
-    "train": {},
-    "finish": {},
-    # from that registry
-    "noted": {},
-    "denied": {"reason": (str,)},
-    "standing": {"address": (str,), "missing": (list,)},
-    "over": {"reason": (str,)},
 }
 
 _ITEMS: Mapping[Tuple[str, str], Mapping[str, Tuple[type, ...]]] = {
@@ -134,7 +122,7 @@ _ITEMS: Mapping[Tuple[str, str], Mapping[str, Tuple[type, ...]]] = {
     ("link", "routes"): {"peer": (int,), "dial": (bool,), "addresses": (list,), "iface": (str,)},
 }  # fmt: skip
 
-_RANKS = (("standing", "missing"), ("decided", "unreached"))
+_RANKS = (("decided", "unreached"),)
 """Lists of ranks."""
 
 _RANGES = (("pong", "heard"), ("pong", "silent"))

@@ -132,25 +132,6 @@ def test_modules_are_the_adapters_themselves(tmp_path: Path) -> None:
     assert "'horovod.torch.elastic' is not a package" in lines[5]
 
 
-def test_modules_that_are_programs(tmp_path: Path) -> None:
-    """``python -m horovod.…`` runs the other module, with its own name and package, and its arguments."""
-    for name, text in {
-        "adapter/__init__.py": "NAME = 'adapter'\n",
-        "adapter/program.py": (
-            "import sys\nfrom . import NAME\n"
-            "print(__name__, __package__, NAME, sys.modules['__main__'].NAME, sys.argv[1:])\n"
-        ),
-        "train.py": (
-            "import runpy\nfrom horovod import _forward\n_forward.TARGETS['torch'] = ('adapter',)\n"
-            "runpy.run_module('horovod.torch.program', run_name='__main__', alter_sys=True)\n"
-        ),
-    }.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    done = ringrun("--horovod", "-np", "1", "train.py", "a", "--b", cwd=tmp_path)
-    assert done.out == "[localhost:0] __main__ adapter adapter adapter ['a', '--b']\n", done.err
-
-
 def test_what_horovods_launcher_offers_to_scripts(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "from horovod.runner.common.util import env\nprint(*env.get_env_rank_and_size())\n"

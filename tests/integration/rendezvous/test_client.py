@@ -119,8 +119,8 @@ def test_a_start_from_the_request_to_the_go(fake, joining):
 
 def test_a_message_that_no_rendezvous_sends_is_an_error(fake, joining):
     _, future = joining()
-    fake.send({"type": "noted"})
-    with pytest.raises(StartupError, match="the rendezvous may not send 'noted'"):
+    fake.send({"type": "unblocked"})
+    with pytest.raises(StartupError, match="the rendezvous may not send 'unblocked'"):
         future.result(60.0)
 
 

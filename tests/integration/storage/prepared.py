@@ -118,20 +118,6 @@ class NoticeOfRank0(Notice):
         return self.target.read_text()
 
 
-class DataService(Row):
-    reads = True
-
-    def make(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        pytest.importorskip("tensorflow", reason="the data service needs TensorFlow")
-        from ringcomm.tensorflow.data.compute_service import TfDataServiceConfig
-
-        self.config = TfDataServiceConfig(1, 1, "compute", {"lo": [("h", 1)]}, bytes.fromhex(GOOD), 7)
-        self.config.write(str(self.target))
-
-    def use(self) -> str:
-        return str(self.config.read(str(self.target)).key.hex())
-
-
 class AgentProgram(Row):
     code = True
 
@@ -304,7 +290,7 @@ class ProjectFile(Row):
 Make = Callable[[Path, pytest.MonkeyPatch], Row]
 ROWS: Dict[str, Make] = {
     "key file": KeyFile, "new key file": NewKey, "notice": Notice, "notice, written": NoticeOfRank0,
-    "data service": DataService, "agent program": AgentProgram, "package": ShippedPackage,
+    "agent program": AgentProgram, "package": ShippedPackage,
     "shipped files": ShippedFiles, "wheels": Wheels, "fetched files": Fetched, "flight records": Records,
     "temporary records": TemporaryRecords, "output of ranks": Output, "named files": Named,
     "list of hosts": HostList, "project file": ProjectFile,

@@ -38,7 +38,6 @@ WRITTEN = {**REPLACED, "full disk": "refused"}
 EXPECTED: Dict[str, Dict[str, str]] = {
     "key file": READ,
     "notice": READ,
-    "data service": READ,
     "notice, written": WRITTEN,
     "new key file": {**READ, "full disk": "refused"},
     "agent program": REPLACED,

@@ -7,7 +7,7 @@ import sys
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any, Dict, Optional, Sequence, Tuple
 
 TARGETS: Dict[str, Tuple[str, ...]] = {
@@ -91,11 +91,6 @@ class _Alias(Loader):
             ) from problem
         self.spec = module.__spec__
         return module
-
-    def get_code(self, fullname: str) -> CodeType:
-        """For ``python -m horovod.…``: code that runs the other module as a program."""
-        start = f"import runpy\nrunpy.run_module({self.name!r}, run_name='__main__', alter_sys=True)\n"
-        return compile(start, f"<{fullname} by ringcomm>", "exec")
 
     def exec_module(self, module: ModuleType) -> None:
         # The module was executed under its own name: restore the spec that the import system has replaced.
