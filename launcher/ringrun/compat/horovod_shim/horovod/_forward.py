@@ -19,6 +19,9 @@ TARGETS: Dict[str, Tuple[str, ...]] = {
     "ray": ("ringcomm.ray",),
     "spark": ("ringcomm.spark",),
     "common.elastic": ("ringcomm.elastic", "ringcomm.elastic.state"),
+    "common.exceptions": ("ringcomm.errors",),
+    "common.process_sets": ("ringcomm",),
+    "common.basics": ("ringcomm._adapter.horovod_basics",),
 }
 """By module of Horovod, ringcomm's modules for it: the first one that this version of ringcomm has."""
 
