@@ -21,7 +21,7 @@ Needs root and sshd (see tests/hosts/netlab.py, which makes the hosts), and PyTo
   here every layer's pass takes equally long;
 * with ``--only exposed``: what of an exchange with int8 a step is longer by, and what its threads did.
 
-Prints medians, and with --output writes DIR/compression.json and DIR/compression.svg: time per step against
+Prints medians, and with --output writes DIR/compression.json: time per step by
 link rate, one line per variant.
 """
 
@@ -36,7 +36,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List
 
 ROOT = Path(__file__).resolve().parents[1]
 for _place in (str(ROOT), str(Path(__file__).resolve().parent)):
@@ -44,8 +44,6 @@ for _place in (str(ROOT), str(Path(__file__).resolve().parent)):
         sys.path.insert(0, _place)
 
 from peers.compressed_steps import Step, all_reduces, choices, exposed, overlaps, training_steps  # noqa: E402
-
-from ringcomm.scaling.figure import Line, line_chart  # noqa: E402
 
 Times = Dict[str, List[float]]
 
@@ -150,7 +148,6 @@ def measure(args: argparse.Namespace) -> List[Dict[str, Any]]:
             if args.output is not None:
                 args.output.mkdir(parents=True, exist_ok=True)
                 (args.output / "compression.json").write_text(json.dumps(found))
-                draw(found, args.output / "compression.svg")
     return found
 
 
@@ -180,22 +177,6 @@ def table(row: Dict[str, Any]) -> str:
             for name, times in item["measured"].items()
         ]
     return "\n".join(lines)
-
-
-def draw(rows: Sequence[Dict[str, Any]], path: Path) -> None:
-    """Time per step against link rate, both logarithmic, as SVG."""
-    rows = sorted((row for row in rows if "steps" in row), key=lambda row: row["mbit_per_s"])
-    if len(rows) < 2:
-        return
-    lines = [
-        Line(
-            name,
-            tuple((row["mbit_per_s"], statistics.median(row["steps"][name])) for row in rows),
-            dashed="Gloo" in name,
-        )
-        for name in sorted(rows[0]["steps"], key=lambda name: -statistics.median(rows[0]["steps"][name]))
-    ]
-    path.write_text(line_chart("Seconds per step", "link rate in Mbit/s", "seconds", lines, y_log=True))
 
 
 def main() -> int:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import math
-import re
 import statistics
 import sys
 from pathlib import Path
@@ -227,73 +226,6 @@ def advice() -> Rows:
         yield [cell.strip() for cell in line.strip("|").split("|")]
 
 
-# -- docs/scaling.md ------------------------------------------------------------------------------
-
-
-def examples() -> Rows:
-    found = {(row["example"], row["hosts"], row["mbit"]): row for row in result("scaling/examples")}
-    for index, name in enumerate(dict.fromkeys(row["example"] for row in result("scaling/examples"))):
-        cells = []
-        for hosts, rate in ((3, 20), (4, 50), (4, 20)):
-            row = found[name, hosts, rate]
-            predicted, measured = three_digits(row["predicted_s"]), three_digits(row["measured_s"])
-            word = "" if index or cells else "measured "
-            cells.append(f"{predicted} s, {word}{measured} s")
-        yield [f"[{name}](../examples/{name})", *cells]
-
-
-def three_digits(value: float) -> str:
-    """0.0200, 0.501: three digits that count."""
-    return f"{value:.3f}" if value >= 0.1 else f"{value:.4f}"
-
-
-def starts() -> Rows:
-    for row in result("scaling/startup")["measured"]:
-        ranks, descriptors, threads = str(row["ranks"]), str(row["descriptors"]), str(row["threads"])
-        yield [ranks, f"{row['init_s']:.1f} s", f"{row['own_mb']:.0f} MB", descriptors, threads]
-
-
-def messages() -> Rows:
-    found = result("scaling/startup")
-
-    def megabytes(value: float) -> str:
-        return f"{value:.0f} MB" if value >= 10 else f"{value:.1f} MB" if value >= 0.1 else f"{value:.2f} MB"
-
-    for row in found["counted"][1:]:
-        traffic = megabytes(row["received_mb"]), megabytes(row["sent_mb"])
-        processor, passed_on = f"{row['processor_s']:.2f} s", f"{row['passed_on_mb']:.1f} MB"
-        yield [f"{row['ranks']:,}", f"{row['messages']:,}", *traffic, processor, passed_on]
-    row = found["counted_before"][-1]
-    count, traffic = row["received"] + row["sent"], (megabytes(row["received_mb"]), megabytes(row["sent_mb"]))
-    yield [f"{row['ranks']:,}, before", f"{count:,}", *traffic, f"{row['processor_s']:.0f} s", ""]
-
-
-def errors() -> Rows:
-    """The errors of predictions, from the summary that benchmarks/scaling.py has written."""
-    pattern = (
-        r"(.+): (\d+) points; .*: seconds ([\d.]+) % \(([\d.]+) %\), "
-        r"without_processor ([\d.]+) % \(([\d.]+) %\), without_overlap ([\d.]+) % \(([\d.]+) %\)"
-    )
-    lines = (RESULTS / "scaling" / "errors.txt").read_text().splitlines()
-    found = {match[1]: match for match in (re.fullmatch(pattern, line) for line in lines) if match}
-
-    def percent(text: str) -> str:
-        return f"{int(float(text) + 0.5)} %" if float(text) >= 9.95 else f"{text} %"
-
-    labels = {
-        "ring": "rings, with and without overlap", "direct": "`direct`", "servers": "parameter servers",
-        "up to 12 workers": "up to 12 workers", "16 workers": "16 workers", "all": "all",
-    }  # fmt: skip
-    for name, label in labels.items():
-        row, busy = found[name], found[f"{name} while other programs ran"]
-        yield [label, row[2], percent(row[3]), percent(row[4]), percent(busy[4])]
-    row, busy = found["with overlap"], found["with overlap while other programs ran"]
-    yield ["steps with overlap; predicted without overlap", row[2], f"{percent(row[3])}; {percent(row[7])}",
-           f"{percent(row[4])}; {percent(row[8])}", percent(busy[4])]  # fmt: skip
-    row, busy = found["all"], found["all while other programs ran"]
-    yield ["all, predicted without processor time (γ)", row[2], *map(percent, (row[5], row[6], busy[6]))]
-
-
 def larger_models(compressed: bool) -> Callable[[], Rows]:
     """Steps of models that are divided, on one host and over links, beside Gloo.
 
@@ -365,10 +297,6 @@ TABLES: Tuple[Table, ...] = (
     Table("docs/unequal.md", " | fast one alone", 0, unequal_machines),
     Table("docs/unequal.md", "of a core", 0, advice),
     Table("docs/elastic.md", "one of three hosts dies", 0, lost_hosts),
-    Table("docs/scaling.md", "example", 0, examples),
-    Table("docs/scaling.md", "ranks | `init()`", 0, starts),
-    Table("docs/scaling.md", "ranks | messages", 0, messages),
-    Table("docs/scaling.md", "steps with 6 to 16 workers", 0, errors),
     *(
         Table("docs/performance.md", head, number, rows, columns)
         for head, number, rows, columns in performance_tables.TABLES
@@ -413,17 +341,12 @@ def differences() -> List[str]:
 
 def pictures() -> None:
     """Draw what the benchmarks draw from results."""
-    import compression
     import figure
     import unequal
-    from peers import scaling_figures
 
-    docs = ROOT / "docs"
     figure.draw(figure.speed(), figure.PICTURE)
     figure.draw_machines(figure.seconds_on_machines(RESULTS), figure.terms(RESULTS), figure.MACHINES)
-    compression.draw(result("compression")["steps"], docs / "compression.svg")
     unequal.PICTURE.write_text("\n".join([*unequal.bars(result("unequal")), ""]))
-    scaling_figures.draw(RESULTS / "scaling")
 
 
 def main() -> int:

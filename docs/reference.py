@@ -25,7 +25,7 @@ GROUPS: Dict[str, str] = {
     "Messages between two ranks": "send recv send_async recv_async",
     "Reductions": "Average Sum Min Max Product Adasum ReduceOp",
     "Process sets": "ProcessSet add_process_set remove_process_set global_process_set",
-    "Machines of unequal speed": "balanced advise Advice predict Prediction count_step",
+    "Machines of unequal speed": "balanced advise Advice count_step",
     "Looking into a running job": "stats start_timeline stop_timeline check_same pause",
     "Contexts and settings": "Context Membership Settings __version__",
     "Exceptions": "RingcommError Recoverable Misuse UnknownProcessSetError",
