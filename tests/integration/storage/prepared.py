@@ -1,4 +1,4 @@
-"""The files and folders of SECURITY.md's table: how each is made before a test, used, and where it lies."""
+"""Files and folders that others could prepare: how each is made before a test, used, and where it lies."""
 
 from __future__ import annotations
 
@@ -295,4 +295,4 @@ ROWS: Dict[str, Make] = {
     "temporary records": TemporaryRecords, "output of ranks": Output, "named files": Named,
     "list of hosts": HostList, "project file": ProjectFile,
 }  # fmt: skip
-"""By the names in SECURITY.md."""
+"""By name."""
