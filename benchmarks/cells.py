@@ -1,4 +1,4 @@
-"""Cells of the tables that benchmarks/tables.py makes, and the results they are made of."""
+"""Cells of tables, and the results they are made of."""
 
 from __future__ import annotations
 
@@ -41,7 +41,18 @@ def duration(seconds: float) -> str:
     return digits(seconds * 1e6, "µs") if seconds < 999.5e-6 else digits(seconds * 1e3, "ms")
 
 
-def milliseconds(seconds: float) -> str:
-    """Three digits, or all before the point."""
-    value = 1e3 * seconds
-    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+def size_text(size_bytes: int) -> str:
+    """8 B, 64 KiB, 256 MB: whole megabytes, or else powers of two, are called what they are."""
+    if size_bytes and size_bytes % 1_000_000 == 0:
+        return f"{size_bytes // 1_000_000} MB"
+    for unit, suffix in ((1 << 20, " MiB"), (1 << 10, " KiB")):
+        if size_bytes >= unit and size_bytes % unit == 0:
+            return f"{size_bytes // unit}{suffix}"
+    return f"{size_bytes} B"
+
+
+def time_text(seconds: float) -> str:
+    """Three digits at most, and a unit."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} µs"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

@@ -1,12 +1,12 @@
-"""ringcomm beside Gloo, Open MPI, MPICH and Horovod, and beside what the machine itself can do.
+"""ringcomm beside Gloo, Open MPI and MPICH within a host, and beside what the machine itself can do.
 
-    python benchmarks/compare.py --output DIR              everything: about half an hour
-    python benchmarks/compare.py --output DIR --quick      a few minutes: does it work?
-    python benchmarks/compare.py --output DIR --np 2 --collectives allreduce --peers ringcomm gloo
-    python benchmarks/compare.py --output DIR --peers ringcomm-tcp gloo ringcomm-tcp@reno gloo@reno
+    python benchmarks/compare.py                           all that docs/performance.md shows: half an hour
+    python benchmarks/compare.py --quick --output FILE     a few minutes: does it work?
+    python benchmarks/compare.py --only one --peers ringcomm gloo --sizes 8 1M --output FILE
 
-Writes DIR/compare.json (raw times, medians, facts about the machine), compare.md (tables of ratios) and
-compare-npN.png. See README.md for how to install the peers.
+Runs: ``one`` (all-reduces, 2 ranks), ``four`` (4 ranks), ``others`` (other collectives) and ``gradients``
+(ResNet-50's, in the ways of :mod:`peers.steps`). Each replaces its own in the file, by default
+benchmarks/results/one_host.json. See README.md for how to install the peers.
 """
 
 from __future__ import annotations
@@ -16,127 +16,149 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-import cores
 import machine
-import report
-from measure import QUICK, Batch, Collected, Pace, round_robin
-from peers.catalog import MPIS, PEERS, Tools, choose
+from cells import RESULTS, duration, median, size_text
+from measure import QUICK, Collected, Pace, Sample, round_robin
+from peers.catalog import MPIS, PEERS, Peer, Tools, choose
 
-COLLECTIVES = ("allreduce", "broadcast", "allgather", "reducescatter", "alltoall")
 KB, MB = 1024, 1_000_000
 SIZES = (8, KB, 16 * KB, 64 * KB, 256 * KB, MB, 4 * MB, 16 * MB, 64 * MB, 256 * MB)
-QUICK_SIZES = (8, 64 * KB, MB, 16 * MB)
+QUICK_SIZES = (8, 64 * KB, MB)
+OWN = ("ringcomm", "ringcomm-shared", "ringcomm-shm", "ringcomm-tcp", "gloo")
+MPI = ("openmpi", "openmpi-tcp", "mpich")
+
+
+class Plan(NamedTuple):
+    """One run: its number of ranks, rounds and peers, and what they do."""
+
+    np: int
+    rounds: int
+    peers: Tuple[str, ...]
+    collectives: Tuple[str, ...]
+    sizes: Tuple[int, ...] = SIZES
+
+
+RUNS = {
+    "one": Plan(2, 12, (*OWN, *MPI, "mpich-tcp"), ("allreduce",)),
+    "four": Plan(4, 3, ("ringcomm", "ringcomm-tcp", "gloo", *MPI), ("allreduce",),
+                 (8, 16 * KB, 256 * KB, MB, 16 * MB, 64 * MB)),
+    "others": Plan(2, 3, ("ringcomm", "ringcomm-tcp", "gloo", *MPI),
+                   ("broadcast", "allgather", "reducescatter", "alltoall"), (8, 16 * KB, MB, 16 * MB)),
+    "gradients": Plan(2, 5, ("ringcomm", "ringcomm-shared", "ringcomm-tcp", "gloo", *MPI), ()),
+}  # fmt: skip
+MODES: Dict[str, Tuple[str, ...]] = {
+    "run_ringcomm.py": ("per-tensor", "grouped", "one-bucket", "small-buckets-view"),
+    "run_gloo.py": (
+        "per-tensor", "per-tensor-async", "ddp-buckets", "ddp-buckets-view", "small-buckets-view",
+    ),
+    "run_mpi.py": ("per-tensor", "ddp-buckets", "ddp-buckets-view", "small-buckets-view"),
+}  # fmt: skip
+"""How each kind of peer reduces ResNet-50's gradients."""
 
 
 def size_argument(text: str) -> int:
     """8, 64K (1024s) or 16M (millions)."""
     units = {"K": KB, "M": MB}
-    digits = text.upper().rstrip("B")
-    return int(digits[:-1]) * units[digits[-1]] if digits[-1:] in units else int(digits)
-
-
-def common_arguments(parser: argparse.ArgumentParser) -> None:
-    """What compare.py and resnet.py have in common."""
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="where results go")
-    parser.add_argument(
-        "--np", type=int, nargs="+", default=[2, 4], metavar="N", help="numbers of ranks [2 4]"
-    )
-    parser.add_argument("--peers", nargs="+", metavar="NAME[@CC]", help=f"of {', '.join(PEERS)}; @reno and "
-                        "the like: under that congestion control [all that are installed]")  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="one short round: to see that it works")
-    parser.add_argument("--rounds", type=int, help="how often every peer has its turn [3]")
-    parser.add_argument("--budget", type=float, metavar="S", help="seconds for one size in one round [0.3]")
-    parser.add_argument("--limit", type=float, metavar="S", help="seconds after which a run is ended [240]")
-    parser.add_argument("--bind", action="store_true", help="each rank on a core of its own, like Open MPI")
-    parser.add_argument(
-        "--wait", type=float, default=120.0, metavar="S", help="seconds to wait for quiet [120]"
-    )
-    for mpi in MPIS:
-        variable = f"MPI4PY_{mpi.upper()}"
-        parser.add_argument(f"--mpi4py-{mpi}", metavar="DIR", default=os.environ.get(variable),
-                            help=f"the mpi4py built for {mpi} [${variable}]")  # fmt: skip
-
-
-def tools_of(args: argparse.Namespace) -> Tools:
-    """Return where the peers are."""
-    return Tools({mpi: getattr(args, f"mpi4py_{mpi}") or "" for mpi in MPIS})
-
-
-def pace_of(args: argparse.Namespace) -> Pace:
-    """Return how long to measure."""
-    wishes = {"rounds": args.rounds, "budget_s": args.budget, "limit_s": args.limit, "bind": args.bind}
-    return replace(QUICK if args.quick else Pace(), **{name: wish for name, wish in wishes.items() if wish})
-
-
-def quiet(args: argparse.Namespace) -> machine.Facts:
-    """Wait for a quiet moment and say so when there is none."""
-    found = machine.wait_for_quiet(min(args.wait, 2.0) if args.quick else args.wait)
-    if not found["quiet"]:
-        seen = f"load {found['load']:.2f}, others use {found['others_cores']} cores"
-        print(f"This machine is not quiet ({seen}); measuring all the same, and saying so.", file=sys.stderr)
-    return found
-
-
-def core_states() -> List[str]:
-    """Return what cores.py sees now: whether the two cores share a cache."""
-    found = cores.measure()
-    return [] if found is None else [found.name]
+    return int(text[:-1]) * units[text[-1]] if text[-1:] in units else int(text)
 
 
 def measure_limits(quick: bool) -> List[Dict[str, Any]]:
     """The machine's limits, measured in a fresh process."""
     command = [sys.executable, str(Path(__file__).with_name("limits.py")), "--json", *["--quick"] * quick]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    found: List[Dict[str, Any]] = json.loads(done.stdout)
+    found: List[Dict[str, Any]] = json.loads(subprocess.run(command, stdout=-1, text=True, check=True).stdout)
     return found
 
 
-def batch_of(collective: str, sizes: Sequence[int]) -> Batch:
-    """One collective in all sizes, the same for every peer."""
-    tasks = [{"kind": "collective", "collective": collective, "bytes": size} for size in sizes]
-    return lambda peer: tasks
+def rounds_of(samples: Sequence[Sample], task: str) -> Dict[str, Dict[str, List[Optional[float]]]]:
+    """By what was measured and by peer, the median of each round in seconds; None for one that failed."""
+    count = 1 + max(sample.round for sample in samples)
+    found: Dict[str, Dict[str, List[Optional[float]]]] = {}
+    for sample in samples:
+        peers = found.setdefault(task.format(np=sample.np, **sample.task), {})
+        peers.setdefault(sample.peer, [None] * count)[sample.round] = sample.median_s
+    return found
 
 
-def parse() -> Tuple[argparse.Namespace, Tuple[int, ...]]:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )  # fmt: skip
-    common_arguments(parser)
-    parser.add_argument("--sizes", type=size_argument, nargs="+", metavar="BYTES", help="8 64K 16M … "
-                        "[8 B to 256 MB]")  # fmt: skip
-    parser.add_argument("--collectives", nargs="+", choices=(*COLLECTIVES, "message"),
-                        default=COLLECTIVES, metavar="NAME",
-                        help=f"of {', '.join(COLLECTIVES)} [all of these]; message: a round "
-                        "trip between two ranks, of torch.distributed and MPI")  # fmt: skip
-    parser.add_argument("--no-limits", action="store_true", help="do not measure the machine's own limits")
-    args = parser.parse_args()
-    return args, tuple(args.sizes or (QUICK_SIZES if args.quick else SIZES))
+def run(plan: Plan, tools: Tools, pace: Pace, wanted: Optional[Sequence[str]]) -> Collected:
+    """All peers of a run in turns; those that are missing are left out."""
+    peers, left_out = choose([name for name in wanted or plan.peers if name in plan.peers], tools)
+    for name, reason in left_out.items():
+        print(f"without {name}: {reason}", file=sys.stderr)
+    collected = Collected()
+
+    def steps(peer: Peer) -> List[Dict[str, Any]]:
+        return [{"kind": "step", "mode": mode} for mode in MODES[peer.worker]]
+
+    batches: List[Any] = [
+        lambda peer, name=name: [
+            {"kind": "collective", "collective": name, "bytes": size} for size in plan.sizes
+        ]
+        for name in plan.collectives
+    ]
+    round_robin(peers, tools, plan.np, batches or [steps], pace, collected)
+    return collected
+
+
+def show(seconds: Dict[str, Dict[str, List[Optional[float]]]]) -> None:
+    """Print medians."""
+    for name, peers in seconds.items():
+        words = name.split()
+        label = f"{words[1]}, {words[0]} ranks, {size_text(int(words[2]))}" if len(words) == 3 else name
+        print(f"{label}: " + ", ".join(f"{peer} {duration(median(times))}" for peer, times in peers.items()))
 
 
 def main() -> int:
-    args, sizes = parse()
-    tools, pace = tools_of(args), pace_of(args)
-    peers, left_out = choose(args.peers, tools)
-    for name, reason in left_out.items():
-        print(f"without {name}: {reason}", file=sys.stderr)
-    data: Dict[str, Any] = {"quiet": quiet(args), "machine": machine.facts(), "pace": asdict(pace)}
-    data["left_out"], data["cores"] = left_out, core_states()
-    data["limits"] = [] if args.no_limits else measure_limits(args.quick)
-    collected = Collected()
-    batches = [batch_of(collective, sizes) for collective in args.collectives]
-    try:
-        for np in args.np:
-            round_robin(peers, tools, np, batches, pace, collected)
-    finally:  # also what was measured until Ctrl-C
-        data["cores"] += core_states()
-        data["collected"] = collected.raw()
-        text = report.write_comparison(data, args.output)
-    print(text)
-    return collected.exit_code()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, default=RESULTS / "one_host.json", metavar="FILE")
+    parser.add_argument("--only", nargs="+", choices=tuple(RUNS), default=tuple(RUNS), metavar="RUN")
+    parser.add_argument("--peers", nargs="+", choices=tuple(PEERS), metavar="NAME",
+                        help=f"of {', '.join(PEERS)}")  # fmt: skip
+    parser.add_argument("--sizes", type=size_argument, nargs="+", metavar="BYTES", help="8 64K 16M …")
+    parser.add_argument("--rounds", type=int, help="how often every peer has its turn")
+    parser.add_argument("--quick", action="store_true", help="one short round: to see that it works")
+    parser.add_argument("--wait", type=float, default=120.0, metavar="S", help="seconds to wait for quiet")
+    for mpi in MPIS:
+        variable = f"MPI4PY_{mpi.upper()}"
+        parser.add_argument(f"--mpi4py-{mpi}", metavar="DIR", default=os.environ.get(variable),
+                            help=f"the mpi4py built for {mpi} [${variable}]")  # fmt: skip
+    args = parser.parse_args()
+    tools = Tools({mpi: getattr(args, f"mpi4py_{mpi}") or "" for mpi in MPIS})
+    if not machine.wait_for_quiet(0.0 if args.quick else args.wait):
+        print("This machine is not quiet; measuring all the same.", file=sys.stderr)
+    results = json.loads(args.output.read_text()) if args.output.exists() else {"runs": {}}
+    facts, code = machine.facts(), 0
+    for name in args.only:
+        plan = RUNS[name]
+        if args.sizes or args.quick:
+            plan = plan._replace(sizes=tuple(args.sizes or QUICK_SIZES))
+        pace = replace(QUICK if args.quick else Pace(), bind=plan.np == 2)
+        pace = replace(pace, rounds=args.rounds or (1 if args.quick else plan.rounds))
+        collected = run(plan, tools, pace, args.peers)
+        code = max(code, collected.exit_code())
+        if not collected.samples:
+            continue
+        source = f"{facts['when']}, {facts['cpu']}, {facts['cores']} cores; seconds: the median of each round"
+        if name == "gradients":
+            rounds = rounds_of(collected.samples, "{mode}")
+            found = {
+                f"{peer}, {mode}": times for mode, each in rounds.items() for peer, times in each.items()
+            }
+            results["resnet50"] = {"source": source, "rounds": found}
+        else:
+            rounds = rounds_of(collected.samples, "{np} {collective} {bytes}")
+            limits = measure_limits(args.quick) if name == "one" else []
+            results["runs"][name] = {
+                "source": source, "cores": facts["cores"], "limits": limits, "seconds": rounds,
+            }  # fmt: skip
+        show(rounds)
+        args.output.write_text(json.dumps(results, indent=1) + "\n")
+    return code
 
 
 if __name__ == "__main__":

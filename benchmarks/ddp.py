@@ -1,6 +1,6 @@
 """PyTorch over ringcomm beside Gloo, in the same processes at the same time.
 
-    python benchmarks/ddp.py [--np 2] [--rounds 15] [--output DIR] [--quick] [--device cuda]
+    ringrun -np 2 benchmarks/ddp.py [--rounds 15] [--output FILE] [--quick] [--device cuda]
 
 Three backends take turns, so whatever else the machine does hits all of them alike: ringcomm over TCP,
 ringcomm as it comes (on one host it reads the other rank's memory) and Gloo. Measured are
@@ -11,7 +11,7 @@ ringcomm as it comes (on one host it reads the other rank's memory) and Gloo. Me
 * collectives on 8 bytes.
 
 Rank 0 prints medians, and the median of the ratios to Gloo's time in the same round; the larger the better.
-With --output also DIR/ddp.json. With --device cuda everything lies on a GPU, which all ranks share.
+With --output they are written. With --device cuda everything lies on a GPU, which all ranks share.
 """
 
 from __future__ import annotations
@@ -20,12 +20,7 @@ import argparse
 import gc
 import json
 import os
-import secrets
-import socket
-import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List
@@ -35,11 +30,13 @@ for place in (str(ROOT), str(Path(__file__).resolve().parent)):
     if place not in sys.path:
         sys.path.insert(0, place)
 
+import machine  # noqa: E402
+from cells import duration, median, ratio  # noqa: E402
+
 STEPS = 3
 """Steps that follow each other, as in training; the first finds nothing of its own in the cache."""
 WARM_UP = 2
 """Rounds before the first that counts. (After one step DistributedDataParallel makes its buckets anew.)"""
-BACKENDS = ("ringcomm-tcp", "ringcomm", "gloo")
 Step = Callable[[], Any]
 
 
@@ -178,18 +175,8 @@ def measure(steps: Dict[str, Step], rounds: int, calls: int) -> Dict[str, List[f
     return times
 
 
-def work(rank: int, size: int, store: str, rounds: int, quick: bool, device: str) -> None:
-    """Be one rank."""
-    import warnings
-
-    import torch
-    import torch.distributed as dist
-
-    import ringcomm.torch.distributed  # noqa: F401
-
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+def work(rounds: int, quick: bool, device: str) -> Dict[str, Dict[str, List[float]]]:
+    """Seconds of each round, by what was measured and by backend."""
     found = groups()
     scale = 0.1 if quick else 1.0
     results = {}
@@ -202,80 +189,37 @@ def work(rank: int, size: int, store: str, rounds: int, quick: bool, device: str
     for what in by_group["gloo"]:
         calls = {name: small[what] for name, small in by_group.items()}
         results[what] = measure(calls, rounds, 20 if quick else 200)
-    dist.barrier()
-    if rank == 0:
-        print(json.dumps(results))
-    dist.destroy_process_group()
-
-
-def table(results: Dict[str, Dict[str, List[float]]]) -> List[str]:
-    """The report, a line per thing measured."""
-    lines = [
-        "| what | " + " | ".join(BACKENDS) + " | tcp vs. Gloo | auto vs. Gloo |",
-        "| --- |" + " ---: |" * 5,
-    ]
-    for what, times in results.items():
-        medians = [statistics.median(times[name]) if name in times else 0.0 for name in BACKENDS]
-        cells = [
-            (f"{value * 1e3:.1f} ms" if value > 5e-3 else f"{value * 1e6:.0f} µs") if value else ""
-            for value in medians
-        ]
-        for name in BACKENDS[:2]:
-            if name not in times:
-                cells.append("")
-                continue
-            ratio = statistics.median(theirs / ours for ours, theirs in zip(times[name], times["gloo"]))
-            cells.append(f"{ratio:.2f} x")
-        lines.append(f"| {what} | " + " | ".join(cells) + " |")
-    return lines
+    return results
 
 
 def main() -> None:
-    """Start the ranks, and print what rank 0 has measured."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--np", type=int, default=2, help="number of ranks [2]")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15, help="how often everything is measured [15]")
-    parser.add_argument("--output", type=Path, help="a directory for ddp.json")
+    parser.add_argument("--output", type=Path, metavar="FILE")
     parser.add_argument("--quick", action="store_true", help="only see that it works")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the gradients [cpu]")
-    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--store", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    rounds = 2 if args.quick else args.rounds
-    if args.rank is not None:
-        work(args.rank, args.np, args.store, rounds, args.quick, args.device)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "--np", str(args.np), "--rounds", str(args.rounds)]
-        command += ["--store", f"{folder}/store", *(["--quick"] if args.quick else [])]
-        command += ["--device", args.device]
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            meeting = f"127.0.0.1:{free.getsockname()[1]}"
-        shared = {
-            "RINGCOMM_SIZE": str(args.np),
-            "RINGCOMM_RENDEZVOUS": meeting,
-            "RINGCOMM_KEY": secrets.token_hex(32),
-        }
-        ranks = [
-            subprocess.Popen(
-                [*command, "--rank", str(rank)],
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**os.environ, **shared, "RINGCOMM_RANK": str(rank)},
-            )
-            for rank in range(args.np)
-        ]
-        printed = [process.communicate()[0] for process in ranks]
-    if any(process.returncode for process in ranks):
-        raise SystemExit("a rank has failed")
-    results = json.loads(printed[0].splitlines()[-1])
-    if args.output is not None:
-        import machine
+    import torch
+    import torch.distributed as dist
 
-        args.output.mkdir(parents=True, exist_ok=True)
-        facts = {"machine": machine.facts(), "np": args.np, "seconds": results}
-        (args.output / "ddp.json").write_text(json.dumps(facts, indent=1) + "\n")
-    print("\n".join(table(results)))
+    import ringcomm.torch.distributed  # noqa: F401
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    results = work(2 if args.quick else args.rounds, args.quick, args.device)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.barrier()
+    dist.destroy_process_group()
+    if rank:
+        return
+    for what, times in results.items():
+        shown = [f"{name} {duration(median(times[name]))}" for name in times]
+        own = [name for name in times if name != "gloo"]
+        ratios = [f"Gloo / {name} {ratio(times['gloo'], times[name]):.2f}" for name in own]
+        print(f"{what}: {', '.join([*shown, *ratios])}")
+    if args.output is not None:
+        facts = {"machine": machine.facts(), "np": size, "seconds": results}
+        args.output.write_text(json.dumps(facts, indent=1) + "\n")
 
 
 if __name__ == "__main__":

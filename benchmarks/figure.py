@@ -1,10 +1,9 @@
-"""Draws docs/machines.svg and docs/speed.svg from results in this repository.
+"""Draws docs/machines.svg from results in this repository (needs matplotlib).
 
 ``machines.svg`` has what several machines need: the time of a training step on slow links (results of
-compression.py), and with unequal machines (unequal.py), and how long training stands still when one of them
+steps.py), and with unequal machines (unequal.py), and how long training stands still when one of them
 dies (lost_host.py), each beside what others do.
-``speed.svg`` has an all-reduce and a training step of one host beside the peers (performance.py).
-``tables.py --pictures`` draws them.
+``tables.py --pictures`` draws it.
 """
 
 from __future__ import annotations
@@ -13,18 +12,16 @@ import json
 import math
 import statistics
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Dict
 
-from cells import Rounds, median, ratio, result
-from report import size_text, time_text
+from cells import time_text
 
 HERE = Path(__file__).resolve().parent
-PICTURE = HERE.parent / "docs" / "speed.svg"
 MACHINES = HERE.parent / "docs" / "machines.svg"
 STEPS = {"DDP, Gloo": "PyTorch DDP over Gloo", "ringcomm float32": "ringcomm",
          "ringcomm int8": "--compress auto (int8)",
          "ringcomm LocalSGD 16, int8": "LocalSGD, 16 steps"}  # fmt: skip
-"""What compression.py measures, and how the picture names it."""
+"""What steps.py measures, and how the picture names it."""
 RATES = {1000: "1 Gbit/s", 100: "100 Mbit/s"}
 LOST = {"torchrun": "torchrun, Gloo", "ringcomm": "ringcomm"}
 """What lost_host.py measures, and how the picture names it."""
@@ -36,67 +33,18 @@ TERMS = (
 )
 """What the words in machines.svg mean."""
 GREY, RED = "#9aa5b1", "#d1495b"
-BASE = "gloo"
-SIZES = (8, 64 * 1024, 1_000_000, 16_000_000, 64_000_000)
-COLOURS = {"ringcomm": "#d1495b", "ringcomm-tcp": "#edae49", "gloo": "#9aa5b1",
-           "openmpi": "#2e4057", "openmpi-tcp": "#6c8ead"}  # fmt: skip
-TITLES = {"ringcomm": "ringcomm", "ringcomm-tcp": "ringcomm, TCP only", "gloo": "Gloo",
-          "openmpi": "Open MPI", "openmpi-tcp": "Open MPI, TCP only"}  # fmt: skip
-
-Bars = Dict[str, Dict[str, Dict[str, float]]]
-"""By group (a size, a kind of step) and peer: ``seconds``, and ``ratio``, how many times as fast as Gloo."""
-
-
-def speed() -> Dict[str, Bars]:
-    """The bars of speed.svg, from the results of performance.py."""
-    compared = result("one_host")["runs"]["one"]["seconds"]
-    measured = result("ddp")["seconds"].items()
-    steps = {what: times for what, times in measured if "step" in what and BASE in times}
-    sizes = {size_text(size): compared[f"2 allreduce {size}"] for size in SIZES}
-    return {"allreduce": _bars(sizes), "steps": _bars(steps)}
-
-
-def _bars(groups: Dict[str, Dict[str, Rounds]]) -> Bars:
-    return {
-        label: {
-            peer: {"seconds": median(times), "ratio": ratio(group[BASE], times)}
-            for peer, times in group.items()
-            if peer in TITLES
-        }
-        for label, group in groups.items()
-    }
-
-
-def draw(results: Dict[str, Bars], picture: Path) -> None:
-    """Two panels of bars: how many times as fast as Gloo."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    matplotlib.rcParams.update({"svg.hashsalt": "ringcomm", "font.size": 9, "axes.spines.top": False,
-                                "axes.spines.right": False})  # fmt: skip
-    figure, panels = pyplot.subplots(1, 2, figsize=(10, 3.2), width_ratios=[3, 2])
-    titles = ("all-reduce of float32, 2 processes of one host", "training step, ResNet-50's 161 gradients")
-    for panel, title, bars in zip(panels, titles, (results["allreduce"], results["steps"])):
-        panel_of_bars(panel, title, bars)
-    panels[0].set_ylabel("times as fast as Gloo")
-    panels[0].legend(frameon=False, ncols=2)
-    figure.tight_layout()
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, metadata={"Date": None})
 
 
 def seconds_on_machines(folder: Path) -> Dict[str, Dict[str, float]]:
     """The numbers of machines.svg: by the title of a panel and the name of a bar, medians in seconds.
 
     Args:
-        folder: with the results of compression.py, unequal.py and lost_host.py.
+        folder: with the results of steps.py, unequal.py and lost_host.py.
     """
-    names = ("compression", "unequal", "lost_host")
+    names = ("steps", "unequal", "lost_host")
     measured = {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
     panels: Dict[str, Dict[str, float]] = {}
-    runs = {run["mbit_per_s"]: run["steps"] for run in measured["compression"]["steps"]}
+    runs = {run["mbit_per_s"]: run["steps"] for run in measured["steps"]}
     for rate, name in RATES.items():
         panels[f"a training step on 3 machines,\n{name}, 25 million weights"] = {
             label: statistics.median(runs[rate][measurement]) for measurement, label in STEPS.items()
@@ -149,25 +97,3 @@ def draw_machines(panels: Dict[str, Dict[str, float]], words: str, picture: Path
     figure.text(0.01, 0.01, words, ha="left", fontsize=9)
     figure.tight_layout(rect=(0, 0.14, 1, 0.94))
     figure.savefig(picture, metadata={"Date": None})
-
-
-def panel_of_bars(panel: Any, title: str, bars: Bars) -> None:
-    """One group of bars per size or kind of step; the ratio above each, the time below the group's label."""
-    peers = [name for name in TITLES if any(name in group for group in bars.values())]
-    width = 0.8 / len(peers)
-    labels: List[str] = []
-    for index, (label, group) in enumerate(bars.items()):
-        labels.append(f"{label}\n{time_text(group['ringcomm']['seconds'])}".replace(", 161 parameters", ""))
-        for place, peer in enumerate(peers):
-            if peer in group:
-                left = index - 0.4 + (place + 0.5) * width
-                times = group[peer]["ratio"]
-                name = TITLES[peer] if index == 0 else None
-                panel.bar(left, times, width * 0.92, color=COLOURS[peer], label=name)
-                panel.text(left, times, f"{times:.1f}", ha="center", va="bottom", fontsize=6.5)
-    panel.axhline(1.0, color="#555", linewidth=0.7)
-    highest = max(bar["ratio"] for group in bars.values() for bar in group.values())
-    if highest > 20:
-        panel.set_yscale("log")
-    panel.set_xticks(range(len(labels)), labels)
-    panel.set_title(title, fontsize=9)

@@ -1,35 +1,29 @@
-"""The machine's own limits: what plain sockets, copies and additions reach without any library.
+"""The machine's own limits: how fast its cores copy and add, without any library.
 
     python benchmarks/limits.py [--quick] [--json]
 
 Rates count the bytes of the destination once: copying 64 MB in 10 ms is 6.4 GB/s, whatever the memory did.
-Each limit is the median of several tries. Ends of a connection are two processes.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import multiprocessing
 import os
-import select
-import socket
 import sys
 import time
 from functools import partial
 from statistics import median
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy comes: forking is safe only without threads
 
 import numpy as np
 
 MB = 1_000_000
-BLOCK = 1 << 20
 SPAN_BYTES = {"1 MB": MB, "64 MB": 64 * MB}
 Limit = Dict[str, Any]
-Connect = Callable[[], Tuple[socket.socket, socket.socket]]
 
 
 def together(calls: Sequence[Callable[[], Any]]) -> List[Any]:
@@ -61,134 +55,6 @@ def together(calls: Sequence[Callable[[], Any]]) -> List[Any]:
             worker.join()
 
 
-# --- streams ---
-
-
-def tcp(congestion: str = "", address: str = "127.0.0.1") -> Tuple[socket.socket, socket.socket]:
-    """Both ends of a TCP connection, with a congestion control or the system's own choice."""
-    with socket.socket() as listener:
-        _set_congestion(listener, congestion)
-        listener.bind((address, 0))
-        listener.listen(1)
-        near = socket.socket()
-        _set_congestion(near, congestion)
-        near.connect(listener.getsockname())
-        far, _ = listener.accept()
-    for each in (near, far):
-        each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return near, far
-
-
-def _set_congestion(sock: socket.socket, name: str) -> None:
-    if name:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
-
-
-def unix() -> Tuple[socket.socket, socket.socket]:
-    """Both ends of a Unix stream."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-
-
-def _some(sock: socket.socket, block: memoryview, most: int) -> int:
-    got = sock.recv_into(block[: min(most, BLOCK)])
-    if not got:
-        raise EOFError("the other end is gone")
-    return got
-
-
-def _send(sock: socket.socket, total: int) -> None:
-    block = memoryview(bytearray(BLOCK))
-    left = total
-    while left:
-        left -= sock.send(block[: min(left, BLOCK)])
-    sock.recv(1)  # that all has arrived
-
-
-def _receive(sock: socket.socket, total: int) -> float:
-    """The rate from the first bytes to the last."""
-    block = memoryview(bytearray(BLOCK))
-    left, started = total, 0.0
-    while left:
-        left -= _some(sock, block, left)
-        started = started or time.perf_counter()
-    rate = total / (time.perf_counter() - started)
-    sock.send(b"k")
-    return rate
-
-
-def both_directions(sock: socket.socket, total: int) -> float:
-    """Send and receive at once in one thread; the rate of one direction."""
-    sock.setblocking(False)
-    outgoing, incoming = memoryview(bytearray(BLOCK)), memoryview(bytearray(BLOCK))
-    poller = select.poll()
-    unsent = unread = total
-    started = time.perf_counter()
-    while unsent or unread:
-        poller.register(sock, (select.POLLOUT if unsent else 0) | (select.POLLIN if unread else 0))
-        poller.poll()
-        with contextlib.suppress(BlockingIOError):
-            while unread:
-                unread -= _some(sock, incoming, unread)
-        with contextlib.suppress(BlockingIOError):
-            if unsent:
-                unsent -= sock.send(outgoing[: min(unsent, BLOCK)])
-    return total / (time.perf_counter() - started)
-
-
-def _pair(connect: Connect, first: Callable[..., Any], second: Callable[..., Any], amount: int) -> List[Any]:
-    near, far = connect()
-    with near, far:
-        return together([partial(first, near, amount), partial(second, far, amount)])
-
-
-def one_way(connect: Connect, total: int) -> float:
-    """Bytes per second from one process to another."""
-    return float(_pair(connect, _send, _receive, total)[1])
-
-
-def both_ways(connect: Connect, total: int) -> float:
-    """Bytes per second in each of the two directions at once."""
-    return float(min(_pair(connect, both_directions, both_directions, total)))
-
-
-# --- round trips ---
-
-
-def _ping(sock: socket.socket, times: int, spin: bool) -> float:
-    sock.setblocking(not spin)
-    word = bytearray(8)
-    taken = []
-    for _ in range(times):
-        started = time.perf_counter()
-        sock.send(word)
-        _read_word(sock, word)
-        taken.append(time.perf_counter() - started)
-    return median(taken)
-
-
-def _pong(sock: socket.socket, times: int, spin: bool) -> None:
-    sock.setblocking(not spin)
-    word = bytearray(8)
-    for _ in range(times):
-        _read_word(sock, word)
-        sock.send(word)
-
-
-def _read_word(sock: socket.socket, word: bytearray) -> None:
-    while True:
-        with contextlib.suppress(BlockingIOError):
-            _some(sock, memoryview(word), 8)
-            return
-
-
-def round_trip(connect: Connect, times: int, spin: bool) -> float:
-    """Seconds for 8 bytes there and back; the median."""
-    return float(_pair(connect, partial(_ping, spin=spin), partial(_pong, spin=spin), times)[0])
-
-
-# --- memory ---
-
-
 def _memory(what: str, size_bytes: int, seconds: float, start: Any) -> float:
     target, source = np.ones(size_bytes // 4, np.float32), np.zeros(size_bytes // 4, np.float32)
     times: List[float] = []
@@ -210,9 +76,6 @@ def memory(what: str, size_bytes: int, processes: int, seconds: float) -> float:
     return float(sum(together([partial(_memory, what, size_bytes, seconds, start)] * processes)))
 
 
-# --- all of them ---
-
-
 def process_counts(cores: int) -> List[int]:
     """Return how many processes use the memory at once.
 
@@ -221,39 +84,19 @@ def process_counts(cores: int) -> List[int]:
     return sorted({1, 2, min(4, max(2, cores))})
 
 
-def _congestions() -> Iterator[Tuple[str, str]]:
-    yield "tcp (system's congestion control)", ""
-    for name in ("reno", "cubic"):
-        near = socket.socket()
-        with near, contextlib.suppress(OSError):
-            _set_congestion(near, name)
-            yield f"tcp {name}", name
-
-
-def measure_all(tries: int = 5, total: int = 512 * MB, seconds: float = 0.3) -> List[Limit]:
-    """Every limit with its tries, medians and units."""
-    todo: List[Tuple[str, str, Callable[[], float], Optional[Limit]]] = []
-    links: List[Tuple[str, Connect]] = [(name, partial(tcp, cc)) for name, cc in _congestions()]
-    for name, connect in [*links, ("unix", unix)]:
-        todo.append((f"{name} stream, one way", "B/s", partial(one_way, connect, total), None))
-        todo.append((f"{name} stream, both ways, each", "B/s", partial(both_ways, connect, total), None))
-    for name, connect in (("tcp", tcp), ("unix", unix)):
-        for how, spin in (("sleeping", False), ("polling", True)):
-            trip = partial(round_trip, connect, 2000, spin)
-            todo.append((f"{name} round trip, 8 B, {how}", "s", trip, None))
-    for what in ("copy", "add"):
-        for label, size in SPAN_BYTES.items():
-            for count in process_counts(len(os.sched_getaffinity(0))):
-                facts = {"what": what, "bytes": size, "processes": count}
-                name = f"numpy {what} float32, {label}, {count} process{'es' * (count > 1)}, sum"
-                todo.append((name, "B/s", partial(memory, what, size, count, seconds), facts))
-    values: Dict[str, List[float]] = {name: [] for name, *_ in todo}
+def measure_all(tries: int = 5, seconds: float = 0.3) -> List[Limit]:
+    """Every limit, in bytes per second."""
+    values: Dict[Tuple[str, str, int], List[float]] = {
+        (what, label, count): []
+        for what in ("copy", "add") for label in SPAN_BYTES
+        for count in process_counts(len(os.sched_getaffinity(0)))
+    }  # fmt: skip
     for _ in range(tries):
-        for name, _, call, _ in todo:
-            values[name].append(call())
+        for (what, label, count), found in values.items():
+            found.append(memory(what, SPAN_BYTES[label], count, seconds))
     return [
-        {"name": name, "unit": unit, "median": median(values[name]), "tries": values[name], **(facts or {})}
-        for name, unit, _, facts in todo
+        {"what": what, "bytes": SPAN_BYTES[label], "processes": count, "median": median(found)}
+        for (what, label, count), found in values.items()
     ]
 
 
@@ -294,24 +137,17 @@ def lower_bound(
     return seconds or None
 
 
-def show(limit: Limit) -> str:
-    """A limit as people read it."""
-    if limit["unit"] == "s":
-        return f"{limit['median'] * 1e6:.2f} µs"
-    return f"{limit['median'] / 1e9:.2f} GB/s"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure what this machine's sockets and memory can do.")
+    parser = argparse.ArgumentParser(description="Measure how fast this machine's cores copy and add.")
     parser.add_argument("--quick", action="store_true", help="two short tries each")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args()
-    found = measure_all(2, 64 * MB, 0.05) if args.quick else measure_all()
+    found = measure_all(2, 0.05) if args.quick else measure_all()
     if args.json:
         json.dump(found, sys.stdout)
         return
     for limit in found:
-        print(f"{limit['name']:<55}{show(limit):>14}")
+        print(f"{limit['what']} {limit['bytes']} B, {limit['processes']}: {limit['median'] / 1e9:.2f} GB/s")
 
 
 if __name__ == "__main__":

@@ -10,13 +10,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, Callable, Dict, Iterable, List, Sequence
+from typing import Any, Callable, Dict, List, Sequence
 
-import cores
-import machine
 from peers.catalog import Command, Peer, Tools
 
 Task = Dict[str, Any]
@@ -40,7 +38,6 @@ class Pace:
     warmup: int = 3
     rounds: int = 3
     limit_s: float = 240.0
-    pause_s: float = 10.0
     bind: bool = False
 
     def plan(self) -> Dict[str, Any]:
@@ -48,23 +45,18 @@ class Pace:
         return {"budget_s": self.budget_s, "least": self.least, "most": self.most, "warmup": self.warmup}
 
 
-QUICK = Pace(budget_s=0.03, least=3, most=30, rounds=1, limit_s=120.0, pause_s=0.0)
+QUICK = Pace(budget_s=0.03, least=3, most=30, rounds=1, limit_s=120.0)
 
 
 @dataclass
 class Sample:
-    """What one task of one run gave: for every iteration the slowest rank's time.
-
-    Attributes:
-        state: of the first two cores, one of cores.py's; empty if it was another after the run than before.
-    """
+    """What one task of one run gave: for every iteration the slowest rank's time."""
 
     peer: str
     np: int
     round: int
     task: Task
     ns: List[int]
-    state: str = ""
 
     @property
     def median_s(self) -> float:
@@ -78,14 +70,10 @@ class Collected:
     samples: List[Sample] = field(default_factory=list)
     failures: List[Dict[str, Any]] = field(default_factory=list)
     versions: Dict[str, Any] = field(default_factory=dict)
-    others: List[float] = field(default_factory=list)
 
     def exit_code(self) -> int:
         """1 if ringcomm failed; that a peer did is in the report."""
         return int(any(failure["peer"].startswith("ringcomm") for failure in self.failures))
-
-    def raw(self) -> Dict[str, Any]:
-        return asdict(self)
 
 
 def round_robin(
@@ -98,7 +86,6 @@ def round_robin(
                 if any(failure["peer"] == peer.name and failure["np"] == np and failure["final"]
                        for failure in into.failures):  # fmt: skip
                     continue
-                machine.wait_for_pause(pace.pause_s)
                 run_peer(peer, tools, np, number, batch(peer), pace, into)
 
 
@@ -110,16 +97,13 @@ def run_peer(
         directory = Path(name)
         plan = directory / "plan.json"
         plan.write_text(json.dumps({"np": np, "pace": pace.plan(), "bind": pace.bind, "tasks": list(tasks)}))
-        others = machine.Others()
-        state = cores.now()
         started = time.monotonic()
         code, output = run_command(peer.command(np, plan, directory), peer.environment(tools), pace.limit_s)
-        into.others.append(round(others.cores(), 3))
-        collect(directory, peer.name, np, number, tasks, into, state if state == cores.now() else "")
+        collect(directory, peer.name, np, number, tasks, into)
     took = time.monotonic() - started
     what = f"np={np} round {number + 1} {_name(tasks)} {peer.name}"
     if code == 0:
-        print(f"{what}: {took:.1f} s, others used {into.others[-1]:.2f} cores", file=sys.stderr, flush=True)
+        print(f"{what}: {took:.1f} s", file=sys.stderr, flush=True)
         return
     late = code is None
     print(f"{what}: {'ran too long' if late else f'FAILED ({code})'}\n{output}", file=sys.stderr, flush=True)
@@ -133,7 +117,7 @@ def _name(tasks: Sequence[Task]) -> str:
 
 
 def collect(
-    directory: Path, peer: str, np: int, number: int, tasks: Sequence[Task], into: Collected, state: str = ""
+    directory: Path, peer: str, np: int, number: int, tasks: Sequence[Task], into: Collected
 ) -> None:
     """Read the ranks' files; what a run that failed left half is not counted."""
     ranks: List[Dict[int, List[int]]] = []
@@ -150,7 +134,7 @@ def collect(
     for index, task in enumerate(tasks):
         if all(index in times for times in ranks):
             slowest = [max(each) for each in zip(*(times[index] for times in ranks))]
-            into.samples.append(Sample(peer, np, number, dict(task), slowest, state))
+            into.samples.append(Sample(peer, np, number, dict(task), slowest))
 
 
 def run_command(command: Command, environ: Dict[str, str], limit_s: float) -> Any:
@@ -184,32 +168,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def medians(samples: Iterable[Sample], key: Any) -> Dict[Any, float]:
-    """For every key the median over rounds of the median over iterations, in seconds."""
-    rounds: Dict[Any, List[float]] = {}
-    for sample in samples:
-        rounds.setdefault(key(sample), []).append(sample.median_s)
-    return {name: median(values) for name, values in rounds.items()}
-
-
-def speedups(samples: Sequence[Sample], key: Any, base: Any) -> Dict[Any, float]:
-    """Return how many times as fast as its base each key is.
-
-    The median over rounds of the ratio within a round.
-
-    Args:
-        key: sample to key.
-        base: key to the key that it is compared with.
-    """
-    by_round: Dict[Any, Dict[int, float]] = {}
-    for sample in samples:
-        by_round.setdefault(key(sample), {})[sample.round] = sample.median_s
-    ratios: Dict[Any, float] = {}
-    for name, times in by_round.items():
-        other = by_round.get(base(name), {})
-        both = [other[number] / times[number] for number in times if number in other]
-        if both:
-            ratios[name] = median(both)
-    return ratios

@@ -1,7 +1,7 @@
 """Makes the tables of the documentation from benchmarks/results, and its pictures:
 
     python benchmarks/tables.py            rewrites the tables in docs/*.md
-    python benchmarks/tables.py --pictures draws the pictures of docs/ anew, too (needs matplotlib)
+    python benchmarks/tables.py --pictures draws docs/machines.svg anew, too (needs matplotlib)
     python benchmarks/tables.py --check    exit code 1 and the lines that differ, if a page has other numbers
 
 A table is found by the line of its head; its rows are replaced, and its head where that follows from results.
@@ -13,15 +13,12 @@ from __future__ import annotations
 import argparse
 import difflib
 import math
-import re
-import statistics
 import sys
 from pathlib import Path
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-import performance_tables
-from cells import RESULTS, Rows, duration, median, milliseconds, ratio, result
-from report import size_text
+import limits
+from cells import RESULTS, Rows, duration, median, ratio, result, size_text
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -45,134 +42,96 @@ class Table(NamedTuple):
     columns: Optional[Callable[[], Sequence[str]]] = None
 
 
-# -- docs/compression.md --------------------------------------------------------------------------
+ONE_HOST = "one_host"
+NAMES = {
+    "ringcomm": "ringcomm", "ringcomm-shared": "`rc.empty`", "ringcomm-shm": "shm", "ringcomm-tcp": "TCP",
+    "gloo": "Gloo", "openmpi": "Open MPI", "openmpi-tcp": "Open MPI, TCP", "mpich": "MPICH",
+    "mpich-tcp": "MPICH, TCP",
+}  # fmt: skip
+"""Peers of compare.py, and what their columns are called."""
+GRADIENT_BYTES = 4 * 25_557_032
+RATIOS = (("gloo", "ringcomm"), ("openmpi", "ringcomm"))
+BOUNDED_BYTES = 1_000_000
+"""From here on a bound by copies and additions says something."""
 
 
-def compression_steps() -> Rows:
-    by_rate = {run["mbit_per_s"]: run["steps"] for run in result("compression")["steps"]}
-    for name in by_rate[1000]:
-        shown = name.replace("streaming", "`fragments=4, overlap=4`")
-        yield [shown, *(f"{median(by_rate[rate][name]):.2f} s" for rate in (3000, 1000, 300, 100))]
+def _peers(run: str) -> List[str]:
+    measured = {peer for times in result(ONE_HOST)["runs"][run]["seconds"].values() for peer in times}
+    return [peer for peer in NAMES if peer in measured]
 
 
-def local_speed() -> Rows:
-    names = ("no communication", "DDP, Gloo", "ringcomm float32", "ringcomm int8", "ringcomm LocalSGD, int8")
-    for run in result("local_steps_speed"):
-        megabytes = 102 * run.get("scale", 1.0)
-        times = (f"{median(run['steps'][name]):.2f} s" for name in names)
-        yield [f"{run['mbit_per_s']} Mbit/s, {megabytes:.0f} MB", *times]
+def columns(run: str) -> Callable[[], List[str]]:
+    """The head of :func:`beside_peers`."""
+
+    def head() -> List[str]:
+        several = len({name.split()[1] for name in result(ONE_HOST)["runs"][run]["seconds"]}) > 1
+        compared = [f"{NAMES[slow]} / {NAMES[own]}" for slow, own in RATIOS]
+        return [*["collective"] * several, "size", "bound", *(NAMES[peer] for peer in _peers(run)), *compared]
+
+    return head
 
 
-def compression_allreduce() -> Rows:
-    fast, slow = result("compression")["allreduce"]
-    for name, times in fast["allreduce"].items():
-        processor, slowly = median(fast["processor"][f"allreduce {name}"]), median(slow["allreduce"][name])
-        yield [name, f"{median(times):.2f} s", f"{processor:.2f} s", f"{slowly:.1f} s"]
+def beside_peers(run: str) -> Callable[[], Rows]:
+    """One run of compare.py: medians of the rounds, and medians of the rounds' ratios.
 
-
-def compression_auto() -> Rows:
-    for run in result("compression")["auto"]:
-        rate = run["mbit_per_s"]
-        link = f"{rate // 1000} Gbit/s" if rate >= 1000 else f"{rate} Mbit/s"
-        for case in run["auto"]:
-            measured = {name: median(times) for name, times in case["measured"].items()}
-            predicted = case["predicted"]
-            chosen = case["chosen"].replace("none", "float32")
-            yield [
-                f"{link}, {case['backward_s']:g} s",
-                *(f"{measured[name]:.2f} ({predicted[name]:.2f})" for name in ("none", "bf16", "int8")),
-                f"{chosen}, {measured['auto']:.2f}",
-            ]
-
-
-def compression_overlap() -> Rows:
-    for run in result("compression")["overlap"]:
-        rate = run["mbit_per_s"]
-        link = f"{rate // 1000} Gbit/s" if rate >= 1000 else f"{rate} Mbit/s"
-        columns = ("none", "none, overlapping", "int8", "int8, overlapping")
-        yield [f"{link}, {102 * run['scale']:.0f} MB", *(f"{run['overlap'][name]:.2f}" for name in columns)]
-
-
-def compression_exposed() -> Rows:
-    for run in result("compression")["exposed"]:
-        steps = {name: median(times) for name, times in run["steps"].items()}
-        parts, alone = (
-            {part: median(times) for part, times in run[name].items()}
-            for name in ("int8", "no communication")
-        )
-        own = (parts["waited"], parts["computed"] - alone["computed"], parts["after"], parts["process"])
-        yield [
-            str(run["ranks"]), *(f"{steps[name]:.3f}" for name in ("no communication", "DDP, Gloo")),
-            f"{steps['ringcomm int8']:.3f}", f"{steps['DDP, Gloo'] / steps['ringcomm int8']:.2f}",
-            f"{steps['DDP, Gloo'] / steps['no communication']:.2f}", *(f"{seconds:.3f}" for seconds in own),
-        ]  # fmt: skip
-
-
-def accuracies(task: str) -> Callable[[], Rows]:
-    """A table of accuracies; all methods have the same ten seeds as float32."""
-    found = result("accuracy")[task]
-    more = result("accuracy").get(f"{task}_40_seeds", {})
+    Args:
+        run: its name in the results.
+    """
 
     def rows() -> Rows:
-        for name, values in found.items():
-            low, mean, high = interval(values, found["float32"], 2.262)
-            shown = f"{mean:+.2f} ({low:+.2f} to {high:+.2f})"
-            lost_nothing = "yes" if max(-low, high) <= 0.5 else "no"
-            if name in more and lost_nothing == "no":
-                low, _, high = interval(more[name], more["float32"], 2.023)
-                again = "yes" if max(-low, high) <= 0.5 else "no"
-                lost_nothing += f"; with 40 seeds (see below) {again}"
-            about = ["", ""] if name == "float32" else [shown, lost_nothing]
-            yield [name, f"{statistics.mean(values):.2f}", *about]
+        found = result(ONE_HOST)
+        seconds: Dict[str, Dict[str, Any]] = found["runs"][run]["seconds"]
+        several = len({name.split()[1] for name in seconds}) > 1
+        machine = found["runs"]["one"]
+        for name, times in seconds.items():
+            ranks, collective, size = name.split()
+            bound = limits.lower_bound(machine["limits"], collective, int(size), int(ranks), machine["cores"])
+            cells = [collective] if several else []
+            bounded = bound is not None and int(size) >= BOUNDED_BYTES
+            cells += [size_text(int(size)), duration(bound) if bounded else ""]
+            cells += [duration(median(times[peer])) if peer in times else "" for peer in _peers(run)]
+            measured = [(times.get(slow), times.get(own)) for slow, own in RATIOS]
+            yield cells + [f"{ratio(one, other):.2f}" if one and other else "" for one, other in measured]
 
     return rows
 
 
-STUDENT = {2: 12.706, 10: 2.262, 20: 2.093}
-"""97.5 % quantiles of Student's t for n - 1 degrees of freedom, by n."""
+def gradients() -> Rows:
+    """ResNet-50's gradients."""
+    found = result(ONE_HOST)["resnet50"]["rounds"]
+    ways = {
+        "per-tensor": "one by one", "grouped": "grouped", "one-bucket": "in one bucket",
+        "ddp-buckets": "in DDP's buckets", "ddp-buckets-view": "in DDP's buckets, as views of them",
+        "small-buckets-view": "as views of buckets of 8 MiB",
+        "per-tensor-async": "one by one, asynchronous",
+    }  # fmt: skip
+    base, machine = found["gloo, ddp-buckets-view"], result(ONE_HOST)["runs"]["one"]
+    bound = limits.lower_bound(machine["limits"], "allreduce", GRADIENT_BYTES, 2, machine["cores"])
+    if bound is not None:
+        yield ["bound", "copies and additions alone", duration(bound), f"{median(base) / bound:.2f}"]
+    for name in sorted(found, key=lambda name: median(found[name])):
+        peer, _, mode = name.partition(", ")
+        yield [NAMES[peer], ways[mode], duration(median(found[name])), f"{ratio(base, found[name]):.2f}"]
 
 
-def local_steps() -> Rows:
-    """Paired differences to float32 by cell and method, and after what part of the steps ranks exchanged."""
-    for label, cell in result("local_steps").items():
-
-        def difference(name: str, cell: Any = cell) -> str:
-            pairs = list(zip(cell.get(name, ()), cell["float32"]))
-            if len(pairs) < 2:
-                return f"{pairs[0][0] - pairs[0][1]:+.2f}" if pairs else "-"
-            low, mean, high = interval(*zip(*pairs), STUDENT[len(pairs)])
-            return f"{mean:+.2f} ({low:+.2f} to {high:+.2f})"
-
-        shares = {name: f"{100 * share:.0f} %" for name, share in cell["exchanges"].items()}
-        yield [
-            label, f"{statistics.mean(cell['float32']):.2f}",
-            difference("LocalSGD"), shares["LocalSGD"],
-            difference("weights only"), shares.get("weights only", "-"),
-            *(difference(name) for name in ("weights only, int8", "LocalSGD 16", "LocalSGD.diloco")),
-        ]  # fmt: skip
+def ddp() -> Rows:
+    """PyTorch over the backend, beside Gloo."""
+    for what, times in result("ddp")["seconds"].items():
+        ways = ("ringcomm-tcp", "ringcomm")
+        cells = [duration(median(times[way])) if way in times else "" for way in (*ways, "gloo")]
+        ratios = [f"{ratio(times['gloo'], times[way]):.2f}" if way in times else "" for way in ways]
+        yield [what, *cells, *ratios]
 
 
-def interval(values: Sequence[float], others: Sequence[float], student: float) -> Tuple[float, float, float]:
-    """The mean of paired differences between its limits of 95 %, with Student's factor for their number."""
-    differences = [one - other for one, other in zip(values, others)]
-    half = student * statistics.stdev(differences) / len(differences) ** 0.5
-    mean = statistics.mean(differences)
-    return mean - half, mean, mean + half
-
-
-# -- docs/jax.md, docs/gpu.md, docs/unequal.md ------------------------------------------------------
-
-
-def jax_times() -> Rows:
-    found = result("jax")
-
-    def shown(microseconds: float) -> str:
-        ms = microseconds / 1000
-        return f"{ms:.0f} ms" if ms >= 10 else f"{ms:#.2g} ms"
-
-    for count, name in (("1024", "1 KB"), ("1000000", "1 MB"), ("64000000", "64 MB")):
-        best, middle = found["fastest_tenth_us"][count], found["median_us"][count]
-        yield [name, *(f"{shown(best[how])} ({shown(middle[how])})" for how in best)]
+def links() -> Rows:
+    """All-reduces between hosts, beside Gloo."""
+    for row in result("links")["rows"]:
+        yield [row["network"], size_text(row["bytes"])] + [
+            duration(row["bound_s"]),
+            *(duration(median(row["seconds"][peer])) for peer in ("ringcomm", "gloo")),
+            *(f"{row['bound_s'] / median(row['seconds'][peer]):.3f}" for peer in ("ringcomm", "gloo")),
+            f"{ratio(row['seconds']['gloo'], row['seconds']['ringcomm']):.2f}",
+        ]
 
 
 def on_a_device() -> Rows:
@@ -220,159 +179,17 @@ def lost_hosts() -> Rows:
         yield [name, each, f"{median(times):.1f} s"]
 
 
-def advice() -> Rows:
-    from advisor import summary
-
-    for line in summary(result("advisor")).splitlines()[2:]:
-        yield [cell.strip() for cell in line.strip("|").split("|")]
-
-
-# -- docs/scaling.md ------------------------------------------------------------------------------
-
-
-def examples() -> Rows:
-    found = {(row["example"], row["hosts"], row["mbit"]): row for row in result("scaling/examples")}
-    for index, name in enumerate(dict.fromkeys(row["example"] for row in result("scaling/examples"))):
-        cells = []
-        for hosts, rate in ((3, 20), (4, 50), (4, 20)):
-            row = found[name, hosts, rate]
-            predicted, measured = three_digits(row["predicted_s"]), three_digits(row["measured_s"])
-            word = "" if index or cells else "measured "
-            cells.append(f"{predicted} s, {word}{measured} s")
-        yield [f"[{name}](../examples/{name})", *cells]
-
-
-def three_digits(value: float) -> str:
-    """0.0200, 0.501: three digits that count."""
-    return f"{value:.3f}" if value >= 0.1 else f"{value:.4f}"
-
-
-def starts() -> Rows:
-    for row in result("scaling/startup")["measured"]:
-        ranks, descriptors, threads = str(row["ranks"]), str(row["descriptors"]), str(row["threads"])
-        yield [ranks, f"{row['init_s']:.1f} s", f"{row['own_mb']:.0f} MB", descriptors, threads]
-
-
-def messages() -> Rows:
-    found = result("scaling/startup")
-
-    def megabytes(value: float) -> str:
-        return f"{value:.0f} MB" if value >= 10 else f"{value:.1f} MB" if value >= 0.1 else f"{value:.2f} MB"
-
-    for row in found["counted"][1:]:
-        traffic = megabytes(row["received_mb"]), megabytes(row["sent_mb"])
-        processor, passed_on = f"{row['processor_s']:.2f} s", f"{row['passed_on_mb']:.1f} MB"
-        yield [f"{row['ranks']:,}", f"{row['messages']:,}", *traffic, processor, passed_on]
-    row = found["counted_before"][-1]
-    count, traffic = row["received"] + row["sent"], (megabytes(row["received_mb"]), megabytes(row["sent_mb"]))
-    yield [f"{row['ranks']:,}, before", f"{count:,}", *traffic, f"{row['processor_s']:.0f} s", ""]
-
-
-def errors() -> Rows:
-    """The errors of predictions, from the summary that benchmarks/scaling.py has written."""
-    pattern = (
-        r"(.+): (\d+) points; .*: seconds ([\d.]+) % \(([\d.]+) %\), "
-        r"without_processor ([\d.]+) % \(([\d.]+) %\), without_overlap ([\d.]+) % \(([\d.]+) %\)"
-    )
-    lines = (RESULTS / "scaling" / "errors.txt").read_text().splitlines()
-    found = {match[1]: match for match in (re.fullmatch(pattern, line) for line in lines) if match}
-
-    def percent(text: str) -> str:
-        return f"{int(float(text) + 0.5)} %" if float(text) >= 9.95 else f"{text} %"
-
-    labels = {
-        "ring": "rings, with and without overlap", "direct": "`direct`", "servers": "parameter servers",
-        "up to 12 workers": "up to 12 workers", "16 workers": "16 workers", "all": "all",
-    }  # fmt: skip
-    for name, label in labels.items():
-        row, busy = found[name], found[f"{name} while other programs ran"]
-        yield [label, row[2], percent(row[3]), percent(row[4]), percent(busy[4])]
-    row, busy = found["with overlap"], found["with overlap while other programs ran"]
-    yield ["steps with overlap; predicted without overlap", row[2], f"{percent(row[3])}; {percent(row[7])}",
-           f"{percent(row[4])}; {percent(row[8])}", percent(busy[4])]  # fmt: skip
-    row, busy = found["all"], found["all while other programs ran"]
-    yield ["all, predicted without processor time (γ)", row[2], *map(percent, (row[5], row[6], busy[6]))]
-
-
-def larger_models(compressed: bool) -> Callable[[], Rows]:
-    """Steps of models that are divided, on one host and over links, beside Gloo.
-
-    Args:
-        compressed: whether the rows are those of a pipeline with its codecs, over links; otherwise all else.
-    """
-    files = {
-        "larger": "one host",
-        "larger_16_cores": "one host, 16 cores",
-        "larger_1gbit": "1 Gbit/s",
-        "larger_100mbit": "100 Mbit/s",
-    }
-
-    def rows() -> Rows:
-        for file, link in files.items():
-            for what, times in result(file)["seconds"].items():
-                codec = what.partition(" as ")[2]
-                over_links = what.startswith("pipeline") and "host" not in link
-                if not over_links if compressed else codec:
-                    continue
-                ways = ("ringcomm-tcp", "ringcomm")
-                ours = ", ".join(milliseconds(median(times[way])) for way in ways)
-                ratios = ", ".join(f"{ratio(times['gloo'], times[way]):.2f}" for way in ways)
-                label = (f"`{codec}`" if codec else "float32") if compressed else what
-                yield [link, label, f"{ours} ms", f"{milliseconds(median(times['gloo']))} ms", ratios]
-
-    return rows
-
-
-def round_trips() -> Rows:
-    """Messages between two ranks, there and back: of a host, and of two hosts."""
-    where = {"messages": "one host", "messages_1gbit": "1 Gbit/s", "messages_100mbit": "100 Mbit/s"}
-    for file, links in where.items():
-        found = {(item["bytes"], item["peer"]): item["seconds"] for item in result(file)["summary"]}
-        for size_bytes in sorted({size for size, _ in found}):
-            cells = [links, size_text(size_bytes)]
-            for name in ("ringcomm-torch-tcp", "ringcomm-torch", "gloo", "openmpi-tcp", "openmpi"):
-                seconds = found.get((size_bytes, name))
-                cells.append("" if seconds is None else duration(seconds))
-            yield cells
-
-
-# -- docs/machines.md -----------------------------------------------------------------------------
-
-
-def memory() -> Rows:
-    for row in result("memory")["rows"]:
-        parts = ("numpy", "init", "reductions", "all", "agent")
-        yield [str(row["ranks"]), *(f"{row[f'{part}_rss']:.1f} MB" for part in parts)]
-
-
 TABLES: Tuple[Table, ...] = (
-    Table("docs/compression.md", "step, backward pass of 0.2 s", 0, compression_steps),
-    Table("docs/compression.md", "local steps, backward pass", 0, local_speed),
-    Table("docs/compression.md", "all-reduce of 102 MB", 0, compression_allreduce),
-    Table("docs/compression.md", "link, backward pass", 0, compression_auto),
-    Table("docs/compression.md", " | float32 | overlapping", 0, compression_overlap),
-    Table("docs/compression.md", "ranks on two cores", 0, compression_exposed),
-    Table("docs/compression.md", " | accuracy", 0, accuracies("digits")),
-    Table("docs/compression.md", " | accuracy", 1, accuracies("textures")),
-    Table("docs/machines.md", "ranks | Python and NumPy", 0, memory),
-    Table("docs/compression.md", "task, learning rate", 0, local_steps),
-    Table("docs/jax.md", "float32, 2 ranks", 0, jax_times),
-    Table("docs/larger_models.md", "links | ringcomm sends", 0, larger_models(True)),
-    Table("docs/larger_models.md", "links | what", 0, larger_models(False)),
-    Table("docs/larger_models.md", "links | there and back", 0, round_trips),
+    Table("docs/performance.md", "size | bound", 0, beside_peers("one"), columns("one")),
+    Table("docs/performance.md", "size | bound", 1, beside_peers("four"), columns("four")),
+    Table("docs/performance.md", "collective | size", 0, beside_peers("others"), columns("others")),
+    Table("docs/performance.md", "peer | gradients", 0, gradients),
+    Table("docs/performance.md", "what | ringcomm over TCP", 0, ddp),
+    Table("docs/performance.md", "links | size", 0, links),
     Table("docs/gpu.md", "array and transport", 0, on_a_device),
     Table("docs/gpu.md", "step | transport", 0, steps_on_a_device),
     Table("docs/unequal.md", " | fast one alone", 0, unequal_machines),
-    Table("docs/unequal.md", "of a core", 0, advice),
     Table("docs/elastic.md", "one of three hosts dies", 0, lost_hosts),
-    Table("docs/scaling.md", "example", 0, examples),
-    Table("docs/scaling.md", "ranks | `init()`", 0, starts),
-    Table("docs/scaling.md", "ranks | messages", 0, messages),
-    Table("docs/scaling.md", "steps with 6 to 16 workers", 0, errors),
-    *(
-        Table("docs/performance.md", head, number, rows, columns)
-        for head, number, rows, columns in performance_tables.TABLES
-    ),
 )
 
 
@@ -411,21 +228,6 @@ def differences() -> List[str]:
     return found
 
 
-def pictures() -> None:
-    """Draw what the benchmarks draw from results."""
-    import compression
-    import figure
-    import unequal
-    from peers import scaling_figures
-
-    docs = ROOT / "docs"
-    figure.draw(figure.speed(), figure.PICTURE)
-    figure.draw_machines(figure.seconds_on_machines(RESULTS), figure.terms(RESULTS), figure.MACHINES)
-    compression.draw(result("compression")["steps"], docs / "compression.svg")
-    unequal.PICTURE.write_text("\n".join([*unequal.bars(result("unequal")), ""]))
-    scaling_figures.draw(RESULTS / "scaling")
-
-
 def main() -> int:
     """Rewrite the pages, or compare them."""
     parser = argparse.ArgumentParser(
@@ -442,7 +244,9 @@ def main() -> int:
         path = ROOT / page
         path.write_text(made(path.read_text(), [table for table in TABLES if table.page == page]))
     if args.pictures:
-        pictures()
+        import figure
+
+        figure.draw_machines(figure.seconds_on_machines(RESULTS), figure.terms(RESULTS), figure.MACHINES)
     return 0
 
 

@@ -114,8 +114,6 @@ if _typing.TYPE_CHECKING:
     from .calls.messages import recv_async as recv_async
     from .calls.messages import send as send
     from .calls.messages import send_async as send_async
-    from .scaling.prediction import Prediction as Prediction
-    from .scaling.prediction import predict as predict
     from .transport.arena import empty as empty
 
 
@@ -134,8 +132,6 @@ _LATER = {
     "grouped_reducescatter": "calls.grouped_calls",
     "grouped_reducescatter_async": "calls.grouped_calls",
     "LocalSGD": "_adapter.local_sgd",
-    "predict": "scaling.prediction",
-    "Prediction": "scaling.prediction",
     "recv": "calls.messages",
     "recv_async": "calls.messages",
     "send": "calls.messages",

@@ -57,7 +57,7 @@ def test_no_framework_is_imported(measurements):
 def test_what_a_collective_does_not_need_is_not_imported(measurements):
     loaded = {name for name in measurements[0]["new"] if name.split(".")[0] == "ringcomm"}
     rooms = {name.split(".")[1] for name in loaded if "." in name}
-    assert rooms & {"balance", "scaling", "rendezvous", "elastic", "_adapter"} == set()
+    assert rooms & {"balance", "rendezvous", "elastic", "_adapter"} == set()
     assert len(loaded) <= MAX_MODULES, sorted(loaded)
 
 

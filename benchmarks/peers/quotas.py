@@ -18,22 +18,6 @@ def path_of(name: str) -> Path:
     return (_FIRST if _FIRST.is_dir() else _ROOT) / name
 
 
-def unavailable() -> str:
-    """Why groups with quotas cannot be made here; empty if they can."""
-    probe = path_of(f"ringcomm-probe-{os.getpid()}")
-    try:
-        probe.mkdir()
-    except OSError as problem:
-        return f"no control groups can be made here: {problem}"
-    try:
-        limit(probe.name, 0.5)
-    except OSError as problem:
-        return f"no CPU quota can be set here: {problem}"
-    finally:
-        probe.rmdir()
-    return ""
-
-
 def limit(place: str, quota: float) -> None:
     """Give a group this part of a core, from now on."""
     path = path_of(place.partition("@")[0])
@@ -72,27 +56,22 @@ class Groups:
 
     Args:
         quotas: parts of a core.
-        weight: of the groups against other processes, in the units of the controller; 0: as any other.
 
     Attributes:
         names: of the groups, in the order of quotas.
         places: the same, with the core that the processes of each run on.
     """
 
-    def __init__(self, quotas: Sequence[float], weight: int = 0) -> None:
+    def __init__(self, quotas: Sequence[float]) -> None:
         self.names: List[str] = [f"ringcomm-{os.getpid()}-{number}" for number in range(len(quotas))]
         cores = cores_of(quotas, sorted(os.sched_getaffinity(0)))
         self.places = [f"{name}@{core}" for name, core in zip(self.names, cores)]
         self._quotas = list(quotas)
-        self._weight = weight
 
     def __enter__(self) -> Groups:
         for name, quota in zip(self.names, self._quotas):
             path_of(name).mkdir()
             limit(name, quota)
-            if self._weight:
-                file = "cpu.shares" if _FIRST.is_dir() else "cpu.weight"
-                (path_of(name) / file).write_text(str(self._weight))
         return self
 
     def __exit__(self, *exception: Any) -> None:

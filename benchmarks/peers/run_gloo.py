@@ -1,7 +1,4 @@
-"""A rank of torch.distributed; RANK, WORLD_SIZE and STORE (a file) identify it.
-
-BACKEND names the backend: Gloo, or ringcomm, which ``ringrun`` starts.
-"""
+"""A rank of torch.distributed over Gloo; RANK, WORLD_SIZE and STORE (a file) identify it."""
 
 from __future__ import annotations
 
@@ -23,14 +20,10 @@ from peers.worker import Adapter, Array, Operation, Run, main
 class Gloo(Adapter):
     def __init__(self) -> None:
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        backend = os.environ.get("BACKEND", "gloo")
-        where: Dict[str, Any] = {}
-        if backend == "gloo":
-            store = f"file://{os.environ['STORE']}"
-            where = {"init_method": store, "rank": self.rank, "world_size": self.size}
-        else:
-            import ringcomm.torch.distributed  # noqa: F401
-        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=300), **where)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{os.environ['STORE']}", rank=self.rank, world_size=self.size,
+            timeout=datetime.timedelta(seconds=300),
+        )  # fmt: skip
 
     def barrier(self) -> None:
         dist.barrier()
@@ -45,8 +38,6 @@ class Gloo(Adapter):
         if collective == "alltoall":
             received = torch.ones(count)
             return Operation(data, lambda: dist.all_to_all_single(received, tensor), received.numpy)
-        if collective == "message":
-            return self._round_trip(data, tensor)
         part = np.ones(count // self.size, np.float32)
         small = torch.from_numpy(part)
         if collective == "allgather":
@@ -54,21 +45,6 @@ class Gloo(Adapter):
         if collective == "reducescatter":
             return Operation(data, lambda: dist.reduce_scatter_tensor(small, tensor), lambda: part)
         raise ValueError(collective)
-
-    def _round_trip(self, data: Array, tensor: Any) -> Operation:
-        received = torch.ones(len(data))
-
-        def begin() -> None:
-            dist.send(tensor, 1)
-            dist.recv(received, 1)
-
-        def answer() -> None:
-            dist.recv(received, 0)
-            dist.send(tensor, 0)
-
-        if self.rank > 1:
-            return Operation(data, lambda: None, lambda: data)
-        return Operation(data, answer if self.rank else begin, received.numpy)
 
     def reducer(self, array: Array) -> Run:
         tensor = torch.from_numpy(array)

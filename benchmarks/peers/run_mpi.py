@@ -41,21 +41,6 @@ class Mpi(Adapter):
             received = np.ones(count, np.float32)
             target = [received, kind]
             return Operation(data, lambda: world.Alltoall(whole, target), lambda: received)
-        if collective == "message":
-            received = np.ones(count, np.float32)
-            peer, target = 1 - self.rank, [received, kind]
-
-            def begin() -> None:
-                world.Send(whole, peer)
-                world.Recv(target, peer)
-
-            def answer() -> None:
-                world.Recv(target, peer)
-                world.Send(whole, peer)
-
-            if self.rank > 1:
-                return Operation(data, lambda: None, lambda: data)
-            return Operation(data, answer if self.rank else begin, lambda: received)
         raise ValueError(collective)
 
     def reducer(self, array: Array) -> Run:

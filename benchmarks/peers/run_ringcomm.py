@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from pathlib import Path
 from typing import Any, Dict, List
@@ -58,31 +57,10 @@ class Ringcomm(Adapter):
         return lambda: rc.grouped_allreduce_(arrays, op=rc.Average)
 
     def facts(self) -> Dict[str, Any]:
-        return {"version": rc.__version__, "links": self._links()}
-
-    def _links(self) -> str:
-        """The links in use. There is no public way to ask, so this may one day have no answer."""
-        try:
-            direct = rc.api.context().group.channels.direct
-            links = [direct.link(peer) for peer in range(self.size) if peer != self.rank]
-        except (AttributeError, KeyError, IndexError):
-            return "unknown"
-        return " + ".join(sorted({_described(link) for link in links}))
+        return {"version": rc.__version__}
 
     def close(self) -> None:
         rc.shutdown()
-
-
-def _described(link: object) -> str:
-    """Its class, and for a socket the family and the congestion control."""
-    words = [type(link).__name__]
-    sock = getattr(link, "sock", None)
-    if isinstance(sock, socket.socket):
-        words.append(sock.family.name)
-        if sock.family != socket.AF_UNIX and hasattr(socket, "TCP_CONGESTION"):
-            name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-            words.append(name.rstrip(b"\0").decode())
-    return " ".join(words)
 
 
 if __name__ == "__main__":

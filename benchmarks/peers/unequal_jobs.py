@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Union
 
 from peers.quotas import Groups, join
 
@@ -25,15 +25,6 @@ class Work(NamedTuple):
     global_batch: int = 96
     passes: int = 800
     gradient_bytes: int = 256 * 1024
-    codec: str = "float32"
-
-
-class SlowDown(NamedTuple):
-    """A rank gets another quota in a step."""
-
-    step: int
-    rank: int
-    quota: float
 
 
 class Run(NamedTuple):
@@ -72,35 +63,25 @@ class Machines:
         speeds: Union[str, Sequence[float]],
         steps: int,
         work: Work,
-        slow: Optional[SlowDown] = None,
     ) -> Run:
         """A job of some of the machines."""
         with tempfile.TemporaryDirectory() as folder:
             result = Path(folder) / "result.json"
-            done = self._ringrun([], chosen, speeds, steps, work, slow, result)
+            done = self._ringrun(chosen, speeds, steps, work, result)
             rows = json.loads(result.read_text())
         lines = re.findall(r"ringrun: (.*(?:->|waited).*)", done)
         return Run(rows["times"], rows["computed"], rows["shares"], lines)
 
-    def advise(self, chosen: Sequence[int], work: Work) -> str:
-        """Return what ``ringrun --advise`` prints about these machines.
-
-        It is asked with uncompressed gradients.
-        """
-        return self._ringrun(["--advise"], chosen, "measure", 200, work._replace(codec="float32"))
-
     def _ringrun(
         self,
-        options: Sequence[str],
         chosen: Sequence[int],
         speeds: Union[str, Sequence[float]],
         steps: int,
         work: Work,
-        slow: Optional[SlowDown] = None,
-        result: Path = Path(os.devnull),
+        result: Path,
     ) -> str:
         words = [speeds] if isinstance(speeds, str) else [f"{speed:g}" for speed in speeds]
-        command = [sys.executable, "-m", "ringrun", "-np", str(len(chosen)), "--threads", "1", *options]
+        command = [sys.executable, "-m", "ringrun", "-np", str(len(chosen)), "--threads", "1"]
         if self._names is not None:
             command += ["-H", ",".join(self._names[number] for number in chosen), "-x", "PYTHONPATH"]
         command += [str(RANK), "--result", str(result)]
@@ -108,10 +89,6 @@ class Machines:
             command += ["--groups", *(self._groups.places[number] for number in chosen)]
         command += ["--speeds", *words, "--steps", str(steps), "--global-batch", str(work.global_batch)]
         command += ["--passes", str(work.passes), "--gradient-bytes", str(work.gradient_bytes)]
-        command += ["--codec", work.codec]
-        if slow is not None:
-            command += ["--slow-step", str(slow.step), "--slow-rank", str(slow.rank)]
-            command += ["--slow-quota", f"{slow.quota:g}"]
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             env=self._environ, timeout=_LIMIT_S,
@@ -122,9 +99,9 @@ class Machines:
 
 
 @contextlib.contextmanager
-def processes(quotas: Sequence[float], weight: int = 0) -> Iterator[Machines]:
+def processes(quotas: Sequence[float]) -> Iterator[Machines]:
     """Processes of this machine with these parts of a core."""
-    with Groups(quotas, weight) as groups:
+    with Groups(quotas) as groups:
         yield Machines(groups, None, dict(os.environ))
 
 
@@ -142,12 +119,12 @@ def hosts(names: Sequence[str]) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def on_hosts(lab: Any, quotas: Sequence[float], rates: Sequence[str], weight: int = 0) -> Iterator[Machines]:
+def on_hosts(lab: Any, quotas: Sequence[float], rates: Sequence[str]) -> Iterator[Machines]:
     """Ranks on the hosts of a laboratory with these parts of a core, and links of these rates ("1gbit")."""
     names = [host.name for host in lab.hosts]
     for name, rate in zip(names, rates):
         lab.shape(name, "eth", rate, burst="256kb")
-    with Groups(quotas, weight) as groups:
+    with Groups(quotas) as groups:
         for name, place in zip(names, groups.places):
             join(place, lab.first_process(name))
         yield Machines(groups, names, lab.environ())
@@ -156,12 +133,3 @@ def on_hosts(lab: Any, quotas: Sequence[float], rates: Sequence[str], weight: in
 def settled(values: Sequence[float]) -> List[float]:
     """The second half of a job's steps."""
     return list(values[len(values) // 2 :])
-
-
-def replans(shares: Sequence[Sequence[int]]) -> List[Tuple[int, List[int]]]:
-    """The steps in which shares changed, and to what."""
-    return [
-        (step, list(after))
-        for step, (before, after) in enumerate(zip(shares, shares[1:]), 1)
-        if list(before) != list(after)
-    ]

@@ -1,4 +1,4 @@
-"""A rank that trains on balanced batches inside a control group, for unequal.py and advisor.py.
+"""A rank that trains on balanced batches inside a control group, for unequal.py.
 
 It computes: a sample is a number of products of a matrix and a vector, and nothing sleeps in place of work.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, List
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from peers.quotas import join, limit
+from peers.quotas import join
 
 LAYER = 256
 
@@ -29,10 +29,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--global-batch", type=int)
     parser.add_argument("--passes", type=int, help="products of a matrix and a vector, per sample")
     parser.add_argument("--gradient-bytes", type=int)
-    parser.add_argument("--codec", help="of the all-reduce")
-    parser.add_argument("--slow-step", type=int, default=-1, help="in which step a rank gets another quota")
-    parser.add_argument("--slow-rank", type=int)
-    parser.add_argument("--slow-quota", type=float)
     return parser.parse_args()
 
 
@@ -50,7 +46,6 @@ def main() -> None:
     images = np.random.default_rng(1).standard_normal((4096, LAYER)).astype(np.float32)
     gradient = np.zeros(max(LAYER * LAYER, args.gradient_bytes // 4), np.float32)
     layer = gradient[: LAYER * LAYER].reshape(LAYER, LAYER)
-    codec = None if args.codec == "float32" else args.codec
     speeds = args.speeds[0] if args.speeds[0] == "measure" else [float(speed) for speed in args.speeds]
     data = rc.balanced(len(images), global_batch=args.global_batch, speeds=speeds, drop_last=True)
     times: List[float] = []
@@ -59,8 +54,6 @@ def main() -> None:
     began_s = time.perf_counter()
     while len(times) < args.steps:
         for mine in data:
-            if len(times) == args.slow_step and rc.rank() == args.slow_rank:
-                limit(args.groups[rc.rank()], args.slow_quota)
             part_s = time.perf_counter()
             gradient[:] = 0.0
             for row in images[mine]:
@@ -69,10 +62,7 @@ def main() -> None:
                 layer += np.outer(row, row)
             computed.append(time.perf_counter() - part_s)
             shares.append(list(data.shares))
-            if codec is None:
-                rc.allreduce_(gradient, weight=len(mine))
-            else:
-                rc.allreduce_async_(gradient, name="gradient", weight=len(mine), compression=codec).wait()
+            rc.allreduce_(gradient, weight=len(mine))
             times.append(time.perf_counter() - began_s)
             began_s = time.perf_counter()
             if len(times) == args.steps:

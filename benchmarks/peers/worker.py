@@ -67,10 +67,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def operation(self, collective: str, count: int) -> Operation:
-        """A collective over float32 buffers; the larger of its two buffers has ``count`` elements.
-
-        ``"message"`` is a round trip: rank 0 sends its buffer to rank 1, and rank 1 then its own to rank 0.
-        """
+        """A collective over float32 buffers; the larger of its two buffers has ``count`` elements."""
 
     @abstractmethod
     def reducer(self, array: Array) -> Run:
@@ -122,8 +119,6 @@ def _check(operation: Operation, collective: str, rank: int, size: int) -> None:
         expected: Any = np.float32(size * (size + 1) / 2)
     elif collective == "broadcast":
         expected = np.float32(1)
-    elif collective == "message":
-        expected = np.float32(rank + 1 if rank > 1 else 2 - rank)
     else:
         each = np.arange(size, dtype=np.float32)
         values = each + 1 if collective == "allgather" else each * size + rank

@@ -28,7 +28,7 @@ from ..collective.codec_rates import Rates, code_s, measured_rates
 from ..configuration.without_effect import use
 from ..errors import ConfigError
 from ..ops import ReduceOp
-from ..schedule.closed_form import best_method, reduce_cost
+from ..schedule.closed_form import best_allreduce
 from ..schedule.cost import CostModel
 from ..schedule.machine import Machine, grid
 from .compression import Compression, PowerSGD, compressor_of
@@ -132,8 +132,7 @@ def send_s(name: str, nbytes: float, links: Links) -> float:
     machine = Machine(
         (links.byte_s,), links.latency_s, links.byte_s, links.latency_s, reduce_byte_s=0.0, message_s=0.0
     )
-    method = best_method(nbytes, machine, hosts, "float32" if name == "none" else name)
-    return reduce_cost(method, nbytes, machine, hosts).seconds
+    return best_allreduce(nbytes, machine, hosts, "float32" if name == "none" else name)[1]
 
 
 def exposed_s(name: str, nbytes: float, step: StepTime, links: Links) -> float:

@@ -13,7 +13,7 @@ from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional
 from ..errors import ConfigError
 from ..ops import finite_numbers, is_whole
 from ..schedule.calibration import LOCAL_BYTE_S, LOCAL_LATENCY_S, MESSAGE_S, REDUCE_BYTE_S, WIRE_LATENCY_S
-from ..schedule.closed_form import best_method, reduce_cost
+from ..schedule.closed_form import best_allreduce
 from ..schedule.cost import CostModel
 from ..schedule.machine import machine_of
 from .plan import ComputeTime, ShareLimits, Shares, compute_s, plan_shares
@@ -234,7 +234,7 @@ def reduce_s(model: CostModel, ranks: Sequence[int], nbytes: int) -> float:
     machine, counts = machine_of(model), [hosts.count(host) for host in used]
     if model.hosts:
         machine = machine._replace(wire_byte_s=tuple(model.wire_byte_s[host] for host in used))
-    return reduce_cost(best_method(nbytes, machine, counts), nbytes, machine, counts).seconds
+    return best_allreduce(nbytes, machine, counts)[1]
 
 
 def _subsets(

@@ -12,8 +12,6 @@ from ..codec.base import SEGMENT_ITEMS
 from ..codec.table import make_codec
 
 CODECS = ("bf16", "int8")
-CODING_BYTE_S = {"bf16": 0.5e-9, "int8": 0.6e-9}
-"""Processor time per byte of float32 for encoding and decoding, where that was not measured."""
 _REPETITIONS = 5
 
 

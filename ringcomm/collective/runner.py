@@ -7,7 +7,7 @@ Arrays are contiguous and one-dimensional here, and counts are in elements. All 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -49,8 +49,6 @@ class Runner(CallRunner):
 
     Attributes:
         reduced_bytes: payload of all all-reduces so far.
-        on_reduction: called with the bytes of each all-reduce that is requested, whether its caller waits for
-            it, and its name, if set.
     """
 
     def __init__(
@@ -69,7 +67,6 @@ class Runner(CallRunner):
         self._placement = Placement(fabric.size)
         self._groups: Optional[HostGroups] = None
         self.reduced_bytes = 0
-        self.on_reduction: Optional[Callable[[int, bool, str], None]] = None
         self.use_device_groups(self._selector.device_hosts)
 
     def use_device_groups(self, hosts: Optional[Hosts]) -> None:
@@ -155,8 +152,6 @@ class Runner(CallRunner):
                 self.all_reduce(single, op, name, shape, *how)
                 data[:] = single
             return
-        if self.on_reduction is not None and collective == Collective.ALLREDUCE:
-            self.on_reduction(data.nbytes, True, name)
         self.reduced_bytes += data.nbytes
         # Plain integers: they hash faster than members of enumerations.
         scales = (prescale, postscale)

@@ -67,7 +67,6 @@ seconds = _within(0, _MAX, "must be zero or more seconds")
 limit = _within(0, math.inf, "must be zero or more seconds")
 milliseconds = _within(0, 10_000, "must lie between 0 and 10000 milliseconds")
 microseconds = _within(0, 1e6, "must lie between 0 and 1000000 microseconds")
-price = _within(0, _MAX, "must be zero or more")
 count = _from(1, "must be at least 1")
 whole = _from(0, "must not be negative")
 
@@ -96,53 +95,6 @@ def size_or_zero(text: str) -> int:
         return size(text)
     except ValueError:
         raise ValueError("must be a number of bytes like 65536, 64K or 1M, or 0") from None
-
-
-MAX_RANKS = 100_000
-"""To be predicted; each takes about 10 microseconds."""
-
-
-def counts(text: str) -> str:
-    """Whole numbers from 1 to 100000, separated by commas."""
-    for part in text.split(","):
-        try:
-            fits = count(part) <= MAX_RANKS
-        except ValueError:
-            fits = False
-        if not fits:
-            raise ValueError(f"must be whole numbers like 2,4,8, up to {MAX_RANKS}")
-    return text
-
-
-_RATE_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-
-
-def link_rate(text: str) -> str:
-    """A line rate like ``1gbit``, or nothing."""
-    if text:
-        bits_per_s(text)
-    return text
-
-
-def bits_per_s(text: str) -> float:
-    """A line rate: ``1gbit``, ``100mbit``, ``2.5gbit/s``."""
-    rate = text.strip().lower()
-    rate = rate[:-2] if rate.endswith("/s") else rate
-    factor = _RATE_UNITS.get(rate[-4:])
-    try:
-        value = float(rate[:-4]) * factor if factor is not None else 0.0
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise ValueError("must be a rate like 1gbit, 100mbit or 2.5gbit")
-    return value
-
-
-def figure(text: str) -> str:
-    """A file for a figure, or nothing."""
-    if text and not text.lower().endswith(".svg"):
-        raise ValueError("must end in .svg: figures are written as SVG")
-    return text
 
 
 def flag(text: str) -> bool:

@@ -22,15 +22,6 @@ def polling_s(settings: Settings, local_size: int) -> float:
     return spin_s if local_size <= usable_cores() else _CROWDED * spin_s
 
 
-def waited_for_cores_s() -> float:
-    """For how many seconds this thread was ready and got no processor; 0.0 where that is not counted."""
-    try:
-        with open("/proc/thread-self/schedstat", encoding="ascii") as file:
-            return int(file.read().split()[1]) * 1e-9
-    except (OSError, ValueError, IndexError):
-        return 0.0
-
-
 def own_cores() -> Tuple[int, int]:
     """Return the lowest number of the processor cores that this process may run on, and how many they are."""
     try:

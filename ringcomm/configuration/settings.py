@@ -159,34 +159,6 @@ class Settings:
         "predicted time of a step for every subset of hosts, and end. The program must take its data from "
         "balanced batches.",
     )  # fmt: skip
-    predict: bool = _setting(
-        False, "PREDICT", parsing.flag,
-        "Predict how the program scales: measure 10 of its steps and the links, print the predicted step, "
-        "rate and efficiency for more ranks and other ways to reduce gradients, and end. It needs two ranks.",
-    )  # fmt: skip
-    predict_ranks: str = _setting(
-        "2,4,8,16", "PREDICT_RANKS", parsing.counts,
-        "For `--predict`: numbers of ranks, separated by commas.", "--ranks", metavar="N,…",
-    )  # fmt: skip
-    predict_link: str = _setting(
-        "", "PREDICT_LINK", parsing.link_rate,
-        "For `--predict`: line rate of the hosts' interfaces, like `1gbit`. Empty: as measured.", "--link",
-        metavar="RATE",
-    )  # fmt: skip
-    predict_batch: int = _setting(
-        0, "PREDICT_BATCH", parsing.whole,
-        "For `--predict`: samples of one rank per step, for rates in samples. 0: rates are in steps.",
-        "--batch", metavar="N",
-    )  # fmt: skip
-    predict_price: float = _setting(
-        0.0, "PREDICT_PRICE", parsing.price,
-        "For `--predict`: price of one machine per hour, for costs per million samples. 0: none.", "--price",
-        metavar="MONEY",
-    )  # fmt: skip
-    predict_figure: str = _setting(
-        "", "PREDICT_FIGURE", parsing.figure,
-        "For `--predict`: file of rank 0 for a figure in SVG. Empty: none.", "--figure", metavar="FILE.svg",
-    )  # fmt: skip
     check_calls: bool = _setting(
         False, "CHECK_CALLS", parsing.flag,
         "Make it an error that ranks make the same call (the same number, among calls in order and among "

@@ -51,7 +51,6 @@ class EngineCore:
     Attributes:
         buckets: runs the operations; its totals and its progress are for any thread.
         history: the last operations, if they are recorded.
-        on_reduction: as for :class:`~ringcomm.collective.runner.Runner`.
         repeated: counts the repetitions of operations with names; most programs repeat them once per step.
     """
 
@@ -71,7 +70,6 @@ class EngineCore:
         self.sets = ProcessSets(self.rank, self.size)
         self.coordinator: Optional[Coordinator] = None
         self.history: Optional[OperationHistory] = None
-        self.on_reduction: Optional[Callable[[int, bool, str], None]] = None
         self.repeated = StepClock()
         self._thread: Optional[EngineThread] = None
         self._log: Optional[IO[str]] = None

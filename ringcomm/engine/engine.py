@@ -64,8 +64,6 @@ class Engine(EngineCore):
         request = self._reduction(
             Collective.ALLREDUCE, chosen, arrays, shapes, name, process_set, convert, mirrors
         )
-        if self.on_reduction is not None:
-            self.on_reduction(sum(array.nbytes for array in arrays), urgent, name or "")
         request.residuals, request.absent = residuals, absent
         return self._submit(request, urgent)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Dict, Optional, Sequence
 
 from ..arrays.mirrors import StagingPool
@@ -43,11 +42,6 @@ _NOT_ADVISED = (
     "batches (see docs/unequal.md) and make 64 steps, and two more for each batch that a loader takes in "
     "advance; with Keras on TensorFlow or JAX four epochs of 25."
 )
-
-
-COMPANIONS = {"predict": "ringcomm.scaling.job"}
-"""Modules outside the core, by the setting that turns them on. The function ``attach`` of such a module gets
-the context, and returns an object whose ``close`` is called before a rank leaves without error."""
 
 
 class Context(Collectives):
@@ -110,11 +104,6 @@ class Context(Collectives):
         try:
             group.record(self.engine, engine=self.engine)
             self.activity = group.activity
-            self._companions = [
-                import_module(module).attach(self)
-                for setting, module in COMPANIONS.items()
-                if getattr(settings, setting)
-            ]
         except BaseException:
             self.engine.stop()
             raise
@@ -322,11 +311,8 @@ class Context(Collectives):
         if self._closed or self.group.is_forked:
             return
         self._closed = True
-        if ok:
-            if self.settings.advise and not self.advised and self.rank == 0:
-                self.announce("no advice", _NOT_ADVISED)
-            for companion in self._companions:
-                companion.close()
+        if ok and self.settings.advise and not self.advised and self.rank == 0:
+            self.announce("no advice", _NOT_ADVISED)
         self.group.leave(reason, ok)
         self.group.close()
         if self._embedded is not None:

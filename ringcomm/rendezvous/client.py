@@ -34,7 +34,6 @@ from .control import Resume, await_close, shortage_message
 from .joined import Joined, established, make_control
 from .links import LinkSetup
 from .probe import PROBE_AGAIN_S
-from .relayed_start import RelayedStart
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
@@ -106,7 +105,6 @@ class Joiner:
         self._assignment: Optional[Message] = None
         self._go: Optional[Message] = None
         self._setup: Optional[LinkSetup] = None
-        self._relayed: Optional[RelayedStart] = None
         self._rejoin = False
         self._resume = resume
         self._member = membership.member if resume.member is None else resume.member
@@ -212,7 +210,6 @@ class Joiner:
 
     def _introduce(self, interfaces: Sequence[Interface]) -> None:
         """Listen for the other ranks, and ask the rendezvous for a rank."""
-        self._relayed = None
         setup = self._setup = LinkSetup(
             self.reactor, interfaces, self.membership.key, job_digest(self.membership.job), self._send,
             self.encryption, self.settings.allow_forwarding,
@@ -378,7 +375,7 @@ class Joiner:
             self._failed_view = self._failed_view or int(message["epoch"]) == generation
             self._go = None if self._failed_view else self._go
         else:
-            if kind in ("probe", "assign"):
+            if kind == "probe":
                 self._changes = 0  # Earlier reports are about processes that this view takes into account.
             self._handle_start(message)
 
@@ -387,8 +384,7 @@ class Joiner:
         setup = self._setup
         assert setup is not None
         too_early = self._assignment is None or (kind == "go" and not setup.linked)
-        too_early = too_early or (kind in ("members", "ways") and self._relayed is None)
-        if kind in ("probe_again", "measure", "link", "go", "members", "ways") and too_early:
+        if kind in ("probe_again", "measure", "link", "go") and too_early:
             raise ProtocolError(f"the rendezvous sent {kind!r} too early")
         if kind == "refused":
             self._failure = RefusedError(f"The rendezvous refused this process: {message['reason']}")
@@ -401,12 +397,6 @@ class Joiner:
             setup.assign_rank(int(message["rank"]), int(message["generation"]))
             if message["targets"]:
                 setup.probe(message["targets"])
-        elif kind == "assign":
-            self._take_assignment(message, setup)
-        elif kind == "members" and self._relayed is not None:
-            self._relayed.take_list(message)
-        elif kind == "ways" and self._relayed is not None:
-            self._relayed.take_ways(message)
         elif kind == "probe_again":
             setup.probe(message["targets"], PROBE_AGAIN_S)
         elif kind == "measure":
@@ -417,15 +407,3 @@ class Joiner:
             self._go = message
         else:
             raise ProtocolError(f"the rendezvous may not send {kind!r}")
-
-    def _take_assignment(self, message: Message, setup: LinkSetup) -> None:
-        """The rendezvous has assigned a rank; the list of all ranks comes from another rank."""
-        self._assignment = assignment = {**message, "members": []}
-
-        def named(members: List[Dict[str, Any]]) -> None:
-            assignment["members"] = members
-
-        def link(routes: List[Dict[str, Any]]) -> None:
-            setup.link(routes, self._deadline)
-
-        self._relayed = RelayedStart(setup, message, self._send, named, link)

@@ -125,10 +125,6 @@ class Epoch:
         """The first rank of a host reports what it could reach."""
         return self._linking.probed(member, message) + self._link_if_probed()
 
-    def fetched(self, member: Member, message: Message, now_s: float) -> List[Action]:
-        """A rank cannot get the list of ranks from another rank: it gets it from here."""
-        return [Notice("note", f"{member.name()}: {message['reason']}"), *self._linking.fetch(member)]
-
     def measured(self, member: Member, message: Message, now_s: float) -> List[Action]:
         """The first rank of a host has measured what it was asked to."""
         return self._linking.measured(member, message) + self._link_if_probed()
@@ -337,8 +333,6 @@ _UNTIL_ABORTED = tuple(phase for phase in Phase if phase is not Phase.ABORTED)
 
 _HANDLERS: Dict[str, Tuple[Handler, Tuple[Phase, ...]]] = {
     "probed": (Epoch.probed, (Phase.PROBING,)),
-    "decided": (Epoch.probed, (Phase.PROBING,)),
-    "fetch": (Epoch.fetched, (Phase.PROBING, Phase.LINKING)),
     "measured": (Epoch.measured, (Phase.PROBING,)),
     "linked": (Epoch.linked, (Phase.LINKING,)),
     "unlinked": (Epoch.unlinked, _UNTIL_ABORTED),

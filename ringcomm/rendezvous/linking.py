@@ -1,22 +1,19 @@
 """How far the members of one generation are in connecting to each other. Pure.
 
 The first ranks of the hosts probe which addresses lead where, and measure where several networks connect two
-hosts. Then every rank builds its links. Of many ranks each gets the list of all, and its routes, from another
-rank: see :mod:`.member_list`.
+hosts. Then every rank builds its links.
 """
 
 from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Sequence, Set
 
-from ..errors import ProtocolError
 from ..transport.routes import Attempt
 from ..wire.messages import Message
 from .actions import Action, Send
 from .link_table import check_ranges, link_rows
-from .member_list import MAX_DIRECT, digest_of, list_of, sources_of
 from .membership import Member, as_target
-from .routing import MAX_TURNS, Known, Pair, Routes, Routing, routes_of, with_second_round
+from .routing import Known, Routes, Routing, routes_of, with_second_round
 
 
 class Linking:
@@ -38,25 +35,18 @@ class Linking:
         self._generation = generation
         self._known = known or {}
         self._leaders = [member for member in members if member.local_rank == 0]
-        self._relayed = len(self._members) > MAX_DIRECT
-        self._shared = self._relayed and len(self._leaders) > MAX_TURNS
         self.probed_all = len(self._leaders) == 1
         self._probing = {leader.rank for leader in self._leaders}
         self._probed_again = False
         self._reports: Dict[int, List[Attempt]] = {}
-        self._unreached: Set[Pair] = set()
         self._measuring: Set[int] = set()
         self._routing = Routing((), {})
         self._routes: Routes = {}
         self._links: Dict[int, List[Dict[str, Any]]] = {}
         self._unlinked = len(self._members)
-        self._list: Message = {}
-        self._fetched: Set[int] = set()
 
     def begin(self) -> List[Action]:
         """Send every member its rank, and the first ranks of the hosts what to probe."""
-        if self._relayed:
-            return self._begin_relayed()
         rows = [member.describe() for member in self._members]
         return [Send(member.connection, self._assignment(member, rows)) for member in self._members]
 
@@ -70,46 +60,16 @@ class Linking:
             "targets": [as_target(other) for other in others] if member.local_rank == 0 else [],
         }
 
-    def _begin_relayed(self) -> List[Action]:
-        self._list = list_of(self._members)
-        digest = digest_of(self._list)
-        actions: List[Action] = []
-        for rank, source in sources_of(self._members).items():
-            assignment = {
-                "type": "assign", "rank": rank, "generation": self._generation, "digest": digest,
-                "shared": self._shared, "sources": [] if source is None else [as_target(source)],
-            }  # fmt: skip
-            connection = self._members[rank].connection
-            actions.append(Send(connection, assignment))
-            if source is None:
-                actions.append(Send(connection, self._list))
-        return actions
-
-    def fetch(self, member: Member) -> List[Action]:
-        """A rank cannot get the list of ranks from the rank that it was told.
-
-        Raises:
-            ProtocolError: it has it already.
-        """
-        if not self._relayed or member.rank in self._fetched:
-            raise ProtocolError(f"{member.name()} asks for the list of ranks again")
-        self._fetched.add(member.rank)
-        return [Send(member.connection, self._list)]
-
     def probed(self, member: Member, message: Message) -> List[Action]:
-        """The first rank of a host reports what it could reach, or what it could not reach of its share."""
+        """The first rank of a host reports what it could reach."""
         if member.rank not in self._probing:
             return []
         attempts = [Attempt.from_json(item)._replace(source=member.rank) for item in message["attempts"]]
         self._reports[member.rank] = with_second_round(self._reports.get(member.rank, ()), attempts)
-        for target in message.get("unreached", ()):
-            self._unreached.add((min(member.rank, target), max(member.rank, target)))
         self._probing.discard(member.rank)
         if self._probing:
             return []
-        leaders = {leader.rank for leader in self._leaders}
-        pairs = [pair for pair in sorted(self._unreached) if leaders.issuperset(pair) and pair[0] < pair[1]]
-        self._routing = Routing(self._leaders, self._reports, pairs if self._shared else None, self._known)
+        self._routing = Routing(self._leaders, self._reports, self._known)
         return self._probe_again() or self._measure()
 
     def _probe_again(self) -> List[Action]:
@@ -146,9 +106,6 @@ class Linking:
         """
         self._routes = self._routing.routes()
         ways = self._routing.ways()
-        if self._relayed:
-            told = ((item.connection, ways.get(item.host_index, [])) for item in self._leaders)
-            return [Send(connection, {"type": "ways", "ways": found}) for connection, found in told]
         routes = (
             (item.connection, routes_of(item, self._members, ways.get(item.host_index, [])))
             for item in self._members

@@ -31,7 +31,6 @@ from .link_table import ranges_of
 from .probe import PROBE_S
 from .probing import Probing
 from .race import Race, WireSpeed
-from .relay import Relay
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
@@ -61,9 +60,6 @@ class LinkSetup:
         job: the digest of the job's name.
         send: sends a message to the rendezvous.
         encryption, forwarded: see :class:`~ringcomm.transport.accept.Acceptor`.
-
-    Attributes:
-        relay: passes the list of ranks on, if they get it from each other.
     """
 
     def __init__(
@@ -111,7 +107,6 @@ class LinkSetup:
             forwarded,
             may_wait=False,
         )
-        self.relay: Optional[Relay] = None
         self._early: List[Tuple[socket.socket, Claim, Session]] = []
         self._echoes: Set[Echo] = set()
         self._probing: Optional[Probing] = None
@@ -151,8 +146,6 @@ class LinkSetup:
             sock.close()
         elif claim.purpose == Purpose.PROBE:
             self._echoes.add(Echo(self.reactor, sock, session, self.rank, self._drop_echo))
-        elif claim.purpose == Purpose.MEMBERS and self.relay is not None:
-            self.relay.accept(sock, session, claim.source)
         elif claim.purpose in _CHANNELS and claim.source != self.rank:
             self._accept_link((claim.purpose, claim.source), (sock, session))
         else:
@@ -348,9 +341,6 @@ class LinkSetup:
         if self._race is not None:
             self._race.close()
             self._race = None
-        if self.relay is not None:
-            self.relay.close()
-            self.relay = None
         self._acceptor.close()
         for echo in list(self._echoes):
             self._drop_echo(echo)

@@ -61,8 +61,6 @@ class Routing:
     Args:
         leaders: the first rank of every host.
         reports: by rank, what it has tried.
-        pairs: only these; what one end has not reported, it has not been asked to try. None: all pairs, and
-            both ends of each have been asked.
         known: what earlier generations have measured. A pair of hosts that has the same wires as then does
             not measure again, which takes up to a second and more while all other ranks wait.
     """
@@ -71,14 +69,11 @@ class Routing:
         self,
         leaders: Sequence[Located],
         reports: Mapping[int, Sequence[Attempt]],
-        pairs: Optional[Collection[Pair]] = None,
         known: Optional[Known] = None,
     ) -> None:
         self._leaders = {leader.rank: leader for leader in leaders}
-        self._all_asked = pairs is None
-        self._crowd = pairs is not None or len(self._leaders) > MAX_TURNS
-        if pairs is None:
-            pairs = list(itertools.combinations(self._leaders, 2))
+        self._crowd = len(self._leaders) > MAX_TURNS
+        pairs = itertools.combinations(self._leaders, 2)
         self._tried: Dict[Pair, List[Attempt]] = {pair: [] for pair in pairs}
         for source, attempts in sorted(reports.items()):
             for item in attempts:
@@ -91,8 +86,7 @@ class Routing:
     def to_probe_again(self) -> Dict[int, List[Dict[str, Any]]]:
         """By rank, the hosts that it did not reach, nor they it, but only because an attempt took too long.
 
-        On busy hosts neither end may have got far enough in its time. An end that has not been asked before
-        dials all addresses.
+        On busy hosts neither end may have got far enough in its time.
 
         Returns:
             for each rank the ``targets`` of the second round, with the addresses that took too long.
@@ -102,10 +96,8 @@ class Routing:
             for source, target in (pair, pair[::-1]):
                 own = [item for item in self._tried[pair] if item.source == source]
                 slow = {item.address for item in own if item.too_slow}
-                new = not own and not self._all_asked
-                if slow or new:
-                    again = as_target(self._leaders[target], None if new else slow)
-                    found.setdefault(source, []).append(again)
+                if slow:
+                    found.setdefault(source, []).append(as_target(self._leaders[target], slow))
         return found
 
     def unreached(self) -> List[Pair]:

@@ -23,10 +23,6 @@ class Purpose(IntEnum):
     """A link between two ranks, for the collectives that the engine matches by name."""
     ENGINE_CONTROL = 5
     """A control link between engines: requests to rank 0, its responses, and heartbeats."""
-    COMPUTE = 6
-    """From a process to the registry of dispatchers and workers that prepare data."""
-    MEMBERS = 7
-    """From a rank to the one that passes the list of all ranks on to it."""
 
 
 class Claim(NamedTuple):

@@ -31,10 +31,8 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     # from a rank to the rendezvous
     "join": {"version": (str,), "hostname": (str,), "pid": (int,), "addresses": (list,)},
-    "fetch": {"reason": (str,)},
     "count": {},
     "probed": {"attempts": (list,)},
-    "decided": {"attempts": (list,), "unreached": (list,)},
     "measured": {"speeds": (list,)},
     "linked": {"links": (list,)},
     "unlinked": {"reason": (str,), "peer": (int,)},
@@ -53,11 +51,6 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "entry": {"entry": (str,), "text": (str,)},
     "refused": {"reason": (str,)},
     "probe": {"rank": (int,), "generation": (int,), "members": (list,), "targets": (list,)},
-    "assign": {
-        "rank": (int,), "generation": (int,), "digest": (str,), "shared": (bool,), "sources": (list,),
-    },
-    "members": {"members": (list,)},
-    "ways": {"ways": (list,)},
     "probe_again": {"targets": (list,)},
     "measure": {"pairs": (list,)},
     "link": {"routes": (list,)},
@@ -100,30 +93,12 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     },
     # between ranks, on a probe connection
     "echo": {"rank": (int,)},
-    # from a process to the registry of those that prepare data
-    "dispatcher": {"number": (int,), "address": (str,)},
-    "worker": {"dispatcher": (int,), "number": (int,)},
-    "watch": {"dispatcher": (int,)},
-    "attend": {},
-    "train": {},
-    "finish": {},
-    # from that registry
-    "noted": {},
-    "denied": {"reason": (str,)},
-    "standing": {"address": (str,), "missing": (list,)},
-    "over": {"reason": (str,)},
 }
 
 _ITEMS: Mapping[Tuple[str, str], Mapping[str, Tuple[type, ...]]] = {
     # what the objects in a list must have
     ("join", "addresses"): {"address": (str,), "port": (int,), "iface": (str,), "kind": (str,)},
     ("linked", "links"): {"iface": (str,), "local": (str,), "peers": (list,)},
-    ("assign", "sources"): {"rank": (int,), "addresses": (list,), "machine": (str,)},
-    ("members", "members"): {
-        "rank": (int,), "host": (str,), "host_index": (int,), "local_rank": (int,), "pid": (int,),
-        "machine": (str,), "addresses": (list,),
-    },
-    ("ways", "ways"): {"host": (int,), "dial": (bool,), "address": (str,), "iface": (str,)},
     ("probe", "members"): {
         "rank": (int,), "host": (str,), "host_index": (int,), "local_rank": (int,), "pid": (int,)
     },
@@ -133,9 +108,6 @@ _ITEMS: Mapping[Tuple[str, str], Mapping[str, Tuple[type, ...]]] = {
     ("probe_again", "targets"): {"rank": (int,), "addresses": (list,)},
     ("link", "routes"): {"peer": (int,), "dial": (bool,), "addresses": (list,), "iface": (str,)},
 }  # fmt: skip
-
-_RANKS = (("standing", "missing"), ("decided", "unreached"))
-"""Lists of ranks."""
 
 _RANGES = (("pong", "heard"), ("pong", "silent"))
 """Lists of ranges of ranks: each its first and its last."""
@@ -179,8 +151,6 @@ def validate(message: Any) -> Message:
         raise ProtocolError(f"unknown kind of control message: {kind!r}")
     _check_fields(f"control message {kind!r}", message, wanted)
     for name in wanted:
-        if (kind, name) in _RANKS and not all(type(item) is int and item in _WHOLE for item in message[name]):
-            raise ProtocolError(f"control message {kind!r}: field {name!r} is not a list of ranks")
         if (kind, name) in _RANGES and not all(map(_is_range, message[name])):
             raise ProtocolError(f"control message {kind!r}: field {name!r} is not a list of ranges of ranks")
         items = _ITEMS.get((str(kind), name))

@@ -74,10 +74,6 @@ FLIGHT = {
         }],
     }],
 }  # fmt: skip
-COMPUTE = {
-    "dispatchers": 1, "workers_per_dispatcher": 2, "dispatcher_side": "compute", "key": "00" * 32,
-    "addresses": {"lo": [["127.0.0.1", 1]]}, "timeout": 60, "machine": "m",
-}  # fmt: skip
 POSTED = [
     {"type": "post", "entry": "a", "text": "x"},
     {"type": "post", "entry": "b", "text": "x" * 70_000},
@@ -183,17 +179,6 @@ def board(rng: random.Random) -> None:
             assert validate(action.message)["type"] == "entry" and encode(action.message)
         if rng.randrange(3) == 0:
             entries.left(connection)
-
-
-def data_service(rng: random.Random) -> None:
-    """The configuration of TensorFlow's data service, read from a file."""
-    from ringcomm.tensorflow.data.compute_service import TfDataServiceConfig as config
-
-    content = json.loads(json.dumps(COMPUTE))
-    for _ in range(rng.randrange(3)):
-        content[rng.choice(list(content))] = rng.choice([*ODD, "\ud800", [["a", 1 << 70]], float("inf")])
-    made = config.from_dict(content)
-    assert config.from_dict(made.to_dict()) == made
 
 
 def agents(rng: random.Random) -> None:
@@ -325,11 +310,11 @@ def words_of_ringrun(rng: random.Random) -> None:
 
 
 PARSERS = [
-    handshake, control_message, header, rendezvous, board, data_service, agents, files, flight_record,
+    handshake, control_message, header, rendezvous, board, agents, files, flight_record,
     group_messages, numbers_of_ranks, signed_objects, store_entry, words_of_ringrun,
 ]  # fmt: skip
 REFUSING = (
-    handshake, control_message, board, data_service, agents, files, flight_record, group_messages,
+    handshake, control_message, board, agents, files, flight_record, group_messages,
     numbers_of_ranks, store_entry,
 )  # fmt: skip
 """Of these some cases must be refused and some taken, or what is made is not worth trying."""
@@ -337,9 +322,6 @@ REFUSING = (
 
 @pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.__name__)
 def test_many(parser):
-    if parser is data_service:
-        pytest.importorskip("tensorflow")
-        import ringcomm.tensorflow.data.compute_service  # noqa: F401  (its memory is not measured)
     if parser is store_entry:
         pytest.importorskip("torch")
         import ringcomm.torch.distributed._store  # noqa: F401

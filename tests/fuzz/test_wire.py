@@ -10,14 +10,13 @@ import pytest
 from hypothesis import strategies as st
 
 from ringcomm.config import Slot
-from ringcomm.data_service.registry import Registry
 from ringcomm.engine.control_messages import ControlMessages
 from ringcomm.engine.coordinator import Coordinator
 from ringcomm.engine.cycle import _making_sense
 from ringcomm.engine.pending import Pending
 from ringcomm.engine.process_sets import ProcessSets
 from ringcomm.errors import AuthenticationError, ProtocolError, RingcommError
-from ringcomm.rendezvous.actions import Seat, Timer
+from ringcomm.rendezvous.actions import Seat
 from ringcomm.rendezvous.control import error_from
 from ringcomm.rendezvous.echo import Echo
 from ringcomm.rendezvous.fixed_terms import FixedTerms
@@ -205,18 +204,6 @@ RIGHT = [
     {"type": "lost", "peer": 1, "doing": "", "why": "", "kind": "lost"},
 ]  # fmt: skip
 STEPS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(RIGHT) | control_messages()), max_size=12)
-
-
-@fuzz(st.lists(st.tuples(st.integers(0, 2), control_messages()), max_size=12))
-def test_the_registry_of_data_workers(steps):
-    """Processes that say anything: answers that are messages themselves, denials, and no other exception."""
-    registry = Registry(2, 2, 60.0)
-    for now, (connection, message) in enumerate(steps):
-        try:
-            for action in [*registry.received(connection, validate(message)), *registry.tick(20.0 * now)]:
-                assert validate(action.message) and len(encode(action.message)) < messages.MAX_REPORT_BYTES
-        except ProtocolError:
-            assert registry.lost(connection, 20.0 * now) in ([], [Timer(60.0)])
 
 
 @fuzz(st.integers(0, 5), STEPS, st.booleans())

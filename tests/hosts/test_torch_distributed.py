@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -33,18 +30,3 @@ def test_ddp_trains_on_three_hosts(lab: Lab) -> None:
         fast = jobs.traffic(before[host.name], after, {lab.iface(host.name)})
         slow = jobs.traffic(before[host.name], after, {lab.iface(host.name, "wlan"), "docker0"})
         assert fast > 1_000_000 and slow < PROBING_BYTES, (host.name, fast, slow)
-
-
-@pytest.mark.release
-@pytest.mark.timeout(300)
-def test_messages_between_hosts_are_measured(tmp_path: Path) -> None:
-    """With hosts of its own."""
-    pytest.importorskip("torch")
-    command = [sys.executable, "benchmarks/messages.py", "--link", "1gbit", "--quick"]
-    command += ["--output", str(tmp_path), "--peers", "ringcomm-torch", "gloo"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads((tmp_path / "messages_1gbit.json").read_text())["summary"]
-    sizes = (8, 1024, 65536, 1_000_000, 16_000_000)
-    measured = {(row["bytes"], row["peer"]) for row in rows}
-    assert measured == {(size, peer) for size in sizes for peer in ("ringcomm-torch", "gloo")}

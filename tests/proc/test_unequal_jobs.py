@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import re
-import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from tests.proc.test_ringrun_support import ringrun
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 PROGRAM = """
 import os, sys, time
@@ -77,29 +70,3 @@ def test_a_program_that_cannot_be_measured_is_told_why(tmp_path: Path) -> None:
     assert done.process.returncode == 1, done.err
     assert done.err.count("No advice: ") == 1
     assert "No advice: the program ended before every rank was measured." in done.err
-
-
-def quotas() -> ModuleType:
-    """The benchmarks' control groups."""
-    spec = importlib.util.spec_from_file_location("quotas", BENCHMARKS / "peers" / "quotas.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.release
-def test_shares_follow_a_quota_that_is_halved_in_a_running_job(tmp_path: Path) -> None:
-    """The limits are wider than in integration/balance/test_balance.py: other tests run on the same cores."""
-    reason = quotas().unavailable()
-    if reason:
-        pytest.skip(reason)
-    command = [sys.executable, str(BENCHMARKS / "unequal.py"), "slow-down", "--passes", "400"]
-    options = ["--weight", "10000", "--results", str(tmp_path / "found.json")]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((tmp_path / "found.json").read_text())["slow-down"]
-    assert found["steps_until_balanced"] <= 60, found["replans"]
-    assert len(found["replans"]) <= 5, found["replans"]
-    at_step = [shares for step, shares in found["replans"] if step <= found["slow_down"]["step"]][-1]
-    assert found["replans"][-1][1][0] < 0.9 * at_step[0], found["replans"]

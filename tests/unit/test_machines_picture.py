@@ -9,8 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+from cells import time_text  # noqa: E402 - a module of programs
 from figure import seconds_on_machines  # noqa: E402 - a program
-from report import time_text  # noqa: E402 - a module of programs
 
 
 def test_the_picture_has_the_medians_of_the_results():

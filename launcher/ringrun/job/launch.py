@@ -285,7 +285,6 @@ def effective_settings(
     found = setting_sources.effective(
         [options.project_values, file, others, variables, setting_sources.without_conflicts(flags)]
     )
-    setting_sources.check_measurements(found.settings, flags)
     InterfaceFilter(found.settings.iface)  # reports an invalid value once here, and not on every host
     return found
 

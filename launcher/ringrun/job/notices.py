@@ -18,10 +18,6 @@ from .outcome import Outcome
 REFUSALS_SHOWN = 20
 GATHER_S = 0.5
 """After the first variable that differs, agents have this long to report others and those of other hosts."""
-_NO_PREDICTION = (
-    "No prediction: the program ended without one. It must call init() of ringcomm or of an adapter, and "
-    "reduce its gradients with them in 13 equal steps (see docs/scaling.md)."
-)
 _ALONE = "no rank called ringcomm.init(): each trained alone"
 _IMPORT = re.compile(r"^\s*(import|from)\s+(ringcomm|horovod)\b", re.MULTILINE)
 _NO_CALL = (
@@ -63,10 +59,7 @@ class Notices:
                 self._printer.show(f"{notice.text}{more}")
             return
         if notice.kind == "warning":
-            topic = str(notice.detail.get("topic", ""))
-            if topic == "no prediction" and topic in self._topics:
-                return  # What came first is the reason.
-            self._topics.add(topic)
+            self._topics.add(str(notice.detail.get("topic", "")))
         if notice.kind == "warning" or (self._job.settings.verbose and notice.text):
             self._printer.show(notice.text)
 
@@ -112,7 +105,7 @@ class Notices:
         """All ranks have ended well: show what that says, and have a job fail that has not measured.
 
         Args:
-            outcome: gets exit code 1 if a prediction or advice was asked for, and there is none.
+            outcome: gets exit code 1 if advice was asked for, and there is none.
             made_no_call: whether the ranks have made no collective.
         """
         self._show_variables()
@@ -123,14 +116,10 @@ class Notices:
             recorded = settings.flight_recorder and not self._job.is_elastic
             if self._joined and made_no_call and recorded and self._job.trains:
                 self._printer.note(_NO_CALL)
-        for asked, topic, missing, text in (
-            (settings.predict, "predict", "no prediction", _NO_PREDICTION),
-            (settings.advise, "advise", "no advice", _NO_ADVICE),
-        ):
-            if asked and topic not in self._topics:
-                outcome.exit_code = 1
-                if missing not in self._topics:
-                    self._printer.show(text)
+        if settings.advise and "advise" not in self._topics:
+            outcome.exit_code = 1
+            if "no advice" not in self._topics:
+                self._printer.show(_NO_ADVICE)
 
 
 def _imports_ringcomm(script: Optional[str]) -> bool:

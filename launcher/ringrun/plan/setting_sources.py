@@ -122,38 +122,17 @@ def effective(sources: Sequence[Iterable[SettingValue]]) -> Effective:
     return Effective(replace(Settings(), **changes), origins)
 
 
-def check_measurements(settings: Settings, given: Iterable[SettingValue]) -> None:
-    """Check the options of ``--predict`` and ``--advise``.
-
-    Args:
-        settings: all values.
-        given: those that the command line or the program has set. Variables may stay set without a use.
-
-    Raises:
-        ConfigError: both are given, or an option of the former without it.
-    """
-    if settings.predict and settings.advise:
-        raise ConfigError(
-            "--predict and --advise are both given; each measures the program in its own way and ends it. "
-            "Use one of them."
-        )
-    for value in given:
-        if value.name.startswith("predict_") and not settings.predict:
-            raise ConfigError(f"{value.source} needs --predict: it says what to predict.")
-
-
 def check_measurable(settings: Settings, ranks: int) -> None:
-    """Check that a job has the ranks that ``--predict`` and ``--advise`` need.
+    """Check that a job has the ranks that ``--advise`` needs.
 
     Raises:
         ConfigError: it has only one.
     """
-    for flag, given in (("--predict", settings.predict), ("--advise", settings.advise)):
-        if given and ranks < 2:
-            raise ConfigError(
-                f"{flag} needs at least two ranks, and this job has one, which sends nothing. Add -np 2, or "
-                "more hosts with -H."
-            )
+    if settings.advise and ranks < 2:
+        raise ConfigError(
+            "--advise needs at least two ranks, and this job has one, which sends nothing. Add -np 2, or "
+            "more hosts with -H."
+        )
 
 
 def without_conflicts(flags: Iterable[SettingValue]) -> List[SettingValue]:

@@ -24,10 +24,6 @@ from ._uncompiled import uncompiled
 from ._work import RingcommWork
 
 BACKEND = "ringcomm"
-_NOT_PREDICTED = (
-    "No prediction for process groups of torch.distributed: --predict follows calls of ringcomm and the "
-    "optimizers of its adapters, such as ringcomm.torch.DistributedOptimizer."
-)
 _open_groups: weakref.WeakSet[ProcessGroupRingcomm] = weakref.WeakSet()
 
 
@@ -58,8 +54,6 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
         settings = group_settings(timeout)
         transport = self._transport = GroupTransport(store, rank, ranks, name, settings, default)
         self._watch = transport.watch
-        if settings.predict and default and rank == 0:
-            self._watch.warn("no prediction", _NOT_PREDICTED)
         self._ops = Collectives(transport.group.runner)
         with transport.telling_shortages():
             self._operations = Operations(name, transport, settings.timeout_s)

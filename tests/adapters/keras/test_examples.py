@@ -6,8 +6,6 @@ import csv
 import gzip
 import re
 import struct
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Union
@@ -76,18 +74,6 @@ def test_keras_reads_mnists_own_files(tmp_path: Path) -> None:
     )
     assert "on jax, 480 images each" in output
     assert accuracy(output) > 0.3
-
-
-@pytest.mark.timeout(200)
-def test_data_that_other_processes_prepare(tmp_path: Path) -> None:
-    """The two commands of the example's own text, both at once."""
-    config = tmp_path / "compute.json"
-    with ThreadPoolExecutor() as pool:
-        program = (sys.executable, "-m", "ringcomm.tensorflow.data.compute_worker", config)
-        compute = pool.submit(ringrun, 2, *program)
-        assert accuracy(ringrun(2, "tf2_data_service.py", config)) > 0.9
-        compute.result()
-    assert not config.exists()
 
 
 @pytest.mark.timeout(200)

@@ -97,13 +97,6 @@ def default_group():
     return _group.create(options)
 
 
-def test_a_prediction_is_asked_for_in_vain(monkeypatch, caplog):
-    monkeypatch.setenv("RINGCOMM_PREDICT", "1")
-    default_group().shutdown()
-    (record,) = caplog.records
-    assert "No prediction for process groups of torch.distributed" in record.getMessage()
-
-
 def alone(function):
     """Call it with a group of one."""
     (result,) = on_ranks(function, 1)

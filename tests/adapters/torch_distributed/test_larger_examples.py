@@ -49,13 +49,6 @@ def test_text_is_generated_by_divided_layers() -> None:
     assert int(mine) < 0.65 * int(whole)
 
 
-@pytest.mark.release
-def test_the_benchmark_runs() -> None:
-    output = run_python("benchmarks/larger.py", "--quick")
-    assert len(re.findall(r"^\| .* x \|", output, re.MULTILINE)) == 6
-    assert re.search(r"relative error of bf16: [\d.e-]+, relative error of int8: ", output)
-
-
 def test_a_killed_training_goes_on_with_fewer_processes(tmp_path: Path) -> None:
     small = ["examples/torch_fsdp.py", "--steps", "30", "--every", "10", "--layers", "2", "--width", "32"]
     alone = losses_in(run_python(*small, "--folder", str(tmp_path / "alone")))

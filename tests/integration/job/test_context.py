@@ -73,12 +73,6 @@ class TestAlone:
         assert any(record.getMessage().startswith("No advice: ") for record in caplog.records)
 
 
-    def test_a_prediction_that_was_not_made_is_pointed_out(self, caplog):
-        with Context.start(Membership(), Settings(predict=True)):
-            pass
-        assert any(record.getMessage().startswith("No prediction: ") for record in caplog.records)
-
-
 @pytest.mark.parametrize("ok", [True, False])
 def test_the_rank_that_serves_the_rendezvous_stops_it_at_its_end(ok, monkeypatch, no_leaks):
     key, stopped = secrets.token_bytes(32), []

@@ -119,8 +119,8 @@ def test_a_start_from_the_request_to_the_go(fake, joining):
 
 def test_a_message_that_no_rendezvous_sends_is_an_error(fake, joining):
     _, future = joining()
-    fake.send({"type": "noted"})
-    with pytest.raises(StartupError, match="the rendezvous may not send 'noted'"):
+    fake.send({"type": "unblocked"})
+    with pytest.raises(StartupError, match="the rendezvous may not send 'unblocked'"):
         future.result(60.0)
 
 
@@ -132,10 +132,8 @@ def test_a_message_that_no_rendezvous_sends_is_an_error(fake, joining):
         [LINK],
         [GO],
         [PROBE, {"type": "link", "routes": [{"peer": 1, "dial": False, "addresses": [], "iface": ""}]}, GO],
-        [PROBE, {"type": "members", "members": []}],
-        [PROBE, {"type": "ways", "ways": []}],
     ],
-    ids=["probe_again", "measure", "link", "go", "go before the links", "members", "ways"],
+    ids=["probe_again", "measure", "link", "go", "go before the links"],
 )
 def test_a_rendezvous_that_sends_something_too_early(fake, joining, messages):
     _, future = joining()

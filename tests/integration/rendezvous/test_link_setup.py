@@ -176,11 +176,6 @@ def test_a_peer_that_is_gone_when_it_would_be_answered_is_not_linked(network):
         assert network.linked(rank) == {purpose: [] for purpose in CHANNELS}
 
 
-def test_the_list_of_ranks_is_asked_for_only_where_it_is_passed_on(network):
-    sock, session = network.dial(network.rank(1), CLAIM._replace(purpose=Purpose.MEMBERS))
-    assert network.answers(sock, session, 1) == [None]
-
-
 def test_a_peer_that_dials_again_has_given_up_the_older_connection(network):
     rank = network.rank(1)
     older, its_session = network.dial(rank)

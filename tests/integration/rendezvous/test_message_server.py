@@ -85,7 +85,7 @@ def here(server, action):
 
 
 def test_connections_have_numbers_by_which_they_are_answered(server, client):
-    server.answer = lambda number, message: server.send_message(number, {"type": "noted"})
+    server.answer = lambda number, message: server.send_message(number, {"type": "unblocked"})
     one, other = client(), client()
     one.send(NOTE, NOTE)
     other.send(NOTE)
@@ -93,7 +93,7 @@ def test_connections_have_numbers_by_which_they_are_answered(server, client):
     assert sorted(server.events) == [("arrived", 1), ("arrived", 2), ("note", 1), ("note", 1), ("note", 2)]
     assert here(server, lambda: server.numbers) == [1, 2]
     server.stop()
-    assert one.read() == [{"type": "noted"}] * 2 and other.read() == [{"type": "noted"}]
+    assert one.read() == [{"type": "unblocked"}] * 2 and other.read() == [{"type": "unblocked"}]
 
 
 def test_a_message_to_a_connection_that_has_ended_is_dropped(server, client):

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from ringcomm import newkey
-from ringcomm.data_service.service import ComputeClient, ComputeService
 from ringcomm.errors import AuthenticationError, PeerLostError, RingcommError, StartupError
 from tests.support.relay import TAG_BYTES, Relay, content, replaced
 from tests.support.service import Service, eventually
@@ -190,15 +189,3 @@ def test_what_a_rank_has_said_is_worth_nothing_to_itself(make_service):
     with Relay(service.endpoints[0], change) as relay:
         outcome = run(service, relay)
     assert all(isinstance(item, (StartupError, PeerLostError)) for item in outcome), outcome
-
-
-def test_the_registry_of_data_workers_refuses_a_relay(no_leaks):
-    service = ComputeService(1, 1, b"k" * 32, nics=["lo"])
-    try:
-        ((where, *_),) = service.addresses().values()
-        with Relay(where) as relay:
-            client = ComputeClient({"lo": [relay.at]}, b"k" * 32)
-            with pytest.raises(AuthenticationError, match=f"127.0.0.1:{relay.at[1]} .*passed on from there"):
-                client.register_dispatcher(0, "elsewhere:1")
-    finally:
-        service.shutdown()

@@ -30,7 +30,7 @@ def peer(service):
         item.sock.close()
 
 
-@pytest.mark.parametrize("kind", ["ping", "go", "noted"])
+@pytest.mark.parametrize("kind", ["ping", "go", "unblocked"])
 def test_what_only_a_rendezvous_sends_ends_the_connection(peer, kind):
     message = {"type": kind, "table": ""}
     one, other = peer(), peer()

@@ -1,4 +1,4 @@
-"""The files and folders of SECURITY.md's table: how each is made before a test, used, and where it lies."""
+"""Files and folders that others could prepare: how each is made before a test, used, and where it lies."""
 
 from __future__ import annotations
 
@@ -116,20 +116,6 @@ class NoticeOfRank0(Notice):
     def use(self) -> str:
         self.notice(0).publish(GOOD, Deadline(0.0))
         return self.target.read_text()
-
-
-class DataService(Row):
-    reads = True
-
-    def make(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        pytest.importorskip("tensorflow", reason="the data service needs TensorFlow")
-        from ringcomm.tensorflow.data.compute_service import TfDataServiceConfig
-
-        self.config = TfDataServiceConfig(1, 1, "compute", {"lo": [("h", 1)]}, bytes.fromhex(GOOD), 7)
-        self.config.write(str(self.target))
-
-    def use(self) -> str:
-        return str(self.config.read(str(self.target)).key.hex())
 
 
 class AgentProgram(Row):
@@ -304,9 +290,9 @@ class ProjectFile(Row):
 Make = Callable[[Path, pytest.MonkeyPatch], Row]
 ROWS: Dict[str, Make] = {
     "key file": KeyFile, "new key file": NewKey, "notice": Notice, "notice, written": NoticeOfRank0,
-    "data service": DataService, "agent program": AgentProgram, "package": ShippedPackage,
+    "agent program": AgentProgram, "package": ShippedPackage,
     "shipped files": ShippedFiles, "wheels": Wheels, "fetched files": Fetched, "flight records": Records,
     "temporary records": TemporaryRecords, "output of ranks": Output, "named files": Named,
     "list of hosts": HostList, "project file": ProjectFile,
 }  # fmt: skip
-"""By the names in SECURITY.md."""
+"""By name."""

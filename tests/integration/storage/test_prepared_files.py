@@ -1,10 +1,9 @@
-"""Each file and folder of SECURITY.md's table, prepared by another user in every way."""
+"""Each file and folder that holds code, keys, records or results, prepared by another user in every way."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-import re
 import shutil
 import stat
 import subprocess
@@ -38,7 +37,6 @@ WRITTEN = {**REPLACED, "full disk": "refused"}
 EXPECTED: Dict[str, Dict[str, str]] = {
     "key file": READ,
     "notice": READ,
-    "data service": READ,
     "notice, written": WRITTEN,
     "new key file": {**READ, "full disk": "refused"},
     "agent program": REPLACED,
@@ -229,14 +227,3 @@ def without_rights(row: Row, base: Path) -> str:
 def test_the_matrix_is_complete() -> None:
     assert set(EXPECTED) == set(ROWS)
     assert all(set(row) == set(REPLACED) for row in EXPECTED.values())
-
-
-def test_the_table_of_the_security_page_has_a_row_for_each() -> None:
-    section = (ROOT / "SECURITY.md").read_text().partition("## Files and folders")[2]
-    files, _, sockets = section.partition("Sockets and ports:")
-    rows = [re.split(r" \| ", line.strip("| ")) for line in files.splitlines() if line.startswith("| ")]
-    named = [cells[0] for cells in rows[2:]]
-    assert sorted(named) == sorted(ROWS), "one row, one class in tests/integration/storage/prepared.py"
-    assert all(len(cells) == 5 for cells in rows)
-    others = [line for line in sockets.partition("\n## ")[0].splitlines() if line.startswith("| ")][2:]
-    assert others and all(re.search(r"\[test_\w+\]\(tests/", line) for line in others)

@@ -36,8 +36,3 @@ def test_where_processes_have_no_affinity_all_cores_count(
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: count)
     assert polling.usable_cores() == cores
-
-
-def test_the_time_without_a_processor_only_grows():
-    first = polling.waited_for_cores_s()
-    assert 0.0 <= first <= polling.waited_for_cores_s()

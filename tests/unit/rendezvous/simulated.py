@@ -176,7 +176,7 @@ class Job(Fed):
             connection: message["rank"]
             for connection, messages in self.told.items()
             for message in messages
-            if message["type"] in ("probe", "assign")
+            if message["type"] == "probe"
         }
 
     def aborts(self):

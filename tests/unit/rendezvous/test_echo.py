@@ -74,7 +74,7 @@ def test_another_rank_there_is_an_error():
     with pytest.raises(ConnectionError, match="rank 2 answered there, not rank 3"):
         check_echo({"type": "echo", "rank": 2}, 3)
     with pytest.raises(ConnectionError, match="rank None answered there"):
-        check_echo({"type": "noted"}, 3)
+        check_echo({"type": "unblocked"}, 3)
 
 
 @pytest.mark.parametrize("size", [0, LIMIT_BYTES + 1])

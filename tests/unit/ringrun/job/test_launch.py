@@ -371,36 +371,11 @@ def test_settings_from_a_file_and_verbose(tmp_path: Path) -> None:
     assert (found.settings.timeout_s, found.settings.verbose, found.settings.iface) == (9.0, True, "en*")
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"predict": True, "advise": True}, "--predict and --advise"),
-        ({"ranks": "2,4"}, "ranks needs --predict"),
-        ({"advise": True, "price": 1.0}, "price needs --predict"),
-        ({"batch": 8}, "batch needs --predict"),
-        ({"link": "1gbit"}, "link needs --predict"),
-        ({"figure": "a.svg"}, "figure needs --predict"),
-        ({"predict": True, "figure": "a.png"}, "must end in .svg"),
-        ({"predict": True, "figure": "svg"}, "must end in .svg"),
-    ],
-    ids=["both", "ranks", "price", "batch", "link", "figure", "png", "name"],
-)
-def test_options_of_predictions_that_do_not_fit(values: Dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        prepare(Options(np=2, setting_values=from_values(values)), ["true"], {})
-
-
-def test_variables_of_predictions_have_no_effect_without_one() -> None:
-    environ = {"RINGCOMM_PREDICT_RANKS": "2", "RINGCOMM_PREDICT_FIGURE": "A.SVG"}
-    assert effective_settings(Options(), environ).settings.predict_figure == "A.SVG"
-
-
-@pytest.mark.parametrize("setting", ["predict", "advise"])
-def test_one_rank_has_no_links_to_measure(setting: str) -> None:
-    values = from_values({setting: True})
-    with pytest.raises(ConfigError, match=f"--{setting} needs at least two ranks, and this job has one"):
+def test_one_rank_has_no_links_to_measure() -> None:
+    values = from_values({"advise": True})
+    with pytest.raises(ConfigError, match="--advise needs at least two ranks, and this job has one"):
         prepare(Options(setting_values=values), ["true"], {})
-    assert getattr(prepare(Options(np=2, setting_values=values), ["true"], {}).settings, setting)
+    assert prepare(Options(np=2, setting_values=values), ["true"], {}).settings.advise
 
 
 def test_limits_do_not_end_a_rank_that_is_debugged() -> None:

@@ -33,9 +33,7 @@ GOOD: Dict[str, str] = {
     "check_calls": "1",
     "timeline_mark_cycles": "1", "autotune": "1", "autotune_log": "a.csv", "verbose": "1",
     "encrypt": "1", "threads": "3", "allow_forwarding": "1", "compression": "int8", "advise": "1",
-    "predict": "1", "predict_ranks": "2,64", "predict_link": "1gbit", "predict_batch": "32",
-    "predict_price": "0.5", "predict_figure": "scaling.svg", "jax_callbacks": "buffers",
-    "jax_matching": "name", "local_steps": "auto",
+    "jax_callbacks": "buffers", "jax_matching": "name", "local_steps": "auto",
 }  # fmt: skip
 
 HOROVOD_FILE = """

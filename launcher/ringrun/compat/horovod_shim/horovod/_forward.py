@@ -7,7 +7,7 @@ import sys
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any, Dict, Optional, Sequence, Tuple
 
 TARGETS: Dict[str, Tuple[str, ...]] = {
@@ -19,6 +19,9 @@ TARGETS: Dict[str, Tuple[str, ...]] = {
     "ray": ("ringcomm.ray",),
     "spark": ("ringcomm.spark",),
     "common.elastic": ("ringcomm.elastic", "ringcomm.elastic.state"),
+    "common.exceptions": ("ringcomm.errors",),
+    "common.process_sets": ("ringcomm",),
+    "common.basics": ("ringcomm._adapter.horovod_basics",),
 }
 """By module of Horovod, ringcomm's modules for it: the first one that this version of ringcomm has."""
 
@@ -91,11 +94,6 @@ class _Alias(Loader):
             ) from problem
         self.spec = module.__spec__
         return module
-
-    def get_code(self, fullname: str) -> CodeType:
-        """For ``python -m horovod.…``: code that runs the other module as a program."""
-        start = f"import runpy\nrunpy.run_module({self.name!r}, run_name='__main__', alter_sys=True)\n"
-        return compile(start, f"<{fullname} by ringcomm>", "exec")
 
     def exec_module(self, module: ModuleType) -> None:
         # The module was executed under its own name: restore the spec that the import system has replaced.

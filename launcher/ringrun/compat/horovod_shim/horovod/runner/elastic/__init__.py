@@ -1,1 +1,1 @@
-"""Parts of Horovod's elastic launcher that scripts and tests import."""
+"""The discovery of hosts."""

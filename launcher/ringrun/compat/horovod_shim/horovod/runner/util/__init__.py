@@ -1,1 +1,1 @@
-"""Small helpers of Horovod's launcher that programs import."""
+"""A module that Horovod's own tests import."""

@@ -1,1 +1,0 @@
-"""Parts of Horovod's launcher that scripts import."""

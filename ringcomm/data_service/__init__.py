@@ -1,1 +1,0 @@
-"""The registry of processes that prepare data for a training job. No framework is needed for it."""

@@ -1,1 +1,0 @@
-"""Input pipelines that run in other processes: the counterpart of ``horovod.tensorflow.data``."""
