@@ -30,6 +30,7 @@ ringrun.doctor ringrun
 FRAMEWORKS = {"tensorflow", "keras", "jax", "mlx", "mxnet", "torch", "cupy", "lightning", "ray"}
 FRAMEWORKS |= {"distributed", "pyspark"}
 TRANSLATES = {"_tensorflow": "tensorflow", "dask": "distributed", "spark": "pyspark", "lightning": "torch"}
+TRANSLATES["ringrun"] = "torch"  # the entry point by which PyTorch finds the backend
 """The framework of an adapter, where its name differs from the package's."""
 
 
