@@ -15,7 +15,7 @@ storage configuration config newkey
 wire codec schedule
 transport
 group collective arrays engine rendezvous calls job api
-balance scaling data_service elastic _adapter
+balance elastic _adapter
 _tensorflow torch jax mlx mxnet
 keras tensorflow lightning ray dask spark testing
 ringcomm
