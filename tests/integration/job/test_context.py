@@ -13,7 +13,7 @@ import pytest
 
 from ringcomm.arrays.mirrors import StagingPool
 from ringcomm.config import Membership, Settings
-from ringcomm.errors import PeerLostError, StartTimeoutError
+from ringcomm.errors import PeerLostError, StartTimeoutError, StartupError
 from ringcomm.group import group as group_module
 from ringcomm.group.view import Peer
 from ringcomm.job.context import Context
@@ -112,7 +112,8 @@ class TestFailures:
 
         monkeypatch.setattr(group_module, "FlightRecorder", broken)
         found = together([0, 1], lambda rank: error_of(lambda: made.start(rank)))
-        assert [type(error) for error in found] == [MemoryError] * 2
+        assert [type(error) for error in found] == [StartupError] * 2
+        assert all("memory is used up" in str(error) for error in found), found
 
     def test_one_that_fails_before_its_first_call_leaves_the_job(self, service, monkeypatch):
         made = service(2)
