@@ -167,7 +167,7 @@ def test_values_that_are_one_of_some_names_are_listed(item: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "flag", ["--link RATE", "--price MONEY", "--diagnose-dir FOLDER", "--figure FILE.svg", "--batch N"]
+    "flag", ["--diagnose-dir FOLDER", "--start-timeout S", "--timeline FILE"]
 )
 def test_the_names_of_values_say_what_they_are(flag: str) -> None:
     assert f"  {flag} " in CliRunner().invoke(cli.ringrun, ["--help-all"]).output

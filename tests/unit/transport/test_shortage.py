@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+from pathlib import Path
 from typing import Iterator
 
 import pytest
@@ -43,7 +44,8 @@ def few() -> Iterator[int]:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     probe = os.open(os.devnull, os.O_RDONLY)
     os.close(probe)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (probe + 30, before[1]))
+    beyond = sum(int(path.name) > probe for path in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (probe + 30 + beyond, before[1]))
     yield 30
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 

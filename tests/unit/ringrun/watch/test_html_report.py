@@ -112,6 +112,7 @@ def test_failures_changes_and_settings():
 
 def test_after_a_change_of_the_ranks_each_rank_has_one_row():
     history = running(5, [0.5, 0.5], {})
+    history.changed([0, 2])
     history.take(0, report(0, 1.0, generation=1), 7.0)
     history.take(2, report(1, 1.0, generation=1), 7.0)
     page = page_of(history, FACTS._replace(changes=((6.0, "jetson1 has left"),)))
