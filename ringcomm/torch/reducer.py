@@ -435,8 +435,7 @@ class GradientReducer:
             if bucket is None or number in self._submitted:
                 continue
             for parameter in bucket.parameters:
-                if asked or not self._arrivals.complete(self._numbers[id(parameter)]):
-                    self._take(self._numbers[id(parameter)])  # also what another bucket had
+                self._take(self._numbers[id(parameter)])  # also what another bucket had, or was sparse
             self._submit(number, asked)
 
     def reset(self, passes: Optional[int] = None) -> None:
