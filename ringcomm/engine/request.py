@@ -61,18 +61,27 @@ class Handle:
             TimeoutError: it was not there in time. The operation goes on.
             RingcommError: the operation failed.
         """
-        if not self._finished:
-            if self._on_wait is not None:
-                self._on_wait(self, timeout_s)
-            else:
-                self.block(timeout_s)
-            if not self._finished:
-                raise TimeoutError(f"{self.label} was not done within {timeout_s:g} s")
+        self.wait_for_end(timeout_s)
         if self._error is not None:
             raise fresh_copy(self._error)
         if self._convert is not None:
             self._carry_out_conversion()
         return self._result
+
+    def wait_for_end(self, timeout_s: Optional[float] = None) -> None:
+        """Wait without taking the result or :attr:`error`.
+
+        Raises:
+            TimeoutError: it was not there in time. The operation goes on.
+        """
+        if self._finished:
+            return
+        if self._on_wait is not None:
+            self._on_wait(self, timeout_s)
+        else:
+            self.block(timeout_s)
+        if not self._finished:
+            raise TimeoutError(f"{self.label} was not done within {timeout_s:g} s")
 
     def _carry_out_conversion(self) -> None:
         """Convert the result, once: in the thread that requests it, not in the engine's.

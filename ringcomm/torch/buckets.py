@@ -55,6 +55,11 @@ class Bucket:
         """The operation's name, by which ranks match it."""
         return bucket_name(self.names, [parameter.shape for parameter in self.parameters])
 
+    @property
+    def absent(self) -> Set[torch.Tensor]:
+        """The members that have been taken without a gradient."""
+        return self._absent
+
     def operation_names(self) -> List[str]:
         """The names of the reductions that the bucket submits."""
         return [self.name]
@@ -149,10 +154,7 @@ class EachBucket(Bucket):
         if self.changed:
             warnings.warn(_CHANGED, stacklevel=2)
         for parameter, whole in zip(self.parameters, self._restore(handles.synchronize(handle))):
-            if parameter.grad is None or parameter.grad.is_sparse:
-                parameter.grad = like_parameter(whole.reshape(parameter.shape), parameter)
-            else:
-                _gradient(parameter).copy_(whole)
+            _set_gradient(parameter, whole.reshape(parameter.shape))
         self._leave_out(handle.absent)
 
     def _like(self, parameters: Parameters, names: Sequence[str]) -> Bucket:
@@ -238,7 +240,7 @@ class FlatBucket(Bucket):
         else:
             slot.copy_(gradient)
         if gradient is None:
-            parameter.grad = like_parameter(slot, parameter)
+            parameter.grad = _as_gradient(slot, parameter)
         elif parameter.is_contiguous() and gradient.dtype == slot.dtype:
             parameter.grad = slot
 
@@ -275,10 +277,8 @@ class FlatBucket(Bucket):
         if reduced is not flat:
             flat.copy_(reduced)
         for parameter, place in self._places.items():
-            if parameter.grad is None or parameter.grad.is_sparse:
-                parameter.grad = like_parameter(place.of(flat), parameter)
-            elif not place.holds(parameter.grad, flat):
-                parameter.grad.copy_(place.of(flat))
+            if parameter.grad is None or not place.holds(parameter.grad, flat):
+                _set_gradient(parameter, place.of(flat))
         self._fresh = False
         self._leave_out(absent)
 
@@ -336,17 +336,17 @@ class SparseBucket(Bucket):
 
     def __init__(self, parameter: torch.Tensor, name: str, reduction: Reduction) -> None:
         super().__init__([parameter], [name], reduction)
-        self._empty = torch.zeros_like(_gradient(parameter))
 
     def take(self, parameter: torch.Tensor) -> None:
         """Add the complete gradient; without a gradient, a sparse one without entries."""
         if parameter.grad is None:
             self._absent.add(parameter)
-            parameter.grad = self._empty.clone()
+            parameter.grad = torch.zeros_like(parameter.detach(), layout=torch.sparse_coo)
 
     def submit(self) -> None:
         """Start the reduction, after all members have been taken."""
-        gradient, how = _gradient(self.parameters[0]).coalesce(), self.reduction
+        gradient, how = _gradient(self.parameters[0]), self.reduction
+        gradient = gradient.coalesce() if gradient.is_sparse else gradient
         finish_earlier("allgather", f"{self.name}.sparse", how.process_set)
         self.handle = handles.start_sparse(gradient, self.name, how.op, how.process_set, not self._absent)
 
@@ -354,12 +354,37 @@ class SparseBucket(Bucket):
         """Wait for the reduction, and set the gradient to its result, or to None if no rank has one."""
         handle, self.handle = self.handle, None
         self._absent.clear()
-        self.parameters[0].grad = handles.synchronize(handle)
+        (parameter,) = self.parameters
+        reduced = handles.synchronize(handle)
+        dense = reduced is not None and not reduced.is_sparse
+        parameter.grad = _as_gradient(reduced, parameter) if dense else reduced
 
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor:
     assert parameter.grad is not None
     return parameter.grad
+
+
+def _set_gradient(parameter: torch.Tensor, whole: torch.Tensor) -> None:
+    """Set a gradient to reduced elements, in the layout and type that a rank without one of its own has.
+
+    Optimizers that compute in another order, or in another type, round differently.
+    """
+    own = parameter.grad
+    strides = torch.empty_like(parameter.detach(), device="meta").stride()
+    if own is None or own.is_sparse or own.dtype != _gradient_type(parameter) or own.stride() != strides:
+        parameter.grad = _as_gradient(whole, parameter)
+    else:
+        own.copy_(whole)
+
+
+def _as_gradient(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    return like_parameter(values.contiguous(), parameter).to(_gradient_type(parameter))
+
+
+def _gradient_type(parameter: torch.Tensor) -> torch.dtype:
+    """The type of gradients, which is not the parameter's if the program has set ``grad_dtype``."""
+    return getattr(parameter, "grad_dtype", None) or parameter.dtype
 
 
 def _dense(gradient: torch.Tensor) -> torch.Tensor:

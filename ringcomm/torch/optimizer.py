@@ -333,8 +333,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
     Reductions start during ``loss.backward()``, as soon as gradients have been computed; ``step()`` waits for
     them. All ranks must call ``step()`` equally often, and begin with equal parameters and optimizer state
     (``broadcast_parameters``, ``broadcast_optimizer_state``). Where a rank has no gradient of a parameter and
-    another rank has one, it contributes zeros; a sparse gradient must be there on all ranks the first time,
-    or ``sparse_as_dense`` be True.
+    another rank has one, it contributes zeros.
 
     Example::
 

@@ -7,22 +7,27 @@ import weakref
 from contextlib import suppress
 from typing import Any, Callable, Container, Dict, List, Optional, Sequence, Set, Tuple
 
+import numpy as np
 import torch
 
 from .. import api
+from .._adapter.arguments import wire_name
 from .._adapter.checking import StartCheck
 from .._adapter.choice import AutoCompression
 from .._adapter.feedback import Residuals
 from .._adapter.gradients import Arrivals, Gradient, plan_buckets, plan_groups
 from .._adapter.reduction import Reduction
-from ..calls.process_set import included_in
+from .._adapter.submit import finish_earlier
+from ..calls.process_set import included_in, number_of
 from ..errors import ConfigError, MismatchError, NotInitializedError, RingcommError
 from ..job.context import Context
+from ..ops import ReduceOp
 from .buckets import Bucket, SparseBucket
-from .compressed_buckets import codec_of, make_bucket
+from .compressed_buckets import PowerBucket, codec_of, make_bucket
 from .tensors import first_elements
 
-_RARE = "(If only some ranks have a sparse gradient in its first step, pass sparse_as_dense=True.)"
+_DENSE, _SPARSE = 1, 2
+"""What a rank says of the layout of a gradient; 0: it has none."""
 
 _alive: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
 
@@ -76,8 +81,10 @@ class GradientReducer:
             reduction if self._auto is None else reduction._replace(compression=self._auto.chosen)
         )
         self.residuals = Residuals() if residuals is None else residuals
+        self._unknown: Dict[int, None] = {}
         self._make_buckets(passes)
         self._submitted: Dict[int, Bucket] = {}
+        self._markers: Dict[int, Tuple[Any, List[int]]] = {}  # the handle, and the sparse gradients
         self._context: Any = None
         self._included = False
         self._hooks: List[Any] = []
@@ -91,6 +98,12 @@ class GradientReducer:
         plan = plan_buckets(self._gradients(0)) if groups is None else plan_groups(self.parameters, groups)
         self._buckets: List[Optional[Bucket]] = [self._made_of(bucket) for bucket in plan]
         self._arrivals = Arrivals(plan, passes)
+        self._forget_layouts(0)
+
+    def _forget_layouts(self, first: int) -> None:
+        """Note that not all ranks know whether gradients from an index on are sparse."""
+        if not self.reduction.all_dense:
+            self._unknown.update(dict.fromkeys(range(first, len(self.parameters))))
 
     def _gradients(self, first: int) -> List[Gradient]:
         return [
@@ -119,7 +132,9 @@ class GradientReducer:
             is_first = self._context is None
             self._read_context()
             if not is_first:
-                self._take_choice()
+                if not self._take_choice() and any(isinstance(item, SparseBucket) for item in self._buckets):
+                    self._make_buckets(self._arrivals.passes)  # as ranks have that have joined the job
+                self._forget_layouts(0)
         return self._included and (self._context.size > 1 or self.reduction.weight is not None)
 
     def _take_choice(self) -> bool:
@@ -196,11 +211,9 @@ class GradientReducer:
         assert not gradient.requires_grad, "gradients of gradients (create_graph=True) cannot be reduced"
         if not self._arrivals.started:
             self._begin_step()
-        if self._is_newly_sparse(index):
-            self._separate(index)
         ready = self._arrivals.arrived(index)
         if self._arrivals.complete(index):
-            self._bucket(self._arrivals.bucket_of(index)).take(parameter)
+            self._take(index)
         if ready is not None:
             self._submit(ready)
 
@@ -218,39 +231,96 @@ class GradientReducer:
             indices = [first + place for place in places]
             self._buckets.append(self._made_of(indices))
             self._arrivals.extend(indices)
+        self._forget_layouts(first)
         if self._hooks:
             self._hook_from(first)
 
     def _is_newly_sparse(self, index: int) -> bool:
         gradient = self.parameters[index].grad
-        if gradient is None or not gradient.is_sparse or self.reduction.all_dense:
-            return False
-        return not isinstance(self._bucket(self._arrivals.bucket_of(index)), SparseBucket)
+        return index in self._unknown and gradient is not None and gradient.is_sparse
+
+    def _unknown_of(self, bucket: Bucket) -> List[int]:
+        indices = [self._numbers[id(item)] for item in bucket.parameters] if self._unknown else []
+        return [index for index in indices if index in self._unknown]
+
+    def _learn_layouts(self) -> None:
+        """Agree on which gradients are sparse where that is not known: on all ranks, if they are on one.
+
+        A rank that has a sparse one submits a bucket of dense gradients without arrays. If others submit it
+        with theirs it fails on all ranks, which then ask each other.
+        """
+        for number, bucket in list(self._submitted.items()):
+            unknown = self._unknown_of(bucket)
+            if not unknown:
+                continue
+            handle, sparse = self._markers.get(number, (bucket.handle, []))
+            handle.wait_for_end()
+            if isinstance(handle.error, MismatchError) or number in self._markers and handle.error is None:
+                self._ask(number, bucket, unknown, sparse)
+            elif handle.error is None:
+                members = bucket.parameters
+                absent = {item for place, item in enumerate(members) if handle.absent >> place & 1}
+                for index in unknown:
+                    if self.parameters[index] not in absent:
+                        del self._unknown[index]
+        self._markers.clear()
+        self._submit_remaining(asked=True)
+
+    def _ask(self, number: int, bucket: Bucket, unknown: Sequence[int], sparse: Sequence[int]) -> None:
+        """Exchange the layouts of a bucket's gradients, and divide it if one is sparse.
+
+        ``sparse``: those that were when it was submitted; the program may have changed them since.
+        """
+        for parameter in bucket.absent:
+            parameter.grad = None  # it is not reduced yet: to be taken again
+        own = np.zeros(len(unknown), np.uint8)
+        for place, index in enumerate(unknown):
+            gradient = self.parameters[index].grad
+            own[place] = _SPARSE if index in sparse else _DENSE if gradient is not None else 0
+        name, process_set = f"layout.{bucket.name}", number_of(self.reduction.process_set)
+        api.context().engine.allreduce(
+            [own], ReduceOp.MAX, wire_name("allreduce", name), process_set=process_set, urgent=True
+        ).wait()
+        if _SPARSE not in own and not isinstance(bucket, PowerBucket):
+            return  # the ranks differ in something else, which _finish_all() raises
+        del self._submitted[number]
+        for index, layout in zip(unknown, own.tolist()):
+            if layout:
+                del self._unknown[index]
+            if layout == _SPARSE:
+                self._separate(index)
 
     def _separate(self, index: int) -> None:
-        """Move a parameter with sparse gradients to a bucket of its own.
-
-        Whether gradients are sparse is known only when there is one, at the same parameter on all ranks.
-        """
+        """Move a parameter with sparse gradients to a bucket of its own."""
         parameter = self.parameters[index]
         number = self._arrivals.bucket_of(index)
-        rest = self._bucket(number).without(parameter)
-        self._buckets[number] = rest
-        complete = self._arrivals.alone(index)
+        self._buckets[number] = self._bucket(number).without(parameter)
+        self._arrivals.alone(index)
         self._buckets.append(SparseBucket(parameter, self._names[index], self.reduction))
-        for item in rest.parameters if rest is not None else ():
-            if rest is not None and self._arrivals.complete(self._numbers[id(item)]):
-                rest.take(item)
-        if complete is not None:
-            self._submit(complete)
 
     def _bucket(self, number: int) -> Bucket:
         bucket = self._buckets[number]
         assert bucket is not None
         return bucket
 
-    def _submit(self, number: int) -> None:
+    def _take(self, index: int) -> None:
+        if not self._is_newly_sparse(index):
+            self._bucket(self._arrivals.bucket_of(index)).take(self.parameters[index])
+
+    def _submit(self, number: int, asked: bool = False) -> None:
         bucket = self._bucket(number)
+        unknown = self._unknown_of(bucket)
+        # PowerSGD changes gradients before their first reduction, so there all ranks ask.
+        asks = not asked and isinstance(bucket, PowerBucket)
+        sparse = list(filter(self._is_newly_sparse, unknown))
+        if sparse or unknown and asks:
+            name, process_set = bucket.operation_names()[0], number_of(self.reduction.process_set)
+            finish_earlier("allreduce", name, self.reduction.process_set)
+            name = wire_name("allreduce", name)
+            marker = api.context().engine.allreduce([], self.reduction.op, name, process_set=process_set)
+            self._markers[number] = (marker, sparse)
+            self._submitted[number] = bucket
+            return
         if self._auto is not None:
             self._auto.submitting(sum(4 * item.numel() for item in bucket.parameters))
         bucket.submit()
@@ -287,6 +357,7 @@ class GradientReducer:
         self._add_unfrozen()
         try:
             self._submit_remaining()
+            self._learn_layouts()
             self._compare_once()
             problem = self._finish_all()
         except BaseException:
@@ -329,6 +400,7 @@ class GradientReducer:
         self._add_unfrozen()
         try:
             self._submit_remaining()
+            self._learn_layouts()
             self._compare_once()
             return list(self._submitted.values())
         finally:
@@ -356,22 +428,15 @@ class GradientReducer:
                     bucket.reset()
                     buckets.remove(bucket)
                     problem = problem or error
-        # The text is the same on all ranks, and so are their errors with what is added here.
-        if isinstance(problem, MismatchError) and ".sparse" in str(problem):
-            problem.args = (f"{problem} {_RARE}",)
         return problem
 
-    def _submit_remaining(self) -> None:
-        for index in range(len(self.parameters)):
-            if not self._arrivals.complete(index) and self._is_newly_sparse(index):
-                self._separate(index)
+    def _submit_remaining(self, asked: bool = False) -> None:
         for number, bucket in enumerate(self._buckets):
             if bucket is None or number in self._submitted:
                 continue
             for parameter in bucket.parameters:
-                if not self._arrivals.complete(self._numbers[id(parameter)]):
-                    bucket.take(parameter)
-            self._submit(number)
+                self._take(self._numbers[id(parameter)])  # also what another bucket had, or was sparse
+            self._submit(number, asked)
 
     def reset(self, passes: Optional[int] = None) -> None:
         """Drop all reductions in progress, once they have ended on all ranks: their names are free then.
@@ -383,6 +448,7 @@ class GradientReducer:
             without = [item for item in self.parameters if item.grad is None]
             with suppress(RingcommError):
                 self._submit_remaining()
+                self._learn_layouts()
             for bucket in self._submitted.values():
                 with suppress(RingcommError):
                     bucket.wait()
@@ -410,6 +476,7 @@ class GradientReducer:
             left = other is not self and other._pass != self._pass and other._context is self._context
             if left and other._is_under_way and not other._operations().isdisjoint(self._operations()):
                 other._submit_remaining()
+                other._learn_layouts()
         _unsubmitted.add(self)
 
     def _operations(self) -> Set[str]:
@@ -428,6 +495,7 @@ class GradientReducer:
 
     def _end_step(self, passes: Optional[int] = None) -> None:
         self._submitted.clear()
+        self._markers.clear()
         self._arrivals.reset(passes)
         _unsubmitted.discard(self)
 

@@ -25,9 +25,11 @@ from tests.support.reference import all_dtypes, assert_reduced, contributions, o
 
 DTYPES = all_dtypes()
 KINDS = (
-    "allreduce", "allreduce", "grouped", "broadcast", "allgather", "alltoall", "reducescatter", "barrier",
-    "object",
+    "allreduce", "allreduce", "grouped", "broadcast", "allgather", "gathers", "alltoall", "reducescatter",
+    "barrier", "object",
 )  # fmt: skip
+BY_ROWS = ("allgather", "gathers", "alltoall")
+MANY = 5000
 WAYS = ("direct", "in place", "async", "async", "async")
 
 
@@ -67,8 +69,10 @@ def numpy_program(seed: int, size: int, groups: Sequence[Sequence[int]]) -> List
         kind, way = rng.choice(KINDS), rng.choice(WAYS)
         dtype = rng.choice(DTYPES)
         rows = [rng.choice((0, 1, 2, 3, 5, 17, 300)) for _ in range(size)]
-        if kind not in ("allgather", "alltoall"):
+        if kind not in BY_ROWS:
             rows = rows[:1] * size
+        elif rng.random() < 0.05:
+            rows[rng.randrange(size)] = MANY  # with 64 columns it travels alone, and those of others do not
         group = rng.choice(groups) if way == "async" and rng.random() < 0.3 else range(size)
         steps.append(
             Step(
@@ -81,10 +85,18 @@ def numpy_program(seed: int, size: int, groups: Sequence[Sequence[int]]) -> List
 
 def laid_out(array: np.ndarray[Any, Any], rng: random.Random) -> np.ndarray[Any, Any]:
     """The same numbers in an array of its own, in one of several memory layouts."""
-    layout = rng.randrange(3)
+    layout = rng.randrange(5)
     if layout == 0:
         return array.copy()
-    return np.asfortranarray(array) if layout == 1 else np.repeat(array, 2, axis=0)[::2]
+    if layout == 1:
+        return np.asfortranarray(array)
+    if layout == 2:
+        return np.repeat(array, 2, axis=0)[::2]
+    if layout == 3:
+        return array[::-1].copy()[::-1]
+    unaligned = np.empty(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
+    unaligned[...] = array
+    return unaligned
 
 
 class NumpyFamily:
@@ -141,6 +153,8 @@ class NumpyFamily:
             return getattr(rc, f"broadcast{suffix}")(mine, step.root, name)
         if step.kind == "allgather":
             return rc.allgather(mine, name)
+        if step.kind == "gathers":
+            return rc.grouped_allgather([mine, mine[:1]], name)
         if step.kind == "alltoall":
             return rc.alltoall(mine, self._splits(step, self.rank), name)
         if step.kind == "object":
@@ -159,6 +173,8 @@ class NumpyFamily:
             return rc.broadcast_async(mine, step.root, **options)
         if step.kind == "allgather":
             return rc.allgather_async(mine, **options)
+        if step.kind == "gathers":
+            return rc.grouped_allgather_async([mine, mine[:1]], **options)
         if step.kind == "alltoall":
             return rc.alltoall_async(mine, self._splits(step, self.rank), **options)
         return rc.allreduce_async(mine, op=step.op, **options)  # of the others there is no such form
@@ -190,6 +206,10 @@ class NumpyFamily:
             np.testing.assert_array_equal(result, inputs[step.group.index(step.root)])
         elif kind == "allgather":
             np.testing.assert_array_equal(result, np.concatenate(inputs))
+        elif kind == "gathers":
+            np.testing.assert_array_equal(result[0], np.concatenate(inputs))
+            np.testing.assert_array_equal(result[1], np.concatenate([array[:1] for array in inputs]))
+            common = list(result)
         elif kind == "alltoall":
             rows, counts = result
             cuts = [np.cumsum([0, *self._splits(step, rank)]) for rank in step.group]
@@ -248,9 +268,15 @@ def _recipes() -> Any:
     return RecipeFamily()
 
 
+def _facts() -> Any:
+    from tests.fuzz.agreeing_facts import FactsFamily
+
+    return FactsFamily()
+
+
 FAMILIES: Dict[str, Callable[[], Any]] = {
     "numpy": NumpyFamily, "weight": WeightFamily, "model": _models, "local": _local, "ddp": _ddp,
-    "recipe": _recipes, "group": GroupFamily,
+    "recipe": _recipes, "group": GroupFamily, "facts": _facts,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import pytest
 from tests.fuzz import diverging
 from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched
 
-FAMILIES = ["numpy", "weight", "model", "local", "ddp", "recipe", "group"]
+FAMILIES = ["numpy", "weight", "model", "local", "ddp", "recipe", "group", "facts"]
 EACH_S = 0.5
 """How long a program may take in the mean, on a machine that does a lot else."""
 

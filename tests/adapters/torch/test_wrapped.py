@@ -9,9 +9,13 @@ import torch
 from torch import nn
 
 import ringcomm.torch as hvd
-from ringcomm.errors import ConfigError, MismatchError
+from ringcomm.errors import ConfigError
 
 SIZE = 2
+
+
+class Own(hvd.Compression.fp16):
+    """A compression of the program's own."""
 
 
 def weights_of(count=1, length=3):
@@ -232,25 +236,61 @@ class TestSparseGradients:
 
         assert ranks_of(SIZE, run) == [[-2.0, -2.0, -4.0]] * SIZE
 
-    @pytest.mark.parametrize("call", ["w0", "w0.sparse"])
-    def test_where_only_some_ranks_have_one_at_first_the_error_says_what_helps(self, ranks_of, call):
+    @pytest.mark.parametrize("options", [{}, {"groups": 1}, {"compression": Own}, {"op": hvd.Sum}])
+    def test_a_rank_without_one_in_its_first_step_counts_zeros(self, ranks_of, options):
+        """A table that no rank uses at first, and that rank 0 uses before the others."""
+
+        def run(context):
+            return [
+                self.train(context, lambda rank, step: rank == 0 or step > 0, **options),
+                self.train(context, lambda rank, step: step > 0 and (rank == 0 or step > 1), **options),
+            ]
+
+        size = SIZE if "op" in options else 1
+        wanted = [[-1.0 * size, -3.5 * size, -6.75 * size], [0.0, -1.0 * size, -3.5 * size]]
+        assert ranks_of(SIZE, run) == [wanted] * SIZE
+
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_one_that_is_dense_on_some_ranks_is_dense_on_all(self, ranks_of, first):
         def run(context):
             table = nn.Embedding(6, 2, sparse=True)
             optimizer = sgd([table.weight])
-            table(torch.tensor([0])).sum().backward()
-            (bucket,) = optimizer._reducer._submitted.values()
-            finish = bucket.finish
-
-            def fail():
-                finish()
-                raise MismatchError(f"calls named 'allreduce.{call}'.")
-
-            bucket.finish = fail
-            with pytest.raises(MismatchError) as raised:
+            for step in range(2):
+                optimizer.zero_grad()
+                loss = table(torch.tensor([context.rank, 2])).sum()
+                if context.rank and step >= first:
+                    loss = loss + table.weight.sum()
+                loss.backward()
                 optimizer.step()
-            return "pass sparse_as_dense=True" in str(raised.value)
+                assert table.weight.grad.is_sparse == (step < first)
+            return table.weight.grad[:, 0].tolist()
 
-        assert ranks_of(SIZE, run) == [call.endswith(".sparse")] * SIZE
+        assert ranks_of(SIZE, run) == [[1.0, 1.0, 1.5, 0.5, 0.5, 0.5]] * SIZE
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": Own}], ids=["in one tensor", "separately"])
+def test_a_reduced_gradient_has_one_layout_and_type_on_all_ranks(ranks_of, options):
+    """That of its parameter, whatever the ranks' own gradients have: optimizers round by them."""
+
+    def run(context):
+        weight = nn.Parameter(torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last))
+        plain, half = nn.Parameter(torch.zeros(4, 3)), nn.Parameter(torch.zeros(3))
+        if hasattr(half, "grad_dtype"):
+            half.grad_dtype = None
+        optimizer = sgd([weight, plain, half], **options)
+        found = []
+        for step in range(2):
+            if context.rank == 0:
+                weight.grad, plain.grad = torch.ones(2, 3, 4, 4), torch.ones(3, 4).t()
+                half.grad = torch.ones(3, dtype=torch.float64 if hasattr(half, "grad_dtype") else None)
+            elif step:
+                weight.grad, plain.grad, half.grad = torch.ones(4, 4, 3, 2).permute(3, 2, 0, 1), None, None
+            optimizer.synchronize()
+            found += [(item.grad.stride(), item.grad.dtype) for item in (weight, plain, half)]
+        return found
+
+    kinds = [((48, 1, 12, 3), torch.float32), ((3, 1), torch.float32), ((1,), torch.float32)]
+    assert ranks_of(SIZE, run) == [kinds * 2] * SIZE
 
 
 def test_a_sparse_state_is_broadcast(ranks_of):

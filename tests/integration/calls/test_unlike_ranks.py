@@ -32,6 +32,49 @@ def test_rows_of_one_array_that_are_many_on_one_rank_only(ranks_of):
     assert ranks_of(2, work) == [expected, expected]
 
 
+def laid_out(array, rank):
+    """The same numbers: contiguous, in Fortran's order and backwards, or not aligned."""
+    if rank == 0:
+        return array.copy()
+    if rank == 1:
+        return np.asfortranarray(array[::-1])[::-1]
+    bytes_ = np.empty(array.nbytes + 1, np.uint8)
+    unaligned = bytes_[1:].view(array.dtype).reshape(array.shape)
+    unaligned[...] = array
+    return unaligned
+
+
+@pytest.mark.parametrize("rows", [3, ALONE_BYTES // 16])
+@pytest.mark.parametrize("codec", [None, "bf16"])
+def test_what_only_one_rank_knows_decides_nothing(ranks_of, rows, codec):
+    """Layouts, numbers of rows, absent parts, whether a rank waits at once, and in which order it submits."""
+
+    def work(context):
+        rank, engine = context.rank, context.engine
+        numbers = np.full((rows, 4), rank + 1.0, np.float32)
+        own = np.full((rows if rank == 1 else rank, 4), rank, np.float32)
+        starts = {
+            "mean": lambda: rc.allreduce_async(laid_out(numbers, rank), compression=codec, name="mean"),
+            "sums": lambda: rc.grouped_allreduce_async([laid_out(numbers, rank)] * 2, op=rc.Sum, name="sums"),
+            "part": lambda: rc.reducescatter_async(laid_out(numbers, rank), compression=codec, name="part"),
+            "rows": lambda: rc.allgather_async(laid_out(own, rank), name="rows"),
+            "few": lambda: rc.grouped_allgather_async([own[:1], laid_out(own, rank)], name="few"),
+            "absent": lambda: engine.allreduce([np.ones(4)], rc.Sum, "a", absent=2 * rank, urgent=rank == 1),
+        }  # fmt: skip
+        order = list(starts)[rank:] + list(starts)[:rank]
+        handles = {name: starts[name]() for name in order}
+        if rank == 2:
+            handles["absent"].wait()
+        found = {name: handles[name].wait() for name in reversed(order)}
+        assert handles["absent"].absent == 0
+        assert (found["mean"] == 2.0).all() and all((item == 6.0).all() for item in found["sums"])
+        assert (found["part"] == 2.0).all() and len(found["part"]) == rows // 3 + (rank < rows % 3)
+        lengths = [len(found["rows"]), *map(len, found["few"])]
+        return lengths, rc.allgather(laid_out(own, rank)).sum(), rc.allreduce(laid_out(numbers, rank)).mean()
+
+    assert ranks_of(3, work) == [([rows + 2, 2, rows + 2], 4.0 * (rows + 4), 2.0)] * 3
+
+
 def test_groups_without_arrays(ranks_of):
     def work(context):
         twice = [rc.grouped_allreduce([], name="none") for _ in range(2)]
