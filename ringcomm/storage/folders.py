@@ -24,6 +24,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 from contextlib import contextmanager
 from typing import Iterator, List, NamedTuple, Optional, Pattern, Tuple, Union
 
@@ -59,11 +60,13 @@ def others_write(facts: os.stat_result, opened: int = -1) -> bool:
 
 def _has_list(opened: int) -> bool:
     """Return whether a file has an access control list of its own, besides its mode."""
-    try:
-        # By its name in /proc: a descriptor of O_PATH itself has no attributes.
-        return opened >= 0 and bool(os.getxattr(f"/proc/self/fd/{opened}", _ACCESS_LIST))
-    except (OSError, AttributeError):  # it has none, or the system does not know such lists
-        return False
+    if sys.platform == "linux" and opened >= 0:
+        try:
+            # By its name in /proc: a descriptor of O_PATH itself has no attributes.
+            return bool(os.getxattr(f"/proc/self/fd/{opened}", _ACCESS_LIST))
+        except OSError:  # it has none
+            return False
+    return False
 
 
 def _is_private(gid: int, uid: int) -> bool:
