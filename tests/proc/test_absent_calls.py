@@ -88,4 +88,4 @@ def test_ranks_that_cannot_be_bound_run_unbound_after_one_line(absent: str, why:
     done = run(absent, "-np", "2", "--bind", "core", str(FOLDER / "job.py"))
     assert done.process.returncode == 0, done.err
     lines = [line for line in done.err.splitlines() if "--bind" in line]
-    assert lines == [f"ringrun: --bind has no effect on localhost: {why}"], done.err
+    assert lines == [f"ringrun: --bind has no effect on localhost: {why!r}"], done.err
