@@ -22,7 +22,7 @@ unset PYTHONDONTWRITEBYTECODE # or each of thousands of processes compiles what 
 
 lane_1=(lint main docs package pythons coverage) lane_2=(types hosts frameworks mxnet trainers slurm aarch64)
 release=(docs package pythons coverage trainers slurm aarch64) # only with --all
-tier=quick only=() may_install=1 record=""
+tier=quick only=() may_install=1 record="" beside=1
 while [ $# -gt 0 ]; do
     case $1 in
         --ci) tier=ci ;;
@@ -175,7 +175,7 @@ stage_main() { # everything that needs neither several hosts nor another framewo
 
 stage_hosts() {
     if quick; then tests .venv-test hosts -m "hosts and smoke" tests/hosts; return; fi
-    tests .venv-test hosts -n 2 --dist loadgroup -m hosts
+    tests .venv-test hosts -n "$beside" --dist loadgroup -m hosts
 }
 
 stage_frameworks() { # TensorFlow, Keras, JAX, MLX, Lightning; Ray, Dask and Spark, each as a real cluster here
@@ -190,9 +190,9 @@ stage_frameworks() { # TensorFlow, Keras, JAX, MLX, Lightning; Ray, Dask and Spa
         return
     fi
     system_packages "Spark" java:default-jre-headless
-    tests .venv-test-frameworks adapters -n 2 --dist loadgroup "${adapters[@]}" tests/hosts/test_keras.py \
+    tests .venv-test-frameworks adapters -n "$beside" --dist loadgroup "${adapters[@]}" tests/hosts/test_keras.py \
         tests/test_help.py tests/adapters/trainers
-    tests .venv-test-frameworks clusters -n 2 --dist loadfile tests/adapters/clusters
+    tests .venv-test-frameworks clusters -n "$beside" --dist loadfile tests/adapters/clusters
     tests .venv-test-frameworks programs tests/proc/test_ringrun_horovod.py tests/proc/test_examples.py \
         -k 'the_adapters_of_this_version or jax or mlx'
 }
@@ -355,6 +355,7 @@ run_stages() { # STAGE...: one after the other
 }
 
 if [ ${#only[@]} -gt 0 ]; then
+    beside=2 # workers of lane 2, which shares the machine with lane 1 otherwise
     run_stages "${only[@]}"
     exit
 fi
