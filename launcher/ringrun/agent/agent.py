@@ -54,7 +54,7 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.recorders = recorders.Recorders(
             self.selector, lambda rank, line: self.output.send(RECORD, rank, line),
-            lambda rank, line: self.output.send(NUMBERS, rank, line), self.looked_up,
+            lambda rank, line: self.output.send(NUMBERS, rank, line),
             lambda: self.output.event("asked"),
         )  # fmt: skip
         self.terminal = terminal.Terminal(config["debug"], self.selector)
@@ -333,10 +333,6 @@ class Agent:
         if rank != CHECK:
             self.recorders.started(rank, process.pid)
             self.output.event("started", rank, pid=process.pid)
-
-    def looked_up(self, names: List[str]) -> None:
-        """A rank's program has looked up variables: report their values on this host, as digests."""
-        self.output.event("lookups", values=recorders.value_digests(names, self.env, self.config["job"]))
 
     def reap(self) -> None:
         """Collect ended children, and orphans adopted by this process."""
