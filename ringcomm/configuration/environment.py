@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import contextmanager
-from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Callable, Dict, Iterator, Mapping, Optional, Tuple
+from typing import Dict, Iterator, Mapping, Optional
 
 from .variables import MEMBERSHIP_VARIABLES
-
-if TYPE_CHECKING:
-    _Environ = os._Environ[str]
-else:
-    _Environ = type(os.environ)
 
 PREFIX = "RINGCOMM_"
 
 _assigned: Dict[str, str] = {}
-_observer: Callable[[str], None] = lambda name: None  # noqa: E731
-_iterations = 0
-_iterated_at: Optional[Tuple[CodeType, int]] = None
 
 
 def variables(environ: Optional[Mapping[str, str]]) -> Mapping[str, str]:
@@ -64,40 +54,3 @@ def exported(variables: Mapping[str, Optional[str]]) -> Iterator[None]:
         yield
     finally:
         export(before)
-
-
-class _Observed(_Environ):
-    """``os.environ`` whose look-ups are observed: ``[]``, ``get``, ``in`` and ``os.getenv`` all come here.
-
-    A loop over all variables says nothing about one of them, and neither does a copy (``dict(os.environ)``):
-    that lists the names first, and then looks them up in the same instruction.
-    """
-
-    def __getitem__(self, key: str) -> str:
-        if not _iterations and _place(sys._getframe(1)) != _iterated_at:
-            _observer(key)
-        return super().__getitem__(key)
-
-    def __iter__(self) -> Iterator[str]:
-        global _iterations, _iterated_at
-        frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_globals.get("__name__") == "collections.abc":
-            frame = frame.f_back
-        _iterated_at = _place(frame)
-        _iterations += 1
-        try:
-            yield from super().__iter__()
-        finally:
-            _iterations -= 1
-
-
-def _place(frame: FrameType) -> Tuple[CodeType, int]:
-    return frame.f_code, frame.f_lasti
-
-
-def observe(observer: Callable[[str], None]) -> None:
-    """From now on call a function with the name of each variable that is looked up in ``os.environ``."""
-    global _observer
-    if type(os.environ) in (_Environ, _Observed):
-        os.environ.__class__ = _Observed  # the object stays: others have imported it
-        _observer = observer

@@ -29,7 +29,6 @@ from ..collective.call_history import CallHistory, Row
 from ..collective.call_sites import CallSites
 from ..collective.runner import Runner
 from ..config import Settings, flight_channel_from_environment
-from ..configuration.lookups import LOOKUPS
 from ..engine.engine import Engine
 from ..errors import MismatchError, NotInitializedError, PeerLostError, RingcommError, describe_error
 from ..storage.files import write_file
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from ..group.message_history import MessageHistory
 
 logger = logging.getLogger("ringcomm.job.flight_recorder")
-LOOKUPS.begin()
 
 FORMAT = 1
 """The version of the records."""
@@ -283,8 +281,6 @@ class RecorderSocket:
         self._pid = os.getpid()
         self._counted = False  # whether ringrun has asked for numbers
         self.send({"type": "hello", "signal": self._take_signal()})
-        LOOKUPS.on_new = self._report_lookups
-        self._report_lookups()
         atexit.register(self._report_end)
         threading.Thread(target=self._answer, name="ringcomm-flight", daemon=True).start()
 
@@ -342,13 +338,6 @@ class RecorderSocket:
                 self.send(numbers(self.recorders))
             if RECORD in request:
                 self.send(record(self.recorders, "asked"))
-
-    def _report_lookups(self) -> None:
-        """Send the names of the variables that the program has looked up since the last time."""
-        if self._pid == os.getpid():
-            names = LOOKUPS.take()
-            if names:
-                self.send({"type": "lookups", "names": names})
 
     def _report_end(self) -> None:
         """Send a last record when the program ends: from here on no thread answers requests."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import sysconfig
+from functools import lru_cache
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
@@ -16,11 +18,11 @@ import numpy as np
 
 from ..collective.rows import cumulative
 from ..collective.runner import Runner
-from ..configuration.lookups import is_installed
 from ..ops import Collective
 
 _MAX_FILES = 5
 _OURS = ("ringcomm", "ringrun")
+_INSTALLED = ("site-packages", "dist-packages", "horovod_shim")
 
 
 def own_files() -> Dict[str, str]:
@@ -49,6 +51,18 @@ def own_files() -> Dict[str, str]:
             content = hashlib.blake2b(path.read_bytes(), digest_size=8)
             found[path.relative_to(folder).as_posix()] = content.hexdigest()
     return found
+
+
+@lru_cache(maxsize=None)
+def _libraries() -> List[Path]:
+    return [Path(place).resolve() for place in sysconfig.get_paths().values()]
+
+
+def is_installed(path: Path) -> bool:
+    """Return whether a file, given by its resolved path, belongs to Python or to an installed package."""
+    return any(part in _INSTALLED for part in path.parts) or any(
+        place in path.parents for place in _libraries()
+    )
 
 
 def compare_programs(runner: Runner, hosts: Sequence[str]) -> str:

@@ -114,12 +114,12 @@ def test_ranks_run_on_this_and_on_other_hosts(sshd: Sshd, tmp_path: Path) -> Non
     ]
 
 
-def test_only_what_was_named_is_forwarded(sshd: Sshd) -> None:
-    launched = Launched(
-        *sshd.options, "-H", "jetson1", "-x", MARK, "env", env={"PRIVATE": "yes", "RINGCOMM_SPIN_US": "5"}
-    )
+@pytest.mark.parametrize("no_env", [False, True])
+def test_the_shells_variables_are_forwarded_except_those_of_this_machine(sshd: Sshd, no_env: bool) -> None:
+    options = [*sshd.options, "-H", "jetson1", "-x", MARK, *(["--no-env"] if no_env else []), "env"]
+    launched = Launched(*options, env={"PRIVATE": "yes", "RINGCOMM_SPIN_US": "5"})
     assert launched.finish() == 0, launched.err
-    assert "PRIVATE" not in launched.out and SOURCES not in launched.out
+    assert ("PRIVATE=yes" not in launched.out) is no_env and SOURCES not in launched.out
     assert "RINGCOMM_SPIN_US=5.0" in launched.out
 
 
@@ -324,7 +324,7 @@ def test_no_ssh_program() -> None:
 @pytest.mark.full
 def test_nothing_secret_in_remote_command_lines(sshd: Sshd) -> None:
     launched = Launched(
-        *sshd.options, "-H", "jetson1", "-x", MARK, "-x", "TOKEN", "sh", "-c",
+        *sshd.options, "-H", "jetson1", "-x", MARK, "sh", "-c",
         "echo $TOKEN; sleep 1; cat /proc/self/fd/$RINGCOMM_KEY_FD", env={"TOKEN": "hunter2"},
     )  # fmt: skip
     launched.find("sleep")

@@ -100,6 +100,55 @@ def test_no_other_process_finds_the_key(tmp_path: Path, options: List[str]) -> N
     assert len([name for name in seen if name.endswith("environ")]) >= 4, "launcher, guard, agent, ranks"
 
 
+FAILS = """
+import os, pathlib, sys, time
+import numpy as np
+import ringcomm as rc
+
+rc.init()
+rc.allreduce(np.ones(3))
+pathlib.Path(sys.argv[1], str(rc.rank())).write_bytes(os.environb[b"MY_TOKEN"])
+while not pathlib.Path(sys.argv[1], "done").exists():
+    time.sleep(0.02)
+if rc.rank() == 1:
+    raise ValueError("failed")
+rc.allreduce(np.ones(3))
+"""
+
+
+def test_ranks_elsewhere_get_the_shells_variables_byte_for_byte_and_nothing_else_shows_them(
+    tmp_path: Path,
+) -> None:
+    """The other host's login has an ASCII locale. A rank fails, so that there are records."""
+    secret = b"hunter2-of-this-test"
+    value = b"%s\n'\"$HOME`x`\\ \xc3\xa9 \xff" % secret + b"x" * 100_000
+    work, ranks = tmp_path / "work", tmp_path / "ranks"
+    for folder in (work, ranks):
+        folder.mkdir()
+    (work / "train.py").write_text(FAILS)
+    login = "env -u MY_TOKEN LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 AT={host}"
+    job = Launched(
+        "-np", "2", "-H", "localhost,b", "--via", login, "--verbose", "--output-dir", "logs",
+        "train.py", str(ranks), cwd=work, env={"MY_TOKEN": os.fsdecode(value)},
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + 30.0
+        while len(list(ranks.iterdir())) < 2:
+            assert job.process.poll() is None and time.monotonic() < until, job.finish()
+            time.sleep(0.02)
+        lines = {path: path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")}
+        environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in job.pids()]
+        agent = [text for text in environments if b"\0AT=b\0" in text and b"\0RINGCOMM_SLOT=" not in text]
+    finally:
+        (ranks / "done").touch()
+    assert job.finish() != 0
+    assert [(ranks / rank).read_bytes() == value for rank in "01"] == [True, True]
+    seen = {**contents([work, job.records, job.temporary]), "out": job.out.encode(), "err": job.err.encode()}
+    assert any("flight" in path for path in seen) and len(agent) >= 2, "records; agent and guard"
+    assert [where for where, text in {**seen, **lines}.items() if secret in text] == []
+    assert not any(secret in text for text in agent)
+
+
 DUMPS = """
 import os
 import numpy as np

@@ -46,7 +46,9 @@ class Agent:
             name: value for name, value in os.environ.items()
             if name not in config["unset"] and not name.startswith(prefixes)
         }
-        self.env.update(config["env"])
+        # As bytes, because this host's encoding may be another one than the launcher's.
+        native = processes.in_native_encoding
+        self.env.update((native(name), native(value)) for name, value in config["env"].items())
         limits = threads.limit(self.env, config["threads"], config["slots"])
         cwd = os.path.expanduser(config["cwd"])  # noqa: PTH111  no pathlib here
         self.shares, limits["unbound"] = binding.usable_shares(config["bind"], len(config["ranks"]))
@@ -54,7 +56,7 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.recorders = recorders.Recorders(
             self.selector, lambda rank, line: self.output.send(RECORD, rank, line),
-            lambda rank, line: self.output.send(NUMBERS, rank, line), self.looked_up,
+            lambda rank, line: self.output.send(NUMBERS, rank, line),
             lambda: self.output.event("asked"),
         )  # fmt: skip
         self.terminal = terminal.Terminal(config["debug"], self.selector)
@@ -268,9 +270,13 @@ class Agent:
         """Send the event of a step of the preparation, or start the trial import."""
         name, facts = step
         if name == preparation.CHECK:
-            self.start(CHECK, facts["argv"], self.env, ())
-            self.scheduled_signals.append((time.monotonic() + CHECK_LIMIT_S, signal.SIGKILL, ALL))
-            return
+            try:
+                self.start(CHECK, facts["argv"], self.env, ())
+            except OSError as problem:  # more variables than this system allows, for example
+                name, facts = "problem", cannot_start(facts["argv"], problem)
+            else:
+                self.scheduled_signals.append((time.monotonic() + CHECK_LIMIT_S, signal.SIGKILL, ALL))
+                return
         if name == "problem":
             self.waiting = self.is_open = False
         self.output.event(name, **facts)
@@ -296,7 +302,7 @@ class Agent:
         try:
             self.start(rank["rank"], argv, env, tuple(inherited), result, processors)
         except (OSError, subprocess.SubprocessError) as problem:
-            self.output.event("problem", problem="start", path=argv[0], why=str(problem))
+            self.output.event("problem", **cannot_start(argv, problem))
             self.schedule(ENDING)
         finally:
             for descriptor in inherited:
@@ -334,10 +340,6 @@ class Agent:
             self.recorders.started(rank, process.pid)
             self.output.event("started", rank, pid=process.pid)
 
-    def looked_up(self, names: List[str]) -> None:
-        """A rank's program has looked up variables: report their values on this host, as digests."""
-        self.output.event("lookups", values=recorders.value_digests(names, self.env, self.config["job"]))
-
     def reap(self) -> None:
         """Collect ended children, and orphans adopted by this process."""
         while True:
@@ -371,6 +373,11 @@ class Agent:
         elif not self.ends_alone:
             joined = self.recorders.ended(child.rank)
             self.output.event("exit", child.rank, joined=joined, **child.end)
+
+
+def cannot_start(argv: List[str], problem: Exception) -> Dict[str, Any]:
+    """The facts about a program that this system does not start."""
+    return {"problem": "start", "path": argv[0], "why": str(problem)}
 
 
 def main() -> None:

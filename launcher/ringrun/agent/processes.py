@@ -37,6 +37,11 @@ def prctl(libc: Any, option: int, value: int) -> None:
         libc.prctl(option, value, 0, 0, 0)
 
 
+def in_native_encoding(text: str) -> str:
+    """The text whose bytes in this process's encoding are those that the launcher's variable has in UTF-8."""
+    return os.fsdecode(text.encode("utf-8", "surrogateescape"))
+
+
 def read_exactly(count: int) -> bytes:
     """Read this many bytes from stdin, blocking. At its end (the launcher is lost) the process exits."""
     data = bytearray(EARLY[:count])

@@ -8,14 +8,13 @@ handler acquires no lock, so on the socket its text could be inserted into an an
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import selectors
 import signal
 import socket
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ringrun.agent import processes
 
@@ -53,7 +52,6 @@ class Recorders:
         selector: the agent's; the data of its entries are callables without arguments.
         send: called with a rank and its record as JSON.
         send_numbers: called with a rank and its numbers as JSON, in answer to :meth:`ask_numbers`.
-        on_lookups: called with the names of variables that a rank's program has looked up.
         on_manual_dump: called when a rank writes its stacks without a request, because the user has sent
             SIGUSR1 to it.
     """
@@ -63,11 +61,10 @@ class Recorders:
         selector: selectors.BaseSelector,
         send: Callable[[int, bytes], None],
         send_numbers: Callable[[int, bytes], None],
-        on_lookups: Callable[[List[str]], None],
         on_manual_dump: Callable[[], None],
     ) -> None:
         self._selector, self._send, self._on_manual_dump = selector, send, on_manual_dump
-        self._send_numbers, self._on_lookups = send_numbers, on_lookups
+        self._send_numbers = send_numbers
         self._recorders: Dict[int, Recorder] = {}
 
     def open(self, rank: int, env: Dict[str, str]) -> Tuple[int, int]:
@@ -197,8 +194,6 @@ class Recorders:
                 recorder.has_handler = b'"signal":true' in line
             elif line.startswith(b'{"type":"numbers"'):
                 self._send_numbers(recorder.rank, line)
-            elif line.startswith(b'{"type":"lookups"'):
-                self._on_lookups(names_in(line))
             else:
                 recorder.asked, recorder.due = 0, None
                 recorder.stacks.clear()
@@ -222,31 +217,6 @@ class Recorders:
         recorder.stacks += text[: STACKS_LIMIT_BYTES - len(recorder.stacks)]
         if is_manual:
             self._on_manual_dump()
-
-
-def names_in(line: bytes) -> List[str]:
-    """The names in a message about look-ups; none if a rank that ended has sent only part of it."""
-    try:
-        names = json.loads(line.decode())["names"]
-    except (ValueError, LookupError):
-        return []
-    return [name for name in names if isinstance(name, str)]
-
-
-def value_digest(value: str, job: str) -> str:
-    """A digest by which hosts compare the values of a variable; it has no meaning outside of its job.
-
-    Paths are usually different on each host, on purpose: all have the same digest.
-    """
-    if value.startswith(("/", "~")):
-        return "path"
-    data = value.encode("utf-8", "surrogateescape")
-    return hashlib.blake2b(data, key=job.encode(), digest_size=16).hexdigest()
-
-
-def value_digests(names: List[str], env: Mapping[str, str], job: str) -> Dict[str, Optional[str]]:
-    """The digests of variables by name; None for those that are not set."""
-    return {name: value_digest(env[name], job) if name in env else None for name in names}
 
 
 def process_facts(pid: int) -> Dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
@@ -306,7 +307,9 @@ def host_problem(host: str, facts: Dict[str, Any], is_local: bool, install: Call
             "directories, or install ringcomm and numpy there and start with --no-ship-self."
         )
     if kind == "start":
-        return f"{host}: {path} could not be started: {facts['why']}."
+        too_many = f"[Errno {errno.E2BIG}]" in facts["why"]
+        remedy = " --no-env passes none of this shell's variables, -x NAME one." if too_many else ""
+        return f"{host}: {path} could not be started: {facts['why']}.{remedy}"
     # On this machine the interpreter is another one than that of ringrun, with or without that option.
     easiest = "" if is_local else "Leave out --no-ship-self: ringrun then sends this machine's. Or: "
     return f"{host}: {_interpreter_problem(facts, lambda path: easiest + install(path))} {other_python(host)}"

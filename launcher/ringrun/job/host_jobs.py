@@ -36,15 +36,16 @@ class HostMaker:
             all hosts.
         ship_self: whether hosts get this machine's ringcomm; else they need the same version installed.
         shipped: the directory whose files are sent to other hosts, or None.
+        shell: the launching shell's variables for ranks on other hosts; those on this machine inherit all.
     """
 
     def __init__(
         self, command: Command, environ: Mapping[str, str], doors: Doors, env: Mapping[str, str],
         local_env: Mapping[str, str], pythons: Mapping[Optional[str], str], cwds: Mapping[Optional[str], str],
         ifaces: Mapping[Optional[str], str], ship_self: bool = True,
-        shipped: Optional[Path] = None,
+        shipped: Optional[Path] = None, shell: Optional[Mapping[str, str]] = None,
     ) -> None:  # fmt: skip
-        self._shipped = shipped
+        self._shipped, self._shell = shipped, shell or {}
         self._command, self._environ, self.doors = command, environ, doors
         self._env, self._local_env, self._ship_self = env, local_env, ship_self
         self._pythons, self._cwds, self._ifaces = pythons, cwds, ifaces
@@ -52,6 +53,10 @@ class HostMaker:
     def find_local(self, specs: Sequence[HostSpec]) -> List[bool]:
         """Return whether each host is this machine."""
         return self.doors.find_local(specs)
+
+    def variables(self, is_local: bool) -> Dict[str, str]:
+        """The variables of a host's ranks, in addition to those of the host itself."""
+        return {**self._env, **self._local_env} if is_local else {**self._shell, **self._env}
 
     def make(self, index: int, planned: PlannedHost, is_local: bool) -> HostJob:
         """The part of the job on one host.
@@ -72,13 +77,11 @@ class HostMaker:
         if is_local:
             python = str(Path(python).expanduser())
         cwd = spec.cwd or self._cwds.get(spec.name) or self._cwds.get(None)
-        env = dict(self._env)
+        env = self.variables(is_local)
         iface = spec.iface or self._ifaces.get(spec.name)
         if iface:
             InterfaceFilter(iface)
             env["RINGCOMM_IFACE"] = iface
-        if is_local:
-            env.update(self._local_env)
         reach = self.doors.of(spec, is_local)
         own = with_interpreter(self._command, named if is_local and not chosen else None)
         gets_code = not is_local and not cwd

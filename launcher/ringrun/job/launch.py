@@ -26,7 +26,7 @@ from ..plan import horovod, setting_sources
 from ..plan.allocations import Allocation, refuse_many_launchers
 from ..plan.command import Command, parse_command
 from ..plan.debug import terminal_for, without_limits
-from ..plan.environment import forwarded, horovods_variables, not_forwarded, own_variables
+from ..plan.environment import forwarded, not_forwarded, of_the_shell, own_variables
 from ..plan.horovod import SettingValue
 from ..plan.hosts import HostSpec, parse_hostfile, parse_hosts
 from ..plan.job import Job
@@ -82,13 +82,14 @@ def prepare(
     )
     common = {**own_variables(settings, environ), **forwarded(options.forward, environ)}
     if options.horovod:
-        common = {**horovods_variables(environ), **common, **horovod.counted(environ)}
+        common.update(horovod.counted(environ))
     ssh = SshOptions(options.ssh, options.ssh_port, options.ssh_identity_file)
     doors = Doors(options.via, ssh, allocation)
     maker = HostMaker(
         parsed, environ, doors, common, local_env or {}, pythons, cwds, ifaces, options.ship_self,
         None if options.shipped is None else Path(options.shipped),
-    )
+        {} if options.no_env else of_the_shell(environ),
+    )  # fmt: skip
     tree, code_at = _tree(options, environ, parsed, say)
     job = Job(
         id=secrets.token_hex(8), key=secrets.token_bytes(32), plan=Plan([], []), hosts=[],
@@ -301,10 +302,14 @@ def describe(job: Job) -> str:
         lines.append(f"  {host.name} ({how}): {ranks}, {_count(host.planned.slots, 'slot')}")
         words = [host.python if word is None else word for word in host.command.argv]
         lines.append(f"    in {host.cwd}: {' '.join(shlex.quote(word) for word in words)}")
-        if host.env:
-            lines.append(f"    with {', '.join(sorted(host.env))} in its environment")
+        lines += _variables(host.env)
         lines.append(f"    started by: {' '.join(shlex.quote(word) for word in host.argv)}")
     return "\n".join(lines) + "\n"
+
+
+def _variables(env: Mapping[str, str]) -> List[str]:
+    """A line with the names of variables; their values may be secrets."""
+    return [f"    with {', '.join(sorted(env))} in its environment"] if env else []
 
 
 def _describe_elastic(job: ElasticJob) -> str:
@@ -319,6 +324,7 @@ def _describe_elastic(job: ElasticJob) -> str:
     for spec, is_local in zip(job.specs, job.maker.find_local(job.specs)):
         lines.append(f"  {spec.target} ({job.maker.doors.of(spec, is_local).description}): "
                      f"{_count(spec.slots or limits.slots, 'slot')}")  # fmt: skip
+    lines += _variables(job.maker.variables(is_local=False))
     words = ["python" if word is None else word for word in job.command.argv]
     return "\n".join([*lines, f"  command: {' '.join(shlex.quote(word) for word in words)}"]) + "\n"
 

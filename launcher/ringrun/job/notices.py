@@ -1,23 +1,19 @@
-"""What is said of a running job, apart from failures: warnings, refusals, waiting times, variables."""
+"""What is said of a running job, apart from failures: warnings, refusals, waiting times."""
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, Optional, Set
+from typing import Any, Dict, Mapping, Optional, Set
 
 from ringcomm.rendezvous.actions import Notice
 
 from ..agent import binding
-from ..diagnosis.variables import Variables
 from ..plan.job import HostJob, Job
 from ..show.printer import Printer
 from .outcome import Outcome
 
 REFUSALS_SHOWN = 20
-GATHER_S = 0.5
-"""After the first variable that differs, agents have this long to report others and those of other hosts."""
 _ALONE = "no rank called ringcomm.init(): each trained alone"
 _IMPORT = re.compile(r"^\s*(import|from)\s+(ringcomm|horovod)\b", re.MULTILINE)
 _NO_CALL = (
@@ -36,15 +32,10 @@ class Notices:
     Args:
         job: what the notices are about.
         printer: shows them.
-        after: sets a timer, by its name, the seconds from now and what to call.
     """
 
-    def __init__(
-        self, job: Job, printer: Printer, after: Callable[[str, float, Callable[[], None]], None]
-    ) -> None:
-        self._job, self._printer, self._after = job, printer, after
-        self._variables = Variables(job.id, os.environ)
-        self._shown: Set[str] = set()
+    def __init__(self, job: Job, printer: Printer) -> None:
+        self._job, self._printer = job, printer
         self._joined = False  # whether any process has called init()
         self._refusals: Set[str] = set()
         self._topics: Set[str] = set()
@@ -62,28 +53,6 @@ class Notices:
             self._topics.add(str(notice.detail.get("topic", "")))
         if notice.kind == "warning" or (self._job.settings.verbose and notice.text):
             self._printer.show(notice.text)
-
-    def looked_up(self, host: str, values: Mapping[str, Any]) -> None:
-        """The programs on a host have looked up variables.
-
-        Args:
-            host: its name.
-            values: by variable, the digest of its value there; see :class:`.diagnosis.variables.Variables`.
-        """
-        self._variables.take(host, values)
-        if not self._shown.issuperset(self._variables.differing()):
-            self._after("variables", GATHER_S, self._show_variables)
-
-    def _show_variables(self) -> None:
-        new = [name for name in self._variables.differing() if name not in self._shown]
-        self._shown.update(new)
-        if new and not self._job.attempt:
-            self._printer.show(self._variables.text(new))
-
-    def different_variables(self) -> str:
-        """A paragraph for the failure report about variables that differ between hosts, or ""."""
-        text = self._variables.text(self._variables.differing())
-        return f"{text[:1].upper()}{text[1:]}." if text else ""
 
     def ready(self, host: HostJob, facts: Dict[str, Any]) -> Dict[str, Any]:
         """A host is ready: show what it does otherwise than asked, and an interpreter that was looked for.
@@ -108,7 +77,6 @@ class Notices:
             outcome: gets exit code 1 if advice was asked for, and there is none.
             made_no_call: whether the ranks have made no collective.
         """
-        self._show_variables()
         settings = self._job.settings
         if self._job.plan.size > 1:
             if not self._joined and _imports_ringcomm(self._job.command.script):

@@ -97,7 +97,7 @@ class Supervisor:
         self._killed: Dict[str, List[int]] = {}  # by what is said of them, ranks that did not end in time
         self._ending = ""  # why we end the job, if we do: start, failure, interrupt, pipe or abandoned
         self._stopped_because: Optional[str] = None  # why an elastic job cannot continue
-        self._notices = Notices(job, self._printer, self._loop.after)
+        self._notices = Notices(job, self._printer)
 
     def interrupt(self, signum: int) -> None:
         """End the job: in order the first time, at once the second. For other threads and signal handlers."""
@@ -253,8 +253,6 @@ class Supervisor:
         elif name == "exit":
             self._notices.exited(facts)
             self._rank_exited(rank, facts)
-        elif name == "lookups":
-            self._notices.looked_up(host.name, facts["values"])
         elif name == "lacks":
             self._supply.send(host, facts)
         elif name == "needs":
@@ -429,7 +427,6 @@ class Supervisor:
         found = {self.job.hosts[index].name: facts.get("found") for index, facts in self._ready.items()}
         pythons = {name: facts["python"] for name, facts in found.items() if facts}
         how = self._failure, self._ending, self._signum, tails, lines, diagnosis, pythons
-        first = "\n\n".join(filter(None, (self._stopped_because, self._notices.different_variables())))
-        outcome = ended(self.job, *how, first)
+        outcome = ended(self.job, *how, self._stopped_because or "")
         outcome.results = verified_results(self.job, self._results)
         return outcome

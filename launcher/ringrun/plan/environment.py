@@ -1,7 +1,8 @@
 """The environment variables of the ranks. Pure: from an environment and options to dictionaries.
 
-Ranks on this machine inherit the launcher's environment. Ranks on other hosts get ringcomm's settings and
-the variables that ``-x`` names. The key, and variables of an enclosing job, are never passed on.
+Ranks on this machine inherit the launcher's environment. Ranks on other hosts get ringcomm's settings, the
+variables of the launching shell that do not belong to a machine or a login (:data:`NOT_FORWARDED`), and
+those that ``-x`` names. The key, and variables of an enclosing job, are never passed on.
 """
 
 from __future__ import annotations
@@ -31,6 +32,30 @@ OTHER_IDENTITIES = (
 OTHER_LAUNCHERS = ("SLURM_STEP_", "SLURM_SRUN_", "SLURM_CPU_BIND_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_")
 """Beginnings of variables, like the names in :data:`OTHER_IDENTITIES`, by which srun and mpirun number their
 own processes. An agent is one task of a step; its ranks would take themselves for that task."""
+
+NOT_FORWARDED = (
+    ("the shell and its folders", "PATH MANPATH CDPATH HOME SHELL SHLVL PWD OLDPWD TMPDIR TMP TEMP MAIL IFS "
+     "ENV BASH* SHELLOPTS ZDOTDIR EDITOR VISUAL PAGER _"),
+    ("the login and the host", "USER LOGNAME USERNAME HOST HOSTNAME HOSTTYPE SSH_* GIT_SSH* GPG_* SUDO_* "
+     "XDG_* DBUS_* KRB5CCNAME NOTIFY_SOCKET JOURNAL_STREAM INVOCATION_ID KUBERNETES_*"),
+    ("the terminal and the language", "TERM TERM_* TERMINFO* TERMCAP COLORTERM COLUMNS LINES DISPLAY "
+     "WAYLAND_DISPLAY XAUTHORITY WINDOWID TMUX* STY VSCODE_* JPY_* LANG LANGUAGE LC_* TZ"),
+    ("what programs load at a path", "LD_* DYLD_* PYTHON* VIRTUAL_ENV* CONDA_* _CE_* MAMBA_* PYENV_* "
+     "OMP_TOOL_LIBRARIES GCONV_PATH MODULEPATH MODULESHOME LOADEDMODULES _LMFILES_ LMOD_* SSL_CERT_* "
+     "REQUESTS_CA_BUNDLE CURL_CA_BUNDLE"),
+    ("devices", "CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES "
+     "GPU_DEVICE_ORDINAL ZE_AFFINITY_MASK"),
+    ("schedulers", "SLURM* SBATCH_* SALLOC_* SRUN_* PBS_* LSB_* LSF_* SGE_* PE_HOSTFILE OAR_* COBALT_* "
+     "FLUX_*"),
+    ("ranks and their launchers", "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE "
+     "NODE_RANK ROLE_* MASTER_ADDR MASTER_PORT TORCHELASTIC_* RINGCOMM_* OMPI_* PRTE_* "
+     "PMI_* PMIX_* HYDI_* HYDRA_* MPI_LOCAL*"),
+)  # fmt: skip
+"""What belongs to one machine, login or rank, and the names of its variables: other hosts do not get them
+unless ``-x`` names them. ringrun passes ringcomm's settings itself."""
+_NOT_FORWARDED = re.compile(
+    "|".join(fnmatch.translate(name) for _, names in NOT_FORWARDED for name in names.split())
+)
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -68,6 +93,14 @@ def rank_variables(place: Place, size: int, host: str, as_horovod: bool = False)
     return {**common, **(horovod.rank_variables(place, size, host) if as_horovod else {})}
 
 
+def of_the_shell(environ: Mapping[str, str]) -> Dict[str, str]:
+    """The variables of the launching shell that ranks on other hosts get without ``-x``."""
+    skip = {*removed(), "_HOROVOD_SECRET_KEY"}
+    return {
+        name: value for name, value in environ.items() if name not in skip and not _NOT_FORWARDED.match(name)
+    }
+
+
 def forwarded(requests: Sequence[str], environ: Mapping[str, str]) -> Dict[str, str]:
     """The variables that ``-x`` selects: ``NAME``, ``NAME=VALUE`` or a pattern like ``'NCCL_*'``.
 
@@ -96,6 +129,8 @@ def forwarded(requests: Sequence[str], environ: Mapping[str, str]) -> Dict[str, 
         for key in found:
             if key in MEMBERSHIP:
                 raise ConfigError(f"-x {key}: ringrun sets it for every rank; it cannot be passed on.")
+            if "\0" in found[key]:
+                raise ConfigError(f"-x {key}: the value has a NUL character, which no variable can have.")
         chosen.update(found)
     return chosen
 
@@ -119,11 +154,3 @@ def own_variables(settings: Settings, environ: Mapping[str, str]) -> Dict[str, s
     kept = {key: value for key, value in environ.items() if key.startswith(PREFIX) and key not in skip}
     kept = {key: value for key, value in kept.items() if not key.startswith(PREFIX + "KEY")}
     return {**kept, **settings.to_environment()}
-
-
-def horovods_variables(environ: Mapping[str, str]) -> Dict[str, str]:
-    """The user's ``HOROVOD_*`` variables, which ranks on other hosts get under ``--horovod``."""
-    return {
-        key: value for key, value in environ.items()
-        if key.startswith("HOROVOD_") and key not in horovod.IDENTITY and "KEY" not in key
-    }  # fmt: skip

@@ -108,10 +108,14 @@ class Options:
     )  # fmt: skip
     forward: Tuple[str, ...] = _option(
         (), "-x", JOB,
-        "Pass an environment variable to all ranks. 'PREFIX_*' passes several. There is a message if one is "
-        "not set.",
+        "Set a variable for all ranks, or pass one that other hosts do not get by default, like PYTHONPATH. "
+        "'PREFIX_*' passes several. There is a message if one is not set.",
         kind=VARIABLES, metavar="NAME[=VALUE]", brief="Pass a variable.", argument="env",
         argument_doc="Variables for the ranks, as with ``-x NAME=VALUE``.",
+    )  # fmt: skip
+    no_env: bool = _option(
+        False, "--no-env", JOB, "Pass none of this shell's variables to other hosts, except those of -x.",
+        kind=FLAG,
     )  # fmt: skip
     python: Tuple[str, ...] = _option(
         (), "--python", JOB, "The ranks' Python interpreter. Default: the one that runs ringrun.",

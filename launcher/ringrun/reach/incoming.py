@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Set, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Tuple
 
 from ringcomm.clock import Clock
 from ringcomm.errors import ProtocolError
@@ -27,8 +27,6 @@ BURST_BYTES, RANK_BURST_BYTES, BYTES_PER_S = 64 << 20, 8 << 20, 1 << 20
 """What a host may report besides output and files: at once, more for each rank; per second and rank."""
 MIN_FRAME_BYTES = 4096
 """A short frame counts as so many bytes."""
-MAX_NAMES = 2000
-"""Further variables that a host's programs have looked up are not compared."""
 
 
 # -- forms ------------------------------------------------------------------------------------------------
@@ -244,7 +242,6 @@ _EVENTS: Dict[str, Form] = {
     ),
     "problem": lambda value: _problem(value),
     "done": fields({}), "asked": fields({}), "lacks": fields({}, {"files": items(_DIGEST, 1 << 17)}),
-    "lookups": fields({"values": table(text(1 << 20), maybe(text(32)), 1 << 16)}),
     "needs": fields(
         {
             "found": fields({}, _FOUND), "machine": text(32, r"\w{1,32}"),
@@ -256,7 +253,6 @@ _EVENTS: Dict[str, Form] = {
 _OF_RANKS = ("exit", "started")
 _TIMES = {"ready": 1, "needs": 1, "lacks": 2, "lacks files": 2, "done": 1, "exit": 1, "started": 1}
 """How often a host, or a rank, may say that; the rest as often as its budget of bytes allows."""
-_VARIABLE = re.compile(r"[A-Za-z_]\w{0,127}", re.ASCII)
 
 
 def _problem(value: Any) -> Dict[str, Any]:
@@ -292,7 +288,6 @@ class Incoming:
     def __init__(self, wants_results: bool, clock: Clock) -> None:
         self._wants_results, self._clock = wants_results, clock
         self._counts: Dict[Tuple[str, int], int] = {}
-        self._names: Set[str] = set()
         self._result_bytes, self._used_bytes, self._at_s = 0, 0.0, clock()
 
     def admit(self, frame: Frame, ranks: Collection[int]) -> Dict[str, Any]:
@@ -341,11 +336,4 @@ class Incoming:
             raise ProtocolError(f"an event {name!r} once more than it may occur")
         if name == "exit" and (facts["code"] is None) is (facts["signal"] is None):
             raise ProtocolError("an end with a code and a signal, or with neither")
-        if name == "lookups":
-            facts["values"] = {n: v for n, v in facts["values"].items() if self._is_compared(n)}
         return facts
-
-    def _is_compared(self, name: str) -> bool:
-        if _VARIABLE.fullmatch(name) and len(self._names) < MAX_NAMES:
-            self._names.add(name)
-        return name in self._names

@@ -20,6 +20,7 @@ import pytest
 from ringcomm.clock import Deadline
 from ringrun.agent import framing
 from ringrun.agent.framing import CODE, EVENT, FILE, JSON, NUMBERS, RECORD, RESULT, STDERR, STDOUT, TO_AGENT
+from ringrun.diagnosis.failure_report import host_problem
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options
 from ringrun.reach.agent_process import AgentLink
@@ -190,6 +191,18 @@ def test_a_program_that_cannot_be_executed(start: Callable[..., Agent], tmp_path
     agent.send(GO)
     problem = agent.event("problem")
     assert problem["problem"] == "start" and problem["path"] == str(program) and "format" in problem["why"]
+    agent.dismiss()
+
+
+@pytest.mark.parametrize("argv", [["true"], ["x.py"]], ids=["rank", "trial import"])
+def test_more_variables_than_the_system_allows(start: Callable[..., Agent], argv: List[str]) -> None:
+    agent = start(*argv, env={"A": "x" * 200_000}, script=None)
+    if argv == ["true"]:
+        agent.event("ready")
+        agent.send(GO)
+    problem = agent.event("problem")
+    assert problem["problem"] == "start" and "too long" in problem["why"]
+    assert "--no-env passes none" in host_problem("a", problem, False, str)
     agent.dismiss()
 
 

@@ -39,8 +39,6 @@ if how != "without":
 print("ready", flush=True)
 while how == "computes":
     pass
-if how == "looks up":
-    sock.sendall(b'{"type":"lookups","names":["STEPS","LR"]}\\n')
 while how == "answers":
     asked = sock.recv(1)
     kind = b"numbers" if asked == b"#" else b"record"
@@ -57,11 +55,10 @@ class Host:
         self.selector = selectors.DefaultSelector()
         self.records: List[Tuple[int, Dict[str, Any]]] = []
         self.numbers: List[int] = []
-        self.looked_up: List[str] = []
         self.dumps = 0
         self.recorders = Recorders(
             self.selector, lambda rank, data: self.records.append((rank, json.loads(data))),
-            lambda rank, data: self.numbers.append(rank), self.looked_up.extend, self._dumped,
+            lambda rank, data: self.numbers.append(rank), self._dumped,
         )  # fmt: skip
         self.ranks: Dict[int, subprocess.Popen[str]] = {}
 
@@ -237,12 +234,3 @@ def test_what_the_system_reports() -> None:
     assert process_facts(os.getpid())["state"] in ("R", "S")
     assert process_facts(1 << 30) == {"state": ""} and status_of(1 << 30) == {}
     assert not catches_signal(1 << 30)
-
-
-def test_names_that_a_program_has_looked_up_are_forwarded(host: Host) -> None:
-    process = host.start(0, "looks up")
-    host.until(lambda: len(host.looked_up) == 2)
-    assert host.looked_up == ["STEPS", "LR"] and host.records == []
-    process.kill()
-    process.wait()
-    assert host.recorders.ended(0) is True

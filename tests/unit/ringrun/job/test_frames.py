@@ -63,8 +63,6 @@ def event(rank: int, **facts: Any) -> Frame:
         event(-1, **{**READY, "found": {**FOUND, "python": ["x"]}}),
         event(-1, **{**READY, "login": "a\nb c d"}),
         event(-1, event="lacks", files=["../x"]),
-        event(-1, event="lookups", values={"A": 1}),
-        event(-1, event="lookups", values={"A": "x" * 33}),
         event(-1, event="problem", problem="missing", path="p", found={"missing": "x; rm -r", "why": ""}),
         event(-1, event="problem", problem=["cwd"], path="p"),
         event(-1, event="needs", found={"lacks": ["evil"]}, machine="aarch64", glibc="2.31"),
@@ -129,15 +127,6 @@ def test_results_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     incoming.admit(Frame(framing.RESULT, 0, bytes(1 << 20)), {0})
     with pytest.raises(ProtocolError, match="results of more than 1 MiB; functions that return more"):
         incoming.admit(Frame(framing.RESULT, 0, b"x"), {0})
-
-
-def test_only_so_many_variables_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringrun.reach.incoming.MAX_NAMES", 3)
-    incoming = Incoming(False, lambda: 0.0)
-    values = dict.fromkeys(("A", "B\x1b", "x" * 5000, "C", "D", "E"))
-    for _ in range(2):
-        facts = incoming.admit(event(-1, event="lookups", values=values), ())
-        assert list(facts["values"]) == ["A", "C", "D"]
 
 
 def test_the_words_of_a_host_are_quoted() -> None:

@@ -117,6 +117,7 @@ def test_the_configuration_of_an_agent() -> None:
         {"rank": 2, "env": {**same, "RANK": "2", "LOCAL_RANK": "1", "RINGCOMM_SLOT": "1:1"}},
     ]
     assert config["env"] == {
+        "TOKEN": "hunter2",
         "RINGCOMM_JOB": job.id,
         "RINGCOMM_SIZE": "3",
         "RINGCOMM_HOST": "far",
@@ -135,7 +136,7 @@ def test_under_horovod() -> None:
     for host in job.hosts:
         config = job.agent_config(host)
         (rank,) = config["ranks"]
-        assert config["horovod"] and config["env"]["HOROVOD_CYCLE_TIME"] == "4"
+        assert config["horovod"] and (host.is_local or config["env"]["HOROVOD_CYCLE_TIME"] == "4")
         assert config["env"]["RINGCOMM_CYCLE_TIME"] == "4.0"
         assert rank["env"]["HOROVOD_RANK"] == str(host.index) and "HOROVOD_RANK" not in config["env"]
         # Variables of -x keep their values.
@@ -195,6 +196,38 @@ def test_where_the_rendezvous_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert places["far"]["RINGCOMM_RENDEZVOUS_MACHINE"] == nics.machine()
     assert rendezvous_variables(endpoints[1:], far)["RINGCOMM_RENDEZVOUS"] == "172.17.0.1:2"
     assert rendezvous_variables(endpoints[2:], far) == {}
+
+
+PATH_AND_STEPS = {"PATH": "/nowhere", "STEPS": "3"}
+
+
+@pytest.mark.parametrize(
+    ("options", "inherited", "passed"),
+    [
+        ({}, {}, {"STEPS": "200", "TOKEN": "hunter2"}),
+        ({"forward": ("PATH", "STEPS=3")}, PATH_AND_STEPS, {**PATH_AND_STEPS, "TOKEN": "hunter2"}),
+        ({"no_env": True}, {}, {}),
+    ],
+)
+def test_hosts_other_than_this_machine_get_the_shells_variables(
+    options: Any, inherited: Any, passed: Any
+) -> None:
+    environ = {**ENVIRON, "STEPS": "200"}
+    here, far = prepare(Options(hosts="localhost,far", **options), ["x.py"], environ).hosts
+    assert (here.env, far.env) == (inherited, passed)
+    for kind in ({}, {"min_np": 1, "slots_per_host": 1}):
+        job = prepare(Options(hosts="far", **kind, **options), ["x.py"], environ)
+        line = f"    with {', '.join(sorted(passed))} in its environment\n"
+        assert (line in describe(job)) is bool(passed) and "hunter2" not in describe(job)
+
+
+@pytest.mark.parametrize("options", [{}, {"via": "docker exec -i {host}"}, {"via": "ssh"}])
+def test_the_shells_variables_take_the_same_way_by_srun_and_via(options: Any) -> None:
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "jetson[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"}
+    hosts = "jetson1,jetson2" if options else None
+    job = prepare(Options(hosts=hosts, **options), ["x.py"], {**ENVIRON, **slurm})
+    assert [host.env for host in job.hosts] == [{"TOKEN": "hunter2"}] * 2
+    assert "hunter2" not in repr([host.argv for host in job.hosts])
 
 
 @pytest.mark.parametrize("encrypt", [False, True])

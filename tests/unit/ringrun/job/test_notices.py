@@ -7,7 +7,6 @@ import pytest
 
 from ringcomm.config import Settings
 from ringcomm.rendezvous.actions import Notice
-from ringrun.agent.recorders import value_digests
 from ringrun.job.launch import prepare
 from ringrun.job.notices import REFUSALS_SHOWN, Notices
 from ringrun.job.outcome import Outcome
@@ -34,7 +33,7 @@ def notices(
     job = prepare(Options(hosts=hosts, verbose=verbose, setting_values=values), command, {})
     assert isinstance(job.settings, Settings)
     screen: Any = Screen()
-    return Notices(job, screen, lambda name, seconds, action: action()), screen.lines
+    return Notices(job, screen), screen.lines
 
 
 def test_warnings_are_shown_and_the_rest_only_on_request() -> None:
@@ -94,18 +93,6 @@ def test_other_jobs_end_as_their_ranks_do() -> None:
     outcome = Outcome(0, "", "done")
     found.conclude(outcome)
     assert outcome.exit_code == 0 and not any(lines)
-
-
-def test_a_variable_that_differs_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STEPS", "200")
-    found, lines = notices()
-    found.looked_up("a", value_digests(["STEPS"], {"STEPS": "200"}, found._job.id))
-    assert not lines and found.different_variables() == ""
-    for _ in range(2):
-        found.looked_up("b", value_digests(["STEPS"], {}, found._job.id))
-    found.conclude(Outcome(0, "", "done"))
-    assert [line for line in lines if line] == [found._variables.text(["STEPS"])]
-    assert found.different_variables().startswith("The program reads") and "200 on a" in lines[0]
 
 
 @pytest.mark.parametrize(("settings", "told"), [({}, 1), ({"flight_recorder": 0}, 0)])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Dict, List
 
 import pytest
@@ -9,9 +10,10 @@ from ringcomm.errors import ConfigError
 from ringrun.plan import horovod
 from ringrun.plan.environment import (
     MEMBERSHIP,
+    NOT_FORWARDED,
     forwarded,
-    horovods_variables,
     not_forwarded,
+    of_the_shell,
     own_variables,
     rank_variables,
     removed,
@@ -50,6 +52,7 @@ def test_forwarded(requests: List[str], found: Dict[str, str]) -> None:
         ("a b", "neither"),
         ("RINGCOMM_KEY", "sets it for every rank"),
         ("RINGCOMM_KEY=1", "sets it for every rank"),
+        ("A=\0secret", "NUL"),
     ],
 )
 def test_bad_requests(request_: str, word: str) -> None:
@@ -101,6 +104,24 @@ def test_variables_of_other_launchers() -> None:
     assert plain["NODE_RANK"] == plain["GROUP_RANK"] == str(plan.places[1].host_index)
 
 
-def test_the_users_own_variables_of_horovods() -> None:
-    environ = {"HOROVOD_TEST_GPU": "1", "HOROVOD_RANK": "3", "HOROVOD_SECRET_KEY": "s", "OTHER": "1"}
-    assert horovods_variables(environ) == {"HOROVOD_TEST_GPU": "1"}
+USERS = "STEPS WANDB_API_KEY AWS_SECRET_ACCESS_KEY HF_HOME OMP_NUM_THREADS NCCL_DEBUG HOROVOD_TEST_GPU TERMS"
+MACHINES = (
+    "PATH HOME USER SHELL PWD TMPDIR LANG LC_ALL SSH_AUTH_SOCK XDG_CACHE_HOME DISPLAY DBUS_SESSION_BUS "
+    "LD_PRELOAD LD_LIBRARY_PATH PYTHONPATH PYTHONSTARTUP VIRTUAL_ENV CONDA_PREFIX HOSTNAME TERM BASH_ENV "
+    "BASH_FUNC_ml%% ENV IFS GIT_SSH_COMMAND OMP_TOOL_LIBRARIES CUDA_VISIBLE_DEVICES SLURM_JOB_ID "
+    "SLURMD_NODENAME RANK MASTER_PORT RINGCOMM_KEY RINGCOMM_TIMEOUT HOROVOD_RANK HOROVOD_CONTROLLER "
+    "_HOROVOD_SECRET_KEY"
+)
+
+
+def test_other_hosts_get_the_shells_variables_but_those_of_a_machine_or_a_login() -> None:
+    environ = dict.fromkeys(f"{USERS} {MACHINES}".split(), "\n'\udcff")
+    assert " ".join(of_the_shell(environ)) == USERS
+    assert set(of_the_shell(environ).values()) == {"\n'\udcff"}
+    assert set(of_the_shell(dict.fromkeys([*removed(), *MEMBERSHIP], "1"))) == set()
+
+
+def test_the_page_lists_what_is_not_forwarded() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "ringrun.md").read_text()
+    rows = "\n".join(f"| {what} | `{names.replace(' ', '`, `')}` |" for what, names in NOT_FORWARDED)
+    assert rows in page, rows

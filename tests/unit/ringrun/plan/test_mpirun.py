@@ -44,6 +44,8 @@ def words(line: str) -> List[str]:
         # MPICH.
         ("-hosts a,b -ppn 2 -genv OMP_NUM_THREADS 1 -genvlist A,B x.py",
          "-H a,b --slots-each 2 -x OMP_NUM_THREADS=1 -x A -x B x.py"),
+        ("-genvall x.py", "x.py"),
+        ("-genvnone -genvlist A x.py", "--no-env -x A x.py"),
         ("-f machines -wdir /job x.py", "--hostfile machines --cwd /job x.py"),
         ("--bind-to core --tag-output x.py", "--bind core x.py"),
         # mlx.launch.
@@ -84,7 +86,6 @@ def test_lines(line: str, expected: str) -> None:
         ("--report-bindings x.py", "--dry-run"),
         ("-timestamp-output x.py", "without a time"),
         ("--mca opal_cuda_support 1 x.py", "does not use MPI"),
-        ("-genvall x.py", "-x NAME"),
         ("--bind-to boards x.py", "--bind-to boards is not done: ranks are not bound"),
         ("--nproc-per-node gpu x.py", "give a number"),
         ("--backend jaccl x.py", "connected by ringcomm"),
