@@ -18,13 +18,12 @@ from tests.hosts import netlab_system as system
 from tests.hosts.netlab import Host, Lab, wait_for
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.release
 PORT = 4711
 
 # Listens on one address, says so, and answers each connection's bytes with the same bytes until its end.
 ECHO = """
 import socket, sys, threading
-
-pytestmark = pytest.mark.release
 def serve(peer):
     with peer:
         while True:

@@ -16,13 +16,12 @@ from tests.hosts import netlab_system as system
 from tests.hosts.netlab import Host, Lab, wait_for
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.release
 
 HOLD = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where pytest is a background job
 from tests.hosts.netlab import Lab
-
-pytestmark = pytest.mark.release
 lab = Lab("jetson1").start()
 print(lab.number, lab.pid_namespace("jetson1"), flush=True)
 signal.pause()
