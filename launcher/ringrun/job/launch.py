@@ -25,7 +25,6 @@ from ..elastic.options import fixed_hosts, limits_of, refuse_without_effect
 from ..plan import horovod, setting_sources
 from ..plan.allocations import Allocation, refuse_many_launchers
 from ..plan.command import Command, parse_command
-from ..plan.debug import terminal_for, without_limits
 from ..plan.environment import forwarded, not_forwarded, of_the_shell, own_variables
 from ..plan.horovod import SettingValue
 from ..plan.hosts import HostSpec, parse_hostfile, parse_hosts
@@ -113,8 +112,6 @@ def prepare(
         setting_rows=tuple(setting_sources.rows_of(effective)), grace_s=options.grace_s,
     )  # fmt: skip
     if options.is_elastic:
-        if options.debug is not None:
-            raise ConfigError("--debug needs a job whose ranks do not change: leave out the elastic options.")
         specs = () if plan is None else tuple(host.spec for host in plan.hosts)
         return ElasticJob.of(job, limits_of(options, environ), specs, maker)
     assert plan is not None
@@ -123,8 +120,7 @@ def prepare(
     _check_open_files(plan.size)
     setting_sources.check_measurable(settings, plan.size)
     hosts = tuple(maker.make(index, *row) for index, row in enumerate(zip(plan.hosts, are_local)))
-    debug = terminal_for(options.debug, plan, are_local, options.watch, environ)
-    return replace(job, plan=plan, hosts=hosts, debug=debug)
+    return replace(job, plan=plan, hosts=hosts)
 
 
 def needs_hosts(options: Options) -> bool:
@@ -273,8 +269,6 @@ def effective_settings(
         names = host_names(_plan(options, allocation), options, "iface")
         ifaces = per_host("--iface", options.iface, names)
     flags = list(options.setting_values)
-    if options.debug is not None:
-        flags = [*without_limits({item.name for item in flags}), *flags]
     if None in ifaces:
         flags.append(SettingValue("iface", ifaces[None], f"--iface {ifaces[None]}", "--iface"))
     if options.verbose:

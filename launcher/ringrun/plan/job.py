@@ -11,7 +11,6 @@ from ringcomm.storage.keys import key_text
 from ringcomm.wire.signing import Signer
 
 from .command import Command
-from .debug import Debugged
 from .environment import OTHER_LAUNCHERS, rank_variables, removed
 from .observe import Observation
 from .ranks import Place, Plan, PlannedHost
@@ -115,7 +114,6 @@ class Job:
         fetch: patterns of files to bring back from hosts that were sent the tree.
         shown_ranks: the ranks whose output is shown; None for all.
         quiet: whether only warnings and failures are shown beside the output of ranks.
-        debug: the rank that gets the terminal, and facts about the terminal; or None.
         observation: what is shown or written of the ranks' numbers.
         setting_rows: of every setting, its name, its value and its source.
         grace_s: how long ranks have to end after SIGTERM from outside, in seconds.
@@ -146,7 +144,6 @@ class Job:
     bind: str = "none"
     shown_ranks: Optional[FrozenSet[int]] = None
     quiet: bool = False
-    debug: Optional[Debugged] = None
     observation: Observation = Observation()
     setting_rows: Tuple[Tuple[str, str, str], ...] = ()
     grace_s: float = 30.0
@@ -237,7 +234,6 @@ class Job:
             "writes": self._writes(host),
             "threads": self.settings.threads,
             "flight": self.settings.flight_recorder > 0,
-            "debug": list(self.debug) if self.debug is not None else [],
         }
 
     def _writes(self, host: HostJob) -> List[List[str]]:

@@ -155,11 +155,6 @@ class Options:
         None, "--slots-each", JOB, "Number of slots of every host, in place of those that are given.",
         kind=WHOLE, metavar="N", within=(1, None),
     )  # fmt: skip
-    debug: Optional[int] = _option(
-        None, "--debug", JOB,
-        "Give the terminal to a rank, for breakpoint(). It may be on another host; time limits are off.",
-        kind=WHOLE, metavar="RANK", within=(0, None),
-    )  # fmt: skip
 
     via: Optional[str] = _option(
         None, "--via", REMOTE,

@@ -354,7 +354,6 @@ def test_an_elastic_job_whose_hosts_a_script_prints() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (replace(ELASTIC, debug=0), "--debug needs a job whose ranks do not change"),
         (
             Options(hosts="a", min_np=1, host_discovery_script="./find-hosts", slots_per_host=1),
             "--host-discovery-script and a list of hosts are both given",
@@ -409,10 +408,6 @@ def test_one_rank_has_no_links_to_measure() -> None:
     with pytest.raises(ConfigError, match="--advise needs at least two ranks, and this job has one"):
         prepare(Options(setting_values=values), ["true"], {})
     assert prepare(Options(np=2, setting_values=values), ["true"], {}).settings.advise
-
-
-def test_limits_do_not_end_a_rank_that_is_debugged() -> None:
-    assert effective_settings(Options(debug=0), ENVIRON).settings.late_after_s == 0.0
 
 
 def test_the_program_on_other_hosts() -> None:

@@ -1,4 +1,4 @@
-"""`--debug`, `--tee`, `--quiet` and shell completion, as the user sees them."""
+"""`--tee`, `--quiet` and shell completion, as the user sees them."""
 
 from __future__ import annotations
 
@@ -10,48 +10,12 @@ from typing import List
 import pytest
 
 from tests.proc.test_ringrun_support import LIMIT_S, Launched
-from tests.proc.test_watching import on_a_terminal
 from tests.support.programs import run_python
-
-STOPS = """
-import numpy as np
-import ringcomm as rc
-
-rc.init()
-answer = 6 * rc.rank()
-if rc.rank() == 1:
-    breakpoint()
-print("sum", rc.allreduce(np.array([answer]), op=rc.Sum)[0], flush=True)
-"""
-
-
-def test_a_debugger_in_a_rank_has_the_terminal(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(STOPS)
-    typed: List[bytes] = []
-
-    def react(written: str) -> bytes:
-        lines = [b"p 7 * answer\n", b"answer = 100\n", b"c\n"]
-        if written.count("(Pdb) ") > len(typed) and len(typed) < len(lines):
-            typed.append(lines[len(typed)])
-            return typed[-1]
-        return b""
-
-    written = on_a_terminal(["-np", "2", "--debug", "1", "train.py"], tmp_path, react)
-    assert "\n42\r\n" in written  # 7 * 6, as pdb prints it
-    line = "\x1b[36m[localhost:0]\x1b[0m sum 100\r\n"  # rank 0 has waited, and its line has a prefix
-    assert line in written
-    own = written.replace(line, "")  # rank 1 writes to the terminal itself, perhaps around it
-    assert "\nsum 100" in own or "\rsum 100" in own
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--timeout", "30", "--debug", "2"], "there are the ranks 0 to 1"),
-        (["--debug", "5"], "there are the ranks 0 to 1"),
-        (["--debug", "0"], "stdin is no terminal"),
-        (["--debug", "0", "--watch"], "both need the terminal"),
-        (["--debug", "0", "--min-np", "1"], "leave out the elastic options"),
         (["--tee", "3"], "Give the name of a file"),
         (["--tee", "/proc/nowhere/log"], "cannot be written"),
     ],
