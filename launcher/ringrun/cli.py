@@ -250,9 +250,9 @@ def _run(options: Options, command: Tuple[str, ...], dry_run: bool) -> None:
         click.echo(visible(describe(job)), nl=False)
         return
     from .job.restarts import Attempts
-    from .show.console import DescriptorConsole, open_tee
+    from .show.console import DescriptorConsole
 
-    console = DescriptorConsole(open_tee(options.tee))
+    console = DescriptorConsole()
     attempts = Attempts(job, options.restarts, console)
     _take_signals(attempts)
     outcome = attempts.run()

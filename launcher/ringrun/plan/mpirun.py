@@ -140,6 +140,7 @@ _RULES: Dict[str, Tuple[int, Rule]] = {
     **dict.fromkeys(("redirects", "monitor-interval", "role", "start-method", "rdzv-conf", "local-addr"),
                     (1, _nothing())),
     "standalone": (0, _nothing()),
+    "tee": (1, _nothing("the output of all ranks is shown")),
     # accelerate launch
     "num-processes": (1, _same("-np")),
     **dict.fromkeys(("dynamo-backend", "gpu-ids"), (1, _nothing())),

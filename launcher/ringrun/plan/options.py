@@ -259,10 +259,6 @@ class Options:
         metavar="RANK,…", argument="only_rank",
         argument_doc="Show the output of these ranks only, like ``'0'`` or ``'0,2'``.",
     )  # fmt: skip
-    tee: Optional[str] = _option(
-        None, "--tee", OUTPUT, "Also write all that is shown to a file. It contains no colours.",
-        kind=PATH, metavar="FILE",
-    )  # fmt: skip
     watch: bool = _option(
         False, "--watch", OUTPUT,
         "Show a table of all ranks while they run. It has steps, rates and waiting times.", kind=FLAG,

@@ -32,8 +32,8 @@ class Kept:
     made: List[Kept] = []
     fails = ""
 
-    def __init__(self, tee: Optional[int]) -> None:
-        self.tee, self.problem = tee, Kept.fails
+    def __init__(self) -> None:
+        self.problem = Kept.fails
         self.events: List[Tuple[Any, ...]] = []
         Kept.made.append(self)
 

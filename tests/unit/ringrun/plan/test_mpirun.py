@@ -40,7 +40,7 @@ def words(line: str) -> List[str]:
         ("-npernode 2 x.py", "--slots-each 2 x.py"),
         ("-N 2 x.py", "--slots-each 2 x.py"),
         ("--map-by ppr:4:node x.py", "--slots-each 4 x.py"),
-        ("--nproc_per_node=4 --nnodes=2 train.py", "--slots-each 4 train.py"),
+        ("--nproc_per_node=4 --nnodes=2 --tee 3 train.py", "--slots-each 4 train.py"),
         # MPICH.
         ("-hosts a,b -ppn 2 -genv OMP_NUM_THREADS 1 -genvlist A,B x.py",
          "-H a,b --slots-each 2 -x OMP_NUM_THREADS=1 -x A -x B x.py"),
