@@ -29,7 +29,7 @@ def complete(words: str, position: int, cwd: Path) -> str:
 
 def test_a_shell_completes_options_commands_and_files(tmp_path: Path) -> None:
     options = complete("ringrun --me", 1, tmp_path).split()
-    assert "plain,--metrics-port" in options
+    assert "plain,--measure" in options
     assert {"plain,stop"} <= set(complete("ringrun st", 1, tmp_path).split())
     assert "file,tra" in complete("ringrun -np 2 tra", 3, tmp_path).split()
     script = run_python("-m", "ringrun", "completion", "bash", cwd=tmp_path)

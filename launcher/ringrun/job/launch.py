@@ -76,9 +76,7 @@ def prepare(
     needed = () if "forward" in options.project_names else options.forward
     effective = effective_settings(options, environ, ifaces)
     settings = effective.settings
-    observation = observation_of(
-        options.watch, options.report, options.metrics_port, settings.flight_recorder
-    )
+    observation = observation_of(options.watch, options.report, settings.flight_recorder)
     common = {**own_variables(settings, environ), **forwarded(options.forward, environ)}
     if options.horovod:
         common.update(horovod.counted(environ))

@@ -269,11 +269,6 @@ class Options:
         "Write a page about the run at the end. It has curves, waiting times, links and operations.",
         kind=PATH, metavar="FILE.html",
     )  # fmt: skip
-    metrics_port: Optional[int] = _option(
-        None, "--metrics-port", OUTPUT,
-        "Serve numbers of all ranks for Prometheus on 127.0.0.1:PORT; 0: a free one.", kind=WHOLE,
-        metavar="PORT", within=(0, 65535),
-    )  # fmt: skip
     quiet: bool = _option(
         False, "-q --quiet", OUTPUT, "Show the output of ranks, warnings and failures only.", kind=FLAG
     )
