@@ -234,7 +234,7 @@ def _check_build(options: Options, dry_run: bool) -> None:
     if options.hosts is None and options.hostfile is None:
         click.echo(build.describe_build(), nl=False)
     else:
-        _run(replace(options, np=None, slots_each=1), ("-m", build.__name__), dry_run)
+        _run(replace(options, np=None, slots_per_host=1), ("-m", build.__name__), dry_run)
 
 
 def _run(options: Options, command: Tuple[str, ...], dry_run: bool) -> None:

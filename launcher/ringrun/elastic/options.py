@@ -69,8 +69,7 @@ def fixed_hosts(options: Options, specs: Sequence[HostSpec]) -> List[HostSpec]:
     """
     if not specs:
         return [HostSpec("localhost", slots=options.np or options.max_np or options.min_np)]
-    slots = options.slots_per_host or 1
-    found = [spec._replace(slots=slots if spec.slots is None else spec.slots) for spec in specs]
+    found = [spec._replace(slots=spec.slots or 1) for spec in specs]
     total, needed = sum(spec.slots or 0 for spec in found), options.np or options.min_np or 1
     if total < needed:
         raise ConfigError(

@@ -242,9 +242,9 @@ def read_hosts(options: Options, allocation: Optional[Allocation] = None) -> Lis
         specs = parse_hostfile(read_text("hostfile", options.hostfile), options.hostfile)
     elif allocation is not None and needs_hosts(options):
         specs = list(allocation.hosts)
-    if options.slots_each is not None:
+    if options.slots_per_host is not None and options.host_discovery_script is None:
         specs = specs or [HostSpec("localhost")]
-        unique = {spec.target.lower(): spec._replace(slots=options.slots_each) for spec in specs}
+        unique = {spec.target.lower(): spec._replace(slots=options.slots_per_host) for spec in specs}
         specs = list(unique.values())
     return specs
 

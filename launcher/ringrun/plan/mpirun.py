@@ -43,7 +43,7 @@ def _map_by(values: Sequence[str]) -> Tuple[List[str], str]:
     policy = values[0].lower()
     parts = policy.split(":")
     if parts[0] == "ppr" and len(parts) >= 3 and parts[1].isdigit() and parts[2] == "node":
-        return ["--slots-each", parts[1]], ""
+        return ["--slots-per-host", parts[1]], ""
     if parts[0] in ("slot", "core", "hwthread", ""):
         return [], ""
     return [], f"ranks fill the hosts in the order given, slot after slot (--map-by {values[0]} is not done)"
@@ -90,7 +90,7 @@ def _forward_each(values: Sequence[str]) -> Tuple[List[str], str]:
 def _per_host(values: Sequence[str]) -> Tuple[List[str], str]:
     if not values[0].isdigit():
         return [], f"--nproc-per-node {values[0]} is not done: give a number"
-    return ["--slots-each", values[0]], ""
+    return ["--slots-per-host", values[0]], ""
 
 
 def _precision(values: Sequence[str]) -> Tuple[List[str], str]:
@@ -108,7 +108,7 @@ _RULES: Dict[str, Tuple[int, Rule]] = {
     **dict.fromkeys(("machinefile", "f", "default-hostfile"), (1, _same("--hostfile"))),
     **dict.fromkeys(("wdir", "wd", "workdir"), (1, _same("--cwd"))),
     **dict.fromkeys(("npernode", "N", "ppn", "perhost", "nproc-per-node"), (1, _per_host)),
-    "pernode": (0, lambda values: (["--slots-each", "1"], "")),
+    "pernode": (0, lambda values: (["--slots-per-host", "1"], "")),
     **dict.fromkeys(("mca", "gmca", "omca", "prtemca"), (2, _mca)),
     "map-by": (1, _map_by),
     "rank-by": (1, _map_by),

@@ -151,9 +151,11 @@ class Options:
     oversubscribe: bool = _option(
         False, "--oversubscribe", JOB, "Allow more ranks than slots.", kind=FLAG
     )
-    slots_each: Optional[int] = _option(
-        None, "--slots-each", JOB, "Number of slots of every host, in place of those that are given.",
-        kind=WHOLE, metavar="N", within=(1, None),
+    slots_per_host: Optional[int] = _option(
+        None, "--slots-per-host --slots", JOB,
+        "Slots of every host, in place of those that are given. Hosts that a discovery script prints keep "
+        "theirs.",
+        kind=WHOLE, metavar="N", within=(1, None), argument="slots_per_host", horovod="slots",
     )  # fmt: skip
 
     via: Optional[str] = _option(
@@ -217,11 +219,6 @@ class Options:
         None, "--host-discovery-script", ELASTIC,
         "A command that prints the available hosts, HOST[:SLOTS] per line. It makes the job elastic.",
         metavar="COMMAND", argument="host_discovery_script", horovod="host_discovery_script",
-    )  # fmt: skip
-    slots_per_host: Optional[int] = _option(
-        None, "--slots-per-host --slots", ELASTIC,
-        "For an elastic job: slots of hosts without a number. Default: 1.", kind=WHOLE, metavar="N",
-        within=(1, None), argument="slots_per_host", horovod="slots",
     )  # fmt: skip
     reset_limit: Optional[int] = _option(
         None, "--reset-limit", ELASTIC,

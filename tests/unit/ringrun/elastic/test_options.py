@@ -67,7 +67,6 @@ def test_limits_are_checked() -> None:
     ("options", "flag"),
     [
         ({"max_np": 3}, "--max-np"),
-        ({"slots_per_host": 2}, "--slots-per-host"),
         ({"reset_limit": 0}, "--reset-limit"),
         ({"elastic_timeout_s": 9.0}, "--elastic-timeout"),
         ({"blacklist_cooldown_range": (1, 2)}, "--blacklist-cooldown-range"),
@@ -92,10 +91,9 @@ def test_without_a_list_the_host_is_this_machine(options: Options, slots: int) -
     assert fixed_hosts(options, []) == [HostSpec("localhost", slots=slots)]
 
 
-def test_hosts_without_a_number_have_the_slots_of_the_option() -> None:
+def test_hosts_without_a_number_have_one_slot() -> None:
     specs = [HostSpec("a"), HostSpec("b", slots=3)]
     assert fixed_hosts(Options(min_np=1), specs) == [HostSpec("a", slots=1), specs[1]]
-    assert fixed_hosts(Options(np=5, min_np=1, slots_per_host=2), specs)[0].slots == 2
 
 
 @pytest.mark.parametrize(

@@ -331,7 +331,7 @@ def test_a_line_says_what_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyP
     prepare(Options(hosts="far", ship=True), ["-m", "x"], ENVIRON, say=lambda text: said.set())
 
 
-ELASTIC = Options(np=2, hosts="localhost:1,me@far", min_np=1, slots_per_host=3)
+ELASTIC = Options(np=2, hosts="localhost:1,me@far:3", min_np=1)
 
 
 def test_an_elastic_job_and_its_description() -> None:
@@ -379,8 +379,8 @@ def test_the_hosts_of_a_scheduler(tmp_path: Path) -> None:
 
 
 def test_every_host_has_the_same_number_of_slots() -> None:
-    assert [spec.slots for spec in read_hosts(Options(hosts="a:1,b,a:2", slots_each=4))] == [4, 4]
-    assert read_hosts(Options(slots_each=4)) == [HostSpec("localhost", slots=4)]
+    assert [spec.slots for spec in read_hosts(Options(hosts="a:1,b,a:2", slots_per_host=4))] == [4, 4]
+    assert read_hosts(Options(slots_per_host=4)) == [HostSpec("localhost", slots=4)]
 
 
 def test_files_that_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

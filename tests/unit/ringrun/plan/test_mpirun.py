@@ -37,13 +37,13 @@ def words(line: str) -> List[str]:
         ("-mca btl_tcp_if_exclude lo,docker0 x.py", "--iface !docker0 x.py"),
         ('-mca plm_rsh_args -p12345 x.py', "--ssh ssh -p12345 x.py"),
         # Numbers of ranks per host.
-        ("-npernode 2 x.py", "--slots-each 2 x.py"),
-        ("-N 2 x.py", "--slots-each 2 x.py"),
-        ("--map-by ppr:4:node x.py", "--slots-each 4 x.py"),
-        ("--nproc_per_node=4 --nnodes=2 --tee 3 train.py", "--slots-each 4 train.py"),
+        ("-npernode 2 x.py", "--slots-per-host 2 x.py"),
+        ("-N 2 x.py", "--slots-per-host 2 x.py"),
+        ("--map-by ppr:4:node x.py", "--slots-per-host 4 x.py"),
+        ("--nproc_per_node=4 --nnodes=2 --tee 3 train.py", "--slots-per-host 4 train.py"),
         # MPICH.
         ("-hosts a,b -ppn 2 -genv OMP_NUM_THREADS 1 -genvlist A,B x.py",
-         "-H a,b --slots-each 2 -x OMP_NUM_THREADS=1 -x A -x B x.py"),
+         "-H a,b --slots-per-host 2 -x OMP_NUM_THREADS=1 -x A -x B x.py"),
         ("-genvall x.py", "x.py"),
         ("-genvnone -genvlist A x.py", "--no-env -x A x.py"),
         ("-f machines -wdir /job x.py", "--hostfile machines --cwd /job x.py"),
@@ -51,7 +51,7 @@ def words(line: str) -> List[str]:
         # mlx.launch.
         ("-n 4 train.py", "-np 4 train.py"),
         ("--hosts mac1,mac2 --repeat-hosts 2 --backend ring --env A=1 --env=B=2 -env C 3 x.py",
-         "-H mac1,mac2 --slots-each 2 -x A=1 -x B=2 -x C=3 x.py"),
+         "-H mac1,mac2 --slots-per-host 2 -x A=1 -x B=2 -x C=3 x.py"),
         ("--hostfile hosts.json --starting-port 5000 --connections-per-ip 2 train.py",
          "--hostfile hosts.json train.py"),
         ("--env", "--env"),
