@@ -55,6 +55,10 @@ class _RankCommand(click.Command):
             for line in translated.notes:
                 note(line)
         position = _end_of_options(args, values)
+        own = (option for option in self.params if isinstance(option, Flag) and option.is_switch)
+        switches = {name for option in own for name in option.opts}
+        words = [f"{word}=." if word in switches else word for word in args[:position]]
+        args = [*words, *args[position:]]  # click would take the command as the value of a switch
         if args[position : position + 1] == ["-m"]:
             args = [*args[:position], "--", *args[position:]]
         for word in _options_in(args[:position], values):
@@ -64,7 +68,8 @@ class _RankCommand(click.Command):
     def option_values(self, ctx: click.Context) -> Dict[str, int]:
         """Return the number of values of each option, by all its names."""
         return {
-            name: 0 if getattr(option, "is_flag", False) or getattr(option, "count", False) else option.nargs
+            name: 0 if any(getattr(option, kind, False) for kind in ("is_flag", "count", "is_switch"))
+            else option.nargs
             for option in self.get_params(ctx)
             if isinstance(option, click.Option)
             for name in (*option.opts, *option.secondary_opts)

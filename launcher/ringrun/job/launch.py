@@ -84,7 +84,7 @@ def prepare(
     doors = Doors(options.via, ssh, allocation)
     maker = HostMaker(
         parsed, environ, doors, common, local_env or {}, pythons, cwds, ifaces, options.ship_self,
-        None if options.shipped is None else Path(options.shipped),
+        None if options.ship is None else Path(options.ship),
         {} if options.no_env else of_the_shell(environ),
     )  # fmt: skip
     tree, code_at = _tree(options, environ, parsed, say)
@@ -156,13 +156,13 @@ def _tree(
     options: Options, environ: Mapping[str, str], command: Command, say: Callable[[str], None]
 ) -> Tuple[Optional[SourceTree], str]:
     """The files to send, and the working directory relative to them."""
-    if options.shipped is None:
+    if options.ship is None:
         if options.fetch:
             raise ConfigError(
                 "--fetch brings files back from the directories that --ship makes. Add --ship."
             )
         return None, "."
-    root = Path(options.shipped)
+    root = Path(options.ship)
     cwd = Path(working_directory(environ))
     code_at = position(root, cwd)
     script = None if options.cwd or Path(command.script or "/").is_absolute() else command.script

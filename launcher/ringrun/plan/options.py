@@ -27,10 +27,12 @@ INSTEAD = "Instead of a run"
 PURPOSES = (JOB, REMOTE, ELASTIC, OUTPUT, SETTINGS, INSTEAD)
 """The sections of the help and of the tables in ``docs/ringrun.md``."""
 
-FLAG, TEXT, PATH, WHOLE, NUMBER, RANGE = "flag", "text", "path", "whole", "number", "range"
+FLAG, SWITCH, TEXT, PATH, WHOLE, NUMBER = "flag", "switch", "text", "path", "whole", "number"
+RANGE = "range"
 TEXTS, PER_HOST, VARIABLES = "texts", "per host", "variables"
-"""The kinds of values. ``texts`` and the kinds after it may be given several times on the command line;
-``per host`` is ``[HOST=]VALUE`` there, and one value or a dictionary in Python."""
+"""The kinds of values. A ``switch`` has a value behind "=", or "." without one. ``texts`` and the kinds after
+it may be given several times on the command line; ``per host`` is ``[HOST=]VALUE`` there, and one value or a
+dictionary in Python."""
 
 _TYPES = {
     TEXT: "Optional[str]", PATH: "Union[None, str, os.PathLike[str]]", WHOLE: "Optional[int]",
@@ -179,15 +181,12 @@ class Options:
         argument="ssh_identity_file", horovod="ssh_identity_file", doctor=True,
     )  # fmt: skip
 
-    ship: bool = _option(
-        False, "--ship", REMOTE,
-        "Send the current directory to the other hosts. Ranks run in a copy there.", kind=FLAG,
-        brief="Send this folder.", doctor=True,
+    ship: Optional[str] = _option(
+        None, "--ship", REMOTE,
+        "Send the current directory to the other hosts, or FOLDER, which is that or above it. Ranks run in a "
+        "copy there.",
+        kind=SWITCH, metavar="FOLDER", brief="Send this folder.", doctor=True,
     )  # fmt: skip
-    ship_from: Optional[str] = _option(
-        None, "--ship-from", REMOTE, "Like --ship, with a directory above the current one.", kind=PATH,
-        metavar="FOLDER", doctor=True,
-    )
     fetch: Tuple[str, ...] = _option(
         (), "--fetch", REMOTE,
         "Bring files of these copies back at the end, to fetched/HOST; like out or 'out/*.pt'.", kind=TEXTS,
@@ -292,11 +291,6 @@ class Options:
     def is_elastic(self) -> bool:
         """Whether they make a job elastic: a script or the fewest ranks are given."""
         return self.host_discovery_script is not None or self.min_np is not None
-
-    @property
-    def shipped(self) -> Optional[str]:
-        """The directory whose files are sent to other hosts, or None."""
-        return self.ship_from or ("." if self.ship else None)
 
 
 def table() -> List[Tuple[Field[Any], Option]]:

@@ -312,10 +312,10 @@ def test_the_script_is_looked_for_before_files_are_counted(
     (tmp_path / ".ringignore").write_text("train.py")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"--ship does not send the program train.py: git or .ringignore"):
-        prepare(Options(hosts="far", ship=True), ["train.py"], ENVIRON)
+        prepare(Options(hosts="far", ship="."), ["train.py"], ENVIRON)
     monkeypatch.setattr(launch, "SourceTree", None)
     with pytest.raises(ConfigError, match=f"There is no script tran.py in {tmp_path}"):
-        prepare(Options(hosts="far", ship=True), ["tran.py"], ENVIRON)
+        prepare(Options(hosts="far", ship="."), ["tran.py"], ENVIRON)
 
 
 def test_a_line_says_what_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +328,7 @@ def test_a_line_says_what_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(launch, "SLOW_S", 0.0)
     monkeypatch.setattr(launch, "SourceTree", slow_tree)
-    prepare(Options(hosts="far", ship=True), ["-m", "x"], ENVIRON, say=lambda text: said.set())
+    prepare(Options(hosts="far", ship="."), ["-m", "x"], ENVIRON, say=lambda text: said.set())
 
 
 ELASTIC = Options(np=2, hosts="localhost:1,me@far:3", min_np=1)
@@ -389,7 +389,7 @@ def test_files_that_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "other.py").write_text("")
     (tmp_path / ".ringignore").write_text("helper.py\n")
     monkeypatch.chdir(tmp_path)
-    options = Options(hosts="far", ship_from=str(tmp_path))
+    options = Options(hosts="far", ship=str(tmp_path))
     job = prepare(options, ["train.py"], {**ENVIRON, "PWD": str(tmp_path)})
     assert job.tree is not None and job.code_at == "."
     (note,) = [note for note in job.notes if "--ship" in note]
