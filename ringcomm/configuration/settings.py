@@ -109,10 +109,6 @@ class Settings:
         "or a C call holds the interpreter lock. Also the limit for a transfer without progress. 0: never.",
         metavar="S",
     )  # fmt: skip
-    cache_capacity: int = _setting(
-        4096, "CACHE_CAPACITY", parsing.count,
-        "Number of tensors whose metadata the engine caches, so that a few bytes announce them.", metavar="N",
-    )  # fmt: skip
     stall_warning_s: float = _setting(
         60.0, "STALL_WARNING", parsing.seconds,
         "Seconds after which rank 0 warns that some ranks have not entered the collective in which others "

@@ -57,7 +57,7 @@ class Coordinator:
         tuning: bucket size and cycle time.
         stall_warning_s: after how long a missing rank is worth a warning; 0: never.
         stall_limit_s: after how long the operation fails; 0: never.
-        cache_capacity: how many signatures have numbers.
+        most_ids: how many signatures have numbers.
         check_calls: whether operations without a name must come from the same line on all ranks.
 
     Attributes:
@@ -79,8 +79,8 @@ class Coordinator:
         tuning: Optional[Tuning] = None,
         stall_warning_s: float = 60.0,
         stall_limit_s: float = 600.0,
-        cache_capacity: int = 4096,
         check_calls: bool = False,
+        most_ids: int = 4096,
     ) -> None:
         self.tuning = tuning or Tuning()
         self.warnings: List[str] = []
@@ -95,7 +95,7 @@ class Coordinator:
         self._members = members
         self._stall_warning_s = stall_warning_s
         self._stall_limit_s = stall_limit_s
-        self._ids = IssuedIds(self._size, cache_capacity)
+        self._ids = IssuedIds(self._size, most_ids)
         self._entries: Dict[Key, Announced] = {}
         self._ready: List[Tuple[Key, Signature]] = []
         self._totals: Dict[Key, Total] = {}

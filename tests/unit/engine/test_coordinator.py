@@ -194,7 +194,7 @@ class TestJoin:
 
 
 def test_cache_forgets_and_old_numbers_stay_good_until_all_have_confirmed():
-    job = Job(cache_capacity=2)
+    job = Job(most_ids=2)
     for name in "ab":
         for rank in range(3):
             job.ready(rank, sig(name))
@@ -278,7 +278,7 @@ def test_a_rank_that_is_back_is_not_excused_any_more():
 
 
 def test_a_confirmation_of_an_epoch_that_is_over_says_nothing():
-    job = Job(cache_capacity=1)
+    job = Job(most_ids=1)
     for epoch in (1, 2):
         for rank in range(3):
             job.ready(rank, sig(f"a{epoch}"))
