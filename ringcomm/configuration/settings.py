@@ -126,10 +126,6 @@ class Settings:
         "rank 0: a Chrome trace. Empty: nothing.", metavar="FILE",
         brief="Chrome trace.",
     )  # fmt: skip
-    timeline_mark_cycles: bool = _setting(
-        False, "TIMELINE_MARK_CYCLES", parsing.flag,
-        "Mark in the timeline when the engine receives responses: which operations to execute.",
-    )  # fmt: skip
     autotune: bool = _setting(
         False, "AUTOTUNE", parsing.flag,
         "Try fusion thresholds and cycle times while the job runs, and keep the best, which rank 0 logs.",

@@ -155,7 +155,8 @@ def test_variables_that_the_program_sets_count(tmp_path: Path) -> None:
     done = ringrun(*options, "--late-after", "55", "train.py", cwd=tmp_path, env=given)
     assert done.process.returncode == 0, done.err
     # ringrun's own settings keep their priority: RINGCOMM_* before HOROVOD_*, and options before both.
-    assert sorted(done.out.splitlines()) == [f"[localhost:{rank}] 2048 7.0 2.5 44.0 55.0" for rank in range(2)]
+    shown = [f"[localhost:{rank}] 2048 7.0 2.5 44.0 55.0" for rank in range(2)]
+    assert sorted(done.out.splitlines()) == shown
     assert "shown" in (tmp_path / "by_program.json").read_text()
     assert not (tmp_path / "by_option.json").exists()
 

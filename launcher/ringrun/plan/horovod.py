@@ -80,7 +80,6 @@ NAMES = (
          _megabytes, str),
     Name("cycle_ms", "--cycle-time-ms", "HOROVOD_CYCLE_TIME", "params.cycle_time_ms", str, str),
     Name("timeline", "--timeline-filename", "HOROVOD_TIMELINE", "timeline.filename", _timeline, _timeline),
-    Name("timeline_mark_cycles", "", "HOROVOD_TIMELINE_MARK_CYCLES", "timeline.mark_cycles", str, str),
     Name("autotune", "", "HOROVOD_AUTOTUNE", "autotune.enabled", str, str),
     Name("autotune_log", "--autotune-log-file", "HOROVOD_AUTOTUNE_LOG", "autotune.log_file", str, str),
     Name("stall_warning_s", "--stall-check-warning-time-seconds", "HOROVOD_STALL_CHECK_TIME_SECONDS",
@@ -117,6 +116,7 @@ IGNORED: Mapping[str, str] = {
     **dict.fromkeys(("--no-torus-allreduce", "--no-mpi-threads-disable", "--mpi-threads-disable"), ""),
     **dict.fromkeys(("--autotune-warmup-samples", "--autotune-steps-per-sample"), _TUNER),
     **dict.fromkeys(("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"), _TUNER),
+    **dict.fromkeys(("--timeline-mark-cycles", "--no-timeline-mark-cycles"), "the timeline has no cycles"),
     "--cache-capacity": "ringcomm's cache has a fixed size",
     "--num-nccl-streams": "ringcomm does not use NCCL",
     "--thread-affinity": "ringcomm leaves its thread to the system's scheduler",
@@ -136,7 +136,7 @@ VALUES: Mapping[str, int] = {
 """Number of values that flags of :data:`REFUSED` and :data:`IGNORED` take; flags not listed take none."""
 
 _IGNORED_KEYS = (
-    "params.cache_capacity",
+    "params.cache_capacity", "timeline.mark_cycles",
     "params.hierarchical_allreduce", "params.hierarchical_allgather", "params.torus_allreduce",
     "autotune.warmup_samples", "autotune.steps_per_sample", "autotune.bayes_opt_max_samples",
     "autotune.gaussian_process_noise", "library_options.mpi_threads_disable",

@@ -77,7 +77,7 @@ def test_lines(seen: List[Any], line: str, options: Dict[str, Any], command: Tup
         ("--stall-check-warning-time-seconds 3", {"stall_warning_s": 3.0}),
         ("--stall-check-shutdown-time-seconds 3", {"late_after_s": 3.0}),
         ("--no-stall-check", {"stall_warning_s": 0.0}),
-        ("--timeline-filename t --timeline-mark-cycles", {"timeline": "t", "timeline_mark_cycles": True}),
+        ("--timeline-filename t --timeline-mark-cycles", {"timeline": "t"}),
         ("--timeline t --no-timeline-mark-cycles", {"timeline": "t"}),
         ("--autotune --autotune-log-file a", {"autotune": True, "autotune_log": "a"}),
         ("--gloo-timeout-seconds 9 --verbose", {"timeout_s": 9.0, "verbose": True}),

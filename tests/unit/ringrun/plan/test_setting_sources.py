@@ -31,7 +31,7 @@ GOOD: Dict[str, str] = {
     "measure": "0", "timeline": "t.json",
     "flight_recorder": "50", "diagnose_dir": "flights", "check_every": "100",
     "check_calls": "1",
-    "timeline_mark_cycles": "1", "autotune": "1", "autotune_log": "a.csv", "verbose": "1",
+    "autotune": "1", "autotune_log": "a.csv", "verbose": "1",
     "encrypt": "1", "threads": "3", "allow_forwarding": "1", "compression": "int8", "advise": "1",
     "jax_callbacks": "buffers", "jax_matching": "name", "local_steps": "auto",
 }  # fmt: skip
@@ -89,7 +89,7 @@ def test_a_file_of_horovods() -> None:
     assert found == Settings(
         fusion_bytes=32 << 20, cycle_ms=10.0, autotune=True,
         autotune_log="horovod_autotune_log.txt", timeline="horovod_timeline.json",
-        timeline_mark_cycles=True, stall_warning_s=120.0, late_after_s=240.0, timeout_s=60.0,
+        stall_warning_s=120.0, late_after_s=240.0, timeout_s=60.0,
     )  # fmt: skip
 
 
@@ -117,8 +117,7 @@ def test_bad_files(content: str, words: Any) -> None:
         ({"HOROVOD_FUSION_THRESHOLD": "1048576"}, {"fusion_bytes": 1 << 20}),
         ({"HOROVOD_FUSION_THRESHOLD": "0"}, {"fusion_bytes": 0}),
         ({"HOROVOD_CYCLE_TIME": "3.5"}, {"cycle_ms": 3.5}),
-        ({"HOROVOD_TIMELINE": "t.json", "HOROVOD_TIMELINE_MARK_CYCLES": "1"},
-         {"timeline": "t.json", "timeline_mark_cycles": True}),
+        ({"HOROVOD_TIMELINE": "t.json"}, {"timeline": "t.json"}),
         ({"HOROVOD_TIMELINE": "DYNAMIC"}, {}),
         ({"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": "a"},
          {"autotune": True, "autotune_log": "a"}),
