@@ -158,7 +158,7 @@ Usage: ringrun [OPTIONS] COMMAND [ARGS]…   COMMAND: train.py, -m module, progr
        ringrun SUBCOMMAND [OPTIONS] …      --help after it shows its options
 """
 _NOTES = (
-    "In a job of Slurm, LSF, Grid Engine, OAR or PBS the hosts are those of that job.",
+    "In a job of Slurm the hosts are those of that job.",
     "Most options are settings, too: as RINGCOMM_* variables (--print-config shows them all) and in "
     "--config-file. horovodrun's names work as well.",
     "A program that is named like a command is started by its path: ./stop.",
@@ -261,13 +261,6 @@ def _run(options: Options, command: Tuple[str, ...], dry_run: bool) -> None:
     attempts = Attempts(job, options.restarts, console)
     _take_signals(attempts)
     outcome = attempts.run()
-    if outcome.reason == "interrupt":
-        from .job.requeue import requeue
-
-        def say(text: str) -> None:
-            attempts.show(f"ringrun: {text}\n")
-
-        requeue(os.environ, options.restarts, attempts.signum, say)
     _leave(outcome, console)
 
 

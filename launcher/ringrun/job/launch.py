@@ -38,7 +38,6 @@ from ..reach.named_hosts import lists_in, with_lists
 from ..reach.ssh import SshOptions
 from ..ship.source_tree import SourceTree, position
 from .host_jobs import HostMaker, per_host, working_directory
-from .requeue import restarts_before
 
 SLOW_S = 2.0
 """After so long a line says what takes the time."""
@@ -98,7 +97,6 @@ def prepare(
             *_where_from(options, allocation), *not_forwarded(needed, environ),
             *_left_out(tree, code_at, parsed), *(doors.in_clear() if settings.encrypt else []),
         ),
-        restarts_before=restarts_before(environ),
         certificate=make_certificate() if settings.encrypt else "",
         provision=options.provision, tree=tree,
         # Inside a scheduler's job the agent may have fewer cores than the ranks get.

@@ -103,7 +103,6 @@ class Job:
         notes: messages for the user before the job starts.
         attempt: how often it has been started before (:mod:`ringrun.job.restarts`).
         restarts: how often it may be started again.
-        restarts_before: how often a scheduler has started ringrun again (:mod:`ringrun.job.requeue`).
         certificate: the job's TLS certificate with its private key, if its processes encrypt; or "".
         provision: whether hosts that lack numpy or psutil are sent their wheels.
         checks_slots: whether a host with very many slots is refused (:func:`ringrun.plan.hosts.crowding`).
@@ -133,7 +132,6 @@ class Job:
     notes: Tuple[str, ...] = ()
     attempt: int = 0
     restarts: int = 0
-    restarts_before: int = 0
     certificate: str = field(default="", repr=False)
     provision: bool = False
     checks_slots: bool = False
@@ -201,7 +199,7 @@ class Job:
             "RINGCOMM_JOB": self.id,
             "RINGCOMM_SIZE": str(self.plan.size),
             "RINGCOMM_HOST": host.name,
-            "RINGCOMM_RESTART": str(self.restarts_before + self.attempt),
+            "RINGCOMM_RESTART": str(self.attempt),
             "PYTHONUNBUFFERED": "1",
         }
         return {

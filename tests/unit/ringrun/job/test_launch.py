@@ -368,13 +368,12 @@ def test_options_that_do_not_fit_each_other(options: Options, words: str) -> Non
         prepare(options, ["x.py"], ENVIRON)
 
 
-def test_the_hosts_of_a_scheduler(tmp_path: Path) -> None:
-    file = tmp_path / "nodes"
-    file.write_text("a\nb\nb\n")
-    environ = {**ENVIRON, "PBS_JOBID": "7", "PBS_NODEFILE": str(file)}
+def test_the_hosts_of_a_scheduler() -> None:
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a,b", "SLURM_TASKS_PER_NODE": "1,2"}
+    environ = {**ENVIRON, **slurm}
     job = prepare(Options(), ["x.py"], environ)
     assert [(host.name, host.planned.slots) for host in job.hosts] == [("a", 1), ("b", 2)]
-    assert any("PBS" in note for note in job.notes)
+    assert any("Slurm" in note for note in job.notes)
     assert [host.name for host in prepare(Options(hosts="far"), ["x.py"], environ).hosts] == ["far"]
 
 
