@@ -51,14 +51,10 @@ def _map_by(values: Sequence[str]) -> Tuple[List[str], str]:
 
 def _bind_to(values: Sequence[str]) -> Tuple[List[str], str]:
     policy = values[0].lower().partition(":")[0]
-    if policy in ("none", "core", "socket"):
+    if policy in ("none", "core"):
         return ["--bind", policy], ""
-    if policy in ("hwthread", "l1cache", "l2cache"):
+    if policy in ("hwthread", "l1cache", "l2cache", "l3cache", "socket", "package", "numa", "board"):
         return ["--bind", "core"], f"--bind-to {values[0]}: ranks are bound to cores"
-    if policy == "l3cache":
-        return ["--bind", "cache"], "--bind-to l3cache: ranks get cores of their own that share a cache"
-    if policy in ("package", "numa", "board"):
-        return ["--bind", "socket"], ""
     return [], f"--bind-to {values[0]} is not done: ranks are not bound"
 
 
@@ -114,7 +110,7 @@ _RULES: Dict[str, Tuple[int, Rule]] = {
     "rank-by": (1, _map_by),
     "bind-to": (1, _bind_to),
     "bind-to-core": (0, lambda values: (["--bind", "core"], "")),
-    "bind-to-socket": (0, lambda values: (["--bind", "socket"], "")),
+    "bind-to-socket": (0, lambda values: _bind_to(["socket"])),
     "bind-to-none": (0, lambda values: (["--bind", "none"], "")),
     **dict.fromkeys(("byslot", "allow-run-as-root", "nooversubscribe", "no-oversubscribe"), (0, _nothing())),
     **dict.fromkeys(("bynode", "bysocket", "bycore"), (0, lambda values: _map_by(["node"]))),

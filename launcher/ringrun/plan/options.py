@@ -147,8 +147,7 @@ class Options:
     )  # fmt: skip
     bind: str = _option(
         "none", "--bind", JOB,
-        "Bind each rank to cores of its own, to cores that share a cache, or to a socket [none].",
-        choices=("none", "core", "cache", "socket"),
+        "core: bind each rank to cores of its own [none].", choices=("none", "core"),
     )  # fmt: skip
     oversubscribe: bool = _option(
         False, "--oversubscribe", JOB, "Allow more ranks than slots.", kind=FLAG

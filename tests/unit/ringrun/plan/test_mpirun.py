@@ -68,9 +68,9 @@ def words(line: str) -> List[str]:
         ("-mca btl_tcp_if_exclude lo x.py", "x.py"),
         ("--mca plm_rsh_agent rsh x.py", "--ssh rsh x.py"),
         ("--mca rmaps_base_oversubscribe 1 x.py", "--oversubscribe x.py"),
-        ("--mca hwloc_base_binding_policy numa x.py", "--bind socket x.py"),
-        ("--bind-to package:report x.py", "--bind socket x.py"),
-        ("--bind-to l3cache x.py", "--bind cache x.py"),
+        ("--mca hwloc_base_binding_policy numa x.py", "--bind core x.py"),
+        ("--bind-to package:report x.py", "--bind core x.py"),
+        ("--bind-to l3cache x.py", "--bind core x.py"),
         ("--map-by core:PE=2 x.py", "x.py"),
     ],
 )  # fmt: skip
