@@ -114,7 +114,7 @@ def _type(option: options.Option) -> Any:
         return _Whole(*option.within)
     if option.kind == options.NUMBER:
         return click.FloatRange(min=0, min_open=True)
-    return int if option.kind == options.RANGE else None
+    return None
 
 
 def _job_options(only: Callable[[options.Option], bool]) -> Iterator[click.Option]:
@@ -124,9 +124,8 @@ def _job_options(only: Callable[[options.Option], bool]) -> Iterator[click.Optio
             yield Flag(
                 [*option.flags, item.name], option.purpose, option.brief, help=option.doc.replace("`", ""),
                 metavar=option.metavar or None, type=_type(option), multiple=many,
-                default=None if many or option.kind == options.RANGE else item.default,
+                default=None if many else item.default,
                 is_flag=option.kind == options.FLAG, is_switch=option.kind == options.SWITCH,
-                nargs=2 if option.kind == options.RANGE else 1,
             )  # fmt: skip
 
 
@@ -137,7 +136,6 @@ def options_of(given: Mapping[str, Any]) -> options.Options:
         given: the values by the names of click's parameters.
     """
     job = {item.name: given[item.name] for item, _ in options.table() if item.name in given}
-    job["blacklist_cooldown_range"] = job.get("blacklist_cooldown_range") or None  # () before click 8.2
     values = [value for name, value in given.items() if name.startswith("tunable_") and value is not None]
     names = ("project_values", "project_names")
     project: Dict[str, Any] = {name: tuple(given.get(name, ())) for name in names}

@@ -222,8 +222,6 @@ def _words(key: str, value: Any, path: Path, command: click.Command) -> List[str
     texts = [_path(str(item), path) if _is_path(option) else str(item) for item in items]
     if option.name == "hosts":
         texts = [",".join(texts)]
-    if option.nargs > 1:
-        return [flag, *texts]
     if len(texts) != 1 and not option.multiple:
         raise ConfigError(f"{path}: {key} takes one value, not a list.")
     if option.is_switch:

@@ -307,7 +307,7 @@ def _describe_elastic(job: ElasticJob) -> str:
     most = "any number of" if limits.max_np is None else f"at most {limits.max_np}"
     lines = [
         f"An elastic job: it starts with {_count(limits.start_np, 'slot')} or more, runs with at least "
-        f"{_count(limits.min_np, 'rank')} and {most}; a failure excludes the {limits.drop}.",
+        f"{_count(limits.min_np, 'rank')} and {most}.",
     ]
     if limits.script:
         lines.append(f"  hosts: as {limits.script} prints them")

@@ -117,6 +117,7 @@ IGNORED: Mapping[str, str] = {
     **dict.fromkeys(("--autotune-warmup-samples", "--autotune-steps-per-sample"), _TUNER),
     **dict.fromkeys(("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"), _TUNER),
     **dict.fromkeys(("--timeline-mark-cycles", "--no-timeline-mark-cycles"), "the timeline has no cycles"),
+    "--blacklist-cooldown-range": "a slot that failed is used again after 0, 1, 2, 4, … 30 s",
     "--cache-capacity": "ringcomm's cache has a fixed size",
     "--num-nccl-streams": "ringcomm does not use NCCL",
     "--thread-affinity": "ringcomm leaves its thread to the system's scheduler",
@@ -130,6 +131,7 @@ IGNORED: Mapping[str, str] = {
 VALUES: Mapping[str, int] = {
     **dict.fromkeys(("--mpi-args", "--binding-args"), 1),
     **dict.fromkeys(("--num-nccl-streams", "--thread-affinity", "--log-level", "--cache-capacity"), 1),
+    "--blacklist-cooldown-range": 2,
     **dict.fromkeys(("--autotune-warmup-samples", "--autotune-steps-per-sample"), 1),
     **dict.fromkeys(("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"), 1),
 }

@@ -28,7 +28,6 @@ PURPOSES = (JOB, REMOTE, ELASTIC, OUTPUT, SETTINGS, INSTEAD)
 """The sections of the help and of the tables in ``docs/ringrun.md``."""
 
 FLAG, SWITCH, TEXT, PATH, WHOLE, NUMBER = "flag", "switch", "text", "path", "whole", "number"
-RANGE = "range"
 TEXTS, PER_HOST, VARIABLES = "texts", "per host", "variables"
 """The kinds of values. A ``switch`` has a value behind "=", or "." without one. ``texts`` and the kinds after
 it may be given several times on the command line; ``per host`` is ``[HOST=]VALUE`` there, and one value or a
@@ -36,7 +35,7 @@ dictionary in Python."""
 
 _TYPES = {
     TEXT: "Optional[str]", PATH: "Union[None, str, os.PathLike[str]]", WHOLE: "Optional[int]",
-    NUMBER: "Optional[float]", RANGE: "Optional[Tuple[float, float]]", TEXTS: "Optional[Sequence[str]]",
+    NUMBER: "Optional[float]", TEXTS: "Optional[Sequence[str]]",
     PER_HOST: "PerHost", VARIABLES: "Optional[Mapping[str, str]]",
 }  # fmt: skip
 """The types of arguments whose default is None."""
@@ -228,18 +227,6 @@ class Options:
         None, "--elastic-timeout", ELASTIC,
         "For an elastic job: seconds to wait for enough slots or ranks. Default: 600.", kind=NUMBER,
         metavar="S", argument="elastic_timeout_s",
-    )  # fmt: skip
-    blacklist_cooldown_range: Optional[Tuple[float, float]] = _option(
-        None, "--blacklist-cooldown-range", ELASTIC,
-        "For an elastic job: shortest and longest exclusion after a failure, in seconds.", kind=RANGE,
-        metavar="MIN MAX", argument="blacklist_cooldown_range", horovod="cooldown_range",
-    )  # fmt: skip
-    drop: Optional[str] = _option(
-        None, "--drop", ELASTIC,
-        "For an elastic job: what a failure excludes, the slot or the host. Default: slot, with --horovod "
-        "host.",
-        metavar="slot|host", argument="drop",
-        argument_doc="For an elastic job: what a failure excludes, ``'slot'`` or ``'host'``. Default: slot.",
     )  # fmt: skip
 
     output_dir: Optional[str] = _option(

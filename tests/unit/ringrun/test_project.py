@@ -107,7 +107,6 @@ def test_settings_of_the_file_come_after_all_others(folder: Path, seen: List[Opt
         ("np = 1979-05-27", "np is neither a text, a number nor a list"),
         ("x = [true]", "x is neither a text"),
         ('compress = "zip"', "'zip' cannot be used"),
-        ("blacklist-cooldown-range = [1]", "blacklist-cooldown-range"),
         ("np", "Expected '='"),
     ],
 )
@@ -118,10 +117,6 @@ def test_what_is_not_valid_is_refused_with_the_file(
     assert result.exit_code == 2 and not seen
     assert f"ringrun: {folder / project.NAME}: " in result.output and text in result.output, result.output
 
-
-def test_numbers_of_two(folder: Path, seen: List[Options]) -> None:
-    run(folder, "blacklist-cooldown-range = [1, 2]\nmin-np = 1")
-    assert seen == [Options(blacklist_cooldown_range=(1, 2), min_np=1)]
 
 
 @pytest.mark.parametrize("what", ["file", "folder", "binary", "link", "link to itself", "directory", "fifo"])
