@@ -135,7 +135,8 @@ def _converted(name: str, option: Option, value: Any) -> Any:
 def _check_numbers(name: str, option: Option, value: Any) -> None:
     """Check an argument that is a number."""
     whole = option.kind == WHOLE
-    what, of = ("a whole number", numbers.Integral) if whole else ("a number above 0", numbers.Real)
+    what = "a whole number" if whole else "a number above 0"
+    of: Any = numbers.Integral if whole else numbers.Real
     if not isinstance(value, of) or isinstance(value, bool) or (option.kind == NUMBER and not value > 0):
         raise ConfigError(f"{name}={value!r} is not {what}.")
     low, high = option.within
