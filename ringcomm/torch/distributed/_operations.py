@@ -23,7 +23,6 @@ from ._bridge import GroupOperand, inside, tensors_inside
 from ._dispatch import count_call
 from ._elements import type_code, type_name
 from ._group_transport import GroupTransport
-from ._pipelines import purpose_of
 from ._staged import staged
 from ._trace import Traced, observer
 from ._work import RingcommWork, Together
@@ -56,7 +55,7 @@ class Operations:
         self.messages = PointToPoint(
             group.channels.background, transport.watch, group.spin_s, thread, type_name
         )  # fmt: skip
-        self.messages.history = group.record_messages(type_name, purpose_of)
+        self.messages.history = group.record_messages(type_name)
         self._name = name
         self._ranks = group.members
         self._runner = group.runner
