@@ -151,12 +151,6 @@ class Settings:
         "predicted time of a step for every subset of hosts, and end. The program must take its data from "
         "balanced batches.",
     )  # fmt: skip
-    check_calls: bool = _setting(
-        False, "CHECK_CALLS", parsing.flag,
-        "Make it an error that ranks make the same call (the same number, among calls in order and among "
-        "operations without a name) at different lines of the program. Off: that is a warning, once. Calls "
-        "of `barrier` are not compared.",
-    )  # fmt: skip
     check_every: int = _setting(
         0, "CHECK_EVERY", parsing.whole,
         "Number of optimizer steps between two checks that all ranks have the same parameters, bit by "

@@ -89,7 +89,7 @@ class Group:
         channels.background.watch = reporter
         channels.direct.make_wakeable()
         self.runner = Runner(channels.direct, settings, self.generation, self.spin_s, reporter, selector)
-        self.runner.sites = CallSites(partial(reporter.warn, "lines"), settings.check_calls)
+        self.runner.sites = CallSites(partial(reporter.warn, "lines"))
         self._pid = os.getpid()
 
     def record(

@@ -30,7 +30,6 @@ GOOD: Dict[str, str] = {
     "stall_warning_s": "11", "late_after_s": "12", "dead_after_s": "13",
     "measure": "0", "timeline": "t.json",
     "flight_recorder": "50", "diagnose_dir": "flights", "check_every": "100",
-    "check_calls": "1",
     "autotune": "1", "autotune_log": "a.csv", "verbose": "1",
     "encrypt": "1", "threads": "3", "allow_forwarding": "1", "compression": "int8", "advise": "1",
     "jax_callbacks": "buffers", "jax_matching": "name", "local_steps": "auto",
