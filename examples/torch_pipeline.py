@@ -26,7 +26,7 @@ except ModuleNotFoundError as missing:
         f"Install it: {sys.executable} -m pip install torch"
     ) from None
 
-from ringcomm.torch.distributed import compress_messages  # <--- makes the backend known
+import ringcomm.torch.distributed  # noqa: F401  # <--- makes the backend known
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -73,13 +73,11 @@ def main():
     add("--batch-size", type=int, default=32, help="texts per step [32]")
     add("--steps", type=int, default=100, help="steps of training [100]")
     add("--lr", type=float, default=0.003, help="learning rate [0.003]")
-    add("--compress", default="none", help="send activations and gradients as bf16 or int8 [none]")
     add("--seed", type=int, default=1, help="for the initial weights and the batches [1]")
     args = parser.parse_args()
 
     # torchrun sets RANK and related variables; ringcomm:// is for ringrun, and for one process alone.
     dist.init_process_group("ringcomm", init_method=None if "RANK" in os.environ else "ringcomm://")  # <---
-    compress_messages(args.compress)  # <---
     rank, size = dist.get_rank(), dist.get_world_size()
     is_first, is_last = rank == 0, rank == size - 1
     if "OMP_NUM_THREADS" not in os.environ:  # ringrun has not shared the cores out

@@ -53,21 +53,20 @@ def size() -> int:
 
 
 @documented
-def start_timeline(path: str, mark_cycles: bool = False) -> None:
+def start_timeline(path: str) -> None:
     """Write a timeline of collectives (a Chrome trace) until :func:`stop_timeline`.
 
     Every rank that is to appear in it must call this; rank 0 writes the file.
 
     Args:
         path: the file, opened by rank 0; open it in ``chrome://tracing`` or Perfetto afterwards.
-        mark_cycles: also mark the engine's cycles.
 
     Raises:
         Misuse: a timeline is already being written.
         ConfigError: the file cannot be written.
         {not_initialized}
     """
-    context().start_timeline(path, mark_cycles)
+    context().start_timeline(path)
 
 
 @documented

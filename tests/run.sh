@@ -229,7 +229,7 @@ stage_trainers() { # Fabric, Accelerate, the Hugging Face Trainer and Composer
     tests .venv-test-trainers trainers tests/adapters/trainers tests/hosts/test_trainers.py tests/slurm/test_lightning.py
 }
 
-slurm_packages=(slurmctld:slurm-wlm munged:munge mpirun.openmpi:openmpi-bin mpirun.mpich:mpich)
+slurm_packages=(slurmctld:slurm-wlm munged:munge mpirun.openmpi:openmpi-bin)
 
 stage_slurm() { # a real Slurm, and real mpiruns, over several hosts on this machine
     system_packages "Slurm and MPI" "${slurm_packages[@]}"

@@ -55,6 +55,10 @@ class _RankCommand(click.Command):
             for line in translated.notes:
                 note(line)
         position = _end_of_options(args, values)
+        own = (option for option in self.params if isinstance(option, Flag) and option.is_switch)
+        switches = {name for option in own for name in option.opts}
+        words = [f"{word}=." if word in switches else word for word in args[:position]]
+        args = [*words, *args[position:]]  # click would take the command as the value of a switch
         if args[position : position + 1] == ["-m"]:
             args = [*args[:position], "--", *args[position:]]
         for word in _options_in(args[:position], values):
@@ -64,7 +68,8 @@ class _RankCommand(click.Command):
     def option_values(self, ctx: click.Context) -> Dict[str, int]:
         """Return the number of values of each option, by all its names."""
         return {
-            name: 0 if getattr(option, "is_flag", False) or getattr(option, "count", False) else option.nargs
+            name: 0 if any(getattr(option, kind, False) for kind in ("is_flag", "count", "is_switch"))
+            else option.nargs
             for option in self.get_params(ctx)
             if isinstance(option, click.Option)
             for name in (*option.opts, *option.secondary_opts)
@@ -153,7 +158,7 @@ Usage: ringrun [OPTIONS] COMMAND [ARGS]…   COMMAND: train.py, -m module, progr
        ringrun SUBCOMMAND [OPTIONS] …      --help after it shows its options
 """
 _NOTES = (
-    "In a job of Slurm, LSF, Grid Engine, OAR or PBS the hosts are those of that job.",
+    "In a job of Slurm the hosts are those of that job.",
     "Most options are settings, too: as RINGCOMM_* variables (--print-config shows them all) and in "
     "--config-file. horovodrun's names work as well.",
     "A program that is named like a command is started by its path: ./stop.",
@@ -234,7 +239,7 @@ def _check_build(options: Options, dry_run: bool) -> None:
     if options.hosts is None and options.hostfile is None:
         click.echo(build.describe_build(), nl=False)
     else:
-        _run(replace(options, np=None, slots_each=1), ("-m", build.__name__), dry_run)
+        _run(replace(options, np=None, slots_per_host=1), ("-m", build.__name__), dry_run)
 
 
 def _run(options: Options, command: Tuple[str, ...], dry_run: bool) -> None:
@@ -250,19 +255,12 @@ def _run(options: Options, command: Tuple[str, ...], dry_run: bool) -> None:
         click.echo(visible(describe(job)), nl=False)
         return
     from .job.restarts import Attempts
-    from .show.console import DescriptorConsole, open_tee
+    from .show.console import DescriptorConsole
 
-    console = DescriptorConsole(open_tee(options.tee))
+    console = DescriptorConsole()
     attempts = Attempts(job, options.restarts, console)
     _take_signals(attempts)
     outcome = attempts.run()
-    if outcome.reason == "interrupt":
-        from .job.requeue import requeue
-
-        def say(text: str) -> None:
-            attempts.show(f"ringrun: {text}\n")
-
-        requeue(os.environ, options.restarts, attempts.signum, say)
     _leave(outcome, console)
 
 

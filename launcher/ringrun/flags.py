@@ -71,24 +71,30 @@ class Flag(click.Option):
         names: the flags, and the name of the value.
         purpose: one of :data:`ringrun.plan.options.PURPOSES`.
         brief: its description in ``--help``; "" if only ``--help-all`` lists it.
+        is_switch: whether it may stand alone; a value follows "=".
         more: click's arguments.
     """
 
-    def __init__(self, names: Sequence[str], purpose: str, brief: str = "", **more: Any) -> None:
+    def __init__(
+        self, names: Sequence[str], purpose: str, brief: str = "", is_switch: bool = False, **more: Any
+    ) -> None:
+        if is_switch:
+            more["flag_value"] = "."
         super().__init__(names, **more)
-        self.purpose, self.brief = purpose, brief
+        self.purpose, self.brief, self.is_switch = purpose, brief, is_switch
 
     def names(self) -> List[str]:
         """Return its names, the last one with its value."""
         names = [*self.opts, *self.secondary_opts]
         metavar = self.metavar or "|".join(getattr(self.type, "choices", ()))
-        return [*names[:-1], names[-1] + ("" if self.is_flag else f" {metavar}")]
+        value = f"[={metavar}]" if self.is_switch else "" if self.is_flag else f" {metavar}"
+        return [*names[:-1], names[-1] + value]
 
     @property
     def row(self) -> Tuple[str, str]:
         """Its name and description in ``--help``: of a flag without a value the long name, else the first."""
         long = [name for name in self.opts if name.startswith("--")]
-        if self.is_flag:
+        if self.is_flag or self.is_switch:
             return (long or self.opts)[0], self.brief
         metavar = (self.metavar or "").replace("[HOST=]", "")
         return f"{self.opts[0]} {metavar if '|' not in metavar else 'HOW'}", self.brief
@@ -108,7 +114,7 @@ def _type(option: options.Option) -> Any:
         return _Whole(*option.within)
     if option.kind == options.NUMBER:
         return click.FloatRange(min=0, min_open=True)
-    return int if option.kind == options.RANGE else None
+    return None
 
 
 def _job_options(only: Callable[[options.Option], bool]) -> Iterator[click.Option]:
@@ -118,8 +124,8 @@ def _job_options(only: Callable[[options.Option], bool]) -> Iterator[click.Optio
             yield Flag(
                 [*option.flags, item.name], option.purpose, option.brief, help=option.doc.replace("`", ""),
                 metavar=option.metavar or None, type=_type(option), multiple=many,
-                default=None if many or option.kind == options.RANGE else item.default,
-                is_flag=option.kind == options.FLAG, nargs=2 if option.kind == options.RANGE else 1,
+                default=None if many else item.default,
+                is_flag=option.kind == options.FLAG, is_switch=option.kind == options.SWITCH,
             )  # fmt: skip
 
 
@@ -130,7 +136,6 @@ def options_of(given: Mapping[str, Any]) -> options.Options:
         given: the values by the names of click's parameters.
     """
     job = {item.name: given[item.name] for item, _ in options.table() if item.name in given}
-    job["blacklist_cooldown_range"] = job.get("blacklist_cooldown_range") or None  # () before click 8.2
     values = [value for name, value in given.items() if name.startswith("tunable_") and value is not None]
     names = ("project_values", "project_names")
     project: Dict[str, Any] = {name: tuple(given.get(name, ())) for name in names}

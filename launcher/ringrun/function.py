@@ -27,7 +27,6 @@ from .plan.options import (
     NUMBER,
     PATH,
     PER_HOST,
-    RANGE,
     TEXT,
     VARIABLES,
     WHOLE,
@@ -128,20 +127,17 @@ def _converted(name: str, option: Option, value: Any) -> Any:
     if option.kind in (TEXT, PATH):
         _check_text(name, value, option.kind == PATH)
         return value if value is None or option.kind == TEXT else os.fspath(value)
-    if option.kind in (WHOLE, NUMBER, RANGE) and value is not None:
+    if option.kind in (WHOLE, NUMBER) and value is not None:
         _check_numbers(name, option, value)
     return value
 
 
 def _check_numbers(name: str, option: Option, value: Any) -> None:
-    """Check an argument that is a number, or two of them."""
-    what, of, count = {
-        WHOLE: ("a whole number", numbers.Integral, 1), NUMBER: ("a number above 0", numbers.Real, 1),
-        RANGE: ("a pair of numbers", numbers.Real, 2),
-    }[option.kind]  # fmt: skip
-    items = value if count == 2 and isinstance(value, (tuple, list)) else (value,)
-    fits = len(items) == count and all(isinstance(item, of) and not isinstance(item, bool) for item in items)
-    if not fits or (option.kind == NUMBER and not value > 0):
+    """Check an argument that is a number."""
+    whole = option.kind == WHOLE
+    what = "a whole number" if whole else "a number above 0"
+    of: Any = numbers.Integral if whole else numbers.Real
+    if not isinstance(value, of) or isinstance(value, bool) or (option.kind == NUMBER and not value > 0):
         raise ConfigError(f"{name}={value!r} is not {what}.")
     low, high = option.within
     if low is not None and value < low:

@@ -208,6 +208,8 @@ def _words(key: str, value: Any, path: Path, command: click.Command) -> List[str
         hint = f"Did you mean {near[0]}?" if near else "`ringrun --help-all` lists all."
         raise ConfigError(f"{path}: ringrun has no option {key!r} for a project. {hint}")
     option, flag = known[name]
+    if option.is_switch and isinstance(value, bool):
+        return [flag] if value else []
     if isinstance(value, bool) != option.is_flag:
         shown = str(value).lower() if isinstance(value, bool) else repr(value)
         form = "true or false" if option.is_flag else f"of the form {option.metavar}"
@@ -220,10 +222,12 @@ def _words(key: str, value: Any, path: Path, command: click.Command) -> List[str
     texts = [_path(str(item), path) if _is_path(option) else str(item) for item in items]
     if option.name == "hosts":
         texts = [",".join(texts)]
-    if option.nargs > 1:
-        return [flag, *texts]
     if len(texts) != 1 and not option.multiple:
         raise ConfigError(f"{path}: {key} takes one value, not a list.")
+    if option.is_switch:
+        if not isinstance(value, str):
+            raise ConfigError(f"{path}: {key} = {value!r} is neither true nor a text.")
+        return [f"{flag}={texts[0]}"]
     return [word for text in texts for word in (flag, text)]
 
 

@@ -89,9 +89,9 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
     Args:
         file_path: path of the file, on rank 0's host.
-        mark_cycles: also mark the beginning of each engine cycle.
+        mark_cycles: accepted without effect.
     """
-    api.start_timeline(file_path, mark_cycles)
+    api.start_timeline(file_path)
 
 
 def gloo_built() -> bool:

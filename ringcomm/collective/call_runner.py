@@ -329,7 +329,7 @@ class CallRunner:
                 if history is not None:
                     history.begin(sequence, plan.call, site)
                 if sites is not None and self.compares_sites:
-                    number, execution.headers.checks_sites = plan.site_number(site), sites.strict
+                    number = plan.site_number(site)
             execution.arm(sequence, data, source, number | VOTE if vote else number)
             try:
                 # Not before: what has failed until here has sent nothing, and may be called again.

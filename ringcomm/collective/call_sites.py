@@ -229,15 +229,13 @@ class CallSites:
 
     Args:
         warn: told the text, once.
-        strict: whether such a call is an error; the comparison raises it.
 
     Attributes:
         differences: the first time that these lines met, ready for JSON: ``op`` (number of the call),
             ``what`` (the call) and ``sites`` (for each rank, as text, where it made it).
     """
 
-    def __init__(self, warn: Callable[[str], None], strict: bool = False) -> None:
-        self.strict = strict
+    def __init__(self, warn: Callable[[str], None]) -> None:
         self.differences: List[Dict[str, Any]] = []
         self._warn = warn
         self._met: Set[Tuple[int, int]] = set()
@@ -259,10 +257,8 @@ class CallSites:
                 sites = {rank: number_text(here), fabric.rank_of(peer): number_text(there)}
                 self.add(op, what, f"Call number {op}, {what},", sites)
 
-    def differ(self, op: int, call: Any, subject: str, sites: Mapping[int, str]) -> bool:
-        """Return whether it is an error that ranks make a call at these lines.
-
-        If it is none, a difference is kept.
+    def differ(self, op: int, call: Any, subject: str, sites: Mapping[int, str]) -> None:
+        """Keep it if ranks make a call at different lines.
 
         Args:
             op: number of the call.
@@ -271,12 +267,9 @@ class CallSites:
             sites: for each rank, where it made the call, as ``file:line``; "" if that is not known.
         """
         labels = {rank: short_site(site) for rank, site in sites.items() if site}
-        if len(set(labels.values())) < 2:
-            return False
-        if not self.strict:
+        if len(set(labels.values())) > 1:
             what = call.describe()
             self.add(op, what, f"{subject}, {what},", labels)
-        return self.strict
 
     def add(self, op: int, what: str, subject: str, sites: Mapping[int, str]) -> None:
         """Keep it, unless these lines have met before or too many have, and warn if it is the first.
@@ -308,8 +301,7 @@ def other_lines_text(call: str, sites: Mapping[int, str]) -> str:
     return (
         f"{call} comes from different lines of the program: {sites_text(sites)}. If one rank makes a call "
         "more than the others, each of its calls from here on meets another call of theirs, and the results "
-        "are wrong. If these lines belong together, all is well. This is said once; --check-calls "
-        "(RINGCOMM_CHECK_CALLS=1) makes it an error."
+        "are wrong. If these lines belong together, all is well. This is said once."
     )
 
 

@@ -38,15 +38,6 @@ class _AllHeaders:
         self._each = list(each)
 
     @property
-    def checks_sites(self) -> bool:
-        return self._each[0].checks_sites
-
-    @checks_sites.setter
-    def checks_sites(self, value: bool) -> None:
-        for headers in self._each:
-            headers.checks_sites = value
-
-    @property
     def other_sites(self) -> List[OtherSite]:
         return [site for headers in self._each for site in headers.other_sites]
 

@@ -16,7 +16,7 @@ from ..wire.frames import (
     unpack_header,
 )
 from ..wire.signature import explain_difference
-from .call_sites import OtherSite, number_text
+from .call_sites import OtherSite
 
 
 class Headers:
@@ -33,16 +33,14 @@ class Headers:
     Attributes:
         outgoing: what goes in front of the bytes to each peer.
         expected: what comes from each peer if it is in the same call, and makes it at the same line.
-        checks_sites: whether a peer that makes the call at another line of the program is in another call.
-        other_sites: otherwise, the peers that have made it at another line.
+        other_sites: the peers that have made the call at another line of the program.
         unanimous: whether the bit ``VOTE`` was set by this rank and in all that has come since :meth:`stamp`.
     """
 
-    __slots__ = ("_packed", "_rank", "checks_sites", "expected", "other_sites", "outgoing", "unanimous")
+    __slots__ = ("_packed", "_rank", "expected", "other_sites", "outgoing", "unanimous")
 
     def __init__(self, header: Header, schedule: Sequence[Step], rank: int) -> None:
         self._rank = rank
-        self.checks_sites = False
         self.other_sites: List[OtherSite] = []
         self.unanimous = False
         self.outgoing: Dict[int, bytearray] = {}
@@ -82,8 +80,4 @@ class Headers:
         here, there = here & ~VOTE, there & ~VOTE
         if here == there or not here or not there:
             return
-        if self.checks_sites:
-            lines = f"{number_text(here)} here, {number_text(there)} there"
-            text = f"they come from different lines ({lines}; RINGCOMM_CHECK_CALLS is on)"
-            raise MismatchError(text, rank=self._rank, peer=peer)
         self.other_sites.append((peer, here, there))

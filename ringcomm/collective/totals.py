@@ -18,14 +18,13 @@ class PeerTotal:
         slept_s: how long this rank has slept until bytes of the peer came, in seconds.
         delivered_bytes: what TCP connections have delivered to the peer, as the system counts it.
         busy_s: for how long they were busy with that, in seconds.
-        messages_s: the part of ``slept_s`` that was for point-to-point messages.
     """
 
-    __slots__ = ("delivered_bytes", "busy_s", "messages_s", "received_bytes", "sent_bytes", "slept_s")
+    __slots__ = ("delivered_bytes", "busy_s", "received_bytes", "sent_bytes", "slept_s")
 
     def __init__(self) -> None:
         self.sent_bytes = self.received_bytes = self.delivered_bytes = 0
-        self.slept_s = self.busy_s = self.messages_s = 0.0
+        self.slept_s = self.busy_s = 0.0
 
     def exchanged(self, sent_bytes: int, received_bytes: int) -> None:
         """Add to the sums."""
@@ -114,7 +113,6 @@ class Totals:
         for rank, item in list(other.peers.items()):
             self.peer(rank).exchanged(item.sent_bytes, item.received_bytes)
             self.peer(rank).slept_s += item.slept_s
-            self.peer(rank).messages_s += item.messages_s
         for mine, theirs in ((self.kinds, other.kinds), (self.operations, other.operations)):
             for name, total in list(theirs.items()):
                 mine.setdefault(name, OperationTotal()).add(total.runs, total.took_s, total.moved_bytes)

@@ -17,8 +17,7 @@ class Launched(NamedTuple):
         rank: this process's rank.
         size: number of ranks.
         job: the same on all ranks, and different in any other job.
-        folder: a directory that all hosts share, by which rank 0 is found; "" where that is not needed.
-        pmi: the descriptor by which the launcher exchanges values between ranks, or -1.
+        folder: a directory that all hosts share, by which rank 0 is found.
     """
 
     launcher: str
@@ -26,7 +25,6 @@ class Launched(NamedTuple):
     size: int
     job: str
     folder: str = ""
-    pmi: int = -1
 
 
 def find_launched(environ: Mapping[str, str], folder: str = "") -> Optional[Launched]:
@@ -39,12 +37,13 @@ def find_launched(environ: Mapping[str, str], folder: str = "") -> Optional[Laun
         folder: the directory that all hosts share, or "" for the default.
 
     Raises:
-        ConfigError: mpirun has started several processes, but there is no way to find the others.
+        ConfigError: the mpirun of MPICH has started several processes.
     """
-    found = _open_mpi(environ) or _mpich(environ) or _slurm(environ)
-    if found is None or found.size < 2:
-        return None
-    return found if found.pmi >= 0 else found._replace(folder=folder or DEFAULT_FOLDER)
+    found = _open_mpi(environ)
+    if found is None:
+        _refuse_mpich(environ)
+        found = _slurm(environ)
+    return None if found is None or found.size < 2 else found._replace(folder=folder or DEFAULT_FOLDER)
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
@@ -61,19 +60,15 @@ def _open_mpi(environ: Mapping[str, str]) -> Optional[Launched]:
     return Launched("mpirun (Open MPI)", rank, size, job)
 
 
-def _mpich(environ: Mapping[str, str]) -> Optional[Launched]:
+def _refuse_mpich(environ: Mapping[str, str]) -> None:
+    """MPICH's ranks find each other by a store of its own: without this each would train alone."""
     rank, size = _number(environ, "PMI_RANK"), _number(environ, "PMI_SIZE")
     in_slurm = (_number(environ, "SLURM_PROCID"), _number(environ, "SLURM_STEP_NUM_TASKS")) == (rank, size)
-    if not 0 <= rank < size or size < 2 or in_slurm:  # `srun --mpi=pmi2` sets these, too
-        return None
-    descriptor = _number(environ, "PMI_FD")
-    if descriptor < 0:
+    if 0 <= rank < size and size > 1 and not in_slurm:  # `srun --mpi=pmi2` sets these, too
         raise ConfigError(
-            f"PMI_SIZE={size} means that mpirun has started this process with others, but PMI_FD, by which "
-            "they would find each other, is not set. Start the program with ringrun; to run alone, set "
-            "RINGCOMM_SIZE=1."
+            f"MPICH's mpirun has started this process as one of {size} (PMI_SIZE). Start the program with "
+            "ringrun, srun or the mpirun of Open MPI; to run alone, set RINGCOMM_SIZE=1."
         )
-    return Launched("mpirun (MPICH)", rank, size, "mpich", pmi=descriptor)
 
 
 def _slurm(environ: Mapping[str, str]) -> Optional[Launched]:

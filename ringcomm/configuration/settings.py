@@ -109,10 +109,6 @@ class Settings:
         "or a C call holds the interpreter lock. Also the limit for a transfer without progress. 0: never.",
         metavar="S",
     )  # fmt: skip
-    cache_capacity: int = _setting(
-        4096, "CACHE_CAPACITY", parsing.count,
-        "Number of tensors whose metadata the engine caches, so that a few bytes announce them.", metavar="N",
-    )  # fmt: skip
     stall_warning_s: float = _setting(
         60.0, "STALL_WARNING", parsing.seconds,
         "Seconds after which rank 0 warns that some ranks have not entered the collective in which others "
@@ -129,10 +125,6 @@ class Settings:
         "direct calls), and what process groups of torch.distributed do, from start to end, to this file of "
         "rank 0: a Chrome trace. Empty: nothing.", metavar="FILE",
         brief="Chrome trace.",
-    )  # fmt: skip
-    timeline_mark_cycles: bool = _setting(
-        False, "TIMELINE_MARK_CYCLES", parsing.flag,
-        "Mark in the timeline when the engine receives responses: which operations to execute.",
     )  # fmt: skip
     autotune: bool = _setting(
         False, "AUTOTUNE", parsing.flag,
@@ -158,12 +150,6 @@ class Settings:
         "Recommend machines: measure every rank in 20 steps with each of two batch sizes, print the "
         "predicted time of a step for every subset of hosts, and end. The program must take its data from "
         "balanced batches.",
-    )  # fmt: skip
-    check_calls: bool = _setting(
-        False, "CHECK_CALLS", parsing.flag,
-        "Make it an error that ranks make the same call (the same number, among calls in order and among "
-        "operations without a name) at different lines of the program. Off: that is a warning, once. Calls "
-        "of `barrier` are not compared.",
     )  # fmt: skip
     check_every: int = _setting(
         0, "CHECK_EVERY", parsing.whole,

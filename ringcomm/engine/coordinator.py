@@ -21,7 +21,7 @@ from .announcements import Announced, Announcement, announcements, masks_as_text
 from .cache import IssuedIds
 from .deadlocks import BUSY_FACTOR, BlockedRanks
 from .fusion import Ready, by_need, fuse
-from .mismatch import calls_text, deadlock_text, last_seen_text, mismatch_text, ranks_text, whereabouts
+from .mismatch import deadlock_text, last_seen_text, mismatch_text, ranks_text, whereabouts
 from .piggyback import settle
 from .process_sets import GLOBAL_SET, ProcessSets, UnknownProcessSetError
 from .request import MAX_SITES
@@ -57,8 +57,7 @@ class Coordinator:
         tuning: bucket size and cycle time.
         stall_warning_s: after how long a missing rank is worth a warning; 0: never.
         stall_limit_s: after how long the operation fails; 0: never.
-        cache_capacity: how many signatures have numbers.
-        check_calls: whether operations without a name must come from the same line on all ranks.
+        most_ids: how many signatures have numbers.
 
     Attributes:
         sites: those that did not.
@@ -79,8 +78,7 @@ class Coordinator:
         tuning: Optional[Tuning] = None,
         stall_warning_s: float = 60.0,
         stall_limit_s: float = 600.0,
-        cache_capacity: int = 4096,
-        check_calls: bool = False,
+        most_ids: int = 4096,
     ) -> None:
         self.tuning = tuning or Tuning()
         self.warnings: List[str] = []
@@ -95,7 +93,7 @@ class Coordinator:
         self._members = members
         self._stall_warning_s = stall_warning_s
         self._stall_limit_s = stall_limit_s
-        self._ids = IssuedIds(self._size, cache_capacity)
+        self._ids = IssuedIds(self._size, most_ids)
         self._entries: Dict[Key, Announced] = {}
         self._ready: List[Tuple[Key, Signature]] = []
         self._totals: Dict[Key, Total] = {}
@@ -108,7 +106,7 @@ class Coordinator:
         self._last_joined = -1
         self._blocked = BlockedRanks(self._size, stall_warning_s)
         self._issued = 0  # responses
-        self.sites = CallSites(self.warnings.append, check_calls)
+        self.sites = CallSites(self.warnings.append)
         self._lines: Dict[int, List[str]] = {}
         self._last: Dict[int, Tuple[Signature, Key, float]] = {}
         self.paused: Dict[int, str] = {}
@@ -208,15 +206,16 @@ class Coordinator:
                 f"{ranks_text(missing, self._hosts)} called join() before. Only barrier and allreduce work "
                 "then, a product without a prescale factor (for sparse gradients: sparse_as_dense=True).",
             )
-        elif entry.key.number and first.kind != Collective.BARRIER and self._differ(entry, first):
-            self._fail(
-                entry,
-                f"Mismatched lines for the operation {entry.key}, and RINGCOMM_CHECK_CALLS is on: "
-                f"{calls_text(entry.signatures, entry.sites, self._hosts)}.",
-            )
         elif first.weighted and not any(entry.weights.values()):
             self._fail(entry, no_weight_text(f"{first.describe(named=False)} {entry.key}"))
-        elif len(entry.piggybacked) == len(entry.members):
+        else:
+            self._go_on(entry, first, now_s)
+
+    def _go_on(self, entry: Announced, first: Signature, now_s: float) -> None:
+        """All members agree on an operation: settle it, or have it executed."""
+        if entry.key.number and first.kind != Collective.BARRIER:
+            self.sites.differ(entry.key.number, first, f"The operation {entry.key}", entry.sites)
+        if len(entry.piggybacked) == len(entry.members):
             value = settle(first, entry.members, entry.piggybacked, entry.weights)
             self._settled.append((entry.key, first, value))
         else:
@@ -247,10 +246,6 @@ class Coordinator:
         """An operation is complete, or fails: ranks that have announced it may go on after the response."""
         del self._entries[entry.key]
         self._blocked.will_go_on(entry.signatures, self._issued + 1)
-
-    def _differ(self, entry: Announced, first: Signature) -> bool:
-        """Return whether it is an error that ranks have submitted this operation at different lines."""
-        return self.sites.differ(entry.key.number, first, f"The operation {entry.key}", entry.sites)
 
     def _fail(self, entry: Announced, text: str, kind: str = "mismatch", missing: Sequence[int] = ()) -> None:
         self._failed.append([list(entry.key), kind, text, list(missing)])

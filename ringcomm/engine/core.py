@@ -120,8 +120,6 @@ class EngineCore:
             Tuning(settings.fusion_bytes, settings.cycle_ms * 1e-3),
             settings.stall_warning_s,
             settings.late_after_s,
-            settings.cache_capacity,
-            settings.check_calls,
         )
         if settings.autotune:
             self._autotune(coordinator, settings.autotune_log)

@@ -278,8 +278,6 @@ class EngineState:
     # ---- responses ----------------------------------------------------------------------------
 
     def _execute(self, responses: Message) -> None:
-        if self.peers.tracing.observer is not None:
-            self.peers.tracing.observer.cycle()
         with self.lock, _making_sense():
             self.pending.learn(responses["fresh"])
             failures = [

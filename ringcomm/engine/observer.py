@@ -40,17 +40,13 @@ def labels_of(signatures: Sequence[Signature], run: Sequence[int]) -> List[Tuple
 class Observer:
     """Collects events; :meth:`drain` takes them.
 
-    Args:
-        mark_cycles: also record the arrival of responses.
-
     Attributes:
         on_added: called after every event, in whichever thread, if set.
     """
 
-    def __init__(self, mark_cycles: bool = False) -> None:
+    def __init__(self) -> None:
         self.offset_us = 0.0
         self.on_added: Optional[Callable[[], None]] = None
-        self._mark_cycles = mark_cycles
         self._events: List[Event] = []
         self._lock = threading.Lock()
         self._negotiating: Dict[Key, str] = {}
@@ -107,11 +103,6 @@ class Observer:
     def call_ended(self, label: str) -> None:
         """It is done, or has failed."""
         self._add([(label, "E", "", now_us(), None)])
-
-    def cycle(self) -> None:
-        """Responses have arrived."""
-        if self._mark_cycles:
-            self._add([("", "i", "CYCLE_START", now_us(), None)])
 
     def finish(self) -> None:
         """Nothing more will be observed: end what is open."""

@@ -89,7 +89,7 @@ class Group:
         channels.background.watch = reporter
         channels.direct.make_wakeable()
         self.runner = Runner(channels.direct, settings, self.generation, self.spin_s, reporter, selector)
-        self.runner.sites = CallSites(partial(reporter.warn, "lines"), settings.check_calls)
+        self.runner.sites = CallSites(partial(reporter.warn, "lines"))
         self._pid = os.getpid()
 
     def record(
@@ -114,18 +114,16 @@ class Group:
         facts = GroupFacts(rank, self.size, self.host, self.generation, self.members, name)
         self.flight = FlightRecorder(facts, self.settings, self.runner, self.activity, engine)
 
-    def record_messages(
-        self, type_name: Callable[[int], str], purpose: Callable[[Any], str]
-    ) -> Optional[MessageHistory]:
+    def record_messages(self, type_name: Callable[[int], str]) -> Optional[MessageHistory]:
         """Record also point-to-point messages, after :meth:`record`; None without a flight recorder.
 
         Args:
-            type_name, purpose: see :class:`.MessageHistory`.
+            type_name: see :class:`.MessageHistory`.
         """
         if self.settings.flight_recorder:
             from .message_history import MessageHistory  # only groups of PyTorch have such messages
 
-            history = MessageHistory(self.settings.flight_recorder, type_name, purpose)
+            history = MessageHistory(self.settings.flight_recorder, type_name)
             history.on_failure = self.flight.failed
             self.activity.messages = self.flight.messages = history
         return self.activity.messages

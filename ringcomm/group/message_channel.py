@@ -10,9 +10,6 @@ without a buffer in between::
     BYTES   number, length, the bytes
     CREDIT  length                         bytes of short messages that have been received
 
-**Codecs.** The sender may encode float32 values with a codec. Its number is in the upper half of the kind of
-frames with bytes (SHORT and BYTES). The length is that of the values; that of the codes follows from it.
-
 **Flow control.** A channel reads all frames as they arrive, so a message with a posted receive is never
 blocked by an earlier message without one. The bytes of a short message go straight to the tensor of a receive
 that was posted before they arrive, and into a buffer otherwise. The sender limits the memory for messages
@@ -29,7 +26,6 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 from ..clock import monotonic
 from ..errors import ProtocolError
 from ..transport.base import Link
-from .message_coding import MessageCoder
 from .message_matching import Address, Arrival, Matcher, Receive
 
 SHORT_BYTES = 4 * 1024 * 1024
@@ -42,7 +38,6 @@ _HEAD = struct.Struct("<HBBiIQQ")
 HEAD_BYTES = _HEAD.size
 _MAGIC = 0x7C51
 _SHORT, _LONG, _READY, _BYTES, _CREDIT = 1, 2, 3, 4, 5
-_KIND_BITS = 4
 
 
 class Disagreement(Exception):
@@ -89,7 +84,7 @@ class Channel:
         self.moved_s = monotonic()
         self._matcher = matcher
         self._outgoing: Deque[_Frame] = deque()
-        self._announced: Dict[int, Tuple[memoryview, Any, int]] = {}
+        self._announced: Dict[int, Tuple[memoryview, Any]] = {}
         self._expected: Dict[int, Receive] = {}
         self._number = 0
         self._uncredited_bytes = 0
@@ -100,38 +95,27 @@ class Channel:
         self._sink: Optional[memoryview] = None
         self._receive: Optional[Receive] = None
         self._arrival: Optional[Arrival] = None
-        self._coder = MessageCoder()
-        self._coded = 0  # codec of the message that is being received into _codes, for _target
-        self._codes = self._target = memoryview(b"")
 
     # ---- operations --------------------------------------------------------------------------
 
-    def send(self, address: Address, view: memoryview, work: Any, elements: int = 0, codec: int = 0) -> None:
+    def send(self, address: Address, view: memoryview, work: Any, elements: int = 0) -> None:
         """Send a message; the view must not change until the work is finished.
 
         Args:
             address: the tag.
-            view: the bytes; with a codec, of float32 values.
+            view: the bytes.
             work: is finished when they have been sent.
             elements: code of the elements' type.
-            codec: its place in :data:`ringcomm.ops.CODECS`.
         """
         self._number += 1
         taken = view.nbytes + OVERHEAD_BYTES
         if view.nbytes <= SHORT_BYTES and self._uncredited_bytes + taken <= HELD_BYTES:
             self._uncredited_bytes += taken
-            self._send_content(_SHORT, self._number, view, work, codec, address, elements)
+            head = self._pack(_SHORT, self._number, view.nbytes, address, elements)
+            self._outgoing.append(_Frame(head, view, work))
         else:
-            self._announced[self._number] = (view, work, codec)
+            self._announced[self._number] = (view, work)
             self._outgoing.append(_Frame(self._pack(_LONG, self._number, view.nbytes, address, elements)))
-
-    def _send_content(
-        self, kind: int, number: int, view: memoryview, work: Any, codec: int, address: Address = (0, 0),
-        elements: int = 0,
-    ) -> None:  # fmt: skip
-        head = self._pack(kind | codec << _KIND_BITS, number, view.nbytes, address, elements)
-        content = self._coder.encode(codec, view) if codec else view
-        self._outgoing.append(_Frame(head, content, work))
 
     def _pack(
         self, kind: int, number: int, nbytes: int, address: Address = (0, 0), elements: int = 0
@@ -238,9 +222,7 @@ class Channel:
 
     def _take_head(self) -> None:
         magic, kind, owner, tag, elements, number, nbytes = _HEAD.unpack(self._head)
-        codec, kind = kind >> _KIND_BITS, kind & (1 << _KIND_BITS) - 1
-        valid = magic == _MAGIC and _SHORT <= kind <= _CREDIT and self._coder.can_decode(codec, nbytes)
-        valid = valid and (not codec or kind in (_SHORT, _BYTES))
+        valid = magic == _MAGIC and _SHORT <= kind <= _CREDIT
         if not valid or kind == _SHORT and nbytes > SHORT_BYTES:
             raise ProtocolError(f"what rank {self.peer} sent is not the start of a message")
         if kind in (_SHORT, _LONG):
@@ -249,7 +231,7 @@ class Channel:
             if receive is not None:
                 self._check(receive, arrival)
             if kind == _SHORT:
-                self._begin_short(arrival, receive, codec)
+                self._begin_short(arrival, receive)
             elif receive is None:
                 self._matcher.hold(arrival)
             else:
@@ -259,12 +241,12 @@ class Channel:
             if receive is None or receive.view.nbytes != nbytes:
                 raise self._nonsense(f"sends {nbytes} bytes of message {number}, which nothing waits for")
             self._receive = receive
-            self._fill(receive.view, codec)
+            self._sink = receive.view
         elif kind == _READY:
             if number not in self._announced:
                 raise self._nonsense(f"is ready for message {number}, which was not announced to it")
-            view, work, codec = self._announced.pop(number)
-            self._send_content(_BYTES, number, view, work, codec)
+            view, work = self._announced.pop(number)
+            self._outgoing.append(_Frame(self._pack(_BYTES, number, view.nbytes), view, work))
         elif nbytes > self._uncredited_bytes:
             raise self._nonsense(f"gives credit for {nbytes} bytes, and has {self._uncredited_bytes}")
         else:
@@ -273,30 +255,21 @@ class Channel:
     def _nonsense(self, text: str) -> ProtocolError:
         return ProtocolError(f"rank {self.peer} {text}: it runs another version of ringcomm, or is broken")
 
-    def _fill(self, view: memoryview, codec: int) -> None:
-        """Receive the next bytes for ``view``, which a codec may have encoded."""
-        self._coded, self._target, self._sink = codec, view, view
-        if codec:
-            self._sink = memoryview(bytearray(self._coder.encoded_bytes(codec, view.nbytes)))
-        self._codes = self._sink
-
-    def _begin_short(self, arrival: Arrival, receive: Optional[Receive], codec: int) -> None:
+    def _begin_short(self, arrival: Arrival, receive: Optional[Receive]) -> None:
         self._owed_bytes += arrival.nbytes + OVERHEAD_BYTES
         if self._owed_bytes > HELD_BYTES:
             raise self._nonsense(f"sends short messages beyond the limit of {HELD_BYTES} bytes")
         if receive is not None:
             self._receive = receive
-            self._fill(receive.view, codec)
+            self._sink = receive.view
             self._give_credit(arrival.nbytes)
         else:
             content = memoryview(bytearray(arrival.nbytes))
             self._arrival = arrival._replace(content=content)
-            self._fill(content, codec)
+            self._sink = content
 
     def _take_body(self) -> None:
         receive, arrival = self._receive, self._arrival
-        if self._coded:
-            self._coder.decode(self._coded, self._codes, self._target)
         self._sink = self._receive = self._arrival = None
         if receive is not None:
             self._received(receive)
@@ -326,7 +299,7 @@ class Channel:
     def unfinished(self) -> List[Any]:
         """Return the works that are not finished and need this peer."""
         works = [frame.work for frame in self._outgoing if frame.work is not None]
-        works += [work for _, work, _ in self._announced.values()]
+        works += [work for _, work in self._announced.values()]
         works += [receive.work for receive in self._expected.values()]
         return works + ([self._receive.work] if self._receive is not None else [])
 

@@ -65,17 +65,14 @@ class MessageHistory:
     Args:
         capacity: how many messages are kept.
         type_name: the name of an element type, by its code in messages.
-        purpose: returns what a received message is for, if that is known; "" otherwise.
 
     Attributes:
         on_failure: called with the error when the engine fails, if set.
     """
 
-    def __init__(
-        self, capacity: int, type_name: Callable[[int], str] = hex, purpose: Callable[[Work], str] = str
-    ) -> None:
+    def __init__(self, capacity: int, type_name: Callable[[int], str] = hex) -> None:
         self.on_failure: Optional[Callable[[BaseException], None]] = None
-        self._type_name, self._purpose = type_name, purpose
+        self._type_name = type_name
         self._posted: Deque[_Message] = deque(maxlen=capacity)
         self._flows: Dict[Tuple[str, Optional[int]], _Flow] = {}
         self._waits: Dict[int, Wait] = {}
@@ -167,7 +164,6 @@ class MessageHistory:
                 total = totals.peer(peer)
                 total.exchanged(flow.nbytes * (kind == SEND), flow.nbytes * (kind == RECEIVE))
                 total.slept_s += waited_s
-                total.messages_s += waited_s
 
     @property
     def waited_s(self) -> float:
@@ -200,9 +196,8 @@ class MessageHistory:
             what += f" of {self._type_name(message.elements)}"
         if message.tag:
             what += f", tag {message.tag}"
-        purpose = "" if work is None or message.kind == SEND else self._purpose(work)
         return {
-            "op": message.number, "kind": message.kind, "name": purpose, "what": what, "peer": message.peer,
+            "op": message.number, "kind": message.kind, "name": "", "what": what, "peer": message.peer,
             "site": "" if message.site is None else site_text(message.site), "state": state,
             "began": message.began_s,
         }  # fmt: skip

@@ -85,7 +85,6 @@ class PointToPoint:
         work: Work,
         limit_s: Optional[float],
         elements: int = 0,
-        codec: int = 0,
     ) -> None:
         """Start sending bytes; they must not change until the work is finished.
 
@@ -96,10 +95,9 @@ class PointToPoint:
             work: is finished when they have been sent.
             limit_s: the longest time without progress, in seconds; None: no limit.
             elements: code of the elements' type; the receive must have the same.
-            codec: for float32 values: its place in :data:`ringcomm.ops.CODECS`; 0: none.
         """
         request = _Request(
-            work, limit_s, peer, lambda: self._channel(peer).send(address, view, work, elements, codec)
+            work, limit_s, peer, lambda: self._channel(peer).send(address, view, work, elements)
         )
         self._post(request, SEND, address, elements, view.nbytes)
 

@@ -93,7 +93,7 @@ class Activity:
             "waited_s": self.waited_s,
             "peers": {
                 str(rank): [peer.sent_bytes, peer.received_bytes, peer.slept_s, peer.delivered_bytes,
-                            peer.busy_s, peer.messages_s]
+                            peer.busy_s]
                 for rank, peer in sorted(totals.peers.items())
             },
             "kinds": {

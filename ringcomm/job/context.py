@@ -144,7 +144,7 @@ class Context(Collectives):
                 settings,
             )
             if settings.timeline:
-                alone.start_timeline(settings.timeline, settings.timeline_mark_cycles)
+                alone.start_timeline(settings.timeline)
             return alone
         forget_what_is_closed()
         open_standard_descriptors()
@@ -205,7 +205,7 @@ class Context(Collectives):
             self._prepared = preparation.prepared
         if self.settings.timeline:
             path = timeline_path(self.settings.timeline, self.generation if self.is_elastic else 0)
-            self.start_timeline(path, self.settings.timeline_mark_cycles)
+            self.start_timeline(path)
 
     def _tune(self, before: Optional[Prepared] = None) -> Preparation:
         """Measure the machine, together with all ranks, and choose schedules by that from now on."""
@@ -327,7 +327,7 @@ class Context(Collectives):
         else:
             self.close(describe_error(error), ok=False)
 
-    def start_timeline(self, path: str, mark_cycles: bool = False) -> None:
+    def start_timeline(self, path: str) -> None:
         """Write what the engines do to a Chrome trace, until :meth:`stop_timeline`.
 
         Every rank that is to appear must call it; rank 0 writes the file.
@@ -336,7 +336,7 @@ class Context(Collectives):
             Misuse: it is being written already.
             ConfigError: the file cannot be written.
         """
-        self.group.recording.start(path, mark_cycles)
+        self.group.recording.start(path)
 
     def stop_timeline(self) -> None:
         """End the timeline. Every rank that started it must call it; the file is complete afterwards."""

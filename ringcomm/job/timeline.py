@@ -204,12 +204,11 @@ class Recording:
         self._timeline: Optional[Timeline] = None
         self._on = False
 
-    def start(self, path: Union[str, Path], mark_cycles: bool = False) -> None:
+    def start(self, path: Union[str, Path]) -> None:
         """Start writing.
 
         Args:
             path: the file, on rank 0.
-            mark_cycles: also mark the engine's cycles.
 
         Raises:
             Misuse: a timeline is already being written.
@@ -220,9 +219,7 @@ class Recording:
         if self._source.rank == 0:
             self._timeline = Timeline(path, self._hosts, now_us())
         self._on = True
-        self._source.observe(
-            Observer(mark_cycles), self._timeline.take if self._timeline is not None else None
-        )
+        self._source.observe(Observer(), self._timeline.take if self._timeline is not None else None)
 
     def stop(self, meet: Callable[[], None]) -> None:
         """Stop, and complete the file.

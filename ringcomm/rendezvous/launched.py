@@ -1,6 +1,6 @@
 """Joins a job whose ranks srun or mpirun has started: rank 0 serves the rendezvous, the others look it up.
 
-Where it is served, and the job's key, pass through a file in a directory that all hosts share and that only
+Where it is served, and the job's key, pass through a file in a directory that all hosts share and that
 this user can read, or through the launcher's own key-value store.
 """
 
@@ -13,7 +13,7 @@ import secrets
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Optional, Protocol, Tuple
+from typing import Any, Optional, Tuple
 
 from ..clock import Deadline
 from ..config import Membership, Settings
@@ -26,7 +26,6 @@ from .client import join
 from .connect_server import Moved, Watched
 from .embedded import EmbeddedRendezvous
 from .joined import Joined
-from .pmi import Pmi
 
 LOOK_AGAIN_S = 0.1
 GRACE_S = 10.0
@@ -34,33 +33,10 @@ GRACE_S = 10.0
 _LIMIT_BYTES = 1 << 20
 
 _turns = 0
-_pmi: Optional[Pmi] = None
-
-
-class Notice(Protocol):
-    """Where rank 0 publishes a text that only ranks of this job can read.
-
-    Attributes:
-        place: names it for people.
-    """
-
-    place: str
-
-    def publish(self, text: str, deadline: Deadline) -> None:
-        """Publish it (rank 0)."""
-
-    def read(self, deadline: Deadline) -> str:
-        """Wait for it (other ranks)."""
-
-    def moved(self) -> bool:
-        """Return whether another text has been published since :meth:`read`."""
-
-    def withdraw(self) -> None:
-        """Remove it, when all ranks have joined (rank 0)."""
 
 
 class FileNotice:
-    """A file with mode 0600 in a directory that all hosts share.
+    """The file where rank 0 publishes a text: with mode 0600, in a directory that all hosts share.
 
     Args:
         launched: how this process was started.
@@ -121,39 +97,6 @@ class FileNotice:
         remove_file(self._path)
 
 
-class PmiNotice:
-    """An entry of mpirun's key-value store.
-
-    Args:
-        launched: how this process was started.
-        turn: how often this process has joined before.
-        deadline: the time limit of mpirun's first answers.
-    """
-
-    def __init__(self, launched: Launched, turn: int, deadline: Deadline) -> None:
-        global _pmi
-        self._pmi = _pmi = _pmi or Pmi(launched.pmi, deadline)
-        self._key = f"ringcomm-{turn}"
-        self.place = f"the entry {self._key} of mpirun's key-value store"
-
-    def publish(self, text: str, deadline: Deadline) -> None:
-        """Store the entry, and wait for all ranks to come for it."""
-        self._pmi.put(self._key, text, deadline)
-        self._pmi.barrier(deadline)
-
-    def read(self, deadline: Deadline) -> str:
-        """Wait for rank 0, and fetch the entry."""
-        self._pmi.barrier(deadline)
-        return self._pmi.get(self._key, deadline)
-
-    def moved(self) -> bool:
-        """Never: each turn has its own entry."""
-        return False
-
-    def withdraw(self) -> None:
-        """The store ends with the job."""
-
-
 _HINT = (
     "All hosts must share a directory: the home directory, or another one that RINGCOMM_SHARED_DIR names. "
     "Without one start the program with ringrun."
@@ -182,7 +125,7 @@ def join_launched(
     assert launched is not None
     turn, _turns = _turns, _turns + 1
     deadline = Deadline(settings.start_timeout_s)
-    notice: Notice = PmiNotice(launched, turn, deadline) if launched.pmi >= 0 else FileNotice(launched, turn)
+    notice = FileNotice(launched, turn)
     if launched.rank == 0:
         return _serve(notice, membership, settings, deadline)
     while True:
@@ -195,7 +138,7 @@ def join_launched(
 
 
 def _serve(
-    notice: Notice, membership: Membership, settings: Settings, deadline: Deadline
+    notice: FileNotice, membership: Membership, settings: Settings, deadline: Deadline
 ) -> Tuple[Joined, Optional[EmbeddedRendezvous], Membership]:
     key, certificate = secrets.token_bytes(32), make_certificate() if settings.encrypt else ""
     job = f"launched-{secrets.token_hex(8)}"

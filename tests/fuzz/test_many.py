@@ -41,7 +41,6 @@ from ringrun.show.visible import visible
 from ringrun.watch import table
 from ringrun.watch.history import History
 from ringrun.watch.html_report import ReportFacts, html_report
-from ringrun.watch.prometheus import exposition
 from tests.fuzz.cases import CASES, at_most
 from tests.fuzz.test_wire import DIALLING, JOB, KEY, RIGHT, challenge
 from tests.unit.ringrun.watch.samples import report
@@ -189,7 +188,7 @@ def agents(rng: random.Random) -> None:
 
 
 def numbers_of_ranks(rng: random.Random) -> None:
-    """What ranks report for --watch, --report and --metrics-port: any valid report can be shown."""
+    """What ranks report for --watch and --report: any valid report can be shown."""
     history, hosts, taken = History(0.0), {0: "here", 1: "there"}, 0
     for second in range(1, 4):
         for rank in (0, 1):
@@ -202,7 +201,6 @@ def numbers_of_ranks(rng: random.Random) -> None:
             taken += history.take(rank, data if rng.randrange(12) else damage(rng, data), float(second))
     table.table(history, hosts, 4.0, True, True, 20)
     table.line(history, hosts)
-    exposition(history, hosts).encode("utf-8", "replace")
     html_report(ReportFacts("train.py", "1", 0.0, 4.0, "it ended"), history, hosts).encode("utf-8", "replace")
     if taken < 6:
         raise ProtocolError("a report is not valid")

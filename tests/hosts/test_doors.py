@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List
+from typing import Callable, Iterator, List
 
 import pytest
 
@@ -53,40 +53,6 @@ def places(job: Job) -> List[str]:
     found = {int(row[0]): row for row in LINE.findall(job.output)}
     assert all(int(row[5]) == len(found) * (len(found) + 1) // 2 for row in found.values()), job.output
     return [row[2] for _, row in sorted(found.items())]
-
-
-# Words that are joined for a shell, as these commands do, would be taken apart a second time without quotes.
-JOINED = 'host=$1; shift; enter_$host sh -c "$*"'
-
-
-@pytest.mark.parametrize(
-    ("command", "script", "environ"),
-    [
-        ("blaunch", JOINED, {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "jetson1 2 jetson2 1"}),
-        ("qrsh", f'[ "$1" = -inherit ] || exit 9; shift; {JOINED}', {"JOB_ID": "7", "PE_HOSTFILE": "FILE"}),
-        ("oarsh", JOINED, {"OAR_JOB_ID": "7", "OAR_NODEFILE": "FILE"}),
-        ("", "", {"PBS_JOBID": "7", "PBS_NODEFILE": "FILE"}),
-    ],
-)
-def test_the_job_of_a_scheduler(
-    lab: Lab, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    command: str, script: str, environ: Dict[str, str],
-) -> None:  # fmt: skip
-    if command:
-        program(command, script)
-    (tmp_path / "hosts").write_text(
-        "jetson1 2 all.q UNDEFINED\njetson2 1 all.q UNDEFINED\n"
-        if "PE_HOSTFILE" in environ
-        else "jetson1\njetson1\njetson2\n"
-    )
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value.replace("FILE", str(tmp_path / "hosts")))
-    before = logins(lab)
-    job = ringrun(lab, MEMBER, "job", "7")
-    assert places(job) == ["jetson1", "jetson1", "jetson2"], job.output
-    assert "job 7: jetson1:2, jetson2:1" in job.output
-    assert (logins(lab) > before) is (command == "")
-    wait_for(lambda: not job_processes(lab, "member.py job 7"), 10, "the end of all processes")
 
 
 def test_containers_that_sleep(lab: Lab, program: Program, tmp_path: Path) -> None:

@@ -263,7 +263,7 @@ def test_the_code_is_sent_and_results_come_back(lab: Lab, tmp_path: Path) -> Non
         "rc.rank() and open(f'../empty/of{rc.rank()}', 'w').close()\n"
         "print('in', os.getcwd(), os.path.exists('../large.bin'), flush=True)\n"
     )
-    words = ["-H", "localhost,jetson1,jetson2", "--ship-from", project, "--fetch", "out", "train.py"]
+    words = ["-H", "localhost,jetson1,jetson2", f"--ship={project}", "--fetch", "out", "train.py"]
     with Job(lab, *words, cwd=project / "scripts") as job:
         assert job.finish(120) == 0, job.output
     assert f"[localhost:0] in {project}/scripts True" in job.output

@@ -167,7 +167,7 @@ def test_hosts_are_added_and_dropped_from_another_terminal(tmp_path: Path, go_on
 @pytest.mark.full
 def test_the_reset_limit_ends_the_job() -> None:
     done = ringrun(
-        "--horovod", "--drop", "slot", "-np", "3", "--min-np", "2", "--reset-limit", "0", PROGRAM,
+        "--horovod", "-np", "3", "--min-np", "2", "--reset-limit", "0", PROGRAM,
         env={"DIE": "1:10:kill", "STEPS": "400"},
     )  # fmt: skip
     assert done.process.returncode != 0

@@ -86,20 +86,6 @@ def test_one_call_more(program: str, tmp_path: Path) -> None:
     assert ringrun("diagnose", str(done.records)).out.splitlines()[0] == first[2:]
 
 
-@pytest.mark.parametrize("program", [CALLS, ADAPTERS, GROUPS], ids=["calls", "adapters", "groups"])
-@pytest.mark.full
-def test_if_asked_for_it_is_an_error(program: str, tmp_path: Path) -> None:
-    if program is not CALLS:
-        pytest.importorskip("torch")
-    (tmp_path / "train.py").write_text(program)
-    one_more, last = lines_of(program, "one more", "last)" if program is GROUPS else "last = ")
-    done = ringrun("-np", "2", "--timeout", "20", "--check-calls", "train.py", cwd=tmp_path)
-    assert done.process.returncode == 1
-    box = done.err[done.err.index("╭─") :]
-    assert "the ranks do not make the same calls" in box and "failed with the same error" in box
-    assert f"train.py:{last}" in box and f"train.py:{one_more}" in box
-
-
 def test_lines_that_belong_together_are_one_warning(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(MEANT)
     first, second = lines_of(MEANT, "np.ones(3), 0", "np.zeros(3), 0")

@@ -1,20 +1,16 @@
-"""`--watch`, `--report` and `--metrics-port` of real jobs: the slow rank is the one that is marked."""
+"""`--watch` and `--report` of real jobs: the slow rank is the one that is marked."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import re
-import resource
 import select
 import shutil
-import socket
 import struct
 import subprocess
 import sys
 import termios
-import time
-import urllib.request
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Sequence
 
@@ -159,67 +155,6 @@ def test_q_leaves_the_view_and_the_job_goes_on(program: Path) -> None:
     assert "ringrun:   rank  host" not in written
 
 
-def endpoint_of(job: Launched) -> str:
-    """The address that a job with ``--metrics-port`` has shown."""
-    assert job.process.stderr is not None
-    shown = b""
-    while True:
-        line = job.process.stderr.readline()
-        assert line, shown
-        shown += line
-        found = re.search(rb"metrics for Prometheus: (http://127\.0\.0\.1:\d+/metrics)", line)
-        if found:
-            return found[1].decode()
-
-
-@pytest.mark.full
-def test_without_a_terminal_there_are_lines_and_an_endpoint(program: Path) -> None:
-    job = Launched(
-        "-np", "3", "--oversubscribe", "--watch", "--metrics-port", "0", "train.py", "direct", cwd=program
-    )  # fmt: skip
-    address = endpoint_of(job)
-    until, text = time.monotonic() + LIMIT_S, ""
-    while 'ringcomm_slowest{rank="1",host="localhost"} 1' not in text:
-        assert time.monotonic() < until, text
-        with urllib.request.urlopen(address, timeout=LIMIT_S) as page:
-            assert page.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-            text = page.read().decode()
-        time.sleep(0.1)
-    with pytest.raises(urllib.error.HTTPError, match="404"):
-        urllib.request.urlopen(address.replace("/metrics", "/"), timeout=LIMIT_S)
-    (program / "enough").touch()
-    assert job.finish() == 0, job.err
-    assert SLOWEST in job.err and "\x1b" not in job.err
-    with pytest.raises(urllib.error.URLError):
-        urllib.request.urlopen(address, timeout=LIMIT_S)
-
-
-@pytest.mark.full
-def test_a_flood_of_the_endpoint_does_not_end_a_job_with_few_descriptors(program: Path) -> None:
-    """It comes before the ranks start, and stays."""
-    python = program / "python"
-    python.write_text(f'#!/bin/sh\nwhile [ ! -e start ]; do sleep 0.05; done\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    (program / "enough").touch()
-    job = Launched("-np", "2", "--metrics-port", "0", "--python", str(python), "train.py", "direct",
-                   cwd=program)  # fmt: skip
-    resource.prlimit(job.process.pid, resource.RLIMIT_NOFILE, (160, 160))
-    port = int(endpoint_of(job).split(":")[2].split("/")[0])
-    flood = [socket.socket() for _ in range(300)]
-    try:
-        for sock in flood:
-            sock.setblocking(False)
-            sock.connect_ex(("127.0.0.1", port))
-            time.sleep(0.005)  # for a server that accepts them all
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT_S) as page:
-            page.read()  # what came before it was accepted
-        (program / "start").touch()
-        assert job.finish() == 0, job.err
-    finally:
-        for sock in flood:
-            sock.close()
-
-
 def test_a_failed_job_has_a_report_too(program: Path) -> None:
     (program / "fails.py").write_text("import ringcomm as rc\nrc.init()\nrc.barrier()\n1 / (rc.rank() - 1)\n")
     job = Launched("-np", "2", "--report", "run.html", "fails.py", cwd=program)
@@ -234,7 +169,6 @@ def test_a_failed_job_has_a_report_too(program: Path) -> None:
         (["--report", "nowhere/run.html"], "its directory does not exist"),
         (["--report", "."], "this is a directory"),
         (["--watch", "--flight-recorder", "0"], "need the flight recorder"),
-        (["--metrics-port", "99999"], "metrics-port"),
     ],
 )
 def test_what_cannot_be(program: Path, options: List[str], text: str) -> None:

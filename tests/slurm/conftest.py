@@ -31,7 +31,7 @@ def slurm_lab() -> Iterator[Lab]:
     reason = Lab.unavailable()
     lacking = missing()
     if reason is None and lacking:
-        reason = f"there is no {', '.join(lacking)} (Debian: apt install slurm-wlm munge openmpi-bin mpich)"
+        reason = f"there is no {', '.join(lacking)} (Debian: apt install slurm-wlm munge openmpi-bin)"
     if reason is not None:
         required = ("CI", "RINGCOMM_REQUIRE_HOSTS")
         if any(os.environ.get(name, "").lower() in ("1", "true") for name in required):

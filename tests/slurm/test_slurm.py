@@ -151,22 +151,6 @@ def test_a_lost_step_is_named(slurm: Slurm, slurm_lab: Lab) -> None:
     await_no_process(slurm_lab, "sleep lost")
 
 
-@pytest.mark.timeout(240)
-def test_a_signal_before_the_time_limit_requeues_the_job(slurm: Slurm, slurm_lab: Lab) -> None:
-    """As with --signal=B:TERM@60; the program goes on from its checkpoint."""
-    flag = slurm.folder / "second-start"
-    command = f"exec ringrun --restarts 1 {MEMBER} until {flag}"
-    job, out = batch(slurm, command, "-N2", "-n2", "--open-mode=append", "--requeue")
-    await_text(out, "started", 2)
-    slurm.run("scancel", "--signal=TERM", "--batch", job)
-    await_text(out, "started", 4, limit_s=90)
-    assert "restart 1 of 1 (--restarts 1)" in out.read_text(), out.read_text()
-    flag.touch()
-    await_state(slurm, job, "COMPLETED", "FAILED")
-    assert re.findall(r"restart (\d) foreign", out.read_text()) == ["1", "1"], out.read_text()
-    await_no_process(slurm_lab, f"until {flag}")
-
-
 def test_srun_must_not_start_ringrun_itself(slurm: Slurm) -> None:
     done = slurm.run("srun", "-N2", "-n2", "ringrun", MEMBER, check=False)
     assert done.returncode != 0 and "Start it once, without srun" in done.stderr

@@ -22,7 +22,7 @@ import time
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from ringcomm.storage import files
-from ringrun.agent import binding, framing, preparation, processes, recorders, shipped, terminal, threads
+from ringrun.agent import binding, framing, preparation, processes, recorders, shipped, threads
 from ringrun.agent.framing import CODE, FILE, NUMBERS, PACKAGE, RECORD, RESULT, STDERR, STDOUT, TO_AGENT
 from ringrun.agent.output import CHECK, RESUME_BYTES, Output
 
@@ -59,7 +59,6 @@ class Agent:
             lambda rank, line: self.output.send(NUMBERS, rank, line),
             lambda: self.output.event("asked"),
         )  # fmt: skip
-        self.terminal = terminal.Terminal(config["debug"], self.selector)
         self.received = bytearray(processes.EARLY)
         self.output = Output(self.selector, self.launcher_gone)
         self.children: Dict[int, processes.Child] = {}
@@ -257,8 +256,6 @@ class Agent:
             self.schedule(command["steps"])
         elif command["do"] == "use" and self.waiting:
             self.advance(self.preparation.use(command["package"]))
-        elif command["do"] == "type":
-            self.terminal.type(command["text"])
         elif command["do"] == "diagnose":
             self.recorders.ask()
         elif command["do"] == "numbers":
@@ -324,7 +321,6 @@ class Agent:
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
         ends = [os.open(os.devnull, os.O_RDONLY), out_end, err_end]
         try:
-            self.terminal.attach(rank, ends, out, env)
             process = subprocess.Popen(
                 argv, cwd=self.preparation.cwd, env=env, stdin=ends[0], stdout=ends[1], stderr=ends[2],
                 pass_fds=inherited, start_new_session=True, preexec_fn=die_with_agent,

@@ -7,12 +7,9 @@ Standard library only: the launcher sends this file with :mod:`ringrun.agent.age
 from __future__ import annotations
 
 import os
-import re
 from typing import Dict, List, NamedTuple, Set, Tuple
 
-NONE, CORE, SOCKET, CACHE = "none", "core", "socket", "cache"
-UNKNOWN = -1
-NO_CACHES = "the system does not report which cores share a cache"
+NONE, CORE = "none", "core"
 
 
 class Processor(NamedTuple):
@@ -23,14 +20,12 @@ class Processor(NamedTuple):
         core: its core; the processors of one core share its arithmetic.
         socket: its chip.
         capacity: its speed relative to the fastest, up to 1024, on processors with unlike cores.
-        cache: the lowest number of the processors with which it shares the last level of cache, or UNKNOWN.
     """
 
     number: int
     core: int
     socket: int
     capacity: int
-    cache: int = UNKNOWN
 
 
 _Core = List[Processor]
@@ -41,8 +36,7 @@ def shares(policy: str, processors: List[Processor], ranks: int) -> List[Set[int
 
     Args:
         policy: ``core``: every rank has cores of its own, as many and as fast as the others', if there are
-            enough; ``cache``: also cores of their own, of as few groups that share a cache as have one for
-            every rank; ``socket``: ranks share sockets in turns; ``none``.
+            enough; ``none``.
         processors: those that the job may use.
         ranks: the number of ranks on this host.
 
@@ -51,19 +45,11 @@ def shares(policy: str, processors: List[Processor], ranks: int) -> List[Set[int
     """
     if policy == NONE or not processors:
         return [set() for _ in range(ranks)]
-    if policy == SOCKET:
-        sockets = sorted({item.socket for item in processors})
-        return [
-            {item.number for item in processors if item.socket == sockets[rank % len(sockets)]}
-            for rank in range(ranks)
-        ]
     cores: Dict[Tuple[int, int], _Core] = {}
     for item in processors:
         cores.setdefault((item.socket, item.core), []).append(item)
     if ranks > len(cores):
         return [set() for _ in range(ranks)]
-    if policy == CACHE and _caches_reported(processors):
-        return _within_caches(list(cores.values()), ranks)
     return _assigned(list(cores.values()), ranks, len(cores) // ranks)
 
 
@@ -76,27 +62,6 @@ def _assigned(cores: List[_Core], ranks: int, count: int) -> List[Set[int]]:
     else:
         picked = [order[rank : count * ranks : ranks] for rank in range(ranks)]
     return [{item.number for core in mine for item in core} for mine in picked]
-
-
-def _within_caches(cores: List[_Core], ranks: int) -> List[Set[int]]:
-    """Equally many cores for each rank, all of one cache, and all ranks on the least number of caches."""
-    by_cache: Dict[int, List[_Core]] = {}
-    for core in cores:
-        by_cache.setdefault(core[0].cache, []).append(core)
-    groups = sorted(by_cache.values(), key=len, reverse=True)
-    least = next(number for number in range(1, len(groups) + 1) if sum(map(len, groups[:number])) >= ranks)
-    fastest = sorted(groups, key=lambda group: -sum(core[0].capacity for core in group) / len(group))[:least]
-    chosen = fastest if sum(map(len, fastest)) >= ranks else groups[:least]
-    counts = range(max(map(len, chosen)), 0, -1)
-    count = next(count for count in counts if sum(len(group) // count for group in chosen) >= ranks)
-    found: List[Set[int]] = []
-    for group in chosen:
-        found += _assigned(group, min(len(group) // count, ranks - len(found)), count)
-    return found
-
-
-def _caches_reported(processors: List[Processor]) -> bool:
-    return all(item.cache != UNKNOWN for item in processors)
 
 
 def usable_shares(policy: str, ranks: int) -> Tuple[List[Set[int]], str]:
@@ -123,8 +88,6 @@ def usable_shares(policy: str, ranks: int) -> Tuple[List[Set[int]], str]:
             why = "this system has no sched_setaffinity"
         except OSError as problem:
             why = f"sched_setaffinity: {problem.strerror}"
-    if policy == CACHE and not why and not _caches_reported(processors):
-        return found, NO_CACHES
     return ([set() for _ in range(ranks)] if why else found), why
 
 
@@ -135,8 +98,7 @@ def describe(host: str, why: str) -> str:
         host: its name.
         why: the second result of :func:`usable_shares`.
     """
-    effect = "binds as --bind core" if why == NO_CACHES else "has no effect"
-    return f"--bind {effect} on {host}: {why}" if why else ""
+    return f"--bind has no effect on {host}: {why}" if why else ""
 
 
 def available_processors(root: str = "/sys/devices/system/cpu") -> List[Processor]:
@@ -154,20 +116,9 @@ def available_processors(root: str = "/sys/devices/system/cpu") -> List[Processo
                 _number(os.path.join(folder, "topology", "core_id"), number),
                 _number(os.path.join(folder, "topology", "physical_package_id"), 0),
                 _number(os.path.join(folder, "cpu_capacity"), 1024),
-                _last_cache(os.path.join(folder, "cache")),
             )
         )
     return found
-
-
-def _last_cache(folder: str) -> int:
-    """The lowest number of the processors that share the last level of cache, or UNKNOWN."""
-    try:
-        last = max(range(8), key=lambda index: _number(os.path.join(folder, f"index{index}", "level"), 0))
-        with open(os.path.join(folder, f"index{last}", "shared_cpu_list"), encoding="ascii") as file:
-            return int(re.split("[-,]", file.read())[0])
-    except (OSError, ValueError):
-        return UNKNOWN
 
 
 def _number(path: str, default: int) -> int:

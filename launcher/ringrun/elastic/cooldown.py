@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Callable, Optional, Tuple
+from typing import Optional
 
 NEVER = float("inf")
 MAX_PAUSE_S = 30.0
 
 
 class Cooldown:
-    """The exclusion of one host or slot.
-
-    With a range the exclusion lasts ``shortest * 2**k + random * shortest`` seconds at its k-th failure, at
-    most ``longest``: for k = 1 between two and three times the shortest, as Horovod computes it.
+    """The exclusion of one host or slot: the first lasts ``first_s``, the next ones 1, 2, 4, … up to 30 s.
 
     Args:
-        range_s: the shortest and longest exclusion, in seconds; None for none.
-        permanent: without a range: whether the exclusion never ends. If it does end, the first lasts
-            ``first_s``, the next ones 1, 2, 4, … up to 30 s.
-        chance: returns random numbers from 0 to 1.
-        first_s: see ``permanent``, in seconds.
-        quick_failures: without a range: after so many failures to start, one after the other, the exclusion
-            never ends; None for no limit.
+        first_s: the first exclusion, in seconds.
+        quick_failures: after so many failures to start, one after the other, the exclusion never ends; None
+            for no limit.
     """
 
-    def __init__(
-        self,
-        range_s: Optional[Tuple[float, float]],
-        permanent: bool,
-        chance: Callable[[], float],
-        first_s: float = 0.0,
-        quick_failures: Optional[int] = None,
-    ) -> None:
-        self._range_s, self._permanent, self._chance = range_s, permanent, chance
+    def __init__(self, first_s: float = 0.0, quick_failures: Optional[int] = None) -> None:
         self._first_s = first_s
         self._most_quick = NEVER if quick_failures is None else quick_failures
         self._failures = self._quick = 0
@@ -48,12 +33,7 @@ class Cooldown:
         self._quick = 0 if was_member else self._quick + 1
         if now_s < self.until_s:
             return  # a second failure within the exclusion does not lengthen it
-        if self._range_s is not None:
-            shortest, longest = self._range_s
-            self._failures += 1
-            delay_s = shortest * 2**self._failures + self._chance() * shortest
-            self.until_s = now_s + max(shortest, min(longest, delay_s))
-        elif self._permanent or self._quick >= self._most_quick:
+        if self._quick >= self._most_quick:
             self.until_s = NEVER
         else:
             self.until_s = now_s + self._pause_s()
@@ -63,10 +43,8 @@ class Cooldown:
         return self._first_s if not self._failures else min(MAX_PAUSE_S, 2.0 ** (self._failures - 1))
 
     def succeed(self) -> None:
-        """A process has become part of the job: without a range, pauses start anew."""
-        self._quick = 0
-        if self._range_s is None and not self._permanent:
-            self._failures, self.until_s = 0, 0.0
+        """A process has become part of the job: pauses start again with the first."""
+        self.forgive()
 
     @property
     def has_failed(self) -> bool:

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional, Tuple
 
 from ringcomm.configuration.limits import Limits
 from ringcomm.errors import ConfigError
-
-MIN_COOLDOWN_S, MAX_COOLDOWN_S = 1, 3600
-"""The limits of ``--blacklist-cooldown-range``, in seconds."""
-DROPS = ("slot", "host")
-"""What a failure excludes: the slot of the failed process, or its whole host."""
 
 
 @dataclass(frozen=True)
@@ -19,16 +13,11 @@ class HostLimits(Limits):
     """The limits of an elastic job, and those of its hosts.
 
     Attributes:
-        cooldown_s: the shortest and longest exclusion of a host or slot that failed, in seconds; None: a slot
-            is started again soon, and a host is excluded for the rest of the job.
-        drop: what a failure excludes, one of :data:`DROPS`.
         script: the command that prints the available hosts, or "".
         slots: slots of a host for which no number is given.
         horovod: whether error texts name Horovod.
     """
 
-    cooldown_s: Optional[Tuple[float, float]] = None
-    drop: str = "slot"
     script: str = ""
     slots: int = 1
     horovod: bool = False
@@ -52,17 +41,6 @@ def check_limits(limits: HostLimits) -> HostLimits:
         raise ConfigError(f"-np {limits.start_np} is less than --min-np {low}: the job could not start.")
     if high is not None and limits.start_np > high:
         raise ConfigError(f"-np {limits.start_np} is more than --max-np {high}.")
-    if limits.drop not in DROPS:
-        raise ConfigError(f"--drop {limits.drop}: the values are slot and host.")
-    if limits.cooldown_s is not None:
-        shortest, longest = limits.cooldown_s
-        option = f"--blacklist-cooldown-range {shortest:g} {longest:g}"
-        if shortest < MIN_COOLDOWN_S:
-            raise ConfigError(f"{option}: the first number must be at least {MIN_COOLDOWN_S} second.")
-        if longest > MAX_COOLDOWN_S:
-            raise ConfigError(f"{option}: the second number must be at most {MAX_COOLDOWN_S} seconds.")
-        if shortest > longest:
-            raise ConfigError(f"{option}: the first number is more than the second.")
     return limits
 
 

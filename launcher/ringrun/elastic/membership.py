@@ -7,8 +7,7 @@ are the ranks: it publishes the views.
 
 from __future__ import annotations
 
-import random
-from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from ..plan.hosts import HostSpec
 from .changes import Change, ChangeLog
@@ -44,7 +43,6 @@ class Membership:
     Args:
         limits: the job's limits.
         now_s: the time at which the job starts, in seconds, on the clock of all events.
-        chance: returns random numbers from 0 to 1, for the length of exclusions.
 
     Attributes:
         hosts: by :func:`~.discovery.host_key`, in the order in which they became known.
@@ -53,13 +51,13 @@ class Membership:
         log: what has changed since the start.
     """
 
-    def __init__(self, limits: HostLimits, now_s: float, chance: Callable[[], float] = random.random) -> None:
+    def __init__(self, limits: HostLimits, now_s: float) -> None:
         self.limits = limits
         self.hosts: Dict[str, Host] = {}
         self.processes: Dict[int, Process] = {}
         self.finishing = False
         self.log = ChangeLog(now_s)
-        self._began_s, self._chance = now_s, chance
+        self._began_s = now_s
         self._agents = self._members = 0  # the next numbers
         self._by_agent: Dict[int, Host] = {}
         self._started = self._has_view = self._ended = False
@@ -120,7 +118,7 @@ class Membership:
         return host_key(spec) in self._postponed
 
     def _host_of(self, spec: HostSpec) -> Host:
-        host = self.hosts.setdefault(host_key(spec), Host(spec, self.limits, self._chance))
+        host = self.hosts.setdefault(host_key(spec), Host(spec, self.limits))
         host.slots = spec.slots or host.slots  # one that is added again keeps its own
         return host
 
@@ -207,23 +205,13 @@ class Membership:
         self._forget(process)
         if not process.cause:  # otherwise the rendezvous has reported it before
             self._blame(process, how, code)
-        actions: List[Action] = []
         if host.phase is not Phase.READY:
             return []  # the host itself is excluded
         # That of a rank is in the line for the change of the ranks.
         why = "" if process.joined else f"{how}: {error}" if error else how
-        if self.limits.drop == "slot":
-            cooldown = host.slot_cooldown(process.local)
-            cooldown.fail(now_s, process.joined)
-            return self._report_exclusion(f"slot {process.local} of {host.name}", cooldown, now_s, why)
-        host.cooldown.fail(now_s, process.joined)
-        for other in list(host.processes.values()):
-            if not other.leaving:
-                other.leaving = "its host is excluded"
-                self.log.report(other.member, other.leaving)
-                self._holders.discard(other.member)
-                actions.append(StopProcess(other.member))
-        return [*actions, *self._report_exclusion(host.name, host.cooldown, now_s, why)]
+        cooldown = host.slot_cooldown(process.local)
+        cooldown.fail(now_s, process.joined)
+        return self._report_exclusion(f"slot {process.local} of {host.name}", cooldown, now_s, why)
 
     def _blame(self, process: Process, how: str, code: int) -> None:
         self.log.report(process.member, how)

@@ -16,8 +16,7 @@ def limits_of(options: Options, environ: Mapping[str, str]) -> HostLimits:
     """The limits that the options set.
 
     ``-np`` is the number of slots that must be available before the first start, by default the fewest ranks.
-    With ``--horovod`` a failure excludes the whole host unless the options say otherwise, and
-    ``HOROVOD_ELASTIC_TIMEOUT`` applies.
+    With ``--horovod`` the variable ``HOROVOD_ELASTIC_TIMEOUT`` applies.
 
     Args:
         options: the options; they make the job elastic.
@@ -31,7 +30,6 @@ def limits_of(options: Options, environ: Mapping[str, str]) -> HostLimits:
         HostLimits(
             start_np, options.min_np or start_np, options.max_np, options.reset_limit,
             _timeout_s(options.elastic_timeout_s, environ if horovod else {}),
-            options.blacklist_cooldown_range, options.drop or ("host" if horovod else "slot"),
             options.host_discovery_script or "", options.slots_per_host or 1, horovod,
         )
     )  # fmt: skip
@@ -69,8 +67,7 @@ def fixed_hosts(options: Options, specs: Sequence[HostSpec]) -> List[HostSpec]:
     """
     if not specs:
         return [HostSpec("localhost", slots=options.np or options.max_np or options.min_np)]
-    slots = options.slots_per_host or 1
-    found = [spec._replace(slots=slots if spec.slots is None else spec.slots) for spec in specs]
+    found = [spec._replace(slots=spec.slots or 1) for spec in specs]
     total, needed = sum(spec.slots or 0 for spec in found), options.np or options.min_np or 1
     if total < needed:
         raise ConfigError(

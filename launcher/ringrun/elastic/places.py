@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Union
+from typing import Dict, Iterable, List, NamedTuple, Optional, Union
 
 from ..plan.hosts import HostSpec
-from .cooldown import NEVER, Cooldown
+from .cooldown import Cooldown
 from .discovery import host_key
 from .limits import HostLimits
 
@@ -130,16 +130,15 @@ class Host:
         processes: the processes there, by slot.
     """
 
-    def __init__(self, spec: HostSpec, limits: HostLimits, chance: Callable[[], float]) -> None:
+    def __init__(self, spec: HostSpec, limits: HostLimits) -> None:
         self.spec = spec
         self.slots = spec.slots or limits.slots
         self.listed = self.added = self.dropped = False
         self.phase = Phase.CLOSED
         self.agent = -1
         self.problem = ""
-        self.cooldown = Cooldown(limits.cooldown_s, limits.drop == "host", chance, FIRST_PAUSE_S)
+        self.cooldown = Cooldown(FIRST_PAUSE_S)
         self.processes: Dict[int, Process] = {}
-        self._limits, self._chance = limits, chance
         self._slot_cooldowns: Dict[int, Cooldown] = {}
 
     @property
@@ -169,8 +168,7 @@ class Host:
     def slot_cooldown(self, local: int) -> Cooldown:
         """The exclusion of one of its slots."""
         if local not in self._slot_cooldowns:
-            range_s = None if self._limits.drop == "host" else self._limits.cooldown_s
-            self._slot_cooldowns[local] = Cooldown(range_s, False, self._chance, 0.0, QUICK_FAILURES)
+            self._slot_cooldowns[local] = Cooldown(quick_failures=QUICK_FAILURES)
         return self._slot_cooldowns[local]
 
     def free_slots(self, now_s: float) -> List[int]:
@@ -214,8 +212,6 @@ def describe_sources(hosts: Iterable[Host], script: str, now_s: float) -> str:
         left_s = host.cooldown.until_s - now_s
         if starting or host.phase is Phase.OPENING:
             parts.append(f"{host.name} is starting")
-        elif host.is_wanted and host.cooldown.until_s == NEVER:
-            parts.append(f"{host.name} is excluded (`ringrun add {host.name}` ends that)")
         elif host.is_wanted and left_s > 0:
             parts.append(f"{host.name} is excluded for {left_s:.0f} s more")
     if script:

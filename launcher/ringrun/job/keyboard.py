@@ -1,4 +1,4 @@
-"""Reads the terminal on stdin key by key: for the live view, and for the rank of ``--debug``."""
+"""Reads the terminal on stdin key by key, for the live view."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ import contextlib
 import os
 import termios
 import tty
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Optional
 
-from ..plan.job import Job
-from ..reach.agent_process import AgentLink
-from ..show.console import Console
-from ..show.printer import STDERR, STDOUT
 from .event_loop import READ, Loop
 
 
@@ -59,45 +55,3 @@ class Keys:
             self._loop.forget(0)
             with contextlib.suppress(OSError, termios.error):
                 termios.tcsetattr(0, termios.TCSADRAIN, self._before or [])
-
-
-class RemoteTerminal:
-    """The user's terminal for the rank of ``--debug``, if that runs on another host.
-
-    Args:
-        job: the job.
-        links: to the agents.
-        loop: the supervisor's.
-        console: what the rank writes goes there, without a prefix.
-    """
-
-    def __init__(self, job: Job, links: Sequence[AgentLink], loop: Loop, console: Console) -> None:
-        self._job, self._links, self._console = job, links, console
-        debugged = job.debug
-        self._rank = debugged.rank if debugged is not None and not debugged.device else -1
-        self._keys = Keys(loop, self._typed)
-
-    def start(self) -> None:
-        """Begin to read the terminal, if a rank of another host gets it."""
-        if self._rank >= 0:
-            self._keys.start()
-
-    def _typed(self, data: bytes) -> None:
-        link = self._links[self._job.host_of(self._rank).index]
-        if link.answered and link.alive:
-            link.send({"do": "type", "text": data.decode("latin-1")})
-
-    def shows(self, rank: int, data: bytes) -> bool:
-        """Write what this rank has written, if it has the terminal; whether it has.
-
-        Args:
-            rank: the rank.
-            data: what it has written to its stdout or stderr.
-        """
-        if rank == self._rank:
-            self._console.write(STDOUT if os.isatty(STDOUT) else STDERR, data)
-        return rank == self._rank
-
-    def stop(self) -> None:
-        """Give the terminal back as it was."""
-        self._keys.stop()

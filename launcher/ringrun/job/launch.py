@@ -25,7 +25,6 @@ from ..elastic.options import fixed_hosts, limits_of, refuse_without_effect
 from ..plan import horovod, setting_sources
 from ..plan.allocations import Allocation, refuse_many_launchers
 from ..plan.command import Command, parse_command
-from ..plan.debug import terminal_for, without_limits
 from ..plan.environment import forwarded, not_forwarded, of_the_shell, own_variables
 from ..plan.horovod import SettingValue
 from ..plan.hosts import HostSpec, parse_hostfile, parse_hosts
@@ -39,7 +38,6 @@ from ..reach.named_hosts import lists_in, with_lists
 from ..reach.ssh import SshOptions
 from ..ship.source_tree import SourceTree, position
 from .host_jobs import HostMaker, per_host, working_directory
-from .requeue import restarts_before
 
 SLOW_S = 2.0
 """After so long a line says what takes the time."""
@@ -77,9 +75,7 @@ def prepare(
     needed = () if "forward" in options.project_names else options.forward
     effective = effective_settings(options, environ, ifaces)
     settings = effective.settings
-    observation = observation_of(
-        options.watch, options.report, options.metrics_port, settings.flight_recorder
-    )
+    observation = observation_of(options.watch, options.report, settings.flight_recorder)
     common = {**own_variables(settings, environ), **forwarded(options.forward, environ)}
     if options.horovod:
         common.update(horovod.counted(environ))
@@ -87,7 +83,7 @@ def prepare(
     doors = Doors(options.via, ssh, allocation)
     maker = HostMaker(
         parsed, environ, doors, common, local_env or {}, pythons, cwds, ifaces, options.ship_self,
-        None if options.shipped is None else Path(options.shipped),
+        None if options.ship is None else Path(options.ship),
         {} if options.no_env else of_the_shell(environ),
     )  # fmt: skip
     tree, code_at = _tree(options, environ, parsed, say)
@@ -101,7 +97,6 @@ def prepare(
             *_where_from(options, allocation), *not_forwarded(needed, environ),
             *_left_out(tree, code_at, parsed), *(doors.in_clear() if settings.encrypt else []),
         ),
-        restarts_before=restarts_before(environ),
         certificate=make_certificate() if settings.encrypt else "",
         provision=options.provision, tree=tree,
         # Inside a scheduler's job the agent may have fewer cores than the ranks get.
@@ -113,8 +108,6 @@ def prepare(
         setting_rows=tuple(setting_sources.rows_of(effective)), grace_s=options.grace_s,
     )  # fmt: skip
     if options.is_elastic:
-        if options.debug is not None:
-            raise ConfigError("--debug needs a job whose ranks do not change: leave out the elastic options.")
         specs = () if plan is None else tuple(host.spec for host in plan.hosts)
         return ElasticJob.of(job, limits_of(options, environ), specs, maker)
     assert plan is not None
@@ -123,8 +116,7 @@ def prepare(
     _check_open_files(plan.size)
     setting_sources.check_measurable(settings, plan.size)
     hosts = tuple(maker.make(index, *row) for index, row in enumerate(zip(plan.hosts, are_local)))
-    debug = terminal_for(options.debug, plan, are_local, options.watch, environ)
-    return replace(job, plan=plan, hosts=hosts, debug=debug)
+    return replace(job, plan=plan, hosts=hosts)
 
 
 def needs_hosts(options: Options) -> bool:
@@ -162,13 +154,13 @@ def _tree(
     options: Options, environ: Mapping[str, str], command: Command, say: Callable[[str], None]
 ) -> Tuple[Optional[SourceTree], str]:
     """The files to send, and the working directory relative to them."""
-    if options.shipped is None:
+    if options.ship is None:
         if options.fetch:
             raise ConfigError(
                 "--fetch brings files back from the directories that --ship makes. Add --ship."
             )
         return None, "."
-    root = Path(options.shipped)
+    root = Path(options.ship)
     cwd = Path(working_directory(environ))
     code_at = position(root, cwd)
     script = None if options.cwd or Path(command.script or "/").is_absolute() else command.script
@@ -248,9 +240,9 @@ def read_hosts(options: Options, allocation: Optional[Allocation] = None) -> Lis
         specs = parse_hostfile(read_text("hostfile", options.hostfile), options.hostfile)
     elif allocation is not None and needs_hosts(options):
         specs = list(allocation.hosts)
-    if options.slots_each is not None:
+    if options.slots_per_host is not None and options.host_discovery_script is None:
         specs = specs or [HostSpec("localhost")]
-        unique = {spec.target.lower(): spec._replace(slots=options.slots_each) for spec in specs}
+        unique = {spec.target.lower(): spec._replace(slots=options.slots_per_host) for spec in specs}
         specs = list(unique.values())
     return specs
 
@@ -273,8 +265,6 @@ def effective_settings(
         names = host_names(_plan(options, allocation), options, "iface")
         ifaces = per_host("--iface", options.iface, names)
     flags = list(options.setting_values)
-    if options.debug is not None:
-        flags = [*without_limits({item.name for item in flags}), *flags]
     if None in ifaces:
         flags.append(SettingValue("iface", ifaces[None], f"--iface {ifaces[None]}", "--iface"))
     if options.verbose:
@@ -317,7 +307,7 @@ def _describe_elastic(job: ElasticJob) -> str:
     most = "any number of" if limits.max_np is None else f"at most {limits.max_np}"
     lines = [
         f"An elastic job: it starts with {_count(limits.start_np, 'slot')} or more, runs with at least "
-        f"{_count(limits.min_np, 'rank')} and {most}; a failure excludes the {limits.drop}.",
+        f"{_count(limits.min_np, 'rank')} and {most}.",
     ]
     if limits.script:
         lines.append(f"  hosts: as {limits.script} prints them")

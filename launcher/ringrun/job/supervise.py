@@ -33,7 +33,6 @@ from .event_loop import Loop
 from .fetch import FetchedFiles
 from .grace import Grace, killed_text
 from .inquiry import Inquiry
-from .keyboard import RemoteTerminal
 from .notices import Notices
 from .outcome import Outcome, ended, not_started, verified_results
 from .rendezvous import OpenRendezvous, master_variables, rendezvous_variables
@@ -81,7 +80,6 @@ class Supervisor:
             job, self._agents.links, self._loop, self._printer, console,
             bool(coloured and coloured.get(STDERR)), self._inquiry.for_the_user,
         )  # fmt: skip
-        self._terminal = RemoteTerminal(job, self._agents.links, self._loop, console)
         self._control = ControlSocket(job.id, self._command)
         self._fetched = FetchedFiles(Path(FETCHED))
         self._supply = Supply(self._agents, self._loop, self._printer.note, self.problem)
@@ -116,7 +114,6 @@ class Supervisor:
             self._printer.note("" if self.job.attempt else "\n".join(self.job.notes))
             self._loop.after("ping", PING_S, self._agents.ping)
             self._watching.start()
-            self._terminal.start()
             self._control.start_if_possible(self.job, self._printer.show)
             self._begin()
             while not self._is_over:
@@ -221,8 +218,7 @@ class Supervisor:
             incoming = self._incoming[host.index] = Incoming(self.job.payload is not None, self._loop.clock)
         facts = incoming.admit(frame, self._ranks[host.index])
         if frame.kind in STREAMS:
-            if not self._terminal.shows(frame.rank, frame.data):
-                self._printer.printed(frame.rank, STREAMS[frame.kind], frame.data)
+            self._printer.printed(frame.rank, STREAMS[frame.kind], frame.data)
         elif frame.kind == framing.NUMBERS:
             self._watching.take(frame.rank, frame.data)
         elif frame.kind == framing.RESULT:
@@ -382,7 +378,6 @@ class Supervisor:
         finally:
             self._agents.force()
             self._watching.stop()
-            self._terminal.stop()
             self._control.stop()
             self._stop_services()
             self._printer.close()

@@ -1,12 +1,11 @@
-"""Asks ranks for their numbers while a job runs, for the live view, the report and the endpoint."""
+"""Asks ranks for their numbers while a job runs, for the live view and the report."""
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
 
-from ringcomm.errors import ConfigError
 from ringcomm.storage.files import open_named
 
 from ..plan.job import Job
@@ -18,7 +17,6 @@ from ..watch.history import History
 from ..watch.html_report import ReportFacts, html_report
 from .event_loop import Loop
 from .keyboard import Keys
-from .metrics_server import MetricsServer
 
 ASK_S = 1.0
 """Between two questions to all ranks, in seconds."""
@@ -60,19 +58,11 @@ class Watching:
         self._began_at = time.time()
         self.history = History(loop.clock())
         self._next_line_s = loop.clock() + LINE_S
-        self._server: Optional[MetricsServer] = None
 
     def start(self) -> None:
         """Begin to ask, if an option asks for numbers."""
-        observation = self._job.observation
-        if not observation.needs_numbers:
+        if not self._job.observation.needs_numbers:
             return
-        if observation.metrics_port is not None:
-            self._server = MetricsServer(observation.metrics_port)
-            try:
-                self._printer.note(f"metrics for Prometheus: {self._server.start()}")
-            except ConfigError as problem:  # the job can do without
-                self._printer.show(str(problem))
         if self._shows and self._console.terminals:
             self._keys.start()
         self._loop.after("numbers", ASK_S, self._ask)
@@ -100,8 +90,6 @@ class Watching:
     def _show(self) -> None:
         """Update all that shows numbers."""
         now_s = self._loop.clock()
-        if self._server is not None:
-            self._server.update(self.history, self._hosts())
         if not self._shows:
             return
         if self._console.terminals:
@@ -133,12 +121,9 @@ class Watching:
     # -- the end -------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """End the live view: its last table or line stays. Closes the endpoint."""
+        """End the live view: its last table or line stays."""
         self._loop.cancel("numbers")
         self._keys.stop()
-        if self._server is not None:
-            self._server.stop()
-            self._server = None
         if self._shows:
             self._shows = False
             block, self._printer.block = self._printer.block, ()

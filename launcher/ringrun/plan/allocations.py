@@ -5,7 +5,7 @@ Files are read through a function that is passed in.
 
 from __future__ import annotations
 
-from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, List, Mapping, NamedTuple, Optional, Tuple
 
 from ringcomm.errors import ConfigError
 
@@ -24,8 +24,7 @@ class Allocation(NamedTuple):
     Attributes:
         title: the scheduler and its job, for messages.
         hosts: the hosts with their slots.
-        via: how hosts are reached: ``srun``, a template for :class:`ringrun.reach.via.Via`, or "" for ssh.
-        job: the scheduler's number of the job.
+        job: the number of the job of Slurm, whose hosts are reached by ``srun``; "" for ssh.
         here: the scheduler's name of this machine, or "".
         may_appear: whether hosts may still be starting.
         is_stated: whether the scheduler was asked for a number of tasks. Otherwise ``-np`` may be more.
@@ -33,7 +32,6 @@ class Allocation(NamedTuple):
 
     title: str
     hosts: Tuple[HostSpec, ...]
-    via: str = ""
     job: str = ""
     here: str = ""
     may_appear: bool = False
@@ -61,9 +59,7 @@ def find_allocation(environ: Mapping[str, str], read: Read, expand: Expand) -> O
     Raises:
         ConfigError: a variable or a file of the scheduler cannot be understood, or names no valid host.
     """
-    found = _slurm(environ, expand)
-    for find in (_lsf, _sge, _oar, _pbs, _operator):
-        found = find(environ, read) if found is None else found
+    found = _slurm(environ, expand) or _operator(environ, read)
     if found is not None:
         for host in found.hosts:
             check_host(host, found.title)
@@ -89,51 +85,7 @@ def _slurm(environ: Mapping[str, str], expand: Expand) -> Optional[Allocation]:
     hosts = tuple(HostSpec(name, slots=count) for name, count in zip(names, counts))
     is_stated = any(environ.get(name) for name in ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"))
     here = environ.get("SLURMD_NODENAME", "")
-    return Allocation(f"Slurm job {job}", hosts, "srun", job, here, is_stated=is_stated)
-
-
-def _lsf(environ: Mapping[str, str], read: Read) -> Optional[Allocation]:
-    job, words = environ.get("LSB_JOBID", ""), environ.get("LSB_MCPU_HOSTS", "").split()
-    path = environ.get("LSB_DJOB_HOSTFILE", "")
-    if not job or not (words or path):
-        return None
-    if len(words) % 2 == 0 and all(count.isdigit() for count in words[1::2]) and words:
-        hosts = _counted([name for name, count in zip(words[::2], words[1::2]) for _ in range(int(count))])
-    elif path:
-        hosts = _lines("host file of LSF", path, read)
-    else:
-        raise ConfigError(f"LSB_MCPU_HOSTS={' '.join(words)!r:.80} is not a list of hosts and numbers.")
-    return Allocation(f"LSF job {job}", hosts, "blaunch {host}", job)
-
-
-def _sge(environ: Mapping[str, str], read: Read) -> Optional[Allocation]:
-    job, path = environ.get("JOB_ID", ""), environ.get("PE_HOSTFILE", "")
-    if not job or not path:
-        return None
-    hosts: List[HostSpec] = []
-    for line in read("host file of Grid Engine", path).splitlines():
-        words = line.split()
-        if words and (len(words) < 2 or not words[1].isdigit()):
-            raise ConfigError(f"{path}: {line!r:.80} is not a host with its slots.")
-        if words:
-            hosts.append(HostSpec(words[0], slots=int(words[1])))
-    return Allocation(f"Grid Engine job {job}", _some(hosts, path), "qrsh -inherit {host}", job)
-
-
-def _oar(environ: Mapping[str, str], read: Read) -> Optional[Allocation]:
-    job = environ.get("OAR_JOB_ID") or environ.get("OAR_JOBID", "")
-    path = environ.get("OAR_NODEFILE") or environ.get("OAR_NODE_FILE", "")
-    if not job or not path:
-        return None
-    return Allocation(f"OAR job {job}", _lines("node file of OAR", path, read), "oarsh {host}", job)
-
-
-def _pbs(environ: Mapping[str, str], read: Read) -> Optional[Allocation]:
-    job, path = environ.get("PBS_JOBID", ""), environ.get("PBS_NODEFILE", "")
-    if not job or not path:
-        return None
-    # By ssh: pbs_tmrsh and pbsdsh do not pass stdin on, by which the agent gets its program.
-    return Allocation(f"PBS job {job}", _lines("node file of PBS", path, read), "", job)
+    return Allocation(f"Slurm job {job}", hosts, job, here, is_stated=is_stated)
 
 
 HOSTFILE_VARIABLES = (
@@ -150,21 +102,6 @@ def _operator(environ: Mapping[str, str], read: Read) -> Optional[Allocation]:
             hosts = tuple(parse_hostfile(read(f"hostfile of {variable}", path), path))
             return Allocation(f"{path} ({variable})", hosts, may_appear=True)
     return None
-
-
-def _lines(what: str, path: str, read: Read) -> Tuple[HostSpec, ...]:
-    """A file with a line per slot."""
-    return _some(_counted([line.strip() for line in read(what, path).splitlines() if line.strip()]), path)
-
-
-def _counted(names: Sequence[str]) -> Tuple[HostSpec, ...]:
-    return tuple(HostSpec(name, slots=names.count(name)) for name in dict.fromkeys(names))
-
-
-def _some(hosts: Sequence[HostSpec], path: str) -> Tuple[HostSpec, ...]:
-    if not hosts:
-        raise ConfigError(f"{path} names no host. Give the hosts with -H.")
-    return tuple(hosts)
 
 
 _STARTED = (

@@ -150,7 +150,7 @@ def _check_inside(script: str, root: Path, cwd: Path) -> None:
         above = os.path.relpath(os.path.commonpath([real.parent, root]), cwd.resolve())
         raise ConfigError(
             f"--ship sends {root}, and {script} is not in it, so the hosts would not have it. Send a "
-            f"directory that contains both, with --ship-from {above}, or change to the script's directory."
+            f"directory that contains both, with --ship={above}, or change to the script's directory."
         )
 
 

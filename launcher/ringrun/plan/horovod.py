@@ -59,10 +59,6 @@ def _megabytes(text: str) -> str:
     return "0" if text.strip() == "0" else text.strip() + "M"
 
 
-def _capacity(text: str) -> str:
-    return "1" if text.strip() == "0" else text  # 0 turns the cache off; one entry has the same effect
-
-
 def _timeline(text: str) -> Optional[str]:
     return None if text == "DYNAMIC" else text  # DYNAMIC permits start_timeline(), which is always permitted
 
@@ -83,9 +79,7 @@ NAMES = (
     Name("fusion_bytes", "--fusion-threshold-mb", "HOROVOD_FUSION_THRESHOLD", "params.fusion_threshold_mb",
          _megabytes, str),
     Name("cycle_ms", "--cycle-time-ms", "HOROVOD_CYCLE_TIME", "params.cycle_time_ms", str, str),
-    Name("cache_capacity", "", "HOROVOD_CACHE_CAPACITY", "params.cache_capacity", _capacity, _capacity),
     Name("timeline", "--timeline-filename", "HOROVOD_TIMELINE", "timeline.filename", _timeline, _timeline),
-    Name("timeline_mark_cycles", "", "HOROVOD_TIMELINE_MARK_CYCLES", "timeline.mark_cycles", str, str),
     Name("autotune", "", "HOROVOD_AUTOTUNE", "autotune.enabled", str, str),
     Name("autotune_log", "--autotune-log-file", "HOROVOD_AUTOTUNE_LOG", "autotune.log_file", str, str),
     Name("stall_warning_s", "--stall-check-warning-time-seconds", "HOROVOD_STALL_CHECK_TIME_SECONDS",
@@ -122,6 +116,9 @@ IGNORED: Mapping[str, str] = {
     **dict.fromkeys(("--no-torus-allreduce", "--no-mpi-threads-disable", "--mpi-threads-disable"), ""),
     **dict.fromkeys(("--autotune-warmup-samples", "--autotune-steps-per-sample"), _TUNER),
     **dict.fromkeys(("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"), _TUNER),
+    **dict.fromkeys(("--timeline-mark-cycles", "--no-timeline-mark-cycles"), "the timeline has no cycles"),
+    "--blacklist-cooldown-range": "a slot that failed is used again after 0, 1, 2, 4, … 30 s",
+    "--cache-capacity": "ringcomm's cache has a fixed size",
     "--num-nccl-streams": "ringcomm does not use NCCL",
     "--thread-affinity": "ringcomm leaves its thread to the system's scheduler",
     "--log-level": _LOG,
@@ -133,13 +130,15 @@ IGNORED: Mapping[str, str] = {
 
 VALUES: Mapping[str, int] = {
     **dict.fromkeys(("--mpi-args", "--binding-args"), 1),
-    **dict.fromkeys(("--num-nccl-streams", "--thread-affinity", "--log-level"), 1),
+    **dict.fromkeys(("--num-nccl-streams", "--thread-affinity", "--log-level", "--cache-capacity"), 1),
+    "--blacklist-cooldown-range": 2,
     **dict.fromkeys(("--autotune-warmup-samples", "--autotune-steps-per-sample"), 1),
     **dict.fromkeys(("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"), 1),
 }
 """Number of values that flags of :data:`REFUSED` and :data:`IGNORED` take; flags not listed take none."""
 
 _IGNORED_KEYS = (
+    "params.cache_capacity", "timeline.mark_cycles",
     "params.hierarchical_allreduce", "params.hierarchical_allgather", "params.torus_allreduce",
     "autotune.warmup_samples", "autotune.steps_per_sample", "autotune.bayes_opt_max_samples",
     "autotune.gaussian_process_noise", "library_options.mpi_threads_disable",

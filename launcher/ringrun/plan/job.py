@@ -11,7 +11,6 @@ from ringcomm.storage.keys import key_text
 from ringcomm.wire.signing import Signer
 
 from .command import Command
-from .debug import Debugged
 from .environment import OTHER_LAUNCHERS, rank_variables, removed
 from .observe import Observation
 from .ranks import Place, Plan, PlannedHost
@@ -104,7 +103,6 @@ class Job:
         notes: messages for the user before the job starts.
         attempt: how often it has been started before (:mod:`ringrun.job.restarts`).
         restarts: how often it may be started again.
-        restarts_before: how often a scheduler has started ringrun again (:mod:`ringrun.job.requeue`).
         certificate: the job's TLS certificate with its private key, if its processes encrypt; or "".
         provision: whether hosts that lack numpy or psutil are sent their wheels.
         checks_slots: whether a host with very many slots is refused (:func:`ringrun.plan.hosts.crowding`).
@@ -115,7 +113,6 @@ class Job:
         fetch: patterns of files to bring back from hosts that were sent the tree.
         shown_ranks: the ranks whose output is shown; None for all.
         quiet: whether only warnings and failures are shown beside the output of ranks.
-        debug: the rank that gets the terminal, and facts about the terminal; or None.
         observation: what is shown or written of the ranks' numbers.
         setting_rows: of every setting, its name, its value and its source.
         grace_s: how long ranks have to end after SIGTERM from outside, in seconds.
@@ -135,7 +132,6 @@ class Job:
     notes: Tuple[str, ...] = ()
     attempt: int = 0
     restarts: int = 0
-    restarts_before: int = 0
     certificate: str = field(default="", repr=False)
     provision: bool = False
     checks_slots: bool = False
@@ -146,7 +142,6 @@ class Job:
     bind: str = "none"
     shown_ranks: Optional[FrozenSet[int]] = None
     quiet: bool = False
-    debug: Optional[Debugged] = None
     observation: Observation = Observation()
     setting_rows: Tuple[Tuple[str, str, str], ...] = ()
     grace_s: float = 30.0
@@ -204,7 +199,7 @@ class Job:
             "RINGCOMM_JOB": self.id,
             "RINGCOMM_SIZE": str(self.plan.size),
             "RINGCOMM_HOST": host.name,
-            "RINGCOMM_RESTART": str(self.restarts_before + self.attempt),
+            "RINGCOMM_RESTART": str(self.attempt),
             "PYTHONUNBUFFERED": "1",
         }
         return {
@@ -237,7 +232,6 @@ class Job:
             "writes": self._writes(host),
             "threads": self.settings.threads,
             "flight": self.settings.flight_recorder > 0,
-            "debug": list(self.debug) if self.debug is not None else [],
         }
 
     def _writes(self, host: HostJob) -> List[List[str]]:

@@ -43,7 +43,7 @@ def _map_by(values: Sequence[str]) -> Tuple[List[str], str]:
     policy = values[0].lower()
     parts = policy.split(":")
     if parts[0] == "ppr" and len(parts) >= 3 and parts[1].isdigit() and parts[2] == "node":
-        return ["--slots-each", parts[1]], ""
+        return ["--slots-per-host", parts[1]], ""
     if parts[0] in ("slot", "core", "hwthread", ""):
         return [], ""
     return [], f"ranks fill the hosts in the order given, slot after slot (--map-by {values[0]} is not done)"
@@ -51,14 +51,10 @@ def _map_by(values: Sequence[str]) -> Tuple[List[str], str]:
 
 def _bind_to(values: Sequence[str]) -> Tuple[List[str], str]:
     policy = values[0].lower().partition(":")[0]
-    if policy in ("none", "core", "socket"):
+    if policy in ("none", "core"):
         return ["--bind", policy], ""
-    if policy in ("hwthread", "l1cache", "l2cache"):
+    if policy in ("hwthread", "l1cache", "l2cache", "l3cache", "socket", "package", "numa", "board"):
         return ["--bind", "core"], f"--bind-to {values[0]}: ranks are bound to cores"
-    if policy == "l3cache":
-        return ["--bind", "cache"], "--bind-to l3cache: ranks get cores of their own that share a cache"
-    if policy in ("package", "numa", "board"):
-        return ["--bind", "socket"], ""
     return [], f"--bind-to {values[0]} is not done: ranks are not bound"
 
 
@@ -90,7 +86,7 @@ def _forward_each(values: Sequence[str]) -> Tuple[List[str], str]:
 def _per_host(values: Sequence[str]) -> Tuple[List[str], str]:
     if not values[0].isdigit():
         return [], f"--nproc-per-node {values[0]} is not done: give a number"
-    return ["--slots-each", values[0]], ""
+    return ["--slots-per-host", values[0]], ""
 
 
 def _precision(values: Sequence[str]) -> Tuple[List[str], str]:
@@ -108,13 +104,13 @@ _RULES: Dict[str, Tuple[int, Rule]] = {
     **dict.fromkeys(("machinefile", "f", "default-hostfile"), (1, _same("--hostfile"))),
     **dict.fromkeys(("wdir", "wd", "workdir"), (1, _same("--cwd"))),
     **dict.fromkeys(("npernode", "N", "ppn", "perhost", "nproc-per-node"), (1, _per_host)),
-    "pernode": (0, lambda values: (["--slots-each", "1"], "")),
+    "pernode": (0, lambda values: (["--slots-per-host", "1"], "")),
     **dict.fromkeys(("mca", "gmca", "omca", "prtemca"), (2, _mca)),
     "map-by": (1, _map_by),
     "rank-by": (1, _map_by),
     "bind-to": (1, _bind_to),
     "bind-to-core": (0, lambda values: (["--bind", "core"], "")),
-    "bind-to-socket": (0, lambda values: (["--bind", "socket"], "")),
+    "bind-to-socket": (0, lambda values: _bind_to(["socket"])),
     "bind-to-none": (0, lambda values: (["--bind", "none"], "")),
     **dict.fromkeys(("byslot", "allow-run-as-root", "nooversubscribe", "no-oversubscribe"), (0, _nothing())),
     **dict.fromkeys(("bynode", "bysocket", "bycore"), (0, lambda values: _map_by(["node"]))),
@@ -140,6 +136,7 @@ _RULES: Dict[str, Tuple[int, Rule]] = {
     **dict.fromkeys(("redirects", "monitor-interval", "role", "start-method", "rdzv-conf", "local-addr"),
                     (1, _nothing())),
     "standalone": (0, _nothing()),
+    "tee": (1, _nothing("the output of all ranks is shown")),
     # accelerate launch
     "num-processes": (1, _same("-np")),
     **dict.fromkeys(("dynamo-backend", "gpu-ids"), (1, _nothing())),

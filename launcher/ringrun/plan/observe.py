@@ -1,4 +1,4 @@
-"""What is shown of a job: the live view, the report, the endpoint for Prometheus."""
+"""What is shown of a job: the live view and the report."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ class Observation(NamedTuple):
     Attributes:
         watch: show a table while the job runs.
         report: the HTML file to write at the end, or None.
-        metrics_port: the port on the loopback interface for Prometheus, or None.
     """
 
     watch: bool = False
     report: Optional[Path] = None
-    metrics_port: Optional[int] = None
 
     @property
     def needs_numbers(self) -> bool:
         """Whether ranks are to be asked for numbers."""
-        return self.watch or self.report is not None or self.metrics_port is not None
+        return self.watch or self.report is not None
 
 
 def ranks_shown(text: Optional[str], size: Optional[int]) -> Optional[FrozenSet[int]]:
@@ -48,25 +46,22 @@ def ranks_shown(text: Optional[str], size: Optional[int]) -> Optional[FrozenSet[
     return found
 
 
-def observation_of(
-    watch: bool, report: Optional[str], metrics_port: Optional[int], flight_recorder: int
-) -> Observation:
+def observation_of(watch: bool, report: Optional[str], flight_recorder: int) -> Observation:
     """The observation that options ask for.
 
     Args:
         watch: ``--watch``.
         report: ``--report``.
-        metrics_port: ``--metrics-port``.
         flight_recorder: the setting; its socket is where ranks report their numbers.
 
     Raises:
         ConfigError: the report cannot be written there, or ranks cannot report.
     """
-    found = Observation(watch, None if report is None else Path(report).absolute(), metrics_port)
+    found = Observation(watch, None if report is None else Path(report).absolute())
     if found.needs_numbers and not flight_recorder:
         raise ConfigError(
-            "--watch, --report and --metrics-port need the flight recorder, on whose socket ranks report. "
-            "Leave out --flight-recorder 0."
+            "--watch and --report need the flight recorder, on whose socket ranks report. Leave out "
+            "--flight-recorder 0."
         )
     if found.report is not None and (found.report.is_dir() or not found.report.parent.is_dir()):
         raise ConfigError(f"--report {report}: this is a directory, or its directory does not exist.")

@@ -27,14 +27,15 @@ INSTEAD = "Instead of a run"
 PURPOSES = (JOB, REMOTE, ELASTIC, OUTPUT, SETTINGS, INSTEAD)
 """The sections of the help and of the tables in ``docs/ringrun.md``."""
 
-FLAG, TEXT, PATH, WHOLE, NUMBER, RANGE = "flag", "text", "path", "whole", "number", "range"
+FLAG, SWITCH, TEXT, PATH, WHOLE, NUMBER = "flag", "switch", "text", "path", "whole", "number"
 TEXTS, PER_HOST, VARIABLES = "texts", "per host", "variables"
-"""The kinds of values. ``texts`` and the kinds after it may be given several times on the command line;
-``per host`` is ``[HOST=]VALUE`` there, and one value or a dictionary in Python."""
+"""The kinds of values. A ``switch`` has a value behind "=", or "." without one. ``texts`` and the kinds after
+it may be given several times on the command line; ``per host`` is ``[HOST=]VALUE`` there, and one value or a
+dictionary in Python."""
 
 _TYPES = {
     TEXT: "Optional[str]", PATH: "Union[None, str, os.PathLike[str]]", WHOLE: "Optional[int]",
-    NUMBER: "Optional[float]", RANGE: "Optional[Tuple[float, float]]", TEXTS: "Optional[Sequence[str]]",
+    NUMBER: "Optional[float]", TEXTS: "Optional[Sequence[str]]",
     PER_HOST: "PerHost", VARIABLES: "Optional[Mapping[str, str]]",
 }  # fmt: skip
 """The types of arguments whose default is None."""
@@ -145,20 +146,16 @@ class Options:
     )  # fmt: skip
     bind: str = _option(
         "none", "--bind", JOB,
-        "Bind each rank to cores of its own, to cores that share a cache, or to a socket [none].",
-        choices=("none", "core", "cache", "socket"),
+        "core: bind each rank to cores of its own [none].", choices=("none", "core"),
     )  # fmt: skip
     oversubscribe: bool = _option(
         False, "--oversubscribe", JOB, "Allow more ranks than slots.", kind=FLAG
     )
-    slots_each: Optional[int] = _option(
-        None, "--slots-each", JOB, "Number of slots of every host, in place of those that are given.",
-        kind=WHOLE, metavar="N", within=(1, None),
-    )  # fmt: skip
-    debug: Optional[int] = _option(
-        None, "--debug", JOB,
-        "Give the terminal to a rank, for breakpoint(). It may be on another host; time limits are off.",
-        kind=WHOLE, metavar="RANK", within=(0, None),
+    slots_per_host: Optional[int] = _option(
+        None, "--slots-per-host --slots", JOB,
+        "Slots of every host, in place of those that are given. Hosts that a discovery script prints keep "
+        "theirs.",
+        kind=WHOLE, metavar="N", within=(1, None), argument="slots_per_host", horovod="slots",
     )  # fmt: skip
 
     via: Optional[str] = _option(
@@ -182,15 +179,12 @@ class Options:
         argument="ssh_identity_file", horovod="ssh_identity_file", doctor=True,
     )  # fmt: skip
 
-    ship: bool = _option(
-        False, "--ship", REMOTE,
-        "Send the current directory to the other hosts. Ranks run in a copy there.", kind=FLAG,
-        brief="Send this folder.", doctor=True,
+    ship: Optional[str] = _option(
+        None, "--ship", REMOTE,
+        "Send the current directory to the other hosts, or FOLDER, which is that or above it. Ranks run in a "
+        "copy there.",
+        kind=SWITCH, metavar="FOLDER", brief="Send this folder.", doctor=True,
     )  # fmt: skip
-    ship_from: Optional[str] = _option(
-        None, "--ship-from", REMOTE, "Like --ship, with a directory above the current one.", kind=PATH,
-        metavar="FOLDER", doctor=True,
-    )
     fetch: Tuple[str, ...] = _option(
         (), "--fetch", REMOTE,
         "Bring files of these copies back at the end, to fetched/HOST; like out or 'out/*.pt'.", kind=TEXTS,
@@ -223,11 +217,6 @@ class Options:
         "A command that prints the available hosts, HOST[:SLOTS] per line. It makes the job elastic.",
         metavar="COMMAND", argument="host_discovery_script", horovod="host_discovery_script",
     )  # fmt: skip
-    slots_per_host: Optional[int] = _option(
-        None, "--slots-per-host --slots", ELASTIC,
-        "For an elastic job: slots of hosts without a number. Default: 1.", kind=WHOLE, metavar="N",
-        within=(1, None), argument="slots_per_host", horovod="slots",
-    )  # fmt: skip
     reset_limit: Optional[int] = _option(
         None, "--reset-limit", ELASTIC,
         "For an elastic job: end it when its ranks change more than N times.", kind=WHOLE, metavar="N",
@@ -238,18 +227,6 @@ class Options:
         None, "--elastic-timeout", ELASTIC,
         "For an elastic job: seconds to wait for enough slots or ranks. Default: 600.", kind=NUMBER,
         metavar="S", argument="elastic_timeout_s",
-    )  # fmt: skip
-    blacklist_cooldown_range: Optional[Tuple[float, float]] = _option(
-        None, "--blacklist-cooldown-range", ELASTIC,
-        "For an elastic job: shortest and longest exclusion after a failure, in seconds.", kind=RANGE,
-        metavar="MIN MAX", argument="blacklist_cooldown_range", horovod="cooldown_range",
-    )  # fmt: skip
-    drop: Optional[str] = _option(
-        None, "--drop", ELASTIC,
-        "For an elastic job: what a failure excludes, the slot or the host. Default: slot, with --horovod "
-        "host.",
-        metavar="slot|host", argument="drop",
-        argument_doc="For an elastic job: what a failure excludes, ``'slot'`` or ``'host'``. Default: slot.",
     )  # fmt: skip
 
     output_dir: Optional[str] = _option(
@@ -264,10 +241,6 @@ class Options:
         metavar="RANK,…", argument="only_rank",
         argument_doc="Show the output of these ranks only, like ``'0'`` or ``'0,2'``.",
     )  # fmt: skip
-    tee: Optional[str] = _option(
-        None, "--tee", OUTPUT, "Also write all that is shown to a file. It contains no colours.",
-        kind=PATH, metavar="FILE",
-    )  # fmt: skip
     watch: bool = _option(
         False, "--watch", OUTPUT,
         "Show a table of all ranks while they run. It has steps, rates and waiting times.", kind=FLAG,
@@ -277,11 +250,6 @@ class Options:
         None, "--report", OUTPUT,
         "Write a page about the run at the end. It has curves, waiting times, links and operations.",
         kind=PATH, metavar="FILE.html",
-    )  # fmt: skip
-    metrics_port: Optional[int] = _option(
-        None, "--metrics-port", OUTPUT,
-        "Serve numbers of all ranks for Prometheus on 127.0.0.1:PORT; 0: a free one.", kind=WHOLE,
-        metavar="PORT", within=(0, 65535),
     )  # fmt: skip
     quiet: bool = _option(
         False, "-q --quiet", OUTPUT, "Show the output of ranks, warnings and failures only.", kind=FLAG
@@ -309,11 +277,6 @@ class Options:
     def is_elastic(self) -> bool:
         """Whether they make a job elastic: a script or the fewest ranks are given."""
         return self.host_discovery_script is not None or self.min_np is not None
-
-    @property
-    def shipped(self) -> Optional[str]:
-        """The directory whose files are sent to other hosts, or None."""
-        return self.ship_from or ("." if self.ship else None)
 
 
 def table() -> List[Tuple[Field[Any], Option]]:

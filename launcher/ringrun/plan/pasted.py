@@ -22,8 +22,8 @@ _LEFT_OUT = (
 )  # fmt: skip
 """Launchers whose options are all in :mod:`.mpirun` and :mod:`.horovod`."""
 _RENAMED: Dict[str, Dict[str, Tuple[int, str]]] = {
-    "mlx.launch": {"-n": (1, "--slots-each"), "-p": (1, ""), "--env": (1, "-x")},
-    "accelerate": {"--config-file": (1, ""), "--cpu": (0, ""), "--module": (0, "-m")},
+    "mlx.launch": {"-n": (1, "--slots-per-host"), "-p": (1, ""), "--env": (1, "-x")},
+    "accelerate": {"--config-file": (1, ""), "--cpu": (0, ""), "--debug": (0, ""), "--module": (0, "-m")},
 }  # fmt: skip
 """Options of which ringrun has another one, or none, or one of that name that means something else."""
 _INSTEAD: Mapping[str, str] = {

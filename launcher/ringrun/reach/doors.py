@@ -18,8 +18,6 @@ from .ssh import Ssh, SshOptions
 from .via import Via
 
 SCONTROL_LIMIT_S = 20.0
-_ENCRYPT = ("oarsh",)
-"""Ways of schedulers that are ssh inside."""
 
 
 class Doors:
@@ -39,10 +37,9 @@ class Doors:
         self._allocation = allocation
         self._ssh = Ssh(ssh, may_appear=allocation is not None and allocation.may_appear)
         self._via = Via(via) if via is not None and via != "ssh" else None
-        self._inside: Optional[Via] = None
-        if allocation is not None and allocation.via and via is None and ssh == SshOptions():
-            template = allocation.via
-            self._inside = Srun(allocation.job) if template == "srun" else Via(template, allocation.title)
+        self._inside: Optional[Srun] = None
+        if allocation is not None and allocation.job and via is None and ssh == SshOptions():
+            self._inside = Srun(allocation.job)
 
     def of(self, spec: HostSpec, is_local: bool) -> Reach:
         """The way to a host.
@@ -62,7 +59,7 @@ class Doors:
 
     def in_clear(self) -> List[str]:
         """A line if this job's key reaches hosts by a way of the scheduler that does not encrypt it."""
-        if self._inside is None or self._allocation is None or self._inside.description in _ENCRYPT:
+        if self._inside is None or self._allocation is None:
             return []
         return [
             f"the hosts of {self._allocation.title} get this job's key by {self._inside.description}, which "
@@ -118,18 +115,18 @@ def _expand(text: str) -> List[str]:
     try:
         return hostlist.expand(text)
     except ConfigError:
-        found = scontrol("show", "hostnames", text)
+        found = _hostnames(text)
         if found is None:
             raise
         return found.split()
 
 
-def scontrol(*words: str) -> Optional[str]:
-    """The output of a command to Slurm; None if it fails."""
+def _hostnames(text: str) -> Optional[str]:
+    """Slurm's own expansion of a list of nodes; None if it fails."""
     try:
         done = subprocess.run(
-            ["scontrol", *words], capture_output=True, text=True, timeout=SCONTROL_LIMIT_S, check=True,
-            stdin=subprocess.DEVNULL,
+            ["scontrol", "show", "hostnames", text], capture_output=True, text=True, check=True,
+            timeout=SCONTROL_LIMIT_S, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return None

@@ -15,7 +15,7 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Tup
 from ringcomm.clock import Clock
 from ringcomm.errors import ProtocolError
 
-from ..agent import binding, framing
+from ..agent import framing
 from ..agent.checks import PROVISIONED
 from ..plan.reaching import quoted
 from .protocol import Frame
@@ -210,7 +210,7 @@ def _found(*names: str) -> Form:
 
 def _unbound(value: Any) -> str:
     why: str = text(400)(value)
-    return why if why in ("", binding.NO_CACHES) else quoted(why)
+    return why and quoted(why)
 
 
 _CODE, _SIGNAL = maybe(whole(0, 255)), maybe(whole(1, 64))

@@ -99,7 +99,7 @@ def with_lists(specs: Sequence[HostSpec], environ: Mapping[str, str]) -> List[Ho
         if inside is not None and spec != HostSpec(spec.name):
             raise ConfigError(
                 f"-H: {spec.name} is a list of hosts (`ringrun hosts show {spec.name}`): USER@ and :SLOTS "
-                "are in it, not with its name. --slots-each N sets the slots of all its hosts."
+                "are in it, not with its name. --slots-per-host N sets the slots of all its hosts."
             )
         found += [spec] if inside is None else inside
     return found

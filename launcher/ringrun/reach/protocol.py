@@ -25,7 +25,6 @@ from ..agent import (
     processes,
     recorders,
     shipped,
-    terminal,
     threads,
 )  # fmt: skip
 from .loader import WANTED
@@ -63,7 +62,7 @@ def agent_program() -> bytes:
     """The agent's compressed program."""
     modules = (
         folders, files, processes, framing, output, checks, recorders, shipped, job_folder, preparation,
-        binding, terminal, threads, agent,
+        binding, threads, agent,
     )  # fmt: skip
     return compressed_program(
         {item.__name__: Path(str(item.__file__)) for item in modules}

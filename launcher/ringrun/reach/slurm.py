@@ -23,7 +23,7 @@ class Srun(Via):
     """
 
     def __init__(self, job: str) -> None:
-        super().__init__(TEMPLATE, "Slurm's template")
+        super().__init__(TEMPLATE)
         self._job = job
         self.connection = "the job step on it (srun)"
 

@@ -13,7 +13,7 @@ from ..plan.reaching import Failure, last_lines
 from .base import CommandReach, remote_command
 from .protocol import BOOT
 
-JOINING = ("ssh", "rsh", "blaunch", "qrsh", "oarsh")
+JOINING = ("ssh", "rsh")
 """Programs that join their words with blanks and pass them to a shell over there, as ssh does."""
 _EXAMPLES = "--via 'kubectl exec -i {host} --', --via 'docker exec -i {host}'"
 _STILL_STARTING = (
@@ -28,20 +28,19 @@ class Via(CommandReach):
     Args:
         template: words of a command line, in which ``{host}`` is the host. The words that start the agent
             follow, or take the place of ``{command}``: all of them, quoted for a shell.
-        option: where the template comes from, for messages.
 
     Raises:
         ConfigError: the template cannot be used.
     """
 
-    def __init__(self, template: str, option: str = "--via") -> None:
+    def __init__(self, template: str) -> None:
         try:
             self._words = shlex.split(template)
         except ValueError as problem:
-            raise ConfigError(f"{option} {template!r} cannot be parsed: {problem}.") from None
+            raise ConfigError(f"--via {template!r} cannot be parsed: {problem}.") from None
         if not any("{host}" in word for word in self._words):
             raise ConfigError(
-                f"{option} {template!r} does not say where the host goes: write {{host}} there, like "
+                f"--via {template!r} does not say where the host goes: write {{host}} there, like "
                 f"{_EXAMPLES}. (--via ssh reaches hosts by ssh also inside a scheduler's job.)"
             )
         self._joins = self._words[0].rpartition("/")[2] in JOINING

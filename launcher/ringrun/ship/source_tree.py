@@ -63,7 +63,7 @@ class SourceTree:
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         if not self.root.is_dir():
-            raise ConfigError(f"--ship-from: there is no directory {root}.")
+            raise ConfigError(f"--ship: there is no directory {root}.")
         self._real, patterns = self.root.resolve(), _ignore_patterns(self.root)
         sizes, ignored = self._sizes(patterns)
         self.size_bytes = sum(sizes.values())
@@ -270,7 +270,7 @@ def position(root: Path, cwd: Path) -> str:
         return cwd.resolve().relative_to(root.resolve()).as_posix()
     except ValueError:
         raise ConfigError(
-            f"--ship-from {root}: the working directory {cwd} is not in it, so the ranks could not run in "
+            f"--ship={root}: the working directory {cwd} is not in it, so the ranks could not run in "
             "their copy of it. Name that directory or one above it."
         ) from None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import select
 import sys
 import threading
@@ -15,13 +14,11 @@ from typing import Callable, Collection, Deque, Dict, Mapping, Optional, Sequenc
 
 from ringcomm.clock import Deadline
 from ringcomm.errors import ConfigError
-from ringcomm.storage.files import new_file, open_named, write_all
+from ringcomm.storage.files import new_file, write_all
 from ringcomm.storage.folders import inner_folder, own_folder
 
 from .output import cut_to_width, uses_colour
-from .visible import COLOUR
 
-_COLOUR = re.compile(COLOUR.pattern.encode())
 FULL_BYTES, ROOM_BYTES = 1 << 20, 1 << 18
 
 
@@ -95,31 +92,10 @@ class Console:
         """
 
 
-def open_tee(path: Optional[str]) -> Optional[int]:
-    """Open the file of ``--tee``; its descriptor, None without a path.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
-    if path is None:
-        return None
-    if path.isdigit():
-        raise ConfigError(f"--tee {path} means something else in torchrun. Give the name of a file.")
-    try:
-        return open_named(path)
-    except OSError as problem:
-        raise ConfigError(f"--tee {path}: the file cannot be written: {problem.strerror}.") from None
-
-
 class DescriptorConsole(Console):
-    """Writes to descriptors 1 and 2 from a separate thread, so that a slow reader blocks only that.
+    """Writes to descriptors 1 and 2 from a separate thread, so that a slow reader blocks only that."""
 
-    Args:
-        tee: descriptor of a file that gets the same without colours, or None.
-    """
-
-    def __init__(self, tee: Optional[int] = None) -> None:
-        self._tee = tee
+    def __init__(self) -> None:
         self._queue: Deque[Tuple[int, bytes]] = deque()
         self._queued_bytes = 0
         self._changed = threading.Condition()
@@ -169,16 +145,6 @@ class DescriptorConsole(Console):
         if data:
             self._clear_state()
             self._put(stream, data)
-            self._write_tee(data)
-
-    def _write_tee(self, data: bytes) -> None:
-        if self._tee is not None:
-            try:
-                _write_all(self._tee, _COLOUR.sub(b"", data))
-            except OSError as problem:
-                os.close(self._tee)
-                self._tee = None
-                self.write(2, f"ringrun: --tee: {problem.strerror}; the file is incomplete.\n".encode())
 
     def _put(self, stream: int, data: bytes) -> None:
         if stream not in self._closed:
@@ -193,9 +159,6 @@ class DescriptorConsole(Console):
             self._closing = True
             self._changed.notify_all()
         self._thread.join(timeout_s)
-        if self._tee is not None:
-            os.close(self._tee)
-            self._tee = None
 
     def _run(self) -> None:
         while True:

@@ -10,7 +10,6 @@ from .waiting import (
     Matrix,
     Slowest,
     Waits,
-    bubble_between,
     names_of,
     slowest_rank,
     totals_of,
@@ -135,12 +134,6 @@ class RankHistory:
         return (self._recent[0], self._recent[-1]) if len(self._recent) > 1 else (None, self.latest)
 
     @property
-    def bubble(self) -> Dict[int, float]:
-        """By rank, the part of the present window in which this one has waited for messages of it."""
-        first, last = self.window
-        return {} if last is None else bubble_between(first, last)
-
-    @property
     def rates(self) -> Optional[RankRates]:
         """The rates in the present window."""
         first, last = self.window
@@ -235,11 +228,6 @@ class History:
             waits[rank] = waits_between(first, last)
             periods_s.append(last.elapsed_s - first.elapsed_s)
         return slowest_rank(waits, names_of(self.present(), hosts), max(periods_s, default=0.0))
-
-    def has_messages(self) -> bool:
-        """Return whether ranks have waited for point-to-point messages."""
-        peers = (peer for sample in self._latest() for peer in sample.peers.values())
-        return any(peer.messages_s > 0.0 for peer in peers)
 
     def matrix(self) -> Matrix:
         """Return how long each rank of the newest epoch has waited for each other one, in all."""

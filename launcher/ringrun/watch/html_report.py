@@ -9,7 +9,7 @@ from . import svg
 from .history import History, RankHistory
 from .numbers import KindNumbers, Sample
 from .table import duration, slowest_text
-from .waiting import MIN_DELIVERED_BYTES, bubble_between, bubble_text
+from .waiting import MIN_DELIVERED_BYTES
 
 _MB = 1e6
 _MAX_RANKS_IN_MAP = 32
@@ -134,7 +134,7 @@ def _slowest(history: History, hosts: Mapping[int, str]) -> str:
 def _ranks(history: History, hosts: Mapping[int, str], has_changed: bool) -> str:
     slowest = history.slowest(hosts)
     rows, slow = [], -1
-    present, has_messages = history.present(), history.has_messages()
+    present = history.present()
     samples = [row for row in history.samples() if row[0] in present.values()]
     for index, (number, sample) in enumerate(samples):
         elapsed_s = max(sample.elapsed_s, 1e-9)
@@ -145,11 +145,10 @@ def _ranks(history: History, hosts: Mapping[int, str], has_changed: bool) -> str
             svg.number(sample.steps / elapsed_s) if sample.steps else "-", str(sample.calls),
             f"{100 * min(1.0, sample.waited_s / elapsed_s):.0f} %",
             svg.number(sample.sent_bytes / _MB), svg.number(sample.received_bytes / _MB),
-            duration(sample.elapsed_s), *([bubble_text(bubble_between(None, sample))] * has_messages),
+            duration(sample.elapsed_s),
         ))  # fmt: skip
     titles = (
         "rank", "host", "steps", "steps/s", "collectives", "waited", "sent MB", "received MB", "time",
-        *(["bubble"] * has_messages),
     )  # fmt: skip
     note = (
         '<p class="note">"waited" is the part of the time in collectives: moving data, or waiting for other '
@@ -157,11 +156,6 @@ def _ranks(history: History, hosts: Mapping[int, str], has_changed: bool) -> str
     )
     if has_changed:
         note += '<p class="note">All numbers of this table are since the last change of the ranks.</p>'
-    if has_messages:
-        note += (
-            '<p class="note">"bubble": the part of the time in which the rank has waited for messages of '
-            "which other rank, as a stage of a pipeline does.</p>"
-        )
     note += "".join(f'<p class="note">{svg.escape(text)} at the end.</p>' for text in history.local_steps())
     return "<h2>Ranks</h2>" + _table(titles, rows, (1, 9), slow) + note
 

@@ -22,7 +22,6 @@ class PeerNumbers(NamedTuple):
         slept_s: how long the rank slept until the other one's data came, in seconds.
         delivered_bytes: what TCP connections have delivered to the other one, as the system counts it.
         busy_s: for how long they were busy with that, in seconds.
-        messages_s: the part of ``slept_s`` that was for point-to-point messages.
     """
 
     sent_bytes: int = 0
@@ -30,7 +29,6 @@ class PeerNumbers(NamedTuple):
     slept_s: float = 0.0
     delivered_bytes: int = 0
     busy_s: float = 0.0
-    messages_s: float = 0.0
 
 
 class KindNumbers(NamedTuple):
@@ -129,10 +127,9 @@ def parse_sample(data: bytes, at_s: float, size: int = MAX_RANKS) -> Optional[Sa
             _amount(found["waited_s"]),
             {
                 _whole(rank): PeerNumbers(
-                    _whole(sent), _whole(received), _amount(slept_s), _whole(delivered), _amount(busy_s),
-                    *map(_amount, more[:1]),
+                    _whole(sent), _whole(received), _amount(slept_s), _whole(delivered), _amount(busy_s)
                 )
-                for rank, (sent, received, slept_s, delivered, busy_s, *more) in _entries(found["peers"])
+                for rank, (sent, received, slept_s, delivered, busy_s) in _entries(found["peers"])
                 if _whole(rank) < size
             },
             _kinds(found["kinds"]),

@@ -9,7 +9,7 @@ from typing import List, Mapping, Optional, Sequence, Tuple
 from ..show.visible import columns, visible_line
 from .history import History, RankHistory, RankRates
 from .numbers import Sample
-from .waiting import Slowest, bubble_text, names_of
+from .waiting import Slowest, names_of
 
 STALE_S = 5.0
 """A rank that has not answered for this long is shown as silent."""
@@ -17,9 +17,8 @@ KEYS = "s: stacks of all ranks, q: leave this view (the job goes on)"
 WIDTH = 78
 """Sentences below the table are wrapped here, in columns: what does not fit into a line is cut."""
 _TITLES = ("rank", "host", "step", "steps/s", "sent MB/s", "waits", "in")
-_BUBBLE = 6
-"""Where its column is, if ranks wait for messages."""
-_BUBBLES_IN_LINE = 3
+_TEXTS = 6
+"""The first column of text behind the numbers."""
 _NAMED = re.compile(r"^(\w+)(\(.*\)) ('.*)$", re.DOTALL)
 """A call by name: the collective, its arguments, the names of its tensors."""
 _RED, _BOLD, _PLAIN = "\x1b[31m", "\x1b[1m", "\x1b[0m"
@@ -60,9 +59,6 @@ def table(
         _cells(rank, visible_line(hosts.get(number, "?")), history.processes[number], now_s)
         for rank, number in shown
     ]
-    if history.has_messages():
-        texts = ["bubble", *(bubble_text(history.processes[number].bubble) for _, number in shown)]
-        cells = [(*row[:_BUBBLE], text, *row[_BUBBLE:]) for row, text in zip(cells, texts)]
     widths = [max(columns(row[column]) for row in cells) for column in range(len(cells[0]))]
     lines = [_line(row, widths) for row in cells]
     if coloured:
@@ -85,7 +81,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     padded = []
     for column, (cell, width) in enumerate(zip(cells, widths)):
         spaces = " " * (width - columns(cell))
-        padded.append(cell + spaces if column == 1 or column >= _BUBBLE else spaces + cell)
+        padded.append(cell + spaces if column == 1 or column >= _TEXTS else spaces + cell)
     return "  " + "  ".join(padded).rstrip()
 
 
@@ -153,22 +149,10 @@ def line(history: History, hosts: Mapping[int, str]) -> str:
     parts.append(f"{amount(sum(item.sent_bytes for item in known) / 1e6)} MB/s sent by all ranks")
     waited = [item.waited for item in known]
     parts.append(f"waiting {100 * min(waited):.0f} to {100 * max(waited):.0f} % of the time")
-    parts += [f"bubble: {text}" for text in filter(None, [_bubbles(history, present)])]
     parts += history.local_steps()
     slowest: Optional[Slowest] = history.slowest_now(hosts)
     text = ", ".join(parts)
     return text if slowest is None else f"{text}; {slowest_text(slowest, history, hosts)}"
-
-
-def _bubbles(history: History, present: Mapping[int, int]) -> str:
-    """Return which ranks wait most for messages, like ``rank 2 waits 38 % for rank 1``."""
-    found = [
-        (share, rank, other)
-        for rank, number in present.items()
-        for other, share in history.processes[number].bubble.items()
-    ]
-    longest = sorted(found, reverse=True)[:_BUBBLES_IN_LINE]
-    return ", ".join(f"rank {one} waits {100 * part:.0f} % for rank {other}" for part, one, other in longest)
 
 
 def _of(history: History, present: Mapping[int, int]) -> List[RankHistory]:

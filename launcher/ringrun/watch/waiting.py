@@ -14,8 +14,6 @@ SLOW_LINK = 0.5
 """and has at most this part of the speed of links between other hosts."""
 MIN_DELIVERED_BYTES = 1 << 20
 """A link that has delivered less says nothing about its speed."""
-MIN_BUBBLE = 0.01
-"""A smaller part of the time that a rank waits for another one's messages is not shown."""
 
 Matrix = Dict[Tuple[int, int], float]
 """By (rank that waits, rank that it waits for), seconds."""
@@ -53,26 +51,6 @@ def waits_between(before: Optional[Sample], after: Sample) -> Waits:
     }
     waited_s = after.waited_s - (0.0 if before is None else before.waited_s)
     return Waits(max(0.0, waited_s), slept_s, late_s, links)
-
-
-def bubble_between(before: Optional[Sample], after: Sample) -> Dict[int, float]:
-    """Return the part of the time in which a rank has waited for messages of each other one, longest first.
-
-    In a pipeline that is the bubble. Parts below :data:`MIN_BUBBLE` are left out.
-    """
-    peers = {} if before is None else before.peers
-    period_s = after.elapsed_s - (0.0 if before is None else before.elapsed_s)
-    shares = {
-        rank: min(1.0, (peer.messages_s - peers.get(rank, PeerNumbers()).messages_s) / max(period_s, 1e-9))
-        for rank, peer in after.peers.items()
-    }
-    longest = sorted(shares, key=lambda rank: -shares[rank])
-    return {rank: shares[rank] for rank in longest if shares[rank] >= MIN_BUBBLE}
-
-
-def bubble_text(shares: Mapping[int, float]) -> str:
-    """Like ``38 % for 1, 4 % for 3``; ``-`` without a bubble."""
-    return ", ".join(f"{100 * share:.0f} % for {rank}" for rank, share in shares.items()) or "-"
 
 
 def waiting_matrix(waits: Mapping[int, Waits]) -> Matrix:

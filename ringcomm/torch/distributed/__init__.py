@@ -18,7 +18,7 @@ from . import _version  # noqa: F401 - first: it checks PyTorch's version
 
 # isort: split
 from . import _dispatch
-from ._group import BACKEND, ProcessGroupRingcomm, compress_messages, create
+from ._group import BACKEND, ProcessGroupRingcomm, create
 from ._hooks import compress_hook
 from ._monitored import monitored_barrier
 from ._rendezvous import register
@@ -26,7 +26,7 @@ from ._start import init, local_rank, make_default
 from ._weighted import WeightedAverage, weighted_average_hook
 
 __all__ = [
-    "BACKEND", "ProcessGroupRingcomm", "WeightedAverage", "compress_hook", "compress_messages", "init",
+    "BACKEND", "ProcessGroupRingcomm", "WeightedAverage", "compress_hook", "init",
     "local_rank", "make_default", "monitored_barrier", "weighted_average_hook",
 ]  # fmt: skip
 

@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ...clock import Deadline
-from ...errors import Misuse, NotInitializedError, RingcommError, describe_error
-from ...ops import codec_number
+from ...errors import NotInitializedError, RingcommError, describe_error
 from ._arguments import address_of, pairs_of, reduction_of, root_of, single
 from ._collectives import Collectives, Divided, Packed, Tensors
 from ._group_transport import GroupTransport
@@ -314,28 +313,6 @@ def allreduce_packed(
     """Start averaging parts of a tensor over a group's ranks, each with its codec, in place."""
     do = group._ops.all_reduce_packed
     return group._operations.start("allreduce", [buffer], None, do, buffer, packed, reads=True)
-
-
-def compress_messages(compression: str, group: Any = None) -> None:
-    """Send float32 tensors of point-to-point messages as fewer bytes, from now on; this rank's messages only.
-
-    A pipeline's stages send activations and their gradients so. The receiver learns from each message what it
-    is; messages of other element types, and collectives, do not change::
-
-        ringcomm.torch.distributed.compress_messages("bf16")
-
-    Args:
-        compression: ``"bf16"`` or ``"fp16"`` (half of the bytes), ``"int8"`` (a quarter, a scale for 256
-            values), ``"int4"`` (an eighth), or ``"none"``.
-        group: of PyTorch; None: the default group.
-
-    Raises:
-        Misuse: there is no such codec, or the group's backend for CPU tensors is another one.
-    """
-    found = backend_of(dist.group.WORLD if group is None else group)
-    if found is None:
-        raise Misuse("compress_messages works over the backend 'ringcomm'; this group has another one.")
-    found._operations.codec = codec_number(compression)
 
 
 def backend_of(group: Any) -> Optional[ProcessGroupRingcomm]:

@@ -99,7 +99,7 @@ class GroupTransport:
         if default:
             write_here(source)
             if settings.timeline and not api.is_initialized():
-                group.recording.start(settings.timeline, settings.timeline_mark_cycles)
+                group.recording.start(settings.timeline)
 
     @contextmanager
     def telling_shortages(self) -> Iterator[None]:

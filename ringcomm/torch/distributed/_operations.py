@@ -23,7 +23,6 @@ from ._bridge import GroupOperand, inside, tensors_inside
 from ._dispatch import count_call
 from ._elements import type_code, type_name
 from ._group_transport import GroupTransport
-from ._pipelines import purpose_of
 from ._staged import staged
 from ._trace import Traced, observer
 from ._work import RingcommWork, Together
@@ -46,18 +45,17 @@ class Operations:
         queue: the collectives that have been started.
         messages: the point-to-point engine.
         started: the number of collectives that have been started.
-        codec: of messages with float32 values: its place in :data:`ringcomm.ops.CODECS`; 0: none.
     """
 
     def __init__(self, name: str, transport: GroupTransport, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self.started = self.codec = 0
+        self.started = 0
         self.queue = OperationQueue(f"ringcomm-{name}")
         group, thread = transport.group, f"ringcomm-{name}-messages"
         self.messages = PointToPoint(
             group.channels.background, transport.watch, group.spin_s, thread, type_name
         )  # fmt: skip
-        self.messages.history = group.record_messages(type_name, purpose_of)
+        self.messages.history = group.record_messages(type_name)
         self._name = name
         self._ranks = group.members
         self._runner = group.runner
@@ -130,8 +128,7 @@ class Operations:
         work.epilogue = lambda: setattr(work, "kept", None)
         # A copy, if the tensor is not contiguous or is on a device, must live until it has been sent.
         work.kept = (operand, on_device)
-        codec = self.codec if operand.element is torch.float32 else 0
-        return self._started(self.messages.send, peer, address, operand, work, codec)
+        return self._started(self.messages.send, peer, address, operand, work)
 
     def receive(self, tensor: torch.Tensor, peer: Optional[int], address: Address) -> RingcommWork:
         """Start receiving a tensor from one rank, or (None) from any rank.
@@ -154,7 +151,7 @@ class Operations:
 
     def _started(
         self, act: Callable[..., None], peer: Optional[int], address: Address, operand: GroupOperand,
-        work: RingcommWork, *codec: int,
+        work: RingcommWork,
     ) -> RingcommWork:  # fmt: skip
         elements = type_code(operand.element)
         watching = observer()
@@ -163,7 +160,7 @@ class Operations:
             work.ended = traced.__exit__
             traced.__enter__()
         try:
-            act(peer, address, operand.flat.view("u1").data, work, self.timeout_s, elements, *codec)
+            act(peer, address, operand.flat.view("u1").data, work, self.timeout_s, elements)
         except BaseException as problem:
             if not isinstance(problem, Exception):  # Ctrl-C, while this thread moved messages
                 self.interrupted(work, problem)

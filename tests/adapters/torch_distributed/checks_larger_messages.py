@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-from functools import partial
 from typing import Any, Dict, List, Tuple
 
 import torch
@@ -16,7 +15,6 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.two_tensor import TwoTensor
 
-import ringcomm.torch.distributed as ringcomm_backend
 from ringcomm.errors import Misuse
 from tests.adapters.torch_distributed.harness import Ranks
 from tests.support.errors import raises
@@ -142,33 +140,6 @@ def check_strided_and_byte_messages(on: Ranks) -> None:
     for place, kind in zip(places, small):
         assert torch.equal(place.float(), (torch.arange(9) % 5 + left).float().to(kind).float())
     assert torch.equal(taken[-1].view(small[0]).float(), places[0].float())
-
-
-def check_messages_with_a_codec(on: Ranks) -> None:
-    """Rank 1 compresses, the others do not; integers and collectives are exact everywhere."""
-    right, left = (on.rank + 1) % on.size, (on.rank - 1) % on.size
-    if on.rank == 1:
-        ringcomm_backend.compress_messages("bf16", on.ring)
-    for count in (3, 70_000, 1_100_000):  # the last one is announced
-        values = [
-            torch.linspace(0.1, 1.0, count),
-            torch.arange(count),
-            torch.linspace(0.1, 1.0, count).double(),
-        ]
-        places = [torch.zeros_like(item) for item in values]
-        batch = [dist.P2POp(dist.isend, item, right) for item in values]
-        batch += [dist.P2POp(dist.irecv, item, left) for item in places]
-        for work in dist.batch_isend_irecv(batch):
-            work.wait()
-        wanted = values[0].bfloat16().float() if left == 1 else values[0]
-        assert torch.equal(places[0], wanted) and torch.equal(places[1], values[1])
-        assert torch.equal(places[2], values[2])
-    total = torch.full((3,), 1.0 + 2.0**-20)
-    dist.all_reduce(total)
-    assert torch.equal(total, torch.full((3,), on.size * (1.0 + 2.0**-20)))
-    ringcomm_backend.compress_messages("none", on.ring)
-    for name, group, words in (("int7", on.ring, "int7"), ("int8", on.gloo, "another one")):
-        raises(Misuse, partial(ringcomm_backend.compress_messages, name, group), words)
 
 
 def check_collectives_of_bytes(on: Ranks) -> None:

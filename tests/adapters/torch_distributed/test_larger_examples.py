@@ -33,9 +33,6 @@ def test_a_pipeline_learns_the_same_however_it_is_divided() -> None:
     for launcher, schedule in ((ringrun(3), "1f1b"), (TORCHRUN, "gpipe")):
         output = run_python(*launcher, *small, "--schedule", schedule)
         assert losses_in(output) == pytest.approx(alone, rel=1e-3)
-    for codec, error in (("bf16", 2e-3), ("int8", 1e-2)):
-        compressed = losses_in(run_python(*ringrun(3), *small, "--compress", codec))
-        assert compressed == pytest.approx(alone, rel=error) and compressed != alone
     counts = re.findall(r"stage \d of 2: layers (\d) to (\d), (\d+) parameters", output)
     assert sorted(counts)[0][:2] == ("0", "0") and sorted(counts)[1][:2] == ("1", "2")
 

@@ -83,7 +83,7 @@ def test_order_chaos(transport, seed):
             going = bool(context.allreduce(vote, Max)[0])
         return context.engine.pending()
 
-    settings = Settings(spin_us=0.0, timeout_s=LIMIT_S, cache_capacity=300, fusion_bytes=4096)
+    settings = Settings(spin_us=0.0, timeout_s=LIMIT_S, fusion_bytes=4096)
     assert run_ranks(4, work, transport, settings, timeout_s=150.0) == [[]] * 4
     assert min(rounds) == max(rounds) >= 3
 

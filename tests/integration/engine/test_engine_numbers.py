@@ -13,6 +13,8 @@ import pytest
 from ringcomm.arrays.bridge import flat_copy
 from ringcomm.collective.options import Options
 from ringcomm.config import Settings
+from ringcomm.engine import coordinator
+from ringcomm.engine.cache import IssuedIds
 from ringcomm.errors import Misuse, ShapeError
 from ringcomm.ops import Adasum, Average, Max, Min, Product, Sum
 from ringcomm.testing.cluster import run_ranks
@@ -268,9 +270,10 @@ class TestNumbers:
 
 class TestOrder:
     @pytest.mark.parametrize("seed", range(3))
-    def test_each_rank_has_an_order_of_its_own(self, on_ranks, seed):
+    def test_each_rank_has_an_order_of_its_own(self, on_ranks, seed, monkeypatch):
         """Names hit and miss the cache, shapes change, sets and groups are mixed in."""
         rounds, names = 4, 40
+        monkeypatch.setattr(coordinator, "IssuedIds", lambda size, _: IssuedIds(size, 25))
 
         def work(context):
             engine, rank, size = context.engine, context.rank, context.size
@@ -298,7 +301,7 @@ class TestOrder:
             assert engine.remove_process_set(number)
             return engine.pending()
 
-        assert on_ranks(3, work, settings=plain(cache_capacity=25, fusion_bytes=100)) == [[], [], []]
+        assert on_ranks(3, work, settings=plain(fusion_bytes=100)) == [[], [], []]
 
     def test_from_many_threads(self, on_ranks):
         def work(context):

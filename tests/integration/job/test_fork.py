@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
-import socket
-import threading
 import warnings
 from contextlib import ExitStack
 
 import numpy as np
 import pytest
 
-from ringcomm.clock import Deadline
 from ringcomm.ops import Sum
-from ringcomm.rendezvous.pmi import Pmi
 from ringcomm.testing.cluster import run_ranks
 from tests.support.service import together
 
@@ -77,26 +72,3 @@ def test_when_it_ends_its_parent_remains_in_the_job(service, transport):
         named = together(contexts, lambda context: context.engine.barrier("named").wait())
         assert named == [None, None]
     assert not made.texts("abort")
-
-
-def test_it_does_not_finalize_for_its_parent_at_mpirun():
-    ours, mpiruns = socket.socketpair()
-    said = []
-
-    def answer():
-        with mpiruns, mpiruns.makefile("rw") as file:
-            for line in file:
-                said.append(line.split()[0])
-                file.write("rc=0 kvsname=job\n")
-                file.flush()
-
-    thread = threading.Thread(target=answer)
-    thread.start()
-    with ours:
-        pmi = Pmi(ours.fileno(), Deadline(LIMIT_S))
-        atexit.unregister(pmi._finalize)
-        assert forked(pmi._finalize) == "None"
-        assert said == ["cmd=init", "cmd=get_my_kvsname"]
-        pmi._finalize()
-    thread.join(LIMIT_S)
-    assert said[2:] == ["cmd=finalize"]

@@ -11,7 +11,6 @@ from ringcomm.collective.coded import CodedPlans
 from ringcomm.collective.coded_hosts import HostCodedExecution
 from ringcomm.collective.reduce import Kernel
 from ringcomm.dtypes import code_of
-from ringcomm.errors import MismatchError
 from ringcomm.ops import CODECS, Average, Collective, Sum
 from ringcomm.schedule.select import Selector
 from ringcomm.schedule.steps import even_bounds
@@ -141,7 +140,7 @@ def drive(executions):
     raise AssertionError(f"they wait for ever: {[execution.waiting_for() for execution in waiting]}")
 
 
-def armed(sites, checks=False):
+def armed(sites):
     """The executions of four ranks on two hosts, each called at its line, and their data."""
     single = np.dtype(np.float32)
     header = Header(0, 1, Collective.ALLREDUCE, Sum, code_of(single), NO_ROOT, LEAST, 0, codec=3)
@@ -149,8 +148,6 @@ def armed(sites, checks=False):
     for rank, fabric in enumerate(memory_fabrics(4)):
         plans = CodedPlans(fabric, Selector(rank, 4, host_index=[0, 0, 1, 1]))
         execution = plans.execution(header, LEAST, Kernel(Sum, single, 4))
-        execution.headers.checks_sites = checks
-        assert execution.headers.checks_sites is checks
         execution.arm(1, data[rank], None, sites[rank])
         executions.append(execution)
     return executions, data
@@ -177,9 +174,3 @@ def test_calls_from_other_lines_are_found_in_every_stage():
     found = [set(execution.headers.other_sites) for execution in executions]
     # Rank 3 shares a host with rank 2, and has the same place as rank 1.
     assert found == [set(), {(3, HERE, THERE)}, {(3, HERE, THERE)}, {(1, THERE, HERE), (2, THERE, HERE)}]
-
-
-def test_or_are_an_error_if_that_is_asked_for():
-    executions, _ = armed([HERE, HERE, HERE, THERE], checks=True)
-    with pytest.raises(MismatchError, match="come from different lines"):
-        drive(executions)

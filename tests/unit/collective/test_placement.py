@@ -56,7 +56,6 @@ def test_all_ranks_have_the_same_answer_after_every_call(size):
 def test_the_bit_in_the_header_says_nothing_about_the_line(mine, theirs, expected):
     line = 5 << 32 | 7
     headers = Headers(HEADER, [Recv((1,), 0, 3), Send(1, 0, 0)], 0)
-    headers.checks_sites = True
     headers.stamp(7, line | VOTE * mine)
     sent = unpack_header(headers.outgoing[1])
     assert sent.site == line | VOTE * mine

@@ -15,7 +15,7 @@ STEP = {
     "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4",
 }  # fmt: skip
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3", "PMIX_NAMESPACE": "12"}
-MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "6"}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2"}
 
 
 @pytest.mark.parametrize(
@@ -23,19 +23,17 @@ MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "6"}
     [
         (STEP, ("srun", 2, 4)),
         (OPEN_MPI, ("mpirun (Open MPI)", 1, 3)),
-        (MPICH, ("mpirun (MPICH)", 1, 2)),
         # mpirun has started its helpers with srun, and these the ranks.
         ({**STEP, **OPEN_MPI}, ("mpirun (Open MPI)", 1, 3)),
-        ({**STEP, "SLURM_PROCID": "0", **MPICH}, ("mpirun (MPICH)", 1, 2)),
         # `srun --mpi=pmi2`
-        ({**STEP, "PMI_RANK": "2", "PMI_SIZE": "4", "PMI_FD": "6"}, ("srun", 2, 4)),
+        ({**STEP, "PMI_RANK": "2", "PMI_SIZE": "4"}, ("srun", 2, 4)),
     ],
 )
 def test_rank_and_size(environ: Dict[str, str], expected: Tuple[str, int, int]) -> None:
     launched = find_launched(environ)
     assert launched is not None
     assert (launched.launcher, launched.rank, launched.size) == expected
-    assert (launched.pmi, launched.folder) == ((6, "") if "MPICH" in expected[0] else (-1, DEFAULT_FOLDER))
+    assert launched.folder == DEFAULT_FOLDER
     membership = Membership.from_environment(environ)
     assert (membership.rank, membership.size, membership.is_alone) == (*expected[1:], False)
 
@@ -61,9 +59,10 @@ def test_ringruns_own_variables_come_first() -> None:
     assert Membership.from_environment({**STEP, **OPEN_MPI, "RINGCOMM_SIZE": "1"}).is_alone
 
 
-def test_no_rank_trains_alone_because_the_others_cannot_be_found() -> None:
-    with pytest.raises(ConfigError, match="PMI_FD"):
-        find_launched({"PMI_RANK": "1", "PMI_SIZE": "2"})
+@pytest.mark.parametrize("environ", [MPICH, {**STEP, "SLURM_PROCID": "0", **MPICH}])
+def test_no_rank_trains_alone_because_the_others_cannot_be_found(environ: Dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="MPICH's mpirun has started this process as one of 2"):
+        find_launched(environ)
 
 
 def test_each_step_and_each_start_is_a_job_of_its_own() -> None:

@@ -134,17 +134,9 @@ class TestLines:
         assert found["op"] == 1
         assert found["sites"] == {"0": "train.py:7", "1": "train.py:7", "2": "train.py:8"}
 
-    def test_if_asked_for_it_is_an_error(self):
-        job = Job(check_calls=True)
-        for rank in range(3):
-            job.ready(rank, sig(), number=1, site=f"/home/host{rank}/train.py:{7 + (rank == 2)}")
-        ((_, text),) = job.failures()
-        assert "Mismatched lines" in text and "/home/host1/train.py:7" in text and "train.py:8" in text
-        assert not job.coordinator.warnings
-
     @pytest.mark.parametrize("item", [sig("named"), sig(kind=int(Collective.BARRIER))])
     def test_what_may_come_from_anywhere(self, item):
-        job = Job(check_calls=True)
+        job = Job()
         for rank in range(3):
             job.ready(rank, item, number=0 if item.name else 1, site=f"train.py:{rank}")
         assert job.run() == [[item.name]] and not job.coordinator.warnings
@@ -194,7 +186,7 @@ class TestJoin:
 
 
 def test_cache_forgets_and_old_numbers_stay_good_until_all_have_confirmed():
-    job = Job(cache_capacity=2)
+    job = Job(most_ids=2)
     for name in "ab":
         for rank in range(3):
             job.ready(rank, sig(name))
@@ -278,7 +270,7 @@ def test_a_rank_that_is_back_is_not_excused_any_more():
 
 
 def test_a_confirmation_of_an_epoch_that_is_over_says_nothing():
-    job = Job(cache_capacity=1)
+    job = Job(most_ids=1)
     for epoch in (1, 2):
         for rank in range(3):
             job.ready(rank, sig(f"a{epoch}"))

@@ -60,13 +60,6 @@ def test_a_call_waits_runs_and_ends():
     assert phases(observer) == [("send", *event) for event in expected]
 
 
-@pytest.mark.parametrize("mark_cycles", [True, False])
-def test_cycles_are_marked_if_asked_for(mark_cycles: bool) -> None:
-    observer = Observer(mark_cycles)
-    observer.cycle()
-    assert phases(observer) == [("", "i", "CYCLE_START")] * mark_cycles
-
-
 def test_at_the_end_what_is_open_ends_once():
     observer = Observer()
     observer.announced(Key(0, "loss", 0), 0, SIGNATURE)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 
 from ringcomm.errors import ProtocolError
 from ringcomm.group import message_channel
 from ringcomm.group.message_channel import OVERHEAD_BYTES, Channel, Disagreement
 from ringcomm.group.message_matching import Matcher, Receive
-from ringcomm.ops import CODECS
 from ringcomm.transport.memory import memory_fabrics
 from tests.support.messages import TAG, Note, Pair, receive
 
@@ -83,11 +81,6 @@ class TestInvalidFrames:
     def test_a_frame_of_no_kind(self, end, kind, nbytes):
         with pytest.raises(ProtocolError, match="what rank 0 sent is not the start of a message"):
             end.frame(kind, 1, nbytes)
-
-    @pytest.mark.parametrize("codec, kind, nbytes", [(7, SHORT, 4), (2, SHORT, 3), (2, READY, 0)])
-    def test_a_codec_that_cannot_be(self, end, codec, kind, nbytes):
-        with pytest.raises(ProtocolError, match="what rank 0 sent is not the start of a message"):
-            end.frame(kind | codec << 4, 1, nbytes)
 
     def test_nonsense_is_not_taken_for_a_message(self, end):
         end.link.send([memoryview(b"GET / HTTP/1.1\r\nHost: example\r\n")])
@@ -214,29 +207,6 @@ def test_every_message_arrives_whole_and_in_order(capacity, seed, monkeypatch):
     for wanted, content in got:
         assert wanted.work.ended == [None] and bytes(wanted.view) == content
     assert ends[0].unfinished() == ends[1].unfinished() == []
-
-
-@pytest.mark.parametrize("early", [True, False])
-@pytest.mark.parametrize("capacity", [7, 1 << 20])
-@pytest.mark.parametrize("count", [0, 1, 255, 8192, 8193, 70_000])
-@pytest.mark.parametrize(
-    "codec, bound", [("fp16", 2**-11), ("bf16", 2**-8), ("int8", 0.5 / 127), ("int4", 0.5 / 7)]
-)
-def test_values_are_sent_with_a_codec(codec, bound, count, capacity, early):
-    """The error is relative to the value; of int8 and int4, to the greatest one that shares its scale."""
-    values = np.random.default_rng(count).uniform(0.5, 1.0, count).astype(np.float32)
-    pair, place, note = Pair(capacity), receive(0, 4 * count), Note()
-    if early:
-        pair.post(place)
-    pair.sides[0].send(TAG, values.view("u1").data, note, codec=CODECS.index(codec))
-    pair.move()
-    if not early:
-        pair.post(place)
-        pair.move()
-    got = np.frombuffer(place.view, np.float32)
-    assert note.ended == place.work.ended == [None]
-    assert count < 2 or not np.array_equal(got, values), "nothing was saved"
-    assert np.abs(got - values).max(initial=0.0) <= 1.0001 * bound
 
 
 @pytest.mark.parametrize("early", [True, False])

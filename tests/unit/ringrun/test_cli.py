@@ -73,11 +73,11 @@ def test_lines(seen: List[Any], line: str, options: Dict[str, Any], command: Tup
         ("--timeout 1.5 --start-timeout 2", {"timeout_s": 1.5, "start_timeout_s": 2.0}),
         ("--fusion-threshold 3M --transport=tcp", {"fusion_bytes": 3 << 20, "transport": "tcp"}),
         ("--fusion-threshold-mb 3 --cycle-time-ms 3.5", {"fusion_bytes": 3 << 20, "cycle_ms": 3.5}),
-        ("--fusion-threshold-mb 0 --cache-capacity 9", {"fusion_bytes": 0, "cache_capacity": 9}),
+        ("--fusion-threshold-mb 0 --cache-capacity 9", {"fusion_bytes": 0}),
         ("--stall-check-warning-time-seconds 3", {"stall_warning_s": 3.0}),
         ("--stall-check-shutdown-time-seconds 3", {"late_after_s": 3.0}),
         ("--no-stall-check", {"stall_warning_s": 0.0}),
-        ("--timeline-filename t --timeline-mark-cycles", {"timeline": "t", "timeline_mark_cycles": True}),
+        ("--timeline-filename t --timeline-mark-cycles", {"timeline": "t"}),
         ("--timeline t --no-timeline-mark-cycles", {"timeline": "t"}),
         ("--autotune --autotune-log-file a", {"autotune": True, "autotune_log": "a"}),
         ("--gloo-timeout-seconds 9 --verbose", {"timeout_s": 9.0, "verbose": True}),
@@ -179,14 +179,13 @@ def test_print_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RINGCOMM_TIMEOUT", "5")
     monkeypatch.setenv("HOROVOD_CYCLE_TIME", "4")
     file = tmp_path / "f.yaml"
-    file.write_text("params:\n  cache_capacity: 7\n  cycle_time_ms: 9\ntimeout: 3\n")
+    file.write_text("params:\n  fusion_threshold_mb: 7\n  cycle_time_ms: 9\ntimeout: 3\n")
     line = ["--print-config", "--config-file", str(file), "--fusion-threshold-mb", "2"]
     for more, cycle in (([], ["9", f"{file}, line 3"]), (["--horovod"], ["4", "HOROVOD_CYCLE_TIME"])):
         result = CliRunner().invoke(cli.ringrun, [*line, *more])
         assert result.exit_code == 0, result.output
         rows = {row.split()[0]: row.split(None, 2)[1:] for row in result.output.splitlines()}
         assert rows["timeout"] == ["5", "RINGCOMM_TIMEOUT"]
-        assert rows["cache-capacity"] == ["7", f"{file}, line 2"]
         assert rows["fusion-threshold"] == ["2M", "--fusion-threshold-mb"]
         assert rows["spin-us"] == ["200", "default"]
         assert rows["cycle-time"] == cycle

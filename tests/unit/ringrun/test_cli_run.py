@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from ringcomm.errors import ConfigError, RingcommError
 from ringrun import cli
-from ringrun.job import requeue, restarts
+from ringrun.job import restarts
 from ringrun.job.outcome import Outcome
 from ringrun.show import console as console_module
 
@@ -32,8 +32,8 @@ class Kept:
     made: List[Kept] = []
     fails = ""
 
-    def __init__(self, tee: Optional[int]) -> None:
-        self.tee, self.problem = tee, Kept.fails
+    def __init__(self) -> None:
+        self.problem = Kept.fails
         self.events: List[Tuple[Any, ...]] = []
         Kept.made.append(self)
 
@@ -166,23 +166,6 @@ def test_under_nohup_a_closed_terminal_ends_nothing(run: Callable[..., Any]) -> 
     during = lambda attempts: signal.raise_signal(signal.SIGHUP)  # noqa: E731
     assert run(Outcome(0, "", "done"), during=during) == 0
     assert made[0].received == []
-
-
-def test_slurm_may_start_an_interrupted_job_again(
-    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: List[Tuple[Any, ...]] = []
-
-    def ask(environ: Any, count: int, signum: int, say: Callable[[str], None]) -> None:
-        asked.append((count, signum))
-        say("Slurm starts job 7 again.")
-
-    monkeypatch.setattr(requeue, "requeue", ask)
-    end = lambda attempts: attempts.interrupt(15)  # noqa: E731
-    assert run(Outcome(143, "", "interrupt"), "--restarts", "2", during=end) == 143
-    assert asked == [(2, 15)] and made[0].received == [15, "ringrun: Slurm starts job 7 again.\n"]
-    run(Outcome(0, "", "done"))
-    assert len(asked) == 1
 
 
 def test_a_dry_run_starts_nothing() -> None:

@@ -111,8 +111,6 @@ def test_workers_find_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> 
         ({"ssh_port": 99999}, "ssh_port=99999 is out of range: it must be at most 65535"),
         ({"min_np": 1, "elastic_timeout_s": -1}, "elastic_timeout_s=-1 is not a number above 0"),
         ({"min_np": 1, "elastic_timeout_s": "9"}, "elastic_timeout_s='9' is not a number above 0"),
-        ({"min_np": 1, "blacklist_cooldown_range": 5}, "blacklist_cooldown_range=5 is not a pair of numbers"),
-        ({"min_np": 1, "blacklist_cooldown_range": (5, "9")}, r"=\(5, '9'\) is not a pair of numbers"),
         ({"hosts": ["a"]}, r"hosts=\['a'\] is not a string, like \"localhost,jetson1:2\""),
         ({"hosts": Path("a")}, "is not a string"),
         ({"ssh": 3}, "ssh=3 is not a string"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import urllib.error
-import urllib.request
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -188,27 +186,6 @@ def test_the_keys_of_the_view(start: Callable[..., Started]) -> None:
     job.watching.stop()
     assert list(job.printer.block) == [] and job.text == "", "the view has been left"
     assert len(job.asked) >= 5, "the report may still need them"
-
-
-def test_the_endpoint_has_the_newest_numbers(start: Callable[..., Started]) -> None:
-    job = start(Observation(metrics_port=0))
-    assert job.text.startswith("ringrun: metrics for Prometheus: http://127.0.0.1:")
-    address = job.text.split()[-1]
-    job.run(10)
-    with urllib.request.urlopen(address, timeout=60.0) as page:
-        assert 'ringcomm_slowest{rank="2",host="localhost"} 1' in page.read().decode()
-    job.watching.stop()
-    with pytest.raises(urllib.error.URLError):
-        urllib.request.urlopen(address, timeout=60.0)
-
-
-def test_a_port_that_is_in_use_does_not_end_the_job(start: Callable[..., Started]) -> None:
-    first = start(Observation(metrics_port=0))
-    port = int(first.text.rsplit(":", 1)[1].split("/")[0])
-    job = start(Observation(metrics_port=port))
-    assert f"--metrics-port {port}: " in job.text and "Name a port that is not in use" in job.text
-    job.run(2)
-    assert len(job.asked) == 2
 
 
 @pytest.mark.parametrize("failure", ["", "rank 1 failed: ValueError"])

@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Iterator, List
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringrun.show.console import FULL_BYTES, Console, DescriptorConsole, OutputFiles, open_tee
+from ringrun.show.console import FULL_BYTES, Console, DescriptorConsole, OutputFiles
 from tests.support.service import opened, remains
 
 LIMIT_S = 60.0
@@ -54,8 +54,8 @@ class Streams:
     def file(self, stream: int, path: str) -> None:
         self._lead(stream, os.open(path, os.O_WRONLY))
 
-    def console(self, tee: Any = None) -> DescriptorConsole:
-        self._consoles.append(DescriptorConsole(tee))
+    def console(self) -> DescriptorConsole:
+        self._consoles.append(DescriptorConsole())
         return self._consoles[-1]
 
     def read(self, stream: int, count: int) -> bytes:
@@ -230,47 +230,6 @@ def test_a_terminal_that_cannot_move_its_cursor_is_like_a_pipe(
         console = streams.console()
         assert list(console.terminals) == []
         console.close()
-
-
-def test_a_file_gets_the_same_without_colours(streams: Streams, tmp_path: Path) -> None:
-    streams.terminal(1)
-    streams.pipe(2)
-    console = streams.console(open_tee(str(tmp_path / "log")))
-    console.write(1, b"\x1b[31mred\x1b[0m \x1b[38:2::0:0:255mblue\x1b[0m\n")
-    console.show_state(1, [b"50%"])
-    console.write(2, b"a warning\n")
-    assert (tmp_path / "log").read_bytes() == b"red blue\na warning\n", "no state of progress bars"
-    assert streams.read(1, 13) == b"\x1b[31mred\x1b[0m "
-    console.close()
-    console.close()
-
-
-def test_a_file_that_cannot_be_written_any_more(streams: Streams) -> None:
-    streams.pipe(1)
-    streams.pipe(2)
-    console = streams.console(open_tee("/dev/full"))
-    console.write(1, b"one\n")
-    console.write(1, b"two\n")
-    console.close()
-    problem = b"ringrun: --tee: No space left on device; the file is incomplete.\n"
-    assert streams.read(1, 8) == b"one\ntwo\n"
-    assert streams.read(2, len(problem)) == problem and streams.is_silent(2)
-
-
-@pytest.mark.parametrize(
-    ("path", "text"),
-    [
-        ("3", "--tee 3 means something else in torchrun"),
-        ("/proc/no/such/file", "--tee /proc/no/such/file: the file cannot be written: No such file"),
-    ],
-)
-def test_a_file_that_cannot_be_opened(path: str, text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        open_tee(path)
-
-
-def test_no_file_is_opened_unless_it_is_named() -> None:
-    assert open_tee(None) is None
 
 
 # ---- the console of a process that calls run() ----------------------------------------------------

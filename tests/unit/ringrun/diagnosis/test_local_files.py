@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def job_of(ship: bool) -> Job:
-    return prepare(Options(hosts="localhost,me@b", ship=ship), ["train.py"])
+    return prepare(Options(hosts="localhost,me@b", ship="." if ship else None), ["train.py"])
 
 
 @pytest.mark.parametrize("ship", [False, True])

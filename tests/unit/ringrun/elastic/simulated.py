@@ -18,9 +18,9 @@ from ringrun.plan.hosts import parse_hosts
 class Simulated:
     """A job whose agents and rendezvous do at once what they are asked to."""
 
-    def __init__(self, hosts: str, limits: HostLimits, ready: bool = True, chance: float = 0.0) -> None:
+    def __init__(self, hosts: str, limits: HostLimits, ready: bool = True) -> None:
         self.now_s = 0.0
-        self.membership = Membership(limits, 0.0, lambda: chance)
+        self.membership = Membership(limits, 0.0)
         self.ready = ready
         self.done: List[Any] = []
         self.epoch = -1

@@ -15,9 +15,6 @@ from ringrun.elastic.limits import HostLimits, check_limits, failed_text, timeou
         {},
         {"max_np": 3},
         {"min_np": 1, "max_np": 4},
-        {"drop": "host"},
-        {"cooldown_s": (1, 3600)},
-        {"cooldown_s": (5, 5)},
     ],
 )
 def test_limits_that_agree(changes: Dict[str, Any]) -> None:
@@ -31,10 +28,6 @@ def test_limits_that_agree(changes: Dict[str, Any]) -> None:
         ({"max_np": 2}, "--max-np 2 is less than --min-np 3"),
         ({"min_np": 4}, "-np 3 is less than --min-np 4"),
         ({"min_np": 1, "max_np": 2}, "-np 3 is more than --max-np 2"),
-        ({"drop": "rack"}, "--drop rack: the values are slot and host"),
-        ({"cooldown_s": (0.5, 9)}, "--blacklist-cooldown-range 0.5 9: the first number must be at least 1"),
-        ({"cooldown_s": (9, 3601)}, "range 9 3601: the second number must be at most 3600"),
-        ({"cooldown_s": (9, 8)}, "--blacklist-cooldown-range 9 8: the first number is more than the second"),
     ],
 )
 def test_limits_that_contradict_each_other(changes: Dict[str, Any], text: str) -> None:

@@ -99,33 +99,6 @@ def test_pauses_grow_while_a_slot_fails_again_and_again_before_it_joins() -> Non
     assert kinds(job.after(1000.0), StartProcess) == []
 
 
-def test_with_drop_host_the_whole_host_is_excluded() -> None:
-    job = Simulated("a:2,b:2", HostLimits(2, 2, drop="host"))
-    job.publish()
-    actions = job.exit(2, 3, "exit code 3")
-    assert kinds(actions, StartProcess) == []
-    assert [action.member for action in kinds(actions, StopProcess)] == [3]
-    assert "b is excluded for the rest of the job" in texts(actions)[0]
-    assert job.exit(3, 143, "killed by SIGTERM", ended=True) == []
-    assert texts(job.publish(lost=(2, 3), pause_s=1.0)) == [
-        "rank 2 (b) lost: exit code 3; rank 3 (b) lost: its host is excluded; "
-        "going on with 2 ranks after 1.0 s"
-    ]
-    assert kinds(job.after(10000.0), StartProcess) == []
-    actions = job.take(job.membership.add_host(parse_hosts("b:2")[0], job.now_s))
-    assert [action.member for action in kinds(actions, StartProcess)] == [4, 5]
-
-
-def test_a_cooldown_range_ends_the_exclusion() -> None:
-    job = Simulated("a:2,b:2", HostLimits(2, 2, drop="host", cooldown_s=(10, 100)))
-    job.publish()
-    job.exit(2)
-    job.exit(3)
-    job.publish(lost=(2, 3))
-    assert kinds(job.after(19.9), StartProcess) == []
-    assert [action.member for action in kinds(job.after(0.2), StartProcess)] == [4, 5]
-
-
 def test_a_member_that_is_declared_lost_is_killed_and_started_again() -> None:
     job = Simulated("a:2", HostLimits(2, 1))
     job.publish()
@@ -180,14 +153,6 @@ def test_the_job_fails_when_all_processes_fail_before_the_first_view() -> None:
     assert kinds(job.exit(0, 1), StartProcess, Fail) == []
     assert kinds(job.exit(1, 1), StartProcess, Fail) == []
     assert len(kinds(job.exit(2, 1), Fail)) == 1
-
-
-def test_the_job_fails_when_all_hosts_are_excluded() -> None:
-    limits = HostLimits(4, 2, drop="host", horovod=True)
-    job = Simulated("a:2,b:2", limits)
-    job.publish()
-    job.exit(0, 1)
-    assert kinds(job.exit(2, 1), Fail) == [Fail(failed_text(limits, "a", 0, 1))]
 
 
 def test_a_rank_that_leaves_and_then_ends_with_an_error_is_lost() -> None:

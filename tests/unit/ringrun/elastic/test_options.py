@@ -31,10 +31,8 @@ def test_what_makes_a_job_elastic(options: Dict[str, Any], is_elastic: bool) -> 
             HostLimits(4, 4, script="./hosts.sh", slots=2),
         ),
         (
-            Options(
-                min_np=1, reset_limit=0, elastic_timeout_s=5.0, blacklist_cooldown_range=(2, 9), drop="host"
-            ),
-            HostLimits(1, 1, None, 0, 5.0, (2, 9), "host"),
+            Options(min_np=1, reset_limit=0, elastic_timeout_s=5.0),
+            HostLimits(1, 1, None, 0, 5.0),
         ),
     ],
 )
@@ -48,8 +46,7 @@ def test_limits(options: Options, limits: HostLimits) -> None:
 def test_horovods_defaults_apply_with_its_option(given: Any, variable: str, expected: float) -> None:
     environ = {"HOROVOD_ELASTIC_TIMEOUT": variable}
     limits = limits_of(Options(min_np=1, elastic_timeout_s=given, horovod=True), environ)
-    assert (limits.timeout_s, limits.drop, limits.horovod) == (expected, "host", True)
-    assert limits_of(Options(min_np=1, drop="slot", horovod=True), {}).drop == "slot"
+    assert (limits.timeout_s, limits.horovod) == (expected, True)
 
 
 @pytest.mark.parametrize("text", ["soon", "1.5", "-3", "0"])
@@ -67,11 +64,8 @@ def test_limits_are_checked() -> None:
     ("options", "flag"),
     [
         ({"max_np": 3}, "--max-np"),
-        ({"slots_per_host": 2}, "--slots-per-host"),
         ({"reset_limit": 0}, "--reset-limit"),
         ({"elastic_timeout_s": 9.0}, "--elastic-timeout"),
-        ({"blacklist_cooldown_range": (1, 2)}, "--blacklist-cooldown-range"),
-        ({"drop": "host"}, "--drop"),
     ],
 )
 def test_an_option_that_would_have_no_effect(options: Dict[str, Any], flag: str) -> None:
@@ -92,10 +86,9 @@ def test_without_a_list_the_host_is_this_machine(options: Options, slots: int) -
     assert fixed_hosts(options, []) == [HostSpec("localhost", slots=slots)]
 
 
-def test_hosts_without_a_number_have_the_slots_of_the_option() -> None:
+def test_hosts_without_a_number_have_one_slot() -> None:
     specs = [HostSpec("a"), HostSpec("b", slots=3)]
     assert fixed_hosts(Options(min_np=1), specs) == [HostSpec("a", slots=1), specs[1]]
-    assert fixed_hosts(Options(np=5, min_np=1, slots_per_host=2), specs)[0].slots == 2
 
 
 @pytest.mark.parametrize(

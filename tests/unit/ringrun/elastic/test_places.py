@@ -8,7 +8,7 @@ from ringrun.plan.hosts import HostSpec
 
 
 def host(name: str, limits: HostLimits = HostLimits(1, 1), slots: int = 2) -> Host:  # noqa: B008  it is frozen
-    made = Host(HostSpec(name, slots=slots), limits, lambda: 0.0)
+    made = Host(HostSpec(name, slots=slots), limits)
     made.listed = True
     return made
 
@@ -34,19 +34,13 @@ def test_hosts_that_start_and_a_script() -> None:
 
 
 def test_hosts_that_are_excluded() -> None:
-    for_good = host("a", HostLimits(1, 1, drop="host"))
-    for_a_while = host("b", HostLimits(1, 1, cooldown_s=(10, 100), drop="host"))
-    gone = host("c", HostLimits(1, 1, drop="host"))
+    for_a_while, gone = host("b"), host("c")
     gone.listed = False
-    for item in (for_good, for_a_while, gone):
+    for item in (for_a_while, gone):
         item.phase = Phase.READY
         item.cooldown.fail(5.0, True)
-    left_s = for_a_while.cooldown.until_s - 6.0
-    assert left_s > 0
-    assert describe_sources([for_good, for_a_while, gone], "", 6.0) == (
-        f" (a is excluded (`ringrun add a` ends that); b is excluded for {left_s:.0f} s more)"
-    )
-    assert describe_sources([for_a_while], "", for_a_while.cooldown.until_s) == ""
+    assert describe_sources([for_a_while, gone], "", 5.2) == " (b is excluded for 1 s more)"
+    assert describe_sources([for_a_while], "", 6.0) == ""
 
 
 def test_a_host_has_the_capacity_of_its_slots_until_its_agent_has_answered() -> None:

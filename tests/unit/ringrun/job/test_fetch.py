@@ -34,7 +34,7 @@ def test_pieces_are_put_together_by_host(tmp_path: Path) -> None:
 def test_what_was_fetched_and_what_was_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    options = Options(hosts="a,b,localhost", ship=True, fetch=("out/*", "*.pt"))
+    options = Options(hosts="a,b,localhost", ship=".", fetch=("out/*", "*.pt"))
     job = prepare(options, ["train.py"], {"PWD": str(tmp_path)})
     assert [host.gets_code for host in job.hosts] == [True, True, False]
     files = FetchedFiles(tmp_path / "fetched")
@@ -56,7 +56,7 @@ def test_what_was_fetched_and_what_was_not(tmp_path: Path, monkeypatch: pytest.M
 def test_a_folder_is_fetched_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    job = prepare(Options(hosts="a", ship=True, fetch=("out/", "log/*")), ["train.py"], {})
+    job = prepare(Options(hosts="a", ship=".", fetch=("out/", "log/*")), ["train.py"], {})
     files = FetchedFiles(tmp_path / "fetched")
     files.take("a", piece("out/1/model.pt", 0, b"x"), job.fetch)
     assert (tmp_path / "fetched/a/out/1/model.pt").read_bytes() == b"x"

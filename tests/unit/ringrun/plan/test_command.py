@@ -94,7 +94,7 @@ def test_a_relative_script_that_is_not_sent_is_refused(tmp_path: Path, script: s
     cwd = tmp_path / "a" / "scripts"
     cwd.mkdir(parents=True)
     command = parse_command([script])
-    with pytest.raises(ConfigError, match=rf"{script} is not in it.* --ship-from {above}, or change"):
+    with pytest.raises(ConfigError, match=rf"{script} is not in it.* --ship={above}, or change"):
         in_tree(command, cwd, cwd)
     proposed = (cwd / above).resolve()
     assert in_tree(command, proposed, cwd) == command

@@ -10,12 +10,12 @@ from ringrun.plan.observe import Observation, observation_of, ranks_shown
 
 
 def asked(**changes: Any) -> Dict[str, Any]:
-    return {"watch": False, "report": None, "metrics_port": None, "flight_recorder": 200, **changes}
+    return {"watch": False, "report": None, "flight_recorder": 200, **changes}
 
 
 @pytest.mark.parametrize(
     ("changes", "needs_numbers"),
-    [({}, False), ({"watch": True}, True), ({"metrics_port": 0}, True), ({"report": "run.html"}, True)],
+    [({}, False), ({"watch": True}, True), ({"report": "run.html"}, True)],
 )
 def test_what_needs_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: Dict[str, Any], needs_numbers: bool
@@ -26,7 +26,7 @@ def test_what_needs_numbers(
     assert found.report == (tmp_path / "run.html" if "report" in changes else None)
 
 
-@pytest.mark.parametrize("changes", [{"watch": True}, {"metrics_port": 0}, {"report": "run.html"}])
+@pytest.mark.parametrize("changes", [{"watch": True}, {"report": "run.html"}])
 def test_numbers_come_through_the_flight_recorder(changes: Dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="Leave out --flight-recorder 0"):
         observation_of(**asked(**changes, flight_recorder=0))

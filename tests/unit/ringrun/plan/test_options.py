@@ -11,7 +11,7 @@ import pytest
 
 from ringcomm.errors import ConfigError
 from ringrun.function import options_of, run
-from ringrun.plan.options import PATH, PURPOSES, Options, summary, table
+from ringrun.plan.options import PATH, PURPOSES, SWITCH, Options, summary, table
 
 SHIM = Path(__file__).parents[4] / "launcher" / "ringrun" / "compat" / "horovod_shim"
 
@@ -69,7 +69,7 @@ def test_every_option_is_described() -> None:
         assert option.purpose in PURPOSES and option.doc.endswith("."), item.name
         assert option.flags and all(flag.startswith("-") for flag in option.flags)
         is_file = (option.metavar or "").split(".")[0] in ("FILE", "FOLDER")
-        assert (option.kind == PATH) == is_file, item.name
+        assert (option.kind in (PATH, SWITCH)) == is_file, item.name
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,3 @@ def test_the_docstring_of_run_names_no_option_of_the_command_line() -> None:
     assert run.__doc__ is not None
     words = re.findall(r"(?<![\w`-])--?[a-z][\w-]*", run.__doc__)
     assert words == ["-i"]  # of docker exec
-
-
-def test_the_directory_that_is_sent() -> None:
-    chosen = (Options(), Options(ship=True), Options(ship=True, ship_from="/a"), Options(ship_from="/a"))
-    assert [options.shipped for options in chosen] == [None, ".", "/a", "/a"]

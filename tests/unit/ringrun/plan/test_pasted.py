@@ -14,21 +14,21 @@ from ringrun.plan.options import Options
 PYTHON = ("python", "train.py")
 SCRIPT = ("train.py", "--epochs", "3")
 LINES: List[Tuple[str, Dict[str, Any], Tuple[str, ...]]] = [
-    ("torchrun --standalone --nproc-per-node=4 train.py --epochs 3", {"slots_each": 4}, SCRIPT),
+    ("torchrun --standalone --nproc-per-node=4 train.py --epochs 3", {"slots_per_host": 4}, SCRIPT),
     ("torchrun --nnodes=2 --nproc_per_node=1 --node_rank=0 --master_addr=10.0.0.1 --master_port=29500 "
-     "--max-restarts 2 train.py --epochs 3", {"slots_each": 1, "restarts": 2}, SCRIPT),
+     "--max-restarts 2 train.py --epochs 3", {"slots_per_host": 1, "restarts": 2}, SCRIPT),
     ("python3 -m torch.distributed.launch --use-env --nproc_per_node=2 train.py --epochs 3",
-     {"slots_each": 2}, SCRIPT),
+     {"slots_per_host": 2}, SCRIPT),
     ("mpirun -np 4 -H server1:2,server2:2 -bind-to none -map-by slot -x NCCL_DEBUG=INFO -mca pml ob1 "
      "-mca btl ^openib python train.py",
      {"np": 4, "hosts": "server1:2,server2:2", "forward": ("NCCL_DEBUG=INFO",)}, PYTHON),
     ("mpiexec -n 4 -hosts a,b -ppn 2 -genv OMP_NUM_THREADS 1 python train.py",
-     {"np": 4, "hosts": "a,b", "slots_each": 2, "forward": ("OMP_NUM_THREADS=1",)}, PYTHON),
+     {"np": 4, "hosts": "a,b", "slots_per_host": 2, "forward": ("OMP_NUM_THREADS=1",)}, PYTHON),
     ("horovodrun -np 4 -H localhost:4 python train.py", {"np": 4, "hosts": "localhost:4"}, PYTHON),
     ("horovodrun -np 2 --min-np 1 --max-np 4 --host-discovery-script ./hosts.sh python train.py",
      {"np": 2, "min_np": 1, "max_np": 4, "host_discovery_script": "./hosts.sh"}, PYTHON),
     ("mlx.launch --hosts 10.0.0.1,10.0.0.2 --backend ring -n 2 train.py --epochs 3",
-     {"hosts": "10.0.0.1,10.0.0.2", "slots_each": 2}, SCRIPT),
+     {"hosts": "10.0.0.1,10.0.0.2", "slots_per_host": 2}, SCRIPT),
     ("accelerate launch --multi_gpu --num_processes 2 --num-machines=1 --mixed_precision bf16 "
      "train.py --epochs 3", {"np": 2, "forward": ("ACCELERATE_MIXED_PRECISION=bf16",)}, SCRIPT),
 ]  # fmt: skip
@@ -69,10 +69,11 @@ def test_it_works_behind_ringrun_and_with_the_names_exchanged(
 def test_options_of_srun_and_mlx_launch_without_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--ntasks=4", "--ntasks-per-node", "2", "--gres=gpu:1", "train.py"]
     seen, output, code = run(words, monkeypatch)
-    assert seen == [(Options(np=4, slots_each=2), ("train.py",))] and "ringrun allocates nothing" in output
+    assert seen == [(Options(np=4, slots_per_host=2), ("train.py",))]
+    assert "ringrun allocates nothing" in output
     words = ["--backend", "ring", "--hosts", "a,b", "--repeat-hosts", "2", "train.py"]
     seen, output, code = run(words, monkeypatch)
-    assert seen == [(Options(hosts="a,b", slots_each=2), ("train.py",))], output
+    assert seen == [(Options(hosts="a,b", slots_per_host=2), ("train.py",))], output
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,10 @@ RINGRUN_PAGE = Path(__file__).resolve().parents[4] / "docs" / "ringrun.md"
 GOOD: Dict[str, str] = {
     "iface": "eth0", "start_timeout_s": "7", "timeout_s": "8", "segment_bytes": "64K", "spin_us": "9",
     "algorithm": "ring", "transport": "tcp", "congestion": "cubic", "fusion_bytes": "3M", "cycle_ms": "2.5",
-    "cache_capacity": "17", "stall_warning_s": "11", "late_after_s": "12", "dead_after_s": "13",
+    "stall_warning_s": "11", "late_after_s": "12", "dead_after_s": "13",
     "measure": "0", "timeline": "t.json",
     "flight_recorder": "50", "diagnose_dir": "flights", "check_every": "100",
-    "check_calls": "1",
-    "timeline_mark_cycles": "1", "autotune": "1", "autotune_log": "a.csv", "verbose": "1",
+    "autotune": "1", "autotune_log": "a.csv", "verbose": "1",
     "encrypt": "1", "threads": "3", "allow_forwarding": "1", "compression": "int8", "advise": "1",
     "jax_callbacks": "buffers", "jax_matching": "name", "local_steps": "auto",
 }  # fmt: skip
@@ -87,9 +86,9 @@ def test_which_source_wins() -> None:
 def test_a_file_of_horovods() -> None:
     found = effective([from_file(HOROVOD_FILE, "f")]).settings
     assert found == Settings(
-        fusion_bytes=32 << 20, cycle_ms=10.0, cache_capacity=2048, autotune=True,
+        fusion_bytes=32 << 20, cycle_ms=10.0, autotune=True,
         autotune_log="horovod_autotune_log.txt", timeline="horovod_timeline.json",
-        timeline_mark_cycles=True, stall_warning_s=120.0, late_after_s=240.0, timeout_s=60.0,
+        stall_warning_s=120.0, late_after_s=240.0, timeout_s=60.0,
     )  # fmt: skip
 
 
@@ -117,9 +116,7 @@ def test_bad_files(content: str, words: Any) -> None:
         ({"HOROVOD_FUSION_THRESHOLD": "1048576"}, {"fusion_bytes": 1 << 20}),
         ({"HOROVOD_FUSION_THRESHOLD": "0"}, {"fusion_bytes": 0}),
         ({"HOROVOD_CYCLE_TIME": "3.5"}, {"cycle_ms": 3.5}),
-        ({"HOROVOD_CACHE_CAPACITY": "0"}, {"cache_capacity": 1}),
-        ({"HOROVOD_TIMELINE": "t.json", "HOROVOD_TIMELINE_MARK_CYCLES": "1"},
-         {"timeline": "t.json", "timeline_mark_cycles": True}),
+        ({"HOROVOD_TIMELINE": "t.json"}, {"timeline": "t.json"}),
         ({"HOROVOD_TIMELINE": "DYNAMIC"}, {}),
         ({"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": "a"},
          {"autotune": True, "autotune_log": "a"}),

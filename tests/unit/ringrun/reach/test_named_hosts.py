@@ -97,7 +97,7 @@ def test_what_stands_in_a_list_is_a_host_and_no_list(run: Any) -> None:
 @pytest.mark.parametrize("item", ["lab:2", "me@lab"])
 def test_a_list_has_neither_slots_nor_an_account(item: str, run: Any) -> None:
     run("add lab a")
-    with pytest.raises(ConfigError, match="lab is a list of hosts .*--slots-each"):
+    with pytest.raises(ConfigError, match="lab is a list of hosts .*--slots-per-host"):
         read_hosts(Options(hosts=item))
 
 

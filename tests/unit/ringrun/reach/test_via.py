@@ -25,8 +25,7 @@ BOX = HostSpec("box1")
     [
         ("docker exec -i {host}", ["docker", "exec", "-i", "box1", "/p", "-c", BOOT]),
         ("kubectl exec -i pod/{host} --", ["kubectl", "exec", "-i", "pod/box1", "--", "/p", "-c", BOOT]),
-        ("blaunch {host}", ["blaunch", "box1", f"/p -c '{BOOT}'"]),
-        ("/opt/sge/qrsh -inherit {host}", ["/opt/sge/qrsh", "-inherit", "box1", f"/p -c '{BOOT}'"]),
+        ("/opt/bin/rsh -n {host}", ["/opt/bin/rsh", "-n", "box1", f"/p -c '{BOOT}'"]),
         ("run {host} sh -c {command}", ["run", "box1", "sh", "-c", f"/p -c '{BOOT}'"]),
     ],
 )
@@ -68,7 +67,7 @@ def test_no_shell_expands_a_tilde() -> None:
          ["NotFound", "kubectl exec -i box1 -- /p --version"], False, False),
         ("kubectl exec -i {host} --", 1, "error: unable to upgrade connection: container not found",
          ["does not run yet", "kubectl exec -i box1 -- true"], False, True),
-        ("blaunch {host}", 127, "sh: /p: not found", ["no Python at /p"], True, False),
+        ("rsh {host}", 127, "sh: /p: not found", ["no Python at /p"], True, False),
         ("docker exec -i {host}", 1, "ringrun-old-python 3.6.9 /p", ["too old", "3.8"], False, False),
     ],
 )  # fmt: skip
@@ -106,7 +105,7 @@ def test_a_lost_step_is_named() -> None:
     assert "(docker) was ended by signal 9" in Via("docker exec -i {host}").explain_loss("box1", -9, "")
 
 
-SLURM = Allocation("Slurm job 7", (BOX,), "srun", "7", "box0")
+SLURM = Allocation("Slurm job 7", (BOX,), "7", "box0")
 PODS = Allocation("/etc/mpi/hostfile (HYDRA_HOST_FILE)", (BOX,), may_appear=True)
 
 
@@ -114,8 +113,6 @@ PODS = Allocation("/etc/mpi/hostfile (HYDRA_HOST_FILE)", (BOX,), may_appear=True
     ("via", "allocation", "by"),
     [
         (None, SLURM, "Slurm job 7 get this job's key by srun,"),
-        (None, Allocation("LSF job 8", (BOX,), "blaunch {host}"), "LSF job 8 get this job's key by blaunch,"),
-        (None, Allocation("OAR job 9", (BOX,), "oarsh {host}", "9"), ""),
         ("ssh", SLURM, ""),
         (None, PODS, ""),
         (None, None, ""),
@@ -180,7 +177,7 @@ def test_a_file_of_a_scheduler_that_cannot_be_read(
     file = tmp_path / "nodes"
     if content is not None:
         file.write_bytes(content)
-    environ = {"PBS_JOBID": "7", "PBS_NODEFILE": str(file)}
+    environ = {"HYDRA_HOST_FILE": str(file)}
     assert allocation_of(environ, needed=False) is None
     with pytest.raises(ConfigError) as caught:
         allocation_of(environ, needed=True)

@@ -32,7 +32,7 @@ def test_with_git_it_is_what_git_tracks_or_would_track(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_does_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--ship-from: there is no directory .*/none"):
+    with pytest.raises(ConfigError, match="--ship: there is no directory .*/none"):
         SourceTree(tmp_path / "none")
 
 
@@ -137,7 +137,7 @@ def test_the_working_directory_has_to_be_in_the_tree(tmp_path: Path) -> None:
     write(tmp_path, "a/b/c", "d/e")
     assert position(tmp_path / "a", tmp_path / "a") == "."
     assert position(tmp_path, tmp_path / "a" / "b") == "a/b"
-    with pytest.raises(ConfigError, match="--ship-from"):
+    with pytest.raises(ConfigError, match="--ship="):
         position(tmp_path / "d", tmp_path / "a")
 
 

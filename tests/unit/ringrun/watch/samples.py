@@ -21,8 +21,7 @@ def report(rank: int, elapsed_s: float, **changes: Any) -> bytes:
 
 
 def running(
-    seconds: int, waited: Sequence[float], slept: Mapping[int, Mapping[int, float]], steps: float = 2.0,
-    messages: bool = False,
+    seconds: int, waited: Sequence[float], slept: Mapping[int, Mapping[int, float]], steps: float = 2.0
 ) -> History:  # fmt: skip
     """The history of a job whose ranks have reported once a second.
 
@@ -31,7 +30,6 @@ def running(
         waited: by rank, the part of the time that it waits.
         slept: by rank and the rank that it waits for, the part of the time.
         steps: per second.
-        messages: whether it waits for point-to-point messages.
     """
     history = History(0.0)
     for second in range(seconds + 1):
@@ -41,8 +39,6 @@ def running(
                 str(other): [int(count), int(count), second * slept.get(rank, {}).get(other, 0.0), 0, 0.0]
                 for other, count in sent.items()
             }
-            for values in peers.values() if messages else ():
-                values.append(values[2])
             kinds = {"allreduce": [int(steps * second), part * second, int(4e6 * second)]}
             data = report(
                 rank, float(second), steps=int(steps * second), waited_s=part * second, peers=peers,
@@ -54,9 +50,5 @@ def running(
 
 SLOW_2 = running(20, [0.8, 0.8, 0.1], {0: {2: 0.7}, 1: {2: 0.7}, 2: {0: 0.05, 1: 0.05}})
 """Three ranks of which the last one computes longest."""
-PIPELINE = running(
-    20, [0.4, 0.1, 0.4], {0: {1: 0.4}, 1: {0: 0.06, 2: 0.04}, 2: {1: 0.4}}, messages=True
-)
-"""Three stages of which the second one computes longest."""
 EQUAL = running(20, [0.3, 0.3, 0.3], {0: {1: 0.1, 2: 0.1}, 1: {0: 0.1, 2: 0.1}, 2: {0: 0.1, 1: 0.1}})
 """Three equal ranks."""

@@ -11,7 +11,7 @@ import pytest
 
 from ringrun.watch.history import MAX_POINTS, History
 from ringrun.watch.html_report import ReportFacts, html_report
-from tests.unit.ringrun.watch.samples import EQUAL, HOSTS, PIPELINE, SLOW_2, report, running
+from tests.unit.ringrun.watch.samples import EQUAL, HOSTS, SLOW_2, report, running
 
 FACTS = ReportFacts("train.py", "0.1.0", 1.7e9, 75.0, "done")
 _VOID = ("meta",)
@@ -62,10 +62,6 @@ def test_the_slow_rank_comes_first():
 
 def test_equal_ranks_have_no_culprit():
     assert "slowest:" not in page_of(EQUAL) and "class=slow>" not in page_of(EQUAL)
-
-
-def test_the_bubble_of_a_pipeline():
-    assert "<td class=\"t\">6 % for 0, 4 % for 2</td>" in page_of(PIPELINE) and "bubble" not in page_of(EQUAL)
 
 
 def test_it_needs_nothing_else():

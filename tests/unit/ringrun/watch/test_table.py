@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from ringrun.show.visible import columns
 from ringrun.watch import table
 from ringrun.watch.history import History
 from ringrun.watch.waiting import Slowest
-from tests.unit.ringrun.watch.samples import EQUAL, HOSTS, PIPELINE, SLOW_2, report, running
+from tests.unit.ringrun.watch.samples import EQUAL, HOSTS, SLOW_2, report, running
 
 
 def test_a_line_for_each_rank_and_the_slowest_marked():
@@ -22,18 +20,6 @@ def test_a_line_for_each_rank_and_the_slowest_marked():
 def test_equal_ranks_have_no_mark():
     lines = table.table(EQUAL, HOSTS, 20.0, True, True, 24)
     assert len(lines) == 5 and not any(">" in line for line in lines) and lines[4] == table.KEYS
-
-
-def test_the_bubble_of_a_pipeline():
-    lines = table.table(PIPELINE, HOSTS, 20.0, False, False, 24)
-    assert re.search(r"waits  bubble +in$", lines[0])
-    shown = ("40 %  40 % for 1", "10 %  6 % for 0, 4 % for 2", "40 %  40 % for 1")
-    for line, cells in zip(lines[1:4], shown):
-        assert re.search(rf" {cells} +its own code$", line), lines
-    text = "bubble: rank 2 waits 40 % for rank 1, rank 0 waits 40 % for rank 1, rank 1 waits 6 % for rank 0"
-    assert text in table.line(PIPELINE, HOSTS)
-    others = [*table.table(EQUAL, HOSTS, 20.0, False, False, 24), table.line(EQUAL, HOSTS)]
-    assert "bubble" not in "".join(others)
 
 
 def test_colours_only_where_they_are_wanted():

@@ -1,0 +1,125 @@
+"""Jobs whose ranks srun or mpirun has started: they find each other by a file."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable, List
+
+import pytest
+
+from ringcomm.clock import Deadline
+from ringcomm.config import Membership, Settings
+from ringcomm.configuration.other_launchers import Launched
+from ringcomm.errors import StartTimeoutError, StartupError
+from ringcomm.rendezvous import launched as module
+from ringcomm.rendezvous.launched import FileNotice, join_launched
+from tests.support.service import eventually
+
+SETTINGS = Settings(start_timeout_s=60.0, spin_us=0.0)
+
+
+def soon() -> Deadline:
+    return Deadline(30.0)
+
+
+@pytest.fixture
+def first_turn(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Makes the next start that of another process, which has not joined before."""
+
+    def forget() -> None:
+        monkeypatch.setattr(module, "_turns", 0)
+
+    forget()
+    return forget
+
+
+def of(launched: Launched) -> Membership:
+    return Membership(size=launched.size, rank=launched.rank, launched=launched)
+
+
+def check_joined(results: List[Any]) -> None:
+    """Both have joined the same job, of which rank 0 serves the rendezvous."""
+    assert [joined.rank for joined, _, _ in results] == [0, 1]
+    served = [embedded is not None for _, embedded, _ in results]
+    assert served == [True, False]
+    first, second = (full for _, _, full in results)
+    assert (first.job, first.key, first.rendezvous) == (second.job, second.key, second.rendezvous)
+    for joined, _, _ in results:
+        joined.control.leave("the test is over", True)
+        joined.channels.close()
+    results[0][1].stop()
+
+
+def by_file(folder: Any, rank: int) -> Launched:
+    return Launched("srun", rank, 2, "slurm 7.0", str(folder))
+
+
+def test_ranks_find_each_other_by_a_file_and_leave_none(
+    no_leaks: None, tmp_path: Any, first_turn: Callable[[], None]
+) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(join_launched, of(by_file(tmp_path, 1)), SETTINGS)
+        assert eventually(lambda: module._turns == 1)
+        first_turn()
+        zero = pool.submit(join_launched, of(by_file(tmp_path, 0)), SETTINGS)
+        results = [zero.result(60.0), one.result(60.0)]
+    assert list(tmp_path.iterdir()) == []
+    check_joined(results)
+
+
+def test_a_file_that_is_left_from_an_earlier_start_is_replaced(
+    no_leaks: None, tmp_path: Any, first_turn: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing answers at the address in it, and then another one is there."""
+    moved, looked = FileNotice.moved, threading.Event()
+
+    def look(notice: FileNotice) -> bool:
+        looked.set()
+        return moved(notice)
+
+    monkeypatch.setattr(FileNotice, "moved", look)
+    with socket.socket() as taken, ThreadPoolExecutor(2) as pool:
+        taken.bind(("127.0.0.1", 0))
+        old = {"job": "old", "key": "ab" * 32, "certificate": "", "machine": "", "endpoints": [
+            list(taken.getsockname())
+        ]}  # fmt: skip
+        FileNotice(by_file(tmp_path, 0), 0).publish(json.dumps(old), soon())
+        one = pool.submit(join_launched, of(by_file(tmp_path, 1)), SETTINGS)
+        assert looked.wait(30.0)
+        first_turn()
+        zero = pool.submit(join_launched, of(by_file(tmp_path, 0)), SETTINGS)
+        check_joined([zero.result(60.0), one.result(60.0)])
+
+
+def test_a_start_that_fails_at_rank_0_leaves_neither_file_nor_rendezvous(
+    no_leaks: None, tmp_path: Any, first_turn: Callable[[], None]
+) -> None:
+    settings = Settings(start_timeout_s=0.3, spin_us=0.0)
+    with pytest.raises(StartTimeoutError, match="Only 1 of 2 ranks"):
+        join_launched(of(by_file(tmp_path, 0)), settings)
+    assert list(tmp_path.iterdir()) == []
+
+
+TEXTS = (
+    "not JSON",
+    "[]",
+    json.dumps({"job": "j"}),
+    json.dumps({"job": "j", "key": "no hex", "certificate": "", "machine": "", "endpoints": []}),
+    json.dumps({"job": "j", "key": "ab", "certificate": "", "machine": "", "endpoints": [["a", True]]}),
+    json.dumps({"job": "j", "key": "ab", "certificate": "", "machine": "", "endpoints": [["a", 70000]]}),
+    "[" * 100_000,
+)
+
+
+def test_another_text_than_rank_0_publishes_is_an_error(
+    no_leaks: None, tmp_path: Any, first_turn: Callable[[], None]
+) -> None:
+    for text in TEXTS:
+        first_turn()
+        FileNotice(by_file(tmp_path, 0), 0).publish(text, soon())
+        words = rf"is not what rank 0 publishes .*\({len(text)} characters\)"
+        with pytest.raises(StartupError, match=words):
+            join_launched(of(by_file(tmp_path, 1)), SETTINGS)
