@@ -171,7 +171,7 @@ def test_firewalls_of_both_kinds(wired: Lab) -> None:
     wired.cut("jetson1", ["jetson2"], action="reject with tcp reset", ways=("input",))
     row = one(problems(wired), "jetson2 does not reach jetson1", "ufw allow from")
     address = wired.addresses("jetson1")[0]
-    assert f"{address} (eth0): connection refused" in row["text"]
+    assert f"{address} (eth0): 'connection refused'" in row["text"]
     assert row["remedy"].endswith(f"sudo ufw allow from {address.rpartition('.')[0]}.0/24"), "not docker0's"
 
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import signal
+import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -256,9 +257,10 @@ def test_script_missing_on_one_host(lab: Lab, tmp_path: Path) -> None:
     assert "Traceback" not in job.output
 
 
-def test_ringcomm_missing_on_one_host(lab: Lab) -> None:
-    """The bare interpreter of this venv has no numpy and no ringcomm."""
-    bare = Path(sys.base_prefix) / "bin" / "python3"
+def test_ringcomm_missing_on_one_host(lab: Lab, tmp_path: Path) -> None:
+    """A bare environment has no numpy and no ringcomm."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    bare = tmp_path / "bare" / "bin" / "python3"
     job = ringrun(
         lab, "-H", "localhost,jetson1", "-x", "PYTHONPATH=/nowhere", "--python", f"jetson1={bare}", REDUCE
     )

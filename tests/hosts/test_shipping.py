@@ -191,7 +191,7 @@ def test_what_jobs_have_left_is_removed_but_not_what_a_running_one_uses(
         during = ringrun(lab, "clean", *reach, module_path=False)
         assert during.process.returncode == 0, during.output
         assert len(during.values("^  kept  .*/jobs/.*: .its job runs.$")) == 2, during.output
-        assert len(during.values("^  kept  .*/ringcomm: a running job may use it$")) >= 2
+        assert len(during.values("^  kept  .*/ringcomm: '?a running job may use it'?$")) >= 2
         (own / "go").touch()
         assert job.finish(60) == 0 and len(job.values(r"\] the end \d")) == 3, job.output
     trial = ringrun(lab, "clean", "--dry-run", *reach, module_path=False)

@@ -118,7 +118,8 @@ def _attempts(command: Mapping[str, Any]) -> Form:
             raise ValueError(f"an address that was not to be dialled: {found.address[:60]!a}")
         return found
 
-    return items(attempt, sum(map(len, targets.values())))
+    # An address that does not answer is dialled again, until the time is over.
+    return items(attempt, 100 * sum(map(len, targets.values())))
 
 
 def _speeds(command: Mapping[str, Any]) -> Form:
