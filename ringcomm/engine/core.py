@@ -125,17 +125,6 @@ class EngineCore:
             self._autotune(coordinator, settings.autotune_log)
         return coordinator
 
-    def prioritize(self, names: Sequence[str]) -> None:
-        """Say in which order the program needs the results of operations; to be called on every rank.
-
-        When several are ready they run in this order, and not too many at once.
-
-        Args:
-            names: as passed to the operations; replaces what was said before.
-        """
-        if self.coordinator is not None:
-            self.coordinator.needed = {name: place for place, name in enumerate(names)}
-
     def _autotune(self, coordinator: Coordinator, log: str) -> None:
         from .tuning import Autotuner
 

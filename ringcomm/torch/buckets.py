@@ -79,11 +79,6 @@ class Bucket:
         finish_earlier("allreduce", self.name, options.process_set)
         self.handle = start_allreduce(operands, options, False, True, absent=self._absent_here(), **more)
 
-    @property
-    def changed(self) -> bool:
-        """Whether the program has changed gradients that are being reduced, as far as that can be seen."""
-        return False
-
     def advance(self) -> None:
         """Start what follows the first reduction, if anything does; for all buckets before :meth:`finish`."""
 
@@ -142,16 +137,14 @@ class EachBucket(Bucket):
         _, sent, self._restore = self.reduction.prepared(gradients)
         self._start([operand_of(tensor, "allreduce", in_place=True) for tensor in sent])
 
-    @property
-    def changed(self) -> bool:
-        """Whether the program has changed gradients that are being reduced."""
+    def _is_changed(self) -> bool:
         pairs = zip(self.parameters, self._versions)
         return any(item.grad is not None and item.grad._version != version for item, version in pairs)
 
     def finish(self) -> None:
         """Wait for the reduction, and set every member's gradient to its result."""
         handle, self.handle = self.handle, None
-        if self.changed:
+        if self._is_changed():
             warnings.warn(_CHANGED, stacklevel=2)
         for parameter, whole in zip(self.parameters, self._restore(handles.synchronize(handle))):
             _set_gradient(parameter, whole.reshape(parameter.shape))
@@ -258,16 +251,14 @@ class FlatBucket(Bucket):
         operand = operand_of(flat, "allreduce", in_place=True)
         self._start([operand], self._codec, residuals=self._own_residuals())
 
-    @property
-    def changed(self) -> bool:
-        """Whether the program has changed gradients that are being reduced."""
+    def _is_changed(self) -> bool:
         return bool(self._flat_tensor()._version != self._version)
 
     def finish(self) -> None:
         """Wait for the reduction, and set every member's gradient to its result."""
         handle, self.handle = self.handle, None
         (reduced,) = handles.synchronize(handle)
-        if self.changed:
+        if self._is_changed():
             warnings.warn(_CHANGED, stacklevel=2)
         self._deliver(reduced, handle.absent)
 

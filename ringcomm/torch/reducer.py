@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from contextlib import suppress
-from typing import Any, Callable, Container, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 
 import numpy as np
 import torch
@@ -53,7 +53,6 @@ class GradientReducer:
 
     Attributes:
         residuals: what compression has lost, by parameter name.
-        waiting: parameters that are still to be updated after the last :meth:`detach`.
         fresh: whether gradients have been computed since the last :meth:`synchronize`, also if there is no
             other rank to reduce them with.
         synchronized: whether the gradients are reduced already for the next step.
@@ -72,7 +71,6 @@ class GradientReducer:
         self._names_by_id = names
         self.fresh = self.synchronized = False
         self._pass = -1
-        self.waiting: Container[torch.Tensor] = ()
         self._names = [names[id(parameter)] for parameter in self.parameters]
         self._numbers = {id(parameter): index for index, parameter in enumerate(self.parameters)}
         given = reduction.compression
@@ -181,17 +179,10 @@ class GradientReducer:
             index: of the parameter.
 
         Raises:
-            AssertionError: there were more passes than configured.
-            ConfigError: the parameter is still to be updated. The gradient is as it was in both cases.
+            AssertionError: there were more passes than configured. The gradient is as it was.
         """
-        if not self.active():
-            return
-        if self.parameters[index] in self.waiting:
-            raise ConfigError(
-                f"{self._names[index]} was used in a forward pass before its update: CrossBarrier needs "
-                "parameters to be used in the forward pass of a module that is called."
-            )
-        self._arrivals.expect(index)
+        if self.active():
+            self._arrivals.expect(index)
 
     def computed(self, index: int) -> None:
         """Called when a backward pass has added to a parameter's gradient.
@@ -387,30 +378,6 @@ class GradientReducer:
     def _compare_once(self) -> None:
         label = self._names[0] if self._names else ""
         self._start_check.reducing(label, lambda: map(first_elements, self.parameters))
-
-    @property
-    def may_detach(self) -> bool:
-        """Whether :meth:`detach` can be called instead of :meth:`synchronize`."""
-        return self.active() and (self._auto is None or self._auto.choice is not None)
-
-    def detach(self) -> List[Bucket]:
-        """Submit what is left, and hand over the reductions, which the caller completes bucket by bucket."""
-        self.fresh = False
-        self._refuse_shared()
-        self._add_unfrozen()
-        try:
-            self._submit_remaining()
-            self._learn_layouts()
-            self._compare_once()
-            return list(self._submitted.values())
-        finally:
-            self._end_step()
-
-    def names_by_need(self) -> Tuple[str, ...]:
-        """The names of all buckets' reductions, in the order in which a forward pass needs the parameters."""
-        buckets = [bucket for bucket in self._buckets if bucket is not None]
-        buckets.sort(key=lambda bucket: min(self._numbers[id(item)] for item in bucket.parameters))
-        return tuple(name for bucket in buckets for name in bucket.operation_names())
 
     def _nbytes(self) -> int:
         """Of all gradients that can be compressed."""

@@ -132,41 +132,6 @@ def test_a_missing_wait_is_found(ranks_of, monkeypatch):
         compared(ranks_of, training(steps=2), delay_s=0.05)  # long: a busy machine may pause a rank
 
 
-def test_updates_that_have_failed_are_dropped(ranks_of):
-    """The error is raised where the parameters are needed, and training can go on after it."""
-
-    def train(context):
-        model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(4, 1))
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters(), groups=2
-        )
-        barrier = hvd.CrossBarrier(model, optimizer)
-        inputs = values(context.rank, 3, 6)
-        model(inputs).sum().backward()
-        optimizer.step()
-        waiting = len(set(map(id, barrier._waiting.values())))
-        (first, *_) = barrier._waiting.values()
-        finish = first.bucket.finish
-
-        def fail():
-            finish()
-            raise ZeroDivisionError("the bucket has failed")
-
-        first.bucket.finish = fail
-        with pytest.raises(ZeroDivisionError, match="the bucket has failed"):
-            model(inputs)
-        del first.bucket.finish
-        dropped = not barrier.pending
-        context.barrier()
-        optimizer.zero_grad()
-        model(inputs).sum().backward()
-        optimizer.step()
-        barrier.close()
-        return waiting, dropped, barrier.pending
-
-    assert ranks_of(SIZE, train) == [(2, True, False)] * SIZE
-
-
 def test_handlers_of_states_can_be_replaced():
     class Counter:
         def __init__(self):

@@ -109,7 +109,7 @@ def check_with_auto() -> List[str]:
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(model(torch.ones(2, 3)).sum()).backward()
     for act in (
-        lambda: hvd.CrossBarrier(model, optimizer), lambda: hvd.DistributedOptimizer(optimizer),
+        lambda: hvd.DistributedOptimizer(optimizer),
         lambda: hvd.LocalSGD(model, optimizer), lambda: scaler.step(optimizer),
     ):  # fmt: skip
         with pytest.raises(rc.ConfigError) as caught:
@@ -122,7 +122,6 @@ def check_with_auto() -> List[str]:
 def test_at_first_an_unchanged_program_trains_as_one_process_that_averages_gradients() -> None:
     words = (
         "this program asks for sum", "this program asks for adasum", "cannot be sent with PowerSGD",
-        "CrossBarrier works on a DistributedOptimizer that reduces gradients",
         "a DistributedOptimizer already", "needs the original optimizer", "does not work with a GradScaler",
     )  # fmt: skip
     for errors in rc.run(check_with_auto, np=RANKS, env=ENV, settings={"local_steps": "auto"}):

@@ -1,4 +1,4 @@
-"""What an engine does besides its operations: observers, priorities, pauses, interrupts, and its end."""
+"""What an engine does besides its operations: observers, pauses, interrupts, and its end."""
 
 from __future__ import annotations
 
@@ -68,24 +68,6 @@ def test_an_observer_sees_operations_until_there_is_none(size):
     assert events.count(("allreduce.seen", "B", "ALLREDUCE")) == size
     assert events.count(("allreduce.seen", "B", "RINGCOMM_ALLREDUCE")) == size
     assert not any("unseen" in label for label, *_ in events)
-
-
-def test_what_is_needed_first_runs_first():
-    def work(context):
-        engine, order = context.engine, []
-        engine.prioritize(["first", "second"])
-        arrays = {name: np.ones(3 << 20, np.float32) for name in ("second", "first")}  # more than run at once
-        context.barrier()
-        with engine._thread._driving:  # so that its thread announces both at once
-            handles = [engine.allreduce([array], Sum, name) for name, array in arrays.items()]
-        for name, handle in zip(arrays, handles):
-            handle.when_done(lambda _, name=name: order.append(name))
-        for handle in handles:
-            handle.wait(LIMIT_S)
-        return order
-
-    first, other = run_ranks(2, work, settings=PLAIN)
-    assert first == other == ["first", "second"]
 
 
 def test_numbers_about_what_it_has_done():

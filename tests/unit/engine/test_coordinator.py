@@ -232,21 +232,6 @@ def test_ranks_that_take_turns_are_each_late():
     assert job.coordinator.late_s == {0: 0.5, 1: 0.5, 2: 0.5}
 
 
-def test_what_the_program_needs_first_is_not_behind_what_became_ready_before():
-    job = Job()
-    job.coordinator.needed = {"first": 0, "second": 1, "last": 2}
-    large = {name: sig(name, shapes=((2 << 20,),)) for name in ("last", "second", "first")}
-    for rank in range(3):
-        job.ready(rank, large["last"], large["second"])
-    assert job.run() == [["second"]]
-    for rank in range(3):
-        job.ready(rank, large["first"], sig("small"))
-    assert job.coordinator.next_alarm_s(job.now_s) == 0.0
-    assert sorted(name for bucket in job.run() for name in bucket) == ["first", "small"]
-    assert job.run() == [["last"]]
-    assert job.run() == []
-
-
 def test_callbacks_are_told_what_happens():
     job = Job()
     coordinator, seen = job.coordinator, []
