@@ -6,7 +6,7 @@ From a gradient to the network, in this order:
    first bucket has :data:`FIRST_GRADIENTS_BYTES`, so that its reduction starts early; the others have
    :data:`GRADIENTS_BYTES`. A bucket is one operation.
 2. Rank 0 fuses the operations that are ready on all ranks, buckets and single tensors alike, up to
-   :data:`FUSION_BYTES` (``--fusion-threshold``; autotuning changes it). Buckets of step 1 are fused only if
+   :data:`FUSION_BYTES` (``--fusion-threshold``). Buckets of step 1 are fused only if
    several are ready at once: on a slow network.
 3. Of what rank 0 has fused each rank copies the tensors below :data:`ALONE_BYTES` side by side. Larger ones
    are reduced one by one, where they lie: the copies would cost more than a call.

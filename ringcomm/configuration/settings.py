@@ -126,14 +126,6 @@ class Settings:
         "rank 0: a Chrome trace. Empty: nothing.", metavar="FILE",
         brief="Chrome trace.",
     )  # fmt: skip
-    autotune: bool = _setting(
-        False, "AUTOTUNE", parsing.flag,
-        "Try fusion thresholds and cycle times while the job runs, and keep the best, which rank 0 logs.",
-    )  # fmt: skip
-    autotune_log: str = _setting(
-        "", "AUTOTUNE_LOG", str,
-        "File of rank 0 for what autotuning has measured, as CSV. Empty: none.", metavar="FILE",
-    )  # fmt: skip
     flight_recorder: int = _setting(
         1000, "FLIGHT_RECORDER", parsing.whole,
         "Number of last operations that each rank records, for the diagnosis when a job fails or makes no "

@@ -65,7 +65,7 @@ class Coordinator:
         paused: ranks that have said that they would be away for long, and why.
         deadlock: describes ranks that wait for each other, some in direct calls, which ends the job; or "".
         to_explain: ranks to be asked for their stack; the caller asks them and clears the list.
-        on_announce, on_complete, on_responses: told of what happens, if set.
+        on_announce, on_complete: told of what happens, if set.
         late_s: by rank, how long operations have waited for that rank alone, in seconds. A time in which
             several operations waited counts once.
     """
@@ -85,7 +85,6 @@ class Coordinator:
         self.deadlock = ""
         self.on_announce: Optional[Callable[[Key, int, Signature], None]] = None
         self.on_complete: Optional[Callable[[Key], None]] = None
-        self.on_responses: Optional[Callable[[int, float], None]] = None
         self._hosts = hosts
         self._size = len(hosts)
         self._members = members
@@ -272,8 +271,6 @@ class Coordinator:
             self._urgent = False
         elif not self._settled:
             return None
-        if self.on_responses is not None and ready:
-            self.on_responses(sum(signature.nbytes for _, signature in ready), now_s)
         fresh: List[List[Any]] = []
         members = [Ready(self._number(signature, fresh), key.number, signature) for key, signature in ready]
         buckets = fuse(members, self.tuning.fusion_bytes)

@@ -10,18 +10,15 @@ import pytest
 
 from ringcomm.clock import Polling
 from ringcomm.engine import thread as thread_module
-from ringcomm.engine.engine import Engine
 from ringcomm.engine.observer import Observer
 from ringcomm.engine.thread import EngineThread
 from ringcomm.errors import (
-    ConfigError,
     Misuse,
     NotInitializedError,
     PeerLostError,
 )
 from ringcomm.ops import Average, Sum
 from ringcomm.testing.cluster import run_ranks
-from ringcomm.transport.memory import memory_channels
 from tests.integration.engine.engines import LIMIT_S, PLAIN, reduced
 from tests.support.service import eventually
 
@@ -226,29 +223,6 @@ class TestEnd:
             return True
 
         assert run_ranks(2, work, settings=PLAIN) == [True, True]
-
-
-class TestAutotuning:
-    def test_a_log_that_cannot_be_written_starts_nothing(self, tmp_path, no_leaks):
-        log = tmp_path / "missing" / "tuning.csv"
-        one, other = memory_channels(2)
-        settings = replace(PLAIN, autotune=True, autotune_log=str(log))
-        with pytest.raises(ConfigError, match=r"tuning\.csv cannot be written: No such file or directory\."):
-            Engine(one, settings)
-        engine = Engine(other, settings)  # only rank 0 writes it
-        engine.stop()
-        for channels in (one, other):
-            channels.close()
-
-    def test_without_a_log_the_result_is_told(self, caplog):
-        caplog.set_level("INFO", "ringcomm.engine")
-
-        def work(context):
-            return [reduced(context, "x")[0] for _ in range(3)]
-
-        assert run_ranks(2, work, settings=replace(PLAIN, autotune=True)) == [[3.0] * 3] * 2
-        told = [record.getMessage() for record in caplog.records if "utotuning" in record.getMessage()]
-        assert len(told) == 1
 
 
 def test_a_process_set_goes_on_without_ranks_that_are_not_in_it():

@@ -237,12 +237,11 @@ def test_callbacks_are_told_what_happens():
     coordinator, seen = job.coordinator, []
     coordinator.on_announce = lambda key, rank, signature: seen.append(("announced", key.name, rank))
     coordinator.on_complete = lambda key: seen.append(("complete", key.name))
-    coordinator.on_responses = lambda nbytes, now_s: seen.append(("run", nbytes, now_s))
     for rank in range(3):
         job.ready(rank, sig("a"))
     assert job.run() == [["a"]]
     announced = [("announced", "a", rank) for rank in range(3)]
-    assert seen == [*announced, ("complete", "a"), ("run", 16, job.now_s)]
+    assert seen == [*announced, ("complete", "a")]
 
 
 def test_a_rank_that_is_back_is_not_excused_any_more():
