@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from contextlib import suppress
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import torch
@@ -22,8 +22,7 @@ from ..calls.process_set import included_in, number_of
 from ..errors import ConfigError, MismatchError, NotInitializedError, RingcommError
 from ..job.context import Context
 from ..ops import ReduceOp
-from .buckets import Bucket, SparseBucket
-from .compressed_buckets import PowerBucket, codec_of, make_bucket
+from .buckets import Bucket, SparseBucket, codec_of, make_bucket
 from .tensors import first_elements
 
 _DENSE, _SPARSE = 1, 2
@@ -255,7 +254,7 @@ class GradientReducer:
                     if self.parameters[index] not in absent:
                         del self._unknown[index]
         self._markers.clear()
-        self._submit_remaining(asked=True)
+        self._submit_remaining()
 
     def _ask(self, number: int, bucket: Bucket, unknown: Sequence[int], sparse: Sequence[int]) -> None:
         """Exchange the layouts of a bucket's gradients, and divide it if one is sparse.
@@ -272,7 +271,7 @@ class GradientReducer:
         api.context().engine.allreduce(
             [own], ReduceOp.MAX, wire_name("allreduce", name), process_set=process_set, urgent=True
         ).wait()
-        if _SPARSE not in own and not isinstance(bucket, PowerBucket):
+        if _SPARSE not in own:
             return  # the ranks differ in something else, which _finish_all() raises
         del self._submitted[number]
         for index, layout in zip(unknown, own.tolist()):
@@ -298,16 +297,13 @@ class GradientReducer:
         if not self._is_newly_sparse(index):
             self._bucket(self._arrivals.bucket_of(index)).take(self.parameters[index])
 
-    def _submit(self, number: int, asked: bool = False) -> None:
+    def _submit(self, number: int) -> None:
         bucket = self._bucket(number)
-        unknown = self._unknown_of(bucket)
-        # PowerSGD changes gradients before their first reduction, so there all ranks ask.
-        asks = not asked and isinstance(bucket, PowerBucket)
-        sparse = list(filter(self._is_newly_sparse, unknown))
-        if sparse or unknown and asks:
-            name, process_set = bucket.operation_names()[0], number_of(self.reduction.process_set)
-            finish_earlier("allreduce", name, self.reduction.process_set)
-            name = wire_name("allreduce", name)
+        sparse = list(filter(self._is_newly_sparse, self._unknown_of(bucket)))
+        if sparse:
+            process_set = number_of(self.reduction.process_set)
+            finish_earlier("allreduce", bucket.name, self.reduction.process_set)
+            name = wire_name("allreduce", bucket.name)
             marker = api.context().engine.allreduce([], self.reduction.op, name, process_set=process_set)
             self._markers[number] = (marker, sparse)
             self._submitted[number] = bucket
@@ -386,24 +382,21 @@ class GradientReducer:
     def _finish_all(self) -> Optional[BaseException]:
         """Complete all submitted buckets; the first error, once no operation is pending."""
         problem: Optional[BaseException] = None
-        buckets = list(self._submitted.values())
-        for finishing in (False, True):
-            for bucket in list(buckets):
-                try:
-                    bucket.finish() if finishing else bucket.advance()
-                except Exception as error:  # noqa: BLE001 - returned
-                    bucket.reset()
-                    buckets.remove(bucket)
-                    problem = problem or error
+        for bucket in self._submitted.values():
+            try:
+                bucket.finish()
+            except Exception as error:  # noqa: BLE001 - returned
+                bucket.reset()
+                problem = problem or error
         return problem
 
-    def _submit_remaining(self, asked: bool = False) -> None:
+    def _submit_remaining(self) -> None:
         for number, bucket in enumerate(self._buckets):
             if bucket is None or number in self._submitted:
                 continue
             for parameter in bucket.parameters:
                 self._take(self._numbers[id(parameter)])  # also what another bucket had, or was sparse
-            self._submit(number, asked)
+            self._submit(number)
 
     def reset(self, passes: Optional[int] = None) -> None:
         """Drop all reductions in progress, once they have ended on all ranks: their names are free then.
@@ -447,7 +440,7 @@ class GradientReducer:
         _unsubmitted.add(self)
 
     def _operations(self) -> Set[str]:
-        return {name for bucket in self._buckets if bucket is not None for name in bucket.operation_names()}
+        return {bucket.name for bucket in self._buckets if bucket is not None}
 
     def _finish_step(self) -> None:
         """End a step that was begun, as :meth:`synchronize`: another optimizer gets these parameters."""

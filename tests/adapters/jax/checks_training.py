@@ -134,7 +134,7 @@ def check_compression_by_codes() -> None:
         sum(ranks(lambda rank: np.random.default_rng(rank).normal(size=(64, 96)).astype(np.float32)))
         / rc.size()
     )
-    for compression in ("int8", hvd.Compression.int4, hvd.PowerSGD(2)):
+    for compression in ("int8", hvd.Compression.int4):
         tx = hvd.DistributedOptimizer(optax.sgd(1.0), compression=compression)
         state, update = tx.init(weights), jax.jit(tx.update)
         found = np.zeros_like(exact)
@@ -142,10 +142,7 @@ def check_compression_by_codes() -> None:
             step, state = update(weights, state)
             same_everywhere(step)
             found -= np.asarray(step)
-        if not isinstance(compression, hvd.PowerSGD):
-            np.testing.assert_allclose(found / 20, exact, atol=0.05)
-        else:
-            assert np.linalg.norm(found / 20 - exact) < np.linalg.norm(exact)
+        np.testing.assert_allclose(found / 20, exact, atol=0.05)
 
 
 def check_digits_have_the_loss_curve_of_one_process() -> None:

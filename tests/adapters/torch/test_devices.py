@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import ringcomm.torch as hvd
-from ringcomm._adapter.compression import PowerSGD
 from ringcomm.arrays.mirrors import BlockMirror
 from ringcomm.testing.cluster import RankFailed
 from ringcomm.torch import elastic
@@ -89,10 +88,9 @@ def test_collectives(ranks_of):
     compared(ranks_of, collectives)
 
 
-@pytest.mark.parametrize("compression", ["none", "fp16", "int8", "powersgd"])
+@pytest.mark.parametrize("compression", ["none", "fp16", "int8"])
 def test_training_gives_the_parameters_of_the_cpu(compression, ranks_of):
-    chosen = PowerSGD(1) if compression == "powersgd" else getattr(hvd.Compression, compression)
-    compared(ranks_of, training(chosen))
+    compared(ranks_of, training(getattr(hvd.Compression, compression)))
 
 
 def test_the_hook_returns_before_the_copy_is_done(ranks_of):
