@@ -351,9 +351,7 @@ def refuse_local_steps() -> None:
     """
     if api.is_initialized() and api.placed().settings.local_steps:
         raise ConfigError(
-            "--local-steps (RINGCOMM_LOCAL_STEPS) works with PyTorch's DistributedOptimizer only. Leave it "
-            "out; for Keras add the callback LocalSGDCallback and for JAX use LocalSGD, with the framework's "
-            "own optimizer."
+            "--local-steps (RINGCOMM_LOCAL_STEPS) works with PyTorch's DistributedOptimizer only. Leave it out."
         )
 
 

@@ -31,7 +31,6 @@ from .collectives import reducescatter as reducescatter
 from .ending import typed_errors as typed_errors
 from .gradients import grad as grad
 from .gradients import value_and_grad as value_and_grad
-from .local_sgd import LocalSGD as LocalSGD
 from .optimizer import AccumulationState as AccumulationState
 from .optimizer import DistributedOptimizer as DistributedOptimizer
 from .optimizer import distributed as distributed

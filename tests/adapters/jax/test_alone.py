@@ -201,13 +201,3 @@ def test_codes_are_executed_by_the_reduction(alone: Any) -> None:
     reducer = gradient_reducer(ReduceOp.AVERAGE, "int8", 1.0, every_rank, share=0.5)
     (found,) = reducer([own])
     assert float(jnp.abs(found - own / 2).max()) < 0.05
-
-
-def test_local_steps_of_numbers_and_of_half_types_but_not_of_complex_ones(alone: Any) -> None:
-    import ringcomm.jax as hvd
-
-    params = {"w": jnp.ones(2, jnp.bfloat16), "scale": 2.0}
-    found = hvd.LocalSGD(params, sync_every=1).synchronize(params)
-    assert found["w"].dtype == jnp.bfloat16 and float(found["scale"]) == 2.0
-    with pytest.raises(ConfigError, match="averages real weights, not complex64"):
-        hvd.LocalSGD(jnp.ones(2, jnp.complex64))

@@ -42,7 +42,6 @@ def work() -> Dict[str, Any]:
         saved_and_loaded(model, images, labels)
         accumulated_sums(images, labels, results["accumulated"])
         compressed(images, labels)
-        local_steps(images, labels)
         half_precision(images, labels)
         made_from_a_configuration()
         parts_of_one_rank(images, labels)
@@ -137,20 +136,6 @@ def residuals_of(model: Any, expected: bool) -> None:
     hvd.load_residual_state_dict(model.trainable_variables, saved)
     for name, array in hvd.residual_state_dict(model.trainable_variables).items():
         assert array.tobytes() == saved[name].tobytes()
-
-
-def local_steps(images: Any, labels: Any) -> None:
-    """Ranks train by themselves, and have the same weights at the end."""
-    streaming = {"fragments": 2, "overlap": 2}
-    plain, diloco = hvd.LocalSGDCallback, hvd.LocalSGDCallback.diloco
-    int8 = {"compression": "int8", "outer_momentum": 0.5}
-    for kind, options in ((plain, {}), (diloco, int8), (plain, streaming)):
-        model = make(keras.optimizers.SGD(0.1))
-        callback = kind(sync_every=4, **options)
-        history = fit(model, images, labels, callback, epochs=2)
-        assert np.isfinite(history["loss"]).all()
-        for weight in model.get_weights():
-            same_everywhere(weight)
 
 
 def half_precision(images: Any, labels: Any) -> None:
