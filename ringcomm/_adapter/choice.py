@@ -351,7 +351,8 @@ def refuse_local_steps() -> None:
     """
     if api.is_initialized() and api.placed().settings.local_steps:
         raise ConfigError(
-            "--local-steps (RINGCOMM_LOCAL_STEPS) works with PyTorch's DistributedOptimizer only. Leave it out."
+            "--local-steps (RINGCOMM_LOCAL_STEPS) works with PyTorch's DistributedOptimizer only. Leave it "
+            "out."
         )
 
 

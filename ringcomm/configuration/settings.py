@@ -148,18 +148,6 @@ class Settings:
         "Number of optimizer steps between two checks that all ranks have the same parameters, bit by "
         "bit. 0: never.", metavar="N",
     )  # fmt: skip
-    jax_callbacks: str = _setting(
-        "auto", "JAX_CALLBACKS", parsing.jax_callbacks,
-        "How programs that JAX has compiled call `ringcomm.jax`: `buffers` (on XLA's own memory, without "
-        "copies; uses private names of JAX), `io_callback` (as that does, by copies of arrays), or `auto`: "
-        "`buffers` if a trial with the installed JAX succeeds.", metavar="auto|buffers|io_callback",
-    )  # fmt: skip
-    jax_matching: str = _setting(
-        "order", "JAX_MATCHING", parsing.jax_matching,
-        "How ranks match collectives without a name in programs that JAX has compiled: by `order`, without "
-        "announcing them first, or by `name`, which takes longer; `join` and the timeline need that.",
-        metavar="order|name",
-    )  # fmt: skip
     encrypt: bool = _setting(
         False, "ENCRYPT", parsing.flag,
         "Encrypt all TCP connections by TLS 1.3, with a certificate for this job alone that `ringrun` makes "

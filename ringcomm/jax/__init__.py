@@ -24,7 +24,6 @@ from .collectives import allreduce as allreduce
 from .collectives import alltoall as alltoall
 from .collectives import barrier as barrier
 from .collectives import broadcast as broadcast
-from .collectives import join as join
 from .collectives import pmean as pmean
 from .collectives import psum as psum
 from .collectives import reducescatter as reducescatter

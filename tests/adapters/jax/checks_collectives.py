@@ -185,11 +185,6 @@ def check_no_input_is_changed() -> None:
         same(own, np.full(5000, hvd.rank() + 1.0))
 
 
-def check_join_needs_programs_matched_by_name() -> None:
-    if rc.size() > 1:
-        raises(rc.ConfigError, hvd.join, "RINGCOMM_JAX_MATCHING=name")
-
-
 def check_direct_calls_beside_programs() -> None:
     """A program runs asynchronously while the same thread makes other calls."""
     step = jax.jit(lambda x: hvd.pmean(jnp.tanh(hvd.pmean(x @ x))))

@@ -32,7 +32,7 @@ GOOD: Dict[str, str] = {
     "flight_recorder": "50", "diagnose_dir": "flights", "check_every": "100",
     "verbose": "1",
     "encrypt": "1", "threads": "3", "allow_forwarding": "1", "compression": "int8", "advise": "1",
-    "jax_callbacks": "buffers", "jax_matching": "name", "local_steps": "auto",
+    "local_steps": "auto",
 }  # fmt: skip
 
 HOROVOD_FILE = """
