@@ -67,9 +67,7 @@ LOCAL_STEPS = """# Local steps: LocalSGD
 
 Ranks train alone for some steps and then average their weights: for links that are too slow for every step.
 [What it brings and costs](../docs/compression.md). PyTorch's class is
-[`ringcomm.torch.LocalSGD`](ringcomm.torch.md#ringcomm.torch.LocalSGD), JAX's
-[`ringcomm.jax.LocalSGD`](ringcomm.jax.md#ringcomm.jax.LocalSGD), Keras' callback
-[`LocalSGDCallback`](ringcomm.keras.md#ringcomm.keras.LocalSGDCallback); this one is for NumPy arrays.
+[`ringcomm.torch.LocalSGD`](ringcomm.torch.md#ringcomm.torch.LocalSGD); this one is for NumPy arrays.
 
 """
 

@@ -47,14 +47,14 @@ root_rank: the rank whose data are sent: its rank in the job, also if only a pro
     "compression": """\
 compression: how float32 and float64 are sent: ``Compression.none`` (the default: unchanged),
     ``Compression.fp16`` or ``Compression.bf16`` (half the bytes of float32), ``Compression.int8`` (a
-    quarter), ``Compression.int4`` (an eighth), ``PowerSGD(rank=4)`` (matrices only, the rest as bfloat16), or
-    a name such as ``"int8"``. A single call has no error feedback: what int8, int4 and PowerSGD lose is lost
+    quarter), ``Compression.int4`` (an eighth), or a name such as ``"int8"``. A single call has no error
+    feedback: what int8 and int4 lose is lost
     (``DistributedOptimizer`` adds it to the next gradient). Integers, and reductions other than Sum and
     Average, are never sent as codes. The same on all ranks.""",
     "gradient_compression": """\
 compression: how gradients are sent: ``Compression.none`` (the default: unchanged), ``Compression.bf16`` or
-    ``Compression.fp16`` (half the bytes of float32), ``Compression.int8`` (a quarter), ``Compression.int4``
-    (an eighth) or ``PowerSGD(rank=4)`` (less). The last three apply to matrices, the other gradients are
+    ``Compression.fp16`` (half the bytes of float32), ``Compression.int8`` (a quarter) or ``Compression.int4``
+    (an eighth). The last two apply to matrices, the other gradients are
     sent as bfloat16; what they lose of a gradient is added to the next one. A name such as ``"int8"`` does
     as well.""",
     "message": """tag: distinguishes messages between the same two ranks.
@@ -189,7 +189,7 @@ op: ``Average`` (the default), ``Sum``, ``Min``, ``Max`` or ``Product`` of the g
     each rank makes the optimizer's own step with its own gradients, during ``step()``, and the changes of
     the parameters are combined by Adasum. Nothing is reduced during ``backward()`` then,
     ``synchronize()`` has no effect, ``skip_synchronize()`` raises AssertionError, and ``groups``,
-    ``backward_passes_per_step``, ``sparse_as_dense``, int8, int4 and PowerSGD have no effect.""",
+    ``backward_passes_per_step``, ``sparse_as_dense``, int8 and int4 have no effect.""",
     "torch_optimizer_errors": """\
 MismatchError: (from ``step()`` or ``synchronize()``) ranks have other parameters or arguments.
 PeerLostError: (from ``step()`` or ``synchronize()``) a rank ended, or is silent for too long.

@@ -31,7 +31,7 @@ from ..ops import ReduceOp
 from ..schedule.closed_form import best_allreduce
 from ..schedule.cost import CostModel
 from ..schedule.machine import Machine, grid
-from .compression import Compression, PowerSGD, compressor_of
+from .compression import Compression, compressor_of
 from .intervals import EXCHANGE_PART
 
 logger = logging.getLogger(__name__)
@@ -325,29 +325,22 @@ class AutoCompression:
         return StepTime(float(numbers[0]), -float(numbers[1]), -float(numbers[2]), tuple(together))
 
 
-def configured(compression: Any, process_set: ProcessSet, weighted: bool = False) -> Any:
+def configured(compression: Any, process_set: ProcessSet) -> Any:
     """The compressor for what a program has passed: of ``Compression.none``, what the settings say.
 
     Args:
         compression: a compressor or its name.
         process_set: the ranks that reduce.
-        weighted: whether gradients have weights.
 
     Raises:
-        ConfigError: no compressor has the name, or it cannot average with weights.
+        ConfigError: no compressor has the name.
     """
     if compression is Compression.none and api.is_initialized():
         compression = api.placed().settings.compression or compression
         use("compression")
     if compression == "auto":
         return AutoCompression(process_set)
-    compressor = compressor_of(compression)
-    if weighted and isinstance(compressor, PowerSGD):
-        raise ConfigError(
-            "PowerSGD averages gradients without weights, so it cannot be used with balanced batches. Use "
-            "Compression.int8 or Compression.bf16."
-        )
-    return compressor
+    return compressor_of(compression)
 
 
 def refuse_local_steps() -> None:
@@ -359,8 +352,7 @@ def refuse_local_steps() -> None:
     if api.is_initialized() and api.placed().settings.local_steps:
         raise ConfigError(
             "--local-steps (RINGCOMM_LOCAL_STEPS) works with PyTorch's DistributedOptimizer only. Leave it "
-            "out; for Keras add the callback LocalSGDCallback and for JAX use LocalSGD, with the framework's "
-            "own optimizer."
+            "out."
         )
 
 

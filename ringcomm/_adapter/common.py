@@ -37,7 +37,6 @@ from .basics import nccl_built as nccl_built
 from .basics import rocm_built as rocm_built
 from .basics import start_timeline as start_timeline
 from .compression import Compression as Compression
-from .compression import PowerSGD as PowerSGD
 from .objects import allgather_object as allgather_object
 from .objects import broadcast_object as broadcast_object
 

@@ -9,7 +9,7 @@ from ..errors import ConfigError
 
 __all__ = [
     "BF16Compressor", "Compression", "Compressor", "FP16Compressor", "Int4Compressor", "Int8Compressor",
-    "NoneCompressor", "PowerSGD",
+    "NoneCompressor",
 ]  # fmt: skip
 
 WIRE_DTYPES: Dict[str, Optional[str]] = {"none": None, "fp16": "float16", "bf16": "bfloat16"}
@@ -155,45 +155,6 @@ class Int4Compressor(_GradientCompressor):
     kind = "int4"
 
 
-class PowerSGD:
-    """Gradients of matrices as products of two thin ones, all others as bfloat16; error feedback.
-
-    Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
-    Optimization" (2019), with warm start. A tensor of more than two dimensions is a matrix whose rows are its
-    first dimension.
-
-    Args:
-        rank: columns of the two thin matrices. 4 suits convolutional networks; more is more exact and slower.
-        min_ratio: a matrix is compressed only if that makes it so many times smaller.
-
-    Raises:
-        ConfigError: the rank is less than 1, or the ratio is not positive.
-    """
-
-    kind = "powersgd"
-
-    def __init__(self, rank: int = 4, min_ratio: float = 2.0) -> None:
-        if rank < 1 or min_ratio <= 0:
-            raise ConfigError(
-                f"PowerSGD needs a rank of 1 or more and a positive ratio, not {rank}, {min_ratio}"
-            )
-        self.rank = rank
-        self.min_ratio = min_ratio
-
-    def __repr__(self) -> str:
-        return f"PowerSGD(rank={self.rank})"
-
-    def suits(self, shape: Sequence[int]) -> bool:
-        """Return whether a gradient of this shape is compressed."""
-        if len(shape) < 2 or 0 in shape:
-            return False
-        rows, columns = shape[0], prod(shape[1:])
-        return rows * columns >= self.min_ratio * self.rank * (rows + columns)
-
-    compress = _GradientCompressor.compress
-    decompress = _GradientCompressor.decompress
-
-
 class Compression:
     """The compressors for ``compression=``.
 
@@ -246,7 +207,7 @@ def compressor_of(compression: Any) -> Any:
 def codec_for(compression: Any, dtype: str, shape: Sequence[int]) -> str:
     """Return how a gradient is sent.
 
-    A codec's name, ``"powersgd"``, or ``"none"`` where the reduction does nothing.
+    A codec's name, or ``"none"`` where the reduction does nothing.
 
     Args:
         compression: a compressor.
@@ -254,13 +215,11 @@ def codec_for(compression: Any, dtype: str, shape: Sequence[int]) -> str:
         shape: the gradient's.
     """
     kind = getattr(compression, "kind", "")
-    if kind not in ("int8", "int4", "powersgd") or dtype not in _WIDE:
+    if kind not in BLOCKWISE or dtype not in _WIDE:
         return "none"
-    if kind == "powersgd":
-        return "powersgd" if dtype == "float32" and compression.suits(shape) else "bf16"
     return str(kind) if len(shape) >= 2 and prod(shape) >= MIN_ITEMS else "bf16"
 
 
 def is_elementwise(compression: Any) -> bool:
     """Return whether a compressor can be applied to several concatenated tensors: true for ringcomm's own."""
-    return compression in _NAMED.values() or isinstance(compression, PowerSGD)
+    return compression in _NAMED.values()

@@ -28,8 +28,7 @@ from ..engine.request import Handle
 from ..errors import RingcommError
 from .arguments import wire_name
 from .causes import record_cause
-from .compressed import CompressionState, Pending, start_coded, start_coded_rows
-from .compression import PowerSGD
+from .compressed import CompressionState, Pending, start_coded
 from .reduction import Reduction
 from .submit import (
     finish_earlier,
@@ -90,7 +89,7 @@ class Operation(NamedTuple):
             source rank, int32; of a barrier None).
 
         Raises:
-            ConfigError: PowerSGD with a weight, or row counts that do not fit.
+            ConfigError: row counts that do not fit.
             ShapeError: an array has no rows to divide.
         """
         return _STARTS[self.kind](self, arrays, urgent, in_place)
@@ -111,8 +110,6 @@ def _reducescatter(operation: Operation, arrays: Sequence[Array], urgent: bool, 
     weight = None
     if operation.has_weight:
         arrays, weight = arrays[:-1], float(arrays[-1])
-    if isinstance(operation.how.compression, PowerSGD):
-        return start_coded_rows(operation.how, operation.name, arrays, urgent, weight)
     options = operation.how.call(operation.name, weight, operation.how.compression)
     return start_reducescatter(_operands(arrays), options, urgent, True)
 

@@ -208,7 +208,7 @@ def register_layers(layers: Any, register: Callable[[Any], None]) -> None:
 
 def is_coded(compression: Any) -> bool:
     """Return whether the reduction executes the compression itself."""
-    return getattr(compression, "kind", "") in ("int8", "int4", "powersgd", "auto")
+    return getattr(compression, "kind", "") in ("int8", "int4", "auto")
 
 
 def of_gradients(
@@ -239,7 +239,7 @@ def of_gradients(
     prescale, postscale = predivided(chosen, gradient_predivide_factor)
     return Reduction(
         chosen, prescale, postscale, process_set, weight,
-        configured(compression, process_set, weight is not None), sparse_as_dense,
+        configured(compression, process_set), sparse_as_dense,
         chosen_groups(groups, num_groups, parameter_type),
     )  # fmt: skip
 

@@ -8,17 +8,14 @@ from __future__ import annotations
 import ctypes
 import logging
 import sys
-from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Callable, Hashable, Iterator, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Hashable, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..collective.device_group import DevicePort
 from ..collective.mirror import Done
 from ..errors import DeviceError
 from .kinds import CopyEngine, DeviceKind
-from .nccl import CudaStream, NcclPort, find_nccl, identity_of
 
 logger = logging.getLogger("ringcomm")
 
@@ -113,13 +110,6 @@ class CupyEngine(CopyEngine):
         with self._device:
             _cupy().cuda.get_current_stream().wait_event(done.event)
 
-    def port(self) -> Union[DevicePort, str]:
-        nccl = find_nccl()
-        if isinstance(nccl, str):
-            return nccl
-        uuid = _cupy().cuda.runtime.getDeviceProperties(self._device.id).get("uuid", b"")
-        return NcclPort(nccl, CupyStream(self._device), identity_of(bytes(uuid).hex()))
-
     def mapped_slowdown(
         self, nbytes: int, measure: Callable[[np.ndarray[Any, Any]], float]
     ) -> Optional[float]:
@@ -128,39 +118,6 @@ class CupyEngine(CopyEngine):
 
     def reached(self, mark: Any) -> Done:
         return _Recorded(mark)
-
-
-class CupyStream(CudaStream):
-    """A stream beside the program's.
-
-    Args:
-        device: a ``cupy.cuda.Device``.
-    """
-
-    def __init__(self, device: Any) -> None:
-        self._device = device
-        with device:
-            self._stream = _cupy().cuda.Stream(non_blocking=True)
-        self.handle = self._stream.ptr
-
-    @contextmanager
-    def current(self) -> Iterator[None]:
-        with self._device, self._stream:
-            yield
-
-    def follow(self, mark: Any) -> None:
-        with self._device:
-            self._stream.wait_event(mark)
-
-    def done(self) -> Done:
-        with self._device:
-            event = _cupy().cuda.Event(disable_timing=True)
-            event.record(self._stream)
-        return _Recorded(event)
-
-    def keep(self, array: Any) -> Tuple[int, str]:
-        # The mirror keeps the array until the work is done.
-        return int(array.data.ptr), str(array.dtype)
 
 
 @lru_cache(maxsize=None)

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from importlib import import_module
-from typing import Any, Callable, Dict, Hashable, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Hashable, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..collective.device_group import DevicePort
 from ..collective.mirror import Done
 from ..errors import BrokenInvariantError
 
@@ -51,10 +50,6 @@ class CopyEngine(ABC):
     @abstractmethod
     def follow(self, done: Done) -> None:
         """Let the calling thread's current stream wait for a copy; the thread itself does not wait."""
-
-    def port(self) -> Union[DevicePort, str]:
-        """Return how the device becomes a member of a group of devices of this host, or why it cannot."""
-        return f"{type(self).__name__} has no groups of devices"
 
     def mapped_slowdown(
         self, nbytes: int, measure: Callable[[np.ndarray[Any, Any]], float]

@@ -6,19 +6,15 @@ is given back is used again when the copies that use it are done; nothing waits 
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Hashable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Deque, Dict, Hashable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..collective.device_group import DeviceGroup, DevicePort
 from ..collective.mirror import Done, Mirror, Wait
-from ..errors import BrokenInvariantError
 from .kinds import CopyEngine, DeviceKind
 
 _MIN_BLOCK_BYTES = 4096
-_claims = threading.Lock()
 
 
 def block_bytes(nbytes: int) -> int:
@@ -47,24 +43,16 @@ class _Returned(NamedTuple):
     arrays: Sequence[Any]
 
 
-def _not_copied(target: Any, source: Any) -> None:
-    raise BrokenInvariantError(f"a mirror of {target} without a way to copy {source} to it")
-
-
 class StagingPool:
     """The page-locked memory and the copy engines of one context. For any thread.
 
     Attributes:
         allocations: how many blocks have been made so far.
         direct: by the identity of an engine, whether mapped arrays of its device are used without a copy.
-        group_owner: whose groups the devices are members of, or are to be; None: there are none.
-        grouped: whether long all-reduces run in groups, so that their arrays need not be loaded in advance.
     """
 
     def __init__(self) -> None:
         self.allocations = 0
-        self.group_owner: Optional[object] = None
-        self.grouped = False
         self.direct: Dict[int, bool] = {}
         self._engines: Dict[Hashable, CopyEngine] = {}
         self._free: Dict[Tuple[int, int], List[np.ndarray[Any, Any]]] = {}
@@ -93,7 +81,7 @@ class StagingPool:
         (count,), dtype = kind.describe(source)
         engine = self.engine(kind, source)
         first = target_start * dtype.itemsize
-        return BlockMirror(self, engine, source, target, count, dtype, first, kind.assign)
+        return BlockMirror(self, engine, source, target, count, dtype, first)
 
     def take(self, engine: CopyEngine, nbytes: int) -> np.ndarray[Any, Any]:
         """A block of at least so many bytes that no copy uses.
@@ -141,7 +129,6 @@ class BlockMirror(Mirror):
         count: number of elements.
         dtype: element type.
         target_start: where in ``source`` the target begins, in bytes.
-        assign: copies one array to another on the device; see :meth:`~.kinds.DeviceKind.assign`.
     """
 
     def __init__(
@@ -153,9 +140,7 @@ class BlockMirror(Mirror):
         count: int,
         dtype: np.dtype[Any],
         target_start: int = 0,
-        assign: Callable[[Any, Any], None] = _not_copied,
     ) -> None:
-        self._assign = assign
         self._block: Optional[np.ndarray[Any, Any]] = None
         self._pool = pool
         self._engine = engine
@@ -213,43 +198,6 @@ class BlockMirror(Mirror):
         """Let the calling thread's current stream wait until the array has been copied to the host."""
         if self._load is not None:
             self._engine.follow(self._load)
-
-    def port(self, owner: object) -> Union[DevicePort, str]:
-        with _claims:
-            taken = self._pool.group_owner
-            if taken is not None and taken is not owner:
-                return "the devices are in groups for other calls of this program already"
-            self._pool.group_owner = owner
-        return self._engine.port()
-
-    def enter(self, group: DeviceGroup, wait: Wait) -> Any:
-        self._pool.grouped = True
-        group.follow(self._mark)
-        if self._source is not self._target:
-            with group.current():
-                if self._load is not None:
-                    # The program may have overwritten the source since. Stores do not wait for loads.
-                    wait(self._load)
-                    self.store_all()
-                    assert self._last_store is not None
-                    self._engine.follow(self._last_store)
-                else:
-                    self._assign(self._target, self._source)
-        return self._target
-
-    def part(self, array: Any, start: int, stop: int) -> BlockMirror:
-        dtype = self.host.dtype
-        return BlockMirror(self._pool, self._engine, array[start:stop], None, stop - start, dtype)
-
-    def leave(self, group: DeviceGroup) -> None:
-        self._followed = False
-        self._last_store = group.queued()
-
-    def capture(self) -> None:
-        """Copy the source to the target on the device, after the program's work, and load from there."""
-        self._assign(self._target, self._source)
-        self._source = self._target
-        self._mark = self._engine.mark()
 
     def finish(self) -> None:
         """Let the calling thread's current stream wait for the result, and give the block back.

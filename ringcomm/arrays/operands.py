@@ -14,7 +14,6 @@ from typing import Any, Optional, Sequence, Tuple
 import numpy as np
 from numpy import ndarray
 
-from ..collective.placement import MIN_BYTES
 from ..dtypes import Array, code_of
 from ..errors import Misuse
 from .bridge import flat_copy, flat_view, refuse_masked
@@ -335,11 +334,7 @@ def submitted(
         return InPlace(value, in_place) if in_place else HostOperand(*flat_copy(value))
     operand = DeviceOperand(pool, kind, value, in_place, rows)
     mirror = operand.mirror
-    if read and not rows and pool.grouped and mirror.nbytes >= MIN_BYTES:
-        # A group of devices works on the result's own memory, and nothing is loaded in advance.
-        if not in_place:
-            mirror.capture()
-    elif read:
+    if read:
         mirror.preload()
         if not in_place:
             mirror.keep_source()

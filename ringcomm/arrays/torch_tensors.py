@@ -5,16 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 from functools import lru_cache
-from typing import Any, ContextManager, Hashable, Optional, Sequence, Tuple, Union
+from typing import Any, Hashable, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..collective.device_group import DevicePort
 from ..collective.mirror import Done
 from ..dtypes import Array, dtype_named
 from ..errors import DeviceError, Misuse, UnsupportedDtypeError
 from .kinds import CopyEngine, DeviceKind
-from .nccl import CudaStream, NcclPort, find_nccl, identity_of
 from .operands import Operand
 
 logger = logging.getLogger("ringcomm")
@@ -231,43 +229,6 @@ class TorchEngine(CopyEngine):
     def follow(self, done: Done) -> None:
         assert isinstance(done, _Recorded)
         _torch().cuda.current_stream(self._device).wait_event(done.event)
-
-    def port(self) -> Union[DevicePort, str]:
-        nccl = find_nccl()
-        if isinstance(nccl, str):
-            return nccl
-        # Older versions of PyTorch do not say which device it is; then NCCL refuses one that is used twice.
-        uuid = str(getattr(_torch().cuda.get_device_properties(self._device), "uuid", ""))
-        return NcclPort(nccl, TorchStream(self._device), identity_of(uuid))
-
-
-class TorchStream(CudaStream):
-    """A stream beside the program's.
-
-    Args:
-        device: as for :class:`TorchEngine`.
-    """
-
-    def __init__(self, device: Any) -> None:
-        self._device = device
-        self._stream = _torch().cuda.Stream(device=device)
-        self.handle = int(self._stream.cuda_stream)
-
-    def current(self) -> ContextManager[Any]:
-        made: ContextManager[Any] = _torch().cuda.stream(self._stream)
-        return made
-
-    def follow(self, mark: Any) -> None:
-        self._stream.wait_event(mark)
-
-    def done(self) -> Done:
-        event = _torch().cuda.Event()
-        event.record(self._stream)
-        return _Recorded(event)
-
-    def keep(self, array: Any) -> Tuple[int, str]:
-        array.record_stream(self._stream)
-        return int(array.data_ptr()), str(array.dtype).rpartition(".")[2]
 
 
 def _bytes(flat: Any) -> Any:

@@ -20,7 +20,6 @@ from ..group.failures import FailureReporter
 from ..group.reporter import Reporter
 from ..transport.base import Fabric, StoppableWatch
 from ..transport.huge_pages import MIN_BYTES
-from ..wire.frames import VOTE
 from ..wire.signature import Signature
 from .call_errors import CallErrors
 from .call_history import CallHistory, Row
@@ -300,18 +299,13 @@ class CallRunner:
         data: np.ndarray[Any, Any],
         source: Optional[np.ndarray[Any, Any]] = None,
         counted: bool = True,
-        vote: bool = False,
-    ) -> bool:
+    ) -> None:
         """Run a plan.
 
         Args:
             plan: what to run.
             data, source: the arrays in host memory.
             counted: whether it is one of the calls that all ranks make.
-            vote: this rank's bit in the headers; see :mod:`.placement`.
-
-        Returns:
-            whether that bit and all that has come were set.
         """
         if self.before_call is not None:
             self.before_call()
@@ -330,7 +324,7 @@ class CallRunner:
                     history.begin(sequence, plan.call, site)
                 if sites is not None and self.compares_sites:
                     number = plan.site_number(site)
-            execution.arm(sequence, data, source, number | VOTE if vote else number)
+            execution.arm(sequence, data, source, number)
             try:
                 # Not before: what has failed until here has sent nothing, and may be called again.
                 self._sequence = sequence
@@ -342,7 +336,6 @@ class CallRunner:
                     with np.errstate(all="ignore") if plan.warns else _NOTHING_TO_DO:
                         run(execution, self._fabric, self.timeout_s, self.spin_s, self.may_poll)
                     plan.runs += 1
-                    return vote and execution.headers.unanimous
                 finally:
                     self.waited.stop(began_s)
                     took_s = self.waited.last_s - began_s

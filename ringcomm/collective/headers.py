@@ -9,7 +9,6 @@ from ..schedule.steps import Step, exchange_lengths
 from ..wire.frames import (
     HEADER_BYTES,
     SITE_AT,
-    VOTE,
     Header,
     packed_site,
     stamp,
@@ -34,15 +33,13 @@ class Headers:
         outgoing: what goes in front of the bytes to each peer.
         expected: what comes from each peer if it is in the same call, and makes it at the same line.
         other_sites: the peers that have made the call at another line of the program.
-        unanimous: whether the bit ``VOTE`` was set by this rank and in all that has come since :meth:`stamp`.
     """
 
-    __slots__ = ("_packed", "_rank", "expected", "other_sites", "outgoing", "unanimous")
+    __slots__ = ("_packed", "_rank", "expected", "other_sites", "outgoing")
 
     def __init__(self, header: Header, schedule: Sequence[Step], rank: int) -> None:
         self._rank = rank
         self.other_sites: List[OtherSite] = []
-        self.unanimous = False
         self.outgoing: Dict[int, bytearray] = {}
         self.expected: Dict[int, bytearray] = {}
         shared: Dict[bytes, bytearray] = {}
@@ -56,7 +53,6 @@ class Headers:
         """Write the call's number, and where the program makes it, into all of them."""
         for packed in self._packed:
             stamp(packed, sequence, site)
-        self.unanimous = site & VOTE != 0
         if self.other_sites:
             self.other_sites = []
 
@@ -75,9 +71,6 @@ class Headers:
             difference = explain_difference(mine, theirs) or "its header is damaged"
             raise MismatchError(difference, rank=self._rank, peer=peer)
         here, there = packed_site(expected), packed_site(received)
-        if not there & VOTE:
-            self.unanimous = False
-        here, there = here & ~VOTE, there & ~VOTE
         if here == there or not here or not there:
             return
         self.other_sites.append((peer, here, there))

@@ -13,11 +13,9 @@ them twice as slow (``benchmarks/results/device.json``).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Optional
 
 import numpy as np
-
-from .device_group import DeviceGroup, DevicePort
 
 
 class Done(ABC):
@@ -64,34 +62,3 @@ class Mirror(ABC):
             wait: waits for a copy.
             start, stop: which bytes; None: to the end.
         """
-
-    def port(self, owner: object) -> Union[DevicePort, str]:
-        """Return how the array's device becomes a member of a group, or why it cannot.
-
-        Args:
-            owner: makes the group. Only one owner is served, because devices of different ranks could begin
-                with the work of different groups, and wait for each other for ever.
-        """
-        del owner
-        return "its arrays are in host memory"
-
-    def enter(self, group: DeviceGroup, wait: Wait) -> Any:
-        """The array in which the result grows, for a group's work, which comes after the program's.
-
-        Args:
-            group: does the work.
-            wait: waits for a copy.
-        """
-        raise NotImplementedError
-
-    def part(self, array: Any, start: int, stop: int) -> Mirror:
-        """A mirror of the elements ``[start, stop)`` of what :meth:`enter` gave, after the current stream."""
-        raise NotImplementedError
-
-    def leave(self, group: DeviceGroup) -> None:
-        """The result is in the array when the group has come here."""
-        raise NotImplementedError
-
-    def finish(self) -> None:
-        """Let the calling thread's current stream wait for the result; see the kinds of mirrors."""
-        raise NotImplementedError

@@ -12,28 +12,21 @@ from typing import TYPE_CHECKING, Any, Optional, Sequence, Tuple
 import numpy as np
 
 from ..config import Settings
-from ..dtypes import dtype_named, type_names, usable_codec
+from ..dtypes import type_names, usable_codec
 from ..group.failures import FailureReporter
 from ..ops import Collective, ReduceOp
-from ..schedule.hierarchy import Hosts
 from ..schedule.select import Selector
 from ..schedule.steps import Step, even_bounds
-from ..transport.base import Fabric, StoppableWatch
-from ..transport.subset import Subset
+from ..transport.base import Fabric
 from ..wire.frames import NO_OP, NO_ROOT
 from ..wire.signature import Signature
 from .call_runner import CallRunner
-from .device_group import DEVICE_TYPES
 from .mirror import Mirror
-from .placement import MIN_BYTES, Placement
 from .plans import Plan
-from .progress import Progress
 from .reduce import Kernel, kernel
-from .totals import Totals
 
 if TYPE_CHECKING:
     from .coded import CodedPlans
-    from .host_groups import HostGroups
 
 
 class Runner(CallRunner):
@@ -64,53 +57,7 @@ class Runner(CallRunner):
         self._settings = settings
         self._selector = selector or Selector(fabric.rank, fabric.size, settings.algorithm or None)
         self._coded: Optional[CodedPlans] = None
-        self._placement = Placement(fabric.size)
-        self._groups: Optional[HostGroups] = None
         self.reduced_bytes = 0
-        self.use_device_groups(self._selector.device_hosts)
-
-    def use_device_groups(self, hosts: Optional[Hosts]) -> None:
-        """Let devices of one host exchange directly in long all-reduces; all ranks call it, or none.
-
-        Args:
-            hosts: see :func:`ringcomm.schedule.hierarchy.device_hosts`; None: there are no such groups.
-        """
-        if hosts is None:
-            return
-        from .host_groups import HostGroups
-
-        def among(ranks: Sequence[int]) -> Runner:
-            links = Subset(self._fabric, sorted(ranks))
-            return Runner(links, self._settings, self._generation, self.spin_s, self._reporter)
-
-        watch = self._fabric.watch
-        self._groups = HostGroups(hosts, self.rank, self, among, self._reporter, watch)
-
-    def progress(self) -> Progress:
-        """Return how far this rank is. For any thread, and at any time."""
-        progress = super().progress()
-        inner = self._groups.progress() if self._groups is not None else None
-        return progress if inner is None else inner._replace(sequence=progress.sequence)
-
-    def totals(self) -> Totals:
-        """Return what its calls have done so far, the present one included. For any thread."""
-        totals = super().totals()
-        inner = self._groups.totals() if self._groups is not None else None
-        if inner is not None:
-            totals.merge(inner)
-        return totals
-
-    def stop(self, watch: Optional[StoppableWatch] = None) -> None:
-        """Refuse further calls: this rank has left the job; see :meth:`.CallRunner.stop`."""
-        super().stop(watch)
-        if self._groups is not None:
-            self._groups.close()
-
-    def release(self) -> None:
-        """Free what is kept for the next call, when there is none."""
-        if self._groups is not None:
-            self._groups.close()
-        super().release()
 
     def with_settings(self, settings: Settings) -> Runner:
         """Return another runner over the same links that chooses by rule, to measure with before this one."""
@@ -129,21 +76,17 @@ class Runner(CallRunner):
         codec: int = 0,
         residuals: Optional[np.ndarray[Any, Any]] = None,
         mirror: Optional[Mirror] = None,
-        fused: bool = False,
         bounds: Tuple[int, ...] = (),
     ) -> None:
         """Reduce ``data`` over all ranks, in place. ``residuals`` are for a codec's error feedback.
 
-        ``mirror``: of an array on a device, of which ``data`` is the host's block; a long one may be reduced
-        there. ``fused``: ``data`` consists of several arrays of the program. ``bounds``: of the parts that
-        the ranks' programs get of it.
+        ``mirror``: of an array on a device, of which ``data`` is the host's block. ``bounds``: of the parts
+        that the ranks' programs get of it.
         """
         codec = usable_codec(codec, data.dtype, op) if codec and self.size > 1 else 0
-        placed = data.nbytes >= MIN_BYTES and self.size > 1 and not codec and not fused
-        is_loaded = placed or mirror is None
-        if not is_loaded or codec and data.dtype != np.float32:
-            how = prescale, postscale, collective, intent, codec, residuals, None, fused, bounds
-            if not is_loaded:
+        if mirror is not None or codec and data.dtype != np.float32:
+            how = prescale, postscale, collective, intent, codec, residuals, None, bounds
+            if mirror is not None:
                 with self.loaded(mirror, None, (0, data.size)):
                     self.all_reduce(data, op, name, shape, *how)
                 return
@@ -154,15 +97,11 @@ class Runner(CallRunner):
             return
         self.reduced_bytes += data.nbytes
         # Plain integers: they hash faster than members of enumerations.
-        scales = (prescale, postscale)
         call = Signature(
             name, 0, int(collective), int(op), NO_ROOT, type_names(data.dtype), (shape,), prescale, postscale,
             codec, False, bounds, data.size,
         )  # fmt: skip
         call = call if intent is None else call.meaning(intent)
-        if placed:
-            self._all_reduce_placed(call, data, op, scales, mirror)
-            return
         plan = self._plans.get(call)
         if plan is None:
             if self.size == 1:
@@ -170,7 +109,7 @@ class Runner(CallRunner):
                 fold.prepare(data)
                 fold.finish_alone(data)
                 return
-            plan = self._reduction(call, data, op, scales)
+            plan = self._reduction(call, data, op, (prescale, postscale))
         if prescale != 1.0 and plan.fold is not None:
             plan.fold.prepare(data)
         self._run(plan, data, residuals if codec else None)
@@ -191,54 +130,6 @@ class Runner(CallRunner):
         single = fold.needs_single_fold
         schedule = self._selector.all_reduce(data.size, data.itemsize, single)
         return self._plans.find(call, schedule, fold)
-
-    def _all_reduce_placed(
-        self,
-        call: Signature,
-        data: np.ndarray[Any, Any],
-        op: ReduceOp,
-        scales: Tuple[float, float],
-        mirror: Optional[Mirror],
-    ) -> None:
-        """A long all-reduce: where the arrays of all ranks are on devices, by means that are for those."""
-        placement, everything = self._placement, (0, data.size)
-        with self.exclusive(parts=1):
-            if placement.agreed and self._within_hosts(call, op, scales, mirror):
-                return
-            with self.loaded(mirror, everything, everything):
-                plan = self._plans.get(call) or self._reduction(call, data, op, scales)
-                if plan.fold is not None:
-                    plan.fold.prepare(data)
-                vote = placement.vote(mirror is not None and not mirror.shared)
-                placement.record_votes(self._run(plan, data, None, True, vote))
-
-    def _within_hosts(
-        self, call: Signature, op: ReduceOp, scales: Tuple[float, float], mirror: Optional[Mirror]
-    ) -> bool:
-        """Return whether a long all-reduce could be run with the devices of each host as a group."""
-        groups, dtype = self._groups, dtype_named(call.dtypes[0])
-        fold = kernel(op, dtype, self.size, *scales)
-        if groups is None or fold.needs_single_fold or call.kind != Collective.ALLREDUCE:
-            return False
-        if dtype.name not in DEVICE_TYPES:
-            return False
-        if op in (ReduceOp.MIN, ReduceOp.MAX) and dtype.kind not in "iu":
-            return False  # MIN and MAX on devices may ignore NaN.
-        self._errors.check_usable()  # here nothing has begun that other ranks could wait for
-        mirror = None if mirror is None or mirror.shared else mirror
-        try:
-            if not groups.decided:
-                groups.prepare(call, mirror)
-            if not groups.active:
-                return False
-            done = groups.all_reduce(call, mirror, fold, op)
-        except BaseException as problem:
-            # What the devices have begun cannot be called again, and other ranks wait for it.
-            self._errors.outside_call(problem, self._doing(call))
-            raise
-        if not done:
-            self._placement.withdraw()
-        return done
 
     def reduce_scatter(
         self,

@@ -6,11 +6,9 @@ From a gradient to the network, in this order:
    first bucket has :data:`FIRST_GRADIENTS_BYTES`, so that its reduction starts early; the others have
    :data:`GRADIENTS_BYTES`. A bucket is one operation.
 2. Rank 0 fuses the operations that are ready on all ranks, buckets and single tensors alike, up to
-   :data:`FUSION_BYTES` (``--fusion-threshold``; autotuning changes it). Buckets of step 1 are fused only if
+   :data:`FUSION_BYTES` (``--fusion-threshold``). Buckets of step 1 are fused only if
    several are ready at once: on a slow network.
-3. Where the program has said in which order it needs results, rank 0 hands out no more than
-   :data:`NEEDED_BYTES` of them at once: what becomes ready meanwhile may be needed first.
-4. Of what rank 0 has fused each rank copies the tensors below :data:`ALONE_BYTES` side by side. Larger ones
+3. Of what rank 0 has fused each rank copies the tensors below :data:`ALONE_BYTES` side by side. Larger ones
    are reduced one by one, where they lie: the copies would cost more than a call.
 
 Several tensors that PyTorch's process group is to reduce at once have no rank 0 to divide them: those up to
@@ -22,6 +20,5 @@ So the engine never copies a tensor of :data:`ALONE_BYTES`, nor a full bucket of
 FIRST_GRADIENTS_BYTES = 1 << 20
 GRADIENTS_BYTES = 8 << 20
 FUSION_BYTES = 64 << 20
-NEEDED_BYTES = 8 << 20
 ALONE_BYTES = 1 << 20
 LISTED_BYTES = 256 << 10

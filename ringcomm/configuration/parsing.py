@@ -119,14 +119,6 @@ TRANSPORTS = ("auto", "memory", "shm", "unix", "tcp")
 transport = _one_of(TRANSPORTS)
 
 
-JAX_CALLBACKS = ("auto", "buffers", "io_callback")
-jax_callbacks = _one_of(JAX_CALLBACKS)
-
-
-JAX_MATCHINGS = ("order", "name")
-jax_matching = _one_of(JAX_MATCHINGS)
-
-
 ALGORITHMS = {
     "one_shot": "direct",
     "direct": "direct",

@@ -126,14 +126,6 @@ class Settings:
         "rank 0: a Chrome trace. Empty: nothing.", metavar="FILE",
         brief="Chrome trace.",
     )  # fmt: skip
-    autotune: bool = _setting(
-        False, "AUTOTUNE", parsing.flag,
-        "Try fusion thresholds and cycle times while the job runs, and keep the best, which rank 0 logs.",
-    )  # fmt: skip
-    autotune_log: str = _setting(
-        "", "AUTOTUNE_LOG", str,
-        "File of rank 0 for what autotuning has measured, as CSV. Empty: none.", metavar="FILE",
-    )  # fmt: skip
     flight_recorder: int = _setting(
         1000, "FLIGHT_RECORDER", parsing.whole,
         "Number of last operations that each rank records, for the diagnosis when a job fails or makes no "
@@ -155,18 +147,6 @@ class Settings:
         0, "CHECK_EVERY", parsing.whole,
         "Number of optimizer steps between two checks that all ranks have the same parameters, bit by "
         "bit. 0: never.", metavar="N",
-    )  # fmt: skip
-    jax_callbacks: str = _setting(
-        "auto", "JAX_CALLBACKS", parsing.jax_callbacks,
-        "How programs that JAX has compiled call `ringcomm.jax`: `buffers` (on XLA's own memory, without "
-        "copies; uses private names of JAX), `io_callback` (as that does, by copies of arrays), or `auto`: "
-        "`buffers` if a trial with the installed JAX succeeds.", metavar="auto|buffers|io_callback",
-    )  # fmt: skip
-    jax_matching: str = _setting(
-        "order", "JAX_MATCHING", parsing.jax_matching,
-        "How ranks match collectives without a name in programs that JAX has compiled: by `order`, without "
-        "announcing them first, or by `name`, which takes longer; `join` and the timeline need that.",
-        metavar="order|name",
     )  # fmt: skip
     encrypt: bool = _setting(
         False, "ENCRYPT", parsing.flag,

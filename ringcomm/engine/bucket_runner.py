@@ -192,7 +192,6 @@ class BucketRunner:
             self._note("RINGCOMM_ALLREDUCE")
             runner.all_reduce(
                 packed, op, prescale=first.prescale, postscale=first.postscale, mirror=mirror,
-                fused=len(group) > 1,
             )  # fmt: skip
             self._note("")
             unpack()

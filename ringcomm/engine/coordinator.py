@@ -20,7 +20,7 @@ from ..wire.signature import Key, Signature
 from .announcements import Announced, Announcement, announcements, masks_as_text, no_weight_text
 from .cache import IssuedIds
 from .deadlocks import BUSY_FACTOR, BlockedRanks
-from .fusion import Ready, by_need, fuse
+from .fusion import Ready, fuse
 from .mismatch import deadlock_text, last_seen_text, mismatch_text, ranks_text, whereabouts
 from .piggyback import settle
 from .process_sets import GLOBAL_SET, ProcessSets, UnknownProcessSetError
@@ -65,8 +65,7 @@ class Coordinator:
         paused: ranks that have said that they would be away for long, and why.
         deadlock: describes ranks that wait for each other, some in direct calls, which ends the job; or "".
         to_explain: ranks to be asked for their stack; the caller asks them and clears the list.
-        on_announce, on_complete, on_responses: told of what happens, if set.
-        needed: by name of an operation, its place in the order in which the program needs the results.
+        on_announce, on_complete: told of what happens, if set.
         late_s: by rank, how long operations have waited for that rank alone, in seconds. A time in which
             several operations waited counts once.
     """
@@ -86,8 +85,6 @@ class Coordinator:
         self.deadlock = ""
         self.on_announce: Optional[Callable[[Key, int, Signature], None]] = None
         self.on_complete: Optional[Callable[[Key], None]] = None
-        self.on_responses: Optional[Callable[[int, float], None]] = None
-        self.needed: Dict[str, int] = {}
         self._hosts = hosts
         self._size = len(hosts)
         self._members = members
@@ -270,12 +267,10 @@ class Coordinator:
         full = self._ids.full
         ready: List[Tuple[Key, Signature]] = []
         if self._failed or joined >= 0 or full or (self._ready and self._due(now_s)):
-            ready, self._ready = (self._ready, []) if joined >= 0 else by_need(self._ready, self.needed)
-            self._urgent = self._urgent and bool(self._ready)
+            ready, self._ready = self._ready, []
+            self._urgent = False
         elif not self._settled:
             return None
-        if self.on_responses is not None and ready:
-            self.on_responses(sum(signature.nbytes for _, signature in ready), now_s)
         fresh: List[List[Any]] = []
         members = [Ready(self._number(signature, fresh), key.number, signature) for key, signature in ready]
         buckets = fuse(members, self.tuning.fusion_bytes)

@@ -1,24 +1,20 @@
 """The parts of an engine: made from the settings, connected with each other, observed and ended.
 
-Every rank has a runner of buckets; with other ranks it has a thread, too, and rank 0 has the coordinator,
-which autotuning may change.
+Every rank has a runner of buckets; with other ranks it has a thread, too, and rank 0 has the coordinator.
 """
 
 from __future__ import annotations
 
-import logging
-from typing import IO, TYPE_CHECKING, Callable, Dict, List, Optional, Sequence
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence
 
 from ..clock import StepClock, Stopwatch
 from ..collective.call_history import CallHistory
 from ..collective.progress import Progress
 from ..collective.runner import Runner
 from ..config import Settings
-from ..errors import ConfigError
 from ..group.failures import FailureReporter
 from ..group.reporter import Reporter
 from ..schedule.select import Selector
-from ..storage.files import open_named
 from ..transport.base import Channels, Fabric, StoppableWatch
 from .bucket_runner import BucketRunner
 from .observer import Observer, Sink
@@ -30,9 +26,6 @@ from .single_rank import SingleRank
 if TYPE_CHECKING:
     from .coordinator import Coordinator
     from .thread import EngineThread
-    from .tuning import Autotuner
-
-logger = logging.getLogger("ringcomm.engine")
 
 
 class EngineCore:
@@ -72,8 +65,6 @@ class EngineCore:
         self.history: Optional[OperationHistory] = None
         self.repeated = StepClock()
         self._thread: Optional[EngineThread] = None
-        self._log: Optional[IO[str]] = None
-        self._tuner: Optional[Autotuner] = None
         reporter = Reporter() if reporter is None else reporter
 
         def make_runner(fabric: Fabric) -> Runner:
@@ -114,59 +105,18 @@ class EngineCore:
     def _make_coordinator(self, settings: Settings, hosts: Sequence[str]) -> Coordinator:
         from .coordinator import Coordinator, Tuning
 
-        coordinator = Coordinator(
+        return Coordinator(
             hosts,
             self.sets.members,
             Tuning(settings.fusion_bytes, settings.cycle_ms * 1e-3),
             settings.stall_warning_s,
             settings.late_after_s,
         )
-        if settings.autotune:
-            self._autotune(coordinator, settings.autotune_log)
-        return coordinator
-
-    def prioritize(self, names: Sequence[str]) -> None:
-        """Say in which order the program needs the results of operations; to be called on every rank.
-
-        When several are ready they run in this order, and not too many at once.
-
-        Args:
-            names: as passed to the operations; replaces what was said before.
-        """
-        if self.coordinator is not None:
-            self.coordinator.needed = {name: place for place, name in enumerate(names)}
-
-    def _autotune(self, coordinator: Coordinator, log: str) -> None:
-        from .tuning import Autotuner
-
-        try:
-            self._log = open(open_named(log), "w") if log else None  # noqa: SIM115 - open until stop()
-        except OSError as problem:
-            raise ConfigError(f"The autotuning log {log} cannot be written: {problem.strerror}.") from None
-        file = self._log
-
-        def write(line: str) -> None:
-            if file is not None:
-                file.write(f"{line}\n")
-                file.flush()
-
-        tuner = self._tuner = Autotuner(coordinator.tuning, log=write)
-
-        def ran(nbytes: int, now_s: float) -> None:
-            if tuner.ran(nbytes, now_s):
-                coordinator.tuning = tuner.tuning
-
-        coordinator.on_responses = ran
 
     def stop(self) -> None:
         """End the thread; what is still on its way fails."""
         if self._thread is not None:
             self._thread.stop()
-        if self._tuner is not None:
-            logger.warning("%s", self._tuner.result())
-            self._tuner = None
-        if self._log is not None:
-            self._log.close()
         self.buckets.release()
 
     def settle(self, limit_s: float) -> None:

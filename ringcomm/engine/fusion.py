@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
-from ..configuration.bucket_sizes import NEEDED_BYTES
 from ..ops import Collective, ReduceOp
-from ..wire.signature import Key, Signature
+from ..wire.signature import Signature
 
 FUSIBLE = (Collective.ALLREDUCE, Collective.REDUCESCATTER, Collective.ALLGATHER)
 
@@ -58,24 +57,3 @@ def fuse(ready: Sequence[Ready], threshold_bytes: int) -> List[Bucket]:
             buckets.append(bucket)
             open_buckets[alike] = (bucket, nbytes)
     return buckets
-
-
-def by_need(
-    ready: Sequence[Tuple[Key, Signature]], needed: Mapping[str, int]
-) -> Tuple[List[Tuple[Key, Signature]], List[Tuple[Key, Signature]]]:
-    """Divide ready operations in those to run now and those to run later.
-
-    Args:
-        ready: in the order in which they became ready.
-        needed: by name, the place in the order in which the program needs results. Others come first.
-    """
-    if not needed or all(key.name not in needed for key, _ in ready):
-        return list(ready), []
-    ordered = sorted(ready, key=lambda item: needed.get(item[0].name, -1))
-    total, count = 0, 0
-    for key, signature in ordered:
-        total += signature.nbytes if key.name in needed else 0
-        if count and total > NEEDED_BYTES:
-            break
-        count += 1
-    return ordered[:count], ordered[count:]

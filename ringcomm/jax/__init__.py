@@ -24,14 +24,12 @@ from .collectives import allreduce as allreduce
 from .collectives import alltoall as alltoall
 from .collectives import barrier as barrier
 from .collectives import broadcast as broadcast
-from .collectives import join as join
 from .collectives import pmean as pmean
 from .collectives import psum as psum
 from .collectives import reducescatter as reducescatter
 from .ending import typed_errors as typed_errors
 from .gradients import grad as grad
 from .gradients import value_and_grad as value_and_grad
-from .local_sgd import LocalSGD as LocalSGD
 from .optimizer import AccumulationState as AccumulationState
 from .optimizer import DistributedOptimizer as DistributedOptimizer
 from .optimizer import distributed as distributed

@@ -8,19 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import api
 from .._adapter.graph_callbacks import Operation
 from .._adapter.reduction import Reduction
 from .._adapter.tree_collectives import TreeCollectives
-from ..calls import async_calls
 from ..calls.process_set import ProcessSet, global_process_set, size_of
 from ..collective.call_sites import look_through, this_site
 from ..collective.options import Options, takes
 from ..collective.rows import row_counts
 from ..docstrings import documented
-from ..errors import ConfigError, NotOfferedError
+from ..errors import NotOfferedError
 from ..ops import ReduceOp
-from . import started
 from .eager import from_host, to_host
 from .host_call import HostCall, rows_of
 from .primitive import bind, run_outside, weights_of
@@ -200,30 +197,6 @@ def barrier(process_set: ProcessSet = global_process_set, name: Optional[str] = 
         {jax_errors}
     """
     bind(Operation("barrier", Reduction(process_set=process_set), name, 0), [])
-
-
-def join() -> int:
-    """Announce that this rank has no more data, and wait until all ranks have announced it.
-
-    Until then this rank contributes zeros to the other ranks' sums; an average still divides by the number of
-    all ranks. Programs that this rank has started are waited for first. It requires
-    ``RINGCOMM_JAX_MATCHING=name``.
-
-    Returns:
-        the rank that joined last, whose state is the newest.
-
-    Raises:
-        ConfigError: collectives in compiled programs are matched by order, which is the default.
-        PeerLostError: a rank ended, or is silent for too long.
-        NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
-    """
-    if api.context().settings.jax_matching == "order" and api.size() > 1:
-        raise ConfigError(
-            "join(): collectives of compiled programs are matched by order, so programs of the other ranks "
-            "would wait for this rank. Set RINGCOMM_JAX_MATCHING=name (ringrun --jax-matching name)."
-        )
-    started.wait()
-    return async_calls.join()
 
 
 def is_tracing() -> bool:

@@ -66,13 +66,9 @@ class HostCall(NamedTuple):
 
     @property
     def overwrites(self) -> bool:
-        """Whether :meth:`overwrite` can be used in place of :meth:`run`."""
+        """Whether the arrays of :meth:`run_now` receive the results."""
         operation = self.operation
         return operation.keeps_shapes and not operation.has_weight and not operation.is_coded
-
-    def overwrite(self, arrays: Sequence[Array]) -> None:
-        """Execute it on writable, contiguous arrays, which receive the results."""
-        self._overwrite(arrays)
 
     def run(self, arrays: Sequence[Array]) -> List[Array]:
         """Execute it; returns new arrays, or the given ones where these are not read any more.
@@ -102,8 +98,7 @@ class HostCall(NamedTuple):
     @property
     def is_in_order(self) -> bool:
         """Whether it is a call in order. Otherwise ranks match it by name."""
-        by_order = api.context().settings.jax_matching == "order"
-        return by_order and calls_in_order.can_be_in_order(self.operation)
+        return calls_in_order.can_be_in_order(self.operation)
 
     def run_now(self, arrays: Sequence[Array]) -> List[Array]:
         """Execute it outside of compiled programs: ranks may have different numbers of rows.
@@ -115,24 +110,19 @@ class HostCall(NamedTuple):
             the results.
         """
         if self.overwrites:
-            self._overwrite(arrays, None)
+            if self.is_in_order:
+                calls_in_order.overwrite(self.operation, arrays, self.site)
+            else:
+                Batch([self.operation]).overwrite(arrays)
             return list(arrays)
         alone = self.operation.kind == "alltoall" and len(arrays) == 1
         return self._execute([*arrays, NO_SPLITS] if alone else arrays, None)
 
-    def _overwrite(self, arrays: Sequence[Array], name: Optional[str] = SEQUENCE) -> None:
-        if self.is_in_order:
-            calls_in_order.overwrite(self.operation, arrays, self.site)
-        else:
-            Batch([self._named(name)]).overwrite(arrays)
-
     def _execute(self, arrays: Sequence[Array], name: Optional[str] = SEQUENCE) -> List[Array]:
         if self.is_in_order:
             return calls_in_order.run(self.operation, arrays, self.site)
-        return Batch([self._named(name)]).run(arrays)
-
-    def _named(self, name: Optional[str]) -> Operation:
-        return self.operation if self.operation.name else self.operation._replace(name=name)
+        operation = self.operation if self.operation.name else self.operation._replace(name=name)
+        return Batch([operation]).run(arrays)
 
 
 def rows_of(kind: str, shape: Sequence[int]) -> int:

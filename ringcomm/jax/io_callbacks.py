@@ -1,7 +1,7 @@
-"""The way from a compiled program to the host where the fast one does not work: as ``io_callback`` does it.
+"""The way from a compiled program to the host: as ``io_callback`` does it, with copies of arrays.
 
-It copies operands and results. ``io_callback`` itself would make JAX arrays of its operands inside the
-callback; with one thread of XLA, converting these to NumPy waits for ever for that thread.
+``io_callback`` itself would make JAX arrays of its operands inside the callback; with one thread of XLA,
+converting these to NumPy waits for ever for that thread.
 """
 
 from __future__ import annotations
@@ -32,22 +32,15 @@ def _effect() -> Any:
 effect = _effect()
 
 
-def lower(ctx: Any, call: HostCall, *operands: Any) -> Sequence[Any]:
-    """Emit the call of the host into a program."""
-    results: Sequence[Any]
-    token, results = emit(ctx, call, ctx.tokens_in.get(effect), operands)
-    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: token})))
-    return results
-
-
-def emit(ctx: Any, call: HostCall, token: Any, operands: Sequence[Any]) -> Any:
-    """Emit a callback on copies, for every kind of device; returns the next token and the results."""
+def lower(ctx: Any, *operands: Any, call: HostCall) -> Sequence[Any]:
+    """Emit the call of the host into a program, for every kind of device."""
 
     def on_host(*arrays: Any) -> Any:
         return tuple(call.run([np.asarray(array) for array in arrays]))
 
-    results, next_token, _ = mlir.emit_python_callback(
-        ctx, on_host, token, list(operands), ctx.avals_in, ctx.avals_out, has_side_effect=True,
-        returns_token=True,
+    results, token, _ = mlir.emit_python_callback(
+        ctx, on_host, ctx.tokens_in.get(effect), list(operands), ctx.avals_in, ctx.avals_out,
+        has_side_effect=True, returns_token=True,
     )  # fmt: skip
-    return next_token, list(results)
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: token})))
+    return list(results)

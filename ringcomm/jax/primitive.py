@@ -21,7 +21,7 @@ from .._adapter.reduction import Reduction
 from ..collective.call_sites import this_site
 from ..errors import NotOfferedError
 from ..ops import ReduceOp, weight_of
-from . import mechanism, started
+from . import io_callbacks, started
 from .eager import from_host, to_host
 from .host_call import HostCall, SetPosition, edges_of, place_for, results_of
 
@@ -54,11 +54,7 @@ def bind(operation: Operation, operands: Sequence[Any]) -> List[Any]:
 def _abstract(*operands: Any, call: HostCall) -> Any:
     shapes = results_of(call, [operand.shape for operand in operands])
     results = [jax.core.ShapedArray(tuple(shape), operand.dtype) for shape, operand in zip(shapes, operands)]
-    return results, {mechanism.chosen().effect}
-
-
-def _lower(ctx: Any, *operands: Any, call: HostCall) -> Any:
-    return mechanism.chosen().lower(ctx, call, *operands)
+    return results, {io_callbacks.effect}
 
 
 _has_cache = "cacheable" in inspect.signature(mlir.register_lowering).parameters
@@ -66,7 +62,7 @@ uncached: Dict[str, Any] = {"cacheable": False} if _has_cache else {}
 """Options of a lowering that must not be cached. Older versions of JAX cache none and have no such option."""
 
 # Not cached: a program that contains the operation twice calls the host at two places.
-mlir.register_lowering(collective_p, _lower, **uncached)
+mlir.register_lowering(collective_p, io_callbacks.lower, **uncached)
 
 
 @collective_p.def_impl

@@ -18,7 +18,7 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import mlir
 
 from ..docstrings import documented
-from . import mechanism
+from . import io_callbacks
 from .primitive import uncached
 from .started import latest
 
@@ -92,7 +92,7 @@ def _as_one_operation(fun: Callable[..., Any]) -> Callable[..., Any]:
 
         arrays = [leaves[place] for place in places]
         program, shapes = jax.make_jaxpr(on_arrays, return_shape=True)(*arrays)
-        if program.effects - {mechanism.chosen().effect}:
+        if program.effects - {io_callbacks.effect}:
             results = jaxpr_as_fun(program)(*arrays)  # JAX must see these effects
         else:
             results = program_p.bind(*arrays, program=program)
@@ -113,7 +113,7 @@ def _execute(*operands: Any, program: Any) -> List[Any]:
 
 
 def _lower(ctx: Any, *operands: Any, program: Any) -> Any:
-    tokens = mlir.TokenSet.create([mechanism.chosen().effect])
+    tokens = mlir.TokenSet.create([io_callbacks.effect])
     return mlir.lower_fun(jaxpr_as_fun(program))(ctx.replace(tokens_in=tokens, tokens_out=None), *operands)
 
 

@@ -28,7 +28,6 @@ from .collectives import alltoall as alltoall
 from .collectives import broadcast as broadcast
 from .collectives import broadcast_variables as broadcast_variables
 from .collectives import reducescatter as reducescatter
-from .local_sgd import LocalSGDCallback as LocalSGDCallback
 from .models import load_model as load_model
 from .optimizer import DistributedOptimizer as DistributedOptimizer
 from .optimizer import PartialDistributedOptimizer as PartialDistributedOptimizer

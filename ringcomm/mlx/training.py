@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 from .._adapter.checking import StepCheck
 from .._adapter.choice import AutoCompression
 from .._adapter.compressed import CompressionState
-from .._adapter.compression import Compression, PowerSGD
+from .._adapter.compression import Compression
 from .._adapter.gradients import Gradient, bucket_name, plan_buckets
 from .._adapter.graph_callbacks import Batch, Operation
 from .._adapter.objects import broadcast_object
@@ -95,11 +95,11 @@ def average_gradients(
         a new tree of the same structure.
 
     Raises:
-        ConfigError: the compression is ``"auto"`` or PowerSGD, which need what they keep from step to step.
+        ConfigError: the compression is ``"auto"``, which needs what it keeps from step to step.
         {mlx_errors}
     """
     how = of_gradients(op, 1.0, process_set, compression)
-    if isinstance(how.compression, (AutoCompression, PowerSGD)):
+    if isinstance(how.compression, AutoCompression):
         raise ConfigError(
             f"average_gradients() keeps nothing from step to step, as {how.compression.kind!r} needs: "
             "use DistributedOptimizer, or Compression.int8 or .bf16."

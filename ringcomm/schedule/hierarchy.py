@@ -51,24 +51,11 @@ def hosts_of(host_index: Sequence[int]) -> Optional[Hosts]:
     >>> hosts_of([0, 0, 1]) is None
     True
     """
-    hosts = device_hosts(host_index)
-    return hosts if hosts is not None and len(hosts) > 1 else None
-
-
-def device_hosts(host_index: Sequence[int]) -> Optional[Hosts]:
-    """Group ranks by host, if every host has equally many, and more than one.
-
-    Args:
-        host_index: for each rank the number of its host.
-
-    >>> device_hosts([0, 0, 1, 1]), device_hosts([0, 0, 0]), device_hosts([0, 1])
-    (((0, 1), (2, 3)), ((0, 1, 2),), None)
-    """
     found: Dict[int, List[int]] = {}
     for rank, host in enumerate(host_index):
         found.setdefault(host, []).append(rank)
     lengths = {len(ranks) for ranks in found.values()}
-    if len(lengths) != 1 or lengths == {1}:
+    if len(found) < 2 or len(lengths) != 1 or lengths == {1}:
         return None
     return tuple(tuple(found[host]) for host in sorted(found))
 

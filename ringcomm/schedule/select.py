@@ -27,7 +27,7 @@ from . import choose, direct, hierarchy
 from .calibration import coarse_model
 from .choose import HIERARCHICAL
 from .cost import CostModel, predict
-from .hierarchy import Hosts, device_hosts, hosts_of
+from .hierarchy import Hosts, hosts_of
 from .registry import Algorithm, Problem, Steps, algorithm, algorithms, build
 from .shares import interface_shares, share_bounds
 from .steps import even_bounds
@@ -70,7 +70,6 @@ class Selector:
         report: called with a text about the choice and its reason, once for each kind of call.
 
     Attributes:
-        device_hosts: the ranks by host, if the devices of a host may exchange directly.
     """
 
     def __init__(
@@ -84,8 +83,6 @@ class Selector:
         self._rank = rank
         self._size = size
         self._override = override
-        free = override in (None, HIERARCHICAL) and host_index is not None
-        self.device_hosts = device_hosts(host_index) if free and host_index is not None else None
         self._grid: Optional[Hosts] = hosts_of(host_index) if host_index is not None else None
         self._report = report
         self._model: Optional[CostModel] = None

@@ -29,7 +29,6 @@ from .collectives import grouped_allreduce_ as grouped_allreduce_
 from .collectives import grouped_reducescatter as grouped_reducescatter
 from .collectives import join as join
 from .collectives import reducescatter as reducescatter
-from .cross_barrier import CrossBarrier as CrossBarrier
 from .handles import allgather_async as allgather_async
 from .handles import allreduce_async as allreduce_async
 from .handles import allreduce_async_ as allreduce_async_

@@ -13,7 +13,7 @@ from typing import Any, Callable, List, Optional, Sequence, Set
 
 import torch
 
-from .._adapter.compression import BLOCKWISE
+from .._adapter.compression import BLOCKWISE, NoneCompressor, codec_for, is_elementwise
 from .._adapter.feedback import Residuals
 from .._adapter.gradients import bucket_name
 from .._adapter.reduction import Reduction
@@ -60,10 +60,6 @@ class Bucket:
         """The members that have been taken without a gradient."""
         return self._absent
 
-    def operation_names(self) -> List[str]:
-        """The names of the reductions that the bucket submits."""
-        return [self.name]
-
     def take(self, parameter: torch.Tensor) -> None:
         """Add a member's complete gradient; without a gradient, zeros."""
         if parameter.grad is None:
@@ -78,14 +74,6 @@ class Bucket:
         options = self.reduction.call(self.name, self.reduction.weight_now(), codec)
         finish_earlier("allreduce", self.name, options.process_set)
         self.handle = start_allreduce(operands, options, False, True, absent=self._absent_here(), **more)
-
-    @property
-    def changed(self) -> bool:
-        """Whether the program has changed gradients that are being reduced, as far as that can be seen."""
-        return False
-
-    def advance(self) -> None:
-        """Start what follows the first reduction, if anything does; for all buckets before :meth:`finish`."""
 
     def finish(self) -> None:
         """Wait for the reduction, and set every member's gradient to its result."""
@@ -142,16 +130,14 @@ class EachBucket(Bucket):
         _, sent, self._restore = self.reduction.prepared(gradients)
         self._start([operand_of(tensor, "allreduce", in_place=True) for tensor in sent])
 
-    @property
-    def changed(self) -> bool:
-        """Whether the program has changed gradients that are being reduced."""
+    def _is_changed(self) -> bool:
         pairs = zip(self.parameters, self._versions)
         return any(item.grad is not None and item.grad._version != version for item, version in pairs)
 
     def finish(self) -> None:
         """Wait for the reduction, and set every member's gradient to its result."""
         handle, self.handle = self.handle, None
-        if self.changed:
+        if self._is_changed():
             warnings.warn(_CHANGED, stacklevel=2)
         for parameter, whole in zip(self.parameters, self._restore(handles.synchronize(handle))):
             _set_gradient(parameter, whole.reshape(parameter.shape))
@@ -258,16 +244,14 @@ class FlatBucket(Bucket):
         operand = operand_of(flat, "allreduce", in_place=True)
         self._start([operand], self._codec, residuals=self._own_residuals())
 
-    @property
-    def changed(self) -> bool:
-        """Whether the program has changed gradients that are being reduced."""
+    def _is_changed(self) -> bool:
         return bool(self._flat_tensor()._version != self._version)
 
     def finish(self) -> None:
         """Wait for the reduction, and set every member's gradient to its result."""
         handle, self.handle = self.handle, None
         (reduced,) = handles.synchronize(handle)
-        if self.changed:
+        if self._is_changed():
             warnings.warn(_CHANGED, stacklevel=2)
         self._deliver(reduced, handle.absent)
 
@@ -389,3 +373,25 @@ def _gradient_type(parameter: torch.Tensor) -> torch.dtype:
 
 def _dense(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def codec_of(parameter: torch.Tensor, compression: Any) -> str:
+    """Return how the gradient of a parameter is sent; see :func:`ringcomm._adapter.compression.codec_for`."""
+    return codec_for(compression, str(parameter.dtype).rpartition(".")[2], parameter.shape)
+
+
+def make_bucket(
+    parameters: Parameters, names: Sequence[str], reduction: Reduction, residuals: Residuals
+) -> Bucket:
+    """A bucket for dense gradients: flat if dtype, device and compression allow it."""
+    compression = reduction.compression
+    kinds = {(parameter.dtype, parameter.device) for parameter in parameters}
+    codecs = {codec_of(parameter, compression) for parameter in parameters}
+    if len(kinds) == 1 and is_elementwise(compression):
+        # A group that the program has chosen may be of several kinds.
+        coarse = sorted(codecs & BLOCKWISE)
+        codec = coarse[0] if coarse else "bf16" if "bf16" in codecs else "none"
+        return FlatBucket(parameters, names, reduction, codec if reduction.adds else "none", residuals)
+    if is_elementwise(compression) and codecs != {"none"}:
+        reduction = reduction._replace(compression=NoneCompressor)
+    return EachBucket(parameters, names, reduction)

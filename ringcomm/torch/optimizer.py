@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
@@ -25,7 +24,7 @@ from ..ops import ReduceOp, op_of
 from . import handles
 from .compression import Compression
 from .local_optimizer import LocalDistributed, local_optimizer, local_steps_of_settings
-from .own_optimizer import OwnOptimizer, all_parameters, has_step_hooks, own_step, parameters_of
+from .own_optimizer import OwnOptimizer, all_parameters, own_step, parameters_of
 from .reducer import GradientReducer
 from .tensors import bytes_of
 
@@ -47,7 +46,6 @@ class _Distributed(OwnOptimizer):
     _named: Optional[Named]
     _check: StepCheck
     _should_synchronize: bool
-    _barrier: Any = None
     _for_scaler = False
 
     def _before_unscaling(self) -> None:
@@ -85,7 +83,6 @@ class _Distributed(OwnOptimizer):
 
     def synchronize(self) -> None:
         """Wait until all gradients are reduced; for programs that read or clip them before the step."""
-        self._finish_updates()
         self._reducer.synchronize()
         self._reducer.synchronized, self._for_scaler = True, False
 
@@ -129,10 +126,6 @@ class _Distributed(OwnOptimizer):
                     "optimizer.synchronize(). The gradients are not reduced again.",
                     stacklevel=2,
                 )
-        elif closure is None and not options and self._may_put_off():
-            self._barrier.step()
-            self._check.stepped(self._named_bytes)
-            return None
         elif closure is None or self._reducer.started:  # also if a dropped batch is being reduced
             self.synchronize()
         if closure is not None:
@@ -150,30 +143,6 @@ class _Distributed(OwnOptimizer):
 
     def _named_bytes(self) -> List[Tuple[str, Any]]:
         return [(name, bytes_of(item)) for item, name in self._parameter_names.items()]
-
-    def _may_put_off(self) -> bool:
-        """Return whether a :class:`~.cross_barrier.CrossBarrier` may make this step's updates later."""
-        return self._barrier is not None and self._reducer.may_detach and not has_step_hooks(self)
-
-    def register_step_pre_hook(self, hook: Any) -> Any:
-        """As of every optimizer; updates that were put off are made before, without the hook."""
-        self._finish_updates()
-        return super().register_step_pre_hook(hook)  # type: ignore[misc]
-
-    def register_step_post_hook(self, hook: Any) -> Any:
-        """As of every optimizer; updates that were put off are made before, without the hook."""
-        self._finish_updates()
-        return super().register_step_post_hook(hook)  # type: ignore[misc]
-
-    def _finish_updates(self) -> None:
-        """Make the updates that a :class:`~.cross_barrier.CrossBarrier` has put off."""
-        if self._barrier is not None:
-            self._barrier.finish()
-
-    def state_dict(self) -> Dict[str, Any]:
-        """The optimizer's own state, after all updates."""
-        self._finish_updates()
-        return super().state_dict()  # type: ignore[misc, no-any-return]
 
     def _then_synchronize(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def compute_and_synchronize() -> Any:
@@ -196,11 +165,7 @@ class _Distributed(OwnOptimizer):
         if self._reducer.started:
             raise AssertionError(_ZEROED_TOO_EARLY)
         self._reducer.synchronized = False
-        own = partial(super().zero_grad, set_to_none=set_to_none)  # type: ignore[misc]
-        if self._barrier is None:
-            own()
-        else:
-            self._barrier.zero_grad(own, set_to_none)
+        super().zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
 
     def residual_state_dict(self) -> Dict[str, Any]:
         """Return what compression has lost on this rank and error feedback will add, for a checkpoint of it.
@@ -231,7 +196,6 @@ class _Distributed(OwnOptimizer):
 
         After ``loss.backward()`` all ranks must call it: the reductions end on all ranks first.
         """
-        self._finish_updates()
         self._reducer.reset()
         self._reducer.residuals.reset("a state was loaded")
         self._reducer.synchronized = False
@@ -253,7 +217,6 @@ class _Distributed(OwnOptimizer):
                 "optimizer.add_param_group() was called after loss.backward(), while gradients are being "
                 "reduced. Call it after optimizer.step()."
             )
-        self._finish_updates()
         super().add_param_group(param_group)  # type: ignore[misc]
         self._reducer.remove_hooks()
         self._distribute(self._reduction, self._named, self._reducer.passes, self._reducer.residuals)
@@ -303,15 +266,6 @@ class _AdasumDistributed(OwnOptimizer):
         return loss
 
     step.hooked = True  # type: ignore[attr-defined]
-
-
-def make_own_step(optimizer: Any) -> None:
-    """Make the step of the user's own class, with the gradients as they are.
-
-    Args:
-        optimizer: a ``DistributedOptimizer`` that reduces gradients.
-    """
-    own_step(optimizer, _Distributed, None, {})
 
 
 @documented

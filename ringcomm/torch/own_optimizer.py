@@ -55,14 +55,6 @@ def all_parameters(optimizer: Any) -> List[torch.Tensor]:
     return [parameter for group in parameters_of(optimizer) for parameter in group]
 
 
-def has_step_hooks(optimizer: Any) -> bool:
-    """Return whether anything is called before or after each step, for this optimizer or for all."""
-    common, names = vars(sys.modules[torch.optim.Optimizer.__module__]), ("pre", "post")
-    return any(getattr(optimizer, f"_optimizer_step_{name}_hooks", None) for name in names) or any(
-        common.get(f"_global_optimizer_{name}_hooks") for name in names
-    )
-
-
 def own_step(optimizer: Any, kind: type, closure: Any, options: Dict[str, Any]) -> Any:
     """Call the step of the user's own class; without a closure, without positional arguments."""
     step = getattr(super(kind, optimizer), "step")  # noqa: B009 - mypy finds no such method

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from contextlib import suppress
-from typing import Any, Callable, Container, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import torch
@@ -22,8 +22,7 @@ from ..calls.process_set import included_in, number_of
 from ..errors import ConfigError, MismatchError, NotInitializedError, RingcommError
 from ..job.context import Context
 from ..ops import ReduceOp
-from .buckets import Bucket, SparseBucket
-from .compressed_buckets import PowerBucket, codec_of, make_bucket
+from .buckets import Bucket, SparseBucket, codec_of, make_bucket
 from .tensors import first_elements
 
 _DENSE, _SPARSE = 1, 2
@@ -53,7 +52,6 @@ class GradientReducer:
 
     Attributes:
         residuals: what compression has lost, by parameter name.
-        waiting: parameters that are still to be updated after the last :meth:`detach`.
         fresh: whether gradients have been computed since the last :meth:`synchronize`, also if there is no
             other rank to reduce them with.
         synchronized: whether the gradients are reduced already for the next step.
@@ -72,7 +70,6 @@ class GradientReducer:
         self._names_by_id = names
         self.fresh = self.synchronized = False
         self._pass = -1
-        self.waiting: Container[torch.Tensor] = ()
         self._names = [names[id(parameter)] for parameter in self.parameters]
         self._numbers = {id(parameter): index for index, parameter in enumerate(self.parameters)}
         given = reduction.compression
@@ -181,17 +178,10 @@ class GradientReducer:
             index: of the parameter.
 
         Raises:
-            AssertionError: there were more passes than configured.
-            ConfigError: the parameter is still to be updated. The gradient is as it was in both cases.
+            AssertionError: there were more passes than configured. The gradient is as it was.
         """
-        if not self.active():
-            return
-        if self.parameters[index] in self.waiting:
-            raise ConfigError(
-                f"{self._names[index]} was used in a forward pass before its update: CrossBarrier needs "
-                "parameters to be used in the forward pass of a module that is called."
-            )
-        self._arrivals.expect(index)
+        if self.active():
+            self._arrivals.expect(index)
 
     def computed(self, index: int) -> None:
         """Called when a backward pass has added to a parameter's gradient.
@@ -264,7 +254,7 @@ class GradientReducer:
                     if self.parameters[index] not in absent:
                         del self._unknown[index]
         self._markers.clear()
-        self._submit_remaining(asked=True)
+        self._submit_remaining()
 
     def _ask(self, number: int, bucket: Bucket, unknown: Sequence[int], sparse: Sequence[int]) -> None:
         """Exchange the layouts of a bucket's gradients, and divide it if one is sparse.
@@ -281,7 +271,7 @@ class GradientReducer:
         api.context().engine.allreduce(
             [own], ReduceOp.MAX, wire_name("allreduce", name), process_set=process_set, urgent=True
         ).wait()
-        if _SPARSE not in own and not isinstance(bucket, PowerBucket):
+        if _SPARSE not in own:
             return  # the ranks differ in something else, which _finish_all() raises
         del self._submitted[number]
         for index, layout in zip(unknown, own.tolist()):
@@ -307,16 +297,13 @@ class GradientReducer:
         if not self._is_newly_sparse(index):
             self._bucket(self._arrivals.bucket_of(index)).take(self.parameters[index])
 
-    def _submit(self, number: int, asked: bool = False) -> None:
+    def _submit(self, number: int) -> None:
         bucket = self._bucket(number)
-        unknown = self._unknown_of(bucket)
-        # PowerSGD changes gradients before their first reduction, so there all ranks ask.
-        asks = not asked and isinstance(bucket, PowerBucket)
-        sparse = list(filter(self._is_newly_sparse, unknown))
-        if sparse or unknown and asks:
-            name, process_set = bucket.operation_names()[0], number_of(self.reduction.process_set)
-            finish_earlier("allreduce", name, self.reduction.process_set)
-            name = wire_name("allreduce", name)
+        sparse = list(filter(self._is_newly_sparse, self._unknown_of(bucket)))
+        if sparse:
+            process_set = number_of(self.reduction.process_set)
+            finish_earlier("allreduce", bucket.name, self.reduction.process_set)
+            name = wire_name("allreduce", bucket.name)
             marker = api.context().engine.allreduce([], self.reduction.op, name, process_set=process_set)
             self._markers[number] = (marker, sparse)
             self._submitted[number] = bucket
@@ -388,30 +375,6 @@ class GradientReducer:
         label = self._names[0] if self._names else ""
         self._start_check.reducing(label, lambda: map(first_elements, self.parameters))
 
-    @property
-    def may_detach(self) -> bool:
-        """Whether :meth:`detach` can be called instead of :meth:`synchronize`."""
-        return self.active() and (self._auto is None or self._auto.choice is not None)
-
-    def detach(self) -> List[Bucket]:
-        """Submit what is left, and hand over the reductions, which the caller completes bucket by bucket."""
-        self.fresh = False
-        self._refuse_shared()
-        self._add_unfrozen()
-        try:
-            self._submit_remaining()
-            self._learn_layouts()
-            self._compare_once()
-            return list(self._submitted.values())
-        finally:
-            self._end_step()
-
-    def names_by_need(self) -> Tuple[str, ...]:
-        """The names of all buckets' reductions, in the order in which a forward pass needs the parameters."""
-        buckets = [bucket for bucket in self._buckets if bucket is not None]
-        buckets.sort(key=lambda bucket: min(self._numbers[id(item)] for item in bucket.parameters))
-        return tuple(name for bucket in buckets for name in bucket.operation_names())
-
     def _nbytes(self) -> int:
         """Of all gradients that can be compressed."""
         return sum(4 * item.numel() for item in self.parameters if item.is_floating_point())
@@ -419,24 +382,21 @@ class GradientReducer:
     def _finish_all(self) -> Optional[BaseException]:
         """Complete all submitted buckets; the first error, once no operation is pending."""
         problem: Optional[BaseException] = None
-        buckets = list(self._submitted.values())
-        for finishing in (False, True):
-            for bucket in list(buckets):
-                try:
-                    bucket.finish() if finishing else bucket.advance()
-                except Exception as error:  # noqa: BLE001 - returned
-                    bucket.reset()
-                    buckets.remove(bucket)
-                    problem = problem or error
+        for bucket in self._submitted.values():
+            try:
+                bucket.finish()
+            except Exception as error:  # noqa: BLE001 - returned
+                bucket.reset()
+                problem = problem or error
         return problem
 
-    def _submit_remaining(self, asked: bool = False) -> None:
+    def _submit_remaining(self) -> None:
         for number, bucket in enumerate(self._buckets):
             if bucket is None or number in self._submitted:
                 continue
             for parameter in bucket.parameters:
                 self._take(self._numbers[id(parameter)])  # also what another bucket had, or was sparse
-            self._submit(number, asked)
+            self._submit(number)
 
     def reset(self, passes: Optional[int] = None) -> None:
         """Drop all reductions in progress, once they have ended on all ranks: their names are free then.
@@ -480,7 +440,7 @@ class GradientReducer:
         _unsubmitted.add(self)
 
     def _operations(self) -> Set[str]:
-        return {name for bucket in self._buckets if bucket is not None for name in bucket.operation_names()}
+        return {bucket.name for bucket in self._buckets if bucket is not None}
 
     def _finish_step(self) -> None:
         """End a step that was begun, as :meth:`synchronize`: another optimizer gets these parameters."""

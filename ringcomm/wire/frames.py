@@ -22,8 +22,6 @@ _SITE = struct.Struct("<II")
 SITE_AT = HEADER_BYTES - _SITE.size
 """Before it are the bytes that must be as expected."""
 _LINE = 0xFFFFFFFF
-VOTE = 1 << 31
-"""The bit of a site that is a vote; see :mod:`ringcomm.collective.placement`. No line has such a number."""
 _MAGIC = 0x7C52
 NO_OP = 255
 NO_ROOT = -1
@@ -45,8 +43,8 @@ class Header(NamedTuple):
         sends: elements (with a codec: encoded bytes) that go to this peer in this call.
         expects: elements (with a codec: encoded bytes) that are expected from this peer in this call.
         site: the line of the program that makes the call, see
-            :func:`ringcomm.collective.call_sites.site_number`; 0 where that says nothing. In it is also the
-            bit ``VOTE``. The one field that may differ.
+            :func:`ringcomm.collective.call_sites.site_number`; 0 where that says nothing. The one field that
+            may differ.
     """
 
     generation: int

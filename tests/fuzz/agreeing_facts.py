@@ -48,7 +48,6 @@ class Case(NamedTuple):
     kind: str
     options: Dict[str, Any]
     late: str
-    overlap: bool
     steps: List[List[Use]]
 
     @property
@@ -78,7 +77,7 @@ def case_of(seed: int, size: int) -> Case:
 
     steps = [[use() for _ in range(size)] for _ in range(STEPS)]
     late = pick.choice(("", "thawed", "added"))
-    return Case(seed, kind, options, late, pick.random() < 0.3, steps)
+    return Case(seed, kind, options, late, steps)
 
 
 class Model(nn.Module):
@@ -151,7 +150,6 @@ class FactsFamily:
         case = case_of(seed, size)
         (model, own), (reference, alone) = made(case), made(case)
         optimizer = hvd.DistributedOptimizer(own, model.named_parameters(), **case.options)
-        barrier = hvd.CrossBarrier(model, optimizer) if case.overlap else None
         pick = random.Random(f"{seed} {rank}")
         for step, uses in enumerate(case.steps):
             if step == 2:
@@ -160,8 +158,6 @@ class FactsFamily:
             optimizer.zero_grad()
             alone.zero_grad()
             delay(pick)
-            if barrier is not None:
-                barrier.finish()  # the model is not called as a whole
             for each, use in enumerate(uses):
                 place = step * size + each
                 loss = reference.loss(use, place)
@@ -169,13 +165,11 @@ class FactsFamily:
                     (loss / size).backward()
                     if each == rank:
                         model.loss(use, place).backward()
-            if barrier is None and case.kind != "SGD":
+            if case.kind != "SGD":
                 lay_out_anew(model, pick)
             optimizer.step()
             alone.step()
-        state = copy.deepcopy(model.state_dict())
-        if barrier is not None:
-            barrier.close()
+        state = model.state_dict()
         digest = 0
         for name, expected in reference.state_dict().items():
             torch.testing.assert_close(state[name], expected, rtol=1e-9, atol=1e-11, msg=f"{name}: {case}")

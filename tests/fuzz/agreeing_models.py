@@ -1,4 +1,4 @@
-"""Models from seeds under ``DistributedOptimizer``, with and without ``CrossBarrier``, against one process.
+"""Models from seeds under ``DistributedOptimizer``, against one process.
 
 A family of :mod:`tests.fuzz.agreeing`. Each rank also trains the model alone, on what all ranks have, with
 PyTorch's own optimizer. Parameters without dimensions, branches that depend on a rank's own data, empty
@@ -65,7 +65,6 @@ class Case(NamedTuple):
     idle: bool
     hooks: bool
     adds: int
-    overlap: bool
     groups: Optional[int]
 
 
@@ -77,12 +76,11 @@ def case_of(seed: int, size: int) -> Case:
     if kind in ("Adam", "AdamW") and pick.random() < 0.4:
         options["lr"] = torch.tensor(options["lr"], dtype=torch.float64)
     speeds = [pick.choice((1.0, 2.0, 20.0, 50.0)) for _ in range(size)] if pick.random() < 0.6 else None
-    overlap = speeds is None and pick.random() < 0.5
-    passes = pick.choice((1, 1, 2)) if speeds is None and not overlap else 1
+    passes = pick.choice((1, 1, 2)) if speeds is None else 1
     return Case(
         seed, kind, options, pick.choice(["", *SCHEDULES]), speeds, pick.choice((size, 5, 8, 13)), passes,
         pick.choice((1, 3, 16)), pick.randrange(3), pick.choice(("none", "zeros", "model")),
-        pick.random() < 0.5, pick.random() < 0.3, pick.choice((-1, -1, 1, 3)), overlap,
+        pick.random() < 0.5, pick.random() < 0.3, pick.choice((-1, -1, 1, 3)),
         pick.choice((None, None, 1, 3)),
     )  # fmt: skip
 
@@ -170,7 +168,6 @@ class ModelFamily:
             own, model.named_parameters(), backward_passes_per_step=case.passes, groups=case.groups,
             batches=batches,
         )  # fmt: skip
-        barrier = hvd.CrossBarrier(model, optimizer) if case.overlap else None
         mine = Trainer(case, model, optimizer)
         generator = torch.Generator().manual_seed(seed)
         samples = torch.randn(SAMPLES, 4, generator=generator, dtype=torch.float64)
@@ -179,9 +176,7 @@ class ModelFamily:
                 mine.add()
                 reference.add()
             self._step(case, step, mine, reference, samples, shares)
-        state = copy.deepcopy(model.state_dict())  # makes the last updates
-        if barrier is not None:
-            barrier.close()
+        state = model.state_dict()
         assert mine.seen == reference.seen, case
         digest = 0
         for name, expected in reference.model.state_dict().items():

@@ -16,15 +16,13 @@ import random
 import threading
 import time
 from queue import SimpleQueue
-from typing import Any, Callable, Hashable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Hashable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ringcomm.arrays.kinds import CopyEngine, DeviceKind, register_kind
-from ringcomm.collective.device_group import DevicePort
 from ringcomm.collective.mirror import Done
 from ringcomm.errors import DeviceError
-from tests.support.fake_group import FakePort
 
 _POISON = 0xFF
 _MAX_WAIT_S = 60.0
@@ -125,11 +123,8 @@ class FakeDevice:
         fail_in: likewise of the copies to the device.
         mapped_slowdown: its memory is mapped, and this is what a measurement of the host's additions there
             finds; None: it is not mapped.
-        group_fails: what fails when it is to join a group, see `fake_group.FakePort`; None: it
-            has no way into groups.
 
     Attributes:
-        port: its way into groups, if it has one.
         copies_out, copies_in: how many copies have been started.
         bytes_out: the length of all copies to the host.
         blocks: how many blocks of host memory have been made.
@@ -143,9 +138,7 @@ class FakeDevice:
         fail_out: int = 0,
         fail_in: int = 0,
         mapped_slowdown: Optional[float] = None,
-        group_fails: Optional[str] = None,
     ) -> None:
-        self.port = None if group_fails is None else FakePort(self, group_fails)
         self.mapped_slowdown = mapped_slowdown
         self.copies_out = self.copies_in = self.bytes_out = self.blocks = self.host_waits = 0
         self.fail_out = fail_out
@@ -166,8 +159,6 @@ class FakeDevice:
         """End all streams when what is queued is done."""
         for stream in self._streams:
             stream.close()
-        if self.port is not None:
-            self.port.close()
 
     def stream(self) -> FakeStream:
         """A new stream."""
@@ -308,9 +299,6 @@ class FakeEngine(CopyEngine):
     def follow(self, done: Done) -> None:
         assert isinstance(done, FakeEvent)
         self._device.current.wait_event(done)
-
-    def port(self) -> Union[DevicePort, str]:
-        return self._device.port or "fake devices without a port are alone"
 
     def mapped_slowdown(
         self, nbytes: int, measure: Callable[[np.ndarray[Any, Any]], float]

@@ -41,7 +41,6 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
         ("ALGORITHM", "ring", "algorithm", "ring"),
         ("ALGORITHM", "", "algorithm", ""),
         ("TIMELINE", "t.json", "timeline", "t.json"),
-        ("AUTOTUNE", "1", "autotune", True),
         ("VERBOSE", "1", "verbose", True),
         ("VERBOSE", "Yes", "verbose", True),
         ("VERBOSE", "off", "verbose", False),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("ringcomm/_adapter/local_sgd.py", "ringcomm/torch/local_sgd.py", "ringcomm/keras/local_sgd.py")
+SOURCES = ("ringcomm/_adapter/local_sgd.py", "ringcomm/torch/local_sgd.py")
 WEIGHTS_ONLY = 5
 
 

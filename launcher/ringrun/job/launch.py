@@ -94,6 +94,7 @@ def prepare(
         payload=payload, horovod=options.horovod,
         notes=(
             *([] if options.hosts is None else lists_in(parse_hosts(options.hosts), os.environ)),
+            *(horovod.without_effect(environ) if options.horovod else ()),
             *_where_from(options, allocation), *not_forwarded(needed, environ),
             *_left_out(tree, code_at, parsed), *(doors.in_clear() if settings.encrypt else []),
         ),

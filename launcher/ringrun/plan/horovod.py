@@ -80,8 +80,6 @@ NAMES = (
          _megabytes, str),
     Name("cycle_ms", "--cycle-time-ms", "HOROVOD_CYCLE_TIME", "params.cycle_time_ms", str, str),
     Name("timeline", "--timeline-filename", "HOROVOD_TIMELINE", "timeline.filename", _timeline, _timeline),
-    Name("autotune", "", "HOROVOD_AUTOTUNE", "autotune.enabled", str, str),
-    Name("autotune_log", "--autotune-log-file", "HOROVOD_AUTOTUNE_LOG", "autotune.log_file", str, str),
     Name("stall_warning_s", "--stall-check-warning-time-seconds", "HOROVOD_STALL_CHECK_TIME_SECONDS",
          "stall_check.warning_time_seconds", str, str),
     Name("late_after_s", "--stall-check-shutdown-time-seconds", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
@@ -98,7 +96,7 @@ NAMES = (
 
 NO_MPI = "ringcomm has no MPI; its own TCP links replace Horovod's Gloo. Leave it out."
 _HIERARCHY = "ringcomm has no such algorithm"
-_TUNER = "ringcomm's autotuner has no such parameter"
+_TUNER = "ringcomm does not tune itself"
 _LOG = "ringcomm logs through Python's logging; --verbose shows more"
 
 REFUSED: Mapping[str, str] = {
@@ -114,6 +112,8 @@ IGNORED: Mapping[str, str] = {
     ),
     **dict.fromkeys(("--no-hierarchical-allreduce", "--no-hierarchical-allgather"), ""),
     **dict.fromkeys(("--no-torus-allreduce", "--no-mpi-threads-disable", "--mpi-threads-disable"), ""),
+    **dict.fromkeys(("--autotune", "--autotune-log-file"), _TUNER),
+    "--no-autotune": "",
     **dict.fromkeys(("--autotune-warmup-samples", "--autotune-steps-per-sample"), _TUNER),
     **dict.fromkeys(("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"), _TUNER),
     **dict.fromkeys(("--timeline-mark-cycles", "--no-timeline-mark-cycles"), "the timeline has no cycles"),
@@ -131,7 +131,7 @@ IGNORED: Mapping[str, str] = {
 VALUES: Mapping[str, int] = {
     **dict.fromkeys(("--mpi-args", "--binding-args"), 1),
     **dict.fromkeys(("--num-nccl-streams", "--thread-affinity", "--log-level", "--cache-capacity"), 1),
-    "--blacklist-cooldown-range": 2,
+    "--autotune-log-file": 1, "--blacklist-cooldown-range": 2,
     **dict.fromkeys(("--autotune-warmup-samples", "--autotune-steps-per-sample"), 1),
     **dict.fromkeys(("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"), 1),
 }
@@ -140,9 +140,10 @@ VALUES: Mapping[str, int] = {
 _IGNORED_KEYS = (
     "params.cache_capacity", "timeline.mark_cycles",
     "params.hierarchical_allreduce", "params.hierarchical_allgather", "params.torus_allreduce",
-    "autotune.warmup_samples", "autotune.steps_per_sample", "autotune.bayes_opt_max_samples",
-    "autotune.gaussian_process_noise", "library_options.mpi_threads_disable",
-    "library_options.num_nccl_streams", "library_options.thread_affinity", "logging.level",
+    "autotune.enabled", "autotune.log_file", "autotune.warmup_samples", "autotune.steps_per_sample",
+    "autotune.bayes_opt_max_samples", "autotune.gaussian_process_noise",
+    "library_options.mpi_threads_disable", "library_options.num_nccl_streams",
+    "library_options.thread_affinity", "logging.level",
     "logging.with_timestamp", "logging.hide_timestamp",
 )  # fmt: skip
 
@@ -173,6 +174,12 @@ def from_file(section: str, key: str, text: str, where: str) -> List[SettingValu
             if converted is not None:
                 found.append(SettingValue(name.setting, converted, f"{where}: {name.key}: {text!r}", where))
     return found
+
+
+def without_effect(environ: Mapping[str, str]) -> List[str]:
+    """Lines for the user about ``HOROVOD_*`` variables that ask for what ringcomm does not do."""
+    name = "HOROVOD_AUTOTUNE"
+    return [f"{name} has no effect: {_TUNER}."] if _is_true(environ.get(name, "")) else []
 
 
 def from_environment(environ: Mapping[str, str]) -> List[SettingValue]:

@@ -238,9 +238,7 @@ class Job:
         """The files that the ranks of the first host will write because of an option: it and the path."""
         if host.index:
             return []
-        log = self.settings.autotune_log if self.settings.autotune else ""
-        outputs = [["--timeline", self.settings.timeline], ["--autotune-log", log]]
-        return [row for row in outputs if row[1]]
+        return [["--timeline", self.settings.timeline]] if self.settings.timeline else []
 
     def _rank_env(self, host: HostJob, place: Place) -> Dict[str, str]:
         """One rank's own variables. They do not override variables that the user passes with ``-x``."""

@@ -134,7 +134,7 @@ def check_compression_by_codes() -> None:
         sum(ranks(lambda rank: np.random.default_rng(rank).normal(size=(64, 96)).astype(np.float32)))
         / rc.size()
     )
-    for compression in ("int8", hvd.Compression.int4, hvd.PowerSGD(2)):
+    for compression in ("int8", hvd.Compression.int4):
         tx = hvd.DistributedOptimizer(optax.sgd(1.0), compression=compression)
         state, update = tx.init(weights), jax.jit(tx.update)
         found = np.zeros_like(exact)
@@ -142,10 +142,7 @@ def check_compression_by_codes() -> None:
             step, state = update(weights, state)
             same_everywhere(step)
             found -= np.asarray(step)
-        if not isinstance(compression, hvd.PowerSGD):
-            np.testing.assert_allclose(found / 20, exact, atol=0.05)
-        else:
-            assert np.linalg.norm(found / 20 - exact) < np.linalg.norm(exact)
+        np.testing.assert_allclose(found / 20, exact, atol=0.05)
 
 
 def check_digits_have_the_loss_curve_of_one_process() -> None:
@@ -169,36 +166,3 @@ def check_digits_have_the_loss_curve_of_one_process() -> None:
         network, state, loss = step(network, state, *digits.samples(number, hvd.rank(), hvd.size()))
         losses.append(float(loss))
     digits.same_curve(losses)
-
-
-def trained_locally(rank: int, params: dict, steps: int, first: int) -> dict:
-    """Return what one rank does with optax by itself: its targets are its own."""
-    tx = optax.sgd(0.1, momentum=0.9)
-    state = tx.init(params)
-    for step in range(first, first + steps):
-        target = jax.random.normal(jax.random.PRNGKey(100 * rank + step), (3, 2))
-        loss = lambda tree, target=target: jnp.sum((tree["w"] - target) ** 2 * tree["scale"])  # noqa: E731
-        updates, state = tx.update(jax.grad(loss)(params), state, params)
-        params = optax.apply_updates(params, updates)
-    return params
-
-
-def check_local_steps_average_the_parameters() -> None:
-    """Beside one process that trains for all ranks; half types, scalars, integers and statistics."""
-    start = {"w": jnp.ones((3, 2)), "scale": jnp.asarray(1.0, jnp.float32)}
-    extra = {"count": jnp.asarray(7 + hvd.rank()), "half": jnp.full(2, float(hvd.rank()), jnp.bfloat16)}
-    local = hvd.LocalSGD(start, sync_every=3, averaged=extra)
-    params, expected = start, start
-    for period in range(2):
-        params = trained_locally(hvd.rank(), params, 3, 3 * period)
-        assert local.step((params, extra))[0] is params and local.step((params, extra))[0] is params
-        params, extra = local.step((params, extra))
-        every = [trained_locally(rank, expected, 3, 3 * period) for rank in range(hvd.size())]
-        expected = jax.tree_util.tree_map(lambda *leaves: sum(leaves) / len(leaves), *every)
-        same(params, expected)
-    assert extra["half"].dtype == jnp.bfloat16 and int(extra["count"]) == 7 + hvd.rank()
-    same(extra["half"], np.full(2, (hvd.size() - 1) / 2))
-    again = hvd.LocalSGD.diloco(start, compression="int8", name="again")
-    params = again.synchronize(trained_locally(hvd.rank(), start, 2, 0))
-    same_everywhere(np.asarray(params["w"]))
-    raises(rc.ConfigError, lambda: again.synchronize({"w": params["w"]}))

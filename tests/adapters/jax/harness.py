@@ -1,4 +1,4 @@
-"""Runs the checks of ringcomm.jax on several processes, with either way to the host, and with delays."""
+"""Runs the checks of ringcomm.jax on several processes, and with delays."""
 
 from __future__ import annotations
 
@@ -31,6 +31,5 @@ def run_delayed(modules: Sequence[str]) -> Dict[str, str]:
         setattr(kind, method, late)
 
     delay(Batch, "_submit")  # of calls outside of programs
-    delay(HostCall, "overwrite")
     delay(HostCall, "run")
     return jobs.run_checks(modules)

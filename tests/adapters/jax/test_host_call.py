@@ -1,4 +1,4 @@
-"""What compiled programs call on the host, called directly in one process; and the memory that they share."""
+"""What compiled programs call on the host, called directly in one process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def call_of(operation: Any) -> HostCall:
     return HostCall(operation, host_call.place_for(operation), this_site())
 
 
-def check_results_on_one_rank(by_order: bool) -> None:
+def test_results_on_one_rank(alone: Any) -> None:
     rows = np.arange(6.0).reshape(3, 2)
     for operation, expected in (
         (Operation("allreduce", TRIPLED), 3 * rows), (Operation("reducescatter", TRIPLED), 3 * rows),
@@ -35,34 +35,15 @@ def check_results_on_one_rank(by_order: bool) -> None:
         (Operation("alltoall", ALL, inputs=2), rows),
     ):  # fmt: skip
         call, given = call_of(operation), rows.copy()
-        assert call.is_in_order == by_order
+        assert call.is_in_order
         assert (call.place is None) == call.overwrites
         (found,) = call.run([given])
         np.testing.assert_array_equal(found, expected)
         found, *_ = call.run_now([rows.copy()])
         np.testing.assert_array_equal(found, expected)
-        if call.overwrites:
-            given = rows.copy()
-            call.overwrite([given])
-            np.testing.assert_array_equal(given, expected)
     assert call_of(Operation("barrier", ALL, inputs=0)).run([]) == []
     first, second = call_of(Operation("allgather", ALL, None, 2)).run([rows, rows[:1]])
     assert (first.shape, second.shape) == ((3, 2), (1, 2))
-
-
-def test_programs_matched_by_order(alone: Any) -> None:
-    check_results_on_one_rank(by_order=True)
-
-
-def test_programs_matched_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ringcomm as rc
-
-    monkeypatch.setenv("RINGCOMM_JAX_MATCHING", "name")
-    rc.init()
-    try:
-        check_results_on_one_rank(by_order=False)
-    finally:
-        rc.shutdown()
 
 
 def test_a_weight_is_no_array_to_reduce(alone: Any) -> None:
@@ -101,45 +82,6 @@ def test_a_program_for_other_ranks_is_refused(alone: Any) -> None:
 def test_a_call_needs_a_job() -> None:
     with pytest.raises(NotInitializedError):
         call_of(Operation("allreduce", TRIPLED))
-
-
-# ---- the memory of XLA -----------------------------------------------------------------------
-
-
-class Doubles:
-    """Stands for a collective: it doubles numbers."""
-
-    def __init__(self, overwrites: bool) -> None:
-        self.overwrites = overwrites
-
-    def overwrite(self, arrays: Any) -> None:
-        for array in arrays:
-            array *= 2
-
-    def run(self, arrays: Any) -> List[Any]:
-        return [array * 2 for array in arrays]
-
-
-def test_results_come_into_the_memory_of_xla() -> None:
-    from ringcomm.jax.buffers import execute
-
-    for overwrites in (True, False):
-        given, results = [np.ones(3), np.full(2, 5.0)], [np.zeros(3), np.zeros(2)]
-        execute(Doubles(overwrites), given, results)  # type: ignore[arg-type]
-        assert [item.tolist() for item in results] == [[2.0] * 3, [10.0] * 2]
-        assert [item.tolist() for item in given] == [[1.0] * 3, [5.0] * 2], "the program may still read them"
-    shared = np.ones(3)
-    execute(Doubles(True), [shared], [shared])  # type: ignore[arg-type]
-    assert shared.tolist() == [2.0] * 3
-
-
-def test_the_effect_is_one_in_all_processes() -> None:
-    from ringcomm.jax import buffers
-
-    other = buffers.CollectiveEffect()
-    assert other == buffers.effect and hash(other) == hash(buffers.effect) == 0x72696E67
-    assert other != "another effect"
-    assert str(other) == repr(other) == "ringcomm's collectives (each rank can use one device)"
 
 
 def test_arrays_are_shared_with_jax_where_they_are_large_enough() -> None:

@@ -1,4 +1,4 @@
-"""ringcomm.jax between real processes: both ways to the host, one thread of XLA, random delays."""
+"""ringcomm.jax between real processes: one thread of XLA, random delays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TWO_THREADS = {"PJRT_NPROC": "2", "NPROC": "2"}
 
 @pytest.mark.smoke
 def test_everything_on_two_ranks() -> None:
-    run_on(2, MODULES, RINGCOMM_JAX_CALLBACKS="buffers", TEST_JIT="hvd", **TWO_THREADS)
+    run_on(2, MODULES, TEST_JIT="hvd", **TWO_THREADS)
 
 
 @pytest.mark.full
@@ -36,11 +36,7 @@ def test_on_other_numbers_of_ranks(ranks: int, subjects: List[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("callbacks", "jit", "ranks"),
-    [
-        ("buffers", "hvd", 3), ("io_callback", "hvd", 2),
-        pytest.param("buffers", "jax", 2, marks=pytest.mark.full),
-    ],
-)  # fmt: skip
-def test_everything_with_one_thread_and_random_delays(callbacks: str, jit: str, ranks: int) -> None:
-    run_on(ranks, MODULES, run_delayed, RINGCOMM_JAX_CALLBACKS=callbacks, TEST_JIT=jit, **ONE_THREAD)
+    ("jit", "ranks"), [("hvd", 3), pytest.param("jax", 2, marks=pytest.mark.full)]
+)
+def test_everything_with_one_thread_and_random_delays(jit: str, ranks: int) -> None:
+    run_on(ranks, MODULES, run_delayed, TEST_JIT=jit, **ONE_THREAD)

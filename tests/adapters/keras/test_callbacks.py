@@ -199,18 +199,3 @@ def test_callbacks_are_those_of_keras_2_too() -> None:
     assert callback._implements_train_batch_hooks()
     assert not callback._implements_test_batch_hooks() and not callback._implements_predict_batch_hooks()
     assert not callback._supports_tf_logs and callback._chief_worker_only is None
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_local_steps_of_half_types_are_counted_in_float32(alone: Any, dtype: str) -> None:
-    import keras
-
-    import ringcomm.keras as hvd
-
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, dtype=dtype)])
-    before = np.asarray(model.get_weights()[0], np.float32)
-    callback = attached(hvd.LocalSGDCallback(sync_every=1), model)
-    callback.on_train_batch_end(0)
-    callback.on_train_end()
-    assert [array.dtype for _, array in callback._pairs] == [np.float32] * 2
-    assert np.array_equal(np.asarray(model.get_weights()[0], np.float32), before)

@@ -82,7 +82,7 @@ def check_gradients_and_transformations() -> None:
 def check_every_codec() -> None:
     own = [np.random.default_rng(rank).standard_normal((70, 80), np.float32) for rank in range(rc.size())]
     total, mine = np.sum(own, axis=0), mx.array(own[rc.rank()])
-    codecs = (("bf16", 0.05), (hvd.Compression.int8, 0.15), ("int4", 2.5), (hvd.PowerSGD(4), 15.0))
+    codecs = (("bf16", 0.05), (hvd.Compression.int8, 0.15), ("int4", 2.5))
     for compression, most in codecs:
         found = to_host(hvd.allreduce(mine, hvd.Sum, compression=compression))
         same_everywhere(found)

@@ -84,17 +84,14 @@ def check_compression_by_codes() -> None:
     """What a code loses of a gradient is added to the next one, so the sum of many is right."""
     own = [np.random.default_rng(rank).normal(size=(64, 96)) for rank in range(rc.size())]
     exact, given = sum(own) / rc.size(), mx.array(own[rc.rank()].astype(np.float32))
-    for compression in ("int8", hvd.Compression.int4, hvd.PowerSGD(2)):
+    for compression in ("int8", hvd.Compression.int4):
         optimizer = hvd.DistributedOptimizer(optim.SGD(1.0), compression=compression)
         weights = {"w": mx.zeros((64, 96))}
         for _ in range(20):
             weights = optimizer.apply_gradients({"w": given}, weights)
             same_everywhere(np.asarray(weights["w"]))
         found = -np.asarray(weights["w"]) / 20
-        if isinstance(compression, hvd.PowerSGD):
-            assert np.linalg.norm(found - exact) < np.linalg.norm(exact)
-        else:
-            np.testing.assert_allclose(found, exact, atol=0.05)
+        np.testing.assert_allclose(found, exact, atol=0.05)
 
 
 class Halves:
@@ -115,8 +112,7 @@ def check_a_compressor_of_the_program() -> None:
 
 
 def check_what_keeps_something_from_step_to_step_needs_an_optimizer() -> None:
-    for compression in ("auto", hvd.PowerSGD(2)):
-        raises(rc.ConfigError, lambda one=compression: hvd.average_gradients(gradients(), compression=one))
+    raises(rc.ConfigError, lambda: hvd.average_gradients(gradients(), compression="auto"))
 
 
 def check_state_is_broadcast() -> None:

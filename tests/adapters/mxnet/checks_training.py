@@ -93,8 +93,7 @@ def check_ways_to_reduce() -> None:
         digits.same_curve(trained(distributed(**options)))
     digits.same_curve(trained(distributed(compression=_Twice)))
     plain = trained(distributed(), steps=6)
-    for compression, places in ((hvd.Compression.fp16, 2e-3), ("bf16", 2e-2), (hvd.Compression.int8, 5e-2),
-                                (hvd.PowerSGD(2), 1.0)):  # fmt: skip
+    for compression, places in ((hvd.Compression.fp16, 2e-3), ("bf16", 2e-2), (hvd.Compression.int8, 5e-2)):
         found = trained(distributed(compression=compression), steps=6)
         np.testing.assert_allclose(found, plain, rtol=places)
         assert hvd.size() == 1 or found != plain

@@ -48,7 +48,7 @@ def check_gradients_are_fed_back_in_every_mode() -> None:
         [[gradient(step, rank) for step in range(STEPS)] for rank in range(hvd.size())], axis=(0, 1)
     )
     single = np.sum([gradient(0, rank) for rank in range(hvd.size())], axis=0)
-    for compression, coarse in (("int8", 0.03), (hvd.Compression.int4, 0.8), (hvd.PowerSGD(4), 3.0)):
+    for compression, coarse in (("int8", 0.03), (hvd.Compression.int4, 0.8)):
         for graph in (False, True):
             for op in (hvd.Average, hvd.Sum):
                 error = np.abs(delivered_by(compression, op, graph) - true).max()
@@ -63,7 +63,7 @@ def check_single_tensors_with_every_codec() -> None:
     total, mine = np.sum(own, axis=0), tf.constant(own[hvd.rank()])
     rows = np.array_split(total, hvd.size())[hvd.rank()]
     for compression, close in (("bf16", 0.05), (hvd.Compression.int8, 0.15), ("int4", 2.5),
-                               (hvd.PowerSGD(4), 15.0), (None, 1e-5)):  # fmt: skip
+                               (None, 1e-5)):  # fmt: skip
 
         def reduced(given: Any, compression: Any = compression) -> List[Any]:
             with tf.GradientTape() as tape:
@@ -119,7 +119,7 @@ def check_residuals_are_saved_and_loaded() -> None:
 
 
 def check_an_optimizer_trains() -> None:
-    for compression in ("int8", hvd.PowerSGD(2)):
+    for compression in ("int8", "int4"):
         tf.random.set_seed(1)
         variable = tf.Variable(tf.ones((64, 64)))
         optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.5), compression=compression)

@@ -1,4 +1,4 @@
-"""Buckets, what CrossBarrier refuses, and the state of elastic training, on ranks that are threads."""
+"""Buckets, and the state of elastic training, on ranks that are threads."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ import ringcomm.torch as hvd
 from ringcomm.errors import ConfigError
 from ringcomm.torch import elastic, tensors
 from ringcomm.torch.buckets import EachBucket
-from ringcomm.torch.compressed_buckets import PowerBucket
 from tests.support.service import eventually
 
 SIZE = 2
 
 
 def matrix(rank, seed=0):
-    """A gradient of rank 1, which PowerSGD sends without a loss."""
     generator = torch.Generator().manual_seed(10 * seed)
     left, right = torch.randn(80, generator=generator), torch.randn(70, generator=generator)
     return torch.outer(left, right) * (rank + 1.0)
@@ -29,59 +27,6 @@ def matrix(rank, seed=0):
 def optimizer_of(weights, **options):
     named = [(f"w{place}", weight) for place, weight in enumerate(weights)]
     return hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=0.0), named, **options)
-
-
-class TestPowerBuckets:
-    def test_sums_and_averages_that_are_divided_in_two_steps(self, ranks_of):
-        def run(context):
-            found = []
-            for options in ({"op": hvd.Sum}, {"gradient_predivide_factor": 2.0}):
-                weight = nn.Parameter(torch.zeros(80, 70))
-                optimizer = optimizer_of([weight], compression=hvd.PowerSGD(4), **options)
-                (weight * matrix(context.rank)).sum().backward()
-                optimizer.step()
-                found.append(weight.grad.clone())
-            return found
-
-        for total, mean in ranks_of(SIZE, run):
-            torch.testing.assert_close(total, 3.0 * matrix(0), rtol=1e-3, atol=1e-3)
-            torch.testing.assert_close(mean, 1.5 * matrix(0), rtol=1e-3, atol=1e-3)
-
-    def test_a_dropped_reduction_leaves_nothing_behind(self, ranks_of):
-        """A state that is loaded between the backward pass and the step."""
-
-        def run(context):
-            weight = nn.Parameter(torch.zeros(80, 70))
-            optimizer = optimizer_of([weight], compression=hvd.PowerSGD(4))
-            (weight * matrix(context.rank, 1)).sum().backward()
-            optimizer.load_state_dict(optimizer.state_dict())
-            hvd.barrier()  # by name: behind what is in progress
-            optimizer.zero_grad()
-            (weight * matrix(context.rank)).sum().backward()
-            optimizer.step()
-            return weight.grad.clone()
-
-        for mean in ranks_of(SIZE, run):
-            torch.testing.assert_close(mean, 1.5 * matrix(0), rtol=1e-3, atol=1e-3)
-
-    def test_a_member_with_sparse_gradients_leaves_the_bucket(self, ranks_of):
-        def run(context):
-            torch.manual_seed(1)
-            table, weight = nn.Embedding(80, 70, sparse=True), nn.Parameter(torch.zeros(80, 70))
-            optimizer = optimizer_of([table.weight, weight], compression=hvd.PowerSGD(4))
-            names = optimizer._reducer.names_by_need()
-            assert [name.rpartition(".")[2] for name in names] == ["left", "right"]
-            for _ in range(2):
-                optimizer.zero_grad()
-                (table(torch.tensor([context.rank])).sum() + (weight * matrix(context.rank)).sum()).backward()
-                optimizer.step()
-            kinds = [type(bucket).__name__ for bucket in optimizer._reducer._buckets]
-            assert sorted(kinds) == ["PowerBucket", "SparseBucket"]
-            return weight.grad.clone(), table.weight.grad.to_dense()
-
-        for mean, rows in ranks_of(SIZE, run):
-            torch.testing.assert_close(mean, 1.5 * matrix(0), rtol=1e-3, atol=1e-3)
-            assert rows[:2].unique().tolist() == [0.5] and not rows[2:].any()
 
 
 def test_gradients_that_cannot_be_one_tensor_are_reduced_separately(ranks_of):
@@ -97,32 +42,13 @@ def test_gradients_that_cannot_be_one_tensor_are_reduced_separately(ranks_of):
             weights = [nn.Parameter(torch.zeros(80, 70, dtype=dtype)) for dtype in types]
             optimizer = optimizer_of(weights, compression=compression, groups=[weights])
             (bucket,) = optimizer._reducer._buckets
-            assert isinstance(bucket, EachBucket) and not isinstance(bucket, PowerBucket)
+            assert isinstance(bucket, EachBucket)
             sum((weight * (context.rank + 1.0)).sum() for weight in weights).backward()
             optimizer.step()
             found += [weight.grad.unique().tolist() for weight in weights]
         return found
 
     assert ranks_of(SIZE, run) == [[[1.5]] * 4] * SIZE
-
-
-def test_what_cross_barrier_refuses(ranks_of):
-    def run(context):
-        model = nn.Linear(3, 2)
-        plain = torch.optim.SGD(model.parameters(), lr=0.1)
-        with pytest.raises(ConfigError, match="works on a DistributedOptimizer"):
-            hvd.CrossBarrier(model, plain)
-        lbfgs = hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters()))
-        with pytest.raises(ConfigError, match="neither with LBFGS"):
-            hvd.CrossBarrier(model, lbfgs)
-        optimizer = hvd.DistributedOptimizer(plain, model.named_parameters())
-        barrier = hvd.CrossBarrier(model, optimizer)
-        barrier.close()  # before any step
-        model(torch.ones(1, 3)).sum().backward()
-        optimizer.step()
-        return barrier.pending
-
-    assert ranks_of(SIZE, run) == [False] * SIZE
 
 
 def test_the_state_of_elastic_training(ranks_of):

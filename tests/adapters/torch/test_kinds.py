@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from ringcomm.arrays import torch_tensors
-from ringcomm.arrays.nccl import identity_of
-from ringcomm.arrays.torch_tensors import KIND, TorchEngine, TorchStream
+from ringcomm.arrays.torch_tensors import KIND, TorchEngine
 from ringcomm.errors import DeviceError, Misuse, UnsupportedDtypeError
 from ringcomm.torch import tensors
 
@@ -36,8 +33,6 @@ class Event:
 
 
 class Stream:
-    cuda_stream = 77
-
     def __init__(self, calls, name):
         self.calls, self.name = calls, name
 
@@ -51,7 +46,7 @@ def calls(monkeypatch):
     found, made = [], []
 
     def stream(device):
-        made.append(Stream(found, ("out", "in", "group")[len(made)]))
+        made.append(Stream(found, ("out", "in")[len(made)]))
         return made[-1]
 
     @contextlib.contextmanager
@@ -132,37 +127,6 @@ def test_memory_is_page_locked_where_that_is_possible(calls, monkeypatch):
     engine = TorchEngine("cuda:0")
     assert (engine.block(24).nbytes, engine.block(8).nbytes) == (24, 8)
     assert asked == [True, True]
-
-
-def test_without_nccl_a_device_is_in_no_group(calls, monkeypatch):
-    monkeypatch.setattr(torch_tensors, "find_nccl", lambda: "NCCL cannot be used (no such file)")
-    assert TorchEngine("cuda:0").port() == "NCCL cannot be used (no such file)"
-
-
-@pytest.mark.parametrize("facts, identity", [({"uuid": "0a-01"}, identity_of("0a-01")), ({}, 0)])
-def test_a_device_is_known_by_its_uuid(calls, monkeypatch, facts, identity):
-    """Older versions of PyTorch do not say it."""
-    monkeypatch.setattr(torch_tensors, "find_nccl", lambda: SimpleNamespace(version=22105))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**facts))
-    port = TorchEngine("cuda:0").port()
-    assert (port.name, port.version, port.identity) == ("NCCL 2.21.5", 22105, identity)
-
-
-def test_the_work_of_a_group_has_a_stream_of_its_own(calls):
-    engine, stream = TorchEngine("cuda:0"), TorchStream("cuda:0")
-    assert stream.handle == 77
-    stream.follow(engine.mark())
-    with stream.current():
-        calls.append("work")
-    tensor = torch.zeros(3, dtype=torch.bfloat16)
-    assert stream.keep(tensor) == (tensor.data_ptr(), "bfloat16")
-    done = stream.done()
-    engine.follow(done)
-    assert done.poll()
-    assert calls == [
-        "record on the program's", "group waits for the program's", "on group", "work", "kept for group",
-        "record on group", "the program's waits for group",
-    ]  # fmt: skip
 
 
 def test_what_a_tensor_is():

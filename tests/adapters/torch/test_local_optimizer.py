@@ -103,13 +103,13 @@ def check_with_auto() -> List[str]:
     optimizer.average_weights()
     found = hvd.allgather(weights_of(model).reshape(1, -1))
     assert torch.equal(found[0], found[-1])
-    errors = [refused(op=hvd.Sum), refused(op=hvd.Adasum), refused(compression=hvd.PowerSGD(2))]
+    errors = [refused(op=hvd.Sum), refused(op=hvd.Adasum)]
     model = nn.Linear(3, 2)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(model(torch.ones(2, 3)).sum()).backward()
     for act in (
-        lambda: hvd.CrossBarrier(model, optimizer), lambda: hvd.DistributedOptimizer(optimizer),
+        lambda: hvd.DistributedOptimizer(optimizer),
         lambda: hvd.LocalSGD(model, optimizer), lambda: scaler.step(optimizer),
     ):  # fmt: skip
         with pytest.raises(rc.ConfigError) as caught:
@@ -121,8 +121,7 @@ def check_with_auto() -> List[str]:
 @pytest.mark.release
 def test_at_first_an_unchanged_program_trains_as_one_process_that_averages_gradients() -> None:
     words = (
-        "this program asks for sum", "this program asks for adasum", "cannot be sent with PowerSGD",
-        "CrossBarrier works on a DistributedOptimizer that reduces gradients",
+        "this program asks for sum", "this program asks for adasum",
         "a DistributedOptimizer already", "needs the original optimizer", "does not work with a GradScaler",
     )  # fmt: skip
     for errors in rc.run(check_with_auto, np=RANKS, env=ENV, settings={"local_steps": "auto"}):

@@ -99,6 +99,22 @@ def check_fully_sharded_training(on: Ranks) -> None:
             same(model, wanted)
 
 
+def check_two_levels(on: Ranks) -> None:
+    """Another backend within each of two hosts, ringcomm between them; Gloo is in the place of NCCL."""
+    if on.size % 2:
+        return
+    hosts = torch.arange(on.size).view(2, -1)
+    within = [dist.new_group(ranks, backend="gloo") for ranks in hosts.tolist()]
+    between = [dist.new_group(ranks, backend="ringcomm") for ranks in hosts.T.tolist()]
+    host, place = divmod(on.rank, on.size // 2)
+    groups, names = [between[place], within[host]], ("hosts", "local")
+    mesh = DeviceMesh.from_group(groups, "cpu", mesh=hosts, mesh_dim_names=names)
+    assert [dist.get_backend(mesh.get_group(name)) for name in names] == ["ringcomm", "gloo"]
+    model = sharded(mesh)
+    train(model, adam(model), [share(on, step) for step in range(3)])
+    same(model, alone(3))
+
+
 def check_gradients_are_clipped_by_their_norm_over_all_ranks(on: Ranks) -> None:
     whole, model = build(), sharded(grids(on)[-1])
     norms = []

@@ -18,7 +18,7 @@ from ringcomm._adapter.compressed import (
     sent_as,
     state_of,
 )
-from ringcomm._adapter.compression import Compression, NoneCompressor, PowerSGD
+from ringcomm._adapter.compression import Compression, NoneCompressor
 from ringcomm._adapter.graph_callbacks import Operation
 from ringcomm._adapter.reduction import Reduction, is_coded
 from ringcomm.balance.step_weight import StepWeight
@@ -72,7 +72,7 @@ def reduce(context, compression, shapes=(MATRIX, VECTOR), state=None, reduction=
 
 class TestWhatIsSentHow:
     def test_which_compressions_the_reduction_executes(self):
-        coded = [Compression.int8, Compression.int4, PowerSGD(2), AutoCompression(global_process_set)]
+        coded = [Compression.int8, Compression.int4, AutoCompression(global_process_set)]
         assert all(map(is_coded, coded))
         assert not any(map(is_coded, [Compression.none, Compression.fp16, Compression.bf16, None]))
 
@@ -119,11 +119,8 @@ class TestAllreduce:
 
     def test_factors(self, alike):
         reduction = how(ReduceOp.SUM, 0.5, 4.0)
-        for compression in (Compression.int8, PowerSGD(70, 0.01)):
-            (found,) = alike(
-                lambda context, chosen=compression: reduce(context, chosen, [MATRIX], None, reduction)
-            )
-            assert np.abs(found - 2.0 * SIZE * mean(MATRIX)).max() < 0.1 * 2.0 * SIZE
+        (found,) = alike(lambda context: reduce(context, Compression.int8, [MATRIX], None, reduction))
+        assert np.abs(found - 2.0 * SIZE * mean(MATRIX)).max() < 0.1 * 2.0 * SIZE
 
     def test_without_a_name_operations_are_matched_by_their_order(self, alike):
         def run(context):
@@ -157,45 +154,17 @@ class TestAllreduce:
         (found,) = alike(run)
         assert np.abs(found - numbers(1, VECTOR)).max() < 0.1
 
-    def test_powersgd_has_no_weights(self, alike):
-        def run(context):
-            operation = allreduce(PowerSGD(2), 2, has_weight=True)
-            with pytest.raises(ConfigError, match="PowerSGD averages without weights"):
-                operation.start([numbers(context.rank, MATRIX), np.float64(1.0)])
-            return []
-
-        alike(run)
-
-    def test_powersgd_keeps_its_factors_from_step_to_step(self, alike):
-        """A matrix of the factors' rank is found in the second step at the latest."""
-        low = np.outer(np.arange(1.0, 81.0), np.arange(1.0, 71.0)).astype(np.float32) / 100.0
-
-        def run(context):
-            state = CompressionState()
-            operation = allreduce(PowerSGD(2), 2, state)
-            for _ in range(2):
-                found = operation.start([low * (context.rank + 1), numbers(context.rank, VECTOR)]).wait()
-            assert len(state._iterations) == 1
-            return found
-
-        matrix, vector = alike(run)
-        assert np.abs(matrix - 2.0 * low).max() < 0.01
-        assert np.abs(vector - mean(VECTOR)).max() < 0.02
-
     def test_a_thread_may_sleep_until_all_has_ended(self, alike):
         def run(context):
-            found = []
-            for compression in (Compression.int8, PowerSGD(2)):
-                operation = allreduce(compression, 1)
-                if context.rank:
-                    context.barrier()
-                pending = operation.start([numbers(context.rank, MATRIX)])
-                if not context.rank:
-                    assert not pending.block(0.0), "the others have not come yet"
-                    context.barrier()
-                assert pending.block(None)
-                found += pending.wait()
-            return found
+            operation = allreduce(Compression.int8, 1)
+            if context.rank:
+                context.barrier()
+            pending = operation.start([numbers(context.rank, MATRIX)])
+            if not context.rank:
+                assert not pending.block(0.0), "the others have not come yet"
+                context.barrier()
+            assert pending.block(None)
+            return pending.wait()
 
         alike(run)
 
@@ -297,11 +266,6 @@ class TestReducescatter:
             return True
 
         assert all(ranks_of(SIZE, run))
-
-    def test_powersgd_divides_rows_evenly(self):
-        chosen = how(compression=PowerSGD(2))._replace(options=Options(splits=[60, 20, 0]))
-        with pytest.raises(ConfigError, match="PowerSGD divides rows evenly"):
-            Operation("reducescatter", chosen, "g", 1).start([numbers(0, MATRIX)])
 
     def test_a_number_has_no_rows(self, ranks_of):
         def run(context):

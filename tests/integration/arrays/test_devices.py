@@ -44,48 +44,6 @@ def test_every_algorithm_of_all_reduce(algorithm):
     run_ranks(4, work, settings=settings)
 
 
-LONGER = 900_000
-"""Elements of arrays for which ranks vote on where they are."""
-
-
-def test_ranks_agree_once_all_have_seen_that_all_arrays_are_on_devices():
-    """With three ranks a round of votes takes two calls. Numbers are the same whatever was agreed."""
-    size, rank_on_host = 3, 1
-
-    def work(context):
-        values = numbers(context, LONGER)
-        expected = context.allreduce(values, op=Sum)  # the first vote: no array is on a device
-        context.allreduce(values, op=Sum)
-        found = []
-        with FakeLab(context.rank) as lab:
-            for on_host in (False, False, False, True, True, False, False, False):
-                if on_host and context.rank == rank_on_host:
-                    same(context.allreduce(values, op=Sum), expected, "in host memory")
-                else:
-                    same(lab.numpy(context.allreduce(lab.array(values), op=Sum)), expected, "on a device")
-                found.append(context._runner._placement.agreed)
-        return found
-
-    # Calls 0 and 1 agree that all are; calls 4 and 5 that they are not.
-    found = run_ranks(size, work, settings=SETTINGS)
-    assert found == [[False, True, True, True, True, False, False, True]] * size
-
-
-def test_operations_by_name_agree_too():
-    def work(context):
-        values = numbers(context, LONGER)
-        expected = context.allreduce(values, op=Sum)
-        with FakeLab(context.rank) as lab:
-            for step in range(3):
-                target = submitted_in_place(context, array := lab.array(values))
-                start(context, target, str(step)).wait()
-                same(lab.numpy(array), expected, "by name")
-        (runner,) = context.engine.buckets._runners.values()
-        return context._runner._placement.agreed, runner._placement.agreed
-
-    assert run_ranks(2, work, settings=SETTINGS) == [(False, True)] * 2
-
-
 def test_tensors_of_the_cpu_are_reduced_in_place():
     torch = pytest.importorskip("torch")
 

@@ -1,4 +1,4 @@
-"""Devices that exist only in tests, and groups of them: poison until a stream has come, and failures."""
+"""Devices that exist only in tests: poison until a stream has come, and failures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from ringcomm.arrays.kinds import kind_of
 from ringcomm.arrays.mirrors import StagingPool
 from ringcomm.errors import DeviceError
-from ringcomm.ops import Average, Max, Min, Product, Sum
 from tests.support import fake_device
 from tests.support.fake_device import FakeArray, FakeDevice, FakeEvent, until_done
 
@@ -146,118 +145,8 @@ class TestCopies:
                 copy.poll()
             mirror.release()
 
-    def test_a_device_is_alone_unless_it_has_a_way_into_groups(self):
-        with FakeDevice() as alone, FakeDevice(group_fails="") as device:
-            assert kind_of(alone.array([1])).engine(alone.array([1])).port() == (
-                "fake devices without a port are alone"
-            )
+    def test_its_memory_is_not_mapped_unless_it_says_so(self):
+        with FakeDevice() as device:
             engine = kind_of(device.array([1])).engine(device.array([1]))
-            assert engine.port() is device.port and engine.mapped_slowdown(1, None) is None
             mark = engine.mark()
-            assert engine.reached(mark) is mark
-
-
-def joined(devices, ticket=None):
-    """Every device joins a group with the others, as it does in a rank; the groups, or errors."""
-    ticket = devices[0].port.ticket() if ticket is None else ticket
-
-    def join(rank):
-        try:
-            return devices[rank].port.join(ticket, rank, len(devices))
-        except DeviceError as problem:
-            return str(problem)
-
-    with ThreadPoolExecutor(len(devices)) as pool:
-        return list(pool.map(join, range(len(devices))))
-
-
-@pytest.fixture
-def devices():
-    """Three of them, which can be in groups."""
-    made = [FakeDevice(number, group_fails="") for number in range(3)]
-    yield made
-    for device in made:
-        for group in device.port.groups:
-            group.abort()
-    for device in made:
-        device.close()
-
-
-def results(arrays):
-    return [array.numpy().tolist() for array in arrays]
-
-
-class TestGroups:
-    @pytest.mark.parametrize(
-        "op, expected", [(Sum, [3.0, 12.0]), (Average, [3.0, 12.0]), (Max, [2.0, 6.0]), (Min, [0.0, 2.0]),
-                         (Product, [0.0, 48.0])],
-    )  # fmt: skip
-    def test_all_reduce(self, devices, op, expected):
-        groups = joined(devices)
-        arrays = [device.array([float(rank), 2.0 * rank + 2.0]) for rank, device in enumerate(devices)]
-        for device, group, array in zip(devices, groups, arrays):
-            group.follow(device.main.put())
-            group.all_reduce(array, op)
-            device.main.wait_event(group.queued())
-        assert results(arrays) == [expected] * 3
-        assert [group.calls for group in groups] == [1] * 3
-
-    def test_chunks_are_reduced_and_gathered(self, devices):
-        groups, bounds = joined(devices), (0, 2, 4, 7)
-        arrays = [device.array(np.arange(7.0)) for device in devices]
-        for device, group, array in zip(devices, groups, arrays):
-            group.follow(device.main.put())
-            group.reduce_scatter(array, bounds, Sum)
-            device.main.wait_event(group.queued())
-        for rank, array in enumerate(arrays):
-            found, own = array.numpy(), slice(bounds[rank], bounds[rank + 1])
-            assert found[own].tolist() == (3 * np.arange(7.0))[own].tolist()
-            assert np.isnan(np.delete(found, own)).all(), "what a member does not hold is poison"
-        for device, group, array in zip(devices, groups, arrays):
-            with group.current():
-                array.apply(lambda memory: np.negative(memory, out=memory))
-            group.scale(array, 3, 2.0)
-            group.scale(array, 1, 1.0)
-            group.all_gather(array, bounds)
-            device.main.wait_event(group.queued())
-            assert device.current is device.main
-        assert results(arrays) == [(-2 * np.arange(7.0)).tolist()] * 3
-
-    def test_a_member_whose_peer_is_lost_waits_until_it_is_aborted(self, devices):
-        groups = joined(devices)
-        arrays = [device.array([1.0]) for device in devices]
-        for group, array in zip(groups[:2], arrays):
-            group.all_reduce(array, Sum)
-        ends = [group.queued() for group in groups[:2]]
-        groups[2].abort()
-        groups[2].abort()
-        assert [group.aborted for group in groups] == [False, False, True]
-        assert not any(end.poll() for end in ends)
-        for group, end in zip(groups[:2], ends):
-            group.abort()
-            end.wait()
-            with pytest.raises(DeviceError):
-                end.poll()
-
-    @pytest.mark.parametrize("fails", ["ticket", "join"])
-    def test_one_can_be_made_to_fail(self, fails):
-        for failing in (0, 1):
-            made = [FakeDevice(group_fails=fails if rank == failing else "") for rank in range(2)]
-            if fails == "ticket" and failing == 0:
-                with pytest.raises(DeviceError, match="this ticket was to fail"):
-                    made[0].port.ticket()
-            else:
-                found = joined(made)
-                if fails == "join":
-                    assert found[failing] == "this device was not to join"
-                    assert found[0] == "a member has failed" or failing == 0
-                else:
-                    assert not any(isinstance(group, str) for group in found)
-            for device in made:
-                for group in device.port.groups:
-                    group.abort()
-                device.close()
-
-    def test_devices_have_identities_of_their_own(self, devices):
-        assert len({device.port.identity for device in devices}) == 3
-        assert all(0 < device.port.identity < 1 << 62 for device in devices)
+            assert engine.mapped_slowdown(1, None) is None and engine.reached(mark) is mark

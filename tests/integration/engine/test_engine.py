@@ -209,27 +209,6 @@ class TestTrouble:
 
         assert all(on_ranks(2, work))
 
-    @pytest.mark.full
-    def test_autotuning_changes_buckets_and_no_numbers(self, tmp_path, caplog):
-        log = tmp_path / "tuning.csv"
-
-        def work(context):
-            for turn in range(4000):
-                arrays = [np.full(50, float(context.rank + n)) for n in range(3)]
-                handles = [context.engine.allreduce([a], Sum, f"g{n}") for n, a in enumerate(arrays)]
-                for n, (handle, array) in enumerate(zip(handles, arrays)):
-                    handle.wait(LIMIT_S)
-                    assert (array == 1 + 2 * n).all(), turn
-            return context.engine.coordinator and context.engine.coordinator.tuning
-
-        tuning, _ = run_ranks(2, work, settings=plain(autotune=True, autotune_log=str(log)))
-        lines = log.read_text().splitlines()
-        assert lines[0].startswith("cycle_time_ms") and len(lines) > 5
-        tried = {tuple(line.split(",")[:2]) for line in lines[1:] if not line.startswith("#")}
-        assert len(tried) > 3 and tuning is not None
-        told = [record.getMessage() for record in caplog.records if "utotuning" in record.getMessage()]
-        assert len(told) == 1 and "--fusion-threshold " in told[0] and "M --cycle-time " in told[0]
-
 
 def test_the_thread_ends_with_the_context(no_leaks):
     for _ in range(5):

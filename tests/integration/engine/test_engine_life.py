@@ -1,4 +1,4 @@
-"""What an engine does besides its operations: observers, priorities, pauses, interrupts, and its end."""
+"""What an engine does besides its operations: observers, pauses, interrupts, and its end."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ import pytest
 
 from ringcomm.clock import Polling
 from ringcomm.engine import thread as thread_module
-from ringcomm.engine.engine import Engine
 from ringcomm.engine.observer import Observer
 from ringcomm.engine.thread import EngineThread
 from ringcomm.errors import (
-    ConfigError,
     Misuse,
     NotInitializedError,
     PeerLostError,
 )
 from ringcomm.ops import Average, Sum
 from ringcomm.testing.cluster import run_ranks
-from ringcomm.transport.memory import memory_channels
 from tests.integration.engine.engines import LIMIT_S, PLAIN, reduced
 from tests.support.service import eventually
 
@@ -68,24 +65,6 @@ def test_an_observer_sees_operations_until_there_is_none(size):
     assert events.count(("allreduce.seen", "B", "ALLREDUCE")) == size
     assert events.count(("allreduce.seen", "B", "RINGCOMM_ALLREDUCE")) == size
     assert not any("unseen" in label for label, *_ in events)
-
-
-def test_what_is_needed_first_runs_first():
-    def work(context):
-        engine, order = context.engine, []
-        engine.prioritize(["first", "second"])
-        arrays = {name: np.ones(3 << 20, np.float32) for name in ("second", "first")}  # more than run at once
-        context.barrier()
-        with engine._thread._driving:  # so that its thread announces both at once
-            handles = [engine.allreduce([array], Sum, name) for name, array in arrays.items()]
-        for name, handle in zip(arrays, handles):
-            handle.when_done(lambda _, name=name: order.append(name))
-        for handle in handles:
-            handle.wait(LIMIT_S)
-        return order
-
-    first, other = run_ranks(2, work, settings=PLAIN)
-    assert first == other == ["first", "second"]
 
 
 def test_numbers_about_what_it_has_done():
@@ -244,29 +223,6 @@ class TestEnd:
             return True
 
         assert run_ranks(2, work, settings=PLAIN) == [True, True]
-
-
-class TestAutotuning:
-    def test_a_log_that_cannot_be_written_starts_nothing(self, tmp_path, no_leaks):
-        log = tmp_path / "missing" / "tuning.csv"
-        one, other = memory_channels(2)
-        settings = replace(PLAIN, autotune=True, autotune_log=str(log))
-        with pytest.raises(ConfigError, match=r"tuning\.csv cannot be written: No such file or directory\."):
-            Engine(one, settings)
-        engine = Engine(other, settings)  # only rank 0 writes it
-        engine.stop()
-        for channels in (one, other):
-            channels.close()
-
-    def test_without_a_log_the_result_is_told(self, caplog):
-        caplog.set_level("INFO", "ringcomm.engine")
-
-        def work(context):
-            return [reduced(context, "x")[0] for _ in range(3)]
-
-        assert run_ranks(2, work, settings=replace(PLAIN, autotune=True)) == [[3.0] * 3] * 2
-        told = [record.getMessage() for record in caplog.records if "utotuning" in record.getMessage()]
-        assert len(told) == 1
 
 
 def test_a_process_set_goes_on_without_ranks_that_are_not_in_it():

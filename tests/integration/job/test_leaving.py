@@ -55,9 +55,9 @@ def test_a_call_of_another_thread_ends_and_says_why(transport, nbytes):
 
 
 def test_a_late_step_of_joining_that_fails_leaves_nothing_open(no_leaks, tmp_path):
-    """Without ringrun: rank 0 serves the rendezvous, and its engine cannot open the log for autotuning."""
+    """Without ringrun: rank 0 serves the rendezvous, and cannot open its timeline."""
     log = str(tmp_path / "missing" / "log")
-    settings = replace(SETTINGS, autotune=True, autotune_log=log, measure=False)
+    settings = replace(SETTINGS, timeline=log, measure=False)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     problems = {}
@@ -75,8 +75,8 @@ def test_a_late_step_of_joining_that_fails_leaves_nothing_open(no_leaks, tmp_pat
         thread.start()
     for thread in threads:
         thread.join(LIMIT_S)
-    assert "ConfigError: The autotuning log" in problems[0]
-    assert problems[1].startswith("PeerLostError: rank 0") and "The autotuning log" in problems[1]
+    assert "ConfigError: The timeline" in problems[0]
+    assert problems[1].startswith("PeerLostError: rank 0") and "The timeline" in problems[1]
 
 
 def test_a_failed_job_of_a_launcher_refuses_ranks_that_come_back(monkeypatch):

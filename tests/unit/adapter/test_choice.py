@@ -23,11 +23,10 @@ from ringcomm._adapter.choice import (
     links_of,
     send_s,
 )
-from ringcomm._adapter.compression import Compression, PowerSGD
+from ringcomm._adapter.compression import Compression
 from ringcomm.calls.process_set import global_process_set
 from ringcomm.collective.codec_rates import Rates, code_s, measured_rates
 from ringcomm.config import Membership
-from ringcomm.errors import ConfigError
 from ringcomm.schedule.cost import CostModel
 
 RESNET = 102_000_000
@@ -158,13 +157,6 @@ def test_rates_are_measured():
     assert all(0 < value < 1e-6 for rate in rates.values() for value in rate)
 
 
-def test_powersgd_has_no_weights() -> None:
-    """Its two averages are of factors, not of gradients: weights would be lost without an error."""
-    with pytest.raises(ConfigError, match="balanced batches"):
-        configured(PowerSGD(4), global_process_set, weighted=True)
-    assert isinstance(configured(PowerSGD(4), global_process_set), PowerSGD)
-
-
 def arrivals(backward_s, parts=13):
     """ResNet-50's buckets, which become ready one after the other during the backward pass."""
     return tuple((backward_s * place / parts, RESNET / parts) for place in range(parts))
@@ -256,7 +248,7 @@ class TestAutoCompression:
 
 def test_what_a_program_passes():
     assert configured("auto", global_process_set).kind == "auto"
-    assert configured("int8", global_process_set, weighted=True) is Compression.int8
+    assert configured("int8", global_process_set) is Compression.int8
     assert configured(Compression.none, global_process_set) is Compression.none
 
 

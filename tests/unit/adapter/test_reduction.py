@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringcomm._adapter.compression import Compression, NoneCompressor, PowerSGD
+from ringcomm._adapter.compression import Compression, NoneCompressor
 from ringcomm._adapter.reduction import Reduction, VariableReducer, chosen_groups, is_coded, of_gradients
 from ringcomm.balance.step_weight import StepWeight
 from ringcomm.calls.process_set import global_process_set
@@ -30,8 +30,6 @@ def test_the_arguments_of_an_optimizer():
     for bad in ((ReduceOp.SUM, 2.0, "none"), (ReduceOp.SUM, 1.0, "int7")):
         with pytest.raises(ConfigError):
             of_gradients(*bad[:2], global_process_set, bad[2])
-    with pytest.raises(ConfigError, match="without weights"):
-        of_gradients(ReduceOp.AVERAGE, 1.0, global_process_set, PowerSGD(), StepWeight())
 
 
 def test_what_adds_and_what_is_made_dense():

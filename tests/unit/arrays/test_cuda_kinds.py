@@ -13,12 +13,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ringcomm.arrays import cupy_arrays, kinds
+from ringcomm.arrays import kinds
 from ringcomm.arrays.cupy_arrays import KIND as CUPY
-from ringcomm.arrays.cupy_arrays import CupyEngine, CupyStream, _integrated
+from ringcomm.arrays.cupy_arrays import CupyEngine, _integrated
 from ringcomm.arrays.dlpack import KIND as DLPACK
 from ringcomm.arrays.mirrors import StagingPool
-from ringcomm.arrays.nccl import identity_of
 from ringcomm.errors import DeviceError, Misuse
 
 calls = []
@@ -307,39 +306,6 @@ def test_an_array_that_cannot_say_where_it_is_is_on_no_device():
             raise BufferError("requires grad")
 
     assert not DLPACK.on_device(Broken()) and not DLPACK.on_device(object())
-
-
-class TestCupyInGroups:
-    def test_without_nccl_the_reason_is_given(self, cupy, monkeypatch):
-        monkeypatch.setattr(cupy_arrays, "find_nccl", lambda: "NCCL cannot be used (no such file)")
-        assert CUPY.engine(Array(np.zeros(3))).port() == "NCCL cannot be used (no such file)"
-
-    @pytest.mark.parametrize("facts, identity", [({"uuid": b"\x0a\x01"}, identity_of("0a01")), ({}, 0)])
-    def test_a_device_is_known_by_its_uuid(self, cupy, monkeypatch, facts, identity):
-        monkeypatch.setattr(cupy_arrays, "find_nccl", lambda: SimpleNamespace(version=22105))
-        cupy.cuda.runtime.getDeviceProperties = lambda number: facts
-        port = CUPY.engine(Array(np.zeros(3))).port()
-        assert (port.name, port.version, port.identity) == ("NCCL 2.21.5", 22105, identity)
-
-    def test_the_work_of_a_group_has_a_stream_of_its_own(self, cupy):
-        engine = CupyEngine(0)
-        stream = CupyStream(Device(0))
-        name = Stream.made[-1].name
-        assert stream.handle == name and name != Stream.made[0].name
-        calls.clear()
-        stream.follow(engine.mark())
-        with stream.current():
-            calls.append("work")
-        done = stream.done()
-        assert calls == [
-            ("record", "current"), ("wait", name, "current"), ("use", name), "work", ("leave", name),
-            ("record", name),
-        ]  # fmt: skip
-        assert done.poll()
-        engine.follow(done)
-        assert calls[-1] == ("wait", "current", name)
-        memory = np.zeros(3, np.float16)
-        assert stream.keep(Array(memory)) == (memory.ctypes.data, "float16")
 
 
 def test_dlpack_imports_cupy_where_it_is_installed(monkeypatch, tmp_path):

@@ -75,9 +75,8 @@ def test_an_array_that_no_device_holds_may_be_used_as_it_is():
     assert kind_of(value) is kind and device_kind(value) is None
 
 
-def test_an_engine_has_no_groups_and_no_mapped_memory_unless_it_says_so():
+def test_an_engine_has_no_mapped_memory_unless_it_says_so():
     engine = Kind().made
-    assert engine.port() == "Engine has no groups of devices"
     measured = []
     assert engine.mapped_slowdown(4096, measured.append) is None and measured == []
     with pytest.raises(BrokenInvariantError, match="Engine has no mapped memory, so nothing waits for 7"):

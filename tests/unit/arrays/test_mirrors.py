@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import threading
 
@@ -10,10 +9,10 @@ import numpy as np
 import pytest
 
 from ringcomm.arrays.kinds import device_kind, kind_of, register_kind
-from ringcomm.arrays.mirrors import BlockMirror, StagingPool, block_bytes
-from ringcomm.errors import BrokenInvariantError, DeviceError
+from ringcomm.arrays.mirrors import StagingPool, block_bytes
+from ringcomm.errors import DeviceError
 from tests.support.fake_device import until_done
-from tests.unit.arrays.copying import Copying, Kind
+from tests.unit.arrays.copying import Kind
 
 
 @pytest.fixture
@@ -148,75 +147,3 @@ def test_the_program_may_overwrite_a_source_once_it_is_loaded(kind, pool):
     mirror.preload()
     mirror.keep_source()
     assert kind.made.followed == [kind.made.copies[-1][-1]]
-
-
-def test_copies_on_the_device_need_a_way(kind, pool):
-    mirror = BlockMirror(pool, kind.made, np.zeros(3), np.zeros(3), 3, np.dtype(float))
-    with pytest.raises(BrokenInvariantError, match="without a way"):
-        mirror.capture()
-
-
-class Group:
-    """A group of devices; what it queues is done when the test says so."""
-
-    def __init__(self):
-        self.followed = []
-        self.end = Copying()
-
-    def current(self):
-        return contextlib.nullcontext()
-
-    def follow(self, mark):
-        self.followed.append(mark)
-
-    def queued(self):
-        return self.end
-
-
-class TestGroups:
-    def test_one_owner_has_the_devices(self, kind, pool):
-        mirror, one, other = pool.mirror(kind, np.zeros(3)), object(), object()
-        for _ in range(2):
-            assert mirror.port(one) == "Engine has no groups of devices"
-        assert "for other calls" in pool.mirror(kind, np.zeros(3)).port(other)
-
-    def test_an_array_is_reduced_in_its_own_memory_after_the_programs_work(self, kind, pool):
-        array, group = np.arange(3.0), Group()
-        mirror = pool.mirror(kind, array)
-        assert mirror.enter(group, until_done) is array and pool.grouped
-        assert group.followed == ["mark"] and kind.made.copies == []
-        mirror.leave(group)
-        mirror.finish()
-        assert kind.made.followed == [group.end], "the program's stream waits for the group"
-
-    def test_a_new_array_gets_the_elements_first(self, kind, pool):
-        source, target = np.arange(3.0), np.zeros(3)
-        assert pool.mirror(kind, source, target).enter(Group(), until_done) is target
-        assert target.tolist() == [0.0, 1.0, 2.0] and kind.made.copies == []
-
-    def test_elements_that_were_loaded_are_taken_from_the_host(self, kind, pool):
-        """The program may have overwritten the source since."""
-        source, target = np.arange(3.0), np.zeros(3)
-        mirror = pool.mirror(kind, source, target)
-        mirror.preload()
-        kind.made.complete()
-        source[:] = 9.0
-        assert mirror.enter(Group(), until_done) is target and target.tolist() == [0.0, 1.0, 2.0]
-        assert kind.made.followed == [kind.made.copies[-1][-1]], "the group waits for the copy"
-
-    def test_a_part_is_what_other_hosts_get(self, kind, pool):
-        array = np.arange(10.0)
-        part = pool.mirror(kind, array).part(array, 4, 7)
-        part.load(0, 24)
-        assert part.host.tolist() == [4.0, 5.0, 6.0]
-        part.host *= 2
-        part.store_all()
-        assert array[3:8].tolist() == [3.0, 8.0, 10.0, 12.0, 7.0]
-
-    def test_what_is_captured_does_not_change_any_more(self, kind, pool):
-        source, target = np.arange(3.0), np.zeros(3)
-        mirror = pool.mirror(kind, source, target)
-        mirror.capture()
-        source[:] = 9.0
-        mirror.load(0, 24)
-        assert mirror.host.tolist() == [0.0, 1.0, 2.0]

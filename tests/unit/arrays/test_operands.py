@@ -9,7 +9,6 @@ from ringcomm.arrays import kinds
 from ringcomm.arrays.mapped import MappedMirror
 from ringcomm.arrays.mirrors import StagingPool
 from ringcomm.arrays.operands import DeviceOperand, HostOperand, InPlace, mirrors, operand_of, submitted
-from ringcomm.collective.placement import MIN_BYTES
 from ringcomm.errors import Misuse, UnsupportedDtypeError
 from tests.unit.arrays.copying import Copying, Engine, Kind
 
@@ -169,19 +168,8 @@ class TestSubmitted:
     def test_a_rank_that_only_receives_loads_nothing(self, pool, use):
         engine = use(Kind())
         submitted(pool, on_device(1.0), "broadcast_", read=False)
-        pool.grouped = True
-        submitted(pool, np.zeros(MIN_BYTES // 8).view(Array), read=False)
+        submitted(pool, on_device(1.0), read=False)
         assert engine.copies == []
-
-    def test_long_arrays_of_groups_are_not_loaded_in_advance(self, pool, use):
-        engine = use(Kind())
-        pool.grouped = True
-        array = np.ones(MIN_BYTES // 8).view(Array)
-        submitted(pool, array, "allreduce_")
-        operand = submitted(pool, array)
-        assert engine.copies == [] and (np.asarray(operand.target) == 1.0).all(), "captured on the device"
-        submitted(pool, array[1:].copy())
-        assert len(engine.copies) >= 1, "a shorter one goes through host memory"
 
 
 class TestRows:

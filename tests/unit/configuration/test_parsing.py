@@ -20,7 +20,6 @@ VALUES = [
     (parsing.flag, "OFF", False), (parsing.threads, " Auto ", "auto"), (parsing.threads, "none", "none"),
     (parsing.threads, "4", "4"), (parsing.transport, "shm", "shm"), (parsing.algorithm, "", ""),
     (parsing.algorithm, "ring", "ring"), (parsing.compression, "", ""), (parsing.compression, "int8", "int8"),
-    (parsing.jax_callbacks, "buffers", "buffers"), (parsing.jax_matching, "name", "name"),
 ]  # fmt: skip
 
 NONE = [
@@ -39,8 +38,6 @@ NONE = [
     (parsing.transport, ("", "udp"), "must be one of auto, memory, shm, unix, tcp"),
     (parsing.algorithm, ("star",), "must be empty or one of .*ring"),
     (parsing.compression, ("zip",), "must be empty or one of none, fp16"),
-    (parsing.jax_callbacks, ("",), "must be one of auto, buffers, io_callback"),
-    (parsing.jax_matching, ("both",), "must be one of order, name"),
 ]
 
 

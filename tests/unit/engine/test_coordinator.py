@@ -232,32 +232,16 @@ def test_ranks_that_take_turns_are_each_late():
     assert job.coordinator.late_s == {0: 0.5, 1: 0.5, 2: 0.5}
 
 
-def test_what_the_program_needs_first_is_not_behind_what_became_ready_before():
-    job = Job()
-    job.coordinator.needed = {"first": 0, "second": 1, "last": 2}
-    large = {name: sig(name, shapes=((2 << 20,),)) for name in ("last", "second", "first")}
-    for rank in range(3):
-        job.ready(rank, large["last"], large["second"])
-    assert job.run() == [["second"]]
-    for rank in range(3):
-        job.ready(rank, large["first"], sig("small"))
-    assert job.coordinator.next_alarm_s(job.now_s) == 0.0
-    assert sorted(name for bucket in job.run() for name in bucket) == ["first", "small"]
-    assert job.run() == [["last"]]
-    assert job.run() == []
-
-
 def test_callbacks_are_told_what_happens():
     job = Job()
     coordinator, seen = job.coordinator, []
     coordinator.on_announce = lambda key, rank, signature: seen.append(("announced", key.name, rank))
     coordinator.on_complete = lambda key: seen.append(("complete", key.name))
-    coordinator.on_responses = lambda nbytes, now_s: seen.append(("run", nbytes, now_s))
     for rank in range(3):
         job.ready(rank, sig("a"))
     assert job.run() == [["a"]]
     announced = [("announced", "a", rank) for rank in range(3)]
-    assert seen == [*announced, ("complete", "a"), ("run", 16, job.now_s)]
+    assert seen == [*announced, ("complete", "a")]
 
 
 def test_a_rank_that_is_back_is_not_excused_any_more():

@@ -139,21 +139,6 @@ def test_an_operation_that_ends_meanwhile_may_be_what_a_rank_waited_for(rank):
     assert len(job.failures()) == 2
 
 
-def test_what_is_left_for_later_responses_may_be_what_a_rank_waits_for():
-    job = crossed()
-    job.coordinator.needed = {"large": 0, "later": 1}
-    for name in ("large", "later"):
-        for rank in range(3):
-            job.ready(rank, sig(name, shapes=((2 << 20,),)))
-    assert job.run() == [["large"]]
-    blocked(job, 0, 2, heard=1)
-    job.now_s += 10 * DEADLOCK_S
-    assert job.run() == [["later"]]
-    blocked(job, 0, 2, heard=2)
-    job.now_s += DEADLOCK_S
-    assert len(job.failures()) == 2
-
-
 @pytest.mark.parametrize("change", ["unblocked", "ready", "not for good"])
 def test_one_of_some_ranks_may_still_come(change):
     job = crossed()

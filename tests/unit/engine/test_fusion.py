@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ringcomm.configuration.bucket_sizes import NEEDED_BYTES
-from ringcomm.engine.fusion import Ready, by_need, fuse
+from ringcomm.engine.fusion import Ready, fuse
 from ringcomm.ops import Collective, ReduceOp
 from ringcomm.wire.frames import NO_OP, NO_ROOT
-from ringcomm.wire.signature import Key, Signature
+from ringcomm.wire.signature import Signature
 
 
 def member(number: int, items: int = 1, **changes) -> Ready:
@@ -56,34 +55,3 @@ def test_some_are_always_alone():
     broadcast = {"kind": int(Collective.BROADCAST), "op": NO_OP, "root": 0}
     for changes in (barrier, adasum, broadcast):
         assert planned([member(0, **changes), member(1, **changes)]) == [[0], [1]]
-
-
-def ready(*items):
-    """Operations by name and megabytes, in the order in which they became ready."""
-    found = []
-    for name, megabytes in items:
-        signature = member(0, megabytes << 18).signature._replace(name=name)
-        found.append((Key(0, name, 0), signature))
-    return found
-
-
-def names_by_need(items, needed):
-    now, later = by_need(ready(*items), {name: place for place, name in enumerate(needed)})
-    return [key.name for key, _ in now], [key.name for key, _ in later]
-
-
-def test_what_is_needed_first_runs_first_and_little_at_a_time():
-    assert NEEDED_BYTES == 8 << 20
-    items = [("d", 4), ("c", 4), ("b", 4), ("a", 4)]
-    assert names_by_need(items, "abcd") == (["a", "b"], ["c", "d"])
-    assert names_by_need([("b", 20), ("a", 20)], "ab") == (["a"], ["b"])
-
-
-def test_operations_without_an_order_come_first_and_do_not_count():
-    assert names_by_need([("b", 8), ("x", 100), ("a", 1)], "ab") == (["x", "a"], ["b"])
-
-
-def test_without_an_order_all_run_as_they_became_ready():
-    items = [("b", 20), ("a", 20)]
-    assert names_by_need(items, "") == (["b", "a"], [])
-    assert names_by_need(items, "xy") == (["b", "a"], [])

@@ -79,7 +79,6 @@ def test_lines(seen: List[Any], line: str, options: Dict[str, Any], command: Tup
         ("--no-stall-check", {"stall_warning_s": 0.0}),
         ("--timeline-filename t --timeline-mark-cycles", {"timeline": "t"}),
         ("--timeline t --no-timeline-mark-cycles", {"timeline": "t"}),
-        ("--autotune --autotune-log-file a", {"autotune": True, "autotune_log": "a"}),
         ("--gloo-timeout-seconds 9 --verbose", {"timeout_s": 9.0, "verbose": True}),
         ("--iface eth0 --no-measure", {"iface": "eth0", "measure": False}),
     ],

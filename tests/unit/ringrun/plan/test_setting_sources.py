@@ -30,9 +30,9 @@ GOOD: Dict[str, str] = {
     "stall_warning_s": "11", "late_after_s": "12", "dead_after_s": "13",
     "measure": "0", "timeline": "t.json",
     "flight_recorder": "50", "diagnose_dir": "flights", "check_every": "100",
-    "autotune": "1", "autotune_log": "a.csv", "verbose": "1",
+    "verbose": "1",
     "encrypt": "1", "threads": "3", "allow_forwarding": "1", "compression": "int8", "advise": "1",
-    "jax_callbacks": "buffers", "jax_matching": "name", "local_steps": "auto",
+    "local_steps": "auto",
 }  # fmt: skip
 
 HOROVOD_FILE = """
@@ -86,8 +86,7 @@ def test_which_source_wins() -> None:
 def test_a_file_of_horovods() -> None:
     found = effective([from_file(HOROVOD_FILE, "f")]).settings
     assert found == Settings(
-        fusion_bytes=32 << 20, cycle_ms=10.0, autotune=True,
-        autotune_log="horovod_autotune_log.txt", timeline="horovod_timeline.json",
+        fusion_bytes=32 << 20, cycle_ms=10.0, timeline="horovod_timeline.json",
         stall_warning_s=120.0, late_after_s=240.0, timeout_s=60.0,
     )  # fmt: skip
 
@@ -118,8 +117,7 @@ def test_bad_files(content: str, words: Any) -> None:
         ({"HOROVOD_CYCLE_TIME": "3.5"}, {"cycle_ms": 3.5}),
         ({"HOROVOD_TIMELINE": "t.json"}, {"timeline": "t.json"}),
         ({"HOROVOD_TIMELINE": "DYNAMIC"}, {}),
-        ({"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": "a"},
-         {"autotune": True, "autotune_log": "a"}),
+        ({"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": "a"}, {}),
         ({"HOROVOD_STALL_CHECK_TIME_SECONDS": "5"}, {"stall_warning_s": 5.0}),
         ({"HOROVOD_STALL_CHECK_TIME_SECONDS": "5", "HOROVOD_STALL_CHECK_DISABLE": "1"},
          {"stall_warning_s": 0.0}),
@@ -133,6 +131,12 @@ def test_bad_files(content: str, words: Any) -> None:
 )  # fmt: skip
 def test_horovods_variables(environ: Dict[str, str], changes: Dict[str, Any]) -> None:
     assert effective([horovod.from_environment(environ)]).settings == Settings(**changes)
+
+
+def test_what_horovods_variables_ask_for_in_vain_is_said() -> None:
+    (line,) = horovod.without_effect({"HOROVOD_AUTOTUNE": "1"})
+    assert line == "HOROVOD_AUTOTUNE has no effect: ringcomm does not tune itself."
+    assert horovod.without_effect({"HOROVOD_AUTOTUNE": "0"}) == []
 
 
 def test_a_bad_variable_of_horovods_is_named() -> None:
@@ -150,9 +154,9 @@ def test_two_flags_for_one_setting() -> None:
 
 def test_from_a_program() -> None:
     found = effective(
-        [from_values({"timeout_s": 2, "autotune": True, "fusion_bytes": 0, "transport": "tcp"})]
+        [from_values({"timeout_s": 2, "encrypt": True, "fusion_bytes": 0, "transport": "tcp"})]
     )
-    assert found.settings == Settings(timeout_s=2.0, autotune=True, fusion_bytes=0, transport="tcp")
+    assert found.settings == Settings(timeout_s=2.0, encrypt=True, fusion_bytes=0, transport="tcp")
     with pytest.raises(ConfigError, match="no setting 'time'"):
         from_values({"time": 2})
     with pytest.raises(ConfigError, match="timeout_s=True: this setting"):
