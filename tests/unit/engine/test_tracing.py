@@ -28,7 +28,7 @@ def clock(monkeypatch):
 
 
 def test_the_quickest_answer_is_from_the_middle_of_its_way(clock):
-    outbox, observer = Outbox(), Observer(1)
+    outbox, observer = Outbox(), Observer()
     rank = Tracing(outbox, 1)
     clock["us"] = 1000.0
     (question,) = rank.attach(observer)
@@ -48,7 +48,7 @@ def test_rank_0_answers_with_its_own_time(clock):
     outbox = Outbox()
     first = Tracing(outbox, 0)
     clock["us"] = 77.0
-    assert first.attach(Observer(0)) == []
+    assert first.attach(Observer()) == []
     assert first.take(2, {"type": "clock", "sent_us": 3.0, "there_us": 0.0})
     assert outbox.sent == [(2, {"type": "clock", "sent_us": 3.0, "there_us": 77.0})]
 
@@ -58,7 +58,7 @@ def test_the_time_is_asked_so_often_and_anew_for_another_timeline(clock):
     rank = Tracing(outbox, 1)
     for _ in range(2):
         outbox.sent.clear()
-        rank.attach(Observer(1))
+        rank.attach(Observer())
         for _ in range(3 * CLOCK_ASKS):
             rank.take(0, {"type": "clock", "sent_us": clock["us"], "there_us": 0.0})
         assert len(outbox.sent) == CLOCK_ASKS - 1
@@ -68,7 +68,7 @@ def test_events_are_taken_by_rank_0_and_others_are_left_alone():
     taken = []
     first = Tracing(Outbox(), 0)
     assert first.take(1, {"type": "trace", "events": [[1]]}), "before a timeline begins they are dropped"
-    first.attach(Observer(0), lambda peer, events: taken.append((peer, events)))
+    first.attach(Observer(), lambda peer, events: taken.append((peer, events)))
     assert first.take(1, {"type": "trace", "events": [[2]]})
     assert taken == [(1, [[2]])]
     assert not first.take(1, {"type": "ready"})
@@ -78,7 +78,7 @@ def test_nothing_is_sent_where_nothing_was_collected():
     rank = Tracing(Outbox(), 1)
     assert rank.attach(None) == [] and rank.alarm_s(0.0) is None
     rank.flush(100.0)
-    rank.attach(Observer(1))
+    rank.attach(Observer())
     rank.flush(200.0)
     assert rank.attach(None) == []
 
@@ -86,7 +86,7 @@ def test_nothing_is_sent_where_nothing_was_collected():
 @pytest.mark.parametrize(("rank", "limit_s"), [(0, 0.05), (1, 0.25)])
 def test_events_of_rank_0_wait_for_less_than_50_ms(rank, limit_s):
     """Programs read the file after a collective; the events of other ranks need a message."""
-    own, observer = Tracing(Outbox(), rank), Observer(rank)
+    own, observer = Tracing(Outbox(), rank), Observer()
     own.attach(observer, lambda peer, events: None)
     observer.call_made("send")
     own.flush(100.0)
@@ -98,7 +98,7 @@ def test_rank_0_drops_its_own_events_as_long_as_there_is_no_file():
     first = Tracing(Outbox(), 0)
     first.deliver({"type": "trace", "events": [[1]]})
     taken = []
-    observer = Observer(0)
+    observer = Observer()
     first.attach(observer, lambda peer, events: taken.append((peer, len(events))))
     observer.call_made("send")
     assert first.alarm_s(0.0) is not None
