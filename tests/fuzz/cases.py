@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from ringcomm.wire import messages
 
-TESTS = 23
-"""Among how many the cases are divided; a test sees that it is true."""
+TESTS = 20
+"""Among about how many tests the cases are divided."""
 CASES = int(os.environ.get("FUZZ_CASES", "3000"))
 
 _SETTINGS = settings(

@@ -16,7 +16,6 @@ from ringrun.plan import setting_sources
 from ringrun.plan.hosts import parse_hostfile, parse_hosts
 from ringrun.reach.incoming import event_facts
 from ringrun.reach.protocol import FRAME_LIMIT_BYTES, FrameReader
-from tests.fuzz import cases
 from tests.fuzz.cases import at_most, damaged, fuzz, pieces, values
 
 events = st.fixed_dictionaries({"event": st.sampled_from(["ready", "exit", "started", "what"])}) | values
@@ -107,9 +106,3 @@ def test_keys(said):
         encryption_of(certificate)
     except ConfigError as problem:
         assert str(problem)
-
-
-def test_the_cases_are_divided_among_all():
-    from tests.fuzz import test_launched, test_links, test_wire  # noqa: F401  which register their own
-
-    assert len(set(cases.registered)) == cases.TESTS

@@ -103,22 +103,6 @@ def test_a_frozen_rank_is_lost_after_the_time_limit_and_its_process_is_ended() -
 
 
 @pytest.mark.full
-def test_under_horovod_the_whole_host_is_excluded(tmp_path: Path) -> None:
-    """Horovod's own test: one of four fails, its host's other rank goes with it, the job goes on with two."""
-    done = ringrun(
-        "--horovod", "-np", "4", "--min-np", "2", "-H", "localhost:2,127.0.0.1:2", PROGRAM,
-        env={"DIE": "0:5:exit"},
-    )  # fmt: skip
-    assert done.process.returncode == 0, done.err
-    assert "localhost is excluded for the rest of the job" in done.err
-    assert re.search(r"rank 0 \(localhost\) lost: exit code 3; .*going on with 2 ranks", done.err)
-    found = starts(done.out)
-    assert found[2][-1].endswith("rank 0 of 2 from step 5")
-    assert sorted(found) == [0, 1, 2, 3]
-    assert endings(done.out) == 2
-
-
-@pytest.mark.full
 def test_hosts_of_the_script_come_and_go(tmp_path: Path, go_on: Path) -> None:
     hosts, out = tmp_path / "hosts", tmp_path / "out"
     hosts.write_text("localhost:2\n")
@@ -173,19 +157,6 @@ def test_the_reset_limit_ends_the_job() -> None:
     assert done.process.returncode != 0
     text = "Horovod was shutdown because number of resets during elastic job exceeded limit: 0"
     assert text in done.err
-
-
-@pytest.mark.full
-def test_below_min_np_the_job_waits_for_the_elastic_timeout_and_says_for_what() -> None:
-    done = ringrun(
-        "--horovod", "-np", "2", "--min-np", "2", "-H", "localhost:1,127.0.0.1:1", "--elastic-timeout", "3",
-        PROGRAM, env={"DIE": "1:10:kill", "STEPS": "400"},
-    )  # fmt: skip
-    assert done.process.returncode != 0
-    assert "1 of at least 2 ranks are ready; waiting for up to 3 s" in done.err
-    assert "127.0.0.1 is excluded (`ringrun add 127.0.0.1` ends that)" in done.err
-    assert "Please check that you have enough resources to run at least 2 Horovod processes." in done.err
-    assert "Timeout after 3 seconds." in done.err
 
 
 @pytest.mark.full
