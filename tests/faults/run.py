@@ -133,7 +133,7 @@ def main() -> int:
     options = parser.parse_args()
     faults = json.loads(Path(__file__).with_name("faults.json").read_text(encoding="utf-8"))
     chosen = [fault for fault in faults if fault["name"] in options.names or not options.names]
-    marker, copies = ["-m", "not release"] if options.ci else [], Queue()
+    marker, copies = ["--tier", "ci"] if options.ci else [], Queue()
 
     def attempt(fault: Dict[str, Any]) -> List[str]:
         copy, began_s = copies.get(), time.monotonic()
