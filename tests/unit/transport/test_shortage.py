@@ -50,7 +50,11 @@ def few() -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_some_descriptors_are_kept_to_report_that_there_are_too_few(few: int) -> None:
+def test_some_descriptors_are_kept_to_report_that_there_are_too_few(
+    few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shortage, "_users", set())  # other tests of this process may have left some
+    monkeypatch.setattr(shortage, "_spare", [])
     user = object()
     shortage.keep_spare(user)
     shortage.keep_spare(user)
