@@ -190,8 +190,9 @@ stage_frameworks() { # TensorFlow, Keras, JAX, MLX, Lightning; Ray, Dask and Spa
         return
     fi
     system_packages "Spark" java:default-jre-headless
-    tests .venv-test-frameworks adapters -n "$beside" --dist loadgroup "${adapters[@]}" tests/hosts/test_keras.py \
-        tests/test_help.py tests/adapters/trainers
+    tests .venv-test-frameworks adapters -n "$beside" --dist loadgroup "${adapters[@]}" tests/test_help.py \
+        tests/adapters/trainers
+    tests .venv-test-frameworks hosts tests/hosts/test_keras.py # apart: it forks, which JAX's threads forbid
     tests .venv-test-frameworks clusters -n "$beside" --dist loadfile tests/adapters/clusters
     tests .venv-test-frameworks programs tests/proc/test_ringrun_horovod.py tests/proc/test_examples.py \
         -k 'the_adapters_of_this_version or jax or mlx'
