@@ -42,6 +42,7 @@ print("done", [float(np.abs(v.numpy()).sum()) for v in model.trainable_variables
 """
 
 
+@pytest.mark.release
 @pytest.mark.timeout(900)
 def test_fit_goes_on_without_rank_0() -> None:
     options = "--min-np", "2", "--np", "3"

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.adapters.elastic_scripts import run_script
 
 
+@pytest.mark.release
 def test_a_script_written_for_horovod_survives_the_loss_of_a_host(tmp_path: Path) -> None:
     found = run_script("horovod_tensorflow2_elastic.py", tmp_path)
     batches = [line["batch"] for line in found]

@@ -62,6 +62,7 @@ def outcomes_on_three_processes() -> InTurn:
     ])  # fmt: skip
 
 
+@pytest.mark.release
 @pytest.mark.xdist_group("tensorflow-3")
 class TestOnOtherNumbersOfRanks:
     """In the same three processes, one job after the other."""
