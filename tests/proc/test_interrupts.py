@@ -123,7 +123,7 @@ def test_in_a_direct_call() -> None:
     check(run_plain(DIRECT, 3, RINGCOMM_DEAD_AFTER="2"), "allreduce(shape (100000,)")
 
 
-@pytest.mark.full
+@pytest.mark.release
 def test_in_a_process_group(tmp_path) -> None:
     pytest.importorskip("torch")
     store = str(tmp_path / "store")
@@ -131,7 +131,7 @@ def test_in_a_process_group(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("wait", GROUP_WAITS.values(), ids=GROUP_WAITS)
-@pytest.mark.full
+@pytest.mark.release
 def test_in_the_wait_for_an_operation_of_a_process_group(tmp_path, wait: str) -> None:
     pytest.importorskip("torch")
     store = str(tmp_path / "store")
