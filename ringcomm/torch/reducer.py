@@ -423,7 +423,7 @@ class GradientReducer:
 
     @property
     def _is_under_way(self) -> bool:
-        """Whether this rank or another one may have submitted reductions that nobody has waited for."""
+        """Whether this rank or another one may have submitted reductions that have not been waited for."""
         if self._arrivals.started and (self._submitted or self.passes == 1):
             with suppress(NotInitializedError):
                 return api.placed() is self._context
