@@ -341,7 +341,7 @@ def test_ranks_that_are_bound_to_cores_of_their_own_measure_the_machine() -> Non
 def test_a_file_that_cannot_be_written_is_found_before_the_start(tmp_path: Path) -> None:
     done = ringrun("-np", "2", "--timeline", "no/such/file", "sh", "-c", "echo started", cwd=tmp_path)
     assert (done.process.returncode, done.out) == (1, "")
-    where = f"{tmp_path}/no/such/file cannot be written: there is no directory '{tmp_path}/no/such'"
+    where = f"{tmp_path}/no/such/file cannot be written: 'there is no directory {tmp_path}/no/such'"
     assert f"│ localhost: --timeline: {where}." in done.err
 
 
