@@ -29,7 +29,10 @@ UNIT_CASES = 6
 if those are more. Those that are marked ``sampled`` are treated as other tests."""
 QUICK_PARTS = 3
 CI_CASES = 8
-"""In CI so many cases of a parametrized test that is not a unit test are run, the same ones everywhere."""
+CI_CASES_OF_PROCESSES = 3
+"""In CI so many cases of a parametrized test that is not a unit test are run, the same ones everywhere: the
+smaller number where a test starts processes, or what its marker ``cases`` says."""
+OF_PROCESSES = tuple(Path(__file__).parent / name for name in ("adapters", "hosts", "proc"))
 
 UNIT = Path(__file__).parent / "unit"
 PAIRS = [
@@ -96,7 +99,10 @@ def cases_of(tier, cases):
         return len(cases)
     short = is_short_unit_test(cases[0])
     if tier == "ci":
-        return len(cases) if short else CI_CASES
+        started = any(folder in cases[0].path.parents for folder in OF_PROCESSES)
+        wanted = cases[0].get_closest_marker("cases")
+        most = wanted.args[0] if wanted else CI_CASES_OF_PROCESSES if started else CI_CASES
+        return len(cases) if short else most
     return max(UNIT_CASES, -(-len(cases) // UNIT_SHARE)) if short else -(-len(cases) // QUICK_SHARE)
 
 

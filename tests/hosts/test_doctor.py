@@ -84,6 +84,7 @@ def test_hosts_that_cannot_be_reached_by_ssh_are_named_and_the_others_are_examin
     assert {tuple(row["hosts"]) for row in found} == {("nowhere",), ("badkey",), ("unknownkey",)}
 
 
+@pytest.mark.release
 def test_one_machine_under_two_names_and_a_wrong_hosts_file(wired: Lab, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("127.0.0.1 localhost\n10.9.9.9 jetson2\n")
     wired.run("jetson2", ["mount", "--bind", str(tmp_path / "hosts"), "/etc/hosts"])
@@ -162,6 +163,7 @@ def test_memory_heat_governor_and_limits(wired: Lab, tmp_path: Path) -> None:
         one(rows, *words)
 
 
+@pytest.mark.release
 def test_firewalls_of_both_kinds(wired: Lab) -> None:
     wired.cut("jetson1", ["jetson2"], ways=("input",))
     found = problems(wired)
@@ -262,6 +264,7 @@ def test_a_noisy_shell_an_old_python_and_a_missing_directory(wired: Lab, tmp_pat
     assert one(found, "does not exist", "--ship")["hosts"] == ["jetson2"]
 
 
+@pytest.mark.release
 def test_a_quota_of_a_control_group(
     wired: Lab, quota: Callable[[float], Path], tmp_path: Path
 ) -> None:

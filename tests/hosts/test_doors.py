@@ -78,6 +78,7 @@ def test_a_container_that_ends_is_named(lab: Lab, program: Program) -> None:
     wait_for(lambda: not job_processes(lab, "member.py sleep ends"), 10, "the end of all processes")
 
 
+@pytest.mark.release
 def test_a_container_that_does_not_run_yet(lab: Lab, program: Program, tmp_path: Path) -> None:
     up = tmp_path / "up"
     complaint = 'echo "error: unable to upgrade connection: container not found" >&2; exit 1'
@@ -134,6 +135,7 @@ print(rc.run(place, hosts="jetson1,jetson2", via="box -i {host} --", env={"PYTHO
 """
 
 
+@pytest.mark.release
 def test_a_function_through_a_template(lab: Lab, program: Program, tmp_path: Path) -> None:
     program("box", 'host=$2; shift 3; enter_$host "$@"')
     (tmp_path / "call.py").write_text(FUNCTION)

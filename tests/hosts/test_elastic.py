@@ -32,7 +32,10 @@ def job(lab: Lab) -> Iterator[ElasticJob]:
 
 @pytest.mark.parametrize(
     "strike",
-    [lambda lab: lab.unplug("jetson2", "eth"), lambda lab: lab.cut("jetson2")],
+    [
+        pytest.param(lambda lab: lab.unplug("jetson2", "eth"), marks=pytest.mark.release),
+        lambda lab: lab.cut("jetson2"),
+    ],
     ids=["unplugged", "partition"],
 )
 def test_only_the_side_with_the_rendezvous_goes_on(
@@ -49,6 +52,7 @@ def test_only_the_side_with_the_rendezvous_goes_on(
     assert "rank" in lost and "jetson2" in lost, job.output()
 
 
+@pytest.mark.release
 def test_a_host_that_comes_back_is_taken_again(lab: Lab, job: ElasticJob) -> None:
     *near, far = job.workers
     far.kill()

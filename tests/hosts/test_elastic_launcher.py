@@ -67,6 +67,7 @@ def test_a_killed_rank_of_another_host_comes_back(lab: Lab, go_on: Path) -> None
     assert max(seconds(job.output)) < 5.0, job.output
 
 
+@pytest.mark.release
 def test_a_frozen_rank_is_replaced(lab: Lab, go_on: Path) -> None:
     with elastic(lab, go_on, "-H", THREE) as job:
         job.wait_for_line(r"\[jetson1:1\] member 1 pid .* of 3 from")

@@ -80,6 +80,7 @@ def test_no_byte_of_a_collective_goes_over_the_slow_interface(lab: Lab) -> None:
     assert len(digests(job)) == 1
 
 
+@pytest.mark.release
 def test_interface_names_may_differ(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab("jetson1", Host("jetson2", eth="enp3s0", wlan="wlp2s0"))
     before = all_counters(lab)
@@ -110,6 +111,7 @@ def test_hostfile_with_slots_comments_and_several_ranks_per_host(lab: Lab, tmp_p
     assert len(digests(job)) == 1
 
 
+@pytest.mark.release
 def test_iface_chooses_the_slow_one_when_told_to(lab: Lab) -> None:
     before = all_counters(lab)
     options = ["--iface", "10.98.0.0/16,!docker*"]
@@ -119,6 +121,7 @@ def test_iface_chooses_the_slow_one_when_told_to(lab: Lab) -> None:
     assert jobs.traffic(before["jetson1"], after["jetson1"], {"wlan0"}) > 400_000
 
 
+@pytest.mark.release
 def test_two_jobs_side_by_side(lab: Lab) -> None:
     with Job(lab, "-H", THREE, REDUCE, "--repeat", 10) as one:
         two = ringrun(lab, "-H", THREE, REDUCE, "--repeat", 11)
@@ -287,6 +290,7 @@ def test_what_ranks_are_told_is_true_and_they_can_meet(lab: Lab, hosts: str) -> 
     assert job.values(r"^\[\S+:0\] met (.*)") == [" ".join(str(rank) for rank in range(1, size))]
 
 
+@pytest.mark.release
 def test_ranks_can_meet_over_ipv6(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab("jetson1", "jetson2", ipv6_only=True)
     for hosts in (THREE, "jetson1,jetson2"):

@@ -93,6 +93,7 @@ def test_a_bare_python_trains_and_the_second_start_sends_nothing(lab: Lab, board
     assert "sending" not in again.output
 
 
+@pytest.mark.release
 @pytest.mark.timeout(300)
 def test_two_jobs_unpack_at_the_same_time(lab: Lab, boards: Boards) -> None:
     words = [*boards.options(), "train.py"]
@@ -106,6 +107,7 @@ def test_two_jobs_unpack_at_the_same_time(lab: Lab, boards: Boards) -> None:
         assert all(len(name) == 32 for name in names)  # nothing half unpacked is left
 
 
+@pytest.mark.release
 @pytest.mark.timeout(300)
 def test_a_changed_cache_is_sent_again(lab: Lab, boards: Boards) -> None:
     boards.trained(boards.run(lab))
@@ -117,6 +119,7 @@ def test_a_changed_cache_is_sent_again(lab: Lab, boards: Boards) -> None:
     assert f"sending ringcomm {__version__} to jetson1" in job.output and "to jetson2" not in job.output
 
 
+@pytest.mark.release
 @pytest.mark.timeout(300)
 def test_a_read_only_home_and_a_full_disk(lab: Lab, boards: Boards) -> None:
     boards.places["jetson1"]["XDG_CACHE_HOME"] = "/proc/nowhere"
@@ -144,6 +147,7 @@ def test_a_read_only_home_and_a_full_disk(lab: Lab, boards: Boards) -> None:
     boards.trained(boards.run(lab))
 
 
+@pytest.mark.release
 def test_a_host_without_the_launchers_interpreter_runs_its_own(lab: Lab, tmp_path: Path) -> None:
     """The launcher runs in a virtual environment that the hosts do not have."""
     environment = tmp_path / "environment"
@@ -168,6 +172,7 @@ def test_a_host_without_the_launchers_interpreter_runs_its_own(lab: Lab, tmp_pat
     assert len(job.values(r"\] (\d of 3 True)")) == 3
 
 
+@pytest.mark.release
 @pytest.mark.timeout(300)
 def test_what_jobs_have_left_is_removed_but_not_what_a_running_one_uses(
     lab: Lab, boards: Boards, monkeypatch: pytest.MonkeyPatch
@@ -204,6 +209,7 @@ def test_what_jobs_have_left_is_removed_but_not_what_a_running_one_uses(
     assert len(ringrun(lab, "clean", *reach, module_path=False).values("(nothing to remove)")) == 3
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("command", [["train.py"], ["python", "train.py"]], ids=["script", "python"])
 def test_an_environment_of_conda_is_found_by_its_name(lab: Lab, tmp_path: Path, command: List[str]) -> None:
     """This machine has it in one folder, and the hosts in another."""
@@ -241,6 +247,7 @@ def test_an_environment_of_conda_is_found_by_its_name(lab: Lab, tmp_path: Path, 
     assert sorted(job.values(r"\] (/\S+)$")) == sorted(prefixes), job.output
 
 
+@pytest.mark.release
 def test_without_it_a_host_has_to_have_ringcomm(lab: Lab, boards: Boards) -> None:
     job = ringrun(lab, *boards.options(), "--no-ship-self", "train.py", module_path=False)
     assert job.process.returncode == 1

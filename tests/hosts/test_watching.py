@@ -75,7 +75,7 @@ def test_a_throttled_link_marks_the_rank_behind_it(lab: Lab, tmp_path: Path) -> 
     assert fast is not None
 
 
-@pytest.mark.parametrize("way", ["direct", "name"])
+@pytest.mark.parametrize("way", [pytest.param("direct", marks=pytest.mark.release), "name"])
 def test_a_rank_that_its_control_group_throttles_is_the_one_marked(
     lab: Lab, tmp_path: Path, quota: Callable[[float], Path], way: str
 ) -> None:

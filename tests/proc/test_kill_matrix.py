@@ -108,6 +108,7 @@ def survivors_of(case: Case) -> Sequence[int]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.cases(8)
 def test_all_ranks_name_the_culprit(jobs: Dict[Case, Any], case: Case) -> None:
     done: Launched = jobs[case].result()
     check_nothing_is_left(done)

@@ -60,12 +60,14 @@ def test_ranks_that_disagree_by_name_get_the_same_error_and_go_on(tmp_path: Path
     assert float(after) == 1.5
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("jit", ["jax", "hvd"])
 def test_a_program_ends_after_its_steps_in_progress(tmp_path: Path, jit: str) -> None:
     code, _, output = run("end", tmp_path, ranks=2, TEST_JIT=jit)
     assert code == 0 and "Error" not in output, output
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("jit", ["jax", "hvd"])
 def test_ranks_leave_after_steps_in_progress_and_join_again(tmp_path: Path, jit: str) -> None:
     code, said, output = run("leave", tmp_path, ranks=2, TEST_JIT=jit)

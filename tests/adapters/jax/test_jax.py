@@ -24,6 +24,7 @@ def test_everything_on_two_ranks() -> None:
     run_on(2, MODULES, TEST_JIT="hvd", **TWO_THREADS)
 
 
+@pytest.mark.release
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("ranks", "subjects"), [(1, ["collectives", "training", "programs"]), (4, ["collectives"])]
@@ -35,6 +36,7 @@ def test_on_other_numbers_of_ranks(ranks: int, subjects: List[str]) -> None:
     run_on(ranks, modules, XLA_FLAGS=QUICK_COMPILER, **TWO_THREADS)
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("jit", "ranks"), [("hvd", 3), pytest.param("jax", 2, marks=pytest.mark.full)]
 )

@@ -37,6 +37,7 @@ def accuracy(output: str) -> float:
     return float(found)
 
 
+@pytest.mark.release
 @pytest.mark.timeout(200)
 def test_keras_stops_at_the_target_and_records_times_of_every_rank(tmp_path: Path) -> None:
     log = tmp_path / "training.csv"
@@ -56,6 +57,7 @@ def test_keras_stops_at_the_target_and_records_times_of_every_rank(tmp_path: Pat
         assert "Install matplotlib" in run_python("examples/plot_training.py", log, code=1)
 
 
+@pytest.mark.release
 @pytest.mark.timeout(200)
 def test_keras_reads_mnists_own_files(tmp_path: Path) -> None:
     """Digits in the format of MNIST, plain and compressed; and another backend than TensorFlow."""

@@ -12,10 +12,10 @@ import pytest
 from tests.adapters.jobs import InTurn, run_in_turn
 
 BACKENDS = [
-    pytest.param(name, marks=pytest.mark.xdist_group(f"keras-{name}"))
-    for name in ("tensorflow", "torch", "jax")
+    pytest.param(name, marks=[pytest.mark.xdist_group(f"keras-{name}"), *marks])
+    for name, marks in (("tensorflow", ()), ("torch", [pytest.mark.release]), ("jax", ()))
 ]
-RANKS = (1, 2, 3)
+RANKS = (1, 3)
 pytestmark = pytest.mark.timeout(600)
 
 

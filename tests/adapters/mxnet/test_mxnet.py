@@ -53,6 +53,7 @@ def test_everything_on_two_ranks() -> None:
     run_on(2, CHECKS)
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_everything_on_other_numbers_of_ranks(ranks: int) -> None:
     run_on(ranks, CHECKS)
