@@ -256,10 +256,7 @@ class Collectives:
     def _exchange_rows(
         self, source: Operand, splits: Optional[Sequence[int]], name: Optional[str], in_place: bool = False
     ) -> Tuple[Operand, Tuple[int, ...], List[int]]:
-        """Exchange rows; return those that have come, their shape, and their number from each rank.
-
-        ``in_place``: they replace those that were sent, so every rank has as many.
-        """
+        """Return the received rows, their shape, and their number per rank; ``in_place`` reuses the array."""
         shape, rank = source.shape, self.rank
         check_rows("alltoall", (shape,))
         counts = row_counts(shape[0], splits, self.size)
