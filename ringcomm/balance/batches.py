@@ -79,7 +79,7 @@ class Balanced:
         return self.pace.share(self.pace.step)
 
     def __len__(self) -> int:
-        """Number of global batches in an epoch."""
+        """Return the number of global batches in an epoch."""
         return self.pace.division.steps
 
     def set_epoch(self, epoch: int) -> None:
@@ -109,7 +109,7 @@ class Balanced:
         return self.pace.epoch + self._exhausted if self._epoch is None else self._epoch
 
     def __iter__(self) -> Iterator[Any]:
-        """This rank's share of each global batch, as an array of indices (int64); it may be empty."""
+        """Yield this rank's share of each global batch as an int64 array of indices; it may be empty."""
         epoch, start = self._next_epoch(), self._start
         self._epoch, self._start, self._exhausted = None, 0, False
         self.pace.begin(epoch, start)
@@ -222,7 +222,7 @@ class BalancedBatches(Balanced):
 
 
 def _is_out_of_memory(problem: BaseException) -> bool:
-    """Return whether this is a MemoryError, or what PyTorch raises when a device has no memory."""
+    """Return whether this is a MemoryError, or PyTorch's error for a device without memory."""
     if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
         return True
     return "can't allocate memory" in str(problem) or "not enough memory" in str(problem)
