@@ -1,4 +1,4 @@
-"""Does for a process group in Python what PyTorch's dispatcher does for those in C++.
+"""Replace PyTorch's dispatcher, which process groups in Python bypass.
 
 Calls of ``torch.distributed`` reach a group in Python without the dispatcher. So its modes do not see them,
 and one of the functional collectives, which calls the group from C++, finds no method for it.
@@ -22,12 +22,7 @@ _library = torch.library.Library("_c10d_functional", "IMPL")
 
 
 def count_call(what: str, arguments: Sequence[Any]) -> None:
-    """Count a collective in each ``CommDebugMode`` that is active in this thread.
-
-    Args:
-        what: the collective, for example ``allreduce``.
-        arguments: its tensors.
-    """
+    """Count a collective with its tensors in each ``CommDebugMode`` that is active in this thread."""
     if not torch._C._len_torch_dispatch_stack():
         return
     name = f"{what}_"

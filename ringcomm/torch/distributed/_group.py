@@ -326,7 +326,7 @@ def backend_of(group: Any) -> Optional[ProcessGroupRingcomm]:
 
 
 def create(options: Any, _: Any = None) -> ProcessGroupRingcomm:
-    """Make a group from what ``init_process_group`` and ``new_group`` give a backend."""
+    """Return a group for the options that ``init_process_group`` and ``new_group`` give a backend."""
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     default = not options.global_ranks_in_group
     name = str(options.group_id)
@@ -335,7 +335,7 @@ def create(options: Any, _: Any = None) -> ProcessGroupRingcomm:
 
 @atexit.register
 def _leave_at_exit() -> None:
-    """Leave, and say why if an uncaught exception ends the program, so that all others can name it."""
+    """Leave, and report an uncaught exception that ends the program, so that all others can name it."""
     error = getattr(sys, "last_value", None)
     for group in list(_open_groups):
         if error is not None:

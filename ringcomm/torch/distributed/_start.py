@@ -78,7 +78,7 @@ def local_rank() -> int:
 
 
 def _default_group() -> ProcessGroupRingcomm:
-    """Return the default group, or its part for CPU tensors; raises unless they go through ringcomm."""
+    """Return the default group, or its part for CPU tensors; raise unless it uses ringcomm."""
     found = backend_of(dist.group.WORLD)
     if found is None:
         raise Misuse(
@@ -90,7 +90,7 @@ def _default_group() -> ProcessGroupRingcomm:
 
 
 def _init_method() -> str:
-    """``env://`` where a launcher has set its variables, else ``ringcomm://``."""
+    """Return ``env://`` where a launcher has set its variables, else ``ringcomm://``."""
     membership = Membership.from_environment()
     unset, size = env_rendezvous_from_environment()
     if membership.elastic:
