@@ -368,13 +368,10 @@ for _name in (
 
 
 def compose(text: str) -> str:
-    """A docstring with its placeholders replaced.
+    """Return a docstring with its placeholders replaced; KeyError if one is not in :data:`SHARED`.
 
-    Raises:
-        KeyError: a placeholder is not in :data:`SHARED`.
-
-    >>> compose("Args:\\n    {keras_logs}")
-    'Args:\\n    logs: metrics by name.'
+    >>> compose("Args:\n    {keras_logs}")
+    'Args:\n    logs: metrics by name.'
     """
 
     def shared(found: re.Match[str]) -> str:
@@ -387,7 +384,7 @@ def compose(text: str) -> str:
 
 
 def documented(function: Documented) -> Documented:
-    """Decorator for a function or a class: composes its docstring, and those of a class's methods."""
+    """Compose the docstring of a function or a class, and those of a class's methods; a decorator."""
     parts: List[Any] = [function]
     if isinstance(function, type):
         parts += [item for item in vars(function).values() if inspect.isfunction(item)]

@@ -1,4 +1,4 @@
-"""What can be computed across ranks: the collectives and the reduction operations."""
+"""The collectives and the reduction operations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ReduceOp(IntEnum):
 
 
 class Collective(IntEnum):
-    """The kind of operation, as it stands in every message header."""
+    """The kind of operation, as in every message header."""
 
     ALLREDUCE = 1
     ALLGATHER = 2
@@ -48,9 +48,9 @@ class Collective(IntEnum):
 
 
 class Bitwise(IntEnum):
-    """Reductions of integers and booleans bit by bit. Only torch.distributed has them.
+    """Reductions of integers and booleans bit by bit, for torch.distributed only.
 
-    The numbers stand in headers, beside those of :class:`ReduceOp`.
+    Message headers hold the numbers, beside those of :class:`ReduceOp`.
     """
 
     BAND = 16
@@ -63,11 +63,7 @@ WEIGHTED_AVERAGE = 32
 
 
 def op_name(op: int) -> str:
-    """The reduction with this number in a header, like ``Sum``.
-
-    Raises:
-        ValueError: no reduction has it.
-    """
+    """Return the reduction with this number in a header, like ``Sum``; ValueError if none has it."""
     return Bitwise(op).name if op >= Bitwise.BAND else ReduceOp(op).name.capitalize()
 
 
@@ -83,13 +79,10 @@ Product = ReduceOp.PRODUCT
 
 
 def op_of(op: Any) -> ReduceOp:
-    """The reduction that a number, a constant or a name in any case stands for.
+    """Return the reduction for a number, a constant or a name in any case; Misuse if there is none.
 
     >>> op_of("sum"), op_of("Mean")
     (<ReduceOp.SUM: 1>, <ReduceOp.AVERAGE: 0>)
-
-    Raises:
-        Misuse: there is none.
     """
     if type(op) is ReduceOp:
         return op
@@ -109,14 +102,9 @@ _OTHER_NAMES = {"MEAN": "AVERAGE", "AVG": "AVERAGE", "PROD": "PRODUCT", "MINIMUM
 
 
 def codec_number(compression: Any) -> int:
-    """The number of a codec on the wire, from what users pass as ``compression``.
+    """Return the wire number of a codec from the users' ``compression``; Misuse if there is no such codec.
 
-    Args:
-        compression: None or ``"none"``; ``"fp16"``, ``"bf16"``, ``"int8"`` or ``"int4"``; or one of the
-            classes in ``Compression``, which have such a name as ``kind``.
-
-    Raises:
-        Misuse: there is no such codec.
+    It is None, a name such as ``"fp16"``, or a class in ``Compression``, which has its name as ``kind``.
     """
     if compression is None:
         return 0
@@ -130,12 +118,9 @@ _NAN = float("nan")
 
 
 def factor_of(value: Any) -> float:
-    """A scale factor as a number; every NaN is the same object.
+    """Return a scale factor as a number; every NaN is the same object. Misuse: it is not a number.
 
     Tuples compare their items by identity first, so calls and signatures with such a factor are equal.
-
-    Raises:
-        Misuse: it is none.
     """
     if type(value) is float and value == value:  # at once: it is on the path of every call
         return value
@@ -147,23 +132,15 @@ def factor_of(value: Any) -> float:
 
 
 def number(value: Any) -> float:
-    """A number as a float; text is none, even if it could be read as one.
-
-    Raises:
-        TypeError, ValueError, OverflowError: it is no number.
-    """
+    """Return a number as a float; TypeError, ValueError or OverflowError otherwise, also for text."""
     if isinstance(value, (str, bytes, bytearray)):
         raise TypeError
     return float(value)
 
 
 def finite_numbers(values: Any, least: float, above: bool = False) -> List[Any]:
-    """The numbers in a sequence; none if any of them is not a finite number of at least so much.
-
-    Args:
-        values: what a caller passes as a sequence of numbers.
-        least: the least one.
-        above: whether all are to be above that.
+    """Return the numbers in a sequence; none unless all are finite and at least (``above``: over)
+    ``least``.
     """
     try:
         found = list(values)
@@ -174,16 +151,12 @@ def finite_numbers(values: Any, least: float, above: bool = False) -> List[Any]:
 
 
 def is_whole(value: Any, least: int) -> bool:
-    """Return whether that is a whole number of at least so much."""
+    """Return whether a value is a whole number of at least ``least``."""
     return bool(finite_numbers([value], least)) and bool(value == int(value))
 
 
 def weight_of(value: Any) -> float:
-    """The weight of a contribution as a number.
-
-    Raises:
-        Misuse: it is negative, not finite, or no number.
-    """
+    """Return the weight of a contribution; Misuse if it is negative, not finite, or not a number."""
     try:
         weight = number(value)
     except (TypeError, ValueError, OverflowError):
@@ -194,11 +167,7 @@ def weight_of(value: Any) -> float:
 
 
 def root_of(value: Any) -> int:
-    """A root's rank as a number.
-
-    Raises:
-        Misuse: it is not a whole number.
-    """
+    """Return a root's rank as a number; Misuse if it is not a whole number."""
     try:
         return index(value)
     except TypeError:
@@ -206,13 +175,10 @@ def root_of(value: Any) -> int:
 
 
 def name_of(name: Optional[str]) -> str:
-    """An operation's name as text; empty for None.
+    """Return an operation's name; "" for None; Misuse if it is not text.
 
-    Ranks recognise operations by name, and every name travels as text. So one that is no text would not be
-    recognised by the rank that gave it.
-
-    Raises:
-        Misuse: it is no text.
+    Ranks recognise operations by name, and every name travels as text. So the rank that gave another object
+    would not recognise it.
     """
     if name is None:
         return ""

@@ -55,5 +55,5 @@ def broadcast_parameters(tree: Any, root_rank: int = 0, process_set: ProcessSet 
 
 
 def _is_key(leaf: Any) -> bool:
-    """Return whether this is an array of typed random keys, which have no elements of their own."""
+    """Return whether this is an array of typed random keys, which has no elements to send."""
     return isinstance(leaf, jax.Array) and bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
