@@ -8,8 +8,7 @@ import threading
 import time
 from typing import Callable, Dict, Optional
 
-Clock = Callable[[], float]
-"""Returns seconds on a monotonic scale whose origin means nothing."""
+Clock = Callable[[], float]  # returns seconds on a monotonic scale whose origin means nothing
 
 monotonic: Clock = time.monotonic
 
@@ -24,12 +23,9 @@ class Polling:
     take 600 with this.
     """
 
-    LOST_S = 1e-3
-    """A yield that takes longer has given the processor to a program that computes."""
-    FIRST_S, MAX_S = 0.02, 1.0
-    """How long no wait polls after that: at first, and at most, if it happens again and again."""
-    ENOUGH = 200
-    """After so many quick yields the next pause is a first one."""
+    LOST_S = 1e-3  # a yield that takes longer has given the processor to a program that computes
+    FIRST_S, MAX_S = 0.02, 1.0  # pause of polling after that: at first, and at most, if it happens repeatedly
+    ENOUGH = 200  # after this many quick yields the next pause is a first one
 
     def __init__(
         self,
@@ -57,8 +53,7 @@ class Polling:
         self._again_s, self._quick = now_s + self._pause_s, 0
 
 
-POLLING = Polling()
-"""That of this process: its threads compete for the same processors."""
+POLLING = Polling()  # of this process: its threads compete for the same processors
 
 
 class Idleness:
@@ -68,10 +63,8 @@ class Idleness:
     as waiting, but uses no processor time meanwhile. One thread at a time may call it.
     """
 
-    LOOK_S = 0.5e-3
-    """Between two measurements: shorter intervals are inaccurate because of the system's clock ticks."""
-    MAX_BUSY = 0.2
-    """Up to this part of a core the others count as idle."""
+    LOOK_S = 0.5e-3  # between two measurements: clock ticks make shorter intervals inaccurate
+    MAX_BUSY = 0.2  # up to this part of a core the others count as idle
 
     def __init__(self) -> None:
         self._thread = 0
@@ -155,8 +148,7 @@ class Stopwatch:
 class StepClock:
     """Count the training steps of a process, and measure them."""
 
-    MAX_OWNERS = 4096
-    """Owners beyond this number do not count: a program that makes a new one in each step."""
+    MAX_OWNERS = 4096  # owners beyond this number do not count: a program that makes one in each step
 
     def __init__(self) -> None:
         self.count = 0  # of the owner with the most steps

@@ -145,7 +145,7 @@ def _places(client: distributed.Client, workers: Optional[Sequence[str]]) -> Lis
 
 
 def _addresses(dask_scheduler: Any) -> List[str]:
-    """Return the addresses of all workers, on the scheduler. (``scheduler_info`` has only some of them.)"""
+    """Return the addresses of all workers, on the scheduler: ``scheduler_info`` has only some."""
     return list(dask_scheduler.workers)
 
 

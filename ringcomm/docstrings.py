@@ -14,6 +14,7 @@ Documented = TypeVar("Documented", bound=Callable[..., Any])
 
 _PLACEHOLDER = re.compile(r"^([ \t]*)\{(\w+)\}[ \t]*$", re.MULTILINE)
 
+# By placeholder: the lines that replace it (continuation lines of a parameter indented by 4).
 SHARED: Dict[str, str] = {
     # Parameters.
     "name": """\
@@ -252,7 +253,6 @@ logs: metrics by name.""",
 logs: metrics by name.""",
     "keras_logs": """logs: metrics by name.""",
 }
-"""By placeholder: the lines that replace it (continuation lines of a parameter indented by 4)."""
 
 
 def _section(title: str, text: str) -> str:

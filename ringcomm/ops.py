@@ -35,13 +35,11 @@ class Collective(IntEnum):
     REDUCESCATTER = 4
     ALLTOALL = 5
     BARRIER = 6
-    EXCHANGE = 7
-    """The small fixed-size exchange of the ranks' row counts."""
+    EXCHANGE = 7  # the small fixed-size exchange of the ranks' row counts
     BROADCAST_OBJECT = 8
     ALLGATHER_OBJECT = 9
     JOIN = 10
-    PROCESS_SET = 11
-    """A process set is added or removed: a barrier with consequences."""
+    PROCESS_SET = 11  # a process set is added or removed: a barrier with consequences
     GATHER = 12
     SCATTER = 13
     REDUCE = 14
@@ -58,8 +56,8 @@ class Bitwise(IntEnum):
     BXOR = 18
 
 
+# In headers of averages for which this rank gives a weight; the others must also give one.
 WEIGHTED_AVERAGE = 32
-"""Stands in headers of averages for which this rank gives a weight; the others are all to give one."""
 
 
 def op_name(op: int) -> str:
@@ -67,8 +65,8 @@ def op_name(op: int) -> str:
     return Bitwise(op).name if op >= Bitwise.BAND else ReduceOp(op).name.capitalize()
 
 
+# The names of codecs; their places are their numbers on the wire.
 CODECS: Tuple[str, ...] = ("none", "fp16", "bf16", "int8", "int4")
-"""The names of codecs; their places are their numbers on the wire."""
 
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM

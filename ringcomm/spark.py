@@ -29,8 +29,7 @@ __all__ = ["run"]
 logger = logging.getLogger("ringcomm")
 
 _START_S = 600.0
-_LOOK_S = 1.0
-"""How often to ask Spark whether tasks run."""
+_LOOK_S = 1.0  # interval of asking Spark whether tasks run
 
 
 def run(

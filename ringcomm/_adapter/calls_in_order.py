@@ -29,8 +29,7 @@ from .graph_callbacks import Operation
 
 _SHAPES_SHOWN = 16
 
-_packed = FusionBuffer()
-"""Used within ``Context.calls_of``, by one thread at a time."""
+_packed = FusionBuffer()  # used within Context.calls_of, by one thread at a time
 _here = threading.local()
 
 

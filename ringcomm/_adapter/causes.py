@@ -14,8 +14,8 @@ from ..errors import HostsUpdatedInterrupt, RingcommError
 _KEPT = 32
 
 _lock = threading.Lock()
+# Errors, each with a reference to the context in which it was raised.
 _recorded: Deque[Tuple[Any, RingcommError]] = deque(maxlen=_KEPT)
-"""Errors, each with a reference to the context in which it was raised."""
 
 
 def record_cause(error: RingcommError) -> None:

@@ -13,11 +13,9 @@ from ..dtypes import Array
 from ..job.context import Context
 from ..ops import ReduceOp
 
-_AFTER = 5
-"""The reduction in a job before which weights are compared: programs may broadcast after the first step."""
+_AFTER = 5  # the reduction before which weights are compared: programs may broadcast after step 1
 
-_ITEMS = 256
-"""The number of elements that are compared."""
+_ITEMS = 256  # compared elements
 
 _PER_WEIGHT = 8
 

@@ -37,18 +37,13 @@ from .intervals import EXCHANGE_PART
 logger = logging.getLogger(__name__)
 
 MIN_GAIN = 0.05
-STEPS = 6
-"""Steps without compression before the choice; the first is not timed."""
-AGAIN = 50
-"""Steps between two looks at the links, after the choice."""
-LOCAL_GAIN = 2.0
-"""How many times as long as with local steps a step must take for a line that recommends them."""
-CHANGED = 1.5
-"""By what factor links must have become slower or faster for another choice."""
+STEPS = 6  # steps without compression before the choice; the first is not timed
+AGAIN = 50  # steps between two checks of the links, after the choice
+LOCAL_GAIN = 2.0  # least ratio of a step to one with local steps for a line that recommends these
+CHANGED = 1.5  # least factor of a change of the links for another choice
 COMPRESSORS = {"none": Compression.none, "bf16": Compression.bf16, "int8": Compression.int8}
 _MAX_CHANGE = 4096.0
-_MAX_ERROR = 2.0
-"""How far the calibration of links at the start may be off; what a step waits longer is not due to bytes."""
+_MAX_ERROR = 2.0  # largest error of the links' calibration; a longer wait is not due to bytes
 
 
 class StepTime(NamedTuple):

@@ -12,8 +12,8 @@ __all__ = [
     "NoneCompressor",
 ]  # fmt: skip
 
+# The dtype in which floating-point numbers are sent, by the name of the compression.
 WIRE_DTYPES: Dict[str, Optional[str]] = {"none": None, "fp16": "float16", "bf16": "bfloat16"}
-"""The dtype in which floating-point numbers are sent, by the name of the compression."""
 
 _WIDE = ("float32", "float64")
 
@@ -147,12 +147,11 @@ _NAMED: Dict[str, Any] = {
     for kind in (NoneCompressor, FP16Compressor, BF16Compressor, Int8Compressor, Int4Compressor)
 }
 
-BLOCKWISE = frozenset(("int8", "int4"))
-"""The codecs with a scale per block; their errors are fed back."""
+BLOCKWISE = frozenset(("int8", "int4"))  # codecs with a scale per block and error feedback
 
+# Smaller gradients are sent as bfloat16: they have few bytes, and biases and scales of normalization lose
+# most by coarse rounding.
 MIN_ITEMS = 4096
-"""Smaller gradients are sent as bfloat16: they are few bytes, and biases and scales of normalization lose
-most by coarse rounding."""
 
 
 def compressor_of(compression: Any) -> Any:

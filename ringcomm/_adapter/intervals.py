@@ -22,25 +22,19 @@ from typing import Deque, List, NamedTuple, Optional, Sequence, Union
 from ..errors import ConfigError
 
 AUTO = "auto"
-AUTO_DRIFT = 0.01
-"""The distance up to which nothing was lost in docs/compression.md."""
+AUTO_DRIFT = 0.01  # the distance up to which nothing was lost in docs/compression.md
+# the same for optimizers that divide by the size of gradients: Adam, any with an ``eps``
 ADAPTIVE_DRIFT = 0.001
-"""The same for optimizers that divide by the size of gradients: Adam and others with an ``eps``."""
-FIXED_DRIFT = 0.2
-"""The distance from which on a fixed interval is shortened: accuracy was lost in that page's tests."""
-EXCHANGE_PART = 0.1
-"""What part of the time of local steps exchanges may take, if the distance permits."""
+FIXED_DRIFT = 0.2  # a fixed interval is shortened at this distance: accuracy was lost on that page
+EXCHANGE_PART = 0.1  # part of the time of local steps for exchanges, if the distance permits
+# While the interval is one step, gradients are averaged; weights in every PROBE-th step, for the distance, or
+# up to _RAREST times as rarely, in proportion to the distance relative to the permitted one.
 PROBE = 8
-"""While the interval is one step, gradients are averaged; weights in every so many-th step, for the distance.
-
-Up to :data:`_RAREST` times as rarely, if it is so many times as large as permitted.
-"""
 _RAREST = 8
+# Up to this many steps optimizers' states are also averaged: different ones drive weights apart later.
 _SHORT = 2
-"""Up to so many steps optimizers' own states are averaged, too: different ones drive weights apart later."""
 _GROWTH = 2
-_TIMES = 3
-"""Number of exchanges of which the shortest counts."""
+_TIMES = 3  # exchanges of which the shortest counts
 
 
 class Facts(NamedTuple):
@@ -81,10 +75,9 @@ class Interval:
         self.max_drift = (AUTO_DRIFT if self.automatic else FIXED_DRIFT) if max_drift is None else max_drift
         if not self.max_drift > 0:
             raise ConfigError(f"max_drift is a positive number, not {max_drift}.")
+        # With unequal numbers of steps the interval stays, or ranks would synchronize unequally often.
         self.fixed = len(set(periods)) > 1
-        """With unequal numbers of steps the interval stays, or ranks would synchronize unequally often."""
-        self.share = periods[rank] * size / sum(periods)
-        """This rank's steps in those of the average rank."""
+        self.share = periods[rank] * size / sum(periods)  # this rank's steps relative to the average
         self.restart()
 
     def restart(self) -> None:

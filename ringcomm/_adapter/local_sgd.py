@@ -32,8 +32,7 @@ from .fragments import Averages, Exchange, divided, square
 from .intervals import AUTO, Interval
 from .outer import OuterOptimizer
 
-_NO_STEPS = 1e-9
-"""The weight of a rank that has made no step."""
+_NO_STEPS = 1e-9  # the weight of a rank that has made no step
 
 
 def host_dtype(name: str) -> str:

@@ -31,10 +31,8 @@ from ..transport.nics import machine
 logger = logging.getLogger("ringcomm")
 
 _POLL_S = 0.1
-ARRIVE_S = 5.0
-"""How long the exceptions of the ranks may take to the driver, after they were aborted."""
-_LOST_S = 1.0
-"""How long to wait for that of a rank whose process has ended, if all others have arrived."""
+ARRIVE_S = 5.0  # longest time of the ranks' exceptions to the driver, after an abort
+_LOST_S = 1.0  # longest wait for that of a rank whose process has ended, if all others have arrived
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from .compression import is_elementwise
 from .graph_callbacks import Operation
 from .reduction import Reduction
 
-Rebuild = Callable[[Sequence[Any]], Any]
-"""Makes a tree, like the one that was given, of other arrays."""
+Rebuild = Callable[[Sequence[Any]], Any]  # makes a tree, like the given one, of other arrays
 Execute = Callable[[Operation, List[Any]], Sequence[Any]]
 
 

@@ -181,8 +181,7 @@ def _reporting(call: Callable[..., List[Any]], dtypes: Sequence[Any]) -> Callabl
     return report
 
 
-_PATH_BYTES = 3900
-"""Longest error text in a path; the operating system accepts 4096 bytes for the whole path."""
+_PATH_BYTES = 3900  # longest error text in a path; the system accepts 4096 bytes for the whole path
 
 
 def _checked(results: Sequence[tf.Tensor]) -> List[tf.Tensor]:

@@ -19,13 +19,10 @@ from .plan import ComputeTime, ShareLimits, Shares, compute_s, plan_shares
 
 Number = Union[int, float]
 
-_MAX_HOSTS = 8
-"""Of more hosts not all subsets are compared, but those of the fastest ones."""
-_JOIN_GAIN = 0.05
-"""A further host must shorten the step by this part."""
+_MAX_HOSTS = 8  # of more hosts only subsets of the fastest ones are compared
+_JOIN_GAIN = 0.05  # a further host must shorten the step by this part
 _ROWS = 32
-_FAR = 1.5
-"""From batches that were measured to ones that are so many times as large, errors of 24 to 33 % were seen."""
+_FAR = 1.5  # relative to measured batches; predictions for larger ones were wrong by 24 to 33 %
 
 
 class Row(NamedTuple):

@@ -15,8 +15,7 @@ from .pace import Pace
 
 MaxBatch = Union[int, Sequence[Optional[int]], None]
 
-PLACEHOLDERS = 2
-"""How many samples stand in for an empty share: batch normalization fails with fewer."""
+PLACEHOLDERS = 2  # samples in place of an empty share: batch normalization fails with fewer
 
 _STATE = {"epoch", "step", "seed", "global_batch", "count"}
 

@@ -26,16 +26,13 @@ from .replan import RankTimes, Replanner, rank_names
 from .step_weight import StepWeight
 from .window import typical_s
 
-MIN_FOR_BATCH_NORM = 8
-"""With fewer samples the statistics of batch normalization are mostly noise."""
+MIN_FOR_BATCH_NORM = 8  # with fewer samples the statistics of batch normalization are mostly noise
 _FEW_SAMPLES = (
     "a rank has only {} samples per step, and the model has batch normalization, whose statistics are those "
     "of a rank's samples: use SyncBatchNorm, GroupNorm, min_batch=8 or a larger global batch"
 )
-_CODEC_S = 0.05
-"""So long each codec is timed for the advice, in each direction."""
-_FITS = 0.9
-"""Which part of a share that did not fit into memory is tried next."""
+_CODEC_S = 0.05  # time of measuring each codec for the advice, in each direction
+_FITS = 0.9  # part of a share that did not fit into memory, to be tried next
 
 
 class Pace:

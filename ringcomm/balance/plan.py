@@ -12,15 +12,13 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import ConfigError
 
-Shares = Tuple[int, ...]
-"""Samples of a global batch, by rank."""
+Shares = Tuple[int, ...]  # samples of a global batch, by rank
 
 _MIN_SAMPLE_S = 1e-9
+# The least ``sample_s`` that fit() returns, as a part of the mean time per sample: the time of a rank always
+# depends on its share a little.
 _MIN_PART = 1e-6
-"""The least ``sample_s`` that :func:`fit` returns, as a part of the mean time per sample: the time of a rank
-always depends on its share a little."""
-_HALVINGS = 100
-"""After so many steps of the bisection a time is as exact as a float can be."""
+_HALVINGS = 100  # after this many steps of the bisection a time is as exact as a float can be
 
 
 class ComputeTime(NamedTuple):
@@ -63,9 +61,8 @@ def fit(observations: Sequence[TimedShare], proportional: float = 0.0) -> Comput
     """Return the least-squares model of at least one observation, weighted by its steps.
 
     A single number of samples says nothing about the fixed part; then it is 0. A negative fixed part (caches,
-    or measurement errors) counts as 0. ``proportional`` is the weight of the assumption that there is no
-    fixed part: samples that differ from their mean by this part of it weigh as much. ValueError: no
-    observations.
+    or measurement errors) counts as 0. ``proportional`` weighs the assumption of no fixed part: like samples
+    that differ from their mean by this part of it. ValueError: no observations.
 
     >>> fit([TimedShare(10, 3.0), TimedShare(20, 5.0)])
     ComputeTime(fixed_s=1.0, sample_s=0.2)

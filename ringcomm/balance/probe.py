@@ -15,15 +15,11 @@ from .advise import Advice, compare
 from .plan import ComputeTime, ShareLimits, Shares, TimedShare, fit, plan_shares, proportional_shares
 from .replan import NewShares, RankTimes
 
-WARM_UP = 3
-"""Steps that do not count: compilers compile, and caches fill."""
-WINDOW = 20
-"""So many steps are one observation."""
-BALANCED_WINDOW = 12
-"""The same with balanced shares."""
+WARM_UP = 3  # steps that do not count: compilers compile, and caches fill
+WINDOW = 20  # steps of one observation
+BALANCED_WINDOW = 12  # the same with balanced shares
 _MARGIN = 2
-_LAST = 3
-"""The measurement with balanced shares."""
+_LAST = 3  # the measurement with balanced shares
 
 
 class Probe:

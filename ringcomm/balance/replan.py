@@ -9,31 +9,21 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from .plan import ComputeTime, ShareLimits, Shares, TimedShare, fit, plan_shares, spread_of
 
-WINDOW = 20
-"""So many steps are one observation."""
-FIRST_WINDOW = 4
-"""The same for the first observation, from which the first model is made."""
-SECOND_WINDOW = 7
-"""The same for the second one: a change that follows from it applies by step 20 without a loader."""
-MIN_GAIN = 0.10
-"""By which part the predicted step must be shorter, or shares stay as they are."""
+WINDOW = 20  # steps of one observation
+FIRST_WINDOW = 4  # steps of the first observation, for the first model
+SECOND_WINDOW = 7  # steps of the second one: its change applies by step 20 without a loader
+MIN_GAIN = 0.10  # part by which the predicted step must be shorter, or shares stay
+# Gains and relative differences of ranks' times that let the decisions right after the first change refine it
+# at once: only now are there two batch sizes to fit models to.
 REFINEMENTS = ((0.03, 0.06), (MIN_GAIN, 0.10))
-"""The decisions right after the first change may refine it at once, by smaller gains, and if times of ranks
-differ by more than a part of the longest: only now are there two batch sizes to fit models to."""
-PAUSE = 50
-"""The fewest steps between two changes, after the first one and its refinements."""
-_LONGER = 1.10
-"""A change, but not the first one, after which the step takes so many times as long is taken back."""
+PAUSE = 50  # fewest steps between two changes, after the first one and its refinements
+_LONGER = 1.10  # a change that makes steps this many times as long is reverted (not the first)
 _MAX_CAUTION = 4
-_CHANGED = 0.10
-"""How far an observation may be from the model before the rank counts as changed."""
-_PROPORTIONAL = 0.2
-"""See :func:`~.plan.fit`: first windows are short, and first changes small for some ranks."""
+_CHANGED = 0.10  # distance of an observation from the model from which the rank counts as changed
+_PROPORTIONAL = 0.2  # see plan.fit: first windows are short, and first changes small for some ranks
 _SIZES_KEPT = 4
-_STEPS_KEPT = 2 * WINDOW
-"""The weight of an observation that was made again and again."""
-_MARGIN = 2
-"""Steps by which ranks may differ when they decide."""
+_STEPS_KEPT = 2 * WINDOW  # the weight of an observation that was made repeatedly
+_MARGIN = 2  # steps by which ranks may differ when they decide
 
 
 class RankTimes(NamedTuple):

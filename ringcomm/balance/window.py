@@ -5,17 +5,12 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Sequence
 
-_LEVELS_FROM = 10
-"""In shorter windows two levels could not be told from chance."""
-_MIN_LEVEL = 4
-"""A second part of fewer steps is not relied upon."""
+_LEVELS_FROM = 10  # in shorter windows two levels cannot be told from chance
+_MIN_LEVEL = 4  # a second part of fewer steps is not relied upon
 _MIN_PART = 2
-_BETWEEN_LEVELS = 1.15
-"""Levels that differ by less make a mean that is not far from either."""
-_EXCEPTIONAL = 3.0
-"""A step that takes so many times as long as the others do on average may be an exception."""
-_EXCEPTIONS = 8
-"""One step of so many may be one, and one of any window."""
+_BETWEEN_LEVELS = 1.15  # levels that differ by less have a mean that is not far from either
+_EXCEPTIONAL = 3.0  # a step of this many times the mean of the others may be an exception
+_EXCEPTIONS = 8  # one step in this many may be one, and one of any window
 
 
 def typical_s(times: Sequence[float]) -> float:

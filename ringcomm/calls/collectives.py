@@ -76,13 +76,7 @@ class Collectives:
         return self.reduced(array, "allreduce_", options)
 
     def reduced(self, array: Any, in_place: str, options: Options) -> Array:
-        """Return a reduction of arrays: the allreduce of programs.
-
-        Args:
-            array: of any kind.
-            in_place: the function's name if the array is overwritten; empty if it stays.
-            options: of the call.
-        """
+        """Run an allreduce; ``in_place`` is the function's name if the array is overwritten, else ""."""
         operand = operand_of(self._staging, array, in_place)
         op, weight, runner = options.op, options.weight, self._runner
         prescale, postscale = factor_of(options.prescale_factor), factor_of(options.postscale_factor)
@@ -123,13 +117,7 @@ class Collectives:
         return self.reduced_rows(array, "reducescatter_", options)
 
     def reduced_rows(self, array: Any, in_place: str, options: Options) -> Array:
-        """Return this rank's rows of a reduction: the reducescatter of programs.
-
-        Args:
-            array: of any kind.
-            in_place: the function's name if the array becomes working space; empty if it stays.
-            options: of the call.
-        """
+        """Run a reducescatter; ``in_place`` is the function's name if the array is working space, else ""."""
         op, weight, runner = options.op, options.weight, self._runner
         operand = operand_of(self._staging, array, in_place)
         shape, dtype = operand.shape, operand.dtype

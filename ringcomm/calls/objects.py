@@ -41,8 +41,7 @@ class Packed(NamedTuple):
             raise self.error
 
 
-NOTHING = Packed(memoryview(b""))
-"""What ranks send that have no object to send."""
+NOTHING = Packed(memoryview(b""))  # sent by ranks that have no object to send
 
 
 class Objects:

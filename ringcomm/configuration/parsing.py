@@ -118,6 +118,8 @@ TRANSPORTS = ("auto", "memory", "shm", "unix", "tcp")
 transport = _one_of(TRANSPORTS)
 
 
+# The all-reduce algorithms, and the modules of ringcomm.schedule that register them. A new algorithm is added
+# to this table; ringcomm.schedule.algorithms imports the modules.
 ALGORITHMS = {
     "one_shot": "direct",
     "direct": "direct",
@@ -125,11 +127,9 @@ ALGORITHMS = {
     "ring": "ring",
     "hierarchical": "hierarchy",
 }
-"""The all-reduce algorithms, and the modules of ``ringcomm.schedule`` that register them. This is the table
-to which a new algorithm is added; :mod:`ringcomm.schedule.algorithms` imports the modules."""
 
+# modules of ringcomm.schedule that register algorithms, but none for all-reduce
 OTHER_ALGORITHM_MODULES = ("tree",)
-"""Modules of ``ringcomm.schedule`` that register algorithms, but none for all-reduce."""
 
 
 COMPRESSIONS = ("none", "fp16", "bf16", "int8", "int4", "auto")

@@ -7,8 +7,7 @@ from typing import Iterable, Tuple
 
 from ..config import Settings
 
-_CROWDED = 5.0
-"""How many times as long to poll where ranks outnumber cores."""
+_CROWDED = 5.0  # factor of the polling time where ranks outnumber cores
 
 
 def polling_s(settings: Settings, local_size: int) -> float:

@@ -13,8 +13,6 @@ class OtherName(NamedTuple):
     said: str  # as the user wrote it, for messages
 
 
-Source = Callable[[Mapping[str, str]], Iterable[OtherName]]
-"""Finds them in an environment."""
+Source = Callable[[Mapping[str, str]], Iterable[OtherName]]  # finds them in an environment
 
-sources: List[Source] = []
-"""Called whenever settings are read from the environment; their results override ``RINGCOMM_*``."""
+sources: List[Source] = []  # called whenever settings are read from the environment; override RINGCOMM_*

@@ -5,8 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Iterable, List, Sequence
 
-_CUTOFF = 0.8
-"""How similar two names must be; other programs may use the prefix for their own variables."""
+_CUTOFF = 0.8  # similarity of two names; other programs may use the prefix for their own variables
 
 
 def misspelt(names: Iterable[str], known: Sequence[str], prefix: str) -> List[str]:

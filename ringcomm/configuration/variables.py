@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import List, Mapping, Optional, Tuple
 
+# The variables that are not settings, without the prefix, and their meaning.
 MEMBERSHIP_VARIABLES = (
     ("SIZE", "Number of ranks. 1: this process is the whole job. Unset: so it is, unless `srun` or "
      "`mpirun` has started it with others."),
@@ -35,7 +36,6 @@ MEMBERSHIP_VARIABLES = (
      "gives one."),
     ("RESTART", "How often `ringrun --restarts` has started the job again: 0 the first time."),
 )  # fmt: skip
-"""The variables that are no settings, without the prefix, and their meaning."""
 
 
 def torchrun(environ: Mapping[str, str], size: int) -> Tuple[bool, str]:

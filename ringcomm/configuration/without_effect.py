@@ -6,8 +6,8 @@ from typing import List, Set, Tuple
 
 from .settings import Settings
 
+# of this process: an optimizer outlives the view of an elastic job in which it was made
 _used: Set[str] = set()
-"""Of this process: an optimizer outlives the view of an elastic job in which it was made."""
 
 
 def use(name: str) -> None:

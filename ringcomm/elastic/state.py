@@ -13,8 +13,8 @@ from .._adapter.causes import with_causes
 from .._adapter.objects import broadcast_object
 from ..errors import HostsUpdatedInterrupt, Recoverable
 
+# ``update_res`` of State.on_hosts_updated, with the numbers of Horovod's ``HostUpdateResult``.
 NO_UPDATE, REMOVED, ADDED, MIXED = range(4)
-"""``update_res`` of :meth:`State.on_hosts_updated`, with the numbers of Horovod's ``HostUpdateResult``."""
 
 
 class State:

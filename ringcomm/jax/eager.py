@@ -8,11 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-ALIGNMENT = 64
-"""JAX takes over memory without a copy if its address is a multiple of this number of bytes."""
+ALIGNMENT = 64  # JAX takes over memory without a copy if its address is a multiple of this
 
-_SHARED_FROM_BYTES = 4096
-"""Below this size a copy takes less time than handing memory over."""
+_SHARED_FROM_BYTES = 4096  # below this a copy takes less time than handing memory over
 
 
 def to_host(operand: Any, copy: bool) -> Any:

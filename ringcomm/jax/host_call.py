@@ -20,14 +20,10 @@ from ..collective.rows import scatter_layout
 from ..dtypes import Array
 from ..errors import MismatchError, ShapeError
 
+# The default name of operations in compiled programs that are matched by name; JAX executes them in order.
 SEQUENCE = SequenceName("jax.jit")
-"""The name of operations in compiled programs that are matched by name, if the caller gives none.
 
-JAX executes them in order.
-"""
-
-NO_SPLITS = np.zeros(0, np.int32)
-"""Row counts of an alltoall that mean: every rank gets the same number of rows."""
+NO_SPLITS = np.zeros(0, np.int32)  # an alltoall's row counts: every rank gets the same number of rows
 
 
 class SetPosition(NamedTuple):

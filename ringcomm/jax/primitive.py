@@ -49,8 +49,8 @@ def _abstract(*operands: Any, call: HostCall) -> Any:
 
 
 _has_cache = "cacheable" in inspect.signature(mlir.register_lowering).parameters
+# Options of a lowering that must not be cached. Older versions of JAX cache none and have no such option.
 uncached: Dict[str, Any] = {"cacheable": False} if _has_cache else {}
-"""Options of a lowering that must not be cached. Older versions of JAX cache none and have no such option."""
 
 # Not cached: a program that contains the operation twice calls the host at two places.
 mlir.register_lowering(collective_p, io_callbacks.lower, **uncached)
@@ -108,7 +108,7 @@ def _differentiate(primals: Sequence[Any], tangents: Sequence[Any], *, call: Hos
 
 
 def _for_inputs(call: HostCall, inputs: int) -> HostCall:
-    """Return the call for another number of arrays. (Of an alltoall's two inputs one is the splits.)"""
+    """Return the call for another number of arrays; of an alltoall's two inputs one is the splits."""
     if call.operation.kind == "alltoall":
         return call
     return call._replace(operation=call.operation._replace(inputs=inputs))

@@ -18,10 +18,8 @@ from ..engine.engine import Engine
 if TYPE_CHECKING:
     from ..group.message_history import MessageHistory
 
-OPERATIONS_SENT = 8
-"""Number of operations in a report to ringrun: those that took the most time in total."""
-_TEXT_CHARACTERS = 1000
-"""Of the description of an operation, which has the names of its tensors."""
+OPERATIONS_SENT = 8  # operations in a report to ringrun: those that took the most time in total
+_TEXT_CHARACTERS = 1000  # of the description of an operation, which has the names of its tensors
 
 
 class Activity:

@@ -40,14 +40,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ringcomm.job.flight_recorder")
 
-FORMAT = 1
-"""The version of the records."""
+FORMAT = 1  # the version of the records
+# requests of ringrun, each one byte: for a record, for the numbers of job.activity
 RECORD, NUMBERS = b"?", b"#"
-"""Requests of ringrun, each one byte: for a record, for the numbers of :mod:`ringcomm.job.activity`."""
-SEND_S = 2.0
-"""Time limit for sending a record to ringrun, in seconds."""
-_ENDED_OPERATIONS = 20
-"""Number of operations per channel in the record of a process that ends without an error."""
+SEND_S = 2.0  # time limit for sending a record to ringrun
+_ENDED_OPERATIONS = 20  # operations per channel in the record of a process that ends without an error
 
 
 class GroupFacts(NamedTuple):

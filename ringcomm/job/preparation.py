@@ -26,10 +26,9 @@ class Prepared(NamedTuple):
     model: Optional[CostModel]  # the measured links; None: not measured
 
 
-NEW = Prepared(-1, -1, None)
-"""Of a process that has prepared no view."""
+NEW = Prepared(-1, -1, None)  # of a process that has prepared no view
+# after a view in which links or hosts were silent: its measurements are invalid
 SILENT = Prepared(-2, -1, None)
-"""After a view in which links or hosts were silent: nothing that was measured holds."""
 
 
 class Preparation:

@@ -20,8 +20,7 @@ from ..storage.files import open_named
 
 logger = logging.getLogger("ringcomm")
 
-FINISH_S = 5.0
-"""How long rank 0 waits for the last events of the other ranks when it leaves, in seconds."""
+FINISH_S = 5.0  # longest wait of rank 0 for the last events of the other ranks when it leaves
 
 
 class TraceFile:

@@ -67,9 +67,7 @@ class Blocks:
         evaluate(mx.async_eval, self._blocks)
 
     def views(self, weight: Optional[float] = None) -> Iterator[Any]:
-        """Yield NumPy arrays of the memory, group after group, when they are computed; each then with
-        ``weight``.
-        """
+        """Yield NumPy arrays of the memory when they are computed, and ``weight`` after each group."""
         for place, group in enumerate(self._groups):
             yield from self._parts(to_host(self._blocks[place]), group)
             if weight is not None:

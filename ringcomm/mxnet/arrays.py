@@ -19,8 +19,7 @@ from ..arrays.operands import Operand
 from ..dtypes import Array
 from ..errors import ConfigError
 
-HOST_MEMORY = ("cpu", "cpu_pinned", "cpu_shared")
-"""The device types whose memory is shared."""
+HOST_MEMORY = ("cpu", "cpu_pinned", "cpu_shared")  # device types with shared memory
 
 
 class _Memory:

@@ -14,8 +14,7 @@ from ..storage.results import unpack
 from .settings import MiniSettings, job_settings
 from .workers import Placement
 
-_LEAVE_S = 5.0
-"""How long workers have to leave the job before they are ended."""
+_LEAVE_S = 5.0  # time of workers to leave the job before they are ended
 
 
 class RayExecutor:

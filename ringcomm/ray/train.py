@@ -13,8 +13,8 @@ from ray.train.backend import Backend, BackendConfig
 from .._adapter.placed import Host, PlacedJob, enter, settings_for
 from ..config import Settings
 
+# The jobs by their groups of workers: Ray makes one backend for all trainers of a process.
 _jobs: WeakKeyDictionary[Any, PlacedJob] = WeakKeyDictionary()
-"""The jobs by their groups of workers: Ray makes one backend for all trainers of a process."""
 
 
 @dataclass

@@ -161,5 +161,4 @@ def _rows_unknown(tensors: Sequence[tf.Tensor]) -> List[Any]:
     ]
 
 
-NO_SPLITS = np.zeros(0, np.int32)
-"""The value of ``splits`` that means: every rank gets the same number of rows."""
+NO_SPLITS = np.zeros(0, np.int32)  # ``splits`` that means: every rank gets the same number of rows

@@ -9,8 +9,7 @@ from ..clock import Deadline
 from ..transport.base import Fabric, Link, LinkClosed
 from ..transport.views import after
 
-LIMIT_S = 20.0
-"""After this long without an end, a check has failed."""
+LIMIT_S = 20.0  # a check that takes longer has failed
 
 
 def raise_if_expired(deadline: Deadline) -> None:

@@ -112,8 +112,8 @@ class EachBucket(Bucket):
     """Gradients that are compressed separately: for custom compressions, mixed dtypes and devices."""
 
     _restore: Callable[[Sequence[Any]], List[Any]]
+    # of the gradients at the start of the reduction: PyTorch counts changes in place
     _versions: Sequence[int] = ()
-    """Of the gradients, as the reduction has started: PyTorch counts changes in place."""
 
     def submit(self) -> None:
         """Start the reduction, after all members have been taken."""

@@ -25,19 +25,16 @@ from ..ops import ReduceOp
 from .buckets import Bucket, SparseBucket, codec_of, make_bucket
 from .tensors import first_elements
 
-_DENSE, _SPARSE = 1, 2
-"""What a rank says of the layout of a gradient; 0: it has none."""
+_DENSE, _SPARSE = 1, 2  # a rank's report about the layout of a gradient; 0: it has none
 
 _alive: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
 
+# Reducers with gradients of a backward pass whose buckets are not all complete. Other ranks may have
+# submitted these buckets, so they are submitted even if the optimizer is dropped.
 _unsubmitted: Set[GradientReducer] = set()
-"""Those of which a backward pass has computed gradients and has not completed all buckets.
 
-Other ranks may have submitted these buckets, so they are submitted even if the optimizer is dropped.
-"""
-
+# Returns the number of the backward pass in which a hook is called.
 _current_pass: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
-"""Returns the number of the backward pass in which a hook is called."""
 
 
 class GradientReducer:

@@ -14,6 +14,7 @@ from ...collective.rows import check_rows, cumulative, row_counts
 from ...dtypes import Array
 from ...errors import Misuse, UnsupportedDtypeError
 
+# The dtypes that NumPy also has.
 _PLAIN = frozenset(
     (
         torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -21,12 +22,11 @@ _PLAIN = frozenset(
         torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128,
     )
 )  # fmt: skip
-"""The dtypes that NumPy has, too."""
 
 _REDUCIBLE = _PLAIN | {torch.bfloat16}
 
+# The dtype by which other dtypes are moved, by their size in bytes: only their bytes matter.
 _WORDS: Dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""The dtype by which other dtypes are moved, by their size in bytes: only their bytes matter."""
 
 
 def movable(tensor: torch.Tensor) -> torch.Tensor:

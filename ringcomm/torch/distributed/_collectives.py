@@ -19,14 +19,12 @@ from ._bridge import GroupOperand, Parts, bounds_of, even_parts, row_parts
 from ._reductions import GroupReduction
 
 Tensors = Sequence[torch.Tensor]
-Divided = Union[torch.Tensor, Tensors]
-"""A tensor in equal parts, or one tensor for each rank."""
+Divided = Union[torch.Tensor, Tensors]  # a tensor in equal parts, or one tensor for each rank
 _Item = TypeVar("_Item")
 
-_KEPT_BYTES = 64 * 1024 * 1024
-"""Scratch memory up to this size is kept for the next operation."""
+_KEPT_BYTES = 64 * 1024 * 1024  # scratch memory up to this size is kept for the next operation
+# up to this size a reduce is an all-reduce: fewer rounds matter more than bytes
 _REDUCE_ALL_BYTES = 64 * 1024
-"""Up to this size a reduce runs as an all-reduce: fewer rounds matter more than fewer bytes."""
 
 
 class Packed(NamedTuple):

@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+# Names of PyTorch's operations: on one tensor each, on lists of tensors, on pairs of tensors.
 _OPERATIONS = {
     "allgather": ("_allgather_base_", "allgather_", "allgather_into_tensor_coalesced_"),
     "reduce_scatter": ("_reduce_scatter_base_", "reduce_scatter_", "reduce_scatter_tensor_coalesced_"),
     "alltoall": ("alltoall_base_", "alltoall_", ""),
 }
-"""Names of PyTorch's operations: on one tensor each, on lists of tensors, on pairs of tensors."""
 _library = torch.library.Library("_c10d_functional", "IMPL")
 
 

@@ -32,8 +32,7 @@ from ._trace import write_here
 
 _transports: weakref.WeakSet[GroupTransport] = weakref.WeakSet()
 _transports_lock = threading.Lock()
-_default_watch: Deque[weakref.ref[GroupWatch]] = deque(maxlen=1)
-"""The watch of the newest default group."""
+_default_watch: Deque[weakref.ref[GroupWatch]] = deque(maxlen=1)  # of the newest default group
 
 
 class GroupTransport:

@@ -13,8 +13,7 @@ from ...group.abort_watch import GroupWatch
 from ...group.point_to_point import PointToPoint
 from ._work import RingcommWork
 
-_OURS = 1
-"""Owner of the barrier's tags: they do not match the user's messages."""
+_OURS = 1  # owner of the barrier's tags: they do not match the user's messages
 
 
 def monitored_barrier(

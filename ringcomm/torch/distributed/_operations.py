@@ -29,8 +29,7 @@ from ._work import RingcommWork, Together
 
 for _package in (torch, typing_extensions, contextlib, functools, warnings):
     look_through(_package)  # PyTorch's functions are wrapped by decorators of the latter
-_JOINING = frozenset((join.__file__,))
-"""Here a rank without data takes part in the collectives of those that still train."""
+_JOINING = frozenset((join.__file__,))  # here a rank without data takes part in the collectives of the others
 
 
 class Operations:

@@ -41,21 +41,17 @@ from ...wire.signing import Signer
 logger = logging.getLogger("ringcomm.torch")
 
 _DEFAULT_TIMEOUT_S = 1800.0
-_SILENCE_S = 600.0
-"""The time limit of operations if the user sets none, in seconds."""
+_SILENCE_S = 600.0  # time limit of operations if the user sets none
 _STOP_THREAD_NAME = "ringcomm-stop"
 _ENTRY = "ringcomm/rendezvous"
 _LOOK_AGAIN_S = 0.25
-_SERVES = 8
-"""Descriptors that a rendezvous needs beside a connection to each rank."""
+_SERVES = 8  # descriptors of a rendezvous beside one for each rank
 _warned = False
+# the store that the job itself has made, if any, and the job
 _job_stores: List[Tuple[Any, Membership, int]] = []
-"""The store that the job itself has made, if there is one, and the job."""
-_connections: Counter[str] = Counter()
-"""The number of connections that this process has made, by the title of the group."""
+_connections: Counter[str] = Counter()  # connections of this process, by the title of the group
 
-Notice = Dict[str, Any]
-"""A group's rendezvous: ``job``, ``endpoints``, ``machine``, and ``key`` if no key is configured."""
+Notice = Dict[str, Any]  # a group's ``job``, ``endpoints``, ``machine``, and ``key`` if none is configured
 
 
 class GroupRendezvous(NamedTuple):

@@ -18,10 +18,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ... import api
 from ._work import RingcommWork
 
-STEPS = 10
-"""The step of an optimizer after which the warning is given."""
-_last: Optional[_Observer] = None
-"""The observer of the last default group."""
+STEPS = 10  # the step of an optimizer after which the warning is given
+_last: Optional[_Observer] = None  # of the last default group
 
 
 def watch_optimizers(uses_context: bool) -> None:

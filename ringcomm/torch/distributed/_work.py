@@ -15,16 +15,16 @@ from ...errors import PeerStalledError, RingcommError
 from ._staged import Staged
 from ._uncompiled import uncompiled
 
+# Called by a thread that waits for a work, before it sleeps: it may run queued works.
 Helper = Callable[["RingcommWork"], None]
-"""Called by a thread that waits for a work, before it sleeps: it may run queued works."""
+# Called by a thread whose wait for a work is interrupted (for example by Ctrl-C): it ends the group.
 Interrupted = Callable[["RingcommWork", BaseException], None]
-"""Called by a thread whose wait for a work is interrupted (by Ctrl-C, say): it ends the group."""
 
 _MAX_KEPT_ITEMS = 16
+# The newest works with small results, to keep their Python objects alive. Within ``join()`` DDP counts the
+# ranks that still train by an all-reduce, and its reducer holds only the C++ part of that work until the
+# backward pass. Without the Python object that part has no methods ("Work::getFuture not implemented").
 _kept: Deque[RingcommWork] = deque(maxlen=64)
-"""The newest works with small results, which keeps their Python objects alive. Within ``join()`` DDP counts
-the ranks that still train by an all-reduce, and its reducer holds only the C++ part of that work until the
-backward pass. Without the Python object that part has no methods ("Work::getFuture not implemented")."""
 
 
 @uncompiled()
