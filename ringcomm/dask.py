@@ -5,7 +5,7 @@
     import ringcomm.dask
     losses = ringcomm.dask.run(client, train, 0.1, epochs=3)
 
-Each worker must be a process of its own, like those of ``LocalCluster()`` and ``dask worker``, and must be
+Each worker must be a separate process, like those of ``LocalCluster()`` and ``dask worker``, and must be
 able to connect to the machine of the client, which serves the job's rendezvous.
 """
 

@@ -2,7 +2,7 @@
 
 Code that catches exceptions distinguishes two branches: :class:`Recoverable` (a peer is gone or silent; a
 fresh generation may continue without it) and :class:`Misuse` (a program is wrong; trying again
-fails again). Start-up errors have a branch of their own, because no collective has run yet.
+fails again). Start-up errors have a third branch, because no collective has run yet.
 
 Every error text has the facts: rank, host, operation, peer, progress, duration, and what to
 try. They are attributes too, so that programs need not parse the text.

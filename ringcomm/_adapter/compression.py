@@ -69,7 +69,7 @@ class Compressor:
 
 
 class NoneCompressor(Compressor):
-    """Sends tensors in their own dtype."""
+    """Send tensors in their own dtype."""
 
     kind = "none"
 
@@ -89,13 +89,13 @@ class NoneCompressor(Compressor):
 
 
 class FP16Compressor(NoneCompressor):
-    """Sends float32 and float64 as float16: 11 bits of precision, largest value 65504."""
+    """Send float32 and float64 as float16: 11 bits of precision, largest value 65504."""
 
     kind = "fp16"
 
 
 class BF16Compressor(NoneCompressor):
-    """Sends float32 and float64 as bfloat16: 8 bits of precision, the range of float32."""
+    """Send float32 and float64 as bfloat16: 8 bits of precision, the range of float32."""
 
     kind = "bf16"
 
@@ -113,13 +113,17 @@ class _GradientCompressor(NoneCompressor):
 
 
 class Int8Compressor(_GradientCompressor):
-    """Gradients of matrices as int8 with a scale per block of 256, all others as bfloat16; error feedback."""
+    """Send gradients of matrices as int8 with a scale per block of 256, all others as bfloat16; error
+    feedback.
+    """
 
     kind = "int8"
 
 
 class Int4Compressor(_GradientCompressor):
-    """Gradients of matrices as int4 with a scale per block of 256, all others as bfloat16; error feedback."""
+    """Send gradients of matrices as int4 with a scale per block of 256, all others as bfloat16; error
+    feedback.
+    """
 
     kind = "int4"
 

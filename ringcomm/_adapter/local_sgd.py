@@ -252,7 +252,7 @@ class LocalSGD(OuterOptimizer):
         """Start the reduction of this rank's changes in a fragment."""
         places = self._fragments[number]
         started = {place: self._weights[place].copy() for place in places} if self._overlap else {}
-        # Into arrays of their own: the plain difference of arrays of zero dimensions is a scalar, whose flat
+        # Into new arrays: the plain difference of arrays of zero dimensions is a scalar, whose flat
         # copy would be averaged in place of it.
         deltas = {place: np.empty_like(self._anchors[place]) for place in places}
         for place, delta in deltas.items():

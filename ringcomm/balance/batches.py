@@ -154,7 +154,7 @@ class Balanced:
             state: the position.
 
         Raises:
-            ConfigError: it is no position, or belongs to another data set, seed or global batch.
+            ConfigError: it is not a position, or belongs to another data set, seed or global batch.
         """
         division = self.pace.division
         if not isinstance(state, Mapping) or not set(state) >= _STATE:

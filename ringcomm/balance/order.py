@@ -32,7 +32,7 @@ def epoch_order(count: int, seed: int, epoch: int, shuffle: bool = True) -> Arra
 
 
 def _mixed(state: Any) -> Any:
-    """The output function of SplitMix64 (Steele, Lea and Flood 2014), which permutes the 64-bit numbers."""
+    """Return the output of SplitMix64 (Steele, Lea and Flood 2014), which permutes the 64-bit numbers."""
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return state ^ (state >> np.uint64(31))

@@ -95,7 +95,7 @@ class Pace:
         if self._samples:
             self._samples_before, self._samples = self._samples, 0
         self.epoch, self.step = epoch, step
-        self._last = None  # what happens between two epochs is no part of a step
+        self._last = None  # the time between two epochs is not part of a step
 
     def take(self, epoch: int, step: int) -> Any:
         """Return the indices of this rank's share; a loader may take it long before it is computed."""

@@ -116,7 +116,7 @@ def plan_shares(speeds: Sequence[ComputeTime], total: int, limits: ShareLimits =
         if not able:
             break
         shares[_soonest(speeds, shares, able, unit)] += unit
-    # What is left is no multiple, or fits only where the limit is no multiple.
+    # The remainder is not a multiple, or fits only where the limit is not a multiple.
     while sum(shares) < total:
         able = [rank for rank, share in enumerate(shares) if share < limits.most(rank, total)]
         rank = _soonest(speeds, shares, able, unit)

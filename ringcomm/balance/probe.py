@@ -76,7 +76,7 @@ class Probe:
         batch.
         """
         speeds = self._speeds(len(hosts))
-        # A rank without samples only waits; it measures no communication of its own.
+        # A rank without samples only waits; it measures no communication.
         exposed_s = min((item.waited_s for item in self._reports[-1] if item.compute_s > 0.0), default=0.0)
 
         def coding_s(codec: str, ranks: Sequence[int]) -> float:

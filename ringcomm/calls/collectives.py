@@ -300,7 +300,7 @@ class Collectives:
             if is_root:
                 packed.raise_error()
                 return value
-            # In the order of the calls, whichever thread made them; unpickling may make calls of its own.
+            # In the order of the calls, whichever thread made them; unpickling may make calls.
             pickled = self.objects.verified(data, root, "broadcast_object", name_of(name))
         return self.objects.load(pickled)
 

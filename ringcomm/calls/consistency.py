@@ -1,9 +1,9 @@
-"""Checks that all ranks hold bit-identical arrays, with 8 bytes per rank on the network.
+"""Check that all ranks hold bit-identical arrays, with 8 bytes per rank on the network.
 
 Each rank hashes its arrays. One allreduce (Max) of 8 bytes compares the hashes: of the hash, folded to 32
 bits, and of its complement. The largest complement belongs to the smallest hash, so the two results are
-complements of each other only if all hashes are equal. If not, the hash of every array (64 bits) is
-exchanged, and every rank finds the same differing ranks.
+complements of each other only if all hashes are equal. If not, the ranks exchange the hash of every array (64
+bits), and every rank finds the same differing ranks.
 """
 
 from __future__ import annotations

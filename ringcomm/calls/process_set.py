@@ -22,7 +22,7 @@ class ProcessSet:
         ranks: ranks of the job, in any order.
 
     Raises:
-        Misuse: ``ranks`` is no list of numbers.
+        Misuse: ``ranks`` is not a list of numbers.
     """
 
     mpi_comm = None

@@ -37,7 +37,7 @@ class Membership:
         slot: the place the launcher gave this process, or None if it joins on its own.
         rank: the rank it asks for, or None to be given one.
         host: this host's name in messages, or None for its own hostname.
-        certificate: PEM of a certificate and of its private key, if connections are to be encrypted; else "".
+        certificate: PEM of a certificate and of its private key, if connections must be encrypted; else "".
         rendezvous_last: further addresses of the rendezvous, if it does not answer at ``rendezvous``.
         rendezvous_machine: identifies the machine that serves the rendezvous; "": not known.
         elastic: whether ranks may be lost and may join while the job runs; then ``size`` and ``rank`` do not

@@ -59,7 +59,7 @@ def _refuse_mpich(environ: Mapping[str, str]) -> None:
 
 def _slurm(environ: Mapping[str, str]) -> Optional[Launched]:
     rank, size = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_STEP_NUM_TASKS")
-    # A batch script has a SLURM_PROCID, but is no step; an interactive shell has a terminal.
+    # A batch script has a SLURM_PROCID, but is not a step; an interactive shell has a terminal.
     if _number(environ, "SLURM_STEP_ID") < 0 or not 0 <= rank < size or "SLURM_PTY_PORT" in environ:
         return None
     names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")

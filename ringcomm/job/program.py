@@ -1,4 +1,4 @@
-"""Whether all ranks run the same program: the script, and its imports from its own folder.
+"""Check that all ranks run the same program: the script, and its imports from its own folder.
 
 Ranks compare one hash of all files when a job starts. If it differs, they exchange the hash of every file.
 """

@@ -35,7 +35,7 @@ class BalancedDataset(keras.utils.PyDataset):
         global_batch: samples of all ranks together per step.
         seed: of the order of samples, the same on all ranks.
         **options: ``speeds``, ``min_batch``, ``max_batch``, ``multiple_of``, ``shuffle`` and ``drop_last``,
-            as for ``ringcomm.torch.BalancedBatches``. Compiled functions are compiled anew for every number
+            as for ``ringcomm.torch.BalancedBatches``. Compiled functions are compiled again for every number
             of samples: ``multiple_of=8`` keeps these few.
 
     Raises:

@@ -17,7 +17,7 @@ class MiniSettings:
     Attributes:
         nics: names of the network interfaces that may be used; None for all.
         verbose: not used; ``RINGCOMM_VERBOSE=1`` shows the job's progress.
-        key: not used: every job makes a key of its own.
+        key: not used: every job makes a key.
         ssh_port: not used: Ray starts the processes.
         ssh_identity_file: not used.
         ssh_str: not used.

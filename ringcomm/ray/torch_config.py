@@ -21,7 +21,7 @@ class TorchConfig(_TorchConfig):
     """``ray.train.torch.TorchConfig`` for process groups with the backend "ringcomm".
 
     Example: ``TorchTrainer(train, torch_config=TorchConfig(), scaling_config=ScalingConfig(num_workers=4))``.
-    Every start gets a key of its own, so the group's ranks accept no other process.
+    Every start gets a new key, so the group's ranks accept no other process.
 
     Attributes:
         backend: ``"ringcomm"``, or a list like ``"cpu:ringcomm,cuda:nccl"``.

@@ -177,7 +177,7 @@ class FaultyFabric(Fabric):
     Args:
         fabric: the sound one.
         faults: what goes wrong.
-        turns: the clock for delays; it also ticks in every wait. None: one of its own.
+        turns: the clock for delays; it also ticks in every wait. None: a new one.
     """
 
     def __init__(self, fabric: Fabric, faults: Faults, turns: Turns | None = None) -> None:

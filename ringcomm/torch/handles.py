@@ -273,7 +273,7 @@ def synchronize(handle: Any) -> Any:
         handle: from one of the asynchronous collectives.
 
     Returns:
-        the operation's result: a tensor, a list of tensors, or a pair. None if ``handle`` is no handle.
+        the operation's result: a tensor, a list of tensors, or a pair. None for another object.
 
     Raises:
         {rank_errors}

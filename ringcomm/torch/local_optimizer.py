@@ -52,7 +52,7 @@ class LocalDistributed(OwnOptimizer):
         self.local._prepare()
 
     def skip_synchronize(self) -> ContextManager[None]:
-        """Context manager that changes nothing: :meth:`synchronize` has an effect once for a step."""
+        """Return a context manager without effect: :meth:`synchronize` has an effect once for a step."""
         return nullcontext()
 
     def average_weights(self) -> None:

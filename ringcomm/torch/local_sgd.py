@@ -41,8 +41,8 @@ class LocalSGD(OuterOptimizer):
     step from the last common parameters; with the defaults this is the average of the parameters.
     Floating-point buffers, such as batch-norm statistics, are averaged. The optimizer's own state (momenta)
     is averaged with the weights in automatic intervals of one or two steps, and stays that of each rank in
-    longer ones. All ranks must synchronize equally often; a ``GradScaler``, with which ranks leave out steps
-    of their own, cannot be used.
+    longer ones. All ranks must synchronize equally often; a ``GradScaler``, with which each rank leaves out
+    other steps, cannot be used.
 
     Args:
         model: a ``torch.nn.Module`` on any device. Parameters that do not require gradients are left alone.

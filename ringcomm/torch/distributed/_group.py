@@ -31,13 +31,13 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
     """A group of ranks with links of its own. ``init_process_group`` and ``new_group`` make them.
 
     Collectives run one after another, in the order in which they are called, which must be the same on
-    all ranks. Point-to-point messages have links of their own.
+    all ranks. Point-to-point messages have separate links.
 
     Args:
         store: the group's part of PyTorch's store.
         rank: this process's rank in the group.
         ranks: the ranks of the whole job that the group consists of.
-        timeout: for operations that have none of their own: how long nothing at all may move.
+        timeout: longest time without progress of operations without their own limit.
         name: the group's name.
         default: whether it is the group of all ranks.
     """

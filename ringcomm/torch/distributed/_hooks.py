@@ -29,7 +29,7 @@ def compress_hook(compression: Any = "int8") -> Hook:
         model.register_comm_hook(None, ringcomm.torch.distributed.compress_hook("int8"))
 
     What is lost of a gradient is added to the next one of the same parameter (error feedback). All ranks get
-    the same bits. Every model needs a hook of its own. The first argument of ``register_comm_hook`` is the
+    the same bits. Every model needs its own hook. The first argument of ``register_comm_hook`` is the
     process group; None is the default group.
 
     Args:

@@ -30,7 +30,7 @@ def init(timeout: Optional[timedelta] = None) -> None:
     :func:`make_default` instead.
 
     If several ranks train and never communicate, it warns (``RuntimeWarning``) at the tenth step of an
-    optimizer or at the end of the program: then every rank trains a model of its own.
+    optimizer or at the end of the program: then every rank trains a separate model.
 
     Args:
         timeout: how long a transfer of the default group may be without any progress, and how long to wait
