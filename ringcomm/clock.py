@@ -36,9 +36,7 @@ class Polling:
         self._again_s, self._pause_s, self._quick = -math.inf, self.FIRST_S, 0
 
     def until(self, now_s: float, spin_s: float) -> float:
-        """Return the end of the polling of a wait that begins now; ``spin_s`` is its length where it costs
-        nothing.
-        """
+        """Return the end of the polling of a wait that begins now, of ``spin_s`` where it costs nothing."""
         return now_s + spin_s if now_s >= self._again_s else now_s
 
     def give_way(self) -> None:

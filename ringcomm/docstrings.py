@@ -370,8 +370,8 @@ for _name in (
 def compose(text: str) -> str:
     """Return a docstring with its placeholders replaced; KeyError if one is not in :data:`SHARED`.
 
-    >>> compose("Args:\n    {keras_logs}")
-    'Args:\n    logs: metrics by name.'
+    >>> compose("Args:\\n    {keras_logs}")
+    'Args:\\n    logs: metrics by name.'
     """
 
     def shared(found: re.Match[str]) -> str:

@@ -137,9 +137,7 @@ def number(value: Any) -> float:
 
 
 def finite_numbers(values: Any, least: float, above: bool = False) -> List[Any]:
-    """Return the numbers in a sequence; none unless all are finite and at least (``above``: over)
-    ``least``.
-    """
+    """Return a sequence's numbers; none unless all are finite and at least (``above``: over) ``least``."""
     try:
         found = list(values)
         fit = all(least <= value < float("inf") and not (above and value == least) for value in found)

@@ -1,6 +1,4 @@
-"""Horovod's ``init()``, ``barrier()`` and ``start_timeline()``, and the functions about built-in
-libraries.
-"""
+"""Horovod's ``init()``, ``barrier()``, ``start_timeline()``, and functions about built-in libraries."""
 
 from __future__ import annotations
 

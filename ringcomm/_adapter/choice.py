@@ -259,7 +259,7 @@ class AutoCompression:
         self._steps, self._first_s, self._last_end_s = [], 0.0, 0.0
 
     def _agree(self) -> StepTime:
-        """Return the slowest rank's times, and its codecs' rates: the same on all ranks."""
+        """Return the slowest rank's times, and keep its codecs' rates: the same on all ranks."""
         own = [sorted(item)[len(self._steps) // 2] for item in zip(*(step[:3] for step in self._steps))]
         arrivals = self._steps[-1].arrivals
         rates = measured_rates() if self.choice is None else self._rates

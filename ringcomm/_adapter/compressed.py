@@ -30,9 +30,7 @@ Shape = Tuple[int, ...]
 
 
 def sent_as(compression: Any, dtype: str, shape: Sequence[int]) -> str:
-    """Return the codec for a gradient, also under a compression that other reductions execute as a
-    conversion.
-    """
+    """Return the codec for a gradient, also if other reductions execute the compression as a conversion."""
     kind = getattr(compression, "kind", "")
     if kind in ("bf16", "fp16"):
         return str(kind) if dtype in ("float32", "float64") else "none"
@@ -47,9 +45,7 @@ class CompressionState:
         self._auto: Optional[AutoCompression] = None
 
     def auto(self, compression: Any) -> Optional[AutoCompression]:
-        """Return the same :class:`AutoCompression` in all steps if the program leaves the choice, else
-        None.
-        """
+        """Return the program's :class:`AutoCompression`, the same in all steps; None: no automatic choice."""
         if isinstance(compression, AutoCompression) and self._auto is None:
             self._auto = compression
         return self._auto if isinstance(compression, AutoCompression) else None

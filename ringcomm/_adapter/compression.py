@@ -113,17 +113,13 @@ class _GradientCompressor(NoneCompressor):
 
 
 class Int8Compressor(_GradientCompressor):
-    """Send gradients of matrices as int8 with a scale per block of 256, all others as bfloat16; error
-    feedback.
-    """
+    """Send gradients of matrices as int8 (a scale per 256), others as bfloat16, with error feedback."""
 
     kind = "int8"
 
 
 class Int4Compressor(_GradientCompressor):
-    """Send gradients of matrices as int4 with a scale per block of 256, all others as bfloat16; error
-    feedback.
-    """
+    """Send gradients of matrices as int4 (a scale per 256), others as bfloat16, with error feedback."""
 
     kind = "int4"
 
@@ -159,9 +155,7 @@ MIN_ITEMS = 4096
 
 
 def compressor_of(compression: Any) -> Any:
-    """Return the compressor for a ``compression=`` argument: a compressor, a name, or None; else
-    ConfigError.
-    """
+    """Return the compressor for ``compression=``: a compressor, a name, or None; else ConfigError."""
     if compression is None:
         return NoneCompressor
     if hasattr(compression, "compress") or hasattr(compression, "kind"):

@@ -125,8 +125,9 @@ class Interval:
         return list(sent)
 
     def learn(self, means: Sequence[float]) -> str:
-        """Set the next interval from the averages of :meth:`send`; return a warning if the ranks are too far
-        apart.
+        """Set the next interval from the averages of :meth:`send`.
+
+        Return a warning if the ranks are too far apart for the interval that the program has set, else "".
         """
         facts = Facts(*means)
         if facts.step_s > 0:

@@ -132,7 +132,7 @@ class PlacedJob:
                 _start_thread(callback)
 
     def when_failed(self, callback: Callable[[], None]) -> None:
-        """Call a function, in a separate thread, when the ranks have been aborted; perhaps twice."""
+        """Register a function to be called when the ranks have been aborted, in a thread; perhaps twice."""
         self._when_failed.append(callback)
         if self._failed.is_set():
             _start_thread(callback)
@@ -153,10 +153,11 @@ class PlacedJob:
             self._embedded.process_ended(rank, how, False)
 
     def collect(self, poll: Callable[[float], Iterable[Tuple[int, RankOutcome]]]) -> List[Any]:
-        """Return the ranks' results in rank order, when all have returned; RemoteError names the first
-        failure. After a failure the other ranks have :data:`ARRIVE_S` to return: then their processes can be
-        ranks of the next job, which the caller may start at once. ``poll`` waits at most the given seconds,
-        and returns the ranks that ended since its last call, with their outcomes.
+        """Return the ranks' results in rank order, when all have returned; RemoteError if one failed.
+
+        After a failure the other ranks have :data:`ARRIVE_S` to return: then their processes can be ranks of
+        the next job, which the caller may start at once. ``poll`` waits at most the given seconds, and
+        returns the ranks that ended since its last call, with their outcomes.
         """
         outcomes: Dict[int, RankOutcome] = {}
         deadline: Optional[Deadline] = None
@@ -175,9 +176,7 @@ class PlacedJob:
         return [outcomes[rank].facts["value"] for rank in range(self.size)]
 
     def check(self, outcomes: Mapping[int, RankOutcome]) -> None:
-        """Raise the RemoteError of the rank that failed first, if one did; outcomes are in order of
-        arrival.
-        """
+        """Raise the RemoteError of the rank that failed first, if any; outcomes are in order of arrival."""
         failure, culprit = self.failure, self.culprit
         bad = [rank for rank, outcome in outcomes.items() if not outcome.ok]
         known = culprit in bad and not outcomes[culprit].lost

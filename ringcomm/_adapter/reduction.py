@@ -73,9 +73,7 @@ class Reduction(NamedTuple):
 
     @property
     def all_dense(self) -> bool:
-        """Return whether sparse gradients are made dense: entries are concatenated, so they cannot have
-        weights.
-        """
+        """Return whether sparse gradients are made dense: concatenated entries cannot have weights."""
         return self.sparse_as_dense or self.weight is not None
 
     def active(self) -> bool:

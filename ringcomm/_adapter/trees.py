@@ -12,9 +12,7 @@ class Leaf(NamedTuple):
 
 
 def take_apart(tree: Any, is_array: Callable[[Any], bool]) -> Tuple[Any, List[Any]]:
-    """Return a copy of nested dicts, lists and tuples with a :class:`Leaf` for every array, and the
-    arrays.
-    """
+    """Copy nested dicts, lists and tuples with a :class:`Leaf` for every array; return it and the arrays."""
     arrays: List[Any] = []
 
     def copied(node: Any) -> Any:

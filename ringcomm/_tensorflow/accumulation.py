@@ -33,8 +33,9 @@ class Accumulator:
         return Accumulator(self._passes, self._average, self._sparse_as_dense)
 
     def step(self, pairs: Pairs, apply: Callable[[Pairs], Any], otherwise: Callable[[], Any]) -> None:
-        """Add pairs (gradient, variable); at the last of a step, apply and reset the sums, else call
-        ``otherwise``. ConfigError: a gradient is sparse, and ``sparse_as_dense`` is False.
+        """Add pairs (gradient, variable); ``apply`` and reset the sums if a step is complete.
+
+        Else call ``otherwise``. ConfigError: a gradient is sparse, and ``sparse_as_dense`` is False.
         """
         present = [(self._dense(gradient), variable) for gradient, variable in pairs if gradient is not None]
         sums = [self._sum_for(variable) for _, variable in present]

@@ -44,9 +44,7 @@ class _Distributed(OptionsInClass, ReducingOptimizer):
         return self._reduced_once(list(pairs))
 
     def get_gradients(self, loss: Any, params: Any) -> List[Any]:
-        """Return the gradients of the optimizer's method, reduced over all ranks, in the order of
-        ``params``.
-        """
+        """Return the optimizer's gradients, reduced over all ranks, in the order of ``params``."""
         gradients = super().get_gradients(loss, params)  # type: ignore[misc]
         return [gradient for gradient, _ in self._reduced_once(list(zip(gradients, params)))]
 

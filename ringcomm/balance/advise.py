@@ -242,8 +242,9 @@ def _best(rows: Sequence[Row]) -> Row:
 
 
 def _text(best: Row, rows: Sequence[Row], order: Sequence[str]) -> str:
-    """Return text like ``use localhost and jetson1; jetson2 would make it slower: 0.92 s with, 0.84 s
-    without``.
+    """Return the recommendation in one line.
+
+    Like ``use localhost and jetson1; jetson2 would make it slower: 0.92 s with, 0.84 s without``.
     """
     left_out = [name for name in order if name not in best.hosts]
     how = "" if best.codec == "float32" else f" with {best.codec}"

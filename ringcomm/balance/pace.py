@@ -308,9 +308,7 @@ class StepCursor(StepWeight):
         return self._pace.samples
 
     def now(self) -> float:
-        """Return the number of samples behind the gradients of the current step; ConfigError at the epoch's
-        end.
-        """
+        """Return the samples behind the gradients of the step; ConfigError if the epoch has no more steps."""
         if self._iteration != self._pace.iteration:
             self._iteration, self._step = self._pace.iteration, self._pace.step
         return float(self._pace.share(self._step))

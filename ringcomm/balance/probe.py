@@ -72,8 +72,9 @@ class Probe:
         gradient_bytes: int,
         rates: Sequence[Mapping[str, Rates]],
     ) -> Advice:
-        """Return the recommendation for these bytes per step; ConfigError if no machine can compute the
-        batch.
+        """Return the recommendation; ConfigError if no machine can compute the global batch.
+
+        ``gradient_bytes`` are reduced per step; ``rates`` are those of the codecs, by rank.
         """
         speeds = self._speeds(len(hosts))
         # A rank without samples only waits; it measures no communication.

@@ -203,8 +203,9 @@ class Replanner:
     def _text(
         self, step: int, reports: Sequence[RankTimes], shares: Shares, now_s: float, then_s: float
     ) -> str:
-        """Return text like ``jetson1 slowed to 0.6x at step 812: batches 54/21/21 -> 62/13/21, step 1.9 ->
-        1.1 s``.
+        """Return the description of a change in one line.
+
+        Like ``jetson1 slowed to 0.6x at step 812: batches 54/21/21 -> 62/13/21, step 1.9 -> 1.1 s``.
         """
         factors = self._slower
         rank = max(range(len(factors)), key=lambda rank: abs(factors[rank] - 1.0))

@@ -18,9 +18,7 @@ latest = _Latest()
 
 
 def wait() -> None:
-    """Wait for the programs of ``hvd.jit`` and ``jax.jit`` of this thread; raise JAX's error if one
-    failed.
-    """
+    """Wait for this thread's programs of ``hvd.jit`` and ``jax.jit``; raise JAX's error if one failed."""
     done, latest.done = latest.done, None
     if done is not None:
         jax.block_until_ready(done)

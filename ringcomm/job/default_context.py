@@ -113,7 +113,7 @@ def restart(position: int = 0) -> None:
 
 
 def after_restart(callback: Callable[[], None]) -> None:
-    """Call a function after every :func:`restart` of an elastic job.
+    """Register a function to be called after every :func:`restart` of an elastic job.
 
     It makes the calls that new processes make after ``init()``, such as registering process sets.
     """
@@ -121,7 +121,7 @@ def after_restart(callback: Callable[[], None]) -> None:
 
 
 def before_leaving(callback: Callable[[], None]) -> None:
-    """Call a function before this process leaves its job, unless its program has failed.
+    """Register a function to be called before this process leaves its job, unless its program has failed.
 
     It waits for collectives that a framework executes later than the program calls them.
     """
@@ -129,7 +129,7 @@ def before_leaving(callback: Callable[[], None]) -> None:
 
 
 def before_calls(callback: Callable[[], None]) -> None:
-    """Call a function before each call in order of this process, also in later jobs.
+    """Register a function to be called before each call in order of this process, also in later jobs.
 
     It waits for collectives that a framework executes later than the program calls them, as calls in order.
     Any thread may call it, also the thread of such a collective.
@@ -168,7 +168,10 @@ def on_changes(listener: Optional[Callable[[int, bool], None]]) -> bool:
 
 
 def gather_positions(position: int) -> List[int]:
-    """Return the positions of all ranks' states, in rank order; all ranks must call it."""
+    """Return the positions of all ranks' states, in rank order; in no job only this process's.
+
+    All ranks must call it.
+    """
     if _default is None:
         return [position]
     return [int(item) for item in context().allgather(np.array([position], np.int64))]
@@ -244,9 +247,7 @@ def join_now() -> bool:
 
 
 def context() -> Context:
-    """Return the default context, after joining if needed; NotInitializedError outside ``init()`` and
-    ``shutdown()``.
-    """
+    """Return the default context, joining if needed; NotInitializedError if this process is in no job."""
     found = _default
     if isinstance(found, Context):
         return found

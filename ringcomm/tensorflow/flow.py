@@ -140,9 +140,7 @@ def _scaled(tensors: Sequence[tf.Tensor], factor: Any) -> Tensors:
 
 
 def _of(name: Optional[str]) -> Optional[str]:
-    """Return the name of the gradient's operation; unique, because a gradient may be computed more
-    than once.
-    """
+    """Return the name of the gradient's operation; unique, since a gradient may be computed repeatedly."""
     return None if name is None else bridge.unique_name(f"{name}.gradient")
 
 

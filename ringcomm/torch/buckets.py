@@ -89,9 +89,7 @@ class Bucket:
         return sum(1 << place for place, item in enumerate(self.parameters) if item in self._absent)
 
     def _leave_out(self, absent: int) -> None:
-        """Remove the gradients of members that no rank has (a bit mask): momentum and decay must not
-        apply.
-        """
+        """Remove gradients (a bit mask) that no rank has: momentum and decay must not apply."""
         for place, parameter in enumerate(self.parameters) if absent else ():
             if absent >> place & 1:
                 parameter.grad = None
@@ -301,9 +299,7 @@ _count_references: Optional[Callable[[int], int]] = getattr(torch._C, "_storage_
 
 
 def _references(tensor: torch.Tensor) -> int:
-    """Return the number of references to a tensor's storage; 0 if this version of torch does not
-    report it.
-    """
+    """Return the number of references to a tensor's storage; 0 if torch does not report it."""
     return 0 if _count_references is None else int(_count_references(tensor.untyped_storage()._cdata))
 
 

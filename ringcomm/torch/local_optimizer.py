@@ -26,9 +26,7 @@ class _Attached(LocalSGD):
 
 
 class LocalDistributed(OwnOptimizer):
-    """Mixin before the user's optimizer class: local steps, with the methods of a
-    ``DistributedOptimizer``.
-    """
+    """Mixin before the user's optimizer class: local steps, with ``DistributedOptimizer``'s methods."""
 
     local: LocalSGD
     _passes: int

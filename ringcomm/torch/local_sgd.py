@@ -134,9 +134,7 @@ class LocalSGD(OuterOptimizer):
             self.synchronize()
 
     def _added(self) -> List[str]:
-        """Return the parameters that are trained, and were not when this object was made or its block
-        began.
-        """
+        """Return the parameters that have become trainable since this object was made or its block began."""
         known = {id(tensor) for tensor, _ in self._pairs}
         return [
             name

@@ -17,9 +17,7 @@ class OwnOptimizer:
 
     @property
     def param_groups(self) -> List[Dict[str, Any]]:
-        """Return the parameter groups; from here ``GradScaler`` gets the gradients that it tests and
-        unscales.
-        """
+        """Return the parameter groups, in which ``GradScaler`` finds the gradients."""
         if sys._getframe(1).f_code.co_name == "_unscale_grads_":
             self._before_unscaling()
         groups: List[Dict[str, Any]] = self.__dict__["param_groups"]
