@@ -117,6 +117,7 @@ if _typing.TYPE_CHECKING:
     from .transport.arena import empty as empty
 
 
+# Names that few programs use, by the module that defines each: the first use imports it.
 _LATER = {
     "Advice": "balance.advise",
     "advise": "balance.advise",
@@ -137,7 +138,6 @@ _LATER = {
     "send": "calls.messages",
     "send_async": "calls.messages",
 }
-"""Names that few programs use, by the module that defines each: it is imported with the first use."""
 
 _NAMES = _export(globals(), *_LATER, "run", "__version__")
 

@@ -1,4 +1,4 @@
-"""Time as the rest of ringcomm sees it: one monotonic clock and one Deadline passed down."""
+"""The clock of ringcomm: one monotonic clock, and one Deadline that is passed down."""
 
 from __future__ import annotations
 
@@ -8,32 +8,24 @@ import threading
 import time
 from typing import Callable, Dict, Optional
 
-Clock = Callable[[], float]
-"""Returns seconds on a monotonic scale whose origin means nothing."""
+Clock = Callable[[], float]  # returns seconds on a monotonic scale whose origin means nothing
 
 monotonic: Clock = time.monotonic
 
 
 
 class Polling:
-    """Whether a wait polls before it sleeps: not at times when a poll costs the processor.
+    """Whether a wait polls before it sleeps: not when a poll costs processor time.
 
-    A thread that polls yields between two looks. Where other programs run, it gets the processor back after
-    their time slices, some milliseconds each; a thread that sleeps gets it soon after it was woken. Sums of
-    1 KB among four ranks, on two cores that two other programs used, took 1,650 us with polling, 570 without,
-    and take 600 with this.
-
-    Args:
-        clock: where the time comes from.
-        give_way: yields the processor to another process.
+    A thread that polls yields at each round. Where other programs run, it gets the processor back after their
+    time slices, some milliseconds each; a thread that sleeps gets it soon after it was woken. Sums of 1 KB
+    among four ranks, on two cores that two other programs used, took 1,650 us with polling, 570 without, and
+    take 600 with this.
     """
 
-    LOST_S = 1e-3
-    """A yield that takes longer has given the processor to a program that computes."""
-    FIRST_S, MAX_S = 0.02, 1.0
-    """How long no wait polls after that: at first, and at most, if it happens again and again."""
-    ENOUGH = 200
-    """After so many quick yields the next pause is a first one."""
+    LOST_S = 1e-3  # a yield that takes longer has given the processor to a program that computes
+    FIRST_S, MAX_S = 0.02, 1.0  # pause of polling after that: at first, and at most, if it happens repeatedly
+    ENOUGH = 200  # after this many quick yields the next pause is a first one
 
     def __init__(
         self,
@@ -44,12 +36,7 @@ class Polling:
         self._again_s, self._pause_s, self._quick = -math.inf, self.FIRST_S, 0
 
     def until(self, now_s: float, spin_s: float) -> float:
-        """Return until when a wait that begins now polls.
-
-        Args:
-            now_s: the time.
-            spin_s: how long it polls where that costs nothing, in seconds.
-        """
+        """Return the end of the polling of a wait that begins now, of ``spin_s`` where it costs nothing."""
         return now_s + spin_s if now_s >= self._again_s else now_s
 
     def give_way(self) -> None:
@@ -64,21 +51,18 @@ class Polling:
         self._again_s, self._quick = now_s + self._pause_s, 0
 
 
-POLLING = Polling()
-"""That of this process: its threads compete for the same processors."""
+POLLING = Polling()  # of this process: its threads compete for the same processors
 
 
 class Idleness:
     """Whether the other threads of this process are idle: then polling takes no processor time from them.
 
-    A thread that waits for a collective inside native code (as in PyTorch's backward pass) cannot be
-    detected as waiting, but uses no processor time meanwhile. To be called by one thread at a time.
+    A thread that waits for a collective inside native code (as in PyTorch's backward pass) cannot be detected
+    as waiting, but uses no processor time meanwhile. One thread at a time may call it.
     """
 
-    LOOK_S = 0.5e-3
-    """Between two measurements: shorter intervals are inaccurate because of the system's clock ticks."""
-    MAX_BUSY = 0.2
-    """Up to this part of a core the others count as idle."""
+    LOOK_S = 0.5e-3  # between two measurements: clock ticks make shorter intervals inaccurate
+    MAX_BUSY = 0.2  # up to this part of a core the others count as idle
 
     def __init__(self) -> None:
         self._thread = 0
@@ -98,16 +82,14 @@ class Idleness:
 
 
 def is_due(at_s: float, now_s: float) -> bool:
-    """Return whether a moment has come. A timer that was set for it may fire a little early."""
+    """Return whether a moment has come; a timer that was set for it may fire a little early."""
     return now_s >= at_s - 1e-3
 
 
 class Deadline:
-    """A moment after which a wait gives up. It is made once and passed down, never nested.
+    """A moment after which a wait gives up; it is made once and passed down, never nested.
 
-    Args:
-        timeout_s: seconds from now, or None for a deadline that never passes.
-        clock: where the time comes from; tests and simulations pass their own.
+    ``timeout_s`` None: it never passes. Tests and simulations pass a clock.
     """
 
     __slots__ = ("_clock", "_started_s", "timeout_s")
@@ -118,13 +100,13 @@ class Deadline:
         self._started_s = clock()
 
     def remaining_s(self) -> float:
-        """Seconds left: never negative, infinite if there is no limit."""
+        """Return the seconds left: never negative, infinite without a limit."""
         if self.timeout_s is None:
             return math.inf
         return max(0.0, self._started_s + self.timeout_s - self._clock())
 
     def elapsed_s(self) -> float:
-        """Seconds since the deadline was set (or last restarted)."""
+        """Return the seconds since the deadline was set (or last restarted)."""
         return self._clock() - self._started_s
 
     def expired(self) -> bool:
@@ -137,11 +119,10 @@ class Deadline:
 
 
 class Stopwatch:
-    """Adds up the time of many short intervals, for one thread at a time.
+    """Add up the time of many short intervals, for one thread at a time.
 
-    Attributes:
-        first_s, last_s: when the first interval began and the last one ended, by ``time.perf_counter()``.
-        total_s: of all intervals, in seconds.
+    ``first_s`` and ``last_s`` are the start of the first interval and the end of the last, by
+    ``time.perf_counter()``.
     """
 
     __slots__ = ("first_s", "last_s", "total_s")
@@ -150,41 +131,32 @@ class Stopwatch:
         self.first_s = self.last_s = self.total_s = 0.0
 
     def start(self) -> float:
-        """An interval begins; the time, for :meth:`stop`."""
+        """Begin an interval; return the time, for :meth:`stop`."""
         now_s = time.perf_counter()
         if not self.first_s:
             self.first_s = now_s
         return now_s
 
     def stop(self, began_s: float) -> None:
-        """The interval that began then ends."""
+        """End the interval that began at this time."""
         self.last_s = time.perf_counter()
         self.total_s += self.last_s - began_s
 
 
 class StepClock:
-    """Counts the training steps of a process, and measures them.
+    """Count the training steps of a process, and measure them."""
 
-    Attributes:
-        count: of the owner with the most steps.
-        first_s, last_s: when the first and the last step were counted, by ``time.perf_counter()``.
-        step_s: time of the last step, in seconds; 0 until there are two.
-    """
-
-    MAX_OWNERS = 4096
-    """Owners beyond this number do not count: a program that makes a new one in each step."""
+    MAX_OWNERS = 4096  # owners beyond this number do not count: a program that makes one in each step
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = 0  # of the owner with the most steps
         self.first_s = self.last_s = self.step_s = 0.0
         self._counts: Dict[object, int] = {}
 
     def add(self, owner: object = None) -> None:
-        """Count a step.
+        """Count a step of an owner, such as an optimizer; it must be hashable.
 
-        Args:
-            owner: identifies what made the step, such as an optimizer; hashable. A program has as many steps
-                as the owner with the most.
+        A program has as many steps as the owner with the most.
         """
         counts = self._counts
         count = counts.get(owner, 0) + 1
@@ -193,12 +165,12 @@ class StepClock:
         if count > self.count:
             now_s = time.perf_counter()
             if self.count:
-                self.step_s = now_s - self.last_s
+                self.step_s = now_s - self.last_s  # of the last step; 0 until there are two
             else:
                 self.first_s = now_s
             self.count, self.last_s = count, now_s
 
     @property
     def mean_s(self) -> float:
-        """The mean time of a step, in seconds; 0 until there are two."""
+        """Return the mean time of a step in seconds; 0 until there are two."""
         return (self.last_s - self.first_s) / (self.count - 1) if self.count > 1 else 0.0

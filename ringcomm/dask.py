@@ -5,7 +5,7 @@
     import ringcomm.dask
     losses = ringcomm.dask.run(client, train, 0.1, epochs=3)
 
-Each worker must be a process of its own, like those of ``LocalCluster()`` and ``dask worker``, and must be
+Each worker must be a separate process, like those of ``LocalCluster()`` and ``dask worker``, and must be
 able to connect to the machine of the client, which serves the job's rendezvous.
 """
 
@@ -127,10 +127,9 @@ def _start(
 
 
 def _places(client: distributed.Client, workers: Optional[Sequence[str]]) -> List[str]:
-    """The addresses of the workers in rank order.
+    """Return the addresses of the workers in rank order.
 
-    Raises:
-        ConfigError: there are none, there is no such worker, or one is named twice.
+    ConfigError: there are none, there is no such worker, or one is named twice.
     """
     there = list(client.run_on_scheduler(_addresses))
     chosen = sorted(there) if workers is None else list(workers)
@@ -146,7 +145,7 @@ def _places(client: distributed.Client, workers: Optional[Sequence[str]]) -> Lis
 
 
 def _addresses(dask_scheduler: Any) -> List[str]:
-    """On the scheduler: the addresses of all workers. (``scheduler_info`` has only some of them.)"""
+    """Return the addresses of all workers, on the scheduler: ``scheduler_info`` has only some."""
     return list(dask_scheduler.workers)
 
 
@@ -158,18 +157,18 @@ def _host(address: str) -> Host:
 def _call(
     ticket: Ticket, fn: Callable[..., Any], pass_local_rank: bool, args: List[Any], kwargs: Dict[str, Any]
 ) -> Any:
-    """On the worker: the task of one rank."""
+    """Run the task of one rank, on the worker."""
     local = {"local_rank": ticket.local_rank} if pass_local_rank else {}
     return call(ticket, fn, args, {**kwargs, **local})
 
 
 def _attempt(*arguments: Any) -> bytes:
-    """The same, and what it returns or raises as bytes."""
+    """Run the task of one rank; return its result or error as bytes."""
     return attempt(lambda: _call(*arguments))
 
 
 def _poll(left: Dict[distributed.Future, int], timeout_s: float) -> Iterable[Tuple[int, RankOutcome]]:
-    """Return which ranks are done since the last call. ``left`` has the futures of the others."""
+    """Return the ranks that ended since the last call; ``left`` keeps the futures of the others."""
     try:
         done = distributed.wait(list(left), timeout=timeout_s, return_when="FIRST_COMPLETED").done
     except (TimeoutError, distributed.TimeoutError):
@@ -187,7 +186,7 @@ def _poll(left: Dict[distributed.Future, int], timeout_s: float) -> Iterable[Tup
 
 
 def _cancel_lost(client: distributed.Client, futures: Sequence[distributed.Future]) -> None:
-    """After a failure, cancel what will never run: tasks of a worker that has gone, under its old address."""
+    """Cancel tasks that never run after a failure: those of a lost worker, under its old address."""
     try:
         distributed.wait(list(futures), timeout=ARRIVE_S)
     except (TimeoutError, distributed.TimeoutError):

@@ -14,6 +14,7 @@ Documented = TypeVar("Documented", bound=Callable[..., Any])
 
 _PLACEHOLDER = re.compile(r"^([ \t]*)\{(\w+)\}[ \t]*$", re.MULTILINE)
 
+# By placeholder: the lines that replace it (continuation lines of a parameter indented by 4).
 SHARED: Dict[str, str] = {
     # Parameters.
     "name": """\
@@ -252,7 +253,6 @@ logs: metrics by name.""",
 logs: metrics by name.""",
     "keras_logs": """logs: metrics by name.""",
 }
-"""By placeholder: the lines that replace it (continuation lines of a parameter indented by 4)."""
 
 
 def _section(title: str, text: str) -> str:
@@ -368,10 +368,7 @@ for _name in (
 
 
 def compose(text: str) -> str:
-    """A docstring with its placeholders replaced.
-
-    Raises:
-        KeyError: a placeholder is not in :data:`SHARED`.
+    """Return a docstring with its placeholders replaced; KeyError if one is not in :data:`SHARED`.
 
     >>> compose("Args:\\n    {keras_logs}")
     'Args:\\n    logs: metrics by name.'
@@ -387,7 +384,7 @@ def compose(text: str) -> str:
 
 
 def documented(function: Documented) -> Documented:
-    """Decorator for a function or a class: composes its docstring, and those of a class's methods."""
+    """Compose the docstring of a function or a class, and those of a class's methods; a decorator."""
     parts: List[Any] = [function]
     if isinstance(function, type):
         parts += [item for item in vars(function).values() if inspect.isfunction(item)]

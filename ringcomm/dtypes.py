@@ -1,4 +1,4 @@
-"""Element types that can travel, their codes on the wire, and what sums of them are kept in; shapes."""
+"""Element types that can be sent, their codes on the wire, and the accumulators of their sums; shapes."""
 
 from __future__ import annotations
 
@@ -27,20 +27,12 @@ HALF_TYPES = frozenset(("float16", "bfloat16"))
 
 @lru_cache(maxsize=None)  # spelling out a dtype's name costs microseconds, and there are few
 def code_of(dtype: np.dtype[Any]) -> int:
-    """The wire code of a numpy element type.
-
-    Raises:
-        UnsupportedDtypeError: it cannot travel; the message lists what can.
-    """
+    """Return the wire code of an element type; UnsupportedDtypeError if it cannot be sent."""
     return code_of_name(dtype.name)
 
 
 def code_of_name(name: str) -> int:
-    """The wire code of the element type with this name.
-
-    Raises:
-        UnsupportedDtypeError: it cannot travel; the message lists what can.
-    """
+    """Return the wire code of the element type with this name; UnsupportedDtypeError if it cannot be sent."""
     try:
         return _CODE_OF_NAME[name]
     except KeyError:
@@ -52,16 +44,12 @@ def code_of_name(name: str) -> int:
 
 @lru_cache(maxsize=None)
 def type_names(dtype: np.dtype[Any]) -> Tuple[str, ...]:
-    """The names of the element types of one array: that of its own."""
+    """Return the names of the element types of one array: only its dtype."""
     return (dtype.name,)
 
 
 def name_of_code(code: int) -> str:
-    """The name of the type with this code.
-
-    Raises:
-        KeyError: no type has it.
-    """
+    """Return the name of the type with this code; KeyError if no type has it."""
     if not 1 <= code <= len(_NAMES):
         raise KeyError(code)
     return _NAMES[code - 1]
@@ -101,24 +89,18 @@ def check_weighable(dtype: np.dtype[Any], op: ReduceOp) -> None:
 
 
 def usable_codec(codec: int, dtype: np.dtype[Any], op: ReduceOp) -> int:
-    """Return the codec with which elements are sent: integers, and reductions that do not add, have none.
-
-    Args:
-        codec: place in :data:`ringcomm.ops.CODECS`.
-        dtype: of the elements.
-        op: the reduction.
-    """
+    """Return the codec with which elements are sent: none for integers, and reductions that do not add."""
     wide = dtype.kind == "f" and dtype.itemsize > 2
     half = dtype.name in HALF_TYPES and CODECS[codec] in ("int8", "int4")
     return codec if (wide or half) and op in (ReduceOp.SUM, ReduceOp.AVERAGE) else 0
 
 
 def accumulator(dtype: np.dtype[Any], op: int, scaled: bool) -> Optional[np.dtype[Any]]:
-    """The wider type in which contributions are combined before they are rounded once, or None.
+    """Return the wider type in which contributions are combined before they are rounded once, or None.
 
-    Half-precision sums and products are kept in float32. Integer averages, and any integer result
-    that is to be scaled, are kept in float64: sums of up to 32 bits stay exact in it, and sums of
-    64 bits do not wrap before they are divided.
+    Half-precision sums and products are kept in float32. Integer averages, and scaled integer results, are
+    kept in float64: sums of up to 32 bits stay exact in it, and sums of 64 bits do not wrap before they are
+    divided.
     """
     if dtype.name in HALF_TYPES:
         if op in (ReduceOp.MIN, ReduceOp.MAX) and not scaled:
@@ -131,11 +113,7 @@ def accumulator(dtype: np.dtype[Any], op: int, scaled: bool) -> Optional[np.dtyp
 
 @lru_cache(maxsize=None)
 def dtype_named(name: str) -> np.dtype[Any]:
-    """The element type with this name.
-
-    Raises:
-        UnsupportedDtypeError: it needs a package that is not installed.
-    """
+    """Return the element type with this name; UnsupportedDtypeError if its package is not installed."""
     if name == "bfloat16":
         try:
             import ml_dtypes
@@ -147,14 +125,9 @@ def dtype_named(name: str) -> np.dtype[Any]:
 
 
 def joined_shape(counts: Iterable[Any], inner: Sequence[int]) -> Tuple[int, ...]:
-    """The shape of an array of all ranks' rows.
+    """Return the shape of an array of all ranks' rows, from their counts and the shape of a row.
 
-    Args:
-        counts: of rows, by rank; integers.
-        inner: the shape of a row.
-
-    Raises:
-        ShapeError: no array has so many rows, even without elements.
+    ShapeError: no array has that many rows, even without elements.
     """
     total = sum(map(int, counts))
     if total > _MAX_ROWS:

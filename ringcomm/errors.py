@@ -2,7 +2,7 @@
 
 Code that catches exceptions distinguishes two branches: :class:`Recoverable` (a peer is gone or silent; a
 fresh generation may continue without it) and :class:`Misuse` (a program is wrong; trying again
-fails again). Start-up errors have a branch of their own, because no collective has run yet.
+fails again). Start-up errors have a third branch, because no collective has run yet.
 
 Every error text has the facts: rank, host, operation, peer, progress, duration, and what to
 try. They are attributes too, so that programs need not parse the text.
@@ -223,18 +223,14 @@ _E = TypeVar("_E", bound=BaseException)
 
 
 def fresh_copy(error: _E) -> _E:
-    """A new exception with the same facts: several waiters must not share one traceback."""
+    """Return a new exception with the same facts: several waiters must not share one traceback."""
     copy = type(error)(*error.args)
     copy.__dict__.update(error.__dict__)
     return copy
 
 
 def failed_before(failure: BaseException) -> Misuse:
-    """The error of a call in a job that has failed already, once its rank has raised the failure.
-
-    Args:
-        failure: the error with which the job has failed.
-    """
+    """Return the error of a call in a failed job, whose failure this rank has raised already."""
     return Misuse(
         "This job has failed before, so no collective can run in it any more. In an elastic job elastic.run "
         "goes on without the rank that was lost. ringrun --restarts N starts a job again, in new processes; "
@@ -244,12 +240,7 @@ def failed_before(failure: BaseException) -> Misuse:
 
 
 def used_in_fork(rank: int, pid: int) -> Misuse:
-    """The error of a call in a fork of a rank's process.
-
-    Args:
-        rank: that rank.
-        pid: its process.
-    """
+    """Return the error of a call in a fork of a rank's process, which has this pid."""
     return Misuse(
         f"This process is a fork of rank {rank} and shares its connections; only process {pid}, which called "
         "ringcomm.init(), may use them."
@@ -257,7 +248,7 @@ def used_in_fork(rank: int, pid: int) -> Misuse:
 
 
 def another_call_text(rank: int, call: str, peer: int, why: str) -> str:
-    """Return what a rank reports that has met another call.
+    """Return the report of a rank whose peer makes another call.
 
     >>> another_call_text(0, "barrier at train.py:3", 1, "they disagree about the root")
     'rank 0: barrier at train.py:3; rank 1 makes another call: they disagree about the root.'
@@ -265,12 +256,12 @@ def another_call_text(rank: int, call: str, peer: int, why: str) -> str:
     return f"rank {rank}: {call}; rank {peer} makes another call: {why}."
 
 
+# Follows a rank's own call in another_call_text(), before the difference.
 ANOTHER_CALL = re.compile(r"; rank (\d+) makes another call: ")
-"""What :func:`another_call_text` puts between a rank's own call and the difference."""
 
 
 def interruption_text(name: str, why: str, doing: str) -> str:
-    """The error text about a rank that left a collective half-way, while its process may continue."""
+    """Return the error text about a rank that left a collective half-way, while its process may continue."""
     during = f" in {doing}" if doing else " in a collective"
     return (
         f"{name} was interrupted ({why}){during} and left it unfinished, so the job cannot go on."
@@ -278,6 +269,6 @@ def interruption_text(name: str, why: str, doing: str) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """An exception as Python ends its traceback: ``KeyError: 'x'``, or just ``KeyboardInterrupt``."""
+    """Return an exception as the end of its traceback: ``KeyError: 'x'``, or just ``KeyboardInterrupt``."""
     text = str(error).strip()  # PyTorch begins some texts with an empty line; readers take the first one
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -18,7 +18,7 @@ TCP connections of jobs with this key are encrypted. Copy the file to every host
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the file; the exit code."""
+    """Write the file; return the exit code."""
     files = [item for item in arguments if not item.startswith("-")]
     options = set(arguments) - set(files)
     if len(files) != 1 or options - {"--encrypt"}:

@@ -1,4 +1,4 @@
-"""What can be computed across ranks: the collectives and the reduction operations."""
+"""The collectives and the reduction operations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ReduceOp(IntEnum):
 
 
 class Collective(IntEnum):
-    """The kind of operation, as it stands in every message header."""
+    """The kind of operation, as in every message header."""
 
     ALLREDUCE = 1
     ALLGATHER = 2
@@ -35,22 +35,20 @@ class Collective(IntEnum):
     REDUCESCATTER = 4
     ALLTOALL = 5
     BARRIER = 6
-    EXCHANGE = 7
-    """The small fixed-size exchange of the ranks' row counts."""
+    EXCHANGE = 7  # the small fixed-size exchange of the ranks' row counts
     BROADCAST_OBJECT = 8
     ALLGATHER_OBJECT = 9
     JOIN = 10
-    PROCESS_SET = 11
-    """A process set is added or removed: a barrier with consequences."""
+    PROCESS_SET = 11  # a process set is added or removed: a barrier with consequences
     GATHER = 12
     SCATTER = 13
     REDUCE = 14
 
 
 class Bitwise(IntEnum):
-    """Reductions of integers and booleans bit by bit. Only torch.distributed has them.
+    """Reductions of integers and booleans bit by bit, for torch.distributed only.
 
-    The numbers stand in headers, beside those of :class:`ReduceOp`.
+    Message headers hold the numbers, beside those of :class:`ReduceOp`.
     """
 
     BAND = 16
@@ -58,21 +56,17 @@ class Bitwise(IntEnum):
     BXOR = 18
 
 
+# In headers of averages for which this rank gives a weight; the others must also give one.
 WEIGHTED_AVERAGE = 32
-"""Stands in headers of averages for which this rank gives a weight; the others are all to give one."""
 
 
 def op_name(op: int) -> str:
-    """The reduction with this number in a header, like ``Sum``.
-
-    Raises:
-        ValueError: no reduction has it.
-    """
+    """Return the reduction with this number in a header, like ``Sum``; ValueError if none has it."""
     return Bitwise(op).name if op >= Bitwise.BAND else ReduceOp(op).name.capitalize()
 
 
+# The names of codecs; their places are their numbers on the wire.
 CODECS: Tuple[str, ...] = ("none", "fp16", "bf16", "int8", "int4")
-"""The names of codecs; their places are their numbers on the wire."""
 
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM
@@ -83,13 +77,10 @@ Product = ReduceOp.PRODUCT
 
 
 def op_of(op: Any) -> ReduceOp:
-    """The reduction that a number, a constant or a name in any case stands for.
+    """Return the reduction for a number, a constant or a name in any case; Misuse if there is none.
 
     >>> op_of("sum"), op_of("Mean")
     (<ReduceOp.SUM: 1>, <ReduceOp.AVERAGE: 0>)
-
-    Raises:
-        Misuse: there is none.
     """
     if type(op) is ReduceOp:
         return op
@@ -109,14 +100,9 @@ _OTHER_NAMES = {"MEAN": "AVERAGE", "AVG": "AVERAGE", "PROD": "PRODUCT", "MINIMUM
 
 
 def codec_number(compression: Any) -> int:
-    """The number of a codec on the wire, from what users pass as ``compression``.
+    """Return the wire number of a codec from the users' ``compression``; Misuse if there is no such codec.
 
-    Args:
-        compression: None or ``"none"``; ``"fp16"``, ``"bf16"``, ``"int8"`` or ``"int4"``; or one of the
-            classes in ``Compression``, which have such a name as ``kind``.
-
-    Raises:
-        Misuse: there is no such codec.
+    It is None, a name such as ``"fp16"``, or a class in ``Compression``, which has its name as ``kind``.
     """
     if compression is None:
         return 0
@@ -130,12 +116,9 @@ _NAN = float("nan")
 
 
 def factor_of(value: Any) -> float:
-    """A scale factor as a number; every NaN is the same object.
+    """Return a scale factor as a number; every NaN is the same object. Misuse: it is not a number.
 
     Tuples compare their items by identity first, so calls and signatures with such a factor are equal.
-
-    Raises:
-        Misuse: it is none.
     """
     if type(value) is float and value == value:  # at once: it is on the path of every call
         return value
@@ -147,24 +130,14 @@ def factor_of(value: Any) -> float:
 
 
 def number(value: Any) -> float:
-    """A number as a float; text is none, even if it could be read as one.
-
-    Raises:
-        TypeError, ValueError, OverflowError: it is no number.
-    """
+    """Return a number as a float; TypeError, ValueError or OverflowError otherwise, also for text."""
     if isinstance(value, (str, bytes, bytearray)):
         raise TypeError
     return float(value)
 
 
 def finite_numbers(values: Any, least: float, above: bool = False) -> List[Any]:
-    """The numbers in a sequence; none if any of them is not a finite number of at least so much.
-
-    Args:
-        values: what a caller passes as a sequence of numbers.
-        least: the least one.
-        above: whether all are to be above that.
-    """
+    """Return a sequence's numbers; none unless all are finite and at least (``above``: over) ``least``."""
     try:
         found = list(values)
         fit = all(least <= value < float("inf") and not (above and value == least) for value in found)
@@ -174,16 +147,12 @@ def finite_numbers(values: Any, least: float, above: bool = False) -> List[Any]:
 
 
 def is_whole(value: Any, least: int) -> bool:
-    """Return whether that is a whole number of at least so much."""
+    """Return whether a value is a whole number of at least ``least``."""
     return bool(finite_numbers([value], least)) and bool(value == int(value))
 
 
 def weight_of(value: Any) -> float:
-    """The weight of a contribution as a number.
-
-    Raises:
-        Misuse: it is negative, not finite, or no number.
-    """
+    """Return the weight of a contribution; Misuse if it is negative, not finite, or not a number."""
     try:
         weight = number(value)
     except (TypeError, ValueError, OverflowError):
@@ -194,11 +163,7 @@ def weight_of(value: Any) -> float:
 
 
 def root_of(value: Any) -> int:
-    """A root's rank as a number.
-
-    Raises:
-        Misuse: it is not a whole number.
-    """
+    """Return a root's rank as a number; Misuse if it is not a whole number."""
     try:
         return index(value)
     except TypeError:
@@ -206,13 +171,10 @@ def root_of(value: Any) -> int:
 
 
 def name_of(name: Optional[str]) -> str:
-    """An operation's name as text; empty for None.
+    """Return an operation's name; "" for None; Misuse if it is not text.
 
-    Ranks recognise operations by name, and every name travels as text. So one that is no text would not be
-    recognised by the rank that gave it.
-
-    Raises:
-        Misuse: it is no text.
+    Ranks recognise operations by name, and every name travels as text. So the rank that gave another object
+    would not recognise it.
     """
     if name is None:
         return ""

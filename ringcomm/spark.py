@@ -29,8 +29,7 @@ __all__ = ["run"]
 logger = logging.getLogger("ringcomm")
 
 _START_S = 600.0
-_LOOK_S = 1.0
-"""How often to ask Spark whether tasks run."""
+_LOOK_S = 1.0  # interval of asking Spark whether tasks run
 
 
 def run(
@@ -93,13 +92,9 @@ def run(
 
 
 class _Stage:
-    """The barrier stage of a job, in a thread of its own.
+    """The barrier stage of a job, in a separate thread; ``job`` names Spark's job group.
 
-    Args:
-        context: Spark's.
-        job: the job; its name is that of Spark's job group.
-        task: the function of a task.
-        start_s: how long Spark may take to start the tasks, in seconds.
+    ``start_s`` is the time that Spark may take to start the tasks.
     """
 
     def __init__(
@@ -121,7 +116,7 @@ class _Stage:
         self._thread.start()
 
     def _run(self) -> None:
-        """In the thread: what the tasks return, or Spark's error."""
+        """Run the stage in the thread; keep the results of the tasks, or Spark's error."""
         size = self._job.size
         try:
             self._context.setJobGroup(self._job.id, f"{size} ranks of ringcomm", interruptOnCancel=True)
@@ -131,14 +126,10 @@ class _Stage:
             self._results.put(problem)
 
     def poll(self, timeout_s: float) -> List[Tuple[int, RankOutcome]]:
-        """The outcomes, once Spark has those of all tasks.
+        """Return the outcomes, once Spark has those of all tasks; wait at most ``timeout_s``.
 
-        Args:
-            timeout_s: how long to wait for them.
-
-        Raises:
-            StartTimeoutError: the tasks do not run, and should have started by now.
-            RemoteError: Spark has given up, and the ranks have reported no failure.
+        StartTimeoutError: the tasks have not started in time. RemoteError: Spark has given up, and the ranks
+        have reported no failure.
         """
         if self._error is not None and self._job.failure is not None:
             return [(rank, RankOutcome.of_error(self._error)) for rank in range(self._job.size)]
@@ -182,7 +173,7 @@ def _task(
     tickets: Sequence[Ticket], fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any],
     env: Mapping[str, str],
 ) -> Callable[[Iterator[Any]], Iterator[Tuple[int, bytes]]]:  # fmt: skip
-    """The function of a task: its rank, and what the user's function returns or raises, as bytes."""
+    """Return the function of a task: it runs a rank, and returns the user's result or error as bytes."""
 
     def task(_: Iterator[Any]) -> Iterator[Tuple[int, bytes]]:
         context = pyspark.BarrierTaskContext.get()
@@ -195,12 +186,7 @@ def _task(
 
 
 def rank_of(partition: int, hosts: Sequence[str]) -> int:
-    """The rank of a task, so that the tasks of a host have successive ranks.
-
-    Args:
-        partition: the number of the task.
-        hosts: of all tasks, by number.
-    """
+    """Return the rank of a task, so that the tasks of a host have successive ranks."""
     order = {host: index for index, host in enumerate(dict.fromkeys(hosts))}
     return sorted(range(len(hosts)), key=lambda number: order[hosts[number]]).index(partition)
 

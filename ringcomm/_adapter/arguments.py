@@ -1,4 +1,4 @@
-"""Checks the arguments of collectives and converts them for the engine, in the same way in every adapter."""
+"""Check the arguments of collectives and convert them for the engine, in the same way in every adapter."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from ..ops import ReduceOp, op_of
 
 
 def scattered_reduction(op: Any) -> ReduceOp:
-    """The reduction of a reducescatter.
+    """Return the reduction of a reducescatter.
 
-    Raises:
-        NotOfferedError: it is Adasum, which needs whole tensors.
-        Misuse: ``op`` is not a reduction.
+    NotOfferedError: Adasum needs whole tensors. Misuse: ``op`` is not a reduction.
     """
     chosen = op_of(op)
     if chosen == ReduceOp.ADASUM:
@@ -30,7 +28,7 @@ def checked_passes(passes: Any) -> int:
 
 
 class SequenceName(str):
-    """The one name of operations that run one after another, in the same order on all ranks.
+    """The common name of operations that run one after another, in the same order on all ranks.
 
     All kinds share it, so that ranks get an error if the kinds of their next operations differ. Unlike
     operations without a name, they may run beside others that have none.
@@ -38,9 +36,9 @@ class SequenceName(str):
 
 
 def wire_name(kind: str, name: Optional[str]) -> str:
-    """The name by which the ranks match an operation: the kind and the caller's name.
+    """Return the name by which ranks match an operation: its kind and the caller's name.
 
-    Without a name it is empty: operations are matched by their order.
+    Without the caller's name it is empty: operations are matched by their order.
     """
     if isinstance(name, SequenceName):
         return str(name)
@@ -48,12 +46,10 @@ def wire_name(kind: str, name: Optional[str]) -> str:
 
 
 def predivided(op: ReduceOp, factor: float) -> Tuple[float, float]:
-    """Prescale and postscale factors that divide an average in two steps.
+    """Return the prescale and postscale factors that divide an average in two steps.
 
     It is divided by ``factor`` before the sum and by the rest after it, so that float16 sums stay in range.
-
-    Raises:
-        ConfigError: the op is not Average.
+    ConfigError: the op is not Average.
     """
     if factor == 1.0:
         return 1.0, 1.0

@@ -1,4 +1,4 @@
-"""Horovod's ``init()``, ``barrier()`` and ``start_timeline()``, and what reports built-in libraries."""
+"""Horovod's ``init()``, ``barrier()``, ``start_timeline()``, and functions about built-in libraries."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: Optional[str] = 
 
 
 def _register(requested: Sequence[ProcessSet]) -> None:
-    """Register sets that are new; in an elastic job only those whose ranks there are at present.
+    """Register new sets; in an elastic job only those whose ranks exist at present.
 
     There a set may have the same ranks as another one now, or all ranks.
     """

@@ -17,16 +17,8 @@ Multiplier = Union[float, Callable[[float], float]]
 class Schedule:
     """A learning rate as a function of the epoch.
 
-    Args:
-        initial_lr: the learning rate that is multiplied.
-        multiplier: a number, or a function of the epoch (with fractions unless ``staircase``).
-        start_epoch: the first epoch in which the schedule applies.
-        end_epoch: the first epoch in which it does not apply any more; None: it applies to the end.
-        staircase: change the learning rate at the beginning of each epoch only, not with every batch.
-        steps_per_epoch: number of batches per epoch, needed without ``staircase``.
-
-    Raises:
-        ConfigError: ``initial_lr`` is None.
+    ``multiplier`` is a number or a function of the epoch (with fractions unless ``staircase``, which changes
+    the rate at the beginning of an epoch only). ``end_epoch`` is exclusive; None: to the end.
     """
 
     def __init__(
@@ -48,10 +40,9 @@ class Schedule:
         self._multiplier = multiplier
 
     def rate(self, epoch: int, batch: int) -> Optional[float]:
-        """The learning rate for a batch; None if it does not change.
+        """Return the learning rate for a batch, or None to keep it.
 
-        Raises:
-            ConfigError: the number of batches per epoch is needed and not known.
+        ConfigError: the number of batches per epoch is needed and not known.
         """
         if epoch < self.start_epoch or self.end_epoch is not None and epoch >= self.end_epoch:
             return None
@@ -67,7 +58,7 @@ class Schedule:
 
 
 def warmup(size: int, warmup_epochs: float) -> Callable[[float], float]:
-    """The multiplier that rises from 1/size to 1 over some epochs.
+    """Return the multiplier that rises from 1/size to 1 over some epochs.
 
     Training starts with the learning rate of one rank and reaches ``initial_lr``, which is that of one rank
     multiplied by the number of ranks (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
@@ -82,12 +73,10 @@ def warmup(size: int, warmup_epochs: float) -> Callable[[float], float]:
 
 
 def averaged(logs: Dict[str, Any], samples: Optional[int] = None) -> Dict[str, float]:
-    """The averages over all ranks of those metrics that are numbers.
+    """Return the averages over all ranks of those metrics that are numbers.
 
-    Args:
-        logs: metrics by name.
-        samples: number of samples that this rank has trained on: the weight of its metrics, except those of
-            validation (``val_...``). None on all ranks: metrics have no weights.
+    ``samples`` is the weight of this rank's metrics, except those of validation (``val_...``); None on all
+    ranks: no weights.
     """
     names = sorted(name for name, value in logs.items() if np.ndim(value) == 0 and _is_number(value))
     if not names or api.context().size == 1:

@@ -29,16 +29,12 @@ from .graph_callbacks import Operation
 
 _SHAPES_SHOWN = 16
 
-_packed = FusionBuffer()
-"""Used within ``Context.calls_of``, by one thread at a time."""
+_packed = FusionBuffer()  # used within Context.calls_of, by one thread at a time
 _here = threading.local()
 
 
 def can_be_in_order(operation: Operation) -> bool:
-    """Return whether an operation can be a call in order.
-
-    Such calls are those of all ranks, without a name, weights or codes.
-    """
+    """Return whether an operation can be a call in order: of all ranks, without a name, weights or codes."""
     how = operation.how
     if operation.name is not None or operation.has_weight or how.weight is not None or operation.is_coded:
         return False
@@ -46,20 +42,14 @@ def can_be_in_order(operation: Operation) -> bool:
 
 
 def is_inside() -> bool:
-    """Return whether this thread is executing such a call."""
+    """Return whether this thread is executing a call in order."""
     return getattr(_here, "inside", False)
 
 
 def overwrite(operation: Operation, arrays: Sequence[Array], site: Site) -> None:
-    """Execute an allreduce or a broadcast; the arrays receive the results.
+    """Execute an allreduce or a broadcast on writable, contiguous arrays, which receive the results.
 
-    Args:
-        operation: one that :func:`can_be_in_order`.
-        arrays: writable and contiguous.
-        site: where the program has asked for it.
-
-    Raises:
-        RingcommError: it failed; the job has ended, as after every call in order that fails.
+    RingcommError: it failed; the job has ended, as after every call in order that fails.
     """
     with _recorded(site) as context:
         if len(arrays) == 1:
@@ -78,16 +68,7 @@ def overwrite(operation: Operation, arrays: Sequence[Array], site: Site) -> None
 
 
 def run(operation: Operation, arrays: Sequence[Array], site: Site) -> List[Array]:
-    """Execute an operation; returns new arrays.
-
-    Args:
-        operation: one that :func:`can_be_in_order`.
-        arrays: its inputs, as for :class:`~.graph_callbacks.Batch`.
-        site: where the program has asked for it.
-
-    Raises:
-        RingcommError: it failed.
-    """
+    """Execute an operation on inputs as for :class:`~.graph_callbacks.Batch`; return new arrays."""
     if operation.keeps_shapes:
         copies = [np.array(array, order="C") for array in arrays]
         overwrite(operation, copies, site)
@@ -116,7 +97,7 @@ def run(operation: Operation, arrays: Sequence[Array], site: Site) -> List[Array
 
 @contextmanager
 def _recorded(site: Site) -> Iterator[Context]:
-    """The context, in a block of calls whose errors frameworks can be asked for."""
+    """Yield the context, in a block of calls whose errors frameworks can be asked for."""
     _here.inside = True
     try:
         context = api.context()
@@ -155,7 +136,7 @@ def _shapes(arrays: Sequence[Array]) -> str:
 
 
 def _label(shapes: Sequence[Tuple[int, ...]]) -> str:
-    """The shapes of a group as the name of its calls, so that ranks with other groups get an error."""
+    """Return the shapes of a group as the name of its calls, so that ranks with other groups get an error."""
     shown = ", ".join(map(str, shapes[:_SHAPES_SHOWN]))
     more = f", ... ({zlib.crc32(repr(shapes).encode()):x})" if len(shapes) > _SHAPES_SHOWN else ""
     return f"{len(shapes)} arrays: {shown}{more}"

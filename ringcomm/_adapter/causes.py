@@ -1,4 +1,4 @@
-"""Errors raised in graph callbacks: frameworks keep their text in an error of their own, not the object."""
+"""Errors raised in graph callbacks: frameworks keep only their text, in another error."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..errors import HostsUpdatedInterrupt, RingcommError
 _KEPT = 32
 
 _lock = threading.Lock()
+# Errors, each with a reference to the context in which it was raised.
 _recorded: Deque[Tuple[Any, RingcommError]] = deque(maxlen=_KEPT)
-"""Errors, each with a reference to the context in which it was raised."""
 
 
 def record_cause(error: RingcommError) -> None:
-    """Remember an error that a callback is about to raise. May be called from any thread."""
+    """Remember an error that a callback is about to raise; any thread may call it."""
     job = weakref.ref(api.context()) if api.is_initialized() else _no_job
     with _lock:
         _recorded.append((job, error))
 
 
 def cause_of(error: BaseException) -> Optional[RingcommError]:
-    """The recorded error of a callback whose text a framework's error contains, or None.
+    """Return the recorded error of a callback whose text a framework's error contains, or None.
 
     Only errors of the present context are considered: an error that quotes an earlier context's has been
     handled. If several texts are contained, the longest is chosen.
@@ -41,7 +41,7 @@ def cause_of(error: BaseException) -> Optional[RingcommError]:
 
 @contextmanager
 def with_causes() -> Iterator[None]:
-    """In the block, replace a framework's error about a failed collective by that collective's error."""
+    """Replace a framework's error about a failed collective by that collective's error, in the block."""
     try:
         yield
     except (RingcommError, HostsUpdatedInterrupt):

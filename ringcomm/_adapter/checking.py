@@ -1,4 +1,4 @@
-"""Compares the parameters of all ranks: every ``RINGCOMM_CHECK_EVERY`` steps, and once at the beginning."""
+"""Compare the parameters of all ranks: every ``RINGCOMM_CHECK_EVERY`` steps, and once at the beginning."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from ..dtypes import Array
 from ..job.context import Context
 from ..ops import ReduceOp
 
-_AFTER = 5
-"""The reduction in a job before which weights are compared: programs may broadcast after the first step."""
+_AFTER = 5  # the reduction before which weights are compared: programs may broadcast after step 1
 
-_ITEMS = 256
-"""The number of elements that are compared."""
+_ITEMS = 256  # compared elements
 
 _PER_WEIGHT = 8
 
@@ -25,24 +23,16 @@ Named = Sequence[Tuple[str, Any]]
 
 
 class StepCheck:
-    """Counts steps and compares the parameters of all ranks every ``RINGCOMM_CHECK_EVERY`` steps.
-
-    Args:
-        process_set: the ranks that train together.
-    """
+    """Count steps and compare the parameters of all ranks every ``RINGCOMM_CHECK_EVERY`` steps."""
 
     def __init__(self, process_set: ProcessSet) -> None:
         self._process_set = process_set
         self._steps = 0
 
     def stepped(self, named: Callable[[], Named]) -> None:
-        """Count a step, and compare the parameters if it is time.
+        """Count a step, and compare the parameters if it is time; DesyncError if they differ.
 
-        Args:
-            named: returns all parameters as pairs (name, array), in the same order on all ranks.
-
-        Raises:
-            DesyncError: they differ between ranks.
+        ``named`` returns pairs (name, array), in the same order on all ranks.
         """
         context = api.context()
         every = context.settings.check_every
@@ -52,13 +42,10 @@ class StepCheck:
 
 
 class StartCheck:
-    """Warns once if the ranks train different models: averages of gradients do not make weights equal.
+    """Warn once if the ranks train different models: averages of gradients do not make weights equal.
 
     Some elements of the weights are compared at one reduction of gradients, in which all ranks take part.
     Small differences are allowed: processors of different kinds round differently.
-
-    Args:
-        process_set: the ranks that train together.
     """
 
     def __init__(self, process_set: ProcessSet) -> None:
@@ -69,9 +56,8 @@ class StartCheck:
     def reducing(self, label: str, weights: Callable[[], Iterable[Array]]) -> None:
         """Count a reduction of gradients, and compare the weights if it is time.
 
-        Args:
-            label: of the model's reductions, the same on all ranks.
-            weights: returns the elements of each weight, at least the first ones, in order.
+        ``label`` is the same on all ranks; ``weights`` returns at least the first elements of each weight, in
+        order.
         """
         context = api.context()
         if context is not self._context:

@@ -1,17 +1,17 @@
-"""``compression="auto"``: which compression makes a training step shortest, from what was measured.
+"""``compression="auto"``: predict from measurements which compression makes a training step shortest.
 
 All ranks first train some steps without compression and time them. Then they exchange the slowest rank's
 times, so all have the same numbers and make the same choice. The predictions are
 
-    wait    = what sending takes longer than the backward pass, from which each reduction's start is known
+    wait    = time of sending beyond the backward pass, from which each reduction's start is known
     step    = computing + encoding and decoding + wait
 
-with codec rates measured here and the link rates that were measured when the job started, corrected so that
-they explain the wait of the steps that were timed. Compression is
-chosen only for a predicted gain of at least 5 %, and nothing lossier than int8 with error feedback.
+with codec rates measured here and the link rates measured when the job started, corrected so that they
+explain the wait of the timed steps. Compression is chosen only for a predicted gain of at least 5 %, and
+nothing lossier than int8 with error feedback.
 
-Later all ranks look again now and then: how long the reductions of a step took says how fast the links are
-now. If that has changed they choose again. In a new view of an elastic job they begin anew.
+Later all ranks check now and then how fast the links are, from the time that the reductions of a step took.
+If that has changed they choose again. In a new view of an elastic job they start over.
 """
 
 from __future__ import annotations
@@ -37,68 +37,43 @@ from .intervals import EXCHANGE_PART
 logger = logging.getLogger(__name__)
 
 MIN_GAIN = 0.05
-STEPS = 6
-"""Steps without compression before the choice; the first is not timed."""
-AGAIN = 50
-"""Steps between two looks at the links, after the choice."""
-LOCAL_GAIN = 2.0
-"""How many times as long as with local steps a step must take for a line that recommends them."""
-CHANGED = 1.5
-"""By what factor links must have become slower or faster for another choice."""
+STEPS = 6  # steps without compression before the choice; the first is not timed
+AGAIN = 50  # steps between two checks of the links, after the choice
+LOCAL_GAIN = 2.0  # least ratio of a step to one with local steps for a line that recommends these
+CHANGED = 1.5  # least factor of a change of the links for another choice
 COMPRESSORS = {"none": Compression.none, "bf16": Compression.bf16, "int8": Compression.int8}
 _MAX_CHANGE = 4096.0
-_MAX_ERROR = 2.0
-"""How far the calibration of links at the start may be off; what a step waits longer is not due to bytes."""
+_MAX_ERROR = 2.0  # largest error of the links' calibration; a longer wait is not due to bytes
 
 
 class StepTime(NamedTuple):
-    """A training step without compression, in seconds.
+    """A training step without compression, in seconds."""
 
-    Attributes:
-        period_s: from the end of one step to the end of the next.
-        wait_s: of that, waiting for reductions after the backward pass.
-        overlap_s: from the first reduction's start to the end of the backward pass.
-        arrivals: of each reduction, when it was started after the first one, and its bytes in float32; empty:
-            all at once.
-    """
-
-    period_s: float
-    wait_s: float
-    overlap_s: float
+    period_s: float  # from the end of one step to the end of the next
+    wait_s: float  # of that, waiting for reductions after the backward pass
+    overlap_s: float  # from the first reduction's start to the end of the backward pass
+    # of each reduction: seconds after the first one, and float32 bytes; empty: all at once
     arrivals: Tuple[Tuple[float, float], ...] = ()
 
 
 class Links(NamedTuple):
-    """The network as a gradient sees it.
-
-    Attributes:
-        size: number of ranks.
-        local_size: ranks per host.
-        byte_s: seconds per byte of the slowest interface, each way.
-        latency_s: of a message.
-    """
+    """The network as a gradient sees it."""
 
     size: int
-    local_size: int
-    byte_s: float
-    latency_s: float
+    local_size: int  # ranks per host
+    byte_s: float  # per byte of the slowest interface, each way
+    latency_s: float  # of a message
 
 
 class Choice(NamedTuple):
-    """What was chosen, and the predicted seconds per step.
-
-    Attributes:
-        name: of the compression.
-        steps_s: by name.
-        local_s: with local steps, of which exchanges take 10 % of the time.
-    """
+    """The chosen compression, and the predicted seconds per step."""
 
     name: str
-    steps_s: Dict[str, float]
-    local_s: float = 0.0
+    steps_s: Dict[str, float]  # by name
+    local_s: float = 0.0  # with local steps, of which exchanges take 10 % of the time
 
     def describe(self) -> str:
-        """The choice in one line, like ``int8: step 1.90 s -> 1.10 s predicted``."""
+        """Return the choice in one line, like ``int8: step 1.90 s -> 1.10 s predicted``."""
         best_s = self.steps_s[self.name]
         if self.local_s and best_s > LOCAL_GAIN * self.local_s:
             return (
@@ -117,7 +92,7 @@ class Choice(NamedTuple):
 
 
 def links_of(model: Optional[CostModel], size: int) -> Links:
-    """The network of a job, from its calibration; a fast one if nothing was measured."""
+    """Return the network of a job, from its calibration; a fast one if nothing was measured."""
     if model is None or size < 2:
         return Links(size, 1, 0.25e-9, 20e-6)
     if not model.hosts:
@@ -127,7 +102,7 @@ def links_of(model: Optional[CostModel], size: int) -> Links:
 
 
 def send_s(name: str, nbytes: float, links: Links) -> float:
-    """Seconds that the network needs for an all-reduce of gradients of ``nbytes`` in float32."""
+    """Return the seconds of an all-reduce of gradients of ``nbytes`` in float32."""
     hosts = grid(links.size, [links.local_size])
     machine = Machine(
         (links.byte_s,), links.latency_s, links.byte_s, links.latency_s, reduce_byte_s=0.0, message_s=0.0
@@ -136,20 +111,17 @@ def send_s(name: str, nbytes: float, links: Links) -> float:
 
 
 def exposed_s(name: str, nbytes: float, step: StepTime, links: Links) -> float:
-    """Return how much longer sending takes than the backward pass.
-
-    Reductions run one after the other, once started.
-    """
+    """Return the time of sending beyond the backward pass; reductions run one after the other."""
     return _exposed_s(step, _reductions(name, nbytes, step, links))
 
 
 def _reductions(name: str, nbytes: float, step: StepTime, links: Links) -> List[Tuple[float, float]]:
-    """Of each of a step's reductions, when it was started, and the seconds that the network needs for it."""
+    """Return the start of each reduction of a step, and the seconds that the network needs for it."""
     return [(at_s, send_s(name, part, links)) for at_s, part in step.arrivals or ((0.0, nbytes),)]
 
 
 def _exposed_s(step: StepTime, reductions: Sequence[Tuple[float, float]], factor: float = 1.0) -> float:
-    """The wait for these reductions if links take ``factor`` times as long."""
+    """Return the wait for these reductions if links take ``factor`` times as long."""
     end_s = 0.0
     for started_s, sent_s in reductions:
         end_s = max(end_s, started_s) + factor * sent_s
@@ -157,17 +129,12 @@ def _exposed_s(step: StepTime, reductions: Sequence[Tuple[float, float]], factor
 
 
 def fitted(name: str, nbytes: int, step: StepTime, links: Links, most: float = _MAX_CHANGE) -> Links:
-    """The links with which a step with this compression waits as long as it did.
+    """Return the links with which a step with this compression waits as long as it did.
 
-    If it has not waited at all: the slowest with which it would not have. So from a compression that hides
-    everything there is no way back to float32, which may not.
-
-    Args:
-        name: of the compression in use.
-        nbytes: of all gradients in float32.
-        step: the slowest rank's.
-        links: what they are thought to be; the same if that explains the wait to 5 % of the step.
-        most: by what factor they may be slower or faster than that.
+    If it has not waited at all: the slowest links with which it would not have. So from a compression that
+    hides everything there is no way back to float32, which may not. ``links`` is the present estimate, which
+    stays if it explains the wait to 5 % of the step; it changes at most by the factor ``most``. ``nbytes`` is
+    the size of all gradients in float32, and ``step`` the slowest rank's.
     """
     reductions = _reductions(name, nbytes, step, links)
     if abs(_exposed_s(step, reductions) - step.wait_s) <= 0.05 * step.period_s:
@@ -183,13 +150,9 @@ def fitted(name: str, nbytes: int, step: StepTime, links: Links, most: float = _
 
 
 def choose(nbytes: int, step: StepTime, links: Links, rates: Dict[str, Rates]) -> Choice:
-    """The compression with the shortest predicted step.
+    """Return the compression with the shortest predicted step, from the slowest rank's without compression.
 
-    Args:
-        nbytes: of all gradients in float32.
-        step: the slowest rank's, measured without compression.
-        links: the network.
-        rates: of the codecs.
+    ``nbytes`` is the size of all gradients in float32.
     """
     computing_s = max(0.0, step.period_s - step.wait_s)
     steps_s = {}
@@ -204,7 +167,7 @@ def choose(nbytes: int, step: StepTime, links: Links, rates: Dict[str, Rates]) -
 def choose_again(
     name: str, nbytes: int, step: StepTime, links: Links, rates: Dict[str, Rates]
 ) -> Tuple[Links, Optional[Choice]]:
-    """The links as a step with a compression shows them, and another choice if they have changed."""
+    """Return the links that a step with a compression shows, and another choice if they have changed."""
     changed = fitted(name, nbytes, step, links)
     if links.byte_s / CHANGED <= changed.byte_s <= links.byte_s * CHANGED:
         return links, None
@@ -214,21 +177,13 @@ def choose_again(
 
 
 class AutoCompression:
-    """Times the first steps of an optimizer, then chooses for all ranks.
-
-    Args:
-        process_set: the ranks that take part.
-
-    Attributes:
-        chosen: the compressor in use.
-        choice: what was predicted, once it is chosen.
-    """
+    """Time the first steps of an optimizer, then choose for all ranks."""
 
     kind = "auto"
 
     def __init__(self, process_set: ProcessSet) -> None:
         self.chosen: Any = Compression.none
-        self.choice: Optional[Choice] = None
+        self.choice: Optional[Choice] = None  # the prediction, once it is chosen
         self._process_set = process_set
         self._steps: List[StepTime] = []
         self._first_s = 0.0
@@ -240,7 +195,7 @@ class AutoCompression:
         self._other_s = 0.0  # of a step's wait what does not depend on the bytes
 
     def current(self) -> Any:
-        """The compressor in use; in a new view of the job none, until all ranks have chosen again."""
+        """Return the compressor in use; none in a new view of the job until all ranks have chosen again."""
         context = api.context()
         if context is not self._context:
             if self._context is not None:
@@ -249,7 +204,7 @@ class AutoCompression:
         return self.chosen
 
     def submitting(self, nbytes: float) -> None:
-        """A reduction of so many bytes of float32 is about to start."""
+        """Record that a reduction of ``nbytes`` of float32 is about to start."""
         now_s = time.perf_counter()
         if not self._first_s:
             self._first_s = now_s
@@ -257,14 +212,10 @@ class AutoCompression:
         self._arrivals.append((now_s - self._first_s, nbytes))
 
     def finished(self, nbytes: int, waited_from_s: float) -> bool:
-        """A step's reductions are complete; decides after some steps, and looks at the links now and then.
+        """Take the end of a step's reductions; return whether :attr:`chosen` has changed.
 
-        Args:
-            nbytes: of all gradients in float32.
-            waited_from_s: when this rank began to wait, by ``time.perf_counter()``.
-
-        Returns:
-            whether :attr:`chosen` has changed.
+        It chooses after some steps, and checks the links now and then. ``nbytes`` is the size of all
+        gradients in float32; ``waited_from_s`` is when this rank began to wait, by ``time.perf_counter()``.
         """
         now_s = time.perf_counter()
         if self._last_end_s and self._first_s:
@@ -303,12 +254,12 @@ class AutoCompression:
         return True
 
     def restart(self) -> None:
-        """Measure and choose anew; on all ranks, before the same step."""
+        """Measure and choose again; on all ranks, before the same step."""
         self.chosen, self.choice = Compression.none, None
         self._steps, self._first_s, self._last_end_s = [], 0.0, 0.0
 
     def _agree(self) -> StepTime:
-        """The slowest rank's times, and its codecs' rates: the same on all ranks."""
+        """Return the slowest rank's times, and keep its codecs' rates: the same on all ranks."""
         own = [sorted(item)[len(self._steps) // 2] for item in zip(*(step[:3] for step in self._steps))]
         arrivals = self._steps[-1].arrivals
         rates = measured_rates() if self.choice is None else self._rates
@@ -326,14 +277,9 @@ class AutoCompression:
 
 
 def configured(compression: Any, process_set: ProcessSet) -> Any:
-    """The compressor for what a program has passed: of ``Compression.none``, what the settings say.
+    """Return the compressor for a program's argument; for ``Compression.none`` the settings decide.
 
-    Args:
-        compression: a compressor or its name.
-        process_set: the ranks that reduce.
-
-    Raises:
-        ConfigError: no compressor has the name.
+    ConfigError: no compressor has the name.
     """
     if compression is Compression.none and api.is_initialized():
         compression = api.placed().settings.compression or compression
@@ -344,11 +290,7 @@ def configured(compression: Any, process_set: ProcessSet) -> Any:
 
 
 def refuse_local_steps() -> None:
-    """Refuse the settings' local steps, for optimizers that cannot make them.
-
-    Raises:
-        ConfigError: the settings ask for local steps.
-    """
+    """Raise ConfigError if the settings ask for local steps, which the optimizer cannot make."""
     if api.is_initialized() and api.placed().settings.local_steps:
         raise ConfigError(
             "--local-steps (RINGCOMM_LOCAL_STEPS) works with PyTorch's DistributedOptimizer only. Leave it "

@@ -1,8 +1,8 @@
 """Compressed reductions on NumPy arrays, for every framework: of a model's gradients, or of single arrays.
 
-Each gradient is sent as :func:`~.compression.codec_for` says. What compression loses is kept by a
-:class:`CompressionState`, which belongs to a model's first variable: gradient tapes and reducers come and go.
-Single arrays have no such state, so there is no error feedback, and each is sent with the codec itself.
+Each gradient is sent as :func:`~.compression.codec_for` says. A :class:`CompressionState`, which belongs to a
+model's first variable, keeps the compression error: gradient tapes and reducers come and go. Single arrays
+have no such state, so there is no error feedback, and each is sent with the codec itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Shape = Tuple[int, ...]
 
 
 def sent_as(compression: Any, dtype: str, shape: Sequence[int]) -> str:
-    """The codec for a gradient, also under a compression that other reductions execute as a conversion."""
+    """Return the codec for a gradient, also if other reductions execute the compression as a conversion."""
     kind = getattr(compression, "kind", "")
     if kind in ("bf16", "fp16"):
         return str(kind) if dtype in ("float32", "float64") else "none"
@@ -38,17 +38,14 @@ def sent_as(compression: Any, dtype: str, shape: Sequence[int]) -> str:
 
 
 class CompressionState:
-    """What is kept of a model's gradients from step to step."""
+    """The state of a model's gradients from step to step."""
 
     def __init__(self) -> None:
         self.residuals = Residuals()
         self._auto: Optional[AutoCompression] = None
 
     def auto(self, compression: Any) -> Optional[AutoCompression]:
-        """Return what chooses the compression, if the program leaves the choice.
-
-        The same from step to step.
-        """
+        """Return the program's :class:`AutoCompression`, the same in all steps; None: no automatic choice."""
         if isinstance(compression, AutoCompression) and self._auto is None:
             self._auto = compression
         return self._auto if isinstance(compression, AutoCompression) else None
@@ -58,7 +55,7 @@ _states: Dict[int, CompressionState] = {}
 
 
 def state_of(owner: Any) -> CompressionState:
-    """The state that belongs to an object, as long as that exists."""
+    """Return the state that belongs to an object, as long as that exists."""
     key = id(owner)
     if key not in _states:
         _states[key] = CompressionState()
@@ -115,7 +112,7 @@ def load_residual_state_dict(variables: Sequence[Any], state: Mapping[str, Array
 
 
 def drop_residuals(variables: Sequence[Any], why: str) -> None:
-    """Forget what error feedback would add to the gradients of variables, and log it in one line."""
+    """Forget the residuals of variables' gradients, and log it in one line."""
     known = [variable for variable in variables if id(variable) in _states]
     reset_all([state_of(variable).residuals for variable in known], why)
 
@@ -124,19 +121,11 @@ def start_coded(
     how: Reduction, name: Optional[str], arrays: Sequence[Array], urgent: bool = False,
     weight: Optional[float] = None, state: Optional[CompressionState] = None, in_place: bool = False,
 ) -> Pending:  # fmt: skip
-    """Start an allreduce to its callers one operation; the arrays of each codec are one of the engine's.
+    """Start an allreduce: one operation to its callers, one engine operation for the arrays of each codec.
 
-    Args:
-        how: the reduction, with one of ringcomm's compressors.
-        name: of the operation; None: it is matched by its order.
-        arrays: those to reduce.
-        urgent: whether the caller waits for it next.
-        weight: of this rank's arrays in a weighted average; None: there are none.
-        state: what is kept of gradients from step to step; None: the arrays are no gradients of a model.
-        in_place: overwrite the arrays, which are contiguous; otherwise the results are new arrays.
-
-    Returns:
-        the reductions in progress; they have the results as a list.
+    ``how`` has one of ringcomm's compressors. Without a name it is matched by its order. ``urgent``: the
+    caller waits for it next. ``state`` keeps gradients' residuals; None: the arrays are not gradients.
+    ``in_place`` overwrites the arrays, which are contiguous. The result is a list of arrays.
     """
     pairs = [(array.reshape(-1), array.shape) if in_place else flat_copy(array) for array in arrays]
     auto = None if state is None else state.auto(how.compression)
@@ -175,15 +164,7 @@ def _codec(how: Reduction, compression: Any, is_gradient: bool, dtype: str, shap
 
 
 class Pending:
-    """Compressed reductions in progress, with the methods of a handle that callbacks use.
-
-    Args:
-        results: the arrays that the reductions overwrite.
-        auto: what chooses the compression, if the program leaves the choice.
-
-    Attributes:
-        handles: of the engine's reductions.
-    """
+    """Compressed reductions in progress, with the methods of a handle that callbacks use."""
 
     def __init__(self, results: List[Array], auto: Optional[AutoCompression] = None) -> None:
         self._results = results
@@ -191,16 +172,12 @@ class Pending:
         self.handles: List[Handle] = []
 
     def block(self, timeout_s: Optional[float]) -> bool:
-        """Sleep until what was submitted has ended, or for so long each; whether it has."""
+        """Sleep until all reductions have ended, or this long for each; return whether they have."""
         ended = [handle.block(timeout_s) for handle in self.handles]
         return all(ended)
 
     def wait(self) -> List[Array]:
-        """The reduced gradients, in order.
-
-        Raises:
-            RingcommError: a reduction failed; the others have ended.
-        """
+        """Return the reduced gradients, in order, after all reductions have ended, also if one failed."""
         waiting_from_s = time.perf_counter()
         run_all([handle.wait for handle in self.handles])
         if self._auto is not None:

@@ -12,14 +12,14 @@ __all__ = [
     "NoneCompressor",
 ]  # fmt: skip
 
+# The dtype in which floating-point numbers are sent, by the name of the compression.
 WIRE_DTYPES: Dict[str, Optional[str]] = {"none": None, "fp16": "float16", "bf16": "bfloat16"}
-"""The dtype in which floating-point numbers are sent, by the name of the compression."""
 
 _WIDE = ("float32", "float64")
 
 
 def wire_dtype(compression: str, dtype: str) -> Optional[str]:
-    """The dtype in which elements of a dtype are sent; None: their own.
+    """Return the dtype in which elements are sent; None: their own.
 
     Only float32 and float64 are converted.
     """
@@ -27,7 +27,7 @@ def wire_dtype(compression: str, dtype: str) -> Optional[str]:
 
 
 def dtype_name(tensor: Any) -> str:
-    """NumPy's name of a tensor's dtype."""
+    """Return NumPy's name of a tensor's dtype."""
     dtype = tensor.dtype
     if isinstance(dtype, type):  # MXNet's: numpy.float32 itself
         return dtype.__name__
@@ -59,32 +59,17 @@ class Compressor:
 
     @classmethod
     def compress(cls, tensor: Any) -> Tuple[Any, Any]:
-        """Compress a tensor.
-
-        Args:
-            tensor: a tensor of the adapter's framework.
-
-        Returns:
-            the tensor to send, and a context for :meth:`decompress`.
-        """
+        """Return the tensor to send, and a context for :meth:`decompress`."""
         raise NotImplementedError
 
     @classmethod
     def decompress(cls, tensor: Any, ctx: Any) -> Any:
-        """Restore a tensor from the reduced compressed one.
-
-        Args:
-            tensor: the received tensor.
-            ctx: the context from :meth:`compress`.
-
-        Returns:
-            the tensor with its original dtype.
-        """
+        """Return the reduced tensor in its original dtype; ``ctx`` is from :meth:`compress`."""
         raise NotImplementedError
 
 
 class NoneCompressor(Compressor):
-    """Sends tensors in their own dtype."""
+    """Send tensors in their own dtype."""
 
     kind = "none"
 
@@ -92,37 +77,25 @@ class NoneCompressor(Compressor):
     def compress(cls, tensor: Any) -> Tuple[Any, Any]:
         """Convert a float32 or float64 tensor to this compressor's dtype, if it has one.
 
-        Args:
-            tensor: a tensor of the adapter's framework.
-
-        Returns:
-            the tensor to send, and its original dtype, or None if it was not converted.
+        Return it with its original dtype, or None if it was not converted.
         """
         smaller = wire_dtype(cls.kind, dtype_name(tensor))
         return (tensor, None) if smaller is None else (_cast(tensor, smaller), tensor.dtype)
 
     @classmethod
     def decompress(cls, tensor: Any, ctx: Any) -> Any:
-        """Convert a tensor back to its original dtype.
-
-        Args:
-            tensor: the received tensor.
-            ctx: the original dtype, or None.
-
-        Returns:
-            the tensor with its original dtype.
-        """
+        """Convert a tensor back to its original dtype ``ctx``; None: leave it."""
         return tensor if ctx is None else _cast(tensor, ctx)
 
 
 class FP16Compressor(NoneCompressor):
-    """Sends float32 and float64 as float16: 11 bits of precision, largest value 65504."""
+    """Send float32 and float64 as float16: 11 bits of precision, largest value 65504."""
 
     kind = "fp16"
 
 
 class BF16Compressor(NoneCompressor):
-    """Sends float32 and float64 as bfloat16: 8 bits of precision, the range of float32."""
+    """Send float32 and float64 as bfloat16: 8 bits of precision, the range of float32."""
 
     kind = "bf16"
 
@@ -132,11 +105,7 @@ class _GradientCompressor(NoneCompressor):
 
     @classmethod
     def compress(cls, tensor: Any) -> Tuple[Any, Any]:
-        """Not available: pass the compressor to a reduction.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Raise ConfigError: the compressor must be passed to a reduction."""
         raise ConfigError(
             f"Compression {cls.kind} has no compress(): codes cannot be added. Pass it as compression= to "
             "allreduce(), reducescatter(), DistributedOptimizer or DistributedGradientTape."
@@ -144,13 +113,13 @@ class _GradientCompressor(NoneCompressor):
 
 
 class Int8Compressor(_GradientCompressor):
-    """Gradients of matrices as int8 with a scale per block of 256, all others as bfloat16; error feedback."""
+    """Send gradients of matrices as int8 (a scale per 256), others as bfloat16, with error feedback."""
 
     kind = "int8"
 
 
 class Int4Compressor(_GradientCompressor):
-    """Gradients of matrices as int4 with a scale per block of 256, all others as bfloat16; error feedback."""
+    """Send gradients of matrices as int4 (a scale per 256), others as bfloat16, with error feedback."""
 
     kind = "int4"
 
@@ -178,20 +147,15 @@ _NAMED: Dict[str, Any] = {
     for kind in (NoneCompressor, FP16Compressor, BF16Compressor, Int8Compressor, Int4Compressor)
 }
 
-BLOCKWISE = frozenset(("int8", "int4"))
-"""The codecs with a scale per block; their errors are fed back."""
+BLOCKWISE = frozenset(("int8", "int4"))  # codecs with a scale per block and error feedback
 
+# Smaller gradients are sent as bfloat16: they have few bytes, and biases and scales of normalization lose
+# most by coarse rounding.
 MIN_ITEMS = 4096
-"""Smaller gradients are sent as bfloat16: they are few bytes, and biases and scales of normalization lose
-most by coarse rounding."""
 
 
 def compressor_of(compression: Any) -> Any:
-    """The compressor for what was passed as ``compression``: itself, that of a name, or that for None.
-
-    Raises:
-        ConfigError: no compressor has the name, or it is something else.
-    """
+    """Return the compressor for ``compression=``: a compressor, a name, or None; else ConfigError."""
     if compression is None:
         return NoneCompressor
     if hasattr(compression, "compress") or hasattr(compression, "kind"):
@@ -205,15 +169,7 @@ def compressor_of(compression: Any) -> Any:
 
 
 def codec_for(compression: Any, dtype: str, shape: Sequence[int]) -> str:
-    """Return how a gradient is sent.
-
-    A codec's name, or ``"none"`` where the reduction does nothing.
-
-    Args:
-        compression: a compressor.
-        dtype: NumPy's name of the gradient's dtype.
-        shape: the gradient's.
-    """
+    """Return the codec of a gradient, or ``"none"`` if the reduction does not encode it."""
     kind = getattr(compression, "kind", "")
     if kind not in BLOCKWISE or dtype not in _WIDE:
         return "none"
@@ -221,5 +177,5 @@ def codec_for(compression: Any, dtype: str, shape: Sequence[int]) -> str:
 
 
 def is_elementwise(compression: Any) -> bool:
-    """Return whether a compressor can be applied to several concatenated tensors: true for ringcomm's own."""
+    """Return whether a compressor can be applied to several concatenated tensors: all of ringcomm's can."""
     return compression in _NAMED.values()

@@ -1,7 +1,7 @@
-"""Error feedback: what compression lost of each gradient, to be added to the next one.
+"""Error feedback: the compression error of each gradient, to be added to the next one.
 
-Residuals belong to parameters by name, so they survive when buckets are made anew, and a program can save
-them. They are those of one rank: every rank has its own.
+Residuals belong to parameters by name, so they survive new buckets, and a program can save them. Every rank
+has other residuals.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Residuals:
         self._arrays: Dict[str, Array] = {}
 
     def of(self, name: str, items: int) -> Array:
-        """The residual of a parameter, flat; zeros at first."""
+        """Return the flat residual of a parameter; zeros at first."""
         known = self._arrays.get(name)
         if known is None or known.size != items:
             known = self._arrays[name] = np.zeros(items, np.float32)
@@ -32,13 +32,9 @@ class Residuals:
     def side_by_side(
         self, names: Sequence[str], sizes: Sequence[int], starts: Sequence[int], count: int
     ) -> Array:
-        """The residuals of several parameters as parts of one array, which replaces what was kept of them.
+        """Return the residuals of several parameters in one array, which replaces the separate ones.
 
-        Args:
-            names: of the parameters.
-            sizes: their numbers of elements.
-            starts: where each begins.
-            count: length of the array; what belongs to no parameter is zero.
+        The array has ``count`` elements; those that belong to no parameter are zero.
         """
         whole = np.zeros(count, np.float32)
         for name, items, start in zip(names, sizes, starts):
@@ -57,19 +53,19 @@ class Residuals:
         reset_all([self], why)
 
     def clear(self) -> int:
-        """Forget all residuals; of how many parameters there were any."""
+        """Forget all residuals; return how many parameters had one."""
         lost = sum(1 for array in self._arrays.values() if array.any())
         for array in self._arrays.values():
             array[:] = 0
         return lost
 
     def scale(self, factor: float) -> None:
-        """Multiply all residuals, for example when the scale of losses has changed by that factor."""
+        """Multiply all residuals, for example after the scale of losses has changed by that factor."""
         for array in self._arrays.values():
             np.multiply(array, np.float32(factor), out=array)
 
     def state(self) -> Dict[str, Array]:
-        """Copies, by parameter name, for a checkpoint of this rank."""
+        """Return copies by parameter name, for a checkpoint of this rank."""
         return {name: array.copy() for name, array in self._arrays.items()}
 
     def load(self, state: Mapping[str, Array]) -> None:

@@ -15,31 +15,20 @@ from .compression import BLOCKWISE, MIN_ITEMS
 
 
 class Exchange(NamedTuple):
-    """The reduction of a fragment that is running.
+    """The reduction of a fragment that is running."""
 
-    Attributes:
-        until: the local step after which its result is taken.
-        handles: of the engine's operations.
-        started: by place, the weights when it began; empty if it is waited for at once.
-        deltas: by place, what is being averaged.
-        distance: square of the norm of this rank's deltas.
-        before: the arrays to be averaged, when it began.
-        means: what becomes their averages.
-        facts: what becomes the average of the ranks' numbers, with the last fragment.
-    """
-
-    until: int
+    until: int  # the local step after which its result is taken
     handles: List[Handle]
-    started: Dict[int, Array]
-    deltas: Dict[int, Array]
-    distance: float
-    before: List[Array]
-    means: List[Array]
-    facts: Optional[Array]
+    started: Dict[int, Array]  # by place: the weights at its beginning; empty if it is waited for at once
+    deltas: Dict[int, Array]  # by place: the arrays in the average
+    distance: float  # squared norm of this rank's deltas
+    before: List[Array]  # the arrays to be averaged, at its beginning
+    means: List[Array]  # receives their averages
+    facts: Optional[Array]  # receives the average of the ranks' numbers, with the last fragment
 
 
 def divided(sizes: Sequence[int], parts: int) -> List[List[int]]:
-    """Neighbouring places in so many parts of similar total size; parts may be empty.
+    """Divide neighbouring places into ``parts`` of similar total size; parts may be empty.
 
     >>> divided([4, 4, 1, 1, 6], 2)
     [[0, 1], [2, 3, 4]]
@@ -53,20 +42,13 @@ def divided(sizes: Sequence[int], parts: int) -> List[List[int]]:
 
 
 def square(array: Array) -> float:
-    """The square of an array's norm."""
+    """Return the squared norm of an array."""
     flat = array.reshape(-1)
     return float(np.dot(flat, flat))
 
 
 class Averages:
-    """Starts averages of arrays, in place, with the codec that suits each.
-
-    Args:
-        context: the job.
-        name: of the operations.
-        process_set: the ranks that take part.
-        codec: of large arrays.
-    """
+    """Start averages of arrays, in place; large arrays are sent with ``codec``."""
 
     def __init__(self, context: Context, name: str, process_set: ProcessSet, codec: str) -> None:
         self.context = context
@@ -81,17 +63,10 @@ class Averages:
         weight: Optional[float] = None,
         absent: int = 0,
     ) -> List[Tuple[List[int], Handle]]:
-        """Start one reduction for each codec.
+        """Start one reduction for each codec, on arrays and residuals by place; return places and handles.
 
-        Args:
-            label: of the operation.
-            arrays: by place.
-            residuals: of error feedback, by place.
-            weight: this rank's, if ranks have weights.
-            absent: the places of which this rank has none, a bit for each.
-
-        Returns:
-            the places and the handle of each.
+        ``weight`` is this rank's, if ranks have weights; ``absent`` is a bit mask of the places that it
+        lacks.
         """
         groups: Dict[str, List[int]] = {}
         for place, array in arrays.items():

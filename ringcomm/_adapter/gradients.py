@@ -13,15 +13,10 @@ from ..errors import ConfigError
 
 
 class Gradient(NamedTuple):
-    """The properties of a gradient that determine its bucket.
-
-    Attributes:
-        nbytes: size in bytes.
-        kind: dtype and device; all gradients of a bucket are of one kind.
-    """
+    """The properties of a gradient that determine its bucket."""
 
     nbytes: int
-    kind: Hashable
+    kind: Hashable  # dtype and device; the same for all gradients of a bucket
 
 
 def plan_buckets(
@@ -49,7 +44,7 @@ def plan_buckets(
 
 
 def plan_groups(parameters: Sequence[Any], groups: Union[int, Sequence[Sequence[Any]]]) -> List[List[int]]:
-    """Divide parameters into the caller's groups; a parameter in no group gets a bucket of its own."""
+    """Divide parameters into the caller's groups; a parameter in no group gets its own bucket."""
     count = len(parameters)
     order = list(reversed(range(count)))
     if isinstance(groups, int):
@@ -65,16 +60,11 @@ def plan_groups(parameters: Sequence[Any], groups: Union[int, Sequence[Sequence[
 def names_of(
     groups: Sequence[Sequence[Any]], named: Optional[Iterable[Any]], everything_named: bool = True
 ) -> Dict[int, str]:
-    """The name of every parameter, by ``id()``.
+    """Return the name of every parameter, by ``id()``.
 
-    Args:
-        groups: the optimizer's parameters, by parameter group.
-        named: the caller's pairs (name, parameter), or None.
-        everything_named: whether parameters without a name are an error; otherwise their names contain the
-            first given one, so that they differ from those of other optimizers.
-
-    Raises:
-        ConfigError: ``named`` has other items than pairs, a name occurs twice, or a parameter has no name.
+    ``groups`` are the optimizer's parameter groups, ``named`` the caller's pairs (name, parameter). Without
+    ``everything_named`` parameters may lack a name: theirs then contain the first given one, so that they
+    differ from those of other optimizers. ConfigError: invalid pairs, or a name is missing or occurs twice.
     """
     own = {
         id(item): f"noname.{number}.{place}"
@@ -107,7 +97,7 @@ def names_of(
 
 
 def bucket_name(names: Sequence[str], shapes: Sequence[Sequence[int]]) -> str:
-    """The name of a bucket's operation, for example ``b[10]..w[8, 10] (4 tensors, 1a2b3c4d)``.
+    """Return the name of a bucket's operation, for example ``b[10]..w[8, 10] (4 tensors, 1a2b3c4d)``.
 
     The checksum of names and shapes makes ranks with different models fail with a mismatch. The first and the
     last shape are in the text because models mostly differ in a layer at one end.
@@ -121,12 +111,7 @@ def bucket_name(names: Sequence[str], shapes: Sequence[Sequence[int]]) -> str:
 
 
 class Arrivals:
-    """Tracks which gradients have been computed since the last step.
-
-    Args:
-        buckets: indices of the parameters in each bucket.
-        passes: number of backward passes per step.
-    """
+    """Track which gradients have been computed since the last step, over ``passes`` backward passes."""
 
     def __init__(self, buckets: Sequence[Sequence[int]], passes: int = 1) -> None:
         self.passes = passes
@@ -144,11 +129,7 @@ class Arrivals:
         self._missing = list(self._sizes)
 
     def expect(self, index: int) -> None:
-        """Check that a backward pass may compute a gradient: it is not being reduced yet.
-
-        Raises:
-            AssertionError: there were ``passes`` backward passes already.
-        """
+        """Raise AssertionError if there were ``passes`` backward passes already."""
         if self._passes_left[index] <= 0:
             raise AssertionError(
                 "Gradients were computed more than backward_passes_per_step times before call to step(). "
@@ -156,13 +137,9 @@ class Arrivals:
             )
 
     def arrived(self, index: int) -> Optional[int]:
-        """Record that a backward pass has computed a gradient.
+        """Record a computed gradient; return the index of the bucket that it completes, or None.
 
-        Returns:
-            the index of the bucket that this completes, or None.
-
-        Raises:
-            AssertionError: there were more than ``passes`` backward passes.
+        AssertionError: there were more than ``passes`` backward passes.
         """
         self.expect(index)
         left = self._passes_left[index]
@@ -177,14 +154,13 @@ class Arrivals:
         return self._passes_left[index] == 0
 
     def bucket_of(self, index: int) -> int:
-        """The bucket that a gradient belongs to."""
+        """Return the bucket of a gradient."""
         return self._bucket_of[index]
 
     def alone(self, index: int) -> Optional[int]:
-        """Move a gradient that has not been computed from its bucket to a new bucket of its own.
+        """Move a gradient that has not been computed to a new bucket.
 
-        Returns:
-            the index of its former bucket if that is now complete and not empty, else None.
+        Return the index of its former bucket if that is now complete and not empty, else None.
         """
         old = self._bucket_of[index]
         self._bucket_of[index] = len(self._sizes)

@@ -44,53 +44,32 @@ AnyHandle = Union[Handle, Pending]
 
 
 class Operation(NamedTuple):
-    """One collective.
+    """One collective."""
 
-    Attributes:
-        kind: ``"allreduce"``, ``"reducescatter"``, ``"allgather"``, ``"broadcast"``, ``"barrier"`` (of no
-            inputs) or ``"alltoall"`` (of two: the second is the number of rows by rank; empty: all the same).
-        how: the reduction; of other collectives, the ranks that take part. Its compression is one that the
-            reduction executes, or none.
-        name: by which ranks match it; None: by its order.
-        inputs: number of arrays.
-        root_rank: of a broadcast.
-        has_weight: whether the last input of a reduction is the weight of the others.
-        state: what an allreduce with codes keeps from step to step.
-    """
-
-    kind: str
-    how: Reduction = Reduction()
-    name: Optional[str] = None
-    inputs: int = 1
+    kind: str  # alltoall has a second input: rows by rank, or empty for equal numbers
+    how: Reduction = Reduction()  # of other collectives than reductions: the ranks that take part
+    name: Optional[str] = None  # by which ranks match it; None: by its order
+    inputs: int = 1  # number of arrays
     root_rank: int = 0
-    has_weight: bool = False
-    state: Optional[CompressionState] = None
+    has_weight: bool = False  # the last input of a reduction is the weight of the others
+    state: Optional[CompressionState] = None  # kept from step to step by an allreduce with codes
 
     @property
     def is_coded(self) -> bool:
-        """Whether the reduction executes a compression."""
+        """Return whether the reduction executes a compression."""
         return getattr(self.how.compression, "kind", "none") != "none"
 
     @property
     def keeps_shapes(self) -> bool:
-        """Whether results have the shapes of the arrays, so that they can overwrite them."""
+        """Return whether results have the shapes of the arrays, so that they can overwrite them."""
         return self.kind in ("allreduce", "broadcast")
 
     def start(self, arrays: Sequence[Array], urgent: bool = False, in_place: bool = False) -> AnyHandle:
-        """Submit it.
+        """Submit it; the handle returns a list of arrays, or None for a barrier.
 
-        Args:
-            arrays: its inputs.
-            urgent: whether the caller waits for it next.
-            in_place: overwrite the arrays, which are contiguous, if it :attr:`keeps_shapes`.
-
-        Returns:
-            the handle; it returns a list of arrays (of an alltoall the received rows and their number by
-            source rank, int32; of a barrier None).
-
-        Raises:
-            ConfigError: row counts that do not fit.
-            ShapeError: an array has no rows to divide.
+        Of an alltoall the list has the received rows and their number by source rank (int32). ``urgent``: the
+        caller waits for it next. ``in_place`` overwrites the arrays, which are contiguous, if it
+        :attr:`keeps_shapes`. ConfigError: row counts do not fit. ShapeError: an array has no rows to divide.
         """
         return _STARTS[self.kind](self, arrays, urgent, in_place)
 
@@ -146,21 +125,13 @@ _STARTS: Dict[str, Callable[[Operation, Sequence[Array], bool, bool], AnyHandle]
 
 
 def check_sets(operations: Sequence[Operation]) -> None:
-    """Check that the process sets of operations exist, before the operations are added to a graph.
-
-    Raises:
-        UnknownProcessSetError: a process set is not registered.
-    """
+    """Raise UnknownProcessSetError if an operation's set is not registered, before the graph is built."""
     for operation in operations:
         api.context().engine.sets.members(number_of(operation.how.process_set))
 
 
 class Batch:
-    """Operations that a rank submits together.
-
-    Args:
-        operations: each takes its ``inputs`` of the arrays, in order.
-    """
+    """Operations that a rank submits together; each takes its ``inputs`` of the arrays, in order."""
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self.operations = list(operations)
@@ -172,19 +143,16 @@ class Batch:
         self._lock = threading.Lock()
 
     def run(self, arrays: Sequence[Any]) -> List[Array]:
-        """Submit all operations, then wait for all; returns their results in order.
+        """Submit all operations, then wait for all; return their results in order.
 
-        Raises:
-            RingcommError: an operation failed; it is raised after all operations have ended.
+        RingcommError: an operation failed; it is raised after all operations have ended.
         """
         return self._wait(self._submit(arrays, urgent=True))
 
     def overwrite(self, arrays: Iterable[Array]) -> None:
-        """As :meth:`run`, but the arrays themselves receive the results.
+        """Run the operations so that the arrays, writable and contiguous, receive the results.
 
-        Args:
-            arrays: writable and contiguous, for operations whose results have the shapes of their inputs.
-                They are read one operation after the other.
+        Results must have the shapes of the inputs, which are read one operation after the other.
         """
         self._wait(self._submit(arrays, urgent=True, in_place=True))
 
@@ -197,7 +165,7 @@ class Batch:
         return number
 
     def finish(self, number: int) -> List[Array]:
-        """Wait for the operations of a :meth:`start`; returns their results in order."""
+        """Wait for the operations of a :meth:`start`; return their results in order."""
         with self._lock:
             handles = self._started.pop(int(number))
         for handle in handles:
@@ -235,7 +203,7 @@ class Batch:
 
 
 def _operands(arrays: Sequence[Array], in_place: bool = False) -> List[Operand]:
-    """Contiguous arrays that are overwritten, or copies of any arrays, contiguous in memory per dtype.
+    """Return contiguous arrays to overwrite, or copies of any arrays, contiguous in memory per dtype.
 
     The engine reduces contiguous arrays as one without packing them. The arrays that a graph passes to a
     callback belong to the framework, so they must be copied in any case.

@@ -9,15 +9,10 @@ from . import common
 
 
 class HorovodBasics:
-    """The functions that every adapter exports (``rank()``, ``size()``, ...), as attributes of one object.
-
-    Args:
-        pkg_path: no effect; in Horovod it names a compiled library.
-        args: no effect.
-    """
+    """The functions that every adapter exports (``rank()``, ``size()``, ...), as attributes of one object."""
 
     def __init__(self, pkg_path: str = "", *args: Any) -> None:
-        """Accept Horovod's arguments."""
+        """Accept and ignore Horovod's arguments."""
 
     def __getattr__(self, name: str) -> Any:
         if name in vars(common)["__all__"]:
@@ -25,6 +20,6 @@ class HorovodBasics:
         raise AttributeError(f"HorovodBasics has no {name!r} with ringcomm")
 
     def _get_process_set_ids_and_ranks(self) -> Dict[int, List[int]]:
-        """The ranks of every registered process set, by its id."""
+        """Return the ranks of every registered process set, by its id."""
         sets = api.context().engine.sets
         return {number: list(sets.members(number)) for number in sets.numbers()}

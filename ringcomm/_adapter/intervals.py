@@ -22,64 +22,38 @@ from typing import Deque, List, NamedTuple, Optional, Sequence, Union
 from ..errors import ConfigError
 
 AUTO = "auto"
-AUTO_DRIFT = 0.01
-"""The distance up to which nothing was lost in docs/compression.md."""
+AUTO_DRIFT = 0.01  # the distance up to which nothing was lost in docs/compression.md
+# the same for optimizers that divide by the size of gradients: Adam, any with an ``eps``
 ADAPTIVE_DRIFT = 0.001
-"""The same for optimizers that divide by the size of gradients: Adam and others with an ``eps``."""
-FIXED_DRIFT = 0.2
-"""The distance from which on a fixed interval is shortened: accuracy was lost in that page's tests."""
-EXCHANGE_PART = 0.1
-"""What part of the time of local steps exchanges may take, if the distance permits."""
+FIXED_DRIFT = 0.2  # a fixed interval is shortened at this distance: accuracy was lost on that page
+EXCHANGE_PART = 0.1  # part of the time of local steps for exchanges, if the distance permits
+# While the interval is one step, gradients are averaged; weights in every PROBE-th step, for the distance, or
+# up to _RAREST times as rarely, in proportion to the distance relative to the permitted one.
 PROBE = 8
-"""While the interval is one step, gradients are averaged; weights in every so many-th step, for the distance.
-
-Up to :data:`_RAREST` times as rarely, if it is so many times as large as permitted.
-"""
 _RAREST = 8
+# Up to this many steps optimizers' states are also averaged: different ones drive weights apart later.
 _SHORT = 2
-"""Up to so many steps optimizers' own states are averaged, too: different ones drive weights apart later."""
 _GROWTH = 2
-_TIMES = 3
-"""Number of exchanges of which the shortest counts."""
+_TIMES = 3  # exchanges of which the shortest counts
 
 
 class Facts(NamedTuple):
-    """What ranks send of their last exchange; also the averages.
+    """The numbers that ranks send about their last exchange; also the averages."""
 
-    Attributes:
-        apart: square of the distance from the mean: of this rank its share of the mean distance, which may
-            be negative.
-        norm: square of the norm of the common weights.
-        steps: local steps before it; 0: there was none.
-        exchange_s: seconds in the exchange.
-        step_s: seconds of a local step before it.
-    """
-
-    apart: float = 0.0
-    norm: float = 0.0
-    steps: float = 0.0
-    exchange_s: float = 0.0
-    step_s: float = 0.0
+    apart: float = 0.0  # squared distance from the mean: this rank's share, which may be negative
+    norm: float = 0.0  # squared norm of the common weights
+    steps: float = 0.0  # local steps before it; 0: there was no exchange
+    exchange_s: float = 0.0  # in the exchange
+    step_s: float = 0.0  # of a local step before it
 
 
 class Interval:
-    """The local steps of this rank until the next synchronization, from what the last ones showed.
+    """The local steps of this rank until the next synchronization, derived from the last ones.
 
-    Args:
-        sync_every: a number of steps, one number per rank, or ``"auto"``.
-        rank: this rank.
-        size: number of ranks.
-        least: the fewest steps.
-        max_drift: beyond what distance, relative to the norm of the weights, the interval becomes shorter;
-            None: 0.01 with ``"auto"``, otherwise 0.2.
-
-    Attributes:
-        steps: until the next synchronization.
-        drift: the ranks' distance at the last exchange of which it is known; nan before.
-        max_drift: see above.
-
-    Raises:
-        ConfigError: an argument is out of range.
+    ``sync_every`` is a number of steps, one number per rank, or ``"auto"``; ``least`` is the fewest steps.
+    ``max_drift`` is the distance, relative to the norm of the weights, beyond which the interval becomes
+    shorter; None: 0.01 with ``"auto"``, otherwise 0.2. ``drift`` is the distance at the last exchange of
+    which it is known, nan before. ConfigError: an argument is out of range.
     """
 
     def __init__(
@@ -101,14 +75,13 @@ class Interval:
         self.max_drift = (AUTO_DRIFT if self.automatic else FIXED_DRIFT) if max_drift is None else max_drift
         if not self.max_drift > 0:
             raise ConfigError(f"max_drift is a positive number, not {max_drift}.")
+        # With unequal numbers of steps the interval stays, or ranks would synchronize unequally often.
         self.fixed = len(set(periods)) > 1
-        """With unequal numbers of steps the interval stays, or ranks would synchronize unequally often."""
-        self.share = periods[rank] * size / sum(periods)
-        """This rank's steps in those of the average rank."""
+        self.share = periods[rank] * size / sum(periods)  # this rank's steps relative to the average
         self.restart()
 
     def restart(self) -> None:
-        """Begin anew."""
+        """Start over."""
         self.steps = self._planned = self._given
         self.drift = math.nan
         self._warned = False
@@ -122,8 +95,8 @@ class Interval:
     def shares_gradients(self) -> bool:
         """Return whether gradients are averaged before the next step, in place of weights after it.
 
-        So that step is the one of data-parallel training, whatever the optimizer: Adam's second moments are
-        those of averaged gradients. Of the distance it shows nothing, so now and then a step is local.
+        Such a step is one of data-parallel training, whatever the optimizer: Adam's second moments are those
+        of averaged gradients. It shows nothing of the distance, so now and then a step is local.
         """
         return self.automatic and self.steps == 1 and self._shared < self._probe - 1
 
@@ -132,29 +105,18 @@ class Interval:
         return self.automatic and self.steps <= _SHORT
 
     def exchanged(self, began_s: float) -> None:
-        """This rank has been in an exchange until now, or in a part of one.
-
-        Args:
-            began_s: since when, by ``time.perf_counter()``.
-        """
+        """Record that this rank has been in an exchange since ``began_s``, by ``time.perf_counter()``."""
         self._exchange_s += time.perf_counter() - began_s
 
     def measured(self, apart: float, norm: float) -> None:
-        """An exchange has ended; its numbers go with the next one.
-
-        Args:
-            apart: this rank's share of the squared distance.
-            norm: square of the norm of the common weights.
-        """
+        """Record the squared distance and norm of an exchange that ended, for the next one."""
         self._own = Facts(apart, norm, self._made)
 
     def send(self, began_s: float, made: int, weights: bool = True) -> List[float]:
-        """Return what goes with the exchange that begins: the numbers of the one before.
+        """Return the numbers of the last exchange, which go with the one that begins.
 
-        Args:
-            began_s: when this rank entered it, by ``time.perf_counter()``.
-            made: local steps since the one before: fewer than :attr:`steps` if the program asks for it.
-            weights: whether it is one of weights; otherwise of gradients.
+        ``made`` counts local steps since the last one: fewer than :attr:`steps` if the program asks for it.
+        ``weights``: it exchanges weights, otherwise gradients.
         """
         passed_s = max(0.0, began_s - self._sent_s - self._exchange_s)  # 0 with nan: it is the first one
         sent = self._own._replace(exchange_s=self._exchange_s, step_s=passed_s / max(1, made))
@@ -163,13 +125,9 @@ class Interval:
         return list(sent)
 
     def learn(self, means: Sequence[float]) -> str:
-        """Decide how many steps the next interval has, from the averages of what :meth:`send` returned.
+        """Set the next interval from the averages of :meth:`send`.
 
-        Args:
-            means: the averages.
-
-        Returns:
-            what is to be logged, if the ranks are too far apart for the interval that the program has set.
+        Return a warning if the ranks are too far apart for the interval that the program has set, else "".
         """
         facts = Facts(*means)
         if facts.step_s > 0:
@@ -181,7 +139,7 @@ class Interval:
         return self._decide(facts.steps)
 
     def _decide(self, before: float) -> str:
-        """Set the next length; ``before`` are the steps after which ranks were :attr:`drift` apart."""
+        """Set the next length; after ``before`` steps the ranks were :attr:`drift` apart."""
         self._probe = int(PROBE * min(_RAREST, max(1.0, self.drift / self.max_drift)))
         if self.fixed:
             return self._too_far(before, self.steps) if self.drift > self.max_drift else ""
@@ -197,7 +155,7 @@ class Interval:
         return self._too_far(before, planned) if shortened else ""
 
     def _too_far(self, before: float, planned: int) -> str:
-        """The text about a distance that is too large; "" after the first one."""
+        """Return the warning about a distance that is too large; "" after the first one."""
         if self._warned:
             return ""
         self._warned = True
@@ -211,22 +169,22 @@ class Interval:
         )
 
     def begin(self) -> None:
-        """The next interval begins."""
+        """Begin the next interval."""
         self.steps = self._planned
 
     def state_dict(self) -> List[float]:
-        """The present length and the one that is planned, for a checkpoint."""
+        """Return the present and the planned length, for a checkpoint."""
         return [self.steps, self._planned]
 
     def load_state_dict(self, state: Sequence[float]) -> None:
-        """Go on with the lengths of :meth:`state_dict`; what has been measured is forgotten."""
+        """Go on with the lengths of :meth:`state_dict`; measurements are forgotten."""
         self.restart()
         if state:
             self.steps, self._planned = (int(item) for item in state)
 
 
 def _periods(sync_every: Union[int, str, Sequence[int]], size: int) -> List[int]:
-    """The local steps between two synchronizations, by rank."""
+    """Return the local steps between two synchronizations, by rank."""
     if isinstance(sync_every, str):
         raise ConfigError(f'sync_every={sync_every!r}: a number from 1 on, one per rank, or "{AUTO}".')
     periods = [sync_every] * size if isinstance(sync_every, int) else [int(item) for item in sync_every]

@@ -26,28 +26,16 @@ _calls: MutableMapping[Context, Counter[Tuple[str, int]]] = weakref.WeakKeyDicti
 
 
 class Presence(NamedTuple):
-    """One rank's report about an array that is to be broadcast.
-
-    Attributes:
-        name: of the array.
-        dtype: NumPy's name of its dtype.
-        present: whether it exists already.
-        problem: why it cannot be broadcast; empty: it can.
-    """
+    """One rank's report about an array to be broadcast."""
 
     name: str
     dtype: str
-    present: bool
-    problem: str = ""
+    present: bool  # whether it exists already
+    problem: str = ""  # why it cannot be broadcast; empty: it can
 
 
 def disagreement(ranks: Sequence[int], reports: Sequence[Sequence[Presence]]) -> Optional[str]:
-    """Return what is wrong with the reports of all ranks, or None.
-
-    Args:
-        ranks: that have reported.
-        reports: of each rank, for its arrays.
-    """
+    """Return the error in the reports of ``ranks``, one list of arrays for each, or None."""
     for rank, report in zip(ranks, reports):
         for item in report:
             if item.problem:
@@ -71,11 +59,7 @@ def disagreement(ranks: Sequence[int], reports: Sequence[Sequence[Presence]]) ->
 class LateBroadcasts:
     """The broadcasts of one call; every rank makes one of these, for the same names.
 
-    Args:
-        names: of the arrays.
-        root_rank: the rank that sends, a rank of the job.
-        label: of the call; calls of the same label are in the same order on all ranks.
-        process_set: the ranks that take part.
+    ``root_rank`` is a rank of the job. Calls with the same label are in the same order on all ranks.
     """
 
     def __init__(self, names: Sequence[str], root_rank: int, label: str, process_set: ProcessSet) -> None:
@@ -90,11 +74,11 @@ class LateBroadcasts:
         self._requested: Dict[str, Handle] = {}
 
     def send(self, name: str, array: Array) -> None:
-        """On the root: send an array. It is copied, and the root does not wait."""
+        """On the root: send a copy of an array, without waiting."""
         self._gather(name, np.frombuffer(array.tobytes(), np.uint8))
 
     def request(self) -> None:
-        """On all other ranks: request all arrays, if that has not been done."""
+        """On all other ranks: request all arrays, once."""
         for name in self._left:
             self._requested[name] = self._gather(name, np.empty(0, np.uint8))
         self._left = []
@@ -102,9 +86,7 @@ class LateBroadcasts:
     def receive(self, name: str, target: Array) -> None:
         """On all other ranks: wait for the root's array, and overwrite ``target`` with it.
 
-        Raises:
-            ShapeError: it has another size than ``target``.
-            PeerLostError: a rank was lost.
+        ShapeError: its size differs from that of ``target``.
         """
         self.request()
         (data,) = self._requested.pop(name).wait()

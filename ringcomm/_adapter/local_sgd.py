@@ -3,13 +3,13 @@
 Local SGD (Stich, "Local SGD converges fast and communicates little", 2019): the ranks average their weights
 once per ``sync_every`` steps, in place of gradients in every step. An outer optimizer may follow, as in
 DiLoCo (Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023): the
-average of what the ranks have changed is taken for a gradient, with which Nesterov's momentum makes one step
-from the weights that all ranks had before.
+average of the ranks' changes is taken for a gradient, with which Nesterov's momentum makes one step from the
+weights that all ranks had before.
 
 **Streaming** (Douillard et al., "Streaming DiLoCo with overlapping communication", 2025): the weights are
 divided into fragments that take turns, and a fragment's reduction runs during the next local steps. When it
-is complete, the outer step replaces the weights that the fragment had when the reduction began; what local
-steps have changed since then is kept, and is part of the next delta.
+is complete, the outer step replaces the weights that the fragment had when the reduction began; changes by
+local steps since then are kept, and are part of the next delta.
 """
 
 from __future__ import annotations
@@ -32,16 +32,11 @@ from .fragments import Averages, Exchange, divided, square
 from .intervals import AUTO, Interval
 from .outer import OuterOptimizer
 
-_NO_STEPS = 1e-9
-"""The weight of a rank that has made no step."""
+_NO_STEPS = 1e-9  # the weight of a rank that has made no step
 
 
 def host_dtype(name: str) -> str:
-    """Return the type of the array of a weight, by the name of the weight's type: float32 for half types.
-
-    Raises:
-        ConfigError: it is complex.
-    """
+    """Return the array type for a weight's type: float32 for half types; ConfigError if it is complex."""
     if name.startswith("complex"):
         raise ConfigError(f"LocalSGD averages real weights, not {name}: make two of each.")
     return name if name == "float64" else "float32"
@@ -184,12 +179,12 @@ class LocalSGD(OuterOptimizer):
         return bool(self._ending() or self._beginning())
 
     def _beginning(self) -> List[int]:
-        """The fragments whose reduction begins after this step; the last one's ends an interval."""
+        """Return the fragments whose reduction begins after this step; the last one's ends an interval."""
         every, parts = self._interval.steps, len(self._fragments)
         return [number for number in range(parts) if every * (number + 1) // parts == self._within]
 
     def _ending(self) -> List[int]:
-        """The fragments whose result is taken after this step, in the order in which they began."""
+        """Return the fragments whose result is taken after this step, in the order in which they began."""
         return [number for number, item in self._running.items() if item.until <= self._steps]
 
     def touched(self) -> List[int]:
@@ -254,10 +249,10 @@ class LocalSGD(OuterOptimizer):
         self._interval.exchanged(began_s)
 
     def _begin(self, number: int, began_s: float) -> None:
-        """Start the reduction of what this rank has changed in a fragment."""
+        """Start the reduction of this rank's changes in a fragment."""
         places = self._fragments[number]
         started = {place: self._weights[place].copy() for place in places} if self._overlap else {}
-        # Into arrays of their own: the plain difference of arrays of zero dimensions is a scalar, whose flat
+        # Into new arrays: the plain difference of arrays of zero dimensions is a scalar, whose flat
         # copy would be averaged in place of it.
         deltas = {place: np.empty_like(self._anchors[place]) for place in places}
         for place, delta in deltas.items():
@@ -303,7 +298,7 @@ class LocalSGD(OuterOptimizer):
             self._learn(exchange.facts)
 
     def _learn(self, facts: Array) -> None:
-        """The last fragment has been exchanged: the length of the next interval follows."""
+        """Set the length of the next interval, after the exchange of the last fragment."""
         self._announce(self._interval.learn(facts.tolist()))
         self._interval.measured(self._apart, self._norm)
         self._apart = self._norm = 0.0
@@ -318,14 +313,14 @@ class LocalSGD(OuterOptimizer):
             self._context.announce(f"{self._name} drift", warning)
 
     def _drop_running(self) -> None:
-        """Wait for what is running, and forget it."""
+        """Wait for running reductions, and forget them."""
         for exchange in self._running.values():
             for handle in exchange.handles:
                 handle.wait()
         self._running.clear()
 
     def _weight(self) -> Optional[float]:
-        """This rank's weight at an exchange: the steps that it has made, if ranks make unequal numbers."""
+        """Return this rank's weight at an exchange: its steps, if ranks make unequal numbers."""
         if not self._interval.fixed:
             return None
         whole = len(self._fragments) > 1 or self._overlap

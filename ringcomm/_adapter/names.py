@@ -11,7 +11,7 @@ _COUNTED = re.compile(r"_\d+(?=/|$)")
 
 
 def variable_name(variable: Any) -> str:
-    """A variable's name without the numbers that frameworks append to make names unique.
+    """Return a variable's name without the numbers that frameworks append to make names unique.
 
     On a rank that has created another model before, those numbers differ from the other ranks'.
     """
@@ -20,7 +20,7 @@ def variable_name(variable: Any) -> str:
 
 
 def group_name(variables: Sequence[Any], scope: str) -> str:
-    """The name of one operation on the gradients of all given variables."""
+    """Return the name of one operation on the gradients of all given variables."""
     names = [variable_name(variable) for variable in variables]
     shapes = [tuple(-1 if length is None else int(length) for length in item.shape) for item in variables]
     return f"{scope}/{bucket_name(names, shapes)}"

@@ -1,6 +1,6 @@
 """Classes of distributed optimizers and tapes, derived from the user's own.
 
-Each distributed Keras optimizer has a class of its own, in which ``from_config()`` finds its options.
+Each distributed Keras optimizer has its own class, in which ``from_config()`` finds its options.
 """
 
 from __future__ import annotations
@@ -15,20 +15,14 @@ class OptionsInClass:
     _ringcomm_options: Optional[Tuple[Any, ...]] = None
 
     def _take_options(self, *options: Any) -> None:
-        """Make an optimizer reduce gradients as the options say, without local variables."""
+        """Make an optimizer reduce gradients by the options, without local variables."""
         raise NotImplementedError
 
     @classmethod
     def from_config(cls, config: Any, *args: Any, **kwargs: Any) -> Any:
         """Create an optimizer of the same class, which reduces gradients in the same way.
 
-        Args:
-            config: from the optimizer's ``get_config()``.
-            args: further arguments of the optimizer's own method.
-            kwargs: the same, passed by keyword.
-
-        Returns:
-            the optimizer, without the state and the local variables of the other one.
+        It has neither the state nor the local variables of the other one.
         """
         made = super().from_config(config, *args, **kwargs)  # type: ignore[misc]
         if cls._ringcomm_options is not None:
@@ -37,11 +31,9 @@ class OptionsInClass:
 
 
 def derive(bases: Tuple[type, ...], options: Tuple[Any, ...]) -> Any:
-    """A class with these options. It has the name of the last base, which a saved model then names.
+    """Return a class with these options and the name of the last base, which a saved model then names.
 
-    Args:
-        bases: of the class; the first is, or is derived from, :class:`OptionsInClass`.
-        options: the arguments of its ``_take_options``.
+    The first base derives from :class:`OptionsInClass`; ``options`` are arguments of ``_take_options``.
     """
     named = bases[-1]
     namespace = {"__doc__": named.__doc__, "__module__": named.__module__, "_ringcomm_options": options}
@@ -49,12 +41,9 @@ def derive(bases: Tuple[type, ...], options: Tuple[Any, ...]) -> Any:
 
 
 def wrapped(mixin: type, thing: Any, but: str = "") -> Any:
-    """Return an object with the attributes of another one (``but`` one), of a class derived from both.
+    """Return an object with the attributes of ``thing``, of a class derived from ``mixin`` and its class.
 
-    Args:
-        mixin: the first base of the class.
-        thing: the other object, whose class is the second base.
-        but: the name of an attribute that it does not get: a scheduler may have set ``step`` on the original.
+    It does not get the attribute ``but``: a scheduler may have set ``step`` on the original.
     """
     own: Any = type(thing)
     made: Any = object.__new__(_class_with(mixin, own))
@@ -69,17 +58,12 @@ def _class_with(mixin: type, own: type) -> type:
 
 
 def convert(optimizer: Any, kind: Any) -> Any:
-    """Make an existing optimizer one of a class of :func:`derive`; it keeps its state.
-
-    Args:
-        optimizer: the optimizer.
-        kind: the class, derived from the optimizer's own.
-    """
+    """Make an existing optimizer one of a class of :func:`derive`; it keeps its state."""
     optimizer.__class__ = kind
     optimizer._take_options(*kind._ringcomm_options)
     return optimizer
 
 
 def set_untracked(optimizer: Any, name: str, value: Any) -> None:
-    """Set an attribute that Keras is not to track, because it would save it with the model."""
+    """Set an attribute that Keras must not track, because it would save it with the model."""
     object.__setattr__(optimizer, name, value)

@@ -31,61 +31,46 @@ from ..transport.nics import machine
 logger = logging.getLogger("ringcomm")
 
 _POLL_S = 0.1
-ARRIVE_S = 5.0
-"""How long the exceptions of the ranks may take to the driver, after they were aborted."""
-_LOST_S = 1.0
-"""How long to wait for that of a rank whose process has ended, if all others have arrived."""
+ARRIVE_S = 5.0  # longest time of the ranks' exceptions to the driver, after an abort
+_LOST_S = 1.0  # longest wait for that of a rank whose process has ended, if all others have arrived
 
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a worker needs to become one rank of a job. It contains the job's key.
-
-    Attributes:
-        job: the job's name.
-        rank: the rank.
-        size: number of ranks.
-        local_rank: the number of the rank on its host; None if the hosts are not known to the driver.
-        variables: the ``RINGCOMM_*`` variables of the rank.
-    """
+    """The facts that a worker needs to become one rank of a job. It contains the job's key."""
 
     job: str
     rank: int
     size: int
-    local_rank: Optional[int]
-    variables: Mapping[str, str] = field(repr=False)
+    local_rank: Optional[int]  # None if the driver does not know the hosts
+    variables: Mapping[str, str] = field(repr=False)  # the RINGCOMM_* variables of the rank
 
 
 class Host(NamedTuple):
-    """The host of a worker: what identifies it, and its name in messages."""
+    """The host of a worker: its identity, and its name in messages."""
 
     identity: str
     name: str
 
 
 class RankOutcome(NamedTuple):
-    """What a rank has returned or raised.
-
-    Attributes:
-        facts: those of :func:`ringcomm.storage.results.unpack`.
-        lost: whether the error is the system's, which reports that the worker has ended.
-    """
+    """The result or the error of a rank; ``facts`` are those of :func:`ringcomm.storage.results.unpack`."""
 
     facts: Dict[str, Any]
-    lost: bool = False
+    lost: bool = False  # the error is the system's, which reports that the worker has ended
 
     @property
     def ok(self) -> bool:
-        """Whether it has returned."""
+        """Return whether the rank's function has returned."""
         return bool(self.facts["ok"])
 
     @classmethod
     def of_error(cls, error: BaseException) -> RankOutcome:
-        """The outcome of a rank about which only the system's error is known."""
+        """Return the outcome of a rank about which only the system's error is known."""
         return cls(unpack(pack_error(error)), lost=True)
 
     def describe(self) -> str:
-        """The error in one line."""
+        """Return the error in one line."""
         lines = str(self.facts["summary"]).splitlines()
         return lines[0] if lines else "an error"
 
@@ -93,15 +78,9 @@ class RankOutcome(NamedTuple):
 class PlacedJob:
     """The driver's side of a job.
 
-    Args:
-        system: the system that keeps the workers, for the job's name.
-        size: number of ranks.
-        settings: of the job; the ranks get those that are not the default.
-        hosts: the hosts of the workers in rank order, or None if they are not known yet.
-
-    Raises:
-        StartupError: no address of this machine can be listened on.
-        ConfigError: encryption is on, and no certificate can be made.
+    ``hosts`` are those of the workers in rank order, or None if they are not known yet. Ranks get the
+    settings that are not the default. StartupError: no address can be listened on. ConfigError: no
+    certificate can be made.
     """
 
     def __init__(
@@ -124,7 +103,7 @@ class PlacedJob:
         ]
 
     def _serve(self, settings: Settings, planned: bool) -> Dict[str, str]:
-        """Start the rendezvous; the variables that all ranks need to reach it."""
+        """Start the rendezvous; return the variables that all ranks need to reach it."""
         key = secrets.token_bytes(32)
         certificate = make_certificate() if settings.encrypt else ""
         seats = [Seat(slot, host) for slot, host in zip(self._slots, self._hosts)] if planned else []
@@ -153,46 +132,32 @@ class PlacedJob:
                 _start_thread(callback)
 
     def when_failed(self, callback: Callable[[], None]) -> None:
-        """Have a function called, in a thread of its own, when the ranks have been aborted; perhaps twice."""
+        """Register a function to be called when the ranks have been aborted, in a thread; perhaps twice."""
         self._when_failed.append(callback)
         if self._failed.is_set():
             _start_thread(callback)
 
     @property
     def failure(self) -> Optional[RingcommError]:
-        """The error that all ranks were aborted with; None as long as the job has not failed."""
+        """Return the error that all ranks were aborted with; None as long as the job has not failed."""
         return None if self._embedded is None else self._embedded.failure
 
     @property
     def culprit(self) -> int:
-        """The rank that this error names; -1 if there is none."""
+        """Return the rank that this error names; -1 if there is none."""
         return -1 if self._embedded is None else self._embedded.culprit
 
     def ended(self, rank: int, how: str) -> None:
-        """Report that a rank takes part no more, because of an error; then the others need not wait for it.
-
-        Args:
-            rank: the rank.
-            how: the error as text.
-        """
+        """Report that a rank has failed with the error text ``how``; the others then do not wait for it."""
         if self._embedded is not None:
             self._embedded.process_ended(rank, how, False)
 
     def collect(self, poll: Callable[[float], Iterable[Tuple[int, RankOutcome]]]) -> List[Any]:
-        """Wait until every rank's function has returned, or the job has failed.
+        """Return the ranks' results in rank order, when all have returned; RemoteError if one failed.
 
         After a failure the other ranks have :data:`ARRIVE_S` to return: then their processes can be ranks of
-        the next job, which the caller may start at once.
-
-        Args:
-            poll: waits for at most so many seconds, and returns which ranks are done since it was last
-                called, with their outcomes.
-
-        Returns:
-            what the function returned, in rank order.
-
-        Raises:
-            RemoteError: a rank failed; the error names the first one.
+        the next job, which the caller may start at once. ``poll`` waits at most the given seconds, and
+        returns the ranks that ended since its last call, with their outcomes.
         """
         outcomes: Dict[int, RankOutcome] = {}
         deadline: Optional[Deadline] = None
@@ -211,14 +176,7 @@ class PlacedJob:
         return [outcomes[rank].facts["value"] for rank in range(self.size)]
 
     def check(self, outcomes: Mapping[int, RankOutcome]) -> None:
-        """Raise the error of the rank that failed first, if one did.
-
-        Args:
-            outcomes: by rank, those that have arrived, in the order in which they did.
-
-        Raises:
-            RemoteError: the job failed.
-        """
+        """Raise the RemoteError of the rank that failed first, if any; outcomes are in order of arrival."""
         failure, culprit = self.failure, self.culprit
         bad = [rank for rank, outcome in outcomes.items() if not outcome.ok]
         known = culprit in bad and not outcomes[culprit].lost
@@ -242,7 +200,7 @@ def _start_thread(function: Callable[[], None]) -> None:
 
 
 def _slots(size: int, hosts: Optional[Sequence[Host]]) -> List[Slot]:
-    """The place of every rank: the number of its host, and its number there."""
+    """Return the place of every rank: the number of its host, and its number there."""
     if hosts is None:
         return [Slot(0, rank) for rank in range(size)]
     order = {identity: index for index, identity in enumerate(dict.fromkeys(item.identity for item in hosts))}
@@ -255,12 +213,7 @@ def _slots(size: int, hosts: Optional[Sequence[Host]]) -> List[Slot]:
 
 
 def by_host(workers: Sequence[Any], host_of: Callable[[Any], Host]) -> List[Any]:
-    """The workers in an order in which those of the same host follow each other, for their ranks.
-
-    Args:
-        workers: in the order of the system.
-        host_of: the host of a worker.
-    """
+    """Return the workers, those of the same host next to each other, for their ranks."""
     identities = dict.fromkeys(host_of(item).identity for item in workers)
     order = {name: index for index, name in enumerate(identities)}
     return sorted(workers, key=lambda item: order[host_of(item).identity])
@@ -275,11 +228,7 @@ _present: Optional[Ticket] = None
 def enter(ticket: Ticket) -> None:
     """Make this process a rank: from now on ``init()`` joins the ticket's job.
 
-    Args:
-        ticket: of the rank.
-
-    Raises:
-        ConfigError: the process is a rank already. A process can be one rank of one job.
+    ConfigError: the process is a rank already. A process can be one rank of one job.
     """
     global _present
     with _lock:
@@ -294,10 +243,9 @@ def enter(ticket: Ticket) -> None:
 
 
 def end(error: Optional[BaseException] = None) -> None:
-    """Leave the job, if this process is in one, and be no rank any more.
+    """Leave the job, if this process is in one, so that it is not a rank any more.
 
-    Args:
-        error: what the rank's function has raised; the errors of the other ranks name it.
+    ``error`` is what the rank's function raised; the errors of the other ranks name it.
     """
     global _present
     try:
@@ -320,23 +268,11 @@ def _end_process_groups() -> None:
 
 
 def call(ticket: Ticket, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Join the job as a rank, call a function, and leave the job.
+    """Join the job as a rank, call a function, and leave the job; return the function's result.
 
     The job is joined before the call, so that the errors of all ranks name a rank whose function fails at
-    once. The function may call ``init()``, too.
-
-    Args:
-        ticket: of the rank.
-        fn: the function.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-
-    Returns:
-        what it returns.
-
-    Raises:
-        ConfigError: the process is a rank already.
-        StartupError: (or a subclass) the ranks did not connect.
+    once. The function may also call ``init()``. ConfigError: the process is a rank already. StartupError: the
+    ranks did not connect.
     """
     enter(ticket)
     try:
@@ -350,7 +286,7 @@ def call(ticket: Ticket, fn: Callable[..., Any], args: Sequence[Any], kwargs: Ma
 
 
 def attempt(function: Callable[[], Any]) -> bytes:
-    """Call a function; what it returns or raises, for :func:`ringcomm.storage.results.unpack`."""
+    """Call a function; return its result or error for :func:`ringcomm.storage.results.unpack`."""
     try:
         return pack_value(function())
     except Exception as error:  # noqa: BLE001  whatever the user's function raises goes to the driver
@@ -358,7 +294,7 @@ def attempt(function: Callable[[], Any]) -> bytes:
 
 
 def settings_for(start_timeout_s: Optional[float] = None, iface: Optional[str] = None) -> Settings:
-    """The driver's settings, with these in place of its own if they are given."""
+    """Return the driver's settings, with the given values in place of its own."""
     changes: Dict[str, Any] = {"start_timeout_s": start_timeout_s, "iface": iface}
     changes = {name: value for name, value in changes.items() if value is not None}
     return replace(Settings.from_environment(), **changes)

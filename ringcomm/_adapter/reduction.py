@@ -17,34 +17,22 @@ Groups = Union[int, Sequence[Sequence[Any]], None]
 
 
 class Reduction(NamedTuple):
-    """How arrays or a model's gradients are reduced.
-
-    Attributes:
-        op: the reduction.
-        prescale: factor before it.
-        postscale: factor after it.
-        process_set: the ranks that take part.
-        weight: the weights of a weighted average; None: there are none.
-        compression: a compressor, or its name.
-        sparse_as_dense: reduce sparse gradients as dense ones.
-        groups: the number of groups of gradients, each reduced as one operation, or lists of parameters;
-            None: as the adapter divides them.
-        options: of a collective, as its caller has passed them.
-    """
+    """How arrays or a model's gradients are reduced."""
 
     op: ReduceOp = ReduceOp.AVERAGE
-    prescale: float = 1.0
-    postscale: float = 1.0
+    prescale: float = 1.0  # factor before the reduction
+    postscale: float = 1.0  # factor after it
     process_set: ProcessSet = global_process_set
-    weight: Optional[StepWeight] = None
-    compression: Any = NoneCompressor
+    weight: Optional[StepWeight] = None  # of a weighted average; None: no weights
+    compression: Any = NoneCompressor  # a compressor, or its name
     sparse_as_dense: bool = False
+    # number of groups or lists of parameters, each one operation; None: the adapter divides
     groups: Groups = None
-    options: Options = Options()
+    options: Options = Options()  # of a collective, as its caller passed them
 
     @classmethod
     def of(cls, options: Options) -> Reduction:
-        """Return the reduction that a caller has chosen; its weight is passed on by itself."""
+        """Return the reduction that a caller has chosen; its weight is passed on separately."""
         return cls(
             options.op, factor_of(options.prescale_factor), factor_of(options.postscale_factor),
             options.process_set or global_process_set, None, compressor_of(options.compression),
@@ -53,11 +41,7 @@ class Reduction(NamedTuple):
 
     @classmethod
     def of_rows(cls, options: Options) -> Reduction:
-        """Return the reduction of a reducescatter.
-
-        Raises:
-            NotOfferedError: it is Adasum, which needs whole tensors.
-        """
+        """Return the reduction of a reducescatter; NotOfferedError for Adasum, which needs whole tensors."""
         scattered_reduction(options.op)
         return cls.of(options)
 
@@ -69,27 +53,27 @@ class Reduction(NamedTuple):
         )  # fmt: skip
 
     def weight_now(self) -> Optional[float]:
-        """The weight of a contribution that is submitted now; None: there are no weights."""
+        """Return the weight of a contribution that is submitted now; None: there are no weights."""
         return None if self.weight is None else self.weight.now()
 
     @property
     def factor(self) -> float:
-        """The product of both factors."""
+        """Return the product of both factors."""
         return self.prescale * self.postscale
 
     @property
     def gathered_factor(self) -> float:
-        """Of the gradients of a reducescatter: a sum's are multiplied by the size, as losses are averaged."""
+        """Return the factor of a reducescatter's gradients: a sum's is the size, as losses are averaged."""
         return self.factor * (size_of(self.process_set) if self.op == ReduceOp.SUM else 1)
 
     @property
     def adds(self) -> bool:
-        """Whether it is a sum or an average."""
+        """Return whether it is a sum or an average."""
         return self.op in (ReduceOp.AVERAGE, ReduceOp.SUM)
 
     @property
     def all_dense(self) -> bool:
-        """Whether sparse gradients are made dense: entries are concatenated, so they cannot have weights."""
+        """Return whether sparse gradients are made dense: concatenated entries cannot have weights."""
         return self.sparse_as_dense or self.weight is not None
 
     def active(self) -> bool:
@@ -99,18 +83,11 @@ class Reduction(NamedTuple):
     def prepared(
         self, tensors: Sequence[Any]
     ) -> Tuple[Reduction, List[Any], Callable[[Sequence[Any]], List[Any]]]:
-        """Divide the compression in what the reduction executes and what converts tensors around it.
+        """Split the compression into what the reduction executes and what converts tensors around it.
 
-        Args:
-            tensors: those to reduce.
-
-        Returns:
-            the reduction, with a compressor for which :func:`is_coded` holds or with none (reductions that do
-            not add are executed without codes); the tensors to send; and a function that makes the results of
-            what was received.
-
-        Raises:
-            ConfigError: no compressor has the name.
+        Return the reduction, with a compressor for which :func:`is_coded` holds or with none (reductions that
+        do not add are executed without codes); the tensors to send; and a function that converts the received
+        tensors. ConfigError: no compressor has the name.
         """
         compressor, how = compressor_of(self.compression), self
         if is_coded(compressor):
@@ -127,11 +104,10 @@ class Reduction(NamedTuple):
 
 
 class VariableReducer:
-    """Reduces the gradients of variables, except of those that only this rank has. Adapters say how.
+    """Reduce the gradients of variables, except of those that only this rank has.
 
-    Args:
-        how: the reduction.
-        scale_local: divide gradients of local variables by the number of ranks.
+    Adapters implement the reduction. ``scale_local`` divides gradients of local variables by the number of
+    ranks.
     """
 
     def __init__(self, how: Reduction = Reduction(), scale_local: bool = True) -> None:  # noqa: B008
@@ -154,15 +130,9 @@ class VariableReducer:
     def reduce(
         self, gradients: Sequence[Any], variables: Sequence[Any], *args: Any, **kwargs: Any
     ) -> List[Any]:
-        """Reduce gradients over all ranks.
+        """Return the reduced gradients, in order; None stays None.
 
-        Args:
-            gradients: tensors, or None.
-            variables: the variables, in the same order.
-            args, kwargs: further arguments of :meth:`reduce_shared`.
-
-        Returns:
-            the reduced gradients in the same order; None where the gradient is None.
+        Further arguments go to :meth:`reduce_shared`.
         """
         how, results = self.how, list(gradients)
         active = how.active()
@@ -195,8 +165,7 @@ class VariableReducer:
 def register_layers(layers: Any, register: Callable[[Any], None]) -> None:
     """Call a function with each trainable weight of a layer or several; None: of no layer.
 
-    Raises:
-        ConfigError: one is not a Keras layer.
+    ConfigError: one is not a Keras layer.
     """
     listed = list(layers) if isinstance(layers, (list, tuple, set)) else [] if layers is None else [layers]
     if not all(hasattr(layer, "trainable_weights") for layer in listed):
@@ -218,20 +187,9 @@ def of_gradients(
 ) -> Reduction:  # fmt: skip
     """Return the reduction for the arguments of a ``DistributedOptimizer``.
 
-    Args:
-        op: the reduction.
-        gradient_predivide_factor: with Average, the factor to divide by before the sum.
-        process_set: the ranks that take part.
-        compression: a compressor, its name, or what the settings say for ``Compression.none``.
-        weight: the weights of gradients; None: there are none.
-        sparse_as_dense: reduce sparse gradients as dense ones.
-        groups: the number of groups, or lists of parameters.
-        num_groups: the number of groups, if there are no ``groups``; 0: none.
-        parameter_type: the class of parameters.
-        local_steps: whether the caller's optimizer can make local steps, if the settings ask for them.
-
-    Raises:
-        ConfigError: an argument has an invalid value, or the settings ask for local steps in vain.
+    ``gradient_predivide_factor`` divides before the sum, with Average. For ``Compression.none`` the settings
+    decide. ``local_steps``: the optimizer can make local steps. ConfigError: an argument is invalid, or the
+    settings ask for local steps that it cannot make.
     """
     if not local_steps:
         refuse_local_steps()
@@ -245,10 +203,9 @@ def of_gradients(
 
 
 def chosen_groups(groups: Groups, num_groups: int, parameter_type: type) -> Groups:
-    """Check the caller's ``groups`` or ``num_groups``.
+    """Return the checked ``groups``, or ``num_groups``.
 
-    Raises:
-        ConfigError: ``groups`` is neither a positive number nor lists of distinct parameters.
+    ConfigError: ``groups`` is neither a positive number nor lists of distinct parameters.
     """
     if groups is None:
         groups = num_groups or None

@@ -1,4 +1,4 @@
-"""Starts collectives on operands (:mod:`ringcomm.arrays.operands`), in the same way in every adapter."""
+"""Start collectives on operands (:mod:`ringcomm.arrays.operands`), in the same way in every adapter."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def start_alltoall(
 
 
 def _finisher(operands: Operands, grouped: bool) -> Callable[[Any], Any]:
-    """Return what makes the results of operands that have been overwritten."""
+    """Return the function that makes the results of operands that have been overwritten."""
 
     def convert(_: Any) -> Any:
         results = [item.finish() for item in operands]
@@ -93,7 +93,7 @@ def _finisher(operands: Operands, grouped: bool) -> Callable[[Any], Any]:
 
 
 def _deliverer(operands: Operands, grouped: bool) -> Callable[[Any], Any]:
-    """Return what makes the results of the engine's arrays, which have other rows than the operands."""
+    """Return the function that shapes the engine's results, whose rows differ from the operands'."""
 
     def convert(arrays: Sequence[Any]) -> Any:
         results = [item.deliver(array) for array, item in zip(arrays, operands)]

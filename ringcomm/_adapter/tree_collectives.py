@@ -1,4 +1,4 @@
-"""The collectives of a framework on trees of its arrays, or on single values: what their functions share."""
+"""The collectives of a framework on trees of its arrays, or on single values."""
 
 from __future__ import annotations
 
@@ -14,19 +14,16 @@ from .compression import is_elementwise
 from .graph_callbacks import Operation
 from .reduction import Reduction
 
-Rebuild = Callable[[Sequence[Any]], Any]
-"""Makes a tree, like the one that was given, of other arrays."""
+Rebuild = Callable[[Sequence[Any]], Any]  # makes a tree, like the given one, of other arrays
 Execute = Callable[[Operation, List[Any]], Sequence[Any]]
 
 
 class TreeCollectives:
-    """Executes collectives on all arrays of a tree as one operation; without arrays it needs no other rank.
+    """Execute collectives on all arrays of a tree as one operation; without arrays it needs no other rank.
 
-    Args:
-        leaves: returns a tree's arrays, and what makes a tree of their results.
-        execute: executes an operation on arrays of the framework, and returns its results as such. The weight
-            of a reduction is the last input.
-        weights: makes this input, in a list, of a weight.
+    ``leaves`` returns a tree's arrays, and the function that joins results to a tree. ``execute`` runs an
+    operation on arrays of the framework; the weight of a reduction is the last input, in the form that
+    ``weights`` returns.
     """
 
     def __init__(
@@ -73,7 +70,7 @@ class TreeCollectives:
         return rebuild(self._execute(Operation(kind, how, name, len(arrays), root_rank), arrays))
 
     def alltoall(self, value: Any, splits: Any, name: Optional[str], process_set: ProcessSet) -> Any:
-        """Exchange rows of one array; with ``splits`` a pair of the rows and their numbers by rank."""
+        """Exchange rows of one array; with ``splits`` return a pair of the rows and their numbers by rank."""
         (array,), _ = self._leaves(value)
         counts: Any = () if splits is None else np.asarray(splits)
         if array.ndim:

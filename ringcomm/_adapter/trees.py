@@ -1,4 +1,4 @@
-"""Splits nested state into its arrays and the remaining structure, and joins them again."""
+"""Split nested state into its arrays and the remaining structure, and join them again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Leaf(NamedTuple):
 
 
 def take_apart(tree: Any, is_array: Callable[[Any], bool]) -> Tuple[Any, List[Any]]:
-    """A copy of nested dicts, lists and tuples with a :class:`Leaf` for every array, and the arrays."""
+    """Copy nested dicts, lists and tuples with a :class:`Leaf` for every array; return it and the arrays."""
     arrays: List[Any] = []
 
     def copied(node: Any) -> Any:
@@ -29,7 +29,7 @@ def take_apart(tree: Any, is_array: Callable[[Any], bool]) -> Tuple[Any, List[An
 
 
 def put_together(tree: Any, arrays: Sequence[Any]) -> Any:
-    """The inverse of :func:`take_apart`: the structure with its arrays."""
+    """Return the structure with its arrays, the inverse of :func:`take_apart`."""
     if isinstance(tree, Leaf):
         return arrays[tree.number]
     if isinstance(tree, dict):

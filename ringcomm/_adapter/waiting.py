@@ -1,4 +1,4 @@
-"""Waits for several operations, so that none is left in progress when one has failed."""
+"""Wait for several operations, so that none is left in progress when one has failed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,9 @@ from ..errors import RingcommError
 def run_all(steps: Sequence[Callable[[], Any]]) -> List[Any]:
     """Call every function, each of which waits for an operation, also when an earlier one has failed.
 
-    The adapters call it where one call or one step of an optimizer waits for several operations: none of
-    them may still write to a tensor when the error reaches the program.
-
-    Args:
-        steps: the functions, in the order in which they are called.
-
-    Returns:
-        what they return, in order.
-
-    Raises:
-        RingcommError: the first that was raised; all others have been called by then. Any other exception
-            (Ctrl-C, for example) passes at once: the functions after that one are not called.
+    None of the operations of one call may still write to a tensor when the error reaches the program. Return
+    the results in order. The first RingcommError is raised after all calls; any other exception (Ctrl-C, for
+    example) passes at once.
     """
     results: List[Any] = []
     problem: Optional[RingcommError] = None

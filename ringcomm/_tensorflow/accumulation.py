@@ -1,4 +1,4 @@
-"""Sums the gradients of several batches before each optimizer step, in eager mode and ``tf.function``."""
+"""Sum the gradients of several batches before each optimizer step, in eager mode and ``tf.function``."""
 
 from __future__ import annotations
 
@@ -14,13 +14,9 @@ Pairs = List[Tuple[Any, Any]]
 class Accumulator:
     """The sums of gradients since the last step, one for each variable.
 
-    Args:
-        passes: number of batches per step.
-        average: divide the sums by that number.
-        sparse_as_dense: convert ``tf.IndexedSlices`` to dense tensors; otherwise they are refused.
-
-    Attributes:
-        counter: number of batches in the sums, from 0 to ``passes - 1`` between two calls.
+    ``average``: divide them by ``passes``, the number of batches per step. ``counter`` is the number of
+    batches in the sums, from 0 to ``passes - 1``. Without ``sparse_as_dense``, ``tf.IndexedSlices`` are
+    refused.
     """
 
     def __init__(self, passes: int, average: bool, sparse_as_dense: bool) -> None:
@@ -33,19 +29,13 @@ class Accumulator:
             self.counter = tf.Variable(0, trainable=False, dtype=tf.int64)
 
     def fresh(self) -> Accumulator:
-        """Another accumulator with the same options, without sums."""
+        """Return another accumulator with the same options, without sums."""
         return Accumulator(self._passes, self._average, self._sparse_as_dense)
 
     def step(self, pairs: Pairs, apply: Callable[[Pairs], Any], otherwise: Callable[[], Any]) -> None:
-        """Add gradients; if these are the last of a step, apply the sums and reset them to zero.
+        """Add pairs (gradient, variable); ``apply`` and reset the sums if a step is complete.
 
-        Args:
-            pairs: pairs (gradient, variable).
-            apply: called with pairs (sum, variable) to make a step.
-            otherwise: called if no step is made.
-
-        Raises:
-            ConfigError: a gradient is sparse, and ``sparse_as_dense`` is False.
+        Else call ``otherwise``. ConfigError: a gradient is sparse, and ``sparse_as_dense`` is False.
         """
         present = [(self._dense(gradient), variable) for gradient, variable in pairs if gradient is not None]
         sums = [self._sum_for(variable) for _, variable in present]

@@ -1,16 +1,16 @@
-"""Runs collectives on NumPy arrays from TensorFlow: in eager mode, ``tf.function`` and TensorFlow 1 graphs.
+"""Run collectives on NumPy arrays from TensorFlow: in eager mode, ``tf.function`` and TensorFlow 1 graphs.
 
-How a :class:`~ringcomm._adapter.graph_callbacks.Batch` is run depends on the mode:
+How a :class:`~ringcomm._adapter.graph_callbacks.Batch` runs depends on the mode:
 
 In eager mode it is called.
 
-In a ``tf.function`` it is one stateful ``tf.numpy_function``. TensorFlow runs those in program order, one
-at a time, so all ranks run the same ones in the same order.
+In a ``tf.function`` it is one stateful ``tf.numpy_function``. TensorFlow runs those in program order, one at
+a time, so all ranks run the same ones in the same order.
 
 In a TensorFlow 1 graph there is no order, and a waiting callback occupies one of a few threads (the inter-op
 pool, by default as many as the machine has cores). With two threads and three allreduces, one rank may wait
 for the first two and another for the last two: a deadlock. A batch is therefore two callbacks there. The
-first only submits and does not block. The second waits, on a thread of its own: it is the map step of a
+first only submits and does not block. The second waits, on a separate thread: it is the map step of a
 ``tf.data`` dataset of one element. TensorFlow computes that element on a thread outside the pool, and the
 step runs on the same thread, because it is without inter-op parallelism. Every submitting callback can run
 while others wait, so every operation that all ranks have submitted completes.
@@ -45,16 +45,10 @@ Shape = Sequence[Optional[int]]
 def run(
     operations: Sequence[Operation], inputs: Sequence[Any], dtypes: Sequence[Any], shapes: Sequence[Shape]
 ) -> List[tf.Tensor]:
-    """Run collectives, all submitted before any is waited for.
+    """Return the results of collectives, in order; all are submitted before any is waited for.
 
-    Args:
-        operations: the collectives.
-        inputs: the input tensors of all operations, in order.
-        dtypes: of the results.
-        shapes: of the results; None for a length that is unknown when the graph is built.
-
-    Returns:
-        the results of all operations, in order.
+    ``dtypes`` and ``shapes`` are those of the results; None for a length that is unknown when the graph is
+    built.
     """
     batch = Batch(operations)
     if tf.executing_eagerly():
@@ -87,10 +81,10 @@ def differentiable(forward: Callable[..., Any], inputs: Sequence[Any]) -> Any:
 
 
 def unique_name(name: str) -> str:
-    """The name, with a number appended if this graph has it already.
+    """Return the name, with a number appended if this graph has it already.
 
-    The graph's own ``unique_name()`` is not used: it prepends the name scope, whose number depends on what
-    was built before, which may be in another order on each rank.
+    The graph's ``unique_name()`` is not used: it prepends the name scope, whose number depends on what was
+    built before, which may be in another order on each rank.
     """
     if tf.executing_eagerly():
         return name
@@ -103,7 +97,7 @@ _taken: weakref.WeakKeyDictionary[Any, Dict[str, int]] = weakref.WeakKeyDictiona
 
 
 def name_of(name: Optional[str], kind: str, tensors: Sequence[Any]) -> Optional[str]:
-    """An operation's name: the caller's, or one from its place in the graph.
+    """Return an operation's name: the caller's, or one from its place in the graph.
 
     In eager mode an operation without the caller's name has none; it is matched by its order.
     """
@@ -167,7 +161,7 @@ _NO_ERROR = b"/dev/null"
 
 
 def _reporting(call: Callable[..., List[Any]], dtypes: Sequence[Any]) -> Callable[..., List[Any]]:
-    """A callback with one more result, before the others: a path for :func:`_checked`.
+    """Return a callback with one more result, before the others: a path for :func:`_checked`.
 
     TensorFlow turns every error of a callback into UnknownError, or InvalidArgumentError if it is a
     ValueError. Programs expect FailedPreconditionError if ranks disagree, so that error is returned as a
@@ -187,12 +181,11 @@ def _reporting(call: Callable[..., List[Any]], dtypes: Sequence[Any]) -> Callabl
     return report
 
 
-_PATH_BYTES = 3900
-"""Longest error text in a path; the operating system accepts 4096 bytes for the whole path."""
+_PATH_BYTES = 3900  # longest error text in a path; the system accepts 4096 bytes for the whole path
 
 
 def _checked(results: Sequence[tf.Tensor]) -> List[tf.Tensor]:
-    """The results after the first; they fail with FailedPreconditionError if the first reports an error.
+    """Return the results after the first; they fail with FailedPreconditionError if that reports an error.
 
     The first is the path of an empty file, or for an error a path below that file with the error's text.
     Reading the latter is the only operation of TensorFlow that fails with FailedPreconditionError and a text
@@ -210,7 +203,7 @@ _translated: Dict[Type[RingcommError], Type[Any]] = {}
 
 
 def translated(error: RingcommError) -> BaseException:
-    """The same error as an instance of TensorFlow's error class too, which programs for Horovod catch."""
+    """Return the error as an instance also of TensorFlow's error class, which programs for Horovod catch."""
     kind = type(error)
     if kind not in _translated:
         counterpart, code = _counterpart(error)

@@ -1,4 +1,4 @@
-"""Reduces the gradients of one step over all ranks: all are submitted before any is waited for."""
+"""Reduce the gradients of one step over all ranks: all are submitted before any is waited for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Name = Callable[[Any], str]
 
 
 class GradientReducer(VariableReducer):
-    """Reduces the gradients of a model over all ranks; without groups, all gradients are one group."""
+    """Reduce the gradients of a model over all ranks; without groups, all gradients are one group."""
 
     def reduce_shared(
         self,
@@ -28,19 +28,11 @@ class GradientReducer(VariableReducer):
         scope: str = "gradients",
         name: Optional[Name] = None,
     ) -> List[Any]:
-        """Reduce gradients of variables that all ranks have.
+        """Reduce tensors or ``tf.IndexedSlices`` of variables that all ranks have.
 
         Gradients are reduced in the order of the variables' names. If these are distinct, the variables may
-        be in another order on each rank.
-
-        Args:
-            gradients: tensors or ``tf.IndexedSlices``.
-            variables: the variables, in the same order.
-            scope: prefix of the operations' names, to distinguish several reductions of one program.
-            name: function that returns the name of a variable.
-
-        Returns:
-            the reduced gradients in the same order.
+        be in another order on each rank. ``scope`` is the prefix of the operations' names, to distinguish
+        several reductions of one program; ``name`` returns the name of a variable.
         """
         named = name or variable_name
         chosen = sorted(range(len(variables)), key=lambda index: named(variables[index]))
@@ -131,11 +123,7 @@ class ReducingOptimizer:
     _reducer: GradientReducer
 
     def register_local_var(self, var: Any) -> None:
-        """Exclude the gradient of a variable from the reduction, because only this rank has the variable.
-
-        Args:
-            var: the variable.
-        """
+        """Exclude a variable's gradient from the reduction: only this rank has the variable."""
         self._reducer.register_local(var)
 
     def _reduced(self, pairs: Any, scope: str) -> Any:
@@ -145,19 +133,12 @@ class ReducingOptimizer:
 
 
 class Bundle(NamedTuple):
-    """Gradients that are reduced by one operation.
-
-    Attributes:
-        operation: the collective.
-        tensors: its inputs.
-        shapes: of its results.
-        finish: stores the results in a list of all gradients.
-    """
+    """Gradients that are reduced by one operation."""
 
     operation: Operation
-    tensors: List[Any]
-    shapes: List[Any]
-    finish: Callable[[Sequence[Any], List[Any]], None]
+    tensors: List[Any]  # its inputs
+    shapes: List[Any]  # of its results
+    finish: Callable[[Sequence[Any], List[Any]], None]  # stores the results in a list of all gradients
 
 
 def _known(shape: tf.TensorShape) -> Tuple[int, ...]:

@@ -26,22 +26,16 @@ class _Distributed(OptionsInClass, ReducingOptimizer):
         set_untracked(self, "_agg_helper", None if accumulator is None else accumulator.fresh())
 
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
-        """Compute gradients with the optimizer's own method and reduce them over all ranks.
+        """Return pairs (gradient, variable) from the optimizer's method, reduced over all ranks.
 
-        Args:
-            loss: the loss, a tensor or a function that returns it.
-            var_list: the variables.
-            tape: the tape that has recorded the loss, if it is a tensor.
-
-        Returns:
-            a list of pairs (gradient, variable).
+        ``loss`` is a function, or a tensor that ``tape`` has recorded.
         """
         return self._compute_gradients(loss, var_list, None, tape)
 
     def _compute_gradients(
         self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
     ) -> List[Any]:
-        """The method of older optimizers for the same purpose."""
+        """Do the same in older optimizers."""
         own: Any = super()
         if hasattr(own, "_compute_gradients"):
             pairs = own._compute_gradients(loss, var_list, grad_loss, tape)
@@ -50,28 +44,14 @@ class _Distributed(OptionsInClass, ReducingOptimizer):
         return self._reduced_once(list(pairs))
 
     def get_gradients(self, loss: Any, params: Any) -> List[Any]:
-        """Compute gradients with the optimizer's own method and reduce them over all ranks.
-
-        Args:
-            loss: the loss tensor.
-            params: the variables.
-
-        Returns:
-            the reduced gradients, in the order of ``params``.
-        """
+        """Return the optimizer's gradients, reduced over all ranks, in the order of ``params``."""
         gradients = super().get_gradients(loss, params)  # type: ignore[misc]
         return [gradient for gradient, _ in self._reduced_once(list(zip(gradients, params)))]
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Reduce gradients over all ranks, unless they are reduced already, and apply them.
+        """Reduce pairs (gradient, variable) over all ranks, unless they are reduced, and apply them.
 
-        Args:
-            grads_and_vars: pairs (gradient, variable).
-            args: further arguments of the optimizer's own method.
-            kwargs: the same, passed by keyword.
-
-        Returns:
-            the result of the optimizer's own method; with several passes per step its step counter.
+        Return the result of the optimizer's method; with several passes per step its step counter.
         """
         pairs = list(grads_and_vars)
         own = super().apply_gradients  # type: ignore[misc]
@@ -102,11 +82,8 @@ def make_distributed(
 ) -> Any:
     """Create a distributed optimizer with the configuration of another one.
 
-    Args:
-        optimizer: the user's optimizer.
-        reducer: reduces the gradients.
-        in_place: change the class of ``optimizer`` itself, which keeps its state.
-        accumulator: sums the gradients of several batches; None: every batch is a step.
+    ``in_place``: change the class of ``optimizer``, which keeps its state. Without an accumulator every batch
+    is a step.
     """
     own = type(optimizer)
     kind = derive((own,) if issubclass(own, _Distributed) else (_Distributed, own), (reducer, accumulator))

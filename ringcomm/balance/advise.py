@@ -1,8 +1,7 @@
 """Which machines a job should use: the predicted time of a step for every subset of them.
 
-The time is the compute time of the slowest rank with balanced batches, and the communication that the
-computation does not hide. Communication is the cost model's prediction, scaled so that it agrees with what
-was measured on all machines.
+The time is the compute time of the slowest rank with balanced batches, plus the communication that does not
+overlap with it. The cost model predicts communication, scaled to agree with the measurement on all machines.
 """
 
 from __future__ import annotations
@@ -20,37 +19,25 @@ from .plan import ComputeTime, ShareLimits, Shares, compute_s, plan_shares
 
 Number = Union[int, float]
 
-_MAX_HOSTS = 8
-"""Of more hosts not all subsets are compared, but those of the fastest ones."""
-_JOIN_GAIN = 0.05
-"""A further host must shorten the step by this part."""
+_MAX_HOSTS = 8  # of more hosts only subsets of the fastest ones are compared
+_JOIN_GAIN = 0.05  # a further host must shorten the step by this part
 _ROWS = 32
-_FAR = 1.5
-"""From batches that were measured to ones that are so many times as large, errors of 24 to 33 % were seen."""
+_FAR = 1.5  # relative to measured batches; predictions for larger ones were wrong by 24 to 33 %
 
 
 class Row(NamedTuple):
-    """A possible job.
-
-    Attributes:
-        hosts: the machines, in the order in which they were given.
-        codec: how gradients are sent.
-        step_s: predicted seconds per step.
-        samples_per_s: predicted samples per second.
-        shares: samples of each rank of these hosts.
-        beyond: how many times as large as any batch that was measured on a rank its share is, at most.
-    """
+    """A possible job: hosts in the given order, codec, predicted seconds per step, and samples per rank."""
 
     hosts: Tuple[str, ...]
     codec: str
     step_s: float
     samples_per_s: float
     shares: Shares
-    beyond: float = 1.0
+    beyond: float = 1.0  # largest share of a rank relative to the largest batch measured on it
 
     @property
     def is_bound(self) -> bool:
-        """Whether its batches are so far from what was measured that its time is a rough bound."""
+        """Return whether its batches are so far from measured ones that its time is a rough bound."""
         return self.beyond > _FAR
 
 
@@ -87,7 +74,7 @@ class Advice(NamedTuple):
         return "\n".join(lines)
 
     def _different(self) -> List[Row]:
-        """All rows, but only the first of each rank alone: it sends nothing, with any codec."""
+        """Return all rows, but only the first of each rank alone: it sends nothing, with any codec."""
         found: List[Row] = []
         alone = set()
         for row in self.rows:
@@ -161,7 +148,7 @@ def advise(
 
 
 def _column(name: str, values: Sequence[Number], above: bool = False) -> List[Number]:
-    """An argument of :func:`advise` that has one number for each rank."""
+    """Return an argument of :func:`advise` that has one number for each rank."""
     numbers = finite_numbers(values, 0.0, above)
     if not numbers:
         least = "above 0" if above else "at least 0"
@@ -182,20 +169,12 @@ def compare(
     coding_s: Optional[Callable[[str, Sequence[int]], float]] = None,
     measured: Sequence[int] = (),
 ) -> Advice:
-    """The comparison behind :func:`advise`, with a measured model.
+    """Compare all possible jobs with a measured model; the work of :func:`advise`.
 
-    Args:
-        names: host of every rank.
-        speeds: of every rank.
-        model: links of all ranks.
-        gradient_bytes: size of all gradients.
-        global_batch: samples of all ranks together per step.
-        codecs: by name, bytes sent per byte of gradients.
-        measured_s: communication that all ranks together have not hidden; None: not measured.
-        limits: what shares must respect; limits per rank are ignored.
-        overlap: which part of the computation communication can run beside, if it was not measured.
-        coding_s: seconds that some ranks need to encode and decode with a codec; None: no time.
-        measured: the largest batch of each rank whose computation was measured; empty: not known.
+    ``codecs`` gives bytes sent per byte of gradients, and ``coding_s`` the seconds that some ranks need to
+    encode and decode. ``measured_s`` is the exposed communication of all ranks together; without it,
+    ``overlap`` is the part of the computation that communication can overlap. ``measured`` is the largest
+    measured batch of each rank, or empty. ``limits`` per rank are ignored.
     """
     order = list(dict.fromkeys(names))
     factor = 1.0
@@ -226,7 +205,7 @@ def compare(
 
 
 def reduce_s(model: CostModel, ranks: Sequence[int], nbytes: int) -> float:
-    """The predicted seconds of an all-reduce among some of the ranks; 0.0 for a single one."""
+    """Predict the seconds of an all-reduce among some of the ranks; 0.0 for a single one."""
     if len(ranks) < 2 or not nbytes:
         return 0.0
     hosts = [model.hosts[rank] for rank in ranks] if model.hosts else [0] * len(ranks)
@@ -240,7 +219,7 @@ def reduce_s(model: CostModel, ranks: Sequence[int], nbytes: int) -> float:
 def _subsets(
     order: Sequence[str], names: Sequence[str], speeds: Sequence[ComputeTime], total: int
 ) -> List[Tuple[str, ...]]:
-    """Sets of hosts, in the given order."""
+    """Return sets of hosts, in the given order."""
     considered = list(order)
     if len(considered) > _MAX_HOSTS:
         fastest: Dict[str, float] = {}
@@ -256,14 +235,17 @@ def _subsets(
 
 
 def _best(rows: Sequence[Row]) -> Row:
-    """The fewest hosts from which no further one shortens the step noticeably; then the fastest."""
+    """Return the fewest hosts to which no further one brings a noticeable gain; then the fastest."""
     limit_s = rows[0].step_s / (1.0 - _JOIN_GAIN)
     near = [row for row in rows if row.step_s <= limit_s]
     return min(near, key=lambda row: (len(row.hosts), row.step_s))
 
 
 def _text(best: Row, rows: Sequence[Row], order: Sequence[str]) -> str:
-    """Like ``use localhost and jetson1; jetson2 would make it slower: 0.92 s with, 0.84 s without``."""
+    """Return the recommendation in one line.
+
+    Like ``use localhost and jetson1; jetson2 would make it slower: 0.92 s with, 0.84 s without``.
+    """
     left_out = [name for name in order if name not in best.hosts]
     how = "" if best.codec == "float32" else f" with {best.codec}"
     if not left_out:

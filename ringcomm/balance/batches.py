@@ -15,8 +15,7 @@ from .pace import Pace
 
 MaxBatch = Union[int, Sequence[Optional[int]], None]
 
-PLACEHOLDERS = 2
-"""How many samples stand in for an empty share: batch normalization fails with fewer."""
+PLACEHOLDERS = 2  # samples in place of an empty share: batch normalization fails with fewer
 
 _STATE = {"epoch", "step", "seed", "global_batch", "count"}
 
@@ -79,7 +78,7 @@ class Balanced:
         return self.pace.share(self.pace.step)
 
     def __len__(self) -> int:
-        """Number of global batches in an epoch."""
+        """Return the number of global batches in an epoch."""
         return self.pace.division.steps
 
     def set_epoch(self, epoch: int) -> None:
@@ -109,7 +108,7 @@ class Balanced:
         return self.pace.epoch + self._exhausted if self._epoch is None else self._epoch
 
     def __iter__(self) -> Iterator[Any]:
-        """This rank's share of each global batch, as an array of indices (int64); it may be empty."""
+        """Yield this rank's share of each global batch as an int64 array of indices; it may be empty."""
         epoch, start = self._next_epoch(), self._start
         self._epoch, self._start, self._exhausted = None, 0, False
         self.pace.begin(epoch, start)
@@ -155,7 +154,7 @@ class Balanced:
             state: the position.
 
         Raises:
-            ConfigError: it is no position, or belongs to another data set, seed or global batch.
+            ConfigError: it is not a position, or belongs to another data set, seed or global batch.
         """
         division = self.pace.division
         if not isinstance(state, Mapping) or not set(state) >= _STATE:
@@ -222,7 +221,7 @@ class BalancedBatches(Balanced):
 
 
 def _is_out_of_memory(problem: BaseException) -> bool:
-    """Return whether this is a MemoryError, or what PyTorch raises when a device has no memory."""
+    """Return whether this is a MemoryError, or PyTorch's error for a device without memory."""
     if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
         return True
     return "can't allocate memory" in str(problem) or "not enough memory" in str(problem)

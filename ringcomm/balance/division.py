@@ -18,22 +18,14 @@ MEASURE = "measure"
 
 
 def check_whole(**values: Any) -> None:
-    """Check that arguments, given by name, are whole numbers, of Python or of NumPy.
-
-    Raises:
-        ConfigError: one is not.
-    """
+    """Raise ConfigError unless the named arguments are whole numbers, of Python or of NumPy."""
     for name, value in values.items():
         if not isinstance(value, (int, np.integer)):
             raise ConfigError(f"{name}={value!r}: a whole number is needed.")
 
 
 def check_counts(count: int, global_batch: int) -> None:
-    """Check the size of a data set and of a global batch.
-
-    Raises:
-        ConfigError: they are no numbers of samples.
-    """
+    """Raise ConfigError unless both are valid sizes of a data set and of a global batch."""
     check_whole(count=count, global_batch=global_batch)
     if count < 0:
         raise ConfigError(f"A data set of {count} samples cannot be divided.")
@@ -42,11 +34,7 @@ def check_counts(count: int, global_batch: int) -> None:
 
 
 def check_position(**values: Any) -> None:
-    """Check numbers of epochs and steps, given by name.
-
-    Raises:
-        ConfigError: one is no whole number, or negative.
-    """
+    """Raise ConfigError unless the named arguments are epochs or steps from 0."""
     check_whole(**values)
     for name, value in values.items():
         if value < 0:
@@ -54,23 +42,12 @@ def check_position(**values: Any) -> None:
 
 
 class SampleDivision:
-    """Divides the samples of each epoch among any number of ranks.
+    """Divide the samples of each epoch among any number of ranks.
 
     Global batches follow from the data set, ``global_batch``, ``seed`` and the epoch alone, so the number of
-    ranks may change between any two steps. Shares may change at any step that no rank has taken yet.
-
-    Args:
-        count: number of samples.
-        global_batch: samples of all ranks together per step; the last one of an epoch has what is left.
-        seed: of the order of samples, the same on all ranks.
-        size: number of ranks.
-        speeds: ``"measure"`` (equal shares at first) or numbers in the proportion of which shares are made.
-        limits: what shares must respect; of a short global batch all limits but ``max_batch`` are ignored.
-        shuffle: False: the order of the data set.
-        drop_last: leave out what does not fill a global batch.
-
-    Raises:
-        ConfigError: the arguments leave no division.
+    ranks may change between any two steps. Shares may change at any step that no rank has taken yet. The last
+    global batch of an epoch may be short; of the limits only ``max_batch`` applies to it. ``speeds`` are
+    ``"measure"`` (equal shares at first) or proportions. ``seed`` must be the same on all ranks.
     """
 
     def __init__(
@@ -103,11 +80,7 @@ class SampleDivision:
         self.resize(size)
 
     def resize(self, size: int) -> None:
-        """Start anew with another number of ranks.
-
-        Raises:
-            ConfigError: the speeds are those of another number of ranks, or leave no division.
-        """
+        """Restart with another number of ranks; ConfigError if the speeds do not fit it."""
         most = self.limits.max_batch
         if most is not None and len(most) != size:
             if len(set(most)) > 1:
@@ -129,28 +102,28 @@ class SampleDivision:
 
     @property
     def digest(self) -> int:
-        """A number of 32 bits that differs where global batches or limits do; all ranks have the same."""
+        """Return a 32-bit number that differs if global batches or limits do."""
         parts = (self.count, self.global_batch, self.seed, self._shuffle, self._drop_last, *self.limits)
         return crc32(repr(parts).encode())
 
     @property
     def measures(self) -> bool:
-        """Whether shares follow from measured speeds."""
+        """Return whether shares follow from measured speeds."""
         return self._speeds == MEASURE
 
     def position(self, epoch: int, step: int) -> int:
-        """The number of a step among the steps of all epochs."""
+        """Return the number of a step among the steps of all epochs."""
         return epoch * self.steps + step
 
     def batch(self, epoch: int, step: int) -> Array:
-        """The indices of a global batch."""
+        """Return the indices of a global batch."""
         if self._order[0] != epoch or self._order[1] is None:
             self._order = (epoch, epoch_order(self.count, self.seed, epoch, self._shuffle))
         order: Array = self._order[1]
         return order[step * self.global_batch : (step + 1) * self.global_batch]
 
     def full_shares(self, epoch: int, step: int) -> Shares:
-        """The shares that apply from or before a step, of a global batch that is not short."""
+        """Return the shares of a full global batch that apply at a step."""
         position = self.position(epoch, step)
         return next(shares for start, shares in reversed(self._plans) if start <= position)
 
@@ -161,18 +134,14 @@ class SampleDivision:
         return shorten(full, left)
 
     def take(self, epoch: int, step: int, rank: int) -> Array:
-        """The indices of a rank's share. From now on the shares of this step do not change."""
+        """Return the indices of a rank's share; after this the shares of the step cannot change."""
         self.furthest = max(self.furthest, self.position(epoch, step))
         shares = self.shares(epoch, step)
         start = sum(shares[:rank])
         return self.batch(epoch, step)[start : start + shares[rank]]
 
     def change(self, position: int, shares: Shares) -> None:
-        """Make other shares apply from a position on.
-
-        Raises:
-            BrokenInvariantError: this rank has taken its share of that step already.
-        """
+        """Apply other shares from a position on, of which this rank must not have taken its share."""
         if position <= self.furthest:
             raise BrokenInvariantError(
                 f"New shares apply from step {position} on, but this rank has taken its share of step "
@@ -184,11 +153,7 @@ class SampleDivision:
 def limits_of(
     min_batch: int, max_batch: Union[int, Sequence[Optional[int]], None], multiple_of: int, size: int
 ) -> ShareLimits:
-    """The limits that the arguments of the public functions stand for.
-
-    Raises:
-        ConfigError: an argument is out of range, or has not one number for each rank.
-    """
+    """Return the limits for the arguments of the public functions; ConfigError if one is out of range."""
     check_whole(min_batch=min_batch, multiple_of=multiple_of)
     if multiple_of < 1 or min_batch < 0:
         raise ConfigError(f"multiple_of={multiple_of} is at least 1, min_batch={min_batch} at least 0.")

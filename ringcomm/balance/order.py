@@ -1,7 +1,7 @@
 """Which samples are in which global batch: a function of seed, epoch and number alone.
 
-It does not depend on the number of ranks, on their speeds, or on versions of Python and NumPy: the order is
-made of integer arithmetic and a stable sort.
+It does not depend on the number of ranks, on their speeds, or on versions of Python and NumPy: it consists of
+integer arithmetic and a stable sort.
 """
 
 from __future__ import annotations
@@ -17,13 +17,7 @@ _MASK = 0xFFFFFFFFFFFFFFFF
 
 
 def epoch_order(count: int, seed: int, epoch: int, shuffle: bool = True) -> Array:
-    """The indices of all samples in the order of an epoch.
-
-    Args:
-        count: number of samples.
-        seed: any whole number, the same on all ranks.
-        epoch: from 0.
-        shuffle: False: the order of the data set, in each epoch.
+    """Return the indices of all samples in the order of an epoch; ``seed`` must be equal on all ranks.
 
     >>> epoch_order(5, 0, 0).tolist() == epoch_order(5, 0, 0).tolist()
     True
@@ -38,7 +32,7 @@ def epoch_order(count: int, seed: int, epoch: int, shuffle: bool = True) -> Arra
 
 
 def _mixed(state: Any) -> Any:
-    """The output function of SplitMix64 (Steele, Lea and Flood 2014), which permutes the 64-bit numbers."""
+    """Return the output of SplitMix64 (Steele, Lea and Flood 2014), which permutes the 64-bit numbers."""
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return state ^ (state >> np.uint64(31))
@@ -49,5 +43,5 @@ def _mixed_int(state: int) -> int:
 
 
 def steps_in(count: int, global_batch: int, drop_last: bool = False) -> int:
-    """The number of global batches of an epoch."""
+    """Return the number of global batches of an epoch."""
     return count // global_batch if drop_last else -(-count // global_batch)

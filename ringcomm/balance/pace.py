@@ -1,7 +1,7 @@
-"""Measures how long ranks compute, and changes shares by it in a running job.
+"""Measure how long ranks compute, and change shares accordingly in a running job.
 
-Every rank measures its own steps: the time from one reduction to the next, less what it waited for others.
-Now and then all ranks exchange one line of numbers in the background, feed the same
+Every rank measures its own steps: the time from one reduction to the next, less the time that it waited for
+others. Now and then all ranks exchange one line of numbers in the background, feed the same
 :class:`~.replan.Replanner` with them, and so change shares at the same step without a further message.
 """
 
@@ -26,37 +26,28 @@ from .replan import RankTimes, Replanner, rank_names
 from .step_weight import StepWeight
 from .window import typical_s
 
-MIN_FOR_BATCH_NORM = 8
-"""With fewer samples the statistics of batch normalization are mostly noise."""
+MIN_FOR_BATCH_NORM = 8  # with fewer samples the statistics of batch normalization are mostly noise
 _FEW_SAMPLES = (
     "a rank has only {} samples per step, and the model has batch normalization, whose statistics are those "
     "of a rank's samples: use SyncBatchNorm, GroupNorm, min_batch=8 or a larger global batch"
 )
-_CODEC_S = 0.05
-"""So long each codec is timed for the advice, in each direction."""
-_FITS = 0.9
-"""Which part of a share that did not fit into memory is tried next."""
+_CODEC_S = 0.05  # time of measuring each codec for the advice, in each direction
+_FITS = 0.9  # part of a share that did not fit into memory, to be tried next
 
 
 class Pace:
     """One rank's position in the data, and its measurements.
 
-    Args:
-        division: the shares of all ranks.
-        context: returns the context of the job.
-
-    Attributes:
-        epoch, step: of the global batch that is computed next, or now.
-        iteration: counts the iterations over the data set.
-        replanner: decides about shares; None: they do not change.
-        ended: whether the program is to end because machines have been recommended (``ringrun --advise``).
-        by_epoch: shares change between epochs only, because the framework takes any number of them ahead.
+    ``epoch`` and ``step`` are those of the global batch that is computed now or next; ``iteration`` counts
+    the iterations over the data set.
     """
 
     def __init__(self, division: SampleDivision, context: Callable[[], Context] = api.context) -> None:
         self.division = division
         self.epoch = self.step = self.iteration = 0
-        self.replanner: Union[Replanner, Probe, None] = None
+        self.replanner: Union[Replanner, Probe, None] = None  # None: shares do not change
+        # ended: the program must end, since --advise has recommended machines.
+        # by_epoch: shares change between epochs only: the framework takes any number of them ahead.
         self.by_epoch = self.ended = False
         self._context = context
         self._attached: Optional[Context] = None
@@ -70,7 +61,7 @@ class Pace:
         self._attach()
 
     def _attach(self) -> None:
-        """Begin anew with the ranks of the current job: some of them may have measured nothing yet."""
+        """Restart with the ranks of the current job: some of them may have measured nothing yet."""
         context = self._attached = self._context()
         context.balance_count += 1
         self._number = context.balance_count
@@ -97,17 +88,17 @@ class Pace:
     # ---- position ----------------------------------------------------------------------------
 
     def begin(self, epoch: int, step: int) -> None:
-        """An iteration over the data set begins, at this step."""
+        """Begin an iteration over the data set at this step."""
         if self._context() is not self._attached:
             self._attach()
         self.iteration += 1
         if self._samples:
             self._samples_before, self._samples = self._samples, 0
         self.epoch, self.step = epoch, step
-        self._last = None  # what happens between two epochs is no part of a step
+        self._last = None  # the time between two epochs is not part of a step
 
     def take(self, epoch: int, step: int) -> Any:
-        """The indices of this rank's share, which a loader may take long before it is computed."""
+        """Return the indices of this rank's share; a loader may take it long before it is computed."""
         indices = self.division.take(epoch, step, self._context().rank)
         self._ahead = max(
             self._ahead, self.division.furthest - self.division.position(self.epoch, self.step) + 1
@@ -115,11 +106,7 @@ class Pace:
         return indices
 
     def share(self, step: int) -> int:
-        """Return how many samples this rank has in a step of the current epoch.
-
-        Raises:
-            ConfigError: the epoch has no such step.
-        """
+        """Return this rank's number of samples in a step of the epoch; ConfigError without such a step."""
         if not 0 <= step < self.division.steps:
             raise ConfigError(
                 f"Step {step + 1} of an epoch of {self.division.steps} global batches: every optimizer that "
@@ -131,33 +118,33 @@ class Pace:
 
     @property
     def samples(self) -> int:
-        """How many samples this rank has computed in this epoch, or at its beginning in the last one."""
+        """Return the samples that this rank computed in this epoch; at its beginning, in the last one."""
         return self._samples or self._samples_before
 
     def cursor(self) -> StepCursor:
-        """The weights of gradients for an optimizer. The first one also measures."""
+        """Return the weights of gradients for an optimizer; the first cursor also measures."""
         made = StepCursor(self)
         self._leader = self._leader or made
         return made
 
     def leads(self, cursor: StepCursor) -> bool:
-        """Return whether steps are counted by this cursor."""
+        """Return whether this cursor counts the steps."""
         return cursor is self._leader
 
     @property
     def counted(self) -> bool:
-        """Whether an optimizer counts steps; otherwise the iteration over the batches does."""
+        """Return whether an optimizer counts steps; otherwise the iteration over the batches does."""
         return self._leader is not None
 
     # ---- measuring ---------------------------------------------------------------------------
 
     @property
     def leader(self) -> StepCursor:
-        """The cursor that counts steps, also for tapes, of which each step has a new one."""
+        """Return the cursor that counts steps, also for tapes, of which each step has a new one."""
         return self._leader or self.cursor()
 
     def lose(self) -> None:
-        """This rank has no memory for its share of the current step, and contributes nothing to it."""
+        """Record that this rank has no memory for its share of the step, and contributes nothing to it."""
         if self._lost == (self.iteration, self.step):
             return
         fits = max(1, int(_FITS * self.share(self.step)))
@@ -165,7 +152,7 @@ class Pace:
         self._lost = (self.iteration, self.step)
 
     def step_done(self) -> None:
-        """A step has been completed: all gradients are reduced."""
+        """Record that a step is complete: all gradients are reduced."""
         context = self._context()
         now_s, waited_s = time.perf_counter(), context.waited_s
         full = self.division.full_shares(self.epoch, self.step)
@@ -217,7 +204,7 @@ class Pace:
     def _decide(
         self, context: Context, replanner: Union[Replanner, Probe], position: int, handle: Handle
     ) -> None:
-        """All ranks are in the same step, and have the same rows."""
+        """Take the ranks' reports of one step, which all ranks have, and change shares."""
         rows = np.asarray(handle.wait()[0])
         _check_same(rows[:, 5:8])
         _check_positions(rows[:, 8].tolist(), self.division.steps)
@@ -251,7 +238,7 @@ class Pace:
 
 
 def _check_same(given: Any) -> None:
-    """Check that all ranks divide the same data, from count, global batch and digest of each."""
+    """Check by count, global batch and digest of each rank that all ranks divide the same data."""
     for rank, (count, global_batch, digest) in enumerate(given):
         if (count, global_batch, digest) != tuple(given[0]):
             raise ConfigError(
@@ -263,7 +250,7 @@ def _check_same(given: Any) -> None:
 
 
 def _check_positions(positions: Sequence[float], steps: int) -> None:
-    """Check that all ranks are at the same step, from the position of each; an epoch has so many steps."""
+    """Check that all ranks are at the same step of epochs that have ``steps`` steps."""
     first = divmod(int(positions[0]), steps)
     for rank, position in enumerate(positions):
         here = divmod(int(position), steps)
@@ -278,7 +265,7 @@ def _check_positions(positions: Sequence[float], steps: int) -> None:
 
 
 def _codec_rates(context: Context) -> List[Dict[str, Rates]]:
-    """The speed of the codecs on every rank. All ranks call it at the same point."""
+    """Return the speed of the codecs on every rank. All ranks call it at the same point."""
     own = measured_rates(_CODEC_S)
     row = np.array([value for name in CODECS for value in own[name]], np.float64)
     rows = np.asarray(context.engine.allgather([row], [(1, row.size)], "ringcomm.balance.codecs").wait()[0])
@@ -291,16 +278,10 @@ def _codec_rates(context: Context) -> List[Dict[str, Rates]]:
 def weight_of_steps(
     batches: Any, op: ReduceOp, passes: int = 1, shared: bool = False
 ) -> Optional[StepCursor]:
-    """The weights of an optimizer's gradients.
+    """Return the weights of an optimizer's gradients; None if ``batches`` is None: no weights.
 
-    Args:
-        batches: the argument of ``DistributedOptimizer``; None: gradients have no weights.
-        op: how gradients are reduced.
-        passes: number of backward passes per step.
-        shared: whether several objects reduce the gradients of one step after the other, as tapes do.
-
-    Raises:
-        ConfigError: gradients are not averaged, or are those of several global batches.
+    ``shared``: several objects reduce the gradients of one step in turn, as tapes do. ConfigError: gradients
+    are not averaged, or come from several global batches.
     """
     if batches is None:
         return None
@@ -314,11 +295,7 @@ def weight_of_steps(
 
 
 class StepCursor(StepWeight):
-    """The weights of an optimizer's gradients, from step to step.
-
-    Args:
-        pace: the position in the data.
-    """
+    """The weights of an optimizer's gradients, from step to step."""
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
@@ -331,17 +308,13 @@ class StepCursor(StepWeight):
         return self._pace.samples
 
     def now(self) -> float:
-        """The number of samples behind the gradients of the current step.
-
-        Raises:
-            ConfigError: the epoch has no more steps.
-        """
+        """Return the samples behind the gradients of the step; ConfigError if the epoch has no more steps."""
         if self._iteration != self._pace.iteration:
             self._iteration, self._step = self._pace.iteration, self._pace.step
         return float(self._pace.share(self._step))
 
     def reduced(self) -> None:
-        """The next step begins."""
+        """Begin the next step."""
         self.now()
         self._step += 1
         if self._pace.leads(self):

@@ -12,85 +12,57 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import ConfigError
 
-Shares = Tuple[int, ...]
-"""Samples of a global batch, by rank."""
+Shares = Tuple[int, ...]  # samples of a global batch, by rank
 
 _MIN_SAMPLE_S = 1e-9
+# The least ``sample_s`` that fit() returns, as a part of the mean time per sample: the time of a rank always
+# depends on its share a little.
 _MIN_PART = 1e-6
-"""The least ``sample_s`` that :func:`fit` returns, as a part of the mean time per sample: the time of a rank
-always depends on its share a little."""
-_HALVINGS = 100
-"""After so many steps of the bisection a time is as exact as a float can be."""
+_HALVINGS = 100  # after this many steps of the bisection a time is as exact as a float can be
 
 
 class ComputeTime(NamedTuple):
-    """The compute time of a rank as a function of its share.
+    """The compute time of a rank as a function of its share."""
 
-    Attributes:
-        fixed_s: seconds for a step whatever the number of samples.
-        sample_s: seconds per sample; more than 0.
-    """
-
-    fixed_s: float
-    sample_s: float
+    fixed_s: float  # whatever the number of samples
+    sample_s: float  # more than 0
 
     def compute_s(self, samples: float) -> float:
-        """The seconds for so many samples; none take no time."""
+        """Return the seconds for this number of samples; none take no time."""
         return self.fixed_s + self.sample_s * samples if samples > 0 else 0.0
 
     def times(self, factor: float) -> ComputeTime:
-        """The model of a rank that takes ``factor`` times as long for everything."""
+        """Return the model of a rank that takes ``factor`` times as long for everything."""
         return ComputeTime(self.fixed_s * factor, self.sample_s * factor)
 
 
 class TimedShare(NamedTuple):
-    """A measured compute time.
+    """A measured compute time."""
 
-    Attributes:
-        samples: number of samples; more than 0.
-        compute_s: seconds, without waiting for other ranks.
-        steps: over how many steps it was measured: its weight among others.
-    """
-
-    samples: int
-    compute_s: float
-    steps: int = 1
+    samples: int  # more than 0
+    compute_s: float  # without waiting for other ranks
+    steps: int = 1  # over which it was measured: its weight among others
 
 
 class ShareLimits(NamedTuple):
-    """What a division must respect.
-
-    Attributes:
-        min_batch: the fewest samples for a rank.
-        max_batch: the most samples for each rank; None: no limit.
-        multiple_of: shares are multiples of this. Only what is left where the global batch, or the greatest
-            share of a rank (``max_batch``), is not a multiple itself goes to one or more ranks as it is.
-    """
+    """The limits of a division."""
 
     min_batch: int = 0
-    max_batch: Optional[Sequence[Optional[int]]] = None
-    multiple_of: int = 1
+    max_batch: Optional[Sequence[Optional[int]]] = None  # for each rank; None: no limit
+    multiple_of: int = 1  # the remainder of a global batch or max_batch may be another number
 
     def most(self, rank: int, total: int) -> int:
-        """The most samples for a rank."""
+        """Return the most samples for a rank."""
         limit = None if self.max_batch is None else self.max_batch[rank]
         return total if limit is None else min(total, limit)
 
 
 def fit(observations: Sequence[TimedShare], proportional: float = 0.0) -> ComputeTime:
-    """The model that comes closest to observations, by least squares over all measured steps.
+    """Return the least-squares model of at least one observation, weighted by its steps.
 
-    From a single number of samples nothing can be said about the fixed part; then it is 0. A fixed part that
-    comes out negative (caches, or measurement errors) counts as 0.
-
-    Args:
-        observations: at least one.
-        proportional: how much it is assumed that a rank has no fixed part. Numbers of samples that differ
-            from their mean by this part of it weigh as much as that assumption; those that differ by less say
-            more about errors of measurement than about the fixed part.
-
-    Raises:
-        ValueError: there are no observations.
+    A single number of samples says nothing about the fixed part; then it is 0. A negative fixed part (caches,
+    or measurement errors) counts as 0. ``proportional`` weighs the assumption of no fixed part: like samples
+    that differ from their mean by this part of it. ValueError: no observations.
 
     >>> fit([TimedShare(10, 3.0), TimedShare(20, 5.0)])
     ComputeTime(fixed_s=1.0, sample_s=0.2)
@@ -116,13 +88,7 @@ def fit(observations: Sequence[TimedShare], proportional: float = 0.0) -> Comput
 def plan_shares(speeds: Sequence[ComputeTime], total: int, limits: ShareLimits = ShareLimits()) -> Shares:  # noqa: B008
     """Divide a global batch so that the slowest rank takes as little time as possible.
 
-    Args:
-        speeds: of every rank.
-        total: samples of the global batch.
-        limits: what to respect.
-
-    Raises:
-        ConfigError: the limits leave no division.
+    ConfigError: the limits leave no division.
 
     >>> plan_shares([ComputeTime(0.0, 1.0), ComputeTime(0.0, 3.0), ComputeTime(0.0, 3.0)], 96)
     (58, 19, 19)
@@ -150,7 +116,7 @@ def plan_shares(speeds: Sequence[ComputeTime], total: int, limits: ShareLimits =
         if not able:
             break
         shares[_soonest(speeds, shares, able, unit)] += unit
-    # What is left is no multiple, or fits only where the limit is no multiple.
+    # The remainder is not a multiple, or fits only where the limit is not a multiple.
     while sum(shares) < total:
         able = [rank for rank, share in enumerate(shares) if share < limits.most(rank, total)]
         rank = _soonest(speeds, shares, able, unit)
@@ -165,7 +131,7 @@ def _up(count: int, unit: int) -> int:
 def _at_equal_times(
     speeds: Sequence[ComputeTime], total: int, lows: Sequence[int], highs: Sequence[int]
 ) -> List[float]:
-    """The shares, not whole numbers, of the least time in which the ranks together compute the total."""
+    """Return the fractional shares with which the ranks compute the total in the least time."""
 
     def shares_in(time_s: float) -> List[float]:
         return [
@@ -184,17 +150,17 @@ def _at_equal_times(
 
 
 def _soonest(speeds: Sequence[ComputeTime], shares: Sequence[int], able: Sequence[int], unit: int) -> int:
-    """The rank that is done first if it gets one unit more; of equal ones the first."""
+    """Return the rank that ends first with one more unit; of equal ones the first."""
     return min(able, key=lambda rank: (speeds[rank].compute_s(shares[rank] + unit), rank))
 
 
 def compute_s(speeds: Sequence[ComputeTime], shares: Sequence[int]) -> float:
-    """Return how long the slowest rank computes."""
+    """Return the compute time of the slowest rank."""
     return max(speed.compute_s(share) for speed, share in zip(speeds, shares))
 
 
 def spread_of(times: Sequence[float]) -> float:
-    """Return how much times differ, as a part of the longest; those that are 0 do not count.
+    """Return the relative difference of the shortest time to the longest; those that are 0 do not count.
 
     >>> spread_of([0.75, 0.0, 1.0])
     0.25
@@ -206,8 +172,7 @@ def spread_of(times: Sequence[float]) -> float:
 def proportional_shares(ratios: Sequence[float], total: int, limits: ShareLimits = ShareLimits()) -> Shares:  # noqa: B008
     """Divide in fixed proportions, such as ``[3, 1, 1]``; a rank of proportion 0 gets nothing.
 
-    Raises:
-        ConfigError: the proportions are negative or all 0, or the limits leave no division.
+    ConfigError: the proportions are negative or all 0, or the limits leave no division.
     """
     if not ratios or min(ratios) < 0 or not 0 < sum(ratios) < float("inf"):
         raise ConfigError(f"speeds={list(ratios)}: they are numbers, not negative, and not all 0.")
@@ -222,7 +187,7 @@ def proportional_shares(ratios: Sequence[float], total: int, limits: ShareLimits
 
 
 def shorten(shares: Shares, count: int) -> Shares:
-    """The division of a short global batch, in the proportions of a full one, by largest remainder.
+    """Divide a short global batch in the proportions of a full one, by largest remainder.
 
     >>> shorten((58, 19, 19), 10)
     (6, 2, 2)

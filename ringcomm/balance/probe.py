@@ -1,7 +1,7 @@
-"""``ringrun --advise``: measures ranks with two shares, and all with balanced ones, and recommends machines.
+"""``ringrun --advise``: measure ranks with two shares, then balanced ones, and recommend machines.
 
-Communication is measured with balanced shares only. With others, ranks that are early have sent most of their
-data before the last one arrives, so it would look cheaper than it is when all arrive at once.
+Communication is measured with balanced shares only. With others, early ranks have sent most of their data
+before the last one arrives, so it would look cheaper than it is when all arrive at once.
 """
 
 from __future__ import annotations
@@ -15,32 +15,18 @@ from .advise import Advice, compare
 from .plan import ComputeTime, ShareLimits, Shares, TimedShare, fit, plan_shares, proportional_shares
 from .replan import NewShares, RankTimes
 
-WARM_UP = 3
-"""Steps that do not count: compilers compile, and caches fill."""
-WINDOW = 20
-"""So many steps are one observation."""
-BALANCED_WINDOW = 12
-"""The same with balanced shares."""
+WARM_UP = 3  # steps that do not count: compilers compile, and caches fill
+WINDOW = 20  # steps of one observation
+BALANCED_WINDOW = 12  # the same with balanced shares
 _MARGIN = 2
-_LAST = 3
-"""The measurement with balanced shares."""
+_LAST = 3  # the measurement with balanced shares
 
 
 class Probe:
-    """Takes the place of a :class:`~.replan.Replanner`: shares change twice, and then measuring is over.
-
-    Args:
-        shares: those that apply at first.
-        total: samples of a global batch.
-        limits: what shares must respect.
-
-    Attributes:
-        window: number of steps until the next reports.
-        finished: whether all measurements are there.
-    """
+    """Replace a :class:`~.replan.Replanner`: shares change twice, and then the measurement ends."""
 
     def __init__(self, shares: Shares, total: int, limits: ShareLimits) -> None:
-        self.window = WARM_UP
+        self.window = WARM_UP  # steps until the next reports
         self.finished = False
         self._shares = shares
         self._total = total
@@ -69,7 +55,7 @@ class Probe:
         return NewShares(max(report.ahead for report in reports) + _MARGIN, shares, text)
 
     def _speeds(self, size: int) -> List[ComputeTime]:
-        """The model of each rank, from all that was measured."""
+        """Return the model of each rank, from all measurements."""
         return [
             fit([
                 TimedShare(reports[rank].samples, reports[rank].compute_s)
@@ -86,19 +72,12 @@ class Probe:
         gradient_bytes: int,
         rates: Sequence[Mapping[str, Rates]],
     ) -> Advice:
-        """The recommendation.
+        """Return the recommendation; ConfigError if no machine can compute the global batch.
 
-        Args:
-            hosts: name of each rank's host.
-            model: links of all ranks.
-            gradient_bytes: what is reduced per step.
-            rates: of the codecs, by rank.
-
-        Raises:
-            ConfigError: no machine can compute the global batch.
+        ``gradient_bytes`` are reduced per step; ``rates`` are those of the codecs, by rank.
         """
         speeds = self._speeds(len(hosts))
-        # A rank without samples only waits; it measures no communication of its own.
+        # A rank without samples only waits; it measures no communication.
         exposed_s = min((item.waited_s for item in self._reports[-1] if item.compute_s > 0.0), default=0.0)
 
         def coding_s(codec: str, ranks: Sequence[int]) -> float:

@@ -9,81 +9,51 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from .plan import ComputeTime, ShareLimits, Shares, TimedShare, fit, plan_shares, spread_of
 
-WINDOW = 20
-"""So many steps are one observation."""
-FIRST_WINDOW = 4
-"""The same for the first observation, from which the first model is made."""
-SECOND_WINDOW = 7
-"""The same for the second one: a change that follows from it applies by step 20 without a loader."""
-MIN_GAIN = 0.10
-"""By which part the predicted step must be shorter, or shares stay as they are."""
+WINDOW = 20  # steps of one observation
+FIRST_WINDOW = 4  # steps of the first observation, for the first model
+SECOND_WINDOW = 7  # steps of the second one: its change applies by step 20 without a loader
+MIN_GAIN = 0.10  # part by which the predicted step must be shorter, or shares stay
+# Gains and relative differences of ranks' times that let the decisions right after the first change refine it
+# at once: only now are there two batch sizes to fit models to.
 REFINEMENTS = ((0.03, 0.06), (MIN_GAIN, 0.10))
-"""The decisions right after the first change may refine it at once, by smaller gains, and if times of ranks
-differ by more than a part of the longest: only now are there two batch sizes to fit models to."""
-PAUSE = 50
-"""The fewest steps between two changes, after the first one and its refinements."""
-_LONGER = 1.10
-"""A change, but not the first one, after which the step takes so many times as long is taken back."""
+PAUSE = 50  # fewest steps between two changes, after the first one and its refinements
+_LONGER = 1.10  # a change that makes steps this many times as long is reverted (not the first)
 _MAX_CAUTION = 4
-_CHANGED = 0.10
-"""How far an observation may be from the model before the rank counts as changed."""
-_PROPORTIONAL = 0.2
-"""See :func:`~.plan.fit`: first windows are short, and first changes small for some ranks."""
+_CHANGED = 0.10  # distance of an observation from the model from which the rank counts as changed
+_PROPORTIONAL = 0.2  # see plan.fit: first windows are short, and first changes small for some ranks
 _SIZES_KEPT = 4
-_STEPS_KEPT = 2 * WINDOW
-"""The weight of an observation that was made again and again."""
-_MARGIN = 2
-"""Steps by which ranks may differ when they decide."""
+_STEPS_KEPT = 2 * WINDOW  # the weight of an observation that was made repeatedly
+_MARGIN = 2  # steps by which ranks may differ when they decide
 
 
 class RankTimes(NamedTuple):
-    """What one rank has measured since its last report.
+    """A rank's measurements since its last report."""
 
-    Attributes:
-        samples: its share of a full global batch.
-        compute_s: seconds per step, without waiting for other ranks; 0.0 if nothing was measured.
-        waited_s: seconds per step that it waited, in communication or for other ranks.
-        ahead: how many steps its loader takes in advance, at most so far.
-        most: the most samples that fit into its memory; 0: not known.
-    """
-
-    samples: int
-    compute_s: float
-    waited_s: float
-    ahead: int
-    most: int = 0
+    samples: int  # its share of a full global batch
+    compute_s: float  # per step, without waiting for other ranks; 0.0: not measured
+    waited_s: float  # per step, in communication or for other ranks
+    ahead: int  # most steps that its loader took in advance so far
+    most: int = 0  # most samples that fit into its memory; 0: not known
 
 
 class Promise(NamedTuple):
-    """What a change was made for; it is compared with the next observation.
+    """The expected gain of a change, to be compared with the next observation."""
 
-    Attributes:
-        shares: those before the change.
-        before_s: seconds per step with them.
-        after_s: seconds per step that were predicted for the new ones.
-    """
-
-    shares: Shares
-    before_s: float
-    after_s: float
+    shares: Shares  # before the change
+    before_s: float  # seconds per step with them
+    after_s: float  # predicted seconds per step with the new ones
 
 
 class NewShares(NamedTuple):
-    """New shares.
+    """New shares, and a text about the change for people."""
 
-    Attributes:
-        lead: in how many steps they apply, counted from the step of the decision.
-        shares: samples per rank.
-        text: what has changed, for people.
-    """
-
-    lead: int
+    lead: int  # steps from the decision until they apply
     shares: Shares
     text: str
 
 
 def rank_names(hosts: Sequence[str]) -> List[str]:
-    """A name for each rank: its host, and its rank where a host has several.
+    """Return a name for each rank: its host, with its rank if a host has several.
 
     >>> rank_names(["desk", "jetson1", "desk"])
     ['desk:0', 'jetson1', 'desk:2']
@@ -92,14 +62,7 @@ def rank_names(hosts: Sequence[str]) -> List[str]:
 
 
 class Replanner:
-    """Models the speed of every rank, and decides about shares.
-
-    Args:
-        shares: those that apply at first.
-        total: samples of a global batch.
-        limits: what shares must respect.
-        hosts: name of each rank, for texts.
-    """
+    """Model the speed of every rank, and decide about shares."""
 
     def __init__(self, shares: Shares, total: int, limits: ShareLimits, hosts: Sequence[str]) -> None:
         self.shares = shares
@@ -118,17 +81,13 @@ class Replanner:
 
     @property
     def speeds(self) -> List[Optional[ComputeTime]]:
-        """The model of each rank; None: nothing was measured yet."""
+        """Return the model of each rank; None: not measured yet."""
         return [_fitted(observed) if observed else None for observed in self._observed]
 
     def decide(self, step: int, reports: Sequence[RankTimes]) -> Optional[NewShares]:
-        """Take the reports of all ranks, in rank order.
+        """Take the reports of all ranks, in rank order; return new shares, or None to keep them.
 
-        Args:
-            step: number of steps since the start, the same on all ranks.
-
-        Returns:
-            new shares, or None: they stay as they are.
+        ``step`` counts from the start and must be the same on all ranks.
         """
         self._decisions += 1
         measured_steps, self.window = self.window, SECOND_WINDOW if self._decisions == 1 else WINDOW
@@ -168,7 +127,7 @@ class Replanner:
         now_s: float,
         then_s: float,
     ) -> bool:
-        """Return whether new shares are worth a change, by spreads and steps as measured and predicted."""
+        """Return whether new shares are worth a change, by measured and predicted spreads and steps."""
         if refinement is not None:
             least_gain, uneven = refinement
             spread, after = spreads
@@ -180,8 +139,8 @@ class Replanner:
     def _is_broken(self, promise: Promise, now_s: float) -> bool:
         """Return whether a change has made steps longer.
 
-        Then, and if it has not brought half of a gain that was worth a change, the next one must promise
-        more, and comes later: times do not follow from batches as the models say.
+        Then, and if it has not brought half of its predicted gain, the next one must promise more, and comes
+        later: times do not follow from batches as the models say.
         """
         longer = now_s > _LONGER * promise.before_s
         gained_s = promise.before_s - promise.after_s
@@ -207,7 +166,7 @@ class Replanner:
         return NewShares(max(report.ahead for report in reports) + _MARGIN, shares, text)
 
     def _learn_limits(self, reports: Sequence[RankTimes]) -> bool:
-        """Take over what ranks have found out about their memory; whether the shares exceed it."""
+        """Record the ranks' memory limits; return whether the shares exceed them."""
         most = list(self._limits.max_batch or [None] * len(reports))
         exceeded = False
         for rank, report in enumerate(reports):
@@ -219,7 +178,7 @@ class Replanner:
         return exceeded
 
     def _learn(self, rank: int, report: RankTimes, steps: int) -> float:
-        """Take an observation into the model; by which factor the rank has become slower (1.0: as before)."""
+        """Update the model; return the factor by which the rank has become slower (1.0: as before)."""
         if report.compute_s <= 0.0 or report.samples <= 0:
             return 1.0
         observed, factor = self._observed[rank], 1.0
@@ -244,7 +203,10 @@ class Replanner:
     def _text(
         self, step: int, reports: Sequence[RankTimes], shares: Shares, now_s: float, then_s: float
     ) -> str:
-        """Like ``jetson1 slowed to 0.6x at step 812: batches 54/21/21 -> 62/13/21, step 1.9 -> 1.1 s``."""
+        """Return the description of a change in one line.
+
+        Like ``jetson1 slowed to 0.6x at step 812: batches 54/21/21 -> 62/13/21, step 1.9 -> 1.1 s``.
+        """
         factors = self._slower
         rank = max(range(len(factors)), key=lambda rank: abs(factors[rank] - 1.0))
         if abs(factors[rank] - 1.0) <= _CHANGED:

@@ -7,8 +7,8 @@ class StepWeight:
     """The weight of this rank's gradients in a weighted average, from step to step."""
 
     def now(self) -> float:
-        """The weight in the current step."""
+        """Return the weight in the current step."""
         raise NotImplementedError
 
     def reduced(self) -> None:
-        """Called when all gradients of a step have been reduced; the next step begins."""
+        """Begin the next step: all gradients of this one have been reduced."""

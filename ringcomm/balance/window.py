@@ -1,34 +1,26 @@
-"""What a window of measured steps says about the time of one step."""
+"""Estimate the time of one step from a window of measured steps."""
 
 from __future__ import annotations
 
 from statistics import fmean
 from typing import Sequence
 
-_LEVELS_FROM = 10
-"""In shorter windows two levels could not be told from chance."""
-_MIN_LEVEL = 4
-"""A second part of fewer steps is not relied upon."""
+_LEVELS_FROM = 10  # in shorter windows two levels cannot be told from chance
+_MIN_LEVEL = 4  # a second part of fewer steps is not relied upon
 _MIN_PART = 2
-_BETWEEN_LEVELS = 1.15
-"""Levels that differ by less make a mean that is not far from either."""
-_EXCEPTIONAL = 3.0
-"""A step that takes so many times as long as the others do on average may be an exception."""
-_EXCEPTIONS = 8
-"""One step of so many may be one, and one of any window."""
+_BETWEEN_LEVELS = 1.15  # levels that differ by less have a mean that is not far from either
+_EXCEPTIONAL = 3.0  # a step of this many times the mean of the others may be an exception
+_EXCEPTIONS = 8  # one step in this many may be one, and one of any window
 
 
 def typical_s(times: Sequence[float]) -> float:
-    """The seconds of a step, from those of a window of steps in order: their mean, with two exceptions.
+    """Return the mean seconds of the steps in a window, with two exceptions; 0.0 without steps.
 
     A CPU quota lets a process run until its part of a period is used up, and then stops it until the period
-    ends. So single steps take much shorter or longer than they do in the long run, which medians follow;
-    totals are kept. Outliers are left out: steps that compile or write a checkpoint. If all steps of the
-    first part of a window were quicker than all of the second or the other way round, the rank has changed
-    its speed, and the second part counts if it is long enough.
-
-    Args:
-        times: seconds of each step; if there are none, the result is 0.0.
+    ends. So single steps take much shorter or longer than in the long run; means are right there, medians are
+    not. Outliers are left out: steps that compile or write a checkpoint. If all steps of the first part of a
+    window were quicker than all of the second or the reverse, the rank has changed its speed, and the second
+    part counts if it is long enough.
 
     >>> typical_s([0.05, 0.15, 0.05, 0.15, 9.0])
     0.1
@@ -39,7 +31,7 @@ def typical_s(times: Sequence[float]) -> float:
 
 
 def _of_one_speed(times: Sequence[float]) -> Sequence[float]:
-    """Return all steps, or the part of them after a change of speed (or before it, if that is longer).
+    """Return all steps, or the part after a change of speed (or before it, if that is longer).
 
     A test for one change point: the values of the two parts do not overlap.
     """

@@ -58,14 +58,7 @@ def allreduce_async_(array: Array, options: Options) -> Handle:
 def start_allreduce(
     arrays: Sequence[Any], options: Options, in_place: str = "", grouped: bool = False
 ) -> Handle:
-    """Start an allreduce.
-
-    Args:
-        arrays: of any kind.
-        options: of the call.
-        in_place: the function's name if the arrays are overwritten; otherwise copies are reduced.
-        grouped: whether the result is a list.
-    """
+    """Start an allreduce; ``in_place`` is the function's name if the arrays are overwritten, else ""."""
     context = api.context()
     operands = [submitted(context.staging, array, in_place) for array in arrays]
 
@@ -135,9 +128,9 @@ def start_allgather(
     grouped: bool = False,
     bounds: Sequence[int] = (),
 ) -> Handle:
-    """Start an allgather of copies of arrays; a list as result if ``grouped``.
+    """Start an allgather of copies.
 
-    ``bounds`` are those of the ranks' rows where an array is completed in place.
+    ``bounds`` are the ranks' row boundaries if it completes arrays in place.
     """
     context = api.context()
     operands = [submitted(context.staging, array, rows=True) for array in arrays]
@@ -231,7 +224,7 @@ def start_alltoall(
     process_set: Optional[ProcessSet],
     in_place: bool = False,
 ) -> Handle:
-    """Start an alltoall of a copy of an array; ``in_place`` if its rows are to replace the array's."""
+    """Start an alltoall of a copy; ``in_place`` if the received rows replace the array's."""
     context = api.context()
     rows = submitted(context.staging, array, rows=True)
     return context.engine.alltoall(
@@ -242,7 +235,7 @@ def start_alltoall(
 
 
 def _deliverer(operands: Sequence[Operand], grouped: bool) -> Callable[[Any], Any]:
-    """Return what makes the results of the engine's arrays, which have other rows than the operands."""
+    """Return the function that shapes the engine's results, whose rows differ from the operands'."""
 
     def convert(arrays: Sequence[Array]) -> Any:
         results = [operand.deliver(rows) for operand, rows in zip(operands, arrays)]

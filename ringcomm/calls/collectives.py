@@ -76,13 +76,7 @@ class Collectives:
         return self.reduced(array, "allreduce_", options)
 
     def reduced(self, array: Any, in_place: str, options: Options) -> Array:
-        """Return a reduction of arrays: the allreduce of programs.
-
-        Args:
-            array: of any kind.
-            in_place: the function's name if the array is overwritten; empty if it stays.
-            options: of the call.
-        """
+        """Run an allreduce; ``in_place`` is the function's name if the array is overwritten, else ""."""
         operand = operand_of(self._staging, array, in_place)
         op, weight, runner = options.op, options.weight, self._runner
         prescale, postscale = factor_of(options.prescale_factor), factor_of(options.postscale_factor)
@@ -123,13 +117,7 @@ class Collectives:
         return self.reduced_rows(array, "reducescatter_", options)
 
     def reduced_rows(self, array: Any, in_place: str, options: Options) -> Array:
-        """Return this rank's rows of a reduction: the reducescatter of programs.
-
-        Args:
-            array: of any kind.
-            in_place: the function's name if the array becomes working space; empty if it stays.
-            options: of the call.
-        """
+        """Run a reducescatter; ``in_place`` is the function's name if the array is working space, else ""."""
         op, weight, runner = options.op, options.weight, self._runner
         operand = operand_of(self._staging, array, in_place)
         shape, dtype = operand.shape, operand.dtype
@@ -256,10 +244,7 @@ class Collectives:
     def _exchange_rows(
         self, source: Operand, splits: Optional[Sequence[int]], name: Optional[str], in_place: bool = False
     ) -> Tuple[Operand, Tuple[int, ...], List[int]]:
-        """Exchange rows; return those that have come, their shape, and their number from each rank.
-
-        ``in_place``: they replace those that were sent, so every rank has as many.
-        """
+        """Return the received rows, their shape, and their number per rank; ``in_place`` reuses the array."""
         shape, rank = source.shape, self.rank
         check_rows("alltoall", (shape,))
         counts = row_counts(shape[0], splits, self.size)
@@ -315,7 +300,7 @@ class Collectives:
             if is_root:
                 packed.raise_error()
                 return value
-            # In the order of the calls, whichever thread made them; unpickling may make calls of its own.
+            # In the order of the calls, whichever thread made them; unpickling may make calls.
             pickled = self.objects.verified(data, root, "broadcast_object", name_of(name))
         return self.objects.load(pickled)
 

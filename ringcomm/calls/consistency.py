@@ -1,9 +1,9 @@
-"""Checks that all ranks hold bit-identical arrays, with 8 bytes per rank on the network.
+"""Check that all ranks hold bit-identical arrays, with 8 bytes per rank on the network.
 
 Each rank hashes its arrays. One allreduce (Max) of 8 bytes compares the hashes: of the hash, folded to 32
 bits, and of its complement. The largest complement belongs to the smallest hash, so the two results are
-complements of each other only if all hashes are equal. If not, the hash of every array (64 bits) is
-exchanged, and every rank finds the same differing ranks.
+complements of each other only if all hashes are equal. If not, the ranks exchange the hash of every array (64
+bits), and every rank finds the same differing ranks.
 """
 
 from __future__ import annotations
@@ -46,17 +46,7 @@ def check_same(arrays: Arrays, process_set: Optional[ProcessSet] = None) -> None
 
 
 def compare(context: Context, named: Sequence[Tuple[str, Any]], process_set: int = GLOBAL_SET) -> None:
-    """Check that every member of a process set has the same arrays, in a given context.
-
-    Args:
-        context: the rank's context.
-        named: pairs of a name and an array, in the same order on all ranks.
-        process_set: the number of the process set.
-
-    Raises:
-        DesyncError: some arrays differ.
-        MismatchError: ranks pass different numbers of arrays.
-    """
+    """Raise DesyncError if members of a process set hold different arrays; same order on all ranks."""
     members = context.engine.sets.members(process_set)
     if len(members) == 1:
         return
@@ -81,13 +71,13 @@ def compare(context: Context, named: Sequence[Tuple[str, Any]], process_set: int
 
 
 def hash_of(name: str, array: Any) -> int:
-    """A hash of 64 bits over an array's name, shape, dtype and bytes."""
+    """Return a 64-bit hash of an array's name, shape, dtype and bytes."""
     flat, shape = flat_view(array)
     return hash_of_bytes(f"{name} {flat.dtype} {shape}", flat.view(np.uint8) if flat.size else flat)
 
 
 def hash_of_bytes(head: str, data: Array) -> int:
-    """A hash of 64 bits over ``head`` (name, dtype and shape) and a contiguous array of bytes."""
+    """Return a 64-bit hash of ``head`` (name, dtype and shape) and a contiguous array of bytes."""
     found = hashlib.blake2b(head.encode(), digest_size=8)
     found.update(data.data)
     return int.from_bytes(found.digest(), "little")
@@ -96,13 +86,7 @@ def hash_of_bytes(head: str, data: Array) -> int:
 def difference(
     names: Sequence[str], hashes: Mapping[int, Sequence[int]], hosts: Mapping[int, str]
 ) -> DesyncError:
-    """The error for ranks whose arrays have these hashes, with the first array that differs.
-
-    Args:
-        names: of the arrays.
-        hashes: by rank, one per array; not all equal.
-        hosts: by rank, the name of its host.
-    """
+    """Return the error for the first array whose hashes, by rank, are not all equal."""
     places = [index for index in range(len(names)) if len({row[index] for row in hashes.values()}) > 1]
     if not places:
         raise BrokenInvariantError("check_same() found a difference between equal arrays")

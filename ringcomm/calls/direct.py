@@ -196,7 +196,7 @@ def barrier(name: Optional[str] = None, process_set: Optional[ProcessSet] = None
 
 
 def _own_rows(array: Any, options: Options, function: str) -> Tuple[Sequence[int], Sequence[int]]:
-    """Return the boundaries of all members' rows that ``reducescatter`` gives, and those of this member's."""
+    """Return the row boundaries of all members after ``reducescatter``, and those of this member."""
     shape = operand_of(api.context().staging, array, function).shape
     check_rows(function, (shape,))
     members = options.process_set or global_process_set

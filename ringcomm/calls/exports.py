@@ -1,7 +1,7 @@
-"""The public names of a package, which are those that it imports from its modules.
+"""The public names of a package: those that it imports from its modules under their own name.
 
-Each is imported under its own name (``from .optimizer import DistributedOptimizer as DistributedOptimizer``):
-by that type checkers and readers see that it is exported again.
+Written as ``from .optimizer import DistributedOptimizer as DistributedOptimizer``: type checkers take that as
+an export.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from typing import Any, Dict, List
 
 
 def export(package: Dict[str, Any], *more: str) -> List[str]:
-    """Set a package's ``__all__``, and return it. Type checkers, which see no assignment, take the imports.
+    """Set a package's ``__all__`` to its imported objects and ``more``, and return it.
 
-    Args:
-        package: its global variables. Modules are not exported, nor names with an underscore.
-        more: further names: modules that are exported, and names that are imported when they are used.
+    Modules and names with an underscore are exported only by ``more``.
     """
     own = (name for name, thing in package.items() if not isinstance(thing, ModuleType))
     names = package["__all__"] = sorted({*(name for name in own if not name.startswith("_")), *more})

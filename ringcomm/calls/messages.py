@@ -121,7 +121,7 @@ def _start(
     operand: Operand, source: int, dest: int, tag: int, name: Optional[str],
     process_set: Optional[ProcessSet], urgent: bool,
 ) -> Handle:  # fmt: skip
-    """Start a message: the engine runs it as a broadcast from its sender in the set of the two ranks."""
+    """Start a message: a broadcast from its sender in the set of the two ranks."""
     engine, number = api.context().engine, number_of(process_set)
     pair = engine.sets.pair(dest if source == engine.rank else source, number)
     where = f" in process set {number}" if number else ""

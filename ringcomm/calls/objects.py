@@ -1,8 +1,8 @@
 """Python objects between ranks: pickled by cloudpickle, and signed with the job's key.
 
-Unpickling can execute any code. Without encryption a link is authenticated when it is opened, but not each
-byte on it, so every object has a signature of its own, over the sending rank, the call, and the number of
-objects that the rank has signed before. It is verified before unpickling.
+Unpickling can execute any code. Without encryption a link is authenticated when it opens, but its bytes are
+not. So each object has a signature over the sending rank, the call, and the number of objects that the rank
+signed before; it is verified before unpickling.
 """
 
 from __future__ import annotations
@@ -21,43 +21,31 @@ _HEAD = struct.Struct(f"<Q{Signer.SIGNATURE_BYTES}s")
 
 
 class Unpicklable(NamedTuple):
-    """Sent in place of an object that cannot be pickled, so that all ranks raise the same error.
-
-    Attributes:
-        text: of the error.
-    """
+    """Sent in place of an object that cannot be pickled, so that all ranks raise the same error."""
 
     text: str
 
 
 class Packed(NamedTuple):
-    """An object as signed bytes.
+    """An object as signed bytes; if it cannot be pickled, ``data`` holds ``error``.
 
-    Attributes:
-        data: the bytes, to be sent in any case.
-        error: why the object cannot be pickled, if it cannot; ``data`` has the error then.
+    Send ``data`` in any case.
     """
 
     data: memoryview
     error: Optional[Misuse] = None
 
     def raise_error(self) -> None:
-        """Raise the error, if there is one. Send the bytes before: other ranks wait for them."""
+        """Raise the error, if there is one; send ``data`` first, since other ranks wait for it."""
         if self.error is not None:
             raise self.error
 
 
-NOTHING = Packed(memoryview(b""))
-"""What ranks send that have no object to send."""
+NOTHING = Packed(memoryview(b""))  # sent by ranks that have no object to send
 
 
 class Objects:
-    """Packs the objects that one rank sends, and unpacks the objects of other ranks.
-
-    Args:
-        signer: signs with the job's key.
-        rank: this rank.
-    """
+    """Pack the objects that one rank sends, and unpack the objects of other ranks."""
 
     def __init__(self, signer: Signer, rank: int) -> None:
         self._signer = signer
@@ -67,12 +55,9 @@ class Objects:
         self._unpacked: Dict[Tuple[int, str, str], int] = {}
 
     def pack(self, value: Any, call: str, name: str = "") -> Packed:
-        """An object as signed bytes. They are made in place, so that a large object is copied once.
+        """Return an object as signed bytes; ``name`` holds the name and process set that match the call.
 
-        Args:
-            value: the object.
-            call: the collective, for example ``broadcast_object``.
-            name: the name and the process set by which the ranks match the call.
+        The bytes are made in place, so that a large object is copied once.
         """
         file, error = io.BytesIO(), None
         file.seek(_HEAD.size)
@@ -96,25 +81,13 @@ class Objects:
         return Packed(packed, error)
 
     def unpack(self, packed: Any, source: int, call: str, name: str = "") -> Any:
-        """The object in what has arrived: :meth:`verified`, then unpickled.
-
-        Raises:
-            Misuse: that rank could not pickle it.
-            ProtocolError: as :meth:`verified`.
-        """
+        """Verify and unpickle received bytes; Misuse if the sender could not pickle the object."""
         return self.load(self.verified(packed, source, call, name))
 
     def verified(self, packed: Any, source: int, call: str, name: str = "") -> memoryview:
-        """The pickle in what has arrived. Calls of one name must be verified in their order.
+        """Return the verified pickle in received bytes; verify calls of one name in their order.
 
-        Args:
-            packed: bytes, or an array of uint8.
-            source: the rank that must have packed it.
-            call: the collective.
-            name: the name and the process set by which the ranks match the call.
-
-        Raises:
-            ProtocolError: that rank has not packed it for this call, or it has been verified before.
+        ProtocolError: ``source`` did not sign it for this call, or it has been verified before.
         """
         view = memoryview(packed)
         number, signature = _HEAD.unpack_from(view) if view.nbytes >= _HEAD.size else (0, b"")
@@ -131,11 +104,7 @@ class Objects:
 
     @staticmethod
     def load(data: memoryview) -> Any:
-        """The object in a pickle that has been verified.
-
-        Raises:
-            Misuse: the rank that sent it could not pickle it.
-        """
+        """Return the object in a verified pickle; Misuse if the sender could not pickle it."""
         from ..storage.unpickling import unpickled  # most jobs send no objects
 
         value = unpickled(data)

@@ -22,7 +22,7 @@ class ProcessSet:
         ranks: ranks of the job, in any order.
 
     Raises:
-        Misuse: ``ranks`` is no list of numbers.
+        Misuse: ``ranks`` is not a list of numbers.
     """
 
     mpi_comm = None
@@ -79,11 +79,7 @@ class ProcessSet:
         return None if self.process_set_id is None else included_in(self)
 
     def _members(self) -> List[int]:
-        """The ranks in ascending order, of a set that is registered.
-
-        Raises:
-            UnknownProcessSetError: it is not.
-        """
+        """Return the ranks in ascending order; UnknownProcessSetError if the set is not registered."""
         if self.process_set_id is None:
             raise UnknownProcessSetError(
                 f"{self} has not been registered, or was removed: pass it to init(process_sets=[...]) or "
@@ -112,21 +108,16 @@ class _AllRanks(ProcessSet):
 
     @property
     def process_set_id(self) -> Optional[int]:
-        """Always 0."""
         return GLOBAL_SET
 
     @process_set_id.setter
     def process_set_id(self, number: Optional[int]) -> None:
-        """Not allowed: the set of all ranks keeps its number.
-
-        Raises:
-            Misuse: always.
-        """
+        """Raise Misuse: the set of all ranks keeps its number."""
         raise Misuse("global_process_set keeps its id, 0.")
 
     @property
     def ranks(self) -> List[int]:
-        """All ranks; none before ``init()``."""
+        """Return all ranks; none before ``init()``."""
         return list(range(api.size())) if api.is_initialized() else []
 
 
@@ -181,29 +172,17 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def size_of(process_set: ProcessSet) -> int:
-    """The number of ranks in a set.
-
-    Raises:
-        UnknownProcessSetError: the set is not registered.
-    """
+    """Return the number of ranks in a set; UnknownProcessSetError if it is not registered."""
     return len(process_set._members())
 
 
 def included_in(process_set: ProcessSet) -> bool:
-    """Return whether this process is a member of a set.
-
-    Raises:
-        UnknownProcessSetError: the set is not registered.
-    """
+    """Return whether this process is a member; UnknownProcessSetError if the set is not registered."""
     return api.rank() in process_set._members()
 
 
 def rank_in(process_set: ProcessSet) -> int:
-    """This process's rank within a set.
-
-    Raises:
-        UnknownProcessSetError: this process is not a member, or the set is not registered.
-    """
+    """Return this process's rank within a set; UnknownProcessSetError if it is not a member."""
     members, own = process_set._members(), api.rank()
     if own not in members:
         raise UnknownProcessSetError(f"Rank {own} is not a member of {process_set}.")
@@ -211,11 +190,9 @@ def rank_in(process_set: ProcessSet) -> int:
 
 
 def number_of(process_set: Optional[ProcessSet]) -> int:
-    """A set's number in the engine; None is the set of all ranks.
+    """Return a set's number in the engine; None is the set of all ranks.
 
-    Raises:
-        UnknownProcessSetError: the set is not registered.
-        Misuse: it is something else.
+    UnknownProcessSetError: the set is not registered. Misuse: it is something else.
     """
     if process_set is None:
         return GLOBAL_SET

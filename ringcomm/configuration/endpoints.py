@@ -11,11 +11,7 @@ Numeric = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
 
 
 def parse_endpoint(text: str) -> Tuple[str, int]:
-    """``host:port`` or ``[v6]:port`` as (host, port).
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """Split ``host:port`` or ``[v6]:port``; ConfigError if it is neither."""
     text = text.strip()
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
@@ -28,12 +24,12 @@ def parse_endpoint(text: str) -> Tuple[str, int]:
 
 
 def format_endpoint(address: str, port: int) -> str:
-    """The inverse of :func:`parse_endpoint`."""
+    """Return ``host:port``, the inverse of :func:`parse_endpoint`."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def numeric(host: str) -> Optional[Numeric]:
-    """Return the address without its scope, IPv4-mapped ones as IPv4; None for a name. Pure."""
+    """Return the address without its scope, IPv4-mapped ones as IPv4; None for a name."""
     try:
         address: Numeric = ipaddress.ip_address(host.split("%")[0])
     except ValueError:
@@ -42,6 +38,6 @@ def numeric(host: str) -> Optional[Numeric]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host, a name or an address, means this machine only. Pure."""
+    """Return whether a host, a name or an address, means this machine only."""
     address = numeric(host)
     return host == "localhost" if address is None else address.is_loopback

@@ -1,4 +1,4 @@
-"""The variables of this process: those of the environment, or those that it was assigned in their place."""
+"""The variables of this process: those of the environment, or those assigned in their place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _assigned: Dict[str, str] = {}
 
 
 def variables(environ: Optional[Mapping[str, str]]) -> Mapping[str, str]:
-    """The given environment, or else this process's with the variables that it was assigned."""
+    """Return ``environ``, else the variables assigned to this process, else those of the environment."""
     if environ is not None:
         return environ
     if not _assigned:
@@ -26,18 +26,15 @@ def variables(environ: Optional[Mapping[str, str]]) -> Mapping[str, str]:
 def assign(variables: Mapping[str, str]) -> None:
     """Give this process its part in a job without a launcher, as Ray, Dask and Spark do.
 
-    From now on these variables take the place of those in the environment, in which they are not written:
-    programs that this process starts do not inherit them, and in particular not the key.
-
-    Args:
-        variables: ``RINGCOMM_*`` variables; none to read the environment again.
+    The ``RINGCOMM_*`` variables take the place of those in the environment, but are not written to it: child
+    processes do not inherit them, in particular not the key. No variables: read the environment again.
     """
     global _assigned
     _assigned = dict(variables)
 
 
 def export(variables: Mapping[str, Optional[str]]) -> None:
-    """Set variables of this process, for the user's function and what it starts; None removes one."""
+    """Set variables of this process, for the user's function and its child processes; None removes one."""
     for name, value in variables.items():
         if value is None:
             os.environ.pop(name, None)
@@ -47,7 +44,7 @@ def export(variables: Mapping[str, Optional[str]]) -> None:
 
 @contextmanager
 def exported(variables: Mapping[str, Optional[str]]) -> Iterator[None]:
-    """The same for the time of a ``with`` block."""
+    """Set variables as :func:`export` does, within a ``with`` block."""
     before = {name: os.environ.get(name) for name in variables}
     export(variables)
     try:

@@ -1,4 +1,4 @@
-"""How many ranks a job may have while it runs, and how long it waits for them."""
+"""The limits of an elastic job: numbers of ranks, restarts, and waiting time."""
 
 from __future__ import annotations
 
@@ -10,37 +10,26 @@ ELASTIC_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of an elastic job.
+    """The limits of an elastic job."""
 
-    Attributes:
-        start_np: the first view waits for so many ranks; a launcher starts none before it has as many slots.
-        min_np: fewest ranks with which training continues; with fewer the job waits for more.
-        max_np: most ranks; None for no limit.
-        reset_limit: how often the ranks may change after the first start; None for no limit.
-        timeout_s: how long the job waits for ``start_np`` slots, and for ``min_np`` ranks, in seconds.
-    """
-
-    start_np: int = 1
-    min_np: int = 1
-    max_np: Optional[int] = None
-    reset_limit: Optional[int] = None
-    timeout_s: float = ELASTIC_TIMEOUT_S
+    start_np: int = 1  # the first view waits for this many ranks, and a launcher for this many slots
+    min_np: int = 1  # with fewer ranks the job waits for more
+    max_np: Optional[int] = None  # None: no limit
+    reset_limit: Optional[int] = None  # changes of the ranks after the first start; None: no limit
+    timeout_s: float = ELASTIC_TIMEOUT_S  # longest wait for start_np slots, and for min_np ranks
 
     @property
     def most(self) -> int:
-        """The largest view."""
+        """Return the size of the largest view."""
         return self.max_np if self.max_np is not None else 2**30
 
     @property
     def name(self) -> str:
-        """What the limits are those of, in error texts."""
+        """Return what the limits apply to, for error texts."""
         return "The job"
 
     def reset_limit_text(self) -> str:
-        """Return the error if the ranks would change more often than :attr:`reset_limit` permits.
-
-        Programs may search for it: it is Horovod's.
-        """
+        """Return Horovod's error text for more changes than :attr:`reset_limit`: programs search for it."""
         return (
             f"{self.name} was shutdown because number of resets during elastic job exceeded limit: "
             f"{self.reset_limit}"

@@ -1,7 +1,7 @@
 """How this process takes part in a job: :class:`Membership`, and how it follows from the environment.
 
-``ringrun`` sets the variables (the process's place, where the rendezvous listens, the job's key), or a user
-does; without them those of srun and mpirun count.
+``ringrun`` or a user sets the variables (the process's place, the rendezvous, the job's key); without them
+those of srun and mpirun count.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .other_launchers import Launched, find_launched
 
 
 class Slot(NamedTuple):
-    """A place for one process: the n-th of the hosts in the order given, and the place on it."""
+    """A place for one process: the index of its host, in the order given, and the place on that host."""
 
     host_index: int
     local: int
@@ -37,7 +37,7 @@ class Membership:
         slot: the place the launcher gave this process, or None if it joins on its own.
         rank: the rank it asks for, or None to be given one.
         host: this host's name in messages, or None for its own hostname.
-        certificate: PEM of a certificate and of its private key, if connections are to be encrypted; else "".
+        certificate: PEM of a certificate and of its private key, if connections must be encrypted; else "".
         rendezvous_last: further addresses of the rendezvous, if it does not answer at ``rendezvous``.
         rendezvous_machine: identifies the machine that serves the rendezvous; "": not known.
         elastic: whether ranks may be lost and may join while the job runs; then ``size`` and ``rank`` do not
@@ -117,7 +117,7 @@ class Membership:
 
 
 def _check_alone(environ: Mapping[str, str]) -> None:
-    """Without a size this process would train alone; refuse if a variable shows that it is not to."""
+    """Refuse to train alone without a size if a variable shows that there are other processes."""
     for name in ("RENDEZVOUS", "RANK"):
         value = environ.get(PREFIX + name)
         if value:
@@ -145,11 +145,7 @@ def _integer(
 
 
 def slot_of(environ: Mapping[str, str]) -> Optional[Slot]:
-    """The place that the launcher gave this process; None: it gave none.
-
-    Raises:
-        ConfigError: the variable has another form.
-    """
+    """Return the place that the launcher gave this process, or None; ConfigError if it is malformed."""
     text = environ.get(PREFIX + "SLOT", "")
     if not text:
         return None
@@ -161,11 +157,7 @@ def slot_of(environ: Mapping[str, str]) -> Optional[Slot]:
 
 
 def key_of(environ: Mapping[str, str]) -> Tuple[bytes, str]:
-    """The job's key, and its certificate or "", from where the variables say.
-
-    Raises:
-        ConfigError: a variable names a key that cannot be read or is none.
-    """
+    """Return the job's key, and its certificate or ""; ConfigError if a key is unreadable or malformed."""
     descriptor = _integer(environ, "KEY_FD", None, low=0)
     if descriptor is not None:
         _check_reader(environ.get(PREFIX + "KEY_READER", ""), environ.get(PREFIX + "RANK", ""))

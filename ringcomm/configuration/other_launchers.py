@@ -1,4 +1,4 @@
-"""The variables by which srun and mpirun number the processes that they start. Pure."""
+"""The variables by which srun and mpirun number the processes that they start."""
 
 from __future__ import annotations
 
@@ -10,34 +10,20 @@ DEFAULT_FOLDER = "~/.ringcomm"
 
 
 class Launched(NamedTuple):
-    """A process that srun or mpirun has started together with others.
+    """A process that srun or mpirun has started together with others."""
 
-    Attributes:
-        launcher: the program, for messages.
-        rank: this process's rank.
-        size: number of ranks.
-        job: the same on all ranks, and different in any other job.
-        folder: a directory that all hosts share, by which rank 0 is found.
-    """
-
-    launcher: str
+    launcher: str  # the program, for messages
     rank: int
     size: int
-    job: str
-    folder: str = ""
+    job: str  # the same on all ranks, and different in any other job
+    folder: str = ""  # shared by all hosts; rank 0 is found by it
 
 
 def find_launched(environ: Mapping[str, str], folder: str = "") -> Optional[Launched]:
-    """Return how another launcher has started this process; None if none has, or as the only process.
+    """Return how another launcher started this process; None if none did, or as the only process.
 
-    mpirun starts its own helpers with srun inside a Slurm job, so mpirun's variables come first.
-
-    Args:
-        environ: the environment.
-        folder: the directory that all hosts share, or "" for the default.
-
-    Raises:
-        ConfigError: the mpirun of MPICH has started several processes.
+    mpirun starts its own helpers with srun inside a Slurm job, so mpirun's variables come first. ConfigError:
+    the mpirun of MPICH has started several processes.
     """
     found = _open_mpi(environ)
     if found is None:
@@ -61,7 +47,7 @@ def _open_mpi(environ: Mapping[str, str]) -> Optional[Launched]:
 
 
 def _refuse_mpich(environ: Mapping[str, str]) -> None:
-    """MPICH's ranks find each other by a store of its own: without this each would train alone."""
+    """Refuse MPICH's ranks, which find each other by their own store: each would train alone."""
     rank, size = _number(environ, "PMI_RANK"), _number(environ, "PMI_SIZE")
     in_slurm = (_number(environ, "SLURM_PROCID"), _number(environ, "SLURM_STEP_NUM_TASKS")) == (rank, size)
     if 0 <= rank < size and size > 1 and not in_slurm:  # `srun --mpi=pmi2` sets these, too
@@ -73,7 +59,7 @@ def _refuse_mpich(environ: Mapping[str, str]) -> None:
 
 def _slurm(environ: Mapping[str, str]) -> Optional[Launched]:
     rank, size = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_STEP_NUM_TASKS")
-    # A batch script has a SLURM_PROCID, but is no step; an interactive shell has a terminal.
+    # A batch script has a SLURM_PROCID, but is not a step; an interactive shell has a terminal.
     if _number(environ, "SLURM_STEP_ID") < 0 or not 0 <= rank < size or "SLURM_PTY_PORT" in environ:
         return None
     names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")

@@ -1,7 +1,6 @@
 """Parsers for settings as text: sizes, durations, switches and choices.
 
-Each function returns the value of a text, or raises ``ValueError`` with the values that are valid; the
-caller adds the name of the setting.
+Each returns the value, or raises ``ValueError`` with the valid values; the caller adds the setting's name.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def _whole(text: str) -> int:
 
 
 def _within(low: float, high: float, problem: str) -> Callable[[str], float]:
-    """A parser of numbers from ``low`` to ``high``."""
+    """Return a parser of numbers from ``low`` to ``high``."""
 
     def parse(text: str) -> float:
         value = _real(text)
@@ -38,7 +37,7 @@ def _within(low: float, high: float, problem: str) -> Callable[[str], float]:
 
 
 def _from(low: int, problem: str) -> Callable[[str], int]:
-    """A parser of whole numbers from ``low``."""
+    """Return a parser of whole numbers from ``low``."""
 
     def parse(text: str) -> int:
         value = _whole(text)
@@ -50,7 +49,7 @@ def _from(low: int, problem: str) -> Callable[[str], int]:
 
 
 def _one_of(words: Iterable[str], empty: bool = False) -> Callable[[str], str]:
-    """A parser of one of these words, or of nothing if that is allowed."""
+    """Return a parser of one of these words, or of "" if ``empty``."""
 
     def parse(text: str) -> str:
         if text not in words and (text or not empty):
@@ -72,7 +71,7 @@ whole = _from(0, "must not be negative")
 
 
 def size(text: str) -> int:
-    """Bytes: ``262144``, ``256K``, ``256KiB`` or ``1M``."""
+    """Parse bytes: ``262144``, ``256K``, ``256KiB`` or ``1M``."""
     digits = text.strip().lower()
     for suffix in ("ib", "b"):
         if digits.endswith(suffix):
@@ -88,7 +87,7 @@ def size(text: str) -> int:
 
 
 def size_or_zero(text: str) -> int:
-    """Like :func:`size`; ``0`` has a meaning of its own."""
+    """Parse :func:`size`, or ``0``, which has a special meaning."""
     if text.strip() == "0":
         return 0
     try:
@@ -98,7 +97,7 @@ def size_or_zero(text: str) -> int:
 
 
 def flag(text: str) -> bool:
-    """``1`` or ``0``, or a word for them."""
+    """Parse ``1``, ``0``, or a word for them."""
     word = text.strip().lower()
     if word in ("1", "true", "yes", "on"):
         return True
@@ -108,7 +107,7 @@ def flag(text: str) -> bool:
 
 
 def threads(text: str) -> str:
-    """``auto``, ``none``, or a whole number from 1."""
+    """Accept ``auto``, ``none``, or a whole number from 1."""
     word = text.strip().lower()
     if word not in ("auto", "none") and not (word.isdecimal() and int(word)):
         raise ValueError("must be auto, none, or a whole number from 1")
@@ -119,6 +118,8 @@ TRANSPORTS = ("auto", "memory", "shm", "unix", "tcp")
 transport = _one_of(TRANSPORTS)
 
 
+# The all-reduce algorithms, and the modules of ringcomm.schedule that register them. A new algorithm is added
+# to this table; ringcomm.schedule.algorithms imports the modules.
 ALGORITHMS = {
     "one_shot": "direct",
     "direct": "direct",
@@ -126,11 +127,9 @@ ALGORITHMS = {
     "ring": "ring",
     "hierarchical": "hierarchy",
 }
-"""The all-reduce algorithms, and the modules of ``ringcomm.schedule`` that register them. This is the table
-to which a new algorithm is added; :mod:`ringcomm.schedule.algorithms` imports the modules."""
 
+# modules of ringcomm.schedule that register algorithms, but none for all-reduce
 OTHER_ALGORITHM_MODULES = ("tree",)
-"""Modules of ``ringcomm.schedule`` that register algorithms, but none for all-reduce."""
 
 
 COMPRESSIONS = ("none", "fp16", "bf16", "int8", "int4", "auto")
@@ -138,7 +137,7 @@ compression = _one_of(COMPRESSIONS, empty=True)
 
 
 def local_steps(text: str) -> str:
-    """``auto``, a number from 1 on, or nothing."""
+    """Accept ``auto``, a number from 1, or nothing."""
     if text not in ("", "auto") and not (text.isdecimal() and int(text)):
         raise ValueError("must be empty, auto, or a number from 1 on")
     return text

@@ -7,23 +7,21 @@ from typing import Iterable, Tuple
 
 from ..config import Settings
 
-_CROWDED = 5.0
-"""How many times as long to poll where ranks outnumber cores."""
+_CROWDED = 5.0  # factor of the polling time where ranks outnumber cores
 
 
 def polling_s(settings: Settings, local_size: int) -> float:
-    """Return how long a waiting call polls before it sleeps.
+    """Return how long a waiting call polls before it sleeps, in seconds.
 
-    Between two looks it gives the processor away. So where ranks outnumber cores polling keeps no rank from
-    working, and as a rank must wait for its turn there anyway, it is worth polling longer: 4 ranks on 2
-    cores exchange 8 bytes in half the time that it takes if they sleep.
+    Polling yields the processor at each round, so it keeps no rank from working where ranks outnumber cores.
+    There a longer time pays: 4 ranks on 2 cores exchange 8 bytes in half the time of sleeping.
     """
     spin_s = settings.spin_us * 1e-6
     return spin_s if local_size <= usable_cores() else _CROWDED * spin_s
 
 
 def own_cores() -> Tuple[int, int]:
-    """Return the lowest number of the processor cores that this process may run on, and how many they are."""
+    """Return the lowest core that this process may run on, and the number of such cores."""
     try:
         cores = os.sched_getaffinity(0)  # type: ignore[attr-defined,unused-ignore]
     except (AttributeError, OSError):  # not Linux, or refused
@@ -32,16 +30,14 @@ def own_cores() -> Tuple[int, int]:
 
 
 def usable_cores() -> int:
-    """Return how many processor cores this process may run on."""
+    """Return the number of cores that this process may run on."""
     return own_cores()[1]
 
 
 def cores_together(cores: Iterable[Tuple[int, int]]) -> int:
-    """Return how many cores processes of a host have together.
+    """Return how many cores processes of a host have together, each given by :func:`own_cores`.
 
-    Args:
-        cores: of each process what :func:`own_cores` returns: those that have been bound have either the same
-            cores or other ones.
+    Bound processes have either the same cores or disjoint ones.
 
     >>> cores_together([(0, 2)] * 3), cores_together([(0, 1), (1, 1), (1, 1)])
     (2, 2)

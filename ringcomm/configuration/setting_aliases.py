@@ -6,21 +6,13 @@ from typing import Callable, Iterable, List, Mapping, NamedTuple
 
 
 class OtherName(NamedTuple):
-    """A setting that is given by a variable of another name.
+    """A setting that is given by a variable of another name."""
 
-    Attributes:
-        setting: the field of :class:`ringcomm.config.Settings`.
-        text: its value, in the form that the setting's parser takes.
-        said: the setting as the user wrote it, for messages.
-    """
-
-    setting: str
-    text: str
-    said: str
+    setting: str  # the field of :class:`ringcomm.config.Settings`
+    text: str  # in the form that the setting's parser takes
+    said: str  # as the user wrote it, for messages
 
 
-Source = Callable[[Mapping[str, str]], Iterable[OtherName]]
-"""Finds them in an environment."""
+Source = Callable[[Mapping[str, str]], Iterable[OtherName]]  # finds them in an environment
 
-sources: List[Source] = []
-"""Called whenever settings are read from the environment; their results override ``RINGCOMM_*``."""
+sources: List[Source] = []  # called whenever settings are read from the environment; override RINGCOMM_*

@@ -203,16 +203,7 @@ class Settings:
 
 
 def parse_setting(name: str, text: str, said: str) -> Any:
-    """The value of one setting from its text.
-
-    Args:
-        name: the field of :class:`Settings`.
-        text: its value as text.
-        said: the setting as the user wrote it, which starts the error message.
-
-    Raises:
-        ConfigError: the text does not parse; the message says why, and what the setting means.
-    """
+    """Parse one setting; ConfigError starts with ``said``, the setting as the user wrote it."""
     (metadata,) = [item.metadata for item in fields(Settings) if item.name == name]
     try:
         return metadata["parse"](text)

@@ -1,21 +1,15 @@
-"""Finds variables whose names are misspelt settings of ringcomm, which would be ignored silently."""
+"""Find misspelt settings of ringcomm among variables, which would be ignored silently."""
 
 from __future__ import annotations
 
 import difflib
 from typing import Iterable, List, Sequence
 
-_CUTOFF = 0.8
-"""How similar two names must be; other programs may use the prefix for their own variables."""
+_CUTOFF = 0.8  # similarity of two names; other programs may use the prefix for their own variables
 
 
 def misspelt(names: Iterable[str], known: Sequence[str], prefix: str) -> List[str]:
-    """A warning for each name that is similar, but not equal, to a known one.
-
-    Args:
-        names: the variables of an environment.
-        known: the names that are read.
-        prefix: the prefix of these names.
+    """Return a warning for each name with this prefix that is similar, but not equal, to a known one.
 
     >>> misspelt(["X_TRANSPROT", "X_Y", "PATH"], ["X_TRANSPORT"], "X_")
     ['X_TRANSPROT is not a setting of ringcomm and is ignored; did you mean X_TRANSPORT?']

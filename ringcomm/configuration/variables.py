@@ -1,9 +1,10 @@
-"""The variables that say how a process takes part in a job. :mod:`.config` reads them."""
+"""The variables that define a process's part in a job. :mod:`.config` reads them."""
 
 from __future__ import annotations
 
 from typing import List, Mapping, Optional, Tuple
 
+# The variables that are not settings, without the prefix, and their meaning.
 MEMBERSHIP_VARIABLES = (
     ("SIZE", "Number of ranks. 1: this process is the whole job. Unset: so it is, unless `srun` or "
      "`mpirun` has started it with others."),
@@ -35,18 +36,12 @@ MEMBERSHIP_VARIABLES = (
      "gives one."),
     ("RESTART", "How often `ringrun --restarts` has started the job again: 0 the first time."),
 )  # fmt: skip
-"""The variables that are no settings, without the prefix, and their meaning."""
 
 
 def torchrun(environ: Mapping[str, str], size: int) -> Tuple[bool, str]:
-    """torchrun's variables about a group's ranks: (whether all are on this host, ``MASTER_ADDR``).
+    """Return whether torchrun started all of a group's ranks on this host, and ``MASTER_ADDR``.
 
-    Args:
-        environ: the environment.
-        size: number of ranks of the group.
-
-    Returns:
-        (False, "") if ``WORLD_SIZE`` is smaller than the group, or not set.
+    (False, "") if ``WORLD_SIZE`` is smaller than the group, or not set.
     """
     here, everywhere = environ.get("LOCAL_WORLD_SIZE", ""), environ.get("WORLD_SIZE", "")
     if not everywhere.isdecimal() or size > int(everywhere):
@@ -55,7 +50,7 @@ def torchrun(environ: Mapping[str, str], size: int) -> Tuple[bool, str]:
 
 
 def launchers_rank(environ: Mapping[str, str]) -> Optional[int]:
-    """The value of ``RANK``, if ``ringrun`` has started this process and its ``MASTER_*`` are unchanged."""
+    """Return ``RANK`` if ``ringrun`` started this process and its ``MASTER_*`` are unchanged."""
     names = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
     rank = environ.get("RANK", "")
     current = ",".join(environ.get(name, "") for name in names)
@@ -66,7 +61,7 @@ def launchers_rank(environ: Mapping[str, str]) -> Optional[int]:
 
 
 def env_rendezvous(environ: Mapping[str, str]) -> Tuple[List[str], int]:
-    """Of the variables that PyTorch's ``env://`` reads, those that are not set; and ``WORLD_SIZE``, or 1."""
+    """Return the variables of PyTorch's ``env://`` that are not set, and ``WORLD_SIZE``, or 1."""
     size = environ.get("WORLD_SIZE", "")
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     return [name for name in names if not environ.get(name)], int(size) if size.isdecimal() else 1

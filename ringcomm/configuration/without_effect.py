@@ -1,4 +1,4 @@
-"""Settings for optimizers that this program's parts have not looked at: they have had no effect."""
+"""Settings for optimizers that no part of this program has read: they had no effect."""
 
 from __future__ import annotations
 
@@ -6,25 +6,17 @@ from typing import List, Set, Tuple
 
 from .settings import Settings
 
+# of this process: an optimizer outlives the view of an elastic job in which it was made
 _used: Set[str] = set()
-"""Of this process: an optimizer outlives the view of an elastic job in which it was made."""
 
 
 def use(name: str) -> None:
-    """Record that an optimizer follows a setting.
-
-    Args:
-        name: the field of :class:`Settings`.
-    """
+    """Record that an optimizer follows a setting."""
     _used.add(name)
 
 
 def without_effect(settings: Settings) -> List[Tuple[str, str]]:
-    """Return what to say at the end of a job of settings without effect: topics, and lines for the user.
-
-    Args:
-        settings: of the job.
-    """
+    """Return topics and lines about settings without effect, for the end of a job."""
     found: List[Tuple[str, str]] = []
     if settings.compression not in ("", "none") and "compression" not in _used:
         found.append((

@@ -63,13 +63,10 @@ class PartsState(ObjectState):
 
 
 class VariablesPart(StatePart):
-    """A part that saves the values of a framework's variables.
+    """Save the values of a framework's variables.
 
-    Args:
-        value: a model, an optimizer, or a list of variables.
-        read: returns copies of the values of given variables.
-        assign: assigns given values to given variables.
-        send: assigns rank 0's values to given variables, on all ranks.
+    ``value`` is a model, an optimizer, or a list of variables; ``read`` copies values, ``assign`` sets them,
+    and ``send`` sets rank 0's on all ranks.
     """
 
     def __init__(
@@ -101,23 +98,15 @@ class VariablesPart(StatePart):
 
 
 def variables_of(thing: Any) -> List[Any]:
-    """The variables of a model or an optimizer: ``variables`` is an attribute, in older versions a method."""
+    """Return the variables of a model or an optimizer (in older versions ``variables`` is a method)."""
     listed = getattr(thing, "variables", thing)
     return list(listed() if callable(listed) else listed)
 
 
 def check_built(model: Any, optimizer: Any) -> Any:
-    """A model's optimizer, after creating its variables, so that they can be saved.
+    """Return the optimizer (None: the compiled one) after creating its variables, so that they can be saved.
 
-    Args:
-        model: the model.
-        optimizer: the optimizer; None: the one that the model was compiled with.
-
-    Returns:
-        the optimizer, or None if there is none.
-
-    Raises:
-        ConfigError: the model is not built, so its variables do not exist yet.
+    ConfigError: the model is not built, so its variables do not exist yet.
     """
     if not getattr(model, "built", True):
         raise ConfigError("The model must be built first: model.build(input_shape), or call it once.")
@@ -128,6 +117,6 @@ def check_built(model: Any, optimizer: Any) -> Any:
 
 
 def build(optimizer: Any, model: Any) -> None:
-    """Create an optimizer's variables if it has not done so yet and has a method for it."""
+    """Create an optimizer's variables if it has a method for it and has not done so."""
     if not getattr(optimizer, "built", getattr(optimizer, "_built", True)):
         optimizer.build(model.trainable_variables)

@@ -1,4 +1,4 @@
-"""Divides samples among ranks when the number of ranks may change in the middle of an epoch."""
+"""Divide samples among ranks when the number of ranks may change in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from typing import List, NamedTuple
 class Share(NamedTuple):
     """A rank's part of the remaining samples of an epoch.
 
-    Attributes:
-        remaining: indices of all samples that no rank has processed yet, in the order of the epoch.
-        indices: indices of the samples for this rank. All ranks get the same number; samples are repeated
-            where the division leaves a remainder.
+    All ranks get the same number of ``indices``; samples are repeated if the division leaves a remainder.
     """
 
-    remaining: List[int]
+    remaining: List[int]  # samples that no rank has processed, in the order of the epoch
     indices: List[int]
 
 
@@ -24,14 +21,7 @@ def plan_share(
 ) -> Share:
     """Divide the remaining samples of an epoch.
 
-    Args:
-        count: number of samples in the data set.
-        rank: this process's rank.
-        size: number of ranks.
-        epoch: index of the epoch; it determines the order together with ``seed``.
-        seed: of the shuffle, the same on all ranks.
-        shuffle: shuffle the samples of each epoch.
-        processed: number of samples of this epoch that all ranks together have processed.
+    ``processed`` counts samples of this epoch on all ranks together; ``seed`` must be the same on all ranks.
     """
     order = list(range(count))
     if shuffle:

@@ -104,8 +104,8 @@ class ElasticSampler:
 
 
 class SamplerPart(DictPart):
-    """A part for a sampler: it is distributed anew when the ranks have changed, also if no state is sent."""
+    """A part for a sampler, which distributes samples again when ranks change, also if no state is sent."""
 
     def reset(self) -> None:
-        """Distribute the samples that have not been processed over the current ranks."""
+        """Distribute the unprocessed samples over the current ranks."""
         self.value.reset()

@@ -13,8 +13,8 @@ from .._adapter.causes import with_causes
 from .._adapter.objects import broadcast_object
 from ..errors import HostsUpdatedInterrupt, Recoverable
 
+# ``update_res`` of State.on_hosts_updated, with the numbers of Horovod's ``HostUpdateResult``.
 NO_UPDATE, REMOVED, ADDED, MIXED = range(4)
-"""``update_res`` of :meth:`State.on_hosts_updated`, with the numbers of Horovod's ``HostUpdateResult``."""
 
 
 class State:
@@ -116,7 +116,7 @@ class State:
         self.on_hosts_updated(timestamp, changes)
 
     def _next_timestamp(self) -> float:
-        """A time after all earlier ones, also of another rank 0 with another clock."""
+        """Return a time after all earlier ones, also those of another rank 0 with another clock."""
         self._heard_at = max(time.time(), self._heard_at + 1e-3, self._last_updated_timestamp + 1e-3)
         return self._heard_at
 
@@ -185,11 +185,7 @@ class ObjectState(State):
 
 
 class StatePart:
-    """A member of a state with its own way to save, restore and synchronize.
-
-    Args:
-        value: the object, for example a model.
-    """
+    """A member of a state that saves, restores and synchronizes its object, such as a model."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -210,11 +206,7 @@ class StatePart:
         """Prepare the object for other ranks, before :meth:`sync`. Does nothing by default."""
 
     def set_value(self, value: Any) -> None:
-        """Replace the object and save the state of the new one.
-
-        Args:
-            value: the new object.
-        """
+        """Replace the object and save the state of the new one."""
         self.value = value
         self.save()
 
@@ -222,10 +214,7 @@ class StatePart:
 class DictPart(StatePart):
     """A part whose object has ``state_dict()`` and ``load_state_dict()``.
 
-    Args:
-        value: the object.
-        send: function that gives the object of every rank the state of rank 0's; None: its ``state_dict()``
-            is broadcast as a Python object.
+    ``send`` gives every rank the state of rank 0's object; None: broadcast its ``state_dict()`` as an object.
     """
 
     def __init__(self, value: Any, send: Optional[Callable[[Any], None]] = None) -> None:
@@ -314,10 +303,10 @@ def run(func: Callable[..., Any], reset: Optional[Callable[[], None]] = None) ->
 
 
 def _synchronize(state: State) -> None:
-    """Give all ranks rank 0's state, unless all have the same; decided from what the members have.
+    """Give all ranks rank 0's state, unless all have the same position.
 
-    Equal positions mean equal states: a position is counted at the same points of the program on every
-    rank, and the ranks compute the same. A new process has position 0.
+    Equal positions mean equal states: a position is counted at the same points of the program on every rank,
+    and the ranks compute the same. A new process has position 0.
     """
     positions = api.gather_positions(state._position)
     if positions[0] and len(set(positions)) == 1:

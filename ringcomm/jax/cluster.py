@@ -21,7 +21,7 @@ except ImportError:  # pragma: no cover - where JAX has moved the name, which is
 
 
 class RingcommCluster(ClusterEnv):
-    """Describes the ranks of this job to ``jax.distributed``."""
+    """Describe the ranks of this job to ``jax.distributed``."""
 
     name = "ringcomm"
 
@@ -37,7 +37,7 @@ class RingcommCluster(ClusterEnv):
 
     @classmethod
     def get_coordinator_address(cls, timeout_secs: Optional[int] = None, *args: Any, **kwargs: Any) -> str:
-        """An address of rank 0 with a free port, the same on all ranks; joins the job if that is to come."""
+        """Return an address of rank 0 with a free port, the same on all ranks; join the job if needed."""
         api.init()
         found = None
         if api.rank() == 0:
@@ -50,17 +50,17 @@ class RingcommCluster(ClusterEnv):
 
     @classmethod
     def get_process_count(cls) -> int:
-        """The number of ranks."""
+        """Return the number of ranks."""
         return api.size()
 
     @classmethod
     def get_process_id(cls) -> int:
-        """This process's rank."""
+        """Return this process's rank."""
         return api.rank()
 
     @classmethod
     def get_local_process_id(cls) -> Optional[int]:
-        """None: JAX must not restrict a rank to one of its devices."""
+        """Return None: JAX must not restrict a rank to one of its devices."""
         return None
 
 

@@ -8,15 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-ALIGNMENT = 64
-"""JAX takes over memory without a copy if its address is a multiple of this number of bytes."""
+ALIGNMENT = 64  # JAX takes over memory without a copy if its address is a multiple of this
 
-_SHARED_FROM_BYTES = 4096
-"""Below this size a copy takes less time than handing memory over."""
+_SHARED_FROM_BYTES = 4096  # below this a copy takes less time than handing memory over
 
 
 def to_host(operand: Any, copy: bool) -> Any:
-    """The elements of a JAX array as a contiguous NumPy array; with ``copy`` in new, writable memory."""
+    """Return a JAX array as a contiguous NumPy array; with ``copy`` in new, writable memory."""
     array = np.asarray(operand)
     if not copy:
         return np.asarray(array, order="C")  # np.ascontiguousarray() makes a row of a scalar
@@ -26,7 +24,7 @@ def to_host(operand: Any, copy: bool) -> Any:
 
 
 def aligned(shape: Any, dtype: Any) -> Any:
-    """An uninitialized array whose memory JAX can take over."""
+    """Return an uninitialized array whose memory JAX can take over."""
     kind = np.dtype(dtype)
     nbytes = int(np.prod(shape)) * kind.itemsize
     memory = np.empty(nbytes + ALIGNMENT, np.uint8)
@@ -35,9 +33,9 @@ def aligned(shape: Any, dtype: Any) -> Any:
 
 
 def from_host(array: Any, like: Any) -> Any:
-    """A JAX array with the elements of a NumPy array, on the device of another JAX array.
+    """Return a JAX array with the elements of a NumPy array, on the device of ``like``.
 
-    The array must not be written to any more.
+    The NumPy array must not be written to after this.
     """
     share = array.nbytes >= _SHARED_FROM_BYTES and array.dtype.kind in "iufc"
     result = jnp.from_dlpack(array) if share else jnp.asarray(array)

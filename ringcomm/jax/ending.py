@@ -49,10 +49,9 @@ def _finish() -> None:
 
 
 def _programs_first() -> None:
-    """Wait for the programs that this thread has started: their collectives precede the call that follows.
+    """Wait for the programs that this thread has started: their collectives precede the next call.
 
-    Raises:
-        RingcommError: (or an error of JAX) one of these programs has failed.
+    RingcommError (or an error of JAX): one of these programs has failed.
     """
     if not is_inside():
         with with_causes():

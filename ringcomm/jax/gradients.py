@@ -1,4 +1,4 @@
-"""Reduces trees of gradients in buckets, and differentiates functions with the reduction built in."""
+"""Reduce trees of gradients in buckets, and differentiate functions with the reduction built in."""
 
 from __future__ import annotations
 
@@ -21,24 +21,16 @@ from .primitive import bind, weights_of
 
 
 class GradientReducer(NamedTuple):
-    """Reduces a tree of gradients.
+    """Reduce a tree of gradients."""
 
-    Attributes:
-        how: the reduction; for ``Compression.none`` the settings say the compression.
-        state: what a compression by codes keeps from step to step.
-        name: of the operations, or None.
-    """
-
-    how: Reduction
-    state: CompressionState
+    how: Reduction  # for ``Compression.none`` the settings decide
+    state: CompressionState  # kept from step to step by a compression with codes
     name: Optional[str] = None
 
     def __call__(self, gradients: Any, weight: Any = None) -> Any:
-        """The reduced gradients, as a tree of the same structure. None stands for no gradient.
+        """Return the reduced gradients, as a tree of the same structure, in which None stays None.
 
-        Args:
-            gradients: a tree.
-            weight: of this rank's gradients in a weighted average; None: there are none.
+        ``weight`` is that of this rank in a weighted average; None: no weights.
         """
         weights = weights_of(weight)
         leaves, structure = jax.tree_util.tree_flatten(gradients)
@@ -72,17 +64,9 @@ def _described(array: Any) -> Gradient:
 def gradient_reducer(
     op: Any, compression: Any, gradient_predivide_factor: float, process_set: ProcessSet, share: float = 1.0
 ) -> GradientReducer:
-    """A reducer for the arguments of the public functions.
+    """Return a reducer for the arguments of the public functions; ``share`` multiplies its results.
 
-    Args:
-        op: the reduction.
-        compression: a compressor or its name.
-        gradient_predivide_factor: divides an average in two steps.
-        process_set: the ranks that take part.
-        share: is multiplied to the results.
-
-    Raises:
-        ConfigError: the factor is given with an op other than Average.
+    ConfigError: ``gradient_predivide_factor`` is given with an op other than Average.
     """
     chosen = op_of(op)
     prescale, postscale = predivided(chosen, gradient_predivide_factor)

@@ -1,4 +1,4 @@
-"""What a compiled program calls on the host: a collective on NumPy arrays. Nothing here calls JAX.
+"""The host's side of a compiled program: collectives on NumPy arrays. Nothing here calls JAX.
 
 A callback that called JAX could wait for a thread of XLA's pool while it occupies the only one.
 """
@@ -20,14 +20,10 @@ from ..collective.rows import scatter_layout
 from ..dtypes import Array
 from ..errors import MismatchError, ShapeError
 
+# The default name of operations in compiled programs that are matched by name; JAX executes them in order.
 SEQUENCE = SequenceName("jax.jit")
-"""The name of operations in compiled programs that are matched by name, if the caller gives none.
 
-JAX executes them in order.
-"""
-
-NO_SPLITS = np.zeros(0, np.int32)
-"""Row counts of an alltoall that mean: every rank gets the same number of rows."""
+NO_SPLITS = np.zeros(0, np.int32)  # an alltoall's row counts: every rank gets the same number of rows
 
 
 class SetPosition(NamedTuple):
@@ -38,11 +34,10 @@ class SetPosition(NamedTuple):
 
 
 def place_for(operation: Operation) -> Optional[SetPosition]:
-    """The place that a program with this operation is compiled for; None: it fits every number of ranks.
+    """Return the place that a program is compiled for; None: it fits every number of ranks.
 
-    Raises:
-        NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
-        UnknownProcessSetError: the process set is not registered, or this rank is not a member.
+    NotInitializedError: this process is not in a job. UnknownProcessSetError: the set is not registered, or
+    this rank is not a member.
     """
     process_set = operation.how.process_set
     api.context().engine.sets.check_member(number_of(process_set))
@@ -52,29 +47,22 @@ def place_for(operation: Operation) -> Optional[SetPosition]:
 
 
 class HostCall(NamedTuple):
-    """A collective in a compiled program, where shapes are fixed.
-
-    Attributes:
-        operation: the collective.
-        place: what the program was compiled for.
-        site: where the program asks for it.
-    """
+    """A collective in a compiled program, where shapes are fixed."""
 
     operation: Operation
-    place: Optional[SetPosition]
-    site: Site
+    place: Optional[SetPosition]  # the program was compiled for it
+    site: Site  # of the call in the program
 
     @property
     def overwrites(self) -> bool:
-        """Whether the arrays of :meth:`run_now` receive the results."""
+        """Return whether the arrays of :meth:`run_now` receive the results."""
         operation = self.operation
         return operation.keeps_shapes and not operation.has_weight and not operation.is_coded
 
     def run(self, arrays: Sequence[Array]) -> List[Array]:
-        """Execute it; returns new arrays, or the given ones where these are not read any more.
+        """Execute it; return new arrays, or the given ones where these are not read any more.
 
-        Raises:
-            MismatchError: the number of ranks has changed since the program was compiled.
+        MismatchError: the number of ranks has changed since the program was compiled.
         """
         operation, place = self.operation, self.place
         if place is None:
@@ -97,17 +85,13 @@ class HostCall(NamedTuple):
 
     @property
     def is_in_order(self) -> bool:
-        """Whether it is a call in order. Otherwise ranks match it by name."""
+        """Return whether it is a call in order. Otherwise ranks match it by name."""
         return calls_in_order.can_be_in_order(self.operation)
 
     def run_now(self, arrays: Sequence[Array]) -> List[Array]:
-        """Execute it outside of compiled programs: ranks may have different numbers of rows.
+        """Execute it outside of compiled programs, where ranks may have different numbers of rows.
 
-        Args:
-            arrays: its inputs; of a call that :attr:`overwrites` they receive the results.
-
-        Returns:
-            the results.
+        Return the results; if it :attr:`overwrites`, in the given arrays.
         """
         if self.overwrites:
             if self.is_in_order:
@@ -126,23 +110,14 @@ class HostCall(NamedTuple):
 
 
 def rows_of(kind: str, shape: Sequence[int]) -> int:
-    """The first dimension of an array.
-
-    Raises:
-        ShapeError: it has none.
-    """
+    """Return the first dimension of an array; ShapeError without dimensions."""
     if not shape:
         raise ShapeError(f"{kind} needs an array with at least one dimension, to divide it by rows.")
     return shape[0]
 
 
 def results_of(call: HostCall, shapes: Sequence[Sequence[int]]) -> List[List[int]]:
-    """The shapes of a call's results.
-
-    Args:
-        call: the collective.
-        shapes: of its arrays.
-    """
+    """Return the shapes of a call's results from those of its arrays."""
     operation, place = call.operation, call.place
     results = [list(shape) for shape in (shapes[:-1] if operation.has_weight else shapes)]
     if place is None:
@@ -158,5 +133,5 @@ def results_of(call: HostCall, shapes: Sequence[Sequence[int]]) -> List[List[int
 
 
 def edges_of(operation: Operation, rows: int, size: int) -> Sequence[int]:
-    """Return the boundaries between the ranks' parts of so many rows in a reducescatter."""
+    """Return the boundaries between the ranks' parts of ``rows`` rows in a reducescatter."""
     return scatter_layout([(rows,)], size, operation.how.options).edges[0]

@@ -1,7 +1,7 @@
-"""The way from a compiled program to the host: as ``io_callback`` does it, with copies of arrays.
+"""The way from a compiled program to the host, like ``io_callback``, with copies of arrays.
 
-``io_callback`` itself would make JAX arrays of its operands inside the callback; with one thread of XLA,
-converting these to NumPy waits for ever for that thread.
+``io_callback`` would make JAX arrays of its operands inside the callback; with one thread of XLA, converting
+these to NumPy waits for ever for that thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .host_call import HostCall
 
 
 def _effect() -> Any:
-    """The effect by which ``io_callback`` keeps its order; its class has no public name."""
+    """Return the effect by which ``io_callback`` keeps its order; its class has no public name."""
     (found,) = jax.make_jaxpr(lambda: io_callback(lambda: None, None, ordered=True))().effects
     try:
         from jax._src.effects import remat_allowed_effects

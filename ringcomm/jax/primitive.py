@@ -30,19 +30,10 @@ collective_p.multiple_results = True
 
 
 def bind(operation: Operation, operands: Sequence[Any]) -> List[Any]:
-    """Add a collective to the program that is being traced, or execute it if there is none.
+    """Add a collective to the traced program, or execute it if none is traced; return its results.
 
-    Args:
-        operation: the collective.
-        operands: JAX arrays.
-
-    Returns:
-        its results.
-
-    Raises:
-        NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
-        UnknownProcessSetError: the process set is not registered, or this rank is not a member.
-        ShapeError: an operand has no dimensions, and the operation needs rows.
+    NotInitializedError: this process is not in a job. UnknownProcessSetError: the set is not registered, or
+    this rank is not a member. ShapeError: an operand has no dimensions, and the operation needs rows.
     """
     call = HostCall(operation, place_for(operation), this_site())
     results_of(call, [operand.shape for operand in operands])
@@ -58,8 +49,8 @@ def _abstract(*operands: Any, call: HostCall) -> Any:
 
 
 _has_cache = "cacheable" in inspect.signature(mlir.register_lowering).parameters
+# Options of a lowering that must not be cached. Older versions of JAX cache none and have no such option.
 uncached: Dict[str, Any] = {"cacheable": False} if _has_cache else {}
-"""Options of a lowering that must not be cached. Older versions of JAX cache none and have no such option."""
 
 # Not cached: a program that contains the operation twice calls the host at two places.
 mlir.register_lowering(collective_p, io_callbacks.lower, **uncached)
@@ -74,12 +65,8 @@ def _execute(*operands: Any, call: HostCall) -> List[Any]:
 def run_outside(call: HostCall, arrays: Sequence[Any]) -> List[Any]:
     """Execute a call on the host, after the programs that this thread has started.
 
-    Args:
-        call: the collective.
-        arrays: NumPy arrays; as for :meth:`.HostCall.run_now`.
-
-    Raises:
-        RingcommError: (or an error of JAX) it failed, or one of the programs has.
+    Arrays as for :meth:`.HostCall.run_now`. RingcommError (or an error of JAX): it failed, or one of the
+    programs has.
     """
     with with_causes():
         started.wait()
@@ -87,10 +74,9 @@ def run_outside(call: HostCall, arrays: Sequence[Any]) -> List[Any]:
 
 
 def weights_of(weight: Any) -> List[Any]:
-    """The weight as the last operand of a reduction; none if it is None.
+    """Return the weight as the last operand of a reduction; none if it is None.
 
-    Raises:
-        Misuse: it is a number, and negative or not finite.
+    Misuse: it is a number, and negative or not finite.
     """
     if weight is None:
         return []
@@ -105,7 +91,7 @@ def _linear(operation: Operation) -> bool:
 
 
 def _differentiate(primals: Sequence[Any], tangents: Sequence[Any], *, call: HostCall) -> Any:
-    """The derivative in a direction: the same operation on the tangents."""
+    """Return the derivative in a direction: the same operation on the tangents."""
     results = collective_p.bind(*primals, call=call)
     given = [index for index, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
     derived: List[Any] = [ad.Zero(jax.typeof(result).to_tangent_aval()) for result in results]
@@ -122,14 +108,14 @@ def _differentiate(primals: Sequence[Any], tangents: Sequence[Any], *, call: Hos
 
 
 def _for_inputs(call: HostCall, inputs: int) -> HostCall:
-    """The same call for another number of arrays. (Of an alltoall's two inputs one is the splits.)"""
+    """Return the call for another number of arrays; of an alltoall's two inputs one is the splits."""
     if call.operation.kind == "alltoall":
         return call
     return call._replace(operation=call.operation._replace(inputs=inputs))
 
 
 def _transpose(cotangents: Sequence[Any], *operands: Any, call: HostCall) -> List[Any]:
-    """The gradients of the operands from those of the results."""
+    """Return the gradients of the operands from those of the results."""
     found: List[Any] = [
         ad.Zero(operand.aval) if ad.is_undefined_primal(operand) else None for operand in operands
     ]
@@ -168,7 +154,7 @@ def _gradients(call: HostCall, cotangents: List[Any], shapes: Sequence[Sequence[
 
 
 def _gather_parts(operation: Operation, place: SetPosition, parts: List[Any], rows: List[int]) -> List[Any]:
-    """All ranks' gradients of a reducescatter, by rows; times the number of ranks for a sum."""
+    """Return all ranks' gradients of a reducescatter, by rows; times the number of ranks for a sum."""
     every_rank = Reduction(process_set=operation.how.process_set)
     layouts = [edges_of(operation, length, place.size) for length in rows]
     lengths = [[stop - start for start, stop in zip(edges, edges[1:])] for edges in layouts]
@@ -187,7 +173,7 @@ def _gather_parts(operation: Operation, place: SetPosition, parts: List[Any], ro
 
 
 def _vectorize(operands: Sequence[Any], dims: Sequence[Optional[int]], *, call: HostCall) -> Any:
-    """The operation on arrays with one more dimension, which is not that of the rows."""
+    """Run the operation on arrays with one more dimension, which is not that of the rows."""
     operation = call.operation
     if operation.is_coded or operation.how.op == ReduceOp.ADASUM:
         raise NotOfferedError("vmap of an allreduce by Adasum or with codes: it is not element-wise.")

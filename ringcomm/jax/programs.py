@@ -68,14 +68,14 @@ def jit(fun: Optional[Callable[..., Any]] = None, **options: Any) -> Any:
 
 
 def _with_done(options: Dict[str, Any]) -> Dict[str, Any]:
-    """The options for a program with one more result."""
+    """Return the options for a program with one more result."""
     if "out_shardings" in options:
         return {**options, "out_shardings": (options["out_shardings"], None)}
     return options
 
 
 def _as_one_operation(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as one operation, with a result more: it is there once the program is done."""
+    """Return the function as one operation, with one more result, which is ready at the program's end."""
 
     @functools.wraps(fun)
     def whole(*args: Any, **kwargs: Any) -> Any:
@@ -108,7 +108,7 @@ def _results(*_: Any, program: Any) -> List[Any]:
 
 @program_p.def_impl
 def _execute(*operands: Any, program: Any) -> List[Any]:
-    """With ``jax.disable_jit()``."""
+    """Run the program with ``jax.disable_jit()``."""
     return list(jaxpr_as_fun(program)(*operands))
 
 

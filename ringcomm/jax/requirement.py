@@ -10,11 +10,7 @@ OLDEST = (0, 6, 1)
 
 
 def check(version: str) -> None:
-    """Check a version of JAX.
-
-    Raises:
-        ImportError: it is too old.
-    """
+    """Raise ImportError if this version of JAX is too old."""
     if tuple(int(part) for part in re.findall(r"\d+", version)[:3]) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise ImportError(

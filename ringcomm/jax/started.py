@@ -9,24 +9,16 @@ import jax
 
 
 class _Latest(threading.local):
-    """The program of ``hvd.jit`` that a thread has started last.
+    """The program of ``hvd.jit`` that a thread has started last."""
 
-    Attributes:
-        done: a result of it that nothing else uses, or None.
-    """
-
-    done: Any = None
+    done: Any = None  # a result of it that nothing else uses
 
 
 latest = _Latest()
 
 
 def wait() -> None:
-    """Wait for the programs of ``hvd.jit`` and ``jax.jit`` that this thread has started.
-
-    Raises:
-        Exception: JAX's, of a program that has failed.
-    """
+    """Wait for this thread's programs of ``hvd.jit`` and ``jax.jit``; raise JAX's error if one failed."""
     done, latest.done = latest.done, None
     if done is not None:
         jax.block_until_ready(done)

@@ -21,8 +21,8 @@ def broadcast_parameters(tree: Any, root_rank: int = 0, process_set: ProcessSet 
     Example: ``params, opt_state = hvd.broadcast_parameters((params, opt_state))``.
 
     Args:
-        tree: a pytree of the same structure on all ranks. Arrays have the same shapes and dtypes; what is no
-            array (such as a Python number) is pickled, outside of compiled programs only.
+        tree: a pytree of the same structure on all ranks. Arrays have the same shapes and dtypes; other
+            values (such as Python numbers) are pickled, outside of compiled programs only.
         {root_rank}
         {process_set}
 
@@ -55,5 +55,5 @@ def broadcast_parameters(tree: Any, root_rank: int = 0, process_set: ProcessSet 
 
 
 def _is_key(leaf: Any) -> bool:
-    """Return whether this is an array of typed random keys, which have no elements of their own."""
+    """Return whether this is an array of typed random keys, which has no elements to send."""
     return isinstance(leaf, jax.Array) and bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))

@@ -1,1 +1,1 @@
-"""A process in its job: entering, preparing, the context, and what is recorded of it."""
+"""A process in its job: entering, preparing, the context, and the records of it."""

@@ -1,7 +1,7 @@
-"""What a rank has done so far, in numbers: for ``rc.stats()``, and for ringrun's live view and report.
+"""A rank's counters: for ``rc.stats()``, and for ringrun's live view and report.
 
-Calls count themselves (:mod:`ringcomm.collective.totals`). For its live view and report ringrun asks for the
-sums once a second, on the socket of the flight recorder. So a job that is not watched pays for counting only.
+Calls count themselves (:mod:`ringcomm.collective.totals`). ringrun requests the sums once a second on the
+socket of the flight recorder, so a job that is not watched pays for counting only.
 """
 
 from __future__ import annotations
@@ -18,26 +18,12 @@ from ..engine.engine import Engine
 if TYPE_CHECKING:
     from ..group.message_history import MessageHistory
 
-OPERATIONS_SENT = 8
-"""Number of operations in a report to ringrun: those that took the most time in total."""
-_TEXT_CHARACTERS = 1000
-"""Of the description of an operation, which has the names of its tensors."""
+OPERATIONS_SENT = 8  # operations in a report to ringrun: those that took the most time in total
+_TEXT_CHARACTERS = 1000  # of the description of an operation, which has the names of its tensors
 
 
 class Activity:
-    """The numbers of one context, or of one process group.
-
-    Args:
-        runner: runs the direct calls.
-        engine: runs the calls by name, if there is one.
-        members: the ranks of the whole job that take part.
-        steps: counts the training steps; None: an own counter.
-
-    Attributes:
-        steps: that counter. While it has counted nothing, an operation by name that is repeated counts steps.
-        gauges: other numbers by name, as they are at present.
-        messages: the point-to-point messages, if they are recorded.
-    """
+    """The numbers of one context, or of one process group, whose ``members`` are ranks of the whole job."""
 
     def __init__(
         self,
@@ -46,22 +32,22 @@ class Activity:
         members: Sequence[int],
         steps: Optional[StepClock] = None,
     ) -> None:
-        self.steps = StepClock() if steps is None else steps
-        self.gauges: Dict[str, float] = {}
-        self.messages: Optional[MessageHistory] = None
+        self.steps = StepClock() if steps is None else steps  # while it is 0, repeated names count steps
+        self.gauges: Dict[str, float] = {}  # other numbers by name, as they are at present
+        self.messages: Optional[MessageHistory] = None  # point-to-point messages, if they are recorded
         self._runner, self._engine, self._members = runner, engine, members
         self._began_s = time.perf_counter()
         self._last: Optional[Dict[str, Any]] = None
 
     @property
     def waited_s(self) -> float:
-        """Seconds that this rank has spent in collectives and waits for messages, moving data or waiting."""
+        """Return the seconds that this rank spent in collectives and in waits for messages."""
         engine_s = 0.0 if self._engine is None else self._engine.waited.total_s
         messages_s = 0.0 if self.messages is None else self.messages.waited_s
         return self._runner.waited.total_s + engine_s + messages_s
 
     def totals(self) -> Totals:
-        """The sums over all calls. The peers are ranks of the whole job."""
+        """Return the sums over all calls; peers are ranks of the whole job."""
         found = self._runner.totals()
         if self._engine is not None:
             found.merge(self._engine.buckets.totals())
@@ -80,7 +66,7 @@ class Activity:
             self._last = self.numbers()
 
     def numbers(self) -> Dict[str, Any]:
-        """The numbers as :func:`report` sends them."""
+        """Return the numbers that :func:`report` sends."""
         if self._last is not None:
             return dict(self._last)
         totals = self.totals()
@@ -110,7 +96,7 @@ class Activity:
         }  # fmt: skip
 
     def _position(self) -> Dict[str, Any]:
-        """The call that this rank is in, or its last one, and the ranks from which it waits to receive."""
+        """Return the present or last call of this rank, and the ranks from which it waits to receive."""
         places = [self._runner.progress()]
         if self._engine is not None:
             places.append(self._engine.buckets.progress())
@@ -128,11 +114,7 @@ class Activity:
 
 
 def report(activities: Sequence[Activity]) -> Dict[str, Any]:
-    """The numbers of a process, ready for JSON.
-
-    Args:
-        activities: of its contexts and process groups; at least one.
-    """
+    """Return the numbers of a process's contexts and groups (at least one), ready for JSON."""
     parts = [activity.numbers() for activity in activities]
     whole = parts[0]
     for part in parts[1:]:
@@ -150,7 +132,7 @@ def report(activities: Sequence[Activity]) -> Dict[str, Any]:
 
 
 def flat(numbers: Dict[str, Any]) -> Dict[str, float]:
-    """Return what :meth:`Activity.numbers` returns as numbers with one name each, for ``rc.stats()``."""
+    """Return :meth:`Activity.numbers` as numbers with one name each, for ``rc.stats()``."""
     names = ("steps", "step_s", "mean_step_s", "elapsed_s", "waited_s")
     found: Dict[str, float] = {f"ringcomm/{name}": numbers[name] for name in names}
     peers: List[Any] = list(numbers["peers"].values())

@@ -170,7 +170,7 @@ class Context(Collectives):
 
     @classmethod
     def _of(cls, entry: Entry, settings: Settings) -> Context:
-        """A context over links that are established."""
+        """Return a context over established links."""
         joined, embedded = entry.joined, entry.embedded
         try:
             context = cls(joined.channels, joined.peers, settings, joined, embedded)
@@ -187,11 +187,7 @@ class Context(Collectives):
         return context
 
     def _prepare(self, before: Optional[Prepared]) -> None:
-        """Choose algorithms, compare programs, and start the timeline, together with all ranks.
-
-        Args:
-            before: what this process has kept of an earlier view.
-        """
+        """Choose algorithms, compare programs, and start the timeline; all ranks call it."""
         assert self._joined is not None
         if self.rank == 0:
             _point_out_misspelt()
@@ -208,7 +204,7 @@ class Context(Collectives):
             self.start_timeline(path)
 
     def _tune(self, before: Optional[Prepared] = None) -> Preparation:
-        """Measure the machine, together with all ranks, and choose schedules by that from now on."""
+        """Measure the machine, together with all ranks, and choose schedules accordingly."""
         from .preparation import Preparation  # not needed by a process that is alone
 
         preparation = Preparation(self.group)
@@ -239,10 +235,7 @@ class Context(Collectives):
         return Context.start(self.joined_as, self.settings, self.suspend(position), self._kept())
 
     def _kept(self, before: Optional[Prepared] = None) -> Optional[Prepared]:
-        """Return what the next view need not find out again.
-
-        Nothing if links or hosts were silent in this one.
-        """
+        """Return what the next view can reuse; None if links or hosts were silent in this one."""
         if not isinstance(self.group.reporter.abort_error, TimeoutError):
             return self._prepared or before
         from .preparation import SILENT
@@ -352,6 +345,6 @@ class Context(Collectives):
 
 
 def _point_out_misspelt() -> None:
-    """Warn of environment variables that look like settings, but are none."""
+    """Warn of environment variables that look like misspelt settings."""
     for text in misspelt_variables():
         logger.warning("%s", text)

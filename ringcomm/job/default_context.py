@@ -1,7 +1,7 @@
 """The default :class:`~ringcomm.job.context.Context` of this process: joining its job, and leaving it.
 
-The functions of :mod:`ringcomm.api` call this context's methods. The state is here and nowhere else: whether
-the process is in a job, whether it has left one, and what is to be called when it leaves or joins again.
+The functions of :mod:`ringcomm.api` call this context's methods. Only this module holds its state: whether
+the process is in a job, whether it has left one, and the callbacks of leaving and joining again.
 """
 
 from __future__ import annotations
@@ -92,18 +92,12 @@ def shutdown() -> None:
 
 
 def restart(position: int = 0) -> None:
-    """Leave the present view of the job, and join the next one, in the same process.
+    """Leave the present view of the job, and join the next one in the same process.
 
-    In an elastic job the connection to the rendezvous stays open, and every member of the view must call
-    this or end; in other jobs it is ``shutdown()`` and ``init()``. ``elastic.run`` calls it.
-
-    Args:
-        position: how many commits or steps this process's state contains. Rank 0 of the next view is a
-            process with the highest.
-
-    Raises:
-        ExcludedError: this process is not to be in the job any more.
-        StartupError: (or a subclass) the job cannot go on with this process.
+    In an elastic job the connection to the rendezvous stays open, and every member of the view must call this
+    or end; in other jobs it is ``shutdown()`` and ``init()``. ``position`` counts the commits or steps in
+    this process's state; a process with the highest becomes rank 0. ExcludedError: this process must leave
+    the job. StartupError: the job cannot go on with it.
     """
     global _default, _left
     if _default is None or not _default.is_elastic:
@@ -119,29 +113,26 @@ def restart(position: int = 0) -> None:
 
 
 def after_restart(callback: Callable[[], None]) -> None:
-    """Have a function called after every :func:`restart` of an elastic job.
+    """Register a function to be called after every :func:`restart` of an elastic job.
 
-    Args:
-        callback: calls what new processes call after ``init()``, such as the registration of process sets.
+    It makes the calls that new processes make after ``init()``, such as registering process sets.
     """
     _after_restart.append(callback)
 
 
 def before_leaving(callback: Callable[[], None]) -> None:
-    """Have a function called before this process leaves its job, unless its program has failed.
+    """Register a function to be called before this process leaves its job, unless its program has failed.
 
-    Args:
-        callback: waits for collectives that a framework executes later than the program calls them.
+    It waits for collectives that a framework executes later than the program calls them.
     """
     _before_leaving.append(callback)
 
 
 def before_calls(callback: Callable[[], None]) -> None:
-    """Have a function called before each call in order of this process, also in jobs that it joins later.
+    """Register a function to be called before each call in order of this process, also in later jobs.
 
-    Args:
-        callback: waits for collectives that a framework executes later than the program calls them, as calls
-            in order. It may be called in any thread, also in that of such a collective.
+    It waits for collectives that a framework executes later than the program calls them, as calls in order.
+    Any thread may call it, also the thread of such a collective.
     """
     global _before_calls
     with _lock:
@@ -167,30 +158,19 @@ def take_changes() -> int:
 
 
 def on_changes(listener: Optional[Callable[[int, bool], None]]) -> bool:
-    """Have a function called as soon as a change of the membership is reported, in this view.
+    """Set the function that is called when a change of the membership is reported, in this view.
 
-    Args:
-        listener: gets the change as :func:`take_changes` returns it, and whether it can take place now;
-            processes that are being started have to join first. None: no function.
-
-    Returns:
-        whether this process is in an elastic job.
+    It gets the change as :func:`take_changes` returns it, and whether it can take place now (processes that
+    are being started join first). None removes it. Return False if the job is not elastic.
     """
     control = _default.group.control if isinstance(_default, Context) else None
     return control is not None and control.on_changes(listener)
 
 
 def gather_positions(position: int) -> List[int]:
-    """Exchange the positions of all ranks' states. All ranks must call it.
+    """Return the positions of all ranks' states, in rank order; in no job only this process's.
 
-    Args:
-        position: how many commits or steps this process's state contains.
-
-    Returns:
-        those of all ranks, in rank order; of this process alone if it is in no job.
-
-    Raises:
-        PeerLostError: a rank was lost.
+    All ranks must call it.
     """
     if _default is None:
         return [position]
@@ -228,10 +208,7 @@ def _leave_at_exit() -> None:
 def leave(error: BaseException) -> None:
     """Leave the job because of an error, which the other ranks' errors name; nothing in no job.
 
-    For processes that outlive the function which failed: in others this happens when the program ends.
-
-    Args:
-        error: what the function raised.
+    For processes that outlive the function which failed: others leave when the program ends.
     """
     global _default, _left
     with _lock:
@@ -251,23 +228,14 @@ def is_initialized() -> bool:
 
 
 def is_elastic() -> bool:
-    """Return whether this process is in an elastic job.
-
-    Returns:
-        False in other jobs, and in no job.
-    """
+    """Return whether this process is in an elastic job."""
     return _default is not None and _default.is_elastic
 
 
 def join_now() -> bool:
-    """Become a rank, if this process was started while the job ran and has not joined yet.
+    """Become a rank if this process has not joined yet; return whether its numbers changed.
 
-    Returns:
-        whether its numbers differ from those that it had until then.
-
-    Raises:
-        ExcludedError: this process is not to be in the job any more.
-        StartupError: (or a subclass) the job cannot go on with this process.
+    ExcludedError: this process must leave the job. StartupError: the job cannot go on with it.
     """
     with _joining:
         before = _default
@@ -279,11 +247,7 @@ def join_now() -> bool:
 
 
 def context() -> Context:
-    """The default context. A process that has not joined yet joins now.
-
-    Raises:
-        NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
-    """
+    """Return the default context, joining if needed; NotInitializedError if this process is in no job."""
     found = _default
     if isinstance(found, Context):
         return found
@@ -294,10 +258,9 @@ def context() -> Context:
 
 
 def placed() -> Union[Context, Newcomer]:
-    """Return what has this process's numbers: the default context, or what stands for it until it joins.
+    """Return the default context, or the :class:`Newcomer` that has its numbers until it joins.
 
-    Raises:
-        NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
+    NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
     """
     if _default is None and _left:
         raise NotInitializedError(

@@ -1,4 +1,4 @@
-"""Entering a job of several processes: by ringrun's rendezvous, a rank's own, srun or mpirun, or a new view.
+"""Entering a job of several processes: by ringrun's rendezvous, a rank's own, srun, mpirun, or a new view.
 
 A process that is alone in its job needs nothing of this.
 """
@@ -16,31 +16,18 @@ from ..rendezvous.launched import join_launched
 
 
 class Entry(NamedTuple):
-    """A place in a job, with established links.
-
-    Attributes:
-        joined: the place and the links.
-        membership: how this process takes part, with address and key of the rendezvous.
-        embedded: the rendezvous that this rank serves, if it does.
-    """
+    """A place in a job, with established links."""
 
     joined: Joined
-    membership: Membership
-    embedded: Optional[EmbeddedRendezvous] = None
+    membership: Membership  # with address and key of the rendezvous
+    embedded: Optional[EmbeddedRendezvous] = None  # the rendezvous that this rank serves, if it does
 
 
 def enter(membership: Membership, settings: Settings, resume: Optional[Resume] = None) -> Entry:
     """Join a job of several processes, and connect to all of them.
 
-    Args:
-        membership: how this process takes part in the job.
-        settings: tunables.
-        resume: in an elastic job, what this process has kept of the last view; None: nothing.
-
-    Raises:
-        ExcludedError: an elastic job has no place for this process.
-        ConfigError: a setting makes no sense.
-        StartupError: (or one of its kinds) the job could not be put together.
+    ExcludedError: an elastic job has no place for this process. ConfigError: a setting makes no sense.
+    StartupError: the job did not start.
     """
     if membership.elastic:
         return Entry(join(membership, settings, NEW if resume is None else resume), membership)

@@ -40,52 +40,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ringcomm.job.flight_recorder")
 
-FORMAT = 1
-"""The version of the records."""
+FORMAT = 1  # the version of the records
+# requests of ringrun, each one byte: for a record, for the numbers of job.activity
 RECORD, NUMBERS = b"?", b"#"
-"""Requests of ringrun, each one byte: for a record, for the numbers of :mod:`ringcomm.job.activity`."""
-SEND_S = 2.0
-"""Time limit for sending a record to ringrun, in seconds."""
-_ENDED_OPERATIONS = 20
-"""Number of operations per channel in the record of a process that ends without an error."""
+SEND_S = 2.0  # time limit for sending a record to ringrun
+_ENDED_OPERATIONS = 20  # operations per channel in the record of a process that ends without an error
 
 
 class GroupFacts(NamedTuple):
-    """The rank and the group that records are about.
+    """The rank and the group that records are about."""
 
-    Attributes:
-        rank: in the whole job.
-        size: of the whole job.
-        host: the name of this rank's host.
-        generation: membership epoch.
-        members: ranks of the whole job that take part in the operations.
-        channel: the name of the channel of direct calls in records.
-    """
-
-    rank: int
-    size: int
+    rank: int  # in the whole job
+    size: int  # of the whole job
     host: str
     generation: int
-    members: Sequence[int]
-    channel: str = "calls"
+    members: Sequence[int]  # ranks of the whole job
+    channel: str = "calls"  # the name of the channel of direct calls in records
 
 
 class FlightRecorder:
-    """Reads the call histories of one context, or of one process group.
-
-    Args:
-        facts: the rank and the group.
-        settings: ``flight_recorder`` is the number of operations to keep, ``diagnose_dir`` the directory for
-            records if the process was not started by ringrun.
-        runner: runs the direct calls.
-        activity: the numbers of the same context or group.
-        engine: runs the calls by name, if there is one.
-
-    Attributes:
-        closed: whether its context has been closed.
-        messages: the point-to-point messages, if they are recorded.
-        left: the reason for closing it, if that was no failure.
-    """
+    """Read the call histories of one context, or of one process group."""
 
     def __init__(
         self, facts: GroupFacts, settings: Settings, runner: Runner, activity: Activity,
@@ -94,8 +68,8 @@ class FlightRecorder:
         self.facts = facts
         self.activity = activity
         self.closed = False
-        self.messages: Optional[MessageHistory] = None
-        self.left = ""
+        self.messages: Optional[MessageHistory] = None  # point-to-point messages, if they are recorded
+        self.left = ""  # the reason for closing, if that was no failure
         self._engine = engine
         self._directory = settings.diagnose_dir
         self._pid = os.getpid()
@@ -113,7 +87,7 @@ class FlightRecorder:
                 self._channel.add(self)
 
     def channels(self) -> List[Dict[str, Any]]:
-        """The operations by channel; in an ``ordered`` channel their numbers are comparable between ranks."""
+        """Return the operations by channel; numbers are comparable between ranks if it is ``ordered``."""
         found: List[Dict[str, Any]] = []
         members = list(self.facts.members)
         if self._calls is not None:
@@ -141,14 +115,14 @@ class FlightRecorder:
     def failed(self, error: BaseException) -> None:
         """Report a failure of the job on this rank; only the first call has an effect.
 
-        Leaving the job and interrupting the program (Ctrl-C) are no failures.
+        Leaving the job and interrupting the program (Ctrl-C) are not failures.
         """
         if isinstance(error, NotInitializedError) or not isinstance(error, Exception):
             return
         self.report(f"{type(error).__name__}: {error}", error)
 
     def report(self, error: str, cause: Optional[BaseException] = None) -> None:
-        """Send or write a record with this error (``cause`` is its exception), unless that has been done."""
+        """Send or write a record with this error and its exception, once."""
         if self._calls is None or os.getpid() != self._pid or not self._reported.acquire(blocking=False):
             return
         if self._channel is not None:
@@ -157,13 +131,10 @@ class FlightRecorder:
             _write(Path(self._directory), record([self], "failure", error))
 
     def close(self, why: str, ok: bool, failure: Optional[RingcommError] = None) -> None:
-        """Mark its context as closed. It is still part of records until the next context is made.
+        """Mark its context as closed; it stays part of records until the next context.
 
-        Args:
-            why: the reason.
-            ok: False if the reason is a failure.
-            failure: the earlier error that ended its communication, if there was one. If ``why`` contains its
-                text, it is reported as the cause.
+        ``failure`` is the earlier error that ended its communication; it is the cause if ``why`` contains its
+        text.
         """
         self.activity.conclude()
         if ok:
@@ -190,14 +161,10 @@ def forget_what_is_closed() -> None:
 def record(
     recorders: Sequence[FlightRecorder], reason: str, error: str = "", cause: Optional[BaseException] = None
 ) -> Dict[str, Any]:
-    """A process's record, ready for JSON. Times are seconds of the wall clock.
+    """Return a process's record, ready for JSON, with times in seconds of the wall clock.
 
-    Args:
-        recorders: of its contexts and process groups.
-        reason: ``failure``, ``asked`` (ringrun requested it) or ``ended`` (the program ended: fewer
-            operations, no stacks).
-        error: the failure, if there was one.
-        cause: its exception, which may name the rank at fault.
+    ``reason``: ``failure``, ``asked`` (ringrun requested it) or ``ended`` (the program ended: fewer
+    operations, no stacks). ``cause`` may name the rank at fault.
     """
     culprit = cause.rank if isinstance(cause, (PeerLostError, MismatchError)) else None
     found: Dict[str, Any] = {
@@ -221,7 +188,7 @@ def record(
 
 
 def numbers(recorders: Sequence[FlightRecorder]) -> Dict[str, Any]:
-    """A process's numbers, ready for JSON; ``at`` is the wall clock in seconds."""
+    """Return a process's numbers, ready for JSON; ``at`` is the wall clock in seconds."""
     facts = recorders[0].facts
     return {
         "type": "numbers", "at": round(time.time(), 6), "rank": facts.rank, "size": facts.size,
@@ -230,7 +197,7 @@ def numbers(recorders: Sequence[FlightRecorder]) -> Dict[str, Any]:
 
 
 def _lines(sites: Optional[CallSites], members: Sequence[int]) -> List[Row]:
-    """The calls that ranks have made at different lines, with ranks of the whole job."""
+    """Return the calls that ranks made at different lines, with ranks of the whole job."""
     return [
         {**item, "sites": {str(members[int(rank)]): site for rank, site in item["sites"].items()}}
         for item in (() if sites is None else sites.differences)
@@ -238,7 +205,7 @@ def _lines(sites: Optional[CallSites], members: Sequence[int]) -> List[Row]:
 
 
 def _dated(row: Row) -> Row:
-    """The row with ``at`` (wall clock) instead of ``began``; if it has ended, with ``took`` (seconds)."""
+    """Return the row with ``at`` (wall clock) for ``began`` and, if it has ended, ``took`` (seconds)."""
     began_s, ended_s = row.pop("began"), row.pop("ended", None)
     row["at"] = round(time.time() - (monotonic() - began_s), 6)
     if ended_s is not None:
@@ -257,14 +224,9 @@ def _write(directory: Path, content: Dict[str, Any]) -> None:
 
 
 class RecorderSocket:
-    """This process's end of the socket to ringrun's agent, with the thread that answers requests.
+    """This process's socket to ringrun's agent, with the thread that answers requests.
 
-    Args:
-        sock: the socket; owned by the channel.
-        stacks: descriptor of the pipe for stacks; owned by the channel.
-
-    Attributes:
-        recorders: the recorders whose operations records contain.
+    It owns the socket and the pipe for stacks. ``recorders`` are those whose operations records contain.
     """
 
     _own: Optional[RecorderSocket] = None
@@ -286,7 +248,7 @@ class RecorderSocket:
 
     @classmethod
     def of_this_process(cls) -> Optional[RecorderSocket]:
-        """The channel that ringrun has passed to this process, if any; opened at the first call."""
+        """Return the socket that ringrun passed to this process, if any; the first call opens it."""
         with cls._opening:
             if not cls._opened:
                 cls._opened = True
@@ -300,7 +262,7 @@ class RecorderSocket:
 
     @classmethod
     def made_before(cls) -> Optional[RecorderSocket]:
-        """The channel that :meth:`of_this_process` has opened earlier, if any."""
+        """Return the socket that :meth:`of_this_process` opened earlier, if any."""
         return cls._own if cls._own is not None and cls._own._pid == os.getpid() else None
 
     def add(self, recorder: FlightRecorder) -> None:
@@ -340,7 +302,7 @@ class RecorderSocket:
                 self.send(record(self.recorders, "asked"))
 
     def _report_end(self) -> None:
-        """Send a last record when the program ends: from here on no thread answers requests."""
+        """Send a last record when the program ends: after this no thread answers requests."""
         if self._pid == os.getpid() and self.recorders:
             if self._counted:
                 self.send(numbers(self.recorders))
@@ -369,7 +331,7 @@ class RecorderSocket:
 
 
 def _is_still(descriptor: int, inode: int) -> bool:
-    """Return whether a descriptor is still the one that the variable names, and not one opened since."""
+    """Return whether a descriptor is still the one that the variable names."""
     try:
         found = os.fstat(descriptor)
     except OSError:

@@ -17,17 +17,9 @@ from .context import Context
 
 
 class Newcomer:
-    """Stands for the context of such a process.
+    """Stand for the context of a process before it joins.
 
-    Its numbers are those that it would have if it joined now, as the last rank.
-
-    Args:
-        membership: how this process takes part in the job.
-        settings: tunables.
-        size: the present number of ranks.
-
-    Attributes:
-        rank, size, local_rank, local_size, cross_rank, cross_size: provisional.
+    Its numbers are provisional: those of the last rank if it joined now.
     """
 
     is_elastic = True
@@ -43,12 +35,7 @@ class Newcomer:
         self._pid = os.getpid()
 
     def restart(self, position: int = 0) -> Context:
-        """Join the next view; ``position`` is that of the state.
-
-        Raises:
-            ExcludedError: this process is not to be in the job any more.
-            StartupError: (or a subclass) the job cannot go on with this process.
-        """
+        """Join the next view with a state at ``position``. Raises as :func:`.default_context.restart`."""
         return Context.start(self.membership, self.settings)
 
     def close(self, reason: str = "", ok: bool = True) -> None:
@@ -58,8 +45,7 @@ class Newcomer:
 def newcomer_of(membership: Membership, settings: Settings) -> Optional[Newcomer]:
     """Return this process as one that joins an elastic job later; None if it is among the first ranks.
 
-    Raises:
-        StartupError: (or a subclass) the rendezvous does not answer.
+    StartupError: the rendezvous does not answer.
     """
     size = running_size(membership, settings)
     return Newcomer(membership, settings, size) if size else None

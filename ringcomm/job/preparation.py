@@ -1,4 +1,4 @@
-"""What the ranks of a job do before the first call: compare their programs, and measure the machine."""
+"""The steps of all ranks before the first call: compare their programs, and measure the machine."""
 
 from __future__ import annotations
 
@@ -19,34 +19,23 @@ from .program import compare_programs
 
 
 class Prepared(NamedTuple):
-    """What ranks have found out together before the first call of a view, for the views after it.
+    """Results of a view's preparation, which later views reuse."""
 
-    Attributes:
-        generation: of the view: where it is the same, the ranks and the model are. Negative: there is none.
-        rank: this process's rank there.
-        model: the links as they were measured; None: they were not.
-    """
-
-    generation: int
-    rank: int
-    model: Optional[CostModel]
+    generation: int  # of the view; equal numbers mean equal ranks and model; negative: none
+    rank: int  # this process's rank in that view
+    model: Optional[CostModel]  # the measured links; None: not measured
 
 
-NEW = Prepared(-1, -1, None)
-"""Of a process that has prepared no view."""
+NEW = Prepared(-1, -1, None)  # of a process that has prepared no view
+# after a view in which links or hosts were silent: its measurements are invalid
 SILENT = Prepared(-2, -1, None)
-"""After a view in which links or hosts were silent: nothing that was measured holds."""
 
 
 class Preparation:
-    """Compares and measures, together with all ranks.
+    """Compare and measure, together with all ranks.
 
-    Args:
-        group: the ranks of the job.
-
-    Attributes:
-        is_repeated: after :meth:`tune`: whether all ranks have prepared an earlier view together.
-        prepared: after :meth:`tune`: what this rank keeps for the next view.
+    After :meth:`tune`, ``is_repeated`` says whether all ranks prepared an earlier view together, and
+    ``prepared`` is what the next view needs.
     """
 
     def __init__(self, group: Group) -> None:
@@ -66,23 +55,16 @@ class Preparation:
             self._group.control.warn("program", text)
 
     def _preliminary(self) -> Runner:
-        """A runner for what is exchanged before the first call."""
+        """Return a runner for the exchanges before the first call."""
         settings = self._group.settings
         limit_s = min(settings.timeout_s or math.inf, settings.start_timeout_s)
         return self._group.runner.with_settings(replace(settings, timeout_s=limit_s))
 
     def tune(self, selector: Selector, before: Optional[Prepared] = None) -> Optional[CostModel]:
-        """Measure the machine, and choose schedules by that from now on.
+        """Measure the machine, choose schedules accordingly, and return the measured links, if any.
 
-        What ranks have measured together in an earlier view is not measured again: after a loss the links of
-        the ranks that are left are as fast as they were, and with new ranks only the hosts of these are new.
-
-        Args:
-            selector: chooses them.
-            before: what this rank has kept of the last view that it has prepared.
-
-        Returns:
-            the links as they were measured; None: they were not.
+        Ranks do not measure again what they measured together in an earlier view: after a loss the remaining
+        links are as fast as before, and with new ranks only the hosts of these are new.
         """
         group = self._group
         hosts = [peer.host_index for peer in group.peers]
@@ -107,12 +89,9 @@ class Preparation:
     def _known(
         self, runner: Runner, everybodys: Any, model: Optional[CostModel], hosts: Sequence[int]
     ) -> Optional[CostModel]:
-        """The links by what ranks have measured in an earlier view; None: all have to measure.
+        """Return the links by the ranks' earlier measurements; None if all have to measure.
 
-        Args:
-            everybodys: for each rank what :meth:`tune` has gathered.
-            model: of this rank's earlier view.
-            hosts: for each rank the number of its host.
+        ``everybodys`` is what :meth:`tune` gathered, by rank; ``model`` is from this rank's earlier view.
         """
         generations = everybodys[:, 2]
         last = generations.max()
@@ -130,7 +109,7 @@ class Preparation:
         return measure_joined(runner, numbers.tolist(), hosts)
 
     def carriers(self) -> str:
-        """Return what this rank exchanges data through with each other rank, in one line."""
+        """Return, in one line, which carrier this rank uses for each other rank."""
         ways: Dict[str, List[int]] = {}
         for peer, link in self._links.items():
             ways.setdefault(link.carrier, []).append(peer)

@@ -1,7 +1,6 @@
-"""Whether all ranks run the same program: the script, and what it imports from its own folder.
+"""Check that all ranks run the same program: the script, and its imports from its own folder.
 
-Ranks compare a hash of all of it when a job starts. If it is not the same, they exchange the hash of every
-file.
+Ranks compare one hash of all files when a job starts. If it differs, they exchange the hash of every file.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ _INSTALLED = ("site-packages", "dist-packages", "horovod_shim")
 
 
 def own_files() -> Dict[str, str]:
-    """The hash of the script and of each module that it has imported from its own folder, by relative path.
+    """Return hashes of the script and its modules from its own folder, by relative path.
 
-    Installed packages do not count, even if they are below that folder. Empty where there is no script: in a
-    notebook, or where an installed program has imported ringcomm.
+    Installed packages do not count, even below that folder. Empty without a script: in a notebook, or where
+    an installed program has imported ringcomm.
     """
     main = sys.modules.get("__main__")
     script = getattr(main, "__file__", None)
@@ -59,24 +58,16 @@ def _libraries() -> List[Path]:
 
 
 def is_installed(path: Path) -> bool:
-    """Return whether a file, given by its resolved path, belongs to Python or to an installed package."""
+    """Return whether a resolved path belongs to Python or to an installed package."""
     return any(part in _INSTALLED for part in path.parts) or any(
         place in path.parents for place in _libraries()
     )
 
 
 def compare_programs(runner: Runner, hosts: Sequence[str]) -> str:
-    """Compare the programs of all ranks. All call it at the same point.
+    """Compare the programs of all ranks, which all call it at the same point.
 
-    Args:
-        runner: the group's, for two collectives.
-        hosts: of every rank.
-
-    Returns:
-        a warning that names hosts and files, the same on every rank; "" if there is nothing to warn of.
-
-    Raises:
-        RingcommError: a collective was stopped, for example because a rank is gone (PeerLostError).
+    Return a warning with hosts and files, the same on every rank; "" if the programs are equal.
     """
     files = own_files()
     payload = np.frombuffer(json.dumps(files, sort_keys=True).encode() if files else b"", np.uint8)
@@ -95,13 +86,10 @@ def compare_programs(runner: Runner, hosts: Sequence[str]) -> str:
 
 
 def differences_text(programs: Sequence[Dict[str, str]], hosts: Sequence[str]) -> str:
-    """Return which files are not the same on all hosts, as a warning; "" if there are none.
+    """Return a warning about files that differ between hosts; "" if none do.
 
-    A file that only one rank has is not compared.
-
-    Args:
-        programs: for each rank, the hashes of its files; see :func:`own_files`.
-        hosts: of every rank.
+    ``programs`` has the hashes of each rank's files (:func:`own_files`). A file of only one rank is not
+    compared.
     """
     texts = [
         text
@@ -122,7 +110,7 @@ def differences_text(programs: Sequence[Dict[str, str]], hosts: Sequence[str]) -
 def _file_text(name: str, hashes: Sequence[Optional[str]], hosts: Sequence[str]) -> str:
     """Return which ranks have another version of a file than most; "" if none.
 
-    A rank without it may not need it.
+    A rank without the file may not need it.
     """
     versions: Dict[str, List[int]] = {}
     for rank, found in enumerate(hashes):
@@ -136,7 +124,7 @@ def _file_text(name: str, hashes: Sequence[Optional[str]], hosts: Sequence[str])
 
 
 def _places(ranks: Sequence[int], hosts: Sequence[str]) -> str:
-    """Like ``jetson1 (ranks 2, 3)``."""
+    """Return text like ``jetson1 (ranks 2, 3)``."""
     by_host: Dict[str, List[int]] = {}
     for rank in ranks:
         by_host.setdefault(hosts[rank], []).append(rank)

@@ -1,8 +1,7 @@
 """The timeline: the operations of all ranks on one clock, as a Chrome trace.
 
-Open the file in ``chrome://tracing`` or https://ui.perfetto.dev. Every tensor is a row of its own,
-with a line per rank; the events have Horovod's names. The file is valid JSON after every write, also if the
-job ends there; only during a write, for microseconds, it is not.
+Open the file in ``chrome://tracing`` or https://ui.perfetto.dev. Every tensor is a row with a line per rank;
+the events have Horovod's names. The file is valid JSON after every write, also if the job ends there.
 """
 
 from __future__ import annotations
@@ -21,19 +20,11 @@ from ..storage.files import open_named
 
 logger = logging.getLogger("ringcomm")
 
-FINISH_S = 5.0
-"""How long rank 0 waits for the last events of the other ranks when it leaves, in seconds."""
+FINISH_S = 5.0  # longest wait of rank 0 for the last events of the other ranks when it leaves
 
 
 class TraceFile:
-    """A JSON array that is complete after every write.
-
-    Args:
-        path: the file; it is overwritten.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
+    """A JSON array in a file that is complete after every write; ConfigError if it cannot be written."""
 
     def __init__(self, path: Union[str, Path]) -> None:
         try:
@@ -71,11 +62,9 @@ def _unwritable(path: Union[str, Path], problem: OSError) -> ConfigError:
 
 
 class Merger:
-    """Converts the events of all ranks to trace events: tensors become processes, ranks threads.
+    """Convert the events of all ranks to trace events: tensors become processes, ranks threads.
 
-    Args:
-        hosts: the name of every rank's host.
-        epoch_us: wall clock at time 0 of the trace, in microseconds.
+    ``epoch_us`` is the wall clock at time 0 of the trace.
     """
 
     def __init__(self, hosts: Sequence[str], epoch_us: int) -> None:
@@ -85,12 +74,12 @@ class Merger:
         self._epoch_us = epoch_us
 
     def preamble(self) -> List[Dict[str, Any]]:
-        """The first events of the file."""
+        """Return the first events of the file."""
         arguments = {"name": "ringcomm", "start_time_since_epoch_in_micros": self._epoch_us}
         return [{"name": "process_name", "ph": "M", "pid": 0, "args": arguments}]
 
     def convert(self, rank: int, events: Sequence[Sequence[Any]]) -> List[Dict[str, Any]]:
-        """A rank's events in the format of the trace, times in microseconds."""
+        """Return a rank's events in the format of the trace, with times in microseconds."""
         made: List[Dict[str, Any]] = []
         for name, phase, activity, at_us, arguments in events:
             event: Dict[str, Any] = {"ph": phase, "ts": round(float(at_us), 1), "pid": 0, "tid": rank}
@@ -122,12 +111,9 @@ class Merger:
 
 
 class Timeline:
-    """Writes the events of all ranks on rank 0, in a thread, so that no collective waits for a disk.
+    """Write the events of all ranks on rank 0, in a thread, so that no collective waits for a disk.
 
-    Args:
-        path: the file.
-        hosts: the name of every rank's host.
-        start_us: this rank's clock at time 0 of the trace, in microseconds.
+    ``start_us`` is this rank's clock at time 0 of the trace.
     """
 
     def __init__(self, path: Union[str, Path], hosts: Sequence[str], start_us: float) -> None:
@@ -178,11 +164,9 @@ class Timeline:
 
 
 def timeline_path(path: str, epoch: int) -> str:
-    """The file for one epoch of an elastic job: rank 0, which writes it, may be another process in each.
+    """Return the file for one epoch of an elastic job, like ``trace-epoch1.json``.
 
-    Args:
-        path: the file for the first epoch, such as ``trace.json``; then comes ``trace-epoch1.json``.
-        epoch: number of the view.
+    Epochs have separate files since another process may be rank 0, which writes them.
     """
     if not epoch:
         return path
@@ -191,12 +175,7 @@ def timeline_path(path: str, epoch: int) -> str:
 
 
 class Recording:
-    """Starts and stops one rank's timeline.
-
-    Args:
-        source: is observed, and sends the events to rank 0.
-        hosts: the name of every rank's host.
-    """
+    """Start and stop one rank's timeline; ``source`` is observed and sends the events to rank 0."""
 
     def __init__(self, source: EventSource, hosts: Sequence[str]) -> None:
         self._source = source
@@ -205,14 +184,9 @@ class Recording:
         self._on = False
 
     def start(self, path: Union[str, Path]) -> None:
-        """Start writing.
+        """Start writing to a file on rank 0.
 
-        Args:
-            path: the file, on rank 0.
-
-        Raises:
-            Misuse: a timeline is already being written.
-            ConfigError: the file cannot be written.
+        Misuse: a timeline is already being written. ConfigError: the file cannot be written.
         """
         if self._on:
             raise Misuse("A timeline is already being written; call stop_timeline() first.")
@@ -222,11 +196,7 @@ class Recording:
         self._source.observe(Observer(), self._timeline.take if self._timeline is not None else None)
 
     def stop(self, meet: Callable[[], None]) -> None:
-        """Stop, and complete the file.
-
-        Args:
-            meet: a barrier; when it returns, rank 0 has received the events that the ranks sent before it.
-        """
+        """Complete the file after ``meet``, the barrier that brings the ranks' events to rank 0."""
         if self._on:
             self._on = False
             self._source.observe(None)

@@ -1,4 +1,4 @@
-"""What reduces Keras gradients on the present backend."""
+"""The reducers of Keras gradients, by backend."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from .._adapter.reduction import VariableReducer
 
 
 def reducer_class() -> Type[VariableReducer]:
-    """Return the class of the backend's reducer: it submits all gradients before it waits for any.
+    """Return the backend's reducer, which submits all gradients before it waits for any.
 
-    Raises:
-        NotImplementedError: there is no adapter for the backend.
+    NotImplementedError: there is no adapter for the backend.
     """
     backend = keras.backend.backend()
     if backend not in ("tensorflow", "torch", "jax"):

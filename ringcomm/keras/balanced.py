@@ -35,7 +35,7 @@ class BalancedDataset(keras.utils.PyDataset):
         global_batch: samples of all ranks together per step.
         seed: of the order of samples, the same on all ranks.
         **options: ``speeds``, ``min_batch``, ``max_batch``, ``multiple_of``, ``shuffle`` and ``drop_last``,
-            as for ``ringcomm.torch.BalancedBatches``. Compiled functions are compiled anew for every number
+            as for ``ringcomm.torch.BalancedBatches``. Compiled functions are compiled again for every number
             of samples: ``multiple_of=8`` keeps these few.
 
     Raises:
@@ -60,17 +60,13 @@ class BalancedDataset(keras.utils.PyDataset):
         return self._batches.pace
 
     def __len__(self) -> int:
-        """Number of global batches in an epoch, or left of it at first after :meth:`load_state_dict`."""
+        """Return the global batches in an epoch, or left of it at first after :meth:`load_state_dict`."""
         return len(self._batches) - self._start
 
     def __getitem__(self, index: int) -> Any:
-        """This rank's rows of the next global batch.
+        """Return this rank's rows of the next global batch; ConfigError if no optimizer has ``batches=``.
 
-        Args:
-            index: ignored while Keras trains: ``fit(shuffle=True)`` would shuffle otherwise on each rank.
-
-        Raises:
-            ConfigError: no optimizer has ``batches=``, so gradients would not be weighted.
+        ``index`` is ignored while Keras trains: ``fit(shuffle=True)`` would shuffle otherwise on each rank.
         """
         if not self._running:
             return self._of(

@@ -1,4 +1,4 @@
-"""Loads saved models with distributed optimizers."""
+"""Load saved models with distributed optimizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reduces Keras gradients on the JAX backend."""
+"""Reduce Keras gradients on the JAX backend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..jax.gradients import GradientReducer
 
 
 class Reducer(VariableReducer):
-    """Reduces gradients that are JAX arrays; JAX runs collectives in program order."""
+    """Reduce gradients that are JAX arrays; JAX runs collectives in program order."""
 
     def reduce_shared(
         self, gradients: Sequence[Any], variables: Sequence[Any], *args: Any, **kwargs: Any

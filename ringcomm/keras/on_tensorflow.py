@@ -1,4 +1,4 @@
-"""Reduces Keras gradients on the TensorFlow backend."""
+"""Reduce Keras gradients on the TensorFlow backend."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .._tensorflow.gradients import GradientReducer
 
 
 class Reducer(GradientReducer):
-    """Reduces gradients that are TensorFlow tensors or ``tf.IndexedSlices``."""
+    """Reduce gradients that are TensorFlow tensors or ``tf.IndexedSlices``."""
 
     def reduce_shared(
         self, gradients: Sequence[Any], variables: Sequence[Any], *args: Any, **kwargs: Any

@@ -1,4 +1,4 @@
-"""Reduces Keras gradients on the PyTorch backend."""
+"""Reduce Keras gradients on the PyTorch backend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..torch.tensors import first_elements
 
 
 class Reducer(VariableReducer):
-    """Reduces gradients that are PyTorch tensors, made dense."""
+    """Reduce gradients that are PyTorch tensors, made dense."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -44,13 +44,9 @@ class _Distributed(OptionsInClass):
     _ringcomm_reached = False
 
     def build(self, variables: Any) -> None:
-        """As of every optimizer, but not within a ``LossScaleOptimizer``.
+        """Create the optimizer's variables.
 
-        Args:
-            variables: to be trained.
-
-        Raises:
-            ConfigError: a ``LossScaleOptimizer`` calls it, which would leave out steps before the reduction.
+        ConfigError: a ``LossScaleOptimizer`` calls it, which would leave out steps before the reduction.
         """
         caller = sys._getframe(1).f_locals.get("self")
         if caller is not self and isinstance(caller, keras.optimizers.LossScaleOptimizer):
@@ -71,7 +67,7 @@ class _Distributed(OptionsInClass):
     def stateless_apply(
         self, optimizer_variables: Any, grads: Sequence[Any], trainable_variables: Any
     ) -> Any:
-        """The method that JAX calls. It calls :meth:`apply`, except in optimizers that scale losses."""
+        """Call :meth:`apply` for JAX, except in optimizers that scale losses."""
         if isinstance(self, keras.optimizers.LossScaleOptimizer):
             grads = self._reduced(grads, self.inner_optimizer._trainable_variables)
         return super().stateless_apply(optimizer_variables, grads, trainable_variables)  # type: ignore[misc]
@@ -85,7 +81,7 @@ class _Distributed(OptionsInClass):
         )
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
-        """Keras calls this with the accumulated gradients; they are reduced here."""
+        """Reduce the accumulated gradients, with which Keras calls this."""
         if self._accumulates():
             grads = self._reduced(grads, self._ringcomm_variables)
         return super()._clip_gradients(grads)  # type: ignore[misc]
@@ -95,25 +91,17 @@ class _Distributed(OptionsInClass):
         return self._ringcomm_reducer.reduce(gradients, variables)
 
     def load_own_variables(self, store: Any) -> None:
-        """Load the optimizer's own state; what error feedback would add is dropped, with one line in the log.
-
-        Args:
-            store: the saved variables, by their places.
-        """
+        """Load the optimizer's state; drop the residuals of error feedback, with one line in the log."""
         super().load_own_variables(store)  # type: ignore[misc]
         drop_residuals(self._trainable_variables, "a state was loaded")  # type: ignore[attr-defined]
 
     def register_local_var(self, var: Any) -> None:
-        """Exclude the gradient of a variable from the reduction, because only this rank has the variable.
-
-        Args:
-            var: the variable.
-        """
+        """Exclude a variable's gradient from the reduction: only this rank has the variable."""
         self._ringcomm_reducer.register_local(var)
 
 
 def distributed_class(kind: type) -> type:
-    """The subclass of an optimizer's class that reduces gradients. It has the same name.
+    """Return the subclass of an optimizer's class that reduces gradients; it has the same name.
 
     A saved model therefore names Keras's own class: ``keras.models.load_model`` can load it where ringcomm is
     not installed, and :func:`ringcomm.keras.load_model` makes the optimizer distributed again.
@@ -134,8 +122,7 @@ def distributed_class(kind: type) -> type:
 def check_reached(optimizer: Any) -> None:
     """Check after an epoch that Keras has called the method that reduces gradients.
 
-    Raises:
-        BrokenInvariantError: it has not, so the models of the ranks have diverged.
+    BrokenInvariantError: it has not, so the models of the ranks have diverged.
     """
     if isinstance(optimizer, _Distributed) and not optimizer._ringcomm_reached:
         raise BrokenInvariantError(
@@ -145,7 +132,7 @@ def check_reached(optimizer: Any) -> None:
 
 
 def samples_of(model: Any) -> Optional[int]:
-    """Return how many samples this rank has trained on in this epoch; None: its data are not balanced."""
+    """Return this rank's number of trained samples in this epoch; None: its data are not balanced."""
     optimizer = getattr(model, "optimizer", None)
     if not isinstance(optimizer, _Distributed):
         return None
@@ -158,12 +145,8 @@ def make_distributed(
 ) -> Any:
     """Create a distributed optimizer with the configuration of another one.
 
-    Args:
-        optimizer: the user's optimizer.
-        how: the options of the reduction.
-        passes: number of batches per reduction.
-        scale_local: divide gradients of local variables by the number of ranks.
-        in_place: change the class of ``optimizer`` itself, which keeps its state.
+    ``passes`` is the number of batches per reduction. ``scale_local``: divide gradients of local variables by
+    the number of ranks. ``in_place``: change the class of ``optimizer``, which keeps its state.
     """
     kind = derive((distributed_class(type(optimizer)),), (how, scale_local))
     if in_place:

@@ -10,11 +10,7 @@ OLDEST = 3
 
 
 def check(version: str) -> None:
-    """Check a version of Keras.
-
-    Raises:
-        ImportError: it is too old.
-    """
+    """Raise ImportError if this version of Keras is too old."""
     if int(version.partition(".")[0]) < OLDEST:
         raise ImportError(
             f"ringcomm.keras and ringcomm.tensorflow.keras need Keras {OLDEST}, which comes with TensorFlow "

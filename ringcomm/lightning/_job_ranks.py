@@ -1,7 +1,7 @@
-"""How Lightning and Fabric number the processes of a job, whichever distribution of Lightning is used.
+"""How Lightning and Fabric number the processes of a job, in every distribution of Lightning.
 
-The classes derive from nothing of Lightning: ``lightning`` and ``pytorch_lightning`` each have base classes
-of their own (:mod:`._registration`).
+The classes derive from nothing of Lightning: ``lightning`` and ``pytorch_lightning`` have different base
+classes (:mod:`._registration`).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class RingcommEnvironment:
 
 
 class JobRanks:
-    """What the strategies of Lightning and Fabric do differently here; put before one of theirs as a base.
+    """Mixin before a strategy of Lightning or Fabric: the ranks are those of the job.
 
     ``devices`` and ``num_nodes`` of the Trainer need not be given: each rank has one device, and the job its
     size.
@@ -108,7 +108,7 @@ class JobRanks:
 
     @property
     def parallel_devices(self) -> Optional[List[Any]]:
-        """The one device of this rank, in a list; None until Lightning has chosen it."""
+        """Return the one device of this rank, in a list; None until Lightning has chosen it."""
         return self._devices
 
     @parallel_devices.setter
@@ -125,7 +125,7 @@ class JobRanks:
 
     @property
     def num_nodes(self) -> int:
-        """Number of ranks: every rank is a node to Lightning."""
+        """Return the number of ranks: every rank is a node to Lightning."""
         return self._environment.world_size()
 
     @num_nodes.setter
@@ -134,25 +134,20 @@ class JobRanks:
 
     @property
     def root_device(self) -> torch.device:
-        """The device of this rank."""
+        """Return the device of this rank."""
         assert self._devices is not None
         return self._devices[0]
 
     @property
     def local_rank(self) -> int:
-        """This rank's number on its host; Lightning calls ``prepare_data`` where it is 0."""
+        """Return this rank's number on its host; Lightning calls ``prepare_data`` where it is 0."""
         return local_rank()
 
 
 def shard(model: Any, mesh: Any) -> Any:
-    """Shard a model's parameters over all ranks with FSDP2: each child that has some, and then the model.
+    """Shard the parameters of a ``torch.nn.Module`` over all ranks with FSDP2; return the model.
 
-    Args:
-        model: a ``torch.nn.Module``.
-        mesh: the strategy's device mesh.
-
-    Returns:
-        the same model.
+    Each child with parameters is sharded first, and then the model.
     """
     from torch.distributed.fsdp import fully_shard  # not in PyTorch before 2.6
 

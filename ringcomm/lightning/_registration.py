@@ -1,4 +1,4 @@
-"""Makes the strategies for each distribution of Lightning that is used, and registers their names."""
+"""Make the strategies for each used distribution of Lightning, and register their names."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ from ._job_ranks import JobRanks, RingcommEnvironment, shard
 
 
 class Distribution(NamedTuple):
-    """A distribution of Lightning.
-
-    Attributes:
-        package: the name of its top-level package.
-        fabric: the package of Fabric.
-        trainer: the package of the Trainer.
-    """
+    """A distribution of Lightning: its top-level package, and the packages of Fabric and the Trainer."""
 
     package: str
     fabric: str
@@ -81,5 +75,5 @@ def _register(distribution: Distribution) -> None:
 
 
 def _strategy(base: type) -> type:
-    """A strategy of Lightning's with the ranks of the job."""
+    """Return a strategy of Lightning's with the ranks of the job."""
     return type(f"Ringcomm{base.__name__}", (JobRanks, base), {"__doc__": JobRanks.__doc__})

@@ -17,7 +17,7 @@ register_cast(
 
 
 def to_host(array: mx.array) -> Array:
-    """The elements of an array, which is computed first, in the array's own memory."""
+    """Compute an array, and return its memory as a NumPy array."""
     if array.dtype == mx.bfloat16:  # NumPy does not take it from MLX
         bits: Array = to_host(array.view(mx.uint16))
         return bits.view(dtype_named("bfloat16"))
@@ -26,7 +26,7 @@ def to_host(array: mx.array) -> Array:
 
 
 def from_host(array: Array) -> mx.array:
-    """A new array with the elements of a NumPy array."""
+    """Return a new array with the elements of a NumPy array."""
     if array.dtype.name == "bfloat16":
         return mx.array(array.view(np.uint16)).view(mx.bfloat16)
     return mx.array(array, dtype=getattr(mx, array.dtype.name.replace("bool", "bool_")))
@@ -35,8 +35,7 @@ def from_host(array: Array) -> mx.array:
 def evaluate(how: Any, arrays: Sequence[mx.array]) -> None:
     """Compute arrays by ``mx.eval`` or ``mx.async_eval``.
 
-    Raises:
-        NotOfferedError: MLX is transforming the function that has called the collective.
+    NotOfferedError: MLX is transforming the function that has called the collective.
     """
     try:
         how(*arrays)
@@ -50,11 +49,9 @@ def evaluate(how: Any, arrays: Sequence[mx.array]) -> None:
 
 
 class Blocks:
-    """Copies of arrays in memory of their own, which collectives overwrite.
+    """Copies of arrays in new memory, which collectives overwrite.
 
-    Args:
-        arrays: what to copy.
-        groups: indices of arrays that are side by side in one block. Those of a group have one dtype.
+    ``groups`` are indices of arrays that are side by side in one block, with one dtype.
     """
 
     def __init__(self, arrays: Sequence[mx.array], groups: Sequence[Sequence[int]]) -> None:
@@ -70,18 +67,14 @@ class Blocks:
         evaluate(mx.async_eval, self._blocks)
 
     def views(self, weight: Optional[float] = None) -> Iterator[Any]:
-        """NumPy arrays of the memory, group after group, as soon as each is computed.
-
-        Args:
-            weight: follows each group, if there is one.
-        """
+        """Yield NumPy arrays of the memory when they are computed, and ``weight`` after each group."""
         for place, group in enumerate(self._groups):
             yield from self._parts(to_host(self._blocks[place]), group)
             if weight is not None:
                 yield weight
 
     def results(self) -> List[mx.array]:
-        """The arrays in place of those that were given, in their order."""
+        """Return the arrays in place of the given ones, in their order."""
         found: List[Any] = [None] * len(self._arrays)
         for block, group in zip(self._blocks, self._groups):
             for index, part in zip(group, self._parts(block, group)):

@@ -161,7 +161,7 @@ def _with_gradient(operation: Operation, given: List[Any]) -> Sequence[mx.array]
 
 
 def _overwritten(operation: Operation, given: Sequence[Any]) -> List[mx.array]:
-    """Execute an operation whose results have the shapes of its inputs; returns new arrays."""
+    """Execute an operation whose results have the shapes of its inputs; return new arrays."""
     arrays, weights = (given[:-1], given[-1:]) if operation.has_weight else (given, [])
     by_dtype: Dict[Any, List[int]] = {}
     for index, array in enumerate(arrays):

@@ -32,11 +32,7 @@ look_through(mlx.optimizers)
 
 
 class _Reducer:
-    """Reduces trees of gradients in buckets, the last layers' first, while MLX computes the others.
-
-    Args:
-        how: the reduction.
-    """
+    """Reduce trees of gradients in buckets, the last layers' first, while MLX computes the others."""
 
     def __init__(self, how: Reduction) -> None:
         self._how = how
@@ -63,7 +59,7 @@ class _Reducer:
 
 @lru_cache(maxsize=16)
 def _planned(described: Tuple[Tuple[str, Tuple[int, ...], str, int], ...]) -> List[Tuple[List[int], str]]:
-    """The buckets of gradients, by name, shape, dtype and size, and the names of their operations."""
+    """Return the buckets of gradients (by name, shape, dtype and size), and the names of their operations."""
     plan = plan_buckets([Gradient(nbytes, dtype) for _, _, dtype, nbytes in described])
     return [(group, bucket_name(*zip(*(described[index][:2] for index in group)))) for group in plan]
 
@@ -108,21 +104,13 @@ def average_gradients(
 
 
 class _Distributed:
-    """Mixin for optimizers: what an optimizer does with gradients, it does with their average."""
+    """Mixin for optimizers: apply the average of the ranks' gradients."""
 
     _reducer: _Reducer
     _check: StepCheck
 
     def apply_gradients(self, gradients: Any, parameters: Any) -> Any:
-        """Average gradients over all ranks, and apply them.
-
-        Args:
-            gradients: a tree of arrays.
-            parameters: a tree of arrays, with at least the gradients' leaves.
-
-        Returns:
-            the tree of the new parameters.
-        """
+        """Average trees of gradients over all ranks, and return the tree of the new parameters."""
         made = super().apply_gradients(self._reducer(gradients), parameters)  # type: ignore[misc]
         self._check.stepped(lambda: [(name, to_host(leaf)) for name, leaf in tree_flatten(made)])
         return made

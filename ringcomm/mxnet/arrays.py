@@ -1,9 +1,9 @@
-"""Converts NDArrays to the flat NumPy arrays of the engine, and back.
+"""Convert NDArrays to the flat NumPy arrays of the engine, and back.
 
 On the CPU both share memory. NDArrays on GPUs are copied through host memory.
 
-MXNet computes in its own threads: an NDArray is read only after what was to be written to it is written, and
-overwritten only after what was to read it has read it.
+MXNet computes in separate threads: an NDArray is read only after pending writes to it, and overwritten only
+after pending reads of it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from ..arrays.operands import Operand
 from ..dtypes import Array
 from ..errors import ConfigError
 
-HOST_MEMORY = ("cpu", "cpu_pinned", "cpu_shared")
-"""The device types whose memory is shared."""
+HOST_MEMORY = ("cpu", "cpu_pinned", "cpu_shared")  # device types with shared memory
 
 
 class _Memory:
-    """The memory of an NDArray, for NumPy. NumPy's array holds this, and this holds the NDArray."""
+    """The memory of an NDArray, for NumPy, whose array holds this, and this holds the NDArray."""
 
     def __init__(self, array: mx.nd.NDArray, address: int, items: int, dtype: np.dtype[Any]) -> None:
         self.owner = array
@@ -34,15 +33,7 @@ class _Memory:
 
 
 def dense(tensor: Any, what: str) -> mx.nd.NDArray:
-    """The NDArray itself.
-
-    Args:
-        tensor: what the caller has passed.
-        what: the collective, for error texts.
-
-    Raises:
-        ConfigError: it is not an NDArray, or not dense.
-    """
+    """Return the NDArray; ConfigError, which names ``what``, if it is not a dense NDArray."""
     if not isinstance(tensor, mx.nd.NDArray):
         raise ConfigError(f"{what} works on NDArrays, not on {type(tensor).__name__}; use mx.nd.array().")
     if tensor.stype != "default":
@@ -54,10 +45,9 @@ def dense(tensor: Any, what: str) -> mx.nd.NDArray:
 
 
 def flat_array(array: mx.nd.NDArray) -> Array:
-    """The elements of an NDArray as soon as they are computed; on the CPU in the NDArray's own memory.
+    """Return the elements of an NDArray when they are computed; on the CPU in the NDArray's memory.
 
-    Raises:
-        mxnet.base.MXNetError: computing them has failed.
+    mxnet.base.MXNetError: computing them has failed.
     """
     array.wait_to_read()
     if array.context.device_type not in HOST_MEMORY:
@@ -75,12 +65,7 @@ def flat_array(array: mx.nd.NDArray) -> Array:
 
 
 class NDArrayOperand(Operand):
-    """A dense NDArray on any device as the argument of a collective.
-
-    Args:
-        array: the result overwrites it.
-        rows: whether the result has other rows; then the array is only read.
-    """
+    """A dense NDArray on any device as the argument of a collective, whose result overwrites it."""
 
     __slots__ = ("_array", "_staged", "flat")
 
@@ -93,7 +78,7 @@ class NDArrayOperand(Operand):
 
     @property
     def shape(self) -> Tuple[int, ...]:  # type: ignore[override]
-        """The NDArray's shape."""
+        """Return the NDArray's shape."""
         return tuple(self._array.shape)
 
     def finish(self, shape: Optional[Tuple[int, ...]] = None) -> mx.nd.NDArray:
@@ -106,7 +91,7 @@ class NDArrayOperand(Operand):
 
 
 def copy_of(array: mx.nd.NDArray) -> NDArrayOperand:
-    """A new NDArray with the elements of another one, on the same device."""
+    """Return a new NDArray with the elements of another one, on the same device."""
     return _filled(flat_array(array), array.shape, array)
 
 

@@ -20,8 +20,7 @@ from .reducer import GradientReducer
 
 _OWN = ("_optimizer", "_options", "_reducer", "_check")
 
-_ALL = 1 << 31
-"""More than any model has parameters: MXNet passes all gradients of a step in one call."""
+_ALL = 1 << 31  # more than any model has parameters: MXNet passes all gradients of a step in one call
 
 
 def _of_the_other(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Broadcasts the parameters of models from one rank to all."""
+"""Broadcast the parameters of models from one rank to all."""
 
 from __future__ import annotations
 
@@ -65,11 +65,7 @@ def broadcast_parameters(
 
 
 class _Found:
-    """One item of ``params``.
-
-    Attributes:
-        arrays: the parameter's NDArrays, one for each context; empty: it is not initialized yet.
-    """
+    """One item of ``params``, with an NDArray for each context, or none if it is not initialized yet."""
 
     def __init__(self, name: str, value: Any) -> None:
         self.name = name

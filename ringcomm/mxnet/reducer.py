@@ -1,4 +1,4 @@
-"""Reduces the gradients of one step while MXNet still computes some of them."""
+"""Reduce the gradients of one step while MXNet still computes some of them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ from .arrays import NDArrayOperand, dense, flat_array
 
 
 class GradientReducer:
-    """Averages gradients over the ranks of a process set.
-
-    Args:
-        how: the reduction; without groups, buckets are of up to 8 MiB.
-    """
+    """Average gradients over the ranks of a process set; without groups, buckets have up to 8 MiB."""
 
     def __init__(self, how: Reduction) -> None:
         self.how = how
@@ -37,15 +33,8 @@ class GradientReducer:
         """Overwrite gradients with the average of all ranks' gradients.
 
         They are submitted in the order in which a backward pass computes them, the last first, each bucket as
-        soon as it is computed.
-
-        Args:
-            names: of the gradients; the same on all ranks.
-            gradients: in the same order.
-            weights: theirs; ranks that begin with different ones are warned.
-
-        Raises:
-            RingcommError: a reduction failed; all of them have ended.
+        soon as it is computed. ``names`` must be equal on all ranks; ranks that begin with different
+        ``weights`` are warned. RingcommError: a reduction failed; all of them have ended.
         """
         if not self.how.active() or not gradients:
             return
@@ -72,7 +61,7 @@ class GradientReducer:
                 gradient[:] = result
 
     def _divide(self, names: Sequence[str], gradients: Sequence[mx.nd.NDArray]) -> None:
-        """Divide gradients in buckets, again when names, shapes or dtypes change."""
+        """Divide gradients into buckets, again when names, shapes or dtypes change."""
         key = [(name, tuple(item.shape), item.dtype) for name, item in zip(names, gradients)]
         if key == self._key:
             return

@@ -100,7 +100,7 @@ class DistributedTrainer(mx.gluon.Trainer):
         super().step(batch_size, ignore_stale_grad)
 
     def _agree_on_new_gradients(self) -> None:
-        """Zero the gradients that are new on other ranks only, and have them used here too."""
+        """Zero the gradients that are new on other ranks only, so that they are used here too."""
         trained = [parameter for parameter in self._params if parameter.grad_req != "null"]
         new = np.array([parameter.list_data()[0]._fresh_grad for parameter in trained], np.uint8)
         new_anywhere = new.copy()

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MiniSettings", "RayExecutor", "RingcommConfig", "TorchConfig"]
 
+# Names that need more than Ray's core, and their modules.
 _FROM = {"RingcommConfig": ".train", "TorchConfig": ".torch_config"}
-"""What needs more than Ray's core, and where it is."""
 
 
 def __getattr__(name: str) -> Any:

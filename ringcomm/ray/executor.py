@@ -14,8 +14,7 @@ from ..storage.results import unpack
 from .settings import MiniSettings, job_settings
 from .workers import Placement
 
-_LEAVE_S = 5.0
-"""How long workers have to leave the job before they are ended."""
+_LEAVE_S = 5.0  # time of workers to leave the job before they are ended
 
 
 class RayExecutor:
@@ -248,7 +247,7 @@ class RayExecutor:
             job.close()
 
     def _ready_workers(self) -> List[Any]:
-        """The workers, in a job that has not failed."""
+        """Return the workers, in a job that has not failed."""
         if self._placement is None or self._job is None:
             raise ConfigError("The workers have not been started: call start() first.")
         if self._failed or self._job.failure is not None:
@@ -291,7 +290,7 @@ class RayExecutor:
 def _without_object(
     fn: Callable[..., Any], args: Optional[Sequence[Any]], kwargs: Optional[Mapping[str, Any]]
 ) -> Callable[[Any], Any]:
-    """A function for :meth:`RayExecutor.execute` that does not use the object."""
+    """Return a function for :meth:`RayExecutor.execute` that does not use the object."""
     return lambda _: fn(*(args or ()), **(kwargs or {}))
 
 
@@ -303,7 +302,7 @@ def _refuse(callbacks: Optional[Sequence[Any]]) -> None:
 
 
 def _poll(left: Dict[Any, int], timeout_s: float) -> Iterable[Tuple[int, RankOutcome]]:
-    """Return which ranks are done since the last call. ``left`` has the references of the others."""
+    """Return the ranks that ended since the last call; ``left`` keeps the references of the others."""
     done, _ = ray.wait(list(left), num_returns=1, timeout=timeout_s)
     found = []
     for reference in done:

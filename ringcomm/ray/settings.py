@@ -17,7 +17,7 @@ class MiniSettings:
     Attributes:
         nics: names of the network interfaces that may be used; None for all.
         verbose: not used; ``RINGCOMM_VERBOSE=1`` shows the job's progress.
-        key: not used: every job makes a key of its own.
+        key: not used: every job makes a key.
         ssh_port: not used: Ray starts the processes.
         ssh_identity_file: not used.
         ssh_str: not used.
@@ -38,11 +38,10 @@ class MiniSettings:
 
 
 def job_settings(given: Any) -> Settings:
-    """The settings of the job: the driver's, with those that were given in place of them.
+    """Return the driver's settings, with the given ones in place of them.
 
-    Args:
-        given: a :class:`MiniSettings`, :class:`ringcomm.Settings`, another object with the attributes
-            ``timeout_s`` and ``nics``, or None.
+    ``given`` is :class:`MiniSettings`, :class:`ringcomm.Settings`, an object with ``timeout_s`` and ``nics``,
+    or None.
     """
     if isinstance(given, Settings):
         return given

@@ -21,7 +21,7 @@ class TorchConfig(_TorchConfig):
     """``ray.train.torch.TorchConfig`` for process groups with the backend "ringcomm".
 
     Example: ``TorchTrainer(train, torch_config=TorchConfig(), scaling_config=ScalingConfig(num_workers=4))``.
-    Every start gets a key of its own, so the group's ranks accept no other process.
+    Every start gets a new key, so the group's ranks accept no other process.
 
     Attributes:
         backend: ``"ringcomm"``, or a list like ``"cpu:ringcomm,cuda:nccl"``.
@@ -43,7 +43,7 @@ class _Backend(_TorchConfig().backend_cls):  # type: ignore[misc]
     """Ray's backend for PyTorch, on workers that have registered ringcomm's."""
 
     def on_start(self, worker_group: Any, backend_config: TorchConfig) -> None:
-        """Register the backend and set the key on every worker; then as in Ray."""
+        """Register the backend and set the key on every worker; then do as Ray."""
         settings = backend_config.settings or settings_for()
         certificate = make_certificate() if settings.encrypt else ""
         variables = dict(settings.to_environment())
@@ -52,7 +52,7 @@ class _Backend(_TorchConfig().backend_cls):  # type: ignore[misc]
         super().on_start(worker_group, backend_config)
 
     def on_shutdown(self, worker_group: Any, backend_config: TorchConfig) -> None:
-        """As in Ray; then take the key from the workers, which Ray may use for something else."""
+        """Do as Ray; then remove the key from the workers, which Ray may use for something else."""
         try:
             super().on_shutdown(worker_group, backend_config)
         finally:
@@ -60,6 +60,6 @@ class _Backend(_TorchConfig().backend_cls):  # type: ignore[misc]
 
 
 def _prepare(variables: Dict[str, str]) -> None:
-    """On a worker: register the backend, and take the key."""
+    """Register the backend, and take the key, on a worker."""
     assign(variables)
     importlib.import_module("ringcomm.torch.distributed")

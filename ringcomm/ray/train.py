@@ -13,8 +13,8 @@ from ray.train.backend import Backend, BackendConfig
 from .._adapter.placed import Host, PlacedJob, enter, settings_for
 from ..config import Settings
 
+# The jobs by their groups of workers: Ray makes one backend for all trainers of a process.
 _jobs: WeakKeyDictionary[Any, PlacedJob] = WeakKeyDictionary()
-"""The jobs by their groups of workers: Ray makes one backend for all trainers of a process."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class RingcommConfig(BackendConfig):
 
 
 class _RingcommBackend(Backend):
-    """Opens a job before the training function runs, and closes it after that."""
+    """Open a job before the training function runs, and close it after that."""
 
     def on_start(self, worker_group: Any, backend_config: RingcommConfig) -> None:
         """Give every worker its rank. Ray calls it again when it has replaced lost workers."""
@@ -66,5 +66,5 @@ def _close(worker_group: Any) -> None:
 
 
 def _host() -> Host:
-    """On a worker: its host."""
+    """Return the host of a worker, on it."""
     return Host(ray.get_runtime_context().get_node_id(), socket.gethostname())

@@ -1,4 +1,4 @@
-"""Where Ray puts the workers of a :class:`~ringcomm.ray.RayExecutor`, and the actor that each of them is."""
+"""The placement of the workers of a :class:`~ringcomm.ray.RayExecutor`, and the actor of each of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Worker:
         self._executable: Any = None
 
     def describe(self) -> WorkerFacts:
-        """Return where this worker runs."""
+        """Return the host and the GPUs of this worker."""
         context = ray.get_runtime_context()
         gpus = [str(item) for item in context.get_accelerator_ids().get("GPU", [])]
         return WorkerFacts(Host(context.get_node_id(), socket.gethostname()), gpus)
@@ -31,7 +31,7 @@ class Worker:
         export(variables)
 
     def enter(self, ticket: Ticket) -> None:
-        """Be a rank of this job, and of no other."""
+        """Make the worker a rank of this job only."""
         self.leave()
         enter(ticket)
         self._ticket = ticket
@@ -43,7 +43,7 @@ class Worker:
             end()
 
     def make(self, cls: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-        """Make the object that functions get; the error, if that fails, as bytes."""
+        """Make the object for later functions; return an error as bytes."""
 
         def make_it() -> None:
             self._executable = self._guarded(lambda: cls(*args, **kwargs))
@@ -55,7 +55,7 @@ class Worker:
         return self._guarded(lambda: fn(self._executable))
 
     def attempt(self, fn: Callable[[Any], Any]) -> bytes:
-        """The same; what it returns or raises as bytes."""
+        """Call a function with that object; return its result or error as bytes."""
         return attempt(lambda: self.execute(fn))
 
     def _guarded(self, function: Callable[[], Any]) -> Any:
@@ -70,29 +70,18 @@ class Worker:
 
 
 class WorkerFacts(NamedTuple):
-    """Where a worker runs: its host, and the numbers of its GPUs."""
+    """The host of a worker, and the numbers of its GPUs."""
 
     host: Host
     gpus: List[str]
 
 
 class Placement:
-    """The workers, and the resources that were reserved for them.
+    """The workers and their hosts, in rank order, and the resources that are reserved for them.
 
-    Args:
-        count: number of workers.
-        per_host: workers on each host; None to place them as Ray likes, on few hosts.
-        cpus: of each worker.
-        gpus: of each worker.
-        timeout_s: how long to wait for the resources, in seconds.
-        use_current: whether to use the placement group of the task or actor that calls this, if it has one.
-
-    Attributes:
-        workers: the actors in rank order.
-        hosts: theirs.
-
-    Raises:
-        StartTimeoutError: Ray has no such resources.
+    ``per_host`` is the number of workers on each host; None: Ray decides, on few hosts. ``cpus`` and ``gpus``
+    are those of each worker. ``use_current``: use the placement group of the calling task or actor, if it has
+    one. StartTimeoutError: Ray has no such resources within ``timeout_s``.
     """
 
     def __init__(
@@ -129,7 +118,7 @@ class Placement:
             self._share_gpus(facts)
 
     def _share_gpus(self, facts: Mapping[Any, WorkerFacts]) -> None:
-        """Let every worker see all GPUs of its host's workers, so that the local rank is a number of one."""
+        """Let every worker see all GPUs of its host's workers, so that the local rank is a GPU's index."""
         by_node: Dict[str, List[str]] = {}
         for item in self.workers:
             by_node.setdefault(facts[item].host.identity, []).extend(facts[item].gpus)
@@ -149,7 +138,7 @@ class Placement:
 
 
 def _reserve(bundles: List[Dict[str, float]], spread: bool, timeout_s: float) -> Any:
-    """A placement group with these resources."""
+    """Return a placement group with these resources."""
     group = ray.util.placement_group(bundles, strategy="STRICT_SPREAD" if spread else "PACK")
     if not group.wait(timeout_seconds=timeout_s):
         ray.util.remove_placement_group(group)

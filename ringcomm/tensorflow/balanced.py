@@ -29,7 +29,7 @@ class BalancedDataset(BalancedBatches):
         global_batch: rows of all ranks together per step.
         seed: of the order of rows, the same on all ranks.
         **options: ``speeds``, ``min_batch``, ``max_batch``, ``multiple_of``, ``shuffle`` and ``drop_last``,
-            as for ``BalancedBatches``. A ``tf.function`` is traced anew for every number of rows:
+            as for ``BalancedBatches``. A ``tf.function`` is traced again for every number of rows:
             ``multiple_of=8`` keeps these few, or ``reduce_retracing=True``.
 
     Raises:

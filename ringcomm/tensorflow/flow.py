@@ -18,11 +18,7 @@ Tensors = List[tf.Tensor]
 
 
 def dense(tensors: Sequence[Any], what: str) -> List[tf.Tensor]:
-    """The arguments as dense tensors.
-
-    Raises:
-        NotImplementedError: one of them is ``tf.IndexedSlices``.
-    """
+    """Return the arguments as dense tensors; NotImplementedError for ``tf.IndexedSlices``."""
     for item in tensors:
         if isinstance(item, tf.IndexedSlices):
             raise NotImplementedError(f"{what} works on dense tensors: use tf.convert_to_tensor() first.")
@@ -102,7 +98,7 @@ def spread(
 def exchange(
     process_set: ProcessSet, name: Optional[str], tensor: tf.Tensor, splits: tf.Tensor
 ) -> Tuple[tf.Tensor, tf.Tensor]:
-    """Send rows to every rank (alltoall); returns the received rows and their number by source rank.
+    """Send rows to every rank (alltoall); return the received rows and their number by source rank.
 
     The gradient is the alltoall in the opposite direction.
     """
@@ -144,7 +140,7 @@ def _scaled(tensors: Sequence[tf.Tensor], factor: Any) -> Tensors:
 
 
 def _of(name: Optional[str]) -> Optional[str]:
-    """The name of the gradient's operation; unique, because a gradient may be computed more than once."""
+    """Return the name of the gradient's operation; unique, since a gradient may be computed repeatedly."""
     return None if name is None else bridge.unique_name(f"{name}.gradient")
 
 
@@ -163,5 +159,4 @@ def _rows_unknown(tensors: Sequence[tf.Tensor]) -> List[Any]:
     ]
 
 
-NO_SPLITS = np.zeros(0, np.int32)
-"""The value of ``splits`` that means: every rank gets the same number of rows."""
+NO_SPLITS = np.zeros(0, np.int32)  # ``splits`` that means: every rank gets the same number of rows

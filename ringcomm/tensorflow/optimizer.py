@@ -26,16 +26,9 @@ class _Distributed(ReducingOptimizer):
     _factor: float
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute gradients with the optimizer's own method and reduce them over all ranks.
+        """Return pairs (gradient, variable) from the optimizer's method, reduced over all ranks.
 
         With ``backward_passes_per_step`` > 1 they are not reduced here but in :meth:`apply_gradients`.
-
-        Args:
-            args: arguments of the optimizer's own method.
-            kwargs: the same, passed by keyword.
-
-        Returns:
-            a list of pairs (gradient, variable).
         """
         pairs = super().compute_gradients(*args, **kwargs)  # type: ignore[misc]
         if self._passes > 1:
@@ -45,15 +38,9 @@ class _Distributed(ReducingOptimizer):
     def apply_gradients(
         self, grads_and_vars: Any, global_step: Any = None, name: Optional[str] = None
     ) -> Any:
-        """Apply gradients; with ``backward_passes_per_step`` > 1 add them up and apply every n-th sum.
+        """Return the operation that applies pairs (gradient, variable) and increments ``global_step``.
 
-        Args:
-            grads_and_vars: pairs (gradient, variable) from :meth:`compute_gradients`.
-            global_step: variable that is incremented with every step.
-            name: of the operation.
-
-        Returns:
-            the operation that applies the gradients.
+        With ``backward_passes_per_step`` > 1 it adds them up and applies every n-th sum.
         """
         pairs = list(grads_and_vars)
         own = super().apply_gradients  # type: ignore[misc]
@@ -65,7 +52,7 @@ class _Distributed(ReducingOptimizer):
 
 
 class _Accumulator:
-    """Sums gradients over several runs of a graph."""
+    """Sum gradients over several runs of a graph."""
 
     def __init__(self, pairs: List[Any], passes: int, factor: float) -> None:
         self._passes = passes
@@ -85,7 +72,7 @@ class _Accumulator:
             )  # fmt: skip
 
     def then(self, step: Any) -> Any:
-        """An operation that adds the gradients, and calls ``step`` with the sums when they are complete."""
+        """Return an operation that adds the gradients, and calls ``step`` with complete sums."""
         added = [
             total.assign_add(gradient, read_value=False)
             for total, (gradient, _) in zip(self._sums, self._pairs)

@@ -44,12 +44,9 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         self._process_set = process_set
 
     def _moments(self, inputs: Any, *details: Any, **named: Any) -> Any:
-        """The mean and variance that Keras normalizes with during training.
+        """Return the mean and variance that Keras normalizes with during training.
 
-        Args:
-            inputs: the batch of this rank.
-            details: in Keras 3 the mask; in Keras 2 the axes, whether to keep them, and the mask.
-            named: the same, passed by keyword.
+        ``details`` are in Keras 3 the mask; in Keras 2 the axes, whether to keep them, and the mask.
         """
         if size_of(self._process_set) == 1:
             return super()._moments(inputs, *details, **named)
@@ -85,5 +82,5 @@ def _keras_2_arguments(reduction_axes: Any, keep_dims: bool, mask: Any = None) -
 
 
 def _lengths(inputs: Any, reduced: Any) -> Any:
-    """The shape in which moments broadcast against the inputs."""
+    """Return the shape in which moments broadcast against the inputs."""
     return [1 if axis in reduced else inputs.shape[axis] for axis in range(inputs.shape.rank)]

@@ -54,11 +54,7 @@ class _Distributed:
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def register_local_source(self, source: Any) -> None:
-        """Exclude the gradient of a variable from the reduction, because only this rank has the variable.
-
-        Args:
-            source: the variable.
-        """
+        """Exclude a variable's gradient from the reduction: only this rank has the variable."""
         self._reducer.register_local(source)
 
     def get_local_and_global_gradients(
@@ -68,17 +64,9 @@ class _Distributed:
         output_gradients: Any = None,
         use_generic_names: bool = False,
     ) -> Tuple[List[Tuple[Any, Any]], List[Tuple[Any, Any]]]:
-        """Compute and reduce gradients, and return those of local sources separately.
+        """Return pairs (source, gradient): first those of local sources, then all others, reduced.
 
-        Args:
-            target: the tensor, or nested structure of tensors, to differentiate.
-            sources: the variables to differentiate with respect to.
-            output_gradients: gradients with respect to ``target``, one per element.
-            use_generic_names: match gradients between ranks by their place in ``sources`` and not by the
-                names of the variables.
-
-        Returns:
-            two lists of pairs (source, gradient), first the local sources, then all others.
+        Arguments as of :meth:`gradient`.
         """
         pairs = list(zip(sources, self.gradient(target, sources, output_gradients, use_generic_names)))
         local = [pair for pair in pairs if self._reducer.is_local(pair[0])]

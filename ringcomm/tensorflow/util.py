@@ -8,26 +8,12 @@ import tensorflow as tf
 
 
 def vars_to_refs(vars: Any) -> Any:  # noqa: A002 - Horovod's name
-    """Convert a variable, or nested lists of variables, to hashable references.
-
-    Args:
-        vars: a ``tf.Variable``, or a list of such or of further lists.
-
-    Returns:
-        for a variable its ``ref()``, for a list a tuple of the converted items.
-    """
+    """Convert a variable to its ``ref()``, and nested lists of variables to tuples of them."""
     return tuple(map(vars_to_refs, vars)) if isinstance(vars, list) else vars.ref()
 
 
 def refs_to_vars(refs: Any) -> Any:
-    """Convert references back to variables: the inverse of :func:`vars_to_refs`.
-
-    Args:
-        refs: a reference, or a tuple of such or of further tuples.
-
-    Returns:
-        for a reference its variable, for a tuple a list of the converted items.
-    """
+    """Convert references back to variables: the inverse of :func:`vars_to_refs`."""
     return list(map(refs_to_vars, refs)) if isinstance(refs, tuple) else refs.deref()
 
 

@@ -127,7 +127,7 @@ def _run_threads(
     ]
     no_rank = object()
     for thread in threading.enumerate():
-        set_owner(thread, no_rank)  # the caller's threads are no ranks
+        set_owner(thread, no_rank)  # the caller's threads are not ranks
     for thread in threads:
         thread.start()
     deadline = Deadline(timeout_s)

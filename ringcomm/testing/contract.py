@@ -1,9 +1,9 @@
-"""What every transport must do, as checks to run against it.
+"""The contract of transports, as checks to run against them.
 
 Each check takes the two fabrics of a fresh job of two ranks, rank 0's and rank 1's, drives both from
 one thread (a second one only to wake a sleeper) and raises AssertionError where the contract of
-:mod:`ringcomm.transport.base` is broken. The docstrings are that contract in prose. For a transport
-of your own::
+:mod:`ringcomm.transport.base` is broken. The docstrings are that contract in prose. For another
+transport::
 
     @pytest.mark.parametrize("check", contract.CHECKS)
     def test_contract(check):

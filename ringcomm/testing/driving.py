@@ -1,4 +1,4 @@
-"""Drives the two ends of a fabric from one thread, for checks: bytes one way or both, waits, ends."""
+"""Drive the two ends of a fabric from one thread, for checks: bytes one way or both, waits, ends."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from ..clock import Deadline
 from ..transport.base import Fabric, Link, LinkClosed
 from ..transport.views import after
 
-LIMIT_S = 20.0
-"""After this long without an end, a check has failed."""
+LIMIT_S = 20.0  # a check that takes longer has failed
 
 
 def raise_if_expired(deadline: Deadline) -> None:
@@ -19,7 +18,7 @@ def raise_if_expired(deadline: Deadline) -> None:
 
 
 def numbered(data: bytes, block: int) -> bytes:
-    """The data with a counter at the start of every block, which distinguishes blocks."""
+    """Return the data with a counter at the start of every block, which distinguishes blocks."""
     blocks = bytearray(data)
     for number, start in enumerate(range(0, len(blocks) - 4, block)):
         blocks[start : start + 4] = number.to_bytes(4, "little")
@@ -56,7 +55,7 @@ def left(views: Sequence[memoryview]) -> bool:
 
 
 def recv_exactly(link: Link, count: int) -> bytes:
-    """Receive so many bytes, however many calls it takes."""
+    """Receive ``count`` bytes, however many calls it takes."""
     buffer = bytearray(count)
     unfilled = [memoryview(buffer)]
     deadline = Deadline(LIMIT_S)
@@ -67,7 +66,7 @@ def recv_exactly(link: Link, count: int) -> bytes:
 
 
 def exchange(one: Fabric, other: Fabric, streams: Sequence[bytes], piece: Callable[[], int]) -> List[bytes]:
-    """Send both streams at once, sleeping when nothing moves; what each side got."""
+    """Send both streams at once, sleeping when nothing moves; return the received bytes of each side."""
     fabrics, links = (one, other), (one.link(1), other.link(0))
     unsent = [memoryview(stream) for stream in streams]
     got = [bytearray(), bytearray()]
@@ -90,7 +89,7 @@ def exchange(one: Fabric, other: Fabric, streams: Sequence[bytes], piece: Callab
 
 
 def fill_up(link: Link) -> Tuple[bytes, memoryview]:
-    """Send until nothing more is taken for a while; what was taken, and what was given in vain."""
+    """Send until the link takes nothing for a while; return the taken bytes, and the refused view."""
     block = memoryview(bytes(range(251)) * 4000)
     taken = bytearray()
     deadline = Deadline(LIMIT_S)
@@ -126,7 +125,7 @@ def closed(action: Callable[[], int]) -> LinkClosed:
 
 
 def arrived(fabric: Fabric) -> bool:
-    """Return whether a byte has arrived, which this takes."""
+    """Return whether a byte has arrived, and take it."""
     return fabric.link(1 - fabric.rank).recv([memoryview(bytearray(1))]) == 1
 
 
@@ -137,7 +136,7 @@ def wakes(
     timeout_s: float = LIMIT_S,
     writing: bool = False,
 ) -> None:
-    """Waiting again and again until ``done`` must end soon after ``event``, which happens meanwhile."""
+    """Check that repeated waits until ``done`` end soon after ``event``, which happens meanwhile."""
     link = fabric.link(1 - fabric.rank)
     timer = threading.Timer(0.05, event)
     timer.start()

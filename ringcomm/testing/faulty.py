@@ -68,7 +68,7 @@ class Turns:
 
 
 class _Direction:
-    """What happens to the bytes that go one way over a link."""
+    """The faults of the bytes that go one way over a link."""
 
     def __init__(self, faults: Faults, turns: Turns, rank: int, peer: int, sending: bool) -> None:
         self._faults = faults
@@ -84,7 +84,7 @@ class _Direction:
         return self.left_bytes == 0 and self._cut is not None and not self._cut.silent
 
     def swallows(self) -> bool:
-        """Return whether what is sent now gets lost."""
+        """Return whether bytes that are sent now get lost."""
         return self.left_bytes == 0 and self._cut is not None and self._cut.silent and not self._cut.turns
 
     def allowed(self, wanted_bytes: int) -> int:
@@ -106,7 +106,7 @@ class _Direction:
         return wanted_bytes if self.left_bytes is None else min(wanted_bytes, self.left_bytes)
 
     def count(self, moved_bytes: int) -> None:
-        """So many bytes went."""
+        """Record moved bytes."""
         if self.left_bytes is not None:
             self.left_bytes -= moved_bytes
 
@@ -177,7 +177,7 @@ class FaultyFabric(Fabric):
     Args:
         fabric: the sound one.
         faults: what goes wrong.
-        turns: the clock for delays; it also ticks in every wait. None: one of its own.
+        turns: the clock for delays; it also ticks in every wait. None: a new one.
     """
 
     def __init__(self, fabric: Fabric, faults: Faults, turns: Turns | None = None) -> None:

@@ -42,7 +42,7 @@ def _reduce_codes(
 
 
 class Allreduce(torch.autograd.Function):
-    """Reduces tensors; the gradient is the same reduction of the gradients."""
+    """Reduce tensors; the gradient is the same reduction of the gradients."""
 
     @staticmethod
     def forward(
@@ -67,7 +67,7 @@ class Allreduce(torch.autograd.Function):
 
 
 class Reducescatter(torch.autograd.Function):
-    """Reduces tensors and keeps this rank's rows; the gradient gathers all rows, times the size for a sum."""
+    """Reduce tensors and keep this rank's rows; the gradient gathers all rows, times the size for a sum."""
 
     @staticmethod
     def forward(
@@ -93,7 +93,7 @@ class Reducescatter(torch.autograd.Function):
 
 
 class Allgather(torch.autograd.Function):
-    """Gathers rows; the gradient is this rank's rows of the averaged gradients."""
+    """Gather rows; the gradient is this rank's rows of the averaged gradients."""
 
     @staticmethod
     def forward(ctx: Any, name: Optional[str], process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
@@ -115,7 +115,7 @@ class Allgather(torch.autograd.Function):
 
 
 class Broadcast(torch.autograd.Function):
-    """Broadcasts a tensor; the root's gradient is the averaged gradient, all others are zero."""
+    """Broadcast a tensor; the root's gradient is the averaged gradient, all others are zero."""
 
     @staticmethod
     def forward(
@@ -135,7 +135,7 @@ class Broadcast(torch.autograd.Function):
 
 
 class Alltoall(torch.autograd.Function):
-    """Exchanges rows; the gradient sends each row's gradient back to the rank that it came from."""
+    """Exchange rows; the gradient sends each row's gradient back to the rank that it came from."""
 
     @staticmethod
     def forward(

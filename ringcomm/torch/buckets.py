@@ -1,8 +1,8 @@
 """Buckets of gradients that are reduced as one operation: in one flat tensor, separately, or sparse.
 
-In a :class:`FlatBucket` the parameters' ``.grad`` are views of the flat tensor once they have been reduced,
-so the engine reduces gradients in place. A gradient to which autograd adds (after
-``zero_grad(set_to_none=False)``) is in its place already; a new gradient is copied there, once.
+In a :class:`FlatBucket` the parameters' ``.grad`` are views of the flat tensor after the reduction, so the
+engine reduces gradients in place. A gradient to which autograd adds (after ``zero_grad(set_to_none=False)``)
+is in its place already; a new gradient is copied there, once.
 """
 
 from __future__ import annotations
@@ -35,13 +35,7 @@ _CHANGED = (
 
 
 class Bucket:
-    """The gradients of some parameters, and their reduction.
-
-    Args:
-        parameters: the members.
-        names: of the members.
-        reduction: operation, factors and process set.
-    """
+    """The gradients of some parameters, and their reduction."""
 
     def __init__(self, parameters: Parameters, names: Sequence[str], reduction: Reduction) -> None:
         self.parameters = list(parameters)
@@ -52,12 +46,12 @@ class Bucket:
 
     @cached_property
     def name(self) -> str:
-        """The operation's name, by which ranks match it."""
+        """Return the operation's name, by which ranks match it."""
         return bucket_name(self.names, [parameter.shape for parameter in self.parameters])
 
     @property
     def absent(self) -> Set[torch.Tensor]:
-        """The members that have been taken without a gradient."""
+        """Return the members that were taken without a gradient."""
         return self._absent
 
     def take(self, parameter: torch.Tensor) -> None:
@@ -89,24 +83,20 @@ class Bucket:
         self._absent.clear()
 
     def _absent_here(self) -> int:
-        """The members without a gradient on this rank, a bit for each: all ranks are told those of all."""
+        """Return a bit mask of the members without a gradient on this rank; all ranks exchange it."""
         if not self._absent:
             return 0
         return sum(1 << place for place, item in enumerate(self.parameters) if item in self._absent)
 
     def _leave_out(self, absent: int) -> None:
-        """Remove the gradients of members of which no rank has one: momentum and decay must not apply.
-
-        Args:
-            absent: these members, a bit for each.
-        """
+        """Remove gradients (a bit mask) that no rank has: momentum and decay must not apply."""
         for place, parameter in enumerate(self.parameters) if absent else ():
             if absent >> place & 1:
                 parameter.grad = None
         self._absent.clear()
 
     def without(self, parameter: torch.Tensor) -> Optional[Bucket]:
-        """A bucket of the other members, which must be taken again; None if there are none."""
+        """Return a bucket of the other members, which must be taken again; None if there are none."""
         left = [place for place, item in enumerate(self.parameters) if item is not parameter]
         if not left:
             return None
@@ -120,8 +110,8 @@ class EachBucket(Bucket):
     """Gradients that are compressed separately: for custom compressions, mixed dtypes and devices."""
 
     _restore: Callable[[Sequence[Any]], List[Any]]
+    # of the gradients at the start of the reduction: PyTorch counts changes in place
     _versions: Sequence[int] = ()
-    """Of the gradients, as the reduction has started: PyTorch counts changes in place."""
 
     def submit(self) -> None:
         """Start the reduction, after all members have been taken."""
@@ -156,7 +146,7 @@ class _Place:
         self._strides = torch.empty(parameter.shape, device="meta").stride()
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """The gradient, as a new view each time: only the user's program holds references to it."""
+        """Return the gradient as a new view each time: only the user's program holds references to it."""
         return flat.as_strided(self._shape, self._strides, self._start)
 
     def holds(self, gradient: torch.Tensor, flat: torch.Tensor) -> bool:
@@ -167,11 +157,9 @@ class _Place:
 
 
 class FlatBucket(Bucket):
-    """Gradients of one dtype and device in one flat tensor.
+    """Gradients of one dtype and device in one flat tensor, sent with ``codec`` or ``"none"``.
 
-    Args:
-        codec: with which the reduction sends them, or ``"none"``.
-        residuals: of error feedback, for codecs with blocks; each member begins with a block of its own.
+    For codecs with blocks there is error feedback, and each member begins with a new block.
     """
 
     def __init__(
@@ -201,7 +189,7 @@ class FlatBucket(Bucket):
         return stop if self._residuals is None else -(-stop // BLOCK_ITEMS) * BLOCK_ITEMS
 
     def _own_residuals(self) -> Sequence[Array]:
-        """Return what the last reduction has lost, for the engine to add and to replace."""
+        """Return the error of the last reduction, for the engine to add and to replace."""
         if self._residuals is None:
             return ()
         if self._feedback is None:
@@ -256,7 +244,7 @@ class FlatBucket(Bucket):
         self._deliver(reduced, handle.absent)
 
     def _deliver(self, reduced: torch.Tensor, absent: int) -> None:
-        """Set every member's gradient to its part of the reduced elements, but of those that no rank has."""
+        """Set every member's gradient to its reduced elements, except members that no rank has."""
         flat = self._flat_tensor()
         if reduced is not flat:
             flat.copy_(reduced)
@@ -279,7 +267,7 @@ class FlatBucket(Bucket):
         return FlatBucket(parameters, names, self.reduction, self._codec, self._residuals)
 
     def _flat_tensor(self) -> torch.Tensor:
-        """The flat tensor; a new one per step if the program holds the last step's gradients."""
+        """Return the flat tensor; a new one if the program holds the last step's gradients."""
         if self._flat is None or not (self._fresh or self._is_reusable(self._flat)):
             first = self.parameters[0]
             self._flat = _zeros(self._count, first)
@@ -300,7 +288,7 @@ class FlatBucket(Bucket):
 
 
 def _zeros(count: int, like: torch.Tensor) -> torch.Tensor:
-    """Zeros of a parameter's type on its device; in host memory where other ranks can read them."""
+    """Return zeros of a parameter's type on its device; in host memory where other ranks can read them."""
     shared = shared_room(count * like.element_size()) if like.device.type == "cpu" else None
     if shared is None:
         return torch.zeros(count, dtype=like.dtype, device=like.device)
@@ -311,7 +299,7 @@ _count_references: Optional[Callable[[int], int]] = getattr(torch._C, "_storage_
 
 
 def _references(tensor: torch.Tensor) -> int:
-    """The number of references to a tensor's storage; 0 if this version of torch does not report it."""
+    """Return the number of references to a tensor's storage; 0 if torch does not report it."""
     return 0 if _count_references is None else int(_count_references(tensor.untyped_storage()._cdata))
 
 
@@ -350,7 +338,7 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _set_gradient(parameter: torch.Tensor, whole: torch.Tensor) -> None:
-    """Set a gradient to reduced elements, in the layout and type that a rank without one of its own has.
+    """Set a gradient to reduced elements, in the layout and type of a rank that had none.
 
     Optimizers that compute in another order, or in another type, round differently.
     """
@@ -367,7 +355,7 @@ def _as_gradient(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _gradient_type(parameter: torch.Tensor) -> torch.dtype:
-    """The type of gradients, which is not the parameter's if the program has set ``grad_dtype``."""
+    """Return the type of gradients: not the parameter's if the program has set ``grad_dtype``."""
     return getattr(parameter, "grad_dtype", None) or parameter.dtype
 
 
@@ -376,14 +364,14 @@ def _dense(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def codec_of(parameter: torch.Tensor, compression: Any) -> str:
-    """Return how the gradient of a parameter is sent; see :func:`ringcomm._adapter.compression.codec_for`."""
+    """Return the codec for a parameter's gradient; see :func:`ringcomm._adapter.compression.codec_for`."""
     return codec_for(compression, str(parameter.dtype).rpartition(".")[2], parameter.shape)
 
 
 def make_bucket(
     parameters: Parameters, names: Sequence[str], reduction: Reduction, residuals: Residuals
 ) -> Bucket:
-    """A bucket for dense gradients: flat if dtype, device and compression allow it."""
+    """Return a bucket for dense gradients: flat if dtype, device and compression allow it."""
     compression = reduction.compression
     kinds = {(parameter.dtype, parameter.device) for parameter in parameters}
     codecs = {codec_of(parameter, compression) for parameter in parameters}

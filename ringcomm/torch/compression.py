@@ -12,7 +12,7 @@ from .._adapter.compression import register_cast, wire_dtype
 
 
 def wire_torch_dtype(compression: Any, dtype: torch.dtype) -> Any:
-    """The dtype on the network under one of ringcomm's compressions; None if unchanged."""
+    """Return the dtype on the network under one of ringcomm's compressions; None if unchanged."""
     name = wire_dtype(compression.kind, str(dtype).rpartition(".")[2])
     return None if name is None else getattr(torch, name)
 

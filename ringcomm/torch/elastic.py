@@ -40,11 +40,7 @@ def _model_part(model: torch.nn.Module) -> DictPart:
 
 
 class LocalPart(StatePart):
-    """Local steps: a commit averages weights before they are saved, so members that join get the mean.
-
-    Args:
-        value: what counts the steps.
-    """
+    """Local steps: a commit averages weights before they are saved, so members that join get the mean."""
 
     def save(self) -> None:
         """Average the weights of all ranks, if these train together already."""
@@ -55,7 +51,7 @@ class LocalPart(StatePart):
         """Do nothing: the weights are the model's."""
 
     def sync(self) -> None:
-        """Begin anew with the next step, from rank 0's weights."""
+        """Start over with the next step, from rank 0's weights."""
         self.value._restart()
 
 

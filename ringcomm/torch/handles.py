@@ -234,10 +234,8 @@ def _total(
 ) -> torch.Tensor:
     """Return the sum of the ranks' tensors: sparse if all have the same sparse dimensions.
 
-    Args:
-        kinds: by rank, the number of sparse dimensions (0: a dense tensor) and of entries.
-        indices, values: of all ranks' entries, one after the other.
-        shape: of the tensors.
+    ``kinds`` has, by rank, the number of sparse dimensions (0: a dense tensor) and of entries; ``indices``
+    and ``values`` are all ranks' entries, one rank after the other.
     """
 
     def of(dims: int, count: int, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -275,7 +273,7 @@ def synchronize(handle: Any) -> Any:
         handle: from one of the asynchronous collectives.
 
     Returns:
-        the operation's result: a tensor, a list of tensors, or a pair. None if ``handle`` is no handle.
+        the operation's result: a tensor, a list of tensors, or a pair. None for another object.
 
     Raises:
         {rank_errors}

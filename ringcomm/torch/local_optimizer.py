@@ -1,4 +1,4 @@
-"""``DistributedOptimizer`` with local steps: what ``--local-steps`` makes of it in an unchanged program."""
+"""``DistributedOptimizer`` with local steps, by ``--local-steps`` in an unchanged program."""
 
 from __future__ import annotations
 
@@ -20,17 +20,13 @@ from .own_optimizer import OwnOptimizer, all_parameters
 
 
 class _Attached(LocalSGD):
-    """What a :class:`LocalDistributed` uses itself."""
+    """The :class:`LocalSGD` that a :class:`LocalDistributed` uses."""
 
     _of_distributed = True
 
 
 class LocalDistributed(OwnOptimizer):
-    """Mixin before the user's optimizer class: local steps, with the methods of a ``DistributedOptimizer``.
-
-    Attributes:
-        local: what counts steps and averages.
-    """
+    """Mixin before the user's optimizer class: local steps, with ``DistributedOptimizer``'s methods."""
 
     local: LocalSGD
     _passes: int
@@ -39,15 +35,11 @@ class LocalDistributed(OwnOptimizer):
 
     @property
     def backward_passes_per_step(self) -> int:
-        """The number of backward passes per step, which changes nothing: gradients are added up until it."""
+        """Return the number of backward passes per step, over which gradients are added up."""
         return self._passes
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Set the number of backward passes per step.
-
-        Raises:
-            ConfigError: it is less than one.
-        """
+        """Set the number of backward passes per step; ConfigError if it is less than one."""
         self._passes = checked_passes(passes)
 
     def synchronize(self) -> None:
@@ -58,7 +50,7 @@ class LocalDistributed(OwnOptimizer):
         self.local._prepare()
 
     def skip_synchronize(self) -> ContextManager[None]:
-        """Context manager that changes nothing: :meth:`synchronize` has an effect once for a step."""
+        """Return a context manager without effect: :meth:`synchronize` has an effect once for a step."""
         return nullcontext()
 
     def average_weights(self) -> None:
@@ -66,23 +58,19 @@ class LocalDistributed(OwnOptimizer):
         self.local.synchronize()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset all gradients.
-
-        Args:
-            set_to_none: None instead of zeros.
-        """
+        """Reset all gradients, to None or to zeros."""
         self.local._drop()
         partial(super().zero_grad, set_to_none=set_to_none)()  # type: ignore[misc]
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
-        """Add parameters, which are trained from now on. All ranks must do so."""
+        """Add parameters, which are trained after this. All ranks must do so."""
         super().add_param_group(param_group)  # type: ignore[misc]
         self.local._detach()
         _train_locally(self)
 
 
 def local_steps_of_settings() -> Union[int, str]:
-    """Return what ``--local-steps`` says: a number, ``"auto"``, or 0 for none."""
+    """Return the value of ``--local-steps``: a number, ``"auto"``, or 0 for none."""
     text = api.placed().settings.local_steps if api.is_initialized() else ""
     return int(text or 0) if text != "auto" else text
 
@@ -90,13 +78,7 @@ def local_steps_of_settings() -> Union[int, str]:
 def local_optimizer(optimizer: Any, how: Reduction, passes: int) -> Any:
     """Return an optimizer of the given one's class that makes local steps.
 
-    Args:
-        optimizer: the user's.
-        how: the reduction of gradients that the program has asked for.
-        passes: backward passes per step.
-
-    Raises:
-        ConfigError: local steps cannot do what the program has asked for.
+    ConfigError: local steps cannot do what the reduction ``how`` of the program asks for.
     """
     codec = getattr(how.compression, "kind", "none")
     problem = ""

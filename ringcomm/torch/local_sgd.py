@@ -41,8 +41,8 @@ class LocalSGD(OuterOptimizer):
     step from the last common parameters; with the defaults this is the average of the parameters.
     Floating-point buffers, such as batch-norm statistics, are averaged. The optimizer's own state (momenta)
     is averaged with the weights in automatic intervals of one or two steps, and stays that of each rank in
-    longer ones. All ranks must synchronize equally often; a ``GradScaler``, with which ranks leave out steps
-    of their own, cannot be used.
+    longer ones. All ranks must synchronize equally often; a ``GradScaler``, with which each rank leaves out
+    other steps, cannot be used.
 
     Args:
         model: a ``torch.nn.Module`` on any device. Parameters that do not require gradients are left alone.
@@ -104,7 +104,7 @@ class LocalSGD(OuterOptimizer):
         return self._core
 
     def __enter__(self) -> LocalSGD:
-        """Give all ranks rank 0's parameters, and count the optimizer's steps from now on."""
+        """Give all ranks rank 0's parameters, and begin to count the optimizer's steps."""
         if self._added():
             self._start()
         self._begin()
@@ -112,12 +112,12 @@ class LocalSGD(OuterOptimizer):
         return self
 
     def _attach(self) -> None:
-        """Count the optimizer's steps from now on; training begins with the first one, if it has not yet."""
+        """Begin to count the optimizer's steps; training begins with the first one, if it has not yet."""
         before = self._optimizer.register_step_pre_hook(self._stepping)
         self._hooks = [before, self._optimizer.register_step_post_hook(self._stepped)]
 
     def _detach(self) -> None:
-        """Count no more steps."""
+        """Stop counting steps."""
         for hook in self._hooks:
             hook.remove()
 
@@ -134,7 +134,7 @@ class LocalSGD(OuterOptimizer):
             self.synchronize()
 
     def _added(self) -> List[str]:
-        """The parameters that are trained, and were not when this object was made or its block began."""
+        """Return the parameters that have become trainable since this object was made or its block began."""
         known = {id(tensor) for tensor, _ in self._pairs}
         return [
             name
@@ -147,10 +147,9 @@ class LocalSGD(OuterOptimizer):
         self._prepare(closure=given != [None])
 
     def _prepare(self, closure: bool = False) -> None:
-        """Average the gradients, if the next step is to be one of data-parallel training; once for a step.
+        """Average the gradients, once, if the next step is one of data-parallel training.
 
-        Args:
-            closure: the step computes its gradients itself, so they cannot be averaged.
+        ``closure``: the step computes its gradients itself, so they cannot be averaged.
         """
         if not self._together():
             self._begin()
@@ -166,11 +165,11 @@ class LocalSGD(OuterOptimizer):
         return self._began and not self.core.view_changed()
 
     def _restart(self) -> None:
-        """Begin anew with the next step, from rank 0's parameters. All ranks must call it."""
+        """Start over with the next step, from rank 0's parameters. All ranks must call it."""
         self._began = False
 
     def _drop(self) -> None:
-        """The gradients are reset before a step was made with them."""
+        """Record that the gradients were reset before a step used them."""
         self._prepared = False
 
     def _average_gradients(self) -> None:
@@ -202,7 +201,7 @@ class LocalSGD(OuterOptimizer):
             self._average_state(state)
 
     def _state(self) -> List[torch.Tensor]:
-        """The optimizer's tensors with a value for each element of a parameter, such as momenta."""
+        """Return the optimizer's tensors with a value for each element of a parameter, such as momenta."""
         return [
             value
             for parameter in self._parameters
@@ -258,7 +257,7 @@ class LocalSGD(OuterOptimizer):
 
 
 def _host_array(tensor: torch.Tensor) -> Array:
-    """A NumPy array for a tensor's values; float32 for half types."""
+    """Return a NumPy array for a tensor's values; float32 for half types."""
     dtype = getattr(torch, host_dtype(dtype_name(tensor)))
     array: Array = torch.empty(tensor.shape, dtype=dtype).copy_(tensor.detach()).numpy()
     return array

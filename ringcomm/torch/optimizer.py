@@ -39,7 +39,7 @@ Named = List[Tuple[str, torch.Tensor]]
 
 
 class _Distributed(OwnOptimizer):
-    """Mixin before the user's optimizer class: reduces gradients before each step."""
+    """Mixin before the user's optimizer class: reduce gradients before each step."""
 
     _reducer: GradientReducer
     _reduction: Reduction
@@ -49,10 +49,10 @@ class _Distributed(OwnOptimizer):
     _for_scaler = False
 
     def _before_unscaling(self) -> None:
-        """Reduce the gradients that a ``GradScaler`` is to test and to unscale, as :meth:`synchronize` does.
+        """Reduce the gradients that a ``GradScaler`` tests and unscales, as :meth:`synchronize` does.
 
-        Otherwise it would change them while they are being reduced (PyTorch does not count that as a change
-        of tensors), and each rank would leave out steps because of its own gradients.
+        Otherwise it would change them during the reduction (PyTorch does not count that as a change of
+        tensors), and each rank would leave out steps because of its own gradients.
         """
         if self._should_synchronize and (not self._reducer.synchronized or self._reducer.fresh):
             self.synchronize()
@@ -70,15 +70,11 @@ class _Distributed(OwnOptimizer):
 
     @property
     def backward_passes_per_step(self) -> int:
-        """The number of backward passes per step."""
+        """Return the number of backward passes per step."""
         return self._reducer.passes
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Set the number of backward passes per step.
-
-        Raises:
-            ConfigError: it is less than one.
-        """
+        """Set the number of backward passes per step; ConfigError if it is less than one."""
         self._reducer.reset(checked_passes(passes))
 
     def synchronize(self) -> None:
@@ -154,45 +150,29 @@ class _Distributed(OwnOptimizer):
         return compute_and_synchronize
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset all gradients.
-
-        Args:
-            set_to_none: None instead of zeros.
-
-        Raises:
-            AssertionError: reductions are in progress.
-        """
+        """Reset all gradients, to None or to zeros; AssertionError if reductions are in progress."""
         if self._reducer.started:
             raise AssertionError(_ZEROED_TOO_EARLY)
         self._reducer.synchronized = False
         super().zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
 
     def residual_state_dict(self) -> Dict[str, Any]:
-        """Return what compression has lost on this rank and error feedback will add, for a checkpoint of it.
-
-        Returns:
-            float32 arrays by parameter name; empty without a compression that has error feedback.
-        """
+        """Return this rank's error feedback as float32 arrays by parameter name, for its checkpoint."""
         return self._reducer.residuals.state()
 
     def load_residual_state_dict(self, state: Dict[str, Any]) -> None:
-        """Continue with the residuals of :meth:`residual_state_dict`, after :meth:`load_state_dict`.
+        """Continue with this rank's :meth:`residual_state_dict`, after :meth:`load_state_dict`.
 
-        Args:
-            state: what the same rank has saved. Without this call training goes on with residuals of zero.
+        Without this call training goes on with residuals of zero.
         """
         self._reducer.residuals.load(state)
 
     def scale_residuals(self, factor: float) -> None:
-        """Multiply what error feedback will add, when the scale of losses has changed by that factor.
-
-        Args:
-            factor: new scale divided by old one.
-        """
+        """Multiply the residuals by ``factor``: the new scale of losses divided by the old one."""
         self._reducer.residuals.scale(factor)
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """Load a state; reductions in progress are dropped, and so is what error feedback would add.
+        """Load a state; drop reductions in progress and the residuals of error feedback.
 
         After ``loss.backward()`` all ranks must call it: the reductions end on all ranks first.
         """
@@ -203,14 +183,10 @@ class _Distributed(OwnOptimizer):
         super().load_state_dict(state_dict)  # type: ignore[misc]
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
-        """Add parameters to be reduced from now on. All ranks must do so.
+        """Add parameters to be reduced after this. All ranks must do so.
 
-        Args:
-            param_group: as for every optimizer. Parameters that were not among ``named_parameters`` are named
-                after their place and the first one that was, so no other optimizer has the same names.
-
-        Raises:
-            ConfigError: gradients are being reduced.
+        Parameters that were not among ``named_parameters`` are named after their place and the first one that
+        was, so no other optimizer has the same names. ConfigError: gradients are being reduced.
         """
         if self._reducer.started:
             raise ConfigError(
@@ -223,7 +199,7 @@ class _Distributed(OwnOptimizer):
 
 
 class _AdasumDistributed(OwnOptimizer):
-    """Mixin for Adasum: every rank makes its own step, and the steps (deltas) are combined."""
+    """Mixin for Adasum: every rank makes its step, and the steps (deltas) are combined."""
 
     _compression: Any
     _passes: int
@@ -232,18 +208,14 @@ class _AdasumDistributed(OwnOptimizer):
     _option = "op=Adasum"
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Set the number of backward passes per step. It has no effect: the steps are reduced."""
+        """Ignore the number of backward passes per step: the steps are reduced."""
         self._passes = checked_passes(passes)
 
     def synchronize(self) -> None:
         """Do nothing: the steps are reduced, not the gradients."""
 
     def skip_synchronize(self) -> ContextManager[None]:
-        """Not supported: the steps are reduced, not the gradients.
-
-        Raises:
-            AssertionError: always.
-        """
+        """Raise AssertionError: the steps are reduced, not the gradients."""
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
 
     def step(self, closure: Optional[Callable[[], Any]] = None, **options: Any) -> Any:

@@ -17,10 +17,7 @@ class OwnOptimizer:
 
     @property
     def param_groups(self) -> List[Dict[str, Any]]:
-        """The parameter groups, as of every optimizer.
-
-        From here ``GradScaler`` gets the gradients that it tests and unscales.
-        """
+        """Return the parameter groups, in which ``GradScaler`` finds the gradients."""
         if sys._getframe(1).f_code.co_name == "_unscale_grads_":
             self._before_unscaling()
         groups: List[Dict[str, Any]] = self.__dict__["param_groups"]
@@ -46,12 +43,12 @@ class OwnOptimizer:
 
 
 def parameters_of(optimizer: Any) -> List[List[torch.Tensor]]:
-    """The parameters of each group."""
+    """Return the parameters of each group."""
     return [list(group["params"]) for group in optimizer.param_groups]
 
 
 def all_parameters(optimizer: Any) -> List[torch.Tensor]:
-    """The parameters of all groups."""
+    """Return the parameters of all groups."""
     return [parameter for group in parameters_of(optimizer) for parameter in group]
 
 

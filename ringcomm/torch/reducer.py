@@ -1,4 +1,4 @@
-"""Reduces a model's gradients while the backward pass computes others."""
+"""Reduce a model's gradients while the backward pass computes others."""
 
 from __future__ import annotations
 
@@ -25,36 +25,25 @@ from ..ops import ReduceOp
 from .buckets import Bucket, SparseBucket, codec_of, make_bucket
 from .tensors import first_elements
 
-_DENSE, _SPARSE = 1, 2
-"""What a rank says of the layout of a gradient; 0: it has none."""
+_DENSE, _SPARSE = 1, 2  # a rank's report about the layout of a gradient; 0: it has none
 
 _alive: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
 
+# Reducers with gradients of a backward pass whose buckets are not all complete. Other ranks may have
+# submitted these buckets, so they are submitted even if the optimizer is dropped.
 _unsubmitted: Set[GradientReducer] = set()
-"""Those of which a backward pass has computed gradients and has not completed all buckets.
 
-Other ranks may have submitted these buckets, so they are submitted even if the optimizer is dropped.
-"""
-
+# Returns the number of the backward pass in which a hook is called.
 _current_pass: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
-"""Returns the number of the backward pass in which a hook is called."""
 
 
 class GradientReducer:
-    """Owns the hooks on parameters, and the buckets in which their gradients are reduced.
+    """The owner of the hooks on parameters, and of the buckets in which their gradients are reduced.
 
-    Args:
-        parameters: in the same order on all ranks.
-        names: of the parameters, by ``id()``; the same on all ranks.
-        reduction: how; without groups, buckets are of up to 8 MiB.
-        passes: number of backward passes per step.
-        residuals: those that this one goes on with, of a reducer that it replaces.
-
-    Attributes:
-        residuals: what compression has lost, by parameter name.
-        fresh: whether gradients have been computed since the last :meth:`synchronize`, also if there is no
-            other rank to reduce them with.
-        synchronized: whether the gradients are reduced already for the next step.
+    ``parameters`` must be in the same order, and ``names`` equal, on all ranks. Without groups, buckets have
+    up to 8 MiB. ``residuals`` come from a reducer that this one replaces. ``fresh``: gradients have been
+    computed since the last :meth:`synchronize`, also without other ranks. ``synchronized``: the gradients are
+    already reduced for the next step.
     """
 
     def __init__(
@@ -98,7 +87,7 @@ class GradientReducer:
         self._forget_layouts(0)
 
     def _forget_layouts(self, first: int) -> None:
-        """Note that not all ranks know whether gradients from an index on are sparse."""
+        """Record that not all ranks know whether gradients from an index on are sparse."""
         if not self.reduction.all_dense:
             self._unknown.update(dict.fromkeys(range(first, len(self.parameters))))
 
@@ -135,7 +124,7 @@ class GradientReducer:
         return self._included and (self._context.size > 1 or self.reduction.weight is not None)
 
     def _take_choice(self) -> bool:
-        """Return whether what chooses the compression has chosen another one: then buckets are made anew."""
+        """Return whether the compression has changed, so that buckets must be rebuilt."""
         if self._auto is None or self._auto.current() is self.reduction.compression:
             return False
         self.reduction = self.reduction._replace(compression=self._auto.chosen)
@@ -168,29 +157,21 @@ class GradientReducer:
 
     @property
     def hooked(self) -> bool:
-        """Whether this reducer has the hooks: no later one has its parameters."""
+        """Return whether this reducer has the hooks: no later one has its parameters."""
         return bool(self._hooks)
 
     def expect(self, index: int) -> None:
-        """Called before a backward pass adds to a parameter's gradient, which may be in a reduction already.
+        """Check that no reduction may hold a gradient that a backward pass is about to change.
 
-        Args:
-            index: of the parameter.
-
-        Raises:
-            AssertionError: there were more passes than configured. The gradient is as it was.
+        AssertionError: there were more passes than configured. The gradient is unchanged.
         """
         if self.active():
             self._arrivals.expect(index)
 
     def computed(self, index: int) -> None:
-        """Called when a backward pass has added to a parameter's gradient.
+        """Take a gradient to which a backward pass has added.
 
-        Args:
-            index: of the parameter.
-
-        Raises:
-            AssertionError: there were more passes than configured, or the gradient requires a gradient.
+        AssertionError: there were more passes than configured, or the gradient requires a gradient.
         """
         self.fresh = True
         if not self.active():
@@ -259,7 +240,7 @@ class GradientReducer:
     def _ask(self, number: int, bucket: Bucket, unknown: Sequence[int], sparse: Sequence[int]) -> None:
         """Exchange the layouts of a bucket's gradients, and divide it if one is sparse.
 
-        ``sparse``: those that were when it was submitted; the program may have changed them since.
+        ``sparse`` are those at its submission; the program may have changed them since.
         """
         for parameter in bucket.absent:
             parameter.grad = None  # it is not reduced yet: to be taken again
@@ -281,7 +262,7 @@ class GradientReducer:
                 self._separate(index)
 
     def _separate(self, index: int) -> None:
-        """Move a parameter with sparse gradients to a bucket of its own."""
+        """Move a parameter with sparse gradients to a separate bucket."""
         parameter = self.parameters[index]
         number = self._arrivals.bucket_of(index)
         self._buckets[number] = self._bucket(number).without(parameter)
@@ -319,20 +300,19 @@ class GradientReducer:
 
     @property
     def started(self) -> bool:
-        """Whether gradients have been computed since the last :meth:`synchronize`."""
+        """Return whether gradients have been computed since the last :meth:`synchronize`."""
         return self._arrivals.started
 
     @property
     def passes(self) -> int:
-        """The number of backward passes per step."""
+        """Return the number of backward passes per step."""
         return self._arrivals.passes
 
     def synchronize(self) -> None:
         """Reduce the remaining gradients (absent ones as zeros), and wait for all reductions.
 
-        Raises:
-            RingcommError: a reduction failed; all other reductions have ended.
-            ConfigError: another reducer has a parameter of this one, and is reducing its gradient.
+        RingcommError: a reduction failed; all others have ended. ConfigError: another reducer has a parameter
+        of this one, and is reducing its gradient.
         """
         self.fresh = False
         if not self.active():
@@ -376,11 +356,11 @@ class GradientReducer:
         self._start_check.reducing(label, lambda: map(first_elements, self.parameters))
 
     def _nbytes(self) -> int:
-        """Of all gradients that can be compressed."""
+        """Return the bytes of all gradients that can be compressed."""
         return sum(4 * item.numel() for item in self.parameters if item.is_floating_point())
 
     def _finish_all(self) -> Optional[BaseException]:
-        """Complete all submitted buckets; the first error, once no operation is pending."""
+        """Complete all submitted buckets; return the first error, once no operation is pending."""
         problem: Optional[BaseException] = None
         for bucket in self._submitted.values():
             try:
@@ -401,8 +381,7 @@ class GradientReducer:
     def reset(self, passes: Optional[int] = None) -> None:
         """Drop all reductions in progress, once they have ended on all ranks: their names are free then.
 
-        Args:
-            passes: the new number of backward passes per step; None: unchanged.
+        ``passes`` is the new number of backward passes per step; None: unchanged.
         """
         if self._is_under_way:
             without = [item for item in self.parameters if item.grad is None]
@@ -423,14 +402,14 @@ class GradientReducer:
 
     @property
     def _is_under_way(self) -> bool:
-        """Whether this rank or another one may have submitted reductions that have not been waited for."""
+        """Return whether any rank may have submitted reductions that have not been waited for."""
         if self._arrivals.started and (self._submitted or self.passes == 1):
             with suppress(NotInitializedError):
                 return api.placed() is self._context
         return False
 
     def _begin_step(self) -> None:
-        """Submit what an earlier backward pass has left of reductions with the names of this one's."""
+        """Submit the remaining reductions of an earlier backward pass that have the names of this one's."""
         self._pass = _current_pass()
         for other in list(_unsubmitted):
             left = other is not self and other._pass != self._pass and other._context is self._context
@@ -461,7 +440,7 @@ class GradientReducer:
 
 
 def _hook(owner: Any, index: int, method: Callable[[GradientReducer, int], None]) -> Callable[..., None]:
-    """A hook for autograd, with a weak reference to the reducer (which holds the parameters)."""
+    """Return a hook for autograd, with a weak reference to the reducer (which holds the parameters)."""
 
     def hook(*ignored: Any) -> None:
         reducer = owner()
@@ -490,6 +469,6 @@ class _OnAccumulator:
 
 
 def _when_accumulated(parameter: torch.Tensor, hook: Callable[..., None]) -> Any:
-    """Call a hook after each addition to ``parameter.grad``; returns a handle with ``remove()``."""
+    """Call a hook after each addition to ``parameter.grad``; return a handle with ``remove()``."""
     register = getattr(parameter, "register_post_accumulate_grad_hook", None)
     return _OnAccumulator(parameter, hook) if register is None else register(hook)

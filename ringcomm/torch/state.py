@@ -1,4 +1,4 @@
-"""Broadcasts the state of models and optimizers from one rank to all."""
+"""Broadcast the state of models and optimizers from one rank to all."""
 
 from __future__ import annotations
 
@@ -121,10 +121,8 @@ def _install(optimizer: torch.optim.Optimizer, state: Any, stays: Mapping[int, b
     """Load a state into the optimizer, with its dtypes unchanged.
 
     ``load_state_dict`` would convert dtypes to the parameters', and replace the parameter groups, to which
-    schedulers may hold references.
-
-    Args:
-        stays: by ``id()`` of a tensor, whether it stays on the CPU when the parameter is elsewhere.
+    schedulers may hold references. ``stays`` says, by ``id()``, whether a tensor stays on the CPU when the
+    parameter is elsewhere.
     """
     if set(state) != {"state", "param_groups"} or len(state["param_groups"]) != len(optimizer.param_groups):
         optimizer.load_state_dict(state)

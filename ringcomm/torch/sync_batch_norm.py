@@ -73,7 +73,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which statistics are computed."""
+    """Return the dtype in which statistics are computed."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
@@ -82,7 +82,7 @@ def _reduced_dims(tensor: torch.Tensor) -> List[int]:
 
 
 def _spread(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """One number per channel, in a shape that broadcasts with a batch."""
+    """Return one number per channel, in a shape that broadcasts with a batch."""
     return values.view(1, -1, *([1] * (like.dim() - 2)))
 
 
@@ -140,7 +140,7 @@ class _Normalize(torch.autograd.Function):
 
 
 def _statistics(batch: torch.Tensor, process_set: ProcessSet) -> Any:
-    """Mean and variance per channel over all ranks (float64), and the number of elements per channel."""
+    """Return mean and variance per channel over all ranks (float64), and the elements per channel."""
     dims = _reduced_dims(batch)
     channels = batch.shape[1]
     count = batch.numel() // channels if channels else 0

@@ -33,22 +33,18 @@ def first_elements(tensor: torch.Tensor) -> Array:
 
 
 def array_of(tensor: torch.Tensor, what: str) -> Array:
-    """Return a dense tensor of any device as an array that is only read; the caller waits for a copy.
+    """Return a dense tensor of any device as a read-only array; the caller waits for a copy.
 
-    Args:
-        tensor: what the caller has passed.
-        what: the collective, for error texts.
+    ``what`` is the collective, for error texts.
     """
     operand = TensorOperand(dense(tensor, what))
     return operand.flat.reshape(operand.shape)
 
 
 def like_parameter(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return a gradient or a state with the strides of its parameter, which fused optimizers rely on.
+    """Return contiguous ``values`` with the strides of a parameter, which fused optimizers rely on.
 
-    Args:
-        values: contiguous; as they are if the parameter is contiguous too, or of another shape.
-        parameter: for example with channels last.
+    They stay contiguous if the parameter is contiguous or of another shape.
     """
     if parameter.is_contiguous() or values.shape != parameter.shape:
         return values
@@ -56,15 +52,7 @@ def like_parameter(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tenso
 
 
 def dense(tensor: Any, what: str) -> torch.Tensor:
-    """Return the tensor itself.
-
-    Args:
-        tensor: what the caller has passed.
-        what: the collective, for error texts.
-
-    Raises:
-        ConfigError: it is not a tensor, not dense, or without values.
-    """
+    """Return the tensor; ConfigError if it is not a tensor, not dense, or without values."""
     if not isinstance(tensor, torch.Tensor):
         raise ConfigError(
             f"{what} works on tensors, not on {type(tensor).__name__} ({tensor!r:.40}); use "
@@ -87,20 +75,12 @@ def all_dense(tensors: Iterable[Any], what: str) -> List[torch.Tensor]:
 def operand_of(
     tensor: Any, what: str, in_place: bool = False, read: bool = True, rows: bool = False, waits: bool = False
 ) -> Operand:
-    """Return a tensor as the argument of a collective of the engine.
+    """Return a tensor as the argument of a collective of the engine, named ``what`` in errors.
 
-    Args:
-        tensor: a dense tensor on any device.
-        what: the collective, for error texts.
-        in_place: whether the result overwrites the tensor; otherwise it is a new tensor.
-        read: whether the collective reads the tensor on this rank.
-        rows: whether the result has other rows; then :meth:`Operand.deliver` makes it.
-        waits: whether the caller waits for the result, so that a tensor of the CPU need not be copied; only
-            with ``rows``.
-
-    Raises:
-        ConfigError: it is not a tensor, or not dense.
-        UnsupportedDtypeError: its elements cannot be sent.
+    ``in_place``: the result overwrites the tensor. ``read``: the collective reads it on this rank. ``rows``:
+    the result has other rows; :meth:`Operand.deliver` makes it. ``waits``: the caller waits for the result,
+    so that a tensor of the CPU need not be copied; only with ``rows``. ConfigError: not a dense tensor.
+    UnsupportedDtypeError: its elements cannot be sent.
     """
     if device_kind(dense(tensor, what)) is not None:
         return submitted(api.context().staging, tensor, what if in_place else "", read, rows)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _with_tensors(function: Callable[P, Any]) -> Callable[P, Any]:
-    """Return a collective with the parameters and the description of another one, which returns tensors."""
+    """Return a collective with the signature and docstring of another one, which returns tensors."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Any:

@@ -1,4 +1,4 @@
-"""Loads saved models with the version of Keras that ``tf.keras`` is."""
+"""Load saved models with the version of Keras that ``tf.keras`` is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arguments that PyTorch gives a process group, checked."""
+"""Check the arguments that PyTorch gives a process group."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ _USERS = 0
 
 
 def single(tensors: Any) -> torch.Tensor:
-    """Return the tensor of a list of one.
-
-    Raises:
-        Misuse: the list has another length.
-    """
+    """Return the tensor of a list of one; Misuse if the list has another length."""
     if isinstance(tensors, torch.Tensor):
         return tensors
     if len(tensors) != 1:
@@ -30,22 +26,14 @@ def single(tensors: Any) -> torch.Tensor:
 
 
 def address_of(tag: int) -> Address:
-    """Return where messages with a tag of the user's are matched.
-
-    Raises:
-        Misuse: the tag is none.
-    """
+    """Return the address of messages with a user's tag; Misuse if the tag is invalid."""
     if not -(1 << 31) <= tag < 1 << 31:
         raise Misuse(f"tag={tag}: tags are whole numbers of 32 bits, from -2**31 to 2**31 - 1.")
     return _USERS, operator.index(tag)
 
 
 def pairs_of(outputs: Sequence[Any], inputs: Tensors) -> List[Tuple[Any, torch.Tensor]]:
-    """Each output with its input.
-
-    Raises:
-        Misuse: the numbers of outputs and inputs differ.
-    """
+    """Return each output with its input; Misuse if their numbers differ."""
     if len(outputs) != len(inputs):
         raise Misuse(f"{len(inputs)} inputs need as many outputs, not {len(outputs)}.")
     return list(zip(outputs, inputs))

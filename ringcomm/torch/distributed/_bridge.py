@@ -14,6 +14,7 @@ from ...collective.rows import check_rows, cumulative, row_counts
 from ...dtypes import Array
 from ...errors import Misuse, UnsupportedDtypeError
 
+# The dtypes that NumPy also has.
 _PLAIN = frozenset(
     (
         torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -21,19 +22,17 @@ _PLAIN = frozenset(
         torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128,
     )
 )  # fmt: skip
-"""The dtypes that NumPy has, too."""
 
 _REDUCIBLE = _PLAIN | {torch.bfloat16}
 
+# The dtype by which other dtypes are moved, by their size in bytes: only their bytes matter.
 _WORDS: Dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""The dtype by which other dtypes are moved, by their size in bytes: only their bytes matter."""
 
 
 def movable(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor, or if NumPy does not have its dtype, its memory as integers of the same size.
 
-    Raises:
-        UnsupportedDtypeError: there are no integers of that size.
+    UnsupportedDtypeError: there are no integers of that size.
     """
     if tensor.dtype in _PLAIN:
         return tensor
@@ -49,11 +48,8 @@ _PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
 def tensors_inside(value: Any) -> List[str]:
     """Return the names of the tensors that hold the elements of a tensor which only wraps them.
 
-    Args:
-        value: a tensor, or nested lists of tensors of one class; if it is neither, nothing is wrapped.
-
-    Raises:
-        Misuse: one of them has another shape, such as the local part of a DTensor.
+    Nested lists of tensors of one class count as a tensor. Misuse: one of them has another shape, such as the
+    local part of a DTensor.
     """
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
@@ -74,19 +70,11 @@ def inside(value: Any, name: str) -> Any:
 
 
 class GroupOperand(TensorOperand):
-    """A tensor that the result of an operation overwrites.
+    """A CPU tensor that the result of an operation overwrites.
 
-    Args:
-        tensor: on the CPU, of any layout but sparse.
-        arithmetic: whether the elements are computed with, not only moved.
-
-    Attributes:
-        element: the tensor's dtype.
-        moved_as: that dtype as text if :attr:`flat` has another dtype of the same size; otherwise empty.
-
-    Raises:
-        Misuse: the tensor is not on the CPU, or is sparse.
-        UnsupportedDtypeError: the elements cannot be sent, or not be computed with.
+    ``moved_as`` is its dtype as text if :attr:`flat` has another dtype of the same size, else "".
+    ``arithmetic``: the elements are computed with, not only moved. Misuse: the tensor is sparse or not on the
+    CPU. UnsupportedDtypeError: the elements cannot be sent, or not be computed with.
     """
 
     __slots__ = ("_arithmetic", "element", "moved_as")
@@ -112,14 +100,8 @@ class GroupOperand(TensorOperand):
 class Parts:
     """Parts of a flat array: of one tensor, which is divided, or several tensors, side by side.
 
-    Args:
-        operands: the tensors.
-        bounds: the parts' boundaries in the array.
-        space: memory for the array, and copies of the tensors; None: the memory of the only tensor.
-
-    Attributes:
-        array: see ``space``.
-        element: the dtype of the tensors.
+    ``bounds`` are the parts' boundaries in the array. ``space`` is the memory for it, to which tensors are
+    copied; None: the memory of the only tensor.
     """
 
     __slots__ = ("_copies", "array", "bounds", "element", "operands")
@@ -159,21 +141,13 @@ def bounds_of(tensors: Sequence[torch.Tensor]) -> Tuple[int, ...]:
 
 
 def even_parts(count: int, size: int) -> Tuple[int, ...]:
-    """Return the boundaries of ``size`` equal parts.
-
-    Raises:
-        Misuse: the elements cannot be divided equally.
-    """
+    """Return the boundaries of ``size`` equal parts; Misuse if the elements cannot be divided equally."""
     if count % size:
         raise Misuse(f"{count} elements cannot be divided equally among the {size} ranks of this group.")
     return tuple(range(0, count + 1, count // size)) if count else (0,) * (size + 1)
 
 
 def row_parts(tensor: torch.Tensor, rows: Sequence[Any], size: int) -> Tuple[int, ...]:
-    """Return the boundaries of parts that have so many rows of a tensor's first dimension each.
-
-    Raises:
-        Misuse: the numbers do not add up to the tensor's rows.
-    """
+    """Return the boundaries of parts with these numbers of rows of a tensor; Misuse if the sum is wrong."""
     check_rows("alltoall", [tensor.shape])
     return cumulative(row_counts(int(tensor.shape[0]), rows, size), prod(tensor.shape[1:]))

@@ -19,38 +19,26 @@ from ._bridge import GroupOperand, Parts, bounds_of, even_parts, row_parts
 from ._reductions import GroupReduction
 
 Tensors = Sequence[torch.Tensor]
-Divided = Union[torch.Tensor, Tensors]
-"""A tensor in equal parts, or one tensor for each rank."""
+Divided = Union[torch.Tensor, Tensors]  # a tensor in equal parts, or one tensor for each rank
 _Item = TypeVar("_Item")
 
-_KEPT_BYTES = 64 * 1024 * 1024
-"""Scratch memory up to this size is kept for the next operation."""
+_KEPT_BYTES = 64 * 1024 * 1024  # scratch memory up to this size is kept for the next operation
+# up to this size a reduce is an all-reduce: fewer rounds matter more than bytes
 _REDUCE_ALL_BYTES = 64 * 1024
-"""Up to this size a reduce runs as an all-reduce: fewer rounds matter more than fewer bytes."""
 
 
 class Packed(NamedTuple):
-    """Spans of a tensor that are averaged side by side in an array, with one codec.
+    """Spans of a tensor that are averaged side by side in an array, with one codec."""
 
-    Attributes:
-        codec: its place in :data:`ringcomm.ops.CODECS`.
-        places: where each span starts and stops in the tensor, and where it starts in the array.
-        array: float32.
-        residuals: of error feedback, in the array's order; None: the codec has none.
-    """
-
-    codec: int
+    codec: int  # its place in :data:`ringcomm.ops.CODECS`
+    # start and stop of each span in the tensor, and its start in the array
     places: Sequence[Tuple[int, int, int]]
-    array: Array
-    residuals: Optional[Array]
+    array: Array  # float32
+    residuals: Optional[Array]  # of error feedback, in the array's order; None: no error feedback
 
 
 class Collectives:
-    """The operations of one group, for one thread at a time.
-
-    Args:
-        runner: runs collectives on flat arrays.
-    """
+    """The operations of one group, for one thread at a time."""
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
@@ -59,7 +47,7 @@ class Collectives:
         self._space: List[Array] = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
 
     def _scratch(self, count: int, dtype: np.dtype[Any], index: int = 0) -> Array:
-        """Scratch memory, valid until the next operation."""
+        """Return scratch memory, valid until the next operation."""
         nbytes = count * dtype.itemsize
         space = self._space[index]
         if space.size < nbytes:
@@ -249,11 +237,7 @@ class Collectives:
     ) -> None:
         """Send part r of ``source`` to rank r, and receive rank r's part in part r of ``output``.
 
-        Args:
-            output: overwritten.
-            source: of this rank.
-            into: the rows of the parts of ``output``, if that is one tensor; empty: equal parts.
-            send: the rows of the parts of ``source``.
+        ``into`` and ``send`` are the rows of the parts of ``output`` and ``source``; empty: equal parts.
         """
         sent, received = self._parts(source, rows=send), self._parts(output, rows=into, index=1)
         to, come = sent.bounds, received.bounds
@@ -270,12 +254,8 @@ class Collectives:
     ) -> Parts:  # fmt: skip
         """Return one part for each rank: equal parts (or ``rows``) of a tensor, or one of as many tensors.
 
-        Args:
-            tensors: one tensor, or one for each rank.
-            arithmetic: whether the elements are computed with.
-            copied: whether one tensor is copied to scratch memory as well.
-            rows: how many rows of one tensor each part has.
-            index: which scratch memory.
+        ``arithmetic``: the elements are computed with. ``copied``: also copy a single tensor to scratch
+        memory, of which ``index`` is the number.
         """
         if not isinstance(tensors, torch.Tensor):
             if len(tensors) != self.size:

@@ -1,4 +1,4 @@
-"""Does for a process group in Python what PyTorch's dispatcher does for those in C++.
+"""Replace PyTorch's dispatcher, which process groups in Python bypass.
 
 Calls of ``torch.distributed`` reach a group in Python without the dispatcher. So its modes do not see them,
 and one of the functional collectives, which calls the group from C++, finds no method for it.
@@ -12,22 +12,17 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+# Names of PyTorch's operations: on one tensor each, on lists of tensors, on pairs of tensors.
 _OPERATIONS = {
     "allgather": ("_allgather_base_", "allgather_", "allgather_into_tensor_coalesced_"),
     "reduce_scatter": ("_reduce_scatter_base_", "reduce_scatter_", "reduce_scatter_tensor_coalesced_"),
     "alltoall": ("alltoall_base_", "alltoall_", ""),
 }
-"""Names of PyTorch's operations: on one tensor each, on lists of tensors, on pairs of tensors."""
 _library = torch.library.Library("_c10d_functional", "IMPL")
 
 
 def count_call(what: str, arguments: Sequence[Any]) -> None:
-    """Count a collective in each ``CommDebugMode`` that is active in this thread.
-
-    Args:
-        what: the collective, for example ``allreduce``.
-        arguments: its tensors.
-    """
+    """Count a collective with its tensors in each ``CommDebugMode`` that is active in this thread."""
     if not torch._C._len_torch_dispatch_stack():
         return
     name = f"{what}_"

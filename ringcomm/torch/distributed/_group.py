@@ -31,13 +31,13 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
     """A group of ranks with links of its own. ``init_process_group`` and ``new_group`` make them.
 
     Collectives run one after another, in the order in which they are called, which must be the same on
-    all ranks. Point-to-point messages have links of their own.
+    all ranks. Point-to-point messages have separate links.
 
     Args:
         store: the group's part of PyTorch's store.
         rank: this process's rank in the group.
         ranks: the ranks of the whole job that the group consists of.
-        timeout: for operations that have none of their own: how long nothing at all may move.
+        timeout: longest time without progress of operations without their own limit.
         name: the group's name.
         default: whether it is the group of all ranks.
     """
@@ -326,7 +326,7 @@ def backend_of(group: Any) -> Optional[ProcessGroupRingcomm]:
 
 
 def create(options: Any, _: Any = None) -> ProcessGroupRingcomm:
-    """Make a group from what ``init_process_group`` and ``new_group`` give a backend."""
+    """Return a group for the options that ``init_process_group`` and ``new_group`` give a backend."""
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     default = not options.global_ranks_in_group
     name = str(options.group_id)
@@ -335,7 +335,7 @@ def create(options: Any, _: Any = None) -> ProcessGroupRingcomm:
 
 @atexit.register
 def _leave_at_exit() -> None:
-    """Leave, and say why if an uncaught exception ends the program, so that all others can name it."""
+    """Leave, and report an uncaught exception that ends the program, so that all others can name it."""
     error = getattr(sys, "last_value", None)
     for group in list(_open_groups):
         if error is not None:

@@ -1,4 +1,4 @@
-"""Connects the ranks of a process group, and starts its failure detector and its timeline.
+"""Connect the ranks of a process group, and start its failure detector and its timeline.
 
 :class:`~._group.ProcessGroupRingcomm` makes a :class:`GroupTransport`. At the end it calls
 :meth:`~ringcomm.group.group.Group.leave` of the group, then :meth:`GroupTransport.close`.
@@ -32,29 +32,17 @@ from ._trace import write_here
 
 _transports: weakref.WeakSet[GroupTransport] = weakref.WeakSet()
 _transports_lock = threading.Lock()
-_default_watch: Deque[weakref.ref[GroupWatch]] = deque(maxlen=1)
-"""The watch of the newest default group."""
+_default_watch: Deque[weakref.ref[GroupWatch]] = deque(maxlen=1)  # of the newest default group
 
 
 class GroupTransport:
-    """Connects the ranks of a group, and monitors the links.
+    """Connect the ranks of a group, and monitor the links; StartupError if they do not connect.
 
-    Args:
-        store: the group's part of PyTorch's store.
-        rank: this process's rank in the group.
-        ranks: the ranks of the whole job that the group consists of.
-        name: the group's name.
-        settings: of the group.
-        default: whether it is the group that ``init_process_group`` has made; it writes the timeline.
-
-    Attributes:
-        group: the connected ranks. A process group has no engine: *direct* is for its collectives,
-            *background* for its point-to-point messages, *control* for heartbeats.
-        watch: aborts waits on the links when the group's rendezvous reports a failure, or after :attr:`end`.
-        end: ends the group's communication on this rank, with an error that waits and later calls raise.
-
-    Raises:
-        StartupError: (or a subclass) the ranks of the group did not connect.
+    ``ranks`` are ranks of the whole job, ``rank`` is this process's in the group. The ``default`` group, made
+    by ``init_process_group``, writes the timeline. Without an engine, *direct* carries collectives,
+    *background* point-to-point messages, *control* heartbeats. ``watch`` aborts waits on the links when the
+    group's rendezvous reports a failure, or after ``end``, which ends communication on this rank with an
+    error.
     """
 
     def __init__(
@@ -103,7 +91,7 @@ class GroupTransport:
 
     @contextmanager
     def telling_shortages(self) -> Iterator[None]:
-        """Have all ranks told if this process lacks something for the group, which ends then."""
+        """Report to all ranks, which end the group, if this process lacks something for it."""
         try:
             yield
         except Exception as problem:
@@ -123,11 +111,7 @@ class GroupTransport:
         return f"in {self._name}: {progress.doing}, call number {progress.number}"
 
     def close(self, wait: bool) -> None:
-        """Close the links. The rank that serves the rendezvous serves it until all other ranks have left.
-
-        Args:
-            wait: whether to wait for that.
-        """
+        """Close the links; with ``wait`` the serving rank first waits until all others have left."""
         self.group.close()
         if self._rendezvous is not None:
             self._rendezvous.end(wait, self.group.failed)

@@ -29,7 +29,7 @@ def compress_hook(compression: Any = "int8") -> Hook:
         model.register_comm_hook(None, ringcomm.torch.distributed.compress_hook("int8"))
 
     What is lost of a gradient is added to the next one of the same parameter (error feedback). All ranks get
-    the same bits. Every model needs a hook of its own. The first argument of ``register_comm_hook`` is the
+    the same bits. Every model needs its own hook. The first argument of ``register_comm_hook`` is the
     process group; None is the default group.
 
     Args:
@@ -68,7 +68,7 @@ def _backend(state: Any) -> ProcessGroupRingcomm:
 
 
 class _CompressedAverage:
-    """Averages DDP's buckets with one codec, and keeps residuals by parameter: DDP makes its buckets anew."""
+    """Average DDP's buckets with one codec, and keep residuals by parameter: DDP rebuilds its buckets."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -99,11 +99,9 @@ class _CompressedAverage:
         return self._plans[key]
 
     def _packed(self, codec: str, spans: Sequence[Tuple[int, int, str]]) -> Packed:
-        """Return a bucket's gradients that have one codec; each begins with a block of its own.
+        """Return a bucket's gradients with this codec; each begins with a new block.
 
-        Args:
-            codec: its name.
-            spans: where each gradient starts and stops in the bucket, and its parameter's key.
+        ``spans`` has start and stop of each gradient in the bucket, and its parameter's key.
         """
         sizes = [stop - start for start, stop, _ in spans]
         blocks = np.array([-(-size // BLOCK_ITEMS) for size in sizes])

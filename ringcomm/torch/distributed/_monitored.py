@@ -13,8 +13,7 @@ from ...group.abort_watch import GroupWatch
 from ...group.point_to_point import PointToPoint
 from ._work import RingcommWork
 
-_OURS = 1
-"""Owner of the barrier's tags: they do not match the user's messages."""
+_OURS = 1  # owner of the barrier's tags: they do not match the user's messages
 
 
 def monitored_barrier(
@@ -45,10 +44,8 @@ def monitored_barrier(
 class MonitoredBarrier:
     """Every rank reports to rank 0, which waits for all reports and replies to each rank.
 
-    Args:
-        post: sends and receives the reports.
-        watch: aborts the group if a rank is missing.
-        ranks: the group's members, by their ranks in the whole job.
+    ``post`` carries the reports, ``watch`` aborts the group if a rank is missing; ``ranks`` are ranks of the
+    whole job.
     """
 
     def __init__(self, messages: PointToPoint, watch: GroupWatch, ranks: Sequence[int]) -> None:
@@ -57,24 +54,15 @@ class MonitoredBarrier:
         self._ranks = ranks
 
     def report(self, limit_s: float) -> None:
-        """Run the barrier on a rank other than 0.
-
-        Args:
-            limit_s: the barrier's time limit in seconds.
-        """
+        """Run the barrier on a rank other than 0."""
         self._token(self._messages.send, 0, limit_s)
         # Longer than rank 0's limit, so that its error arrives first.
         self._token(self._messages.receive, 0, 2 * limit_s + 10.0).wait()
 
     def judge(self, limit_s: float, wait_all_ranks: bool) -> None:
-        """Run the barrier on rank 0.
+        """Run the barrier on rank 0; PeerStalledError if a rank does not report within ``limit_s``.
 
-        Args:
-            limit_s: the time limit in seconds.
-            wait_all_ranks: wait for all ranks even if one is missing.
-
-        Raises:
-            PeerStalledError: a rank has not reported in time.
+        ``wait_all_ranks``: wait for all ranks even if one is missing.
         """
         deadline = Deadline(limit_s)
         missing: List[int] = []

@@ -1,4 +1,4 @@
-"""The operations of a process group: what runs them, and the works that PyTorch gets."""
+"""The operations of a process group: how they run, and the works that PyTorch gets."""
 
 from __future__ import annotations
 
@@ -29,27 +29,18 @@ from ._work import RingcommWork, Together
 
 for _package in (torch, typing_extensions, contextlib, functools, warnings):
     look_through(_package)  # PyTorch's functions are wrapped by decorators of the latter
-_JOINING = frozenset((join.__file__,))
-"""Here a rank without data takes part in the collectives of those that still train."""
+_JOINING = frozenset((join.__file__,))  # here a rank without data takes part in the collectives of the others
 
 
 class Operations:
-    """Starts a group's operations: collectives, which run in the order of the calls, and messages.
+    """Start a group's operations: collectives, which run in the order of the calls, and messages.
 
-    Args:
-        name: the group's.
-        transport: of the group.
-        timeout_s: how long nothing may move in operations that have no limit of their own, in seconds.
-
-    Attributes:
-        queue: the collectives that have been started.
-        messages: the point-to-point engine.
-        started: the number of collectives that have been started.
+    ``timeout_s`` limits the time without progress of operations without their own limit.
     """
 
     def __init__(self, name: str, transport: GroupTransport, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self.started = 0
+        self.started = 0  # number of started collectives
         self.queue = OperationQueue(f"ringcomm-{name}")
         group, thread = transport.group, f"ringcomm-{name}-messages"
         self.messages = PointToPoint(
@@ -68,14 +59,10 @@ class Operations:
         self, what: str, result: Any, opts: Any, do: Callable[..., None], *arguments: Any,
         reads: bool = False,
     ) -> RingcommWork:  # fmt: skip
-        """Start a collective.
+        """Start a collective: ``do`` gets ``arguments``, with host copies of a device's tensors.
 
-        Args:
-            what: its name, for example ``allreduce``.
-            result: the tensors that it writes, in a list or nested lists.
-            opts: of PyTorch: its time limit, and whether the caller waits.
-            do: is called with ``arguments``, on hosts' copies of a device's tensors, to run it.
-            reads: whether it reads the tensors of ``result`` as well.
+        ``result`` are the tensors that it writes, in (nested) lists; ``reads``: it also reads them. ``opts``
+        of PyTorch have its time limit, and whether the caller waits.
         """
         count_call(what, arguments)
         inner = tensors_inside(arguments)
@@ -116,11 +103,7 @@ class Operations:
         self._transport.end(watch.note_interrupted(work.what, describe_error(problem)))
 
     def send(self, tensor: torch.Tensor, peer: int, address: Address) -> RingcommWork:
-        """Start sending a tensor to one rank.
-
-        Raises:
-            Misuse: there is no such rank, or it is this one.
-        """
+        """Start sending a tensor to one rank; Misuse if there is no such rank, or it is this one."""
         what = f"send to rank {self._number_of(peer)} with tag {address[1]}"
         on_device = staged(self._staging, [tensor], [], False)
         operand = GroupOperand(tensor if on_device is None else on_device.fetched(self._runner.await_copy))
@@ -131,11 +114,7 @@ class Operations:
         return self._started(self.messages.send, peer, address, operand, work)
 
     def receive(self, tensor: torch.Tensor, peer: Optional[int], address: Address) -> RingcommWork:
-        """Start receiving a tensor from one rank, or (None) from any rank.
-
-        Raises:
-            Misuse: there is no such rank, or it is this one.
-        """
+        """Start receiving a tensor from one rank, or (None) from any; Misuse as for :meth:`send`."""
         if peer is None and len(self._ranks) == 1:
             raise Misuse("recv from any rank: this group has no other ranks.")
         source = "any rank" if peer is None else f"rank {self._number_of(peer)}"
@@ -181,10 +160,10 @@ class Operations:
             self._coalesced.append(work)
 
     def start_coalescing(self) -> None:
-        """Collect the works that are started from now on."""
+        """Collect all works that are started until :meth:`end_coalescing`."""
         self._coalesced = []
 
     def end_coalescing(self) -> Together:
-        """Return the works that have been collected, as one."""
+        """Return the collected works as one."""
         works, self._coalesced = self._coalesced or [], None
         return Together(works)

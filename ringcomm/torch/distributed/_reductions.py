@@ -1,4 +1,4 @@
-"""Maps PyTorch's reduction operations to ringcomm's."""
+"""Map PyTorch's reduction operations to ringcomm's."""
 
 from __future__ import annotations
 
@@ -26,25 +26,15 @@ _OPS: Dict[Any, Union[ReduceOp, Bitwise]] = {
 
 
 class GroupReduction(NamedTuple):
-    """A reduction operation.
-
-    Attributes:
-        op: ringcomm's operation: a :class:`~ringcomm.ops.ReduceOp` or a :class:`~ringcomm.ops.Bitwise`.
-        factor: this rank's contribution is multiplied by it.
-        name: of the operation in message headers.
-    """
+    """A reduction operation."""
 
     op: Any
-    factor: float = 1.0
-    name: str = ""
+    factor: float = 1.0  # this rank's contribution is multiplied by it
+    name: str = ""  # in message headers
 
     @classmethod
     def of(cls, op: Any) -> GroupReduction:
-        """Return the reduction for a ``ReduceOp`` of PyTorch.
-
-        Raises:
-            Misuse: the backend has none.
-        """
+        """Return the reduction for a ``ReduceOp`` of PyTorch; Misuse if the backend has none."""
         kind = getattr(op, "op", op)
         found = _KNOWN.get(kind)
         if found is not None:
@@ -56,7 +46,7 @@ class GroupReduction(NamedTuple):
 
     @property
     def code(self) -> int:
-        """Its number in message headers."""
+        """Return its number in message headers."""
         return int(self.op)
 
     def labelled(self, label: str) -> GroupReduction:

@@ -34,15 +34,7 @@ Found = Tuple[Any, int, int]
 
 
 def ringcomm_rendezvous(url: str, timeout: timedelta = _TIMEOUT, **_: Any) -> Iterator[Found]:
-    """Connect for ``ringcomm://``.
-
-    Args:
-        url: the ``init_method``; not used.
-        timeout: of the store.
-
-    Yields:
-        a store, this process's rank, and the number of ranks.
-    """
+    """Yield a store, this process's rank, and the number of ranks, for ``ringcomm://``."""
     context = _view()
     if context.size == 1:
         yield dist.HashStore(), 0, 1
@@ -59,9 +51,9 @@ def ringcomm_rendezvous(url: str, timeout: timedelta = _TIMEOUT, **_: Any) -> It
 
 
 def _view() -> Context:
-    """Return the job that the default group is made from. In an elastic job a second group begins a new view.
+    """Return the job of the default group. In an elastic job a second group begins a new view.
 
-    A program that has destroyed its process group and makes another one has lost a rank, or is to go on with
+    A program that has destroyed its process group and makes another one has lost a rank, or goes on with
     other ranks; all ranks of the job do that together.
     """
     global _last_view
@@ -112,7 +104,7 @@ def _reach_store(where: Tuple[str, int], otherwise: str, size: int, timeout: tim
 
 
 def _own_address(context: Context) -> str:
-    """On rank 0, the address that the other ranks' links use; "" if they use several."""
+    """Return on rank 0 the address that the other ranks' links use; "" if they use several."""
     links = [context.group.addresses(peer) for peer in range(1, context.size)]
     across = {ends[0] for ends in links if ends is not None}
     addresses = {item for item in across if "%" not in item}

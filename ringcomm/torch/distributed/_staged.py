@@ -1,4 +1,4 @@
-"""Operations on tensors of devices: they run on tensors in host memory, with asynchronous copies around."""
+"""Operations on tensors of devices: they run on host memory, between asynchronous copies."""
 
 from __future__ import annotations
 
@@ -17,14 +17,7 @@ from ._bridge import movable
 
 
 class _Shadow:
-    """A tensor in host memory in place of one on a device.
-
-    Args:
-        pool: of the group.
-        kind: of the tensor.
-        tensor: on the device.
-        read: whether the operation reads it.
-    """
+    """A tensor in host memory in place of one on a device; ``read``: the operation reads it."""
 
     def __init__(self, pool: StagingPool, kind: DeviceKind, tensor: torch.Tensor, read: bool) -> None:
         if tensor.layout is not torch.strided:
@@ -46,18 +39,10 @@ class _Shadow:
 
 
 class Staged:
-    """The tensors of one operation on a device.
+    """The tensors of one operation on a device; ``arguments`` becomes the same with host memory.
 
-    The calling thread makes it, so that copies come after what its current stream has queued.
-
-    Args:
-        pool: of the group.
-        arguments: of the operation: tensors, and (nested) lists and tuples of tensors, among others.
-        written: the tensors that it writes.
-        in_place: whether it reads these as well.
-
-    Attributes:
-        arguments: the same with tensors in host memory.
+    The calling thread makes it, so that copies come after the queue of its current stream. ``arguments`` may
+    hold (nested) lists and tuples of tensors; ``in_place``: the operation also reads the ``written`` tensors.
     """
 
     def __init__(
@@ -87,12 +72,7 @@ class Staged:
         return shadow.host
 
     def run(self, do: Callable[..., None], runner: Runner) -> None:
-        """Run the operation between the loads and the stores. In the thread that runs operations.
-
-        Args:
-            do: the operation, on tensors in host memory.
-            runner: of the group.
-        """
+        """Run the operation between the loads and the stores, in the thread that runs operations."""
         runner.fetch(self._read())
         do(*self.arguments)
         self.deliver()
@@ -102,13 +82,13 @@ class Staged:
         return [shadow.mirror for key, shadow in shadows if self._in_place or key not in self._written]
 
     def fetched(self, wait: Wait) -> Any:
-        """Wait for the loads; the first argument."""
+        """Wait for the loads; return the first argument."""
         for mirror in self._read():
             mirror.fetch(wait)
         return self.arguments[0]
 
     def deliver(self) -> None:
-        """Start the stores of what has been written."""
+        """Start the stores of the written tensors."""
         with self.stream():
             for key, shadow in self._shadows.items():
                 if key in self._written:
@@ -123,7 +103,7 @@ class Staged:
         self._shadows = {}
 
     def stream(self) -> ContextManager[Any]:
-        """Return a stream for the stores: the program's own do not wait until they ask for the result."""
+        """Return a stream for the stores: the program's streams do not wait until they ask for the result."""
         if self._device is None or self._device.type != "cuda":
             return nullcontext()
         own: ContextManager[Any] = torch.cuda.stream(_stream_of(self._device))

@@ -30,7 +30,7 @@ def init(timeout: Optional[timedelta] = None) -> None:
     :func:`make_default` instead.
 
     If several ranks train and never communicate, it warns (``RuntimeWarning``) at the tenth step of an
-    optimizer or at the end of the program: then every rank trains a model of its own.
+    optimizer or at the end of the program: then every rank trains a separate model.
 
     Args:
         timeout: how long a transfer of the default group may be without any progress, and how long to wait
@@ -78,7 +78,7 @@ def local_rank() -> int:
 
 
 def _default_group() -> ProcessGroupRingcomm:
-    """Return the default group, or its part for CPU tensors; raises unless they go through ringcomm."""
+    """Return the default group, or its part for CPU tensors; raise unless it uses ringcomm."""
     found = backend_of(dist.group.WORLD)
     if found is None:
         raise Misuse(
@@ -90,7 +90,7 @@ def _default_group() -> ProcessGroupRingcomm:
 
 
 def _init_method() -> str:
-    """``env://`` where a launcher has set its variables, else ``ringcomm://``."""
+    """Return ``env://`` where a launcher has set its variables, else ``ringcomm://``."""
     membership = Membership.from_environment()
     unset, size = env_rendezvous_from_environment()
     if membership.elastic:

@@ -1,4 +1,4 @@
-"""Counts the steps of PyTorch's optimizers, for ``ringrun --watch`` and ``ringrun --report``."""
+"""Count the steps of PyTorch's optimizers, for ``ringrun --watch`` and ``ringrun --report``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _registered = False
 
 
 def optimizer_steps() -> StepClock:
-    """Return the counter of this process's optimizer steps. They are counted from the first call on."""
+    """Return the counter of this process's optimizer steps; it counts from the first call on."""
     global _registered
     if not _registered:
         _registered = True

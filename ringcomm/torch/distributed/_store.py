@@ -1,8 +1,8 @@
-"""Connects the ranks of a process group.
+"""Connect the ranks of a process group.
 
 Rank 0 of the group serves a rendezvous and publishes its address. In a job of ``ringrun`` it posts the
-address at the job's own rendezvous, which only the job's ranks can use. Otherwise it writes a signed
-entry to the store of ``init_process_group``; the store itself is not trusted.
+address at the job's rendezvous, which only the job's ranks can use. Otherwise it writes a signed entry to the
+store of ``init_process_group``; the store itself is not trusted.
 """
 
 from __future__ import annotations
@@ -41,42 +41,31 @@ from ...wire.signing import Signer
 logger = logging.getLogger("ringcomm.torch")
 
 _DEFAULT_TIMEOUT_S = 1800.0
-_SILENCE_S = 600.0
-"""The time limit of operations if the user sets none, in seconds."""
+_SILENCE_S = 600.0  # time limit of operations if the user sets none
 _STOP_THREAD_NAME = "ringcomm-stop"
 _ENTRY = "ringcomm/rendezvous"
 _LOOK_AGAIN_S = 0.25
-_SERVES = 8
-"""Descriptors that a rendezvous needs beside a connection to each rank."""
+_SERVES = 8  # descriptors of a rendezvous beside one for each rank
 _warned = False
+# the store that the job itself has made, if any, and the job
 _job_stores: List[Tuple[Any, Membership, int]] = []
-"""The store that the job itself has made, if there is one, and the job."""
-_connections: Counter[str] = Counter()
-"""The number of connections that this process has made, by the title of the group."""
+_connections: Counter[str] = Counter()  # connections of this process, by the title of the group
 
-Notice = Dict[str, Any]
-"""A group's rendezvous: ``job``, ``endpoints``, ``machine``, and ``key`` if no key is configured."""
+Notice = Dict[str, Any]  # a group's ``job``, ``endpoints``, ``machine``, and ``key`` if none is configured
 
 
 class GroupRendezvous(NamedTuple):
-    """A group whose ranks are connected.
-
-    Attributes:
-        joined: this rank's links, and its peers.
-        settings: of the group.
-        embedded: the rendezvous, on the rank that serves it.
-    """
+    """A group whose ranks are connected."""
 
     joined: Joined
     settings: Settings
-    embedded: Optional[EmbeddedRendezvous]
+    embedded: Optional[EmbeddedRendezvous]  # on the rank that serves the rendezvous
 
     def end(self, wait: bool = False, failed: bool = False) -> None:
-        """On the rank that serves the rendezvous, stop it when all ranks have left.
+        """Stop the rendezvous when all ranks have left, on the rank that serves it.
 
-        Args:
-            wait: whether to wait for that; otherwise a thread does, and the program's end waits for it.
-            failed: whether the group has failed: then some ranks may be unable to leave.
+        Without ``wait`` a thread waits for that, and the program's end for the thread. If the group has
+        ``failed``, some ranks may be unable to leave.
         """
         if self.embedded is None:
             return
@@ -98,29 +87,20 @@ def group_settings(timeout: timedelta) -> Settings:
 def adopt(store: Any, membership: Membership, epoch: int = 0) -> None:
     """Mark a store as made by a job for all its ranks: its groups connect at the job's rendezvous.
 
-    Args:
-        store: the store.
-        membership: of the job.
-        epoch: number of the view, if the job is elastic.
+    ``epoch`` is the number of the view, if the job is elastic.
     """
     _job_stores[:] = [(store, membership, epoch)]
 
 
 def _job_of(store: Any) -> Optional[Tuple[Membership, int]]:
-    """Return the job that has made this store for its ranks, and its epoch; None for any other store."""
+    """Return the job that made this store for its ranks, and its epoch; None for any other store."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return next(((membership, epoch) for own, membership, epoch in _job_stores if own is store), None)
 
 
 class JobEntry:
-    """A group's entry at the job's own rendezvous.
-
-    Args:
-        membership: of the job.
-        title: identifies the group; the same on all its ranks.
-        epoch: number of the view, if the job is elastic.
-    """
+    """A group's entry at the job's rendezvous; ``title`` is the same on all ranks of the group."""
 
     grace_s = 0.0
     hint = ""
@@ -141,18 +121,15 @@ class JobEntry:
         return await_entry(self._membership, self._entry, settings.start_timeout_s)
 
     def moved(self) -> bool:
-        """Return whether rank 0 has replaced the entry since: never, every connection has its own entry."""
+        """Return False: every connection has its own entry, so rank 0 never replaces it."""
         return False
 
 
 class StoreEntry:
     """A group's entry in PyTorch's store, which processes outside of the job may read and change.
 
-    Args:
-        store: the group's part of it.
-        title: identifies the group; the same on all its ranks.
-        key: the job's key, which signs the entry; b"": there is none.
-        grace_s: how long to wait while the entry is not signed by rank 0, in seconds.
+    ``title`` is the same on all ranks of the group. ``key`` signs the entry; b"": no key. ``grace_s`` is the
+    time to wait while rank 0 has not signed the entry.
     """
 
     def __init__(self, store: Any, title: str, key: bytes, grace_s: float) -> None:
@@ -172,11 +149,7 @@ class StoreEntry:
         self._store.set(_ENTRY, json.dumps({"text": text, "signature": signature}))
 
     def read(self, settings: Settings) -> str:
-        """Wait for an entry that rank 0 has signed.
-
-        Raises:
-            StartupError: there is none in time, or an entry with an invalid signature stays there.
-        """
+        """Wait for an entry that rank 0 has signed; StartupError if there is none in time."""
         deadline, grace = Deadline(settings.start_timeout_s), Deadline(self.grace_s)
         pause = threading.Event()
         try:
@@ -199,7 +172,7 @@ class StoreEntry:
             pause.wait(_LOOK_AGAIN_S)
 
     def moved(self) -> bool:
-        """Return whether rank 0 has replaced the entry since it was read: then it was of an earlier group."""
+        """Return whether rank 0 has replaced the entry since: then the entry was an earlier group's."""
         latest = bytes(self._store.get(_ENTRY))
         return latest != self._current and self._text_of(latest) is not None
 
@@ -219,18 +192,11 @@ Entry = Union[JobEntry, StoreEntry]
 
 
 def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Settings) -> GroupRendezvous:
-    """Connect to the other ranks of a group. All of them must call it.
+    """Connect to the other ranks of a group; all of them must call it.
 
-    Args:
-        store: the group's own part of PyTorch's store.
-        rank: this process's rank in the group.
-        ranks: the ranks of the whole job that the group consists of.
-        name: the group's name.
-        settings: of the group.
-
-    Raises:
-        StartupError: (or a subclass) the ranks did not connect.
-        ConfigError: encryption is on, but there is no key file with a certificate.
+    ``ranks`` are ranks of the whole job, ``rank`` is this process's in the group; ``store`` is the group's
+    part of PyTorch's. StartupError: the ranks did not connect. ConfigError: encryption is on, but there is no
+    key file with a certificate.
     """
     open_standard_descriptors()
     secret = key_from_environment()
@@ -280,7 +246,7 @@ def _without_certificate() -> ConfigError:
 
 
 def _report(entry: Entry, problem: Exception, settings: Settings) -> None:
-    """Publish why rank 0 has no rendezvous, perhaps a setting of its own: others must not wait in vain."""
+    """Publish why rank 0 has no rendezvous, perhaps because of a setting: others must not wait in vain."""
     text = str(problem) if isinstance(problem, RingcommError) else describe_error(problem)
     try:
         entry.write(json.dumps({"problem": text}), settings)

@@ -34,13 +34,9 @@ def observer() -> Optional[Observer]:
 
 
 class Traced:
-    """One collective in the timeline. A context manager around its execution.
+    """A context manager that records a collective's execution in the timeline.
 
-    Args:
-        observer: receives the events.
-        group: the group's name.
-        what: the collective, for example ``allreduce``.
-        result: a tensor, or (nested) lists of tensors.
+    ``result`` is a tensor, or (nested) lists of tensors.
     """
 
     def __init__(self, observer: Observer, group: str, what: str, result: Any) -> None:

@@ -1,8 +1,8 @@
-"""Keeps the methods that PyTorch calls out of what ``torch.compile`` traces.
+"""Exclude the methods that PyTorch calls from ``torch.compile``.
 
 Compiled programs call a process group from C++ (DDP's broadcast of buffers, functional collectives), and
-Dynamo would trace the methods of one that is written in Python as if they were the user's, though it allows
-only a few members of groups ("Attempted to access unregistered member on an OpaqueObject").
+Dynamo would trace the methods of a group in Python as if they were the user's, though it allows only a few
+members of groups ("Attempted to access unregistered member on an OpaqueObject").
 """
 
 from __future__ import annotations
@@ -19,12 +19,9 @@ _prepare: List[Callable[[], None]] = []
 
 
 def uncompiled(*others: str) -> Callable[[Class], Class]:
-    """Return a decorator for classes whose public methods, and others by name, run outside of compiled code.
+    """Return a class decorator: public methods, and ``others`` by name, run outside of compiled code.
 
     Dynamo takes seconds to import, so it is not imported for this: without it nothing is compiled.
-
-    Args:
-        *others: names of further methods that PyTorch calls.
     """
 
     def decorate(cls: Class) -> Class:
@@ -37,7 +34,7 @@ def uncompiled(*others: str) -> Callable[[Class], Class]:
 
 
 def _dynamo_is_imported() -> bool:
-    """While its import goes on, in any thread, it has no ``disable`` yet, and nothing is compiled."""
+    """Return whether Dynamo is imported completely: during its import it has no ``disable`` yet."""
     dynamo = sys.modules.get(_DYNAMO)
     return dynamo is not None and not getattr(dynamo.__spec__, "_initializing", False)
 

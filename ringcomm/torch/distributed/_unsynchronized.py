@@ -1,8 +1,8 @@
-"""Warns if several ranks train and do not communicate: then each of them trains a model of its own.
+"""Warn if several ranks train and do not communicate: then each of them trains a separate model.
 
-That happens without an error when a trainer does not use the group: ``Accelerator()`` without
-``cpu=True``, ``TrainingArguments()`` without ``use_cpu=True``, Lightning's ``Trainer()`` without a strategy,
-or a plain model without DistributedDataParallel.
+That happens without an error when a trainer does not use the group: ``Accelerator()`` without ``cpu=True``,
+``TrainingArguments()`` without ``use_cpu=True``, Lightning's ``Trainer()`` without a strategy, or a plain
+model without DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -18,18 +18,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ... import api
 from ._work import RingcommWork
 
-STEPS = 10
-"""The step of an optimizer after which the warning is given."""
-_last: Optional[_Observer] = None
-"""The observer of the last default group."""
+STEPS = 10  # the step of an optimizer after which the warning is given
+_last: Optional[_Observer] = None  # of the last default group
 
 
 def watch_optimizers(uses_context: bool) -> None:
     """Warn on rank 0 if the default group has several ranks, and they train without any communication.
 
-    Args:
-        uses_context: whether the program uses the other interface of ringcomm as well, whose operations are
-            not counted here; then there is no warning.
+    There is no warning if the program also uses the other interface of ringcomm (``uses_context``), whose
+    operations are not counted here.
     """
     if dist.get_world_size() > 1 and dist.get_rank() == 0 and not uses_context:
         global _last
@@ -39,11 +36,7 @@ def watch_optimizers(uses_context: bool) -> None:
 
 
 class _Observer:
-    """Counts a group's steps of optimizers until a collective has run or a message was sent or received.
-
-    Args:
-        has_context: whether making the group has also made ringcomm's default context.
-    """
+    """Count optimizer steps of a group until a collective has run or a message was sent or received."""
 
     def __init__(self, has_context: bool) -> None:
         self._size = dist.get_world_size()

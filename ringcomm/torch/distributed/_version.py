@@ -1,4 +1,4 @@
-"""Checks the version of PyTorch, before the modules that need it are imported."""
+"""Check the version of PyTorch, before the modules that need it are imported."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ NEWEST_TESTED = (2, 13)
 
 
 def check(version: str) -> None:
-    """Warn of a version of PyTorch that is newer than any tested one, on rank 0 only.
-
-    Raises:
-        ImportError: it is too old for a backend in Python.
-    """
+    """Warn on rank 0 of a PyTorch newer than any tested one; ImportError if it is too old."""
     found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if found < OLDEST:
         raise ImportError(

@@ -15,38 +15,25 @@ from ...errors import PeerStalledError, RingcommError
 from ._staged import Staged
 from ._uncompiled import uncompiled
 
+# Called by a thread that waits for a work, before it sleeps: it may run queued works.
 Helper = Callable[["RingcommWork"], None]
-"""Called by a thread that waits for a work, before it sleeps: it may run queued works."""
+# Called by a thread whose wait for a work is interrupted (for example by Ctrl-C): it ends the group.
 Interrupted = Callable[["RingcommWork", BaseException], None]
-"""Called by a thread whose wait for a work is interrupted (by Ctrl-C, say): it ends the group."""
 
 _MAX_KEPT_ITEMS = 16
+# The newest works with small results, to keep their Python objects alive. Within ``join()`` DDP counts the
+# ranks that still train by an all-reduce, and its reducer holds only the C++ part of that work until the
+# backward pass. Without the Python object that part has no methods ("Work::getFuture not implemented").
 _kept: Deque[RingcommWork] = deque(maxlen=64)
-"""The newest works with small results, which keeps their Python objects alive. Within ``join()`` DDP counts
-the ranks that still train by an all-reduce, and its reducer holds only the C++ part of that work until the
-backward pass. Without the Python object that part has no methods ("Work::getFuture not implemented")."""
 
 
 @uncompiled()
 class RingcommWork(dist.Work):
     """A collective or a point-to-point message. Any thread may run it, once; any number may wait for it.
 
-    Args:
-        what: its name, for error texts.
-        result: the tensors that hold the result when it is done.
-        run: executes it, in the thread that calls :meth:`perform`.
-        helper: called by each waiting thread before it sleeps.
-        interrupted: called by a waiting thread that is interrupted.
-        on_device: the tensors, if a device holds them.
-
-    Attributes:
-        waiters: the number of threads that wait for it.
-        source: the sender's rank, of a received message.
-        epilogue: called when it has succeeded, before waiting threads are woken.
-        site: the call's place in the user's program, if known.
-        noted: its record and the history that has it, of a message that is recorded.
-        ended: called once when it has succeeded or failed, if set.
-        any_made: whether this process has made one for any group.
+    ``run`` executes it, in the thread that calls :meth:`perform`. Each waiting thread calls ``helper`` before
+    it sleeps, and ``interrupted`` if it is interrupted. ``on_device`` has the tensors, if a device holds
+    them.
     """
 
     any_made = False
@@ -64,11 +51,11 @@ class RingcommWork(dist.Work):
         RingcommWork.any_made = True
         self.what = what
         self.waiters = 0
-        self.source = -1
-        self.epilogue: Optional[Callable[[], None]] = None
+        self.source = -1  # the sender's rank, of a received message
+        self.epilogue: Optional[Callable[[], None]] = None  # called on success, before waiting threads wake
         self.site: Optional[Site] = None
-        self.noted: Any = None
-        self.ended: Optional[Callable[[], None]] = None
+        self.noted: Any = None  # record and history of a recorded message
+        self.ended: Optional[Callable[[], None]] = None  # called once on success or failure
         self._result = result
         self._run = run
         self._helper = helper
@@ -100,11 +87,7 @@ class RingcommWork(dist.Work):
             self.finish()
 
     def finish(self, error: Optional[BaseException] = None) -> None:
-        """Mark it as done or failed: wake waiting threads, and run its future's callbacks.
-
-        Args:
-            error: the failure, or None.
-        """
+        """Mark it as done or failed: wake waiting threads, and run its future's callbacks."""
         epilogue = self.epilogue
         if error is None and epilogue is not None and not self._done:
             epilogue()
@@ -131,23 +114,15 @@ class RingcommWork(dist.Work):
                 root.set_result(None)
 
     def where(self) -> str:
-        """Return the place of the call, for error texts; empty if unknown."""
+        """Return the place of the call, for error texts; "" if unknown."""
         return "" if self.site is None else f" at {site_text(self.site)}"
 
     # ---- called by waiting threads -----------------------------------------------------------
 
     def wait(self, timeout: Optional[timedelta] = None) -> bool:
-        """Wait until it is done.
+        """Wait until it is done, for ``timeout`` (None or zero: its time limit), and return True.
 
-        Args:
-            timeout: the longest wait; None or zero: until its own time limit.
-
-        Returns:
-            True.
-
-        Raises:
-            RingcommError: it failed.
-            PeerStalledError: it is not done within ``timeout``.
+        RingcommError: it failed. PeerStalledError: it is not done within ``timeout``.
         """
         if not self._done:
             self._block(timeout.total_seconds() if timeout else None)
@@ -207,11 +182,11 @@ class RingcommWork(dist.Work):
         return self._done and self._error is None
 
     def exception(self) -> Optional[BaseException]:
-        """Its error, if it has failed."""
+        """Return its error, if it has failed."""
         return self._error
 
     def synchronize(self) -> None:
-        """Wait until it is done, without a time limit of its own."""
+        """Wait until it is done, without an additional time limit."""
         self.wait()
 
     def result(self) -> List[torch.Tensor]:
