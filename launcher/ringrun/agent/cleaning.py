@@ -32,24 +32,15 @@ IN_USE = "a running job may use it"
 
 
 class Cleaning:
-    """What is removed on this host, and what stays.
-
-    Args:
-        environ: this host's environment.
-        dry_run: whether everything stays.
-
-    Attributes:
-        removed: of each thing, what it is, its path, and its bytes.
-        kept: of each thing that stays, its path and the reason.
-    """
+    """Removes leftovers of jobs on this host; with `dry_run` it only lists them."""
 
     def __init__(self, environ: Mapping[str, str], dry_run: bool) -> None:
         self._environ, self._dry_run = environ, dry_run
-        self.removed: List[List[Any]] = []
-        self.kept: List[List[str]] = []
+        self.removed: List[List[Any]] = []  # kind, path, bytes
+        self.kept: List[List[str]] = []  # path, reason
 
     def run(self) -> Dict[str, Any]:
-        """Remove everything that no running job uses; the attributes as a dictionary."""
+        """Remove everything that no running job uses; return the attributes as a dictionary."""
         for place in shipped.places(self._environ):
             self._in(place, self._clean_place)
         self._in(shipped.place_of_programs(self._environ), self._clean_programs)
