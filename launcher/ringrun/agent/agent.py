@@ -166,9 +166,7 @@ class Agent:
         return processes.strays(self.config["job"], self.config["host_index"], os.getpid())
 
     def close(self, now: float) -> None:
-        """End the processes that ranks left behind, drain their pipes, send ``done``. Call when all ranks
-        have ended.
-        """
+        """End the processes that ranks left behind, drain their pipes, send ``done``; no rank runs."""
         left, output = self.strays(), self.output
         if self.closing_since is None:
             self.closing_since = now

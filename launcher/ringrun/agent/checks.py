@@ -105,9 +105,7 @@ def check_argv(config: Mapping[str, Any], program: str, cwd: str) -> List[str]:
 
 
 def can_be_provisioned(facts: Dict[str, Any], config: Mapping[str, Any]) -> bool:
-    """Return whether the launcher must send a missing package; adds ``machine`` and ``glibc`` to `facts` if
-    so.
-    """
+    """Return whether the launcher must send a missing package; `facts` then get ``machine`` and ``glibc``."""
     lacking = facts.get("problem") == "missing" and facts["found"]["missing"] in PROVISIONED
     if lacking and config["provision"]:
         libc, version = platform.libc_ver()

@@ -114,9 +114,7 @@ class JobFolder:
                 files.write_file(around, os.path.basename(name), content, mode)
 
     def fetched(self, patterns: Sequence[str]) -> Iterator[bytes]:
-        """Yield the files that match glob patterns, in pieces: a line of JSON (path, offset, last), then
-        bytes.
-        """
+        """Yield the files that match glob patterns in pieces: a line of JSON (path, offset, last), bytes."""
         assert self.path is not None
         seen: Set[str] = set()
         root = os.path.realpath(self.path)
@@ -130,9 +128,7 @@ class JobFolder:
 
 
 def _pieces(root: int, path: str, name: str) -> Iterator[bytes]:
-    """Yield a file in pieces. `path` is relative to the descriptor `root` and has no links; the launcher gets
-    `name`.
-    """
+    """Yield the file `path` (without links, below the descriptor `root`) in pieces, under `name`."""
     offset = 0
     try:
         with folders.inner_folder(root, os.path.dirname(path), None) as around:

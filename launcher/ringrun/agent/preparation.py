@@ -37,18 +37,14 @@ class Preparation:
         return self.use_package()
 
     def use_package(self, archive: bytes = b"") -> Step:
-        """Make the launcher's package importable, then continue; `archive` is the package if the launcher
-        sent it.
-        """
+        """Make the launcher's package (`archive`, if it was sent) importable, then continue."""
         facts = shipped.use(self._config["package"], archive, self._env)
         if facts is None:
             return self.place_code()
         return ("problem", facts) if facts else ("lacks", {})
 
     def place_code(self, archive: bytes = b"") -> Step:
-        """Make the directory with the user's code if it is sent, then continue; `archive` has the lacking
-        contents.
-        """
+        """Make the directory of the user's code (`archive`: lacking contents), if sent, then continue."""
         facts = self.folder.prepare(archive)
         if facts:
             return ("problem" if "problem" in facts else "lacks"), facts
@@ -81,6 +77,5 @@ class Preparation:
         return "ready", {**facts, **checks.master_facts(), "limits": self._limits}
 
     def fetched(self) -> Iterator[bytes]:
-        """Return the files to send back, in pieces; see :meth:`ringrun.agent.job_folder.JobFolder.fetched`.
-        """
+        """Return the pieces of the files to send; see :meth:`ringrun.agent.job_folder.JobFolder.fetched`."""
         return iter(()) if self.folder.path is None else self.folder.fetched(self._config["fetch"])

@@ -38,8 +38,7 @@ def prctl(libc: Any, option: int, value: int) -> None:
 
 
 def in_native_encoding(text: str) -> str:
-    """Return the text whose bytes in this process's encoding equal those of the launcher's variable in UTF-8.
-    """
+    """Return the text whose bytes in this process's encoding equal the launcher's variable in UTF-8."""
     return os.fsdecode(text.encode("utf-8", "surrogateescape"))
 
 
@@ -171,8 +170,7 @@ def sweep(job: str, host_index: int, root: int = 0, limit_s: float = 1.0) -> Non
 
 
 def run_guard(child: int, job: str, host_index: int) -> NoReturn:
-    """Run the agent's parent: forward signals, wait for the agent `child`, end the remaining processes, exit.
-    """
+    """Run the agent's parent: forward signals, wait for the agent, end the remaining processes, exit."""
     forward: Callable[..., None] = lambda signum, _: kill([child], signum)  # noqa: E731
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, forward)

@@ -48,9 +48,7 @@ class NoPlace(OSError):
 
 
 def digest(files: Iterable[Tuple[str, bytes]]) -> str:
-    """Return the identifier of a package, 32 hexadecimal digits, from (relative path with "/", content) of
-    its files.
-    """
+    """Return a package's identifier, 32 hexadecimal digits, from each file's path (with "/") and content."""
     whole = hashlib.sha256()
     for name, content in sorted((name, hashlib.sha256(content).digest()) for name, content in files):
         whole.update(name.encode() + b"\0" + content)
@@ -139,9 +137,7 @@ def keep_program(program: bytes, environ: Mapping[str, str]) -> None:
 
 
 def find(wanted: str, environ: Mapping[str, str]) -> Optional[str]:
-    """Return the directory of a package in the cache, or None. A directory whose content has changed is
-    removed.
-    """
+    """Return the directory of a package in the cache, or None. One with changed content is removed."""
     for place in places(environ):
         try:
             with folders.trusted_folder(place, make=False) as folder:
@@ -184,9 +180,7 @@ def unpack(data: bytes, wanted: str, environ: Mapping[str, str]) -> str:
 
 
 def unzipped(data: bytes) -> Dict[str, bytes]:
-    """Return the files in a zip archive by path; ValueError for another format or a path outside the
-    directory.
-    """
+    """Return the files in a zip archive by path; ValueError for another format or a path outside."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             files = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
@@ -225,9 +219,7 @@ def _is_package(folder: int, wanted: str) -> bool:
 
 
 def _files(folder: int, above: str = "") -> Iterator[Tuple[str, bytes]]:
-    """Yield all files of a package, without the bytecode that Python adds, of which only the owner is
-    checked.
-    """
+    """Yield the files of a package, without Python's bytecode, of which only the owner is checked."""
     for name in os.listdir(folder):
         facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if stat.S_ISDIR(facts.st_mode):

@@ -59,8 +59,7 @@ def bound_cores() -> int:
 
 
 def control_groups(lines: Iterable[str], root: str = "/sys/fs/cgroup") -> List[str]:
-    """Return the folders of the cgroups in ``/proc/self/cgroup`` that limit processors, and of their parents.
-    """
+    """Return the folders of the cgroups in ``/proc/self/cgroup`` that limit processors, and their parents."""
     found: List[str] = []
     for line in lines:
         _, controllers, path = [*line.split(":", 2), "", ""][:3]

@@ -44,8 +44,7 @@ def pack_call(call: Call, path: Sequence[str]) -> bytes:
 
 
 def carries_bytecode(payload: bytes) -> bool:
-    """Return whether a pickle holds functions by value, which only the same minor version of Python can load.
-    """
+    """Return whether a pickle holds functions by value, which only the same minor Python can load."""
     return b"CodeType" in payload
 
 

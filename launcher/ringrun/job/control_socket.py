@@ -92,9 +92,7 @@ class ControlSocket:
         self._stopped = threading.Event()
 
     def start_if_possible(self, job: Job, say: Callable[[str], None]) -> None:
-        """Call :meth:`start`, or say why it failed if that matters to the user: a job of fixed size works
-        without.
-        """
+        """Call :meth:`start`, or say why it failed if that matters: jobs of fixed size work without."""
         try:
             self.start()
         except ConfigError as problem:

@@ -72,9 +72,7 @@ class Loop:
         return name in self._timers
 
     def cancel(self, *names: str) -> None:
-        """Cancel timers by their names or the first words of these: ``retry`` cancels ``retry 0``, ``retry
-        1`` and so on.
-        """
+        """Cancel timers by their names or first words: ``retry`` cancels ``retry 0``, ``retry 1``, …."""
         for name in list(self._timers):
             if name in names or name.split()[0] in names:
                 del self._timers[name]

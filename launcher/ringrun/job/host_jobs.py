@@ -112,9 +112,7 @@ def per_host(option: str, values: Sequence[str], hosts: Optional[Sequence[str]])
 
 
 def working_directory(environ: Mapping[str, str]) -> str:
-    """Return the current directory as in ``PWD``, with symbolic links: other hosts more likely have that
-    path.
-    """
+    """Return the current directory as in ``PWD``, with links: other hosts more likely have that path."""
     try:
         real, named = Path.cwd(), environ.get("PWD", "")
         return named if named.startswith("/") and real.samefile(named) else str(real)

@@ -172,9 +172,7 @@ def _tree(
 
 
 def _with_folders(patterns: Sequence[str]) -> Tuple[str, ...]:
-    """Return the patterns of ``--fetch``, where a pattern without a final wildcard also matches a folder's
-    files.
-    """
+    """Return the patterns of ``--fetch``; without a final wildcard they also match a folder's files."""
     found = []
     for pattern in patterns:
         bare = pattern.rstrip("/")

@@ -50,9 +50,7 @@ class Notices:
             self._printer.show(notice.text)
 
     def ready(self, host: HostJob, facts: Dict[str, Any]) -> Dict[str, Any]:
-        """Show how a ready host differs from the request, and an interpreter that was searched; return
-        `facts`.
-        """
+        """Show how a ready host differs from the request, and a searched interpreter; return `facts`."""
         self._printer.note(binding.describe(host.name, facts["limits"]["unbound"]))
         python = str((facts.get("found") or {}).get("python") or host.python)
         if host.fallback and python != host.python:

@@ -156,6 +156,5 @@ def _only_here(job: Job, cause: Optional[Cause], tails: Mapping[int, List[str]])
 
 
 def _shadowed(job: Job, text: str) -> str:
-    """Return a paragraph if a file beside the script is imported instead of the module that an error names.
-    """
+    """Return a paragraph if a file beside the script replaces the module that an error names, or ""."""
     return shadow_hint(text, Path(job.command.script or "").parent)

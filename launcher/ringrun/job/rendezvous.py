@@ -118,9 +118,7 @@ def _master_address(job: Job, first: HostJob, facts: Mapping[int, Mapping[str, A
 
 
 def _login(facts: Mapping[str, Any]) -> Tuple[str, str]:
-    """Return the addresses of an agent's ssh connection, the launcher's first; "" if other hosts cannot use
-    them.
-    """
+    """Return the addresses of an agent's ssh connection, the launcher's first; "" if not usable elsewhere."""
     words = str(facts.get("login", "")).split()
     if len(words) != 4:
         return "", ""

@@ -44,9 +44,7 @@ def is_worthwhile(outcome: Outcome, attempt: int) -> bool:
 
 
 def attempt_of(job: Job, attempt: int, restarts: int) -> Job:
-    """Return the job for one attempt: a new identifier and key, so that processes of old attempts cannot
-    join.
-    """
+    """Return the job for one attempt, with a new identifier and key: old processes cannot join."""
     folder = job.output_dir
     if restarts and folder is not None:
         folder = folder / f"attempt.{attempt}"

@@ -14,9 +14,7 @@ _IN_PIPES_BYTES = 1 << 16
 
 
 def not_ready_text(host: HostJob, link: AgentLink, limit_s: float, wheels: str = "") -> str:
-    """Return the problem of a host that is not ready in time; `wheels` are the packages being downloaded for
-    it.
-    """
+    """Return the problem of a host that is not ready in time; its `wheels` are being downloaded, or ""."""
     if not link.answered:
         doing = f"{link.argv[0]} had not answered: a login that waits, or a host that is slow to start Python"
     elif wheels:

@@ -95,9 +95,7 @@ class Supervisor:
         self._notices = Notices(job, self._printer)
 
     def interrupt(self, signum: int) -> None:
-        """End the job: in order the first time, immediately the second. For other threads and signal
-        handlers.
-        """
+        """End the job: in order the first time, immediately the second. For other threads and signals."""
         self._loop.call(lambda: self._interrupted(signum))
 
     def diagnose(self) -> None:

@@ -1,5 +1,4 @@
-"""Sends hosts the packages they request: ringcomm itself, wheels with ``--provision``, files with ``--ship``.
-"""
+"""Sends hosts the packages they request: ringcomm, wheels with ``--provision``, files with ``--ship``."""
 
 from __future__ import annotations
 
@@ -35,9 +34,7 @@ class Supply:
         self._waiting: Dict[Wanted, List[HostJob]] = {}  # hosts whose wheels are being downloaded
 
     def send(self, host: HostJob, facts: Mapping[str, Any]) -> None:
-        """Send a host what its agent's ``lacks`` event names: ``files`` are digests of files, else its
-        package.
-        """
+        """Send a host what its agent's ``lacks`` event names: ``files`` by digest, or else its package."""
         tree = self._agents.job.tree
         if "files" in facts and tree is not None:
             sent = Package("files", tree.contents(facts["files"]))
