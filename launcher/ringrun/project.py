@@ -56,8 +56,8 @@ def with_project(
     ctx: click.Context, command: click.Command, given: Mapping[str, Any], say: Callable[[str], None]
 ) -> Dict[str, Any]:
     """Return the values of flags (by click's parameter names), with those of the project file where the
-    command line has none. `command` is ``ringrun``, which has the file's options. ConfigError if the file is
-    not valid.
+    command line has none. `command`, ``ringrun``, has the file's options. ConfigError if the file is not
+    valid.
     """
     try:
         path = find_file(Path.cwd())

@@ -129,8 +129,8 @@ def prepend_module_path(env: Dict[str, str], folder: str) -> None:
 
 
 def master_facts() -> Dict[str, Any]:
-    """Return what the launcher needs for ``MASTER_ADDR`` and ``MASTER_PORT``: ``port``, free at this moment,
-    and ``login``, the variable ``SSH_CONNECTION`` or "".
+    """Return the facts for ``MASTER_ADDR`` and ``MASTER_PORT``: ``port``, free at this moment, and ``login``,
+    the variable ``SSH_CONNECTION`` or "".
     """
     with socket.socket() as probe:
         probe.bind(("", 0))

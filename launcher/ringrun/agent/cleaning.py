@@ -1,8 +1,8 @@
 # ruff: noqa: PTH116, PTH118  descriptors, and no pathlib in the agent
-"""Removes what jobs have left on a host: caches, job folders, records of failures. Runs on the host.
+"""Removes leftovers of jobs on a host: caches, job folders, records of failures. Runs on the host.
 
-Standard library only: :mod:`ringrun.doctor.clean` sends this file and what it imports. What a running job may
-use stays: every job holds the lock of its folder and of the cache that it uses (:func:`.shipped.hold`).
+Standard library only: :mod:`ringrun.doctor.clean` sends this file and its imports. Files of a running job
+stay: every job holds the lock of its folder and of the cache that it uses (:func:`.shipped.hold`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ MARKER = "ringrun-clean/1"
 RECORDS = "ringrun-flight-"
 """The beginning of the names of temporary folders with records."""
 MARKER_OF_RECORDS = ".ringrun-records"
-"""The file that such a folder has, as its name alone could be given to another one."""
+"""The file that marks such a folder: another folder may have a similar name."""
 _RECORDS = re.compile(rf"{RECORDS}\w+")
 _FILES = re.compile("files")
 MORE_PLACES = ("/var/tmp",)
-"""Where records are written if there is no room in the first place."""
+"""Further places for records, if the first one is full."""
 IN_USE = "a running job may use it"
 
 

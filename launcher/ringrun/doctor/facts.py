@@ -64,8 +64,8 @@ Tool = Callable[[List[str]], Optional[str]]
 
 
 def collect(cwd: str, root: str = "/", tool: Tool = tool_output) -> Dict[str, Any]:
-    """Return all facts. `cwd` is the ranks' directory, the system's files are read below `root`, and `tool`
-    runs programs.
+    """Return all facts: `cwd` is the ranks' directory, `root` that of the system's files, `tool` runs
+    programs.
     """
     return {
         "hostname": socket.gethostname(),
@@ -96,8 +96,7 @@ def _own_name() -> Optional[str]:
 
 
 def _packages() -> Dict[str, str]:
-    """Return the packages' versions; "?" for a module whose distribution has another name, like
-    tensorflow_cpu.
+    """Return the packages' versions; "?" for a module of a distribution with another name (tensorflow_cpu).
     """
     from importlib.metadata import PackageNotFoundError, version
 

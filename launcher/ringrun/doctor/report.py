@@ -1,4 +1,4 @@
-"""The doctor's report, for people and as JSON. Pure."""
+"""The doctor's report, as text and as JSON. Pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The supervisor: one loop over all agents, from the first login until nothing is left anywhere.
-
+"""The supervisor: one loop over all agents, from the first login until all processes have ended everywhere.
 The loop runs in the thread that calls :meth:`Supervisor.run`; others reach it by a queue and a socket.
 """
 

@@ -86,7 +86,7 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("--mpi", "--jsrun"), NO_MPI),
     **dict.fromkeys(("--mpi-args", "--binding-args"), NO_MPI),
 }
-"""horovodrun's flags that are an error here, because ringrun cannot do what they request; with the reason."""
+"""horovodrun's flags that ringrun refuses, with the reason."""
 
 IGNORED: Mapping[str, str] = {
     **dict.fromkeys(("--gloo", "--disable-cache", "--stall-check", "--tcp"), ""),
@@ -109,7 +109,7 @@ IGNORED: Mapping[str, str] = {
     **dict.fromkeys(("--log-hide-timestamp", "--no-log-hide-timestamp"), _LOG),
     **dict.fromkeys(("-prefix-timestamp", "--prefix-output-with-timestamp"), "lines come without a time"),
 }
-"""horovodrun's flags that change nothing here; ringrun prints the reason if there is one."""
+"""horovodrun's flags without effect here; ringrun prints the reason if there is one."""
 
 VALUES: Mapping[str, int] = {
     **dict.fromkeys(("--mpi-args", "--binding-args"), 1),

@@ -55,7 +55,7 @@ NOTHING = "nothing"
 
 
 def quoted(text: str) -> str:
-    """A host's words on one line without control characters, in quotation marks unless they are one word.
+    """Return a host's text on one line without control characters, in quotation marks unless it is one word.
 
     >>> quoted("/home/me/a.py"), quoted("gone. Run: x")
     ('/home/me/a.py', "'gone. Run: x'")

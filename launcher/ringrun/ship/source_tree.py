@@ -113,8 +113,8 @@ class SourceTree:
         return "it is none of the files that were sent when the job started"
 
     def left_out(self, script: str) -> List[str]:
-        """Return files and packages that the tree imports and does not send, next to the script (a path in
-        the tree).
+        """Return files and packages beside the script (a path in the tree) that the tree imports but does not
+        send.
         """
         paths = {file.path for file in self.files}
         folder = Path(script).parent

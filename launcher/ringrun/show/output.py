@@ -229,8 +229,7 @@ class Outputs:
         return [(stream, data) for stream, data in shown if data]
 
     def state(self) -> Optional[Tuple[int, bytes]]:
-        """Return (stream, line) for a terminal: the first progress bar and how many more; None without one.
-        """
+        """Return (stream, line) for a terminal: the first progress bar and how many more; None if none."""
         bars = [
             (rank, stream, state)
             for (rank, stream), assembler in self._lines.items()

@@ -18,8 +18,7 @@ STATE_INTERVAL_S = 0.1
 
 class Printer:
     """Writes output to the console with prefixes, and to ``--output-dir`` unchanged; ConfigError if that
-    cannot be written. `coloured` is by stream; `block` are lines at the bottom of a terminal, above progress
-    bars.
+    fails. `coloured` is by stream; `block` are lines at the bottom of a terminal, above progress bars.
     """
 
     def __init__(self, job: Job, console: Console, coloured: Mapping[int, bool], clock: Clock) -> None:

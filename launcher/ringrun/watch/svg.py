@@ -103,8 +103,7 @@ def _legend(curves: Sequence[Curve]) -> str:
 def heat_map(
     ranks: Sequence[int], values: Mapping[Tuple[int, int], float], marked: Optional[int], title: str
 ) -> str:
-    """Return a square table of numbers by (row, column), darker if larger; the column `marked` has a frame.
-    """
+    """Return a table of numbers by (row, column), darker if larger; the column `marked` has a frame."""
     most = max([values.get((row, column), 0.0) for row in ranks for column in ranks], default=0.0)
     side = _CELL * (len(ranks) + 1) + 10
     parts = [f'<svg class="map" viewBox="0 0 {side} {side}" width="{side}" role="img" '
