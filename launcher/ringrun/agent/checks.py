@@ -97,8 +97,8 @@ def _import_folder(config: Mapping[str, Any], cwd: str) -> str:
 
 def check_argv(config: Mapping[str, Any], program: str, cwd: str) -> List[str]:
     """Return the command of the trial import, with the ranks' interpreter and module path."""
-    # An installed ringcomm came with what it needs; one that was sent did not. And what can be sent is all
-    # named at once, since a host is asked once.
+    # An installed ringcomm has its dependencies; one that was sent may lack them. All packages that can be
+    # sent are named at once, since a host is asked once.
     modules = list(NEEDED) if config["package"] or config["provision"] else ["numpy"]
     modules += ["ringcomm", "ringrun"] if config["horovod"] else ["ringcomm"]
     return [program, "-c", CHECK_SOURCE, _import_folder(config, cwd), *modules]

@@ -92,7 +92,7 @@ class JobFolder:
                 files.write_file(cache, digest, content)
             with folders.inner_folder(folder, "jobs") as jobs:
                 self._lock = shipped.locked(jobs, f"{self.job}.lock", fcntl.LOCK_EX, shipped.LOCK_S)
-                # A restart finds what the last attempt has written.
+                # A restart finds the last attempt's files.
                 with folders.inner_folder(jobs, self.job) as root, self._caches() as caches:
                     self._fill(root, caches)
                 _remove_old(jobs)
@@ -174,7 +174,7 @@ def _trim(cache: int) -> None:
 def _remove_old(jobs: int) -> None:
     """Remove job directories, except for the last ones and those of running jobs."""
     for name, _ in folders.owned_names(jobs, JOB)[KEPT_JOBS:]:
-        with suppress(OSError):  # its job runs, or what it has written cannot be removed
+        with suppress(OSError):  # its job runs, or a file cannot be removed
             descriptor = shipped.locked(jobs, f"{name}.lock", fcntl.LOCK_EX, 0.0)
             try:
                 folders.remove(jobs, name)

@@ -74,7 +74,7 @@ class InheritedBytes:
         self.data = data
         self.fd = -1
         if not os.path.isdir("/proc/self/fd"):
-            return  # then no descriptor of its own can be opened for each child
+            return  # then no separate descriptor can be opened for each child
         create = getattr(os, "memfd_create", None)
         if create is not None:
             with contextlib.suppress(OSError):  # an old kernel, or a sandbox

@@ -143,7 +143,7 @@ def error_paragraphs(tail: Sequence[str]) -> List[str]:
 def signal_hint(end: Optional[Exit]) -> str:
     """Return the usual meaning of a signal that is not obvious."""
     if end is None or end.signal is None or end.signal == end.sent:
-        return ""  # what ringrun did itself needs no explanation
+        return ""  # ringrun's own signal needs no explanation
     name = signal_name(end.signal)
     if name == "SIGKILL":
         return (
@@ -199,7 +199,7 @@ def _without_repetition(diagnosis: str, paragraphs: Sequence[str]) -> str:
 
     def mention(line: str) -> str:
         found = _UNCAUGHT.search(line)
-        # What one rank has failed with, and no other, is short enough to stand beside what it did.
+        # An error of a single rank is short enough to stand beside its operation.
         if found is None or not (found[1] == "MismatchError" or line.startswith("Ranks ")):
             return line
         # A mismatch may stand above without its class; other texts may be too short to identify it.

@@ -62,7 +62,7 @@ class FirstFailure:
     def __init__(self) -> None:
         self.exits: Dict[int, Exit] = {}
         self.complaints: List[Complaint] = []
-        self.lost: Dict[int, str] = {}  # host index: what happened
+        self.lost: Dict[int, str] = {}  # by host index, the reason
         self.past: Set[int] = set()  # ranks that had ended before the last change that the job survived
         self._events: List[Cause] = []
         self._explained: List[Complaint] = []

@@ -79,8 +79,8 @@ class Records:
             return True  # it was slow to answer
         if before["reason"] == "failure":
             return False
-        # Where it was when the job failed means more than where it came later, unless it found the failure,
-        # or was about to fail by itself before its first call.
+        # The rank's place when the job failed means more than a later one, unless the rank found the failure,
+        # or was about to fail on its own before its first call.
         report = read_report(content)
         own = has_failed(report) and not any(row["operations"] for row in before.get("lanes", ()))
         return not self._failed or own or has_met_another_call(report)

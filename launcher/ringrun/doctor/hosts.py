@@ -68,7 +68,7 @@ class HostProbe:
     def _answers(self, until: float) -> bool:
         """Read up to the program's first line; return whether it has come. If not, `problem` may say why."""
         before: List[str] = []
-        self._received, received = b"", 0  # what an earlier command printed is no part of this one's
+        self._received, received = b"", 0  # without output of an earlier command
         while before[-1:] != [self._marker]:
             line = self._line(until, NOISE_LIMIT_BYTES)
             received += len(self._received if line is None else line) + 1

@@ -49,7 +49,7 @@ class ChangeLog:
         self._used: Set[Tuple[str, int]] = set()  # places of which a process has been a rank
         self._ranks: Dict[int, int] = {}  # by member, its rank in the last view that had it
         self._reports: Dict[int, str] = {}  # by member, why the rendezvous has declared it lost
-        self._exits: Dict[int, str] = {}  # by member, how its process has ended by itself, if not well
+        self._exits: Dict[int, str] = {}  # by member, how its process failed without a signal of the job
         self._asked: Set[int] = set()
         self._members: Optional[Tuple[int, ...]] = None  # of the last view
         # A view, and the members that are to end first: the line says how they ended.

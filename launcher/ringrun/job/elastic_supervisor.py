@@ -132,7 +132,7 @@ class ElasticSupervisor(Supervisor):
         elif isinstance(action, CloseHost):
             self._loop.cancel(f"start {action.agent}")
             if action.agent not in self._ready:
-                self._done.add(action.agent)  # that its login ends is no problem
+                self._done.add(action.agent)  # the end of its login is expected
             self._agents.stop_host(self.job.hosts[action.agent], fetch=bool(self.job.fetch))
         elif isinstance(action, StartProcess):
             self._start_process(action)
@@ -194,7 +194,7 @@ class ElasticSupervisor(Supervisor):
             if not self._membership.processes:
                 self._end("failure" if text else "start", END)
 
-    # -- what agents report --------------------------------------------------------------------
+    # -- agents' reports -----------------------------------------------------------------------
 
     def _host_ready(self, host: HostJob) -> None:
         self._loop.cancel(f"start {host.index}")
@@ -248,7 +248,7 @@ class ElasticSupervisor(Supervisor):
         hint = missing_module_hint(tail, host.name, found.get("python", ""))
         return ". ".join(filter(None, (last_error(tail), hint or local_file_hint(self.job, host, tail))))
 
-    # -- what the rendezvous reports -----------------------------------------------------------
+    # -- the rendezvous' reports ---------------------------------------------------------------
 
     def _notice(self, notice: Notice) -> None:
         now_s = self._loop.clock()

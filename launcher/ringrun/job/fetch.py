@@ -193,6 +193,6 @@ def _why_refused(path: PurePosixPath) -> str:
     """Return why a file with this path is not written, or ""."""
     if len(path.parts) > MAX_PARTS:
         return f"its path has more than {MAX_PARTS} components"
-    # Bytes that are not UTF-8 are no characters that a terminal executes.
+    # A terminal does not execute bytes that are not UTF-8.
     shown = "".join(each for each in str(path) if not "\udc80" <= each <= "\udcff")
     return "" if shown.isprintable() else "its name has control characters"

@@ -28,7 +28,7 @@ class Keys:
                 self._loop.watch(0, READ, self._read)
                 self.active = True
         except (OSError, termios.error):
-            pass  # without a terminal there are no keys
+            pass  # no terminal
 
     def _read(self) -> None:
         try:

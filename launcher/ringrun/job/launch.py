@@ -227,7 +227,7 @@ def read_hosts(options: Options, allocation: Optional[Allocation] = None) -> Lis
         specs = list(allocation.hosts)
     if options.slots_per_host is not None and options.host_discovery_script is None:
         specs = specs or [HostSpec("localhost")]
-        # Horovod's is for hosts without a number of their own.
+        # Horovod's option is for hosts without a number.
         specs = [
             spec if options.horovod and spec.slots else spec._replace(slots=options.slots_per_host)
             for spec in {spec.target.lower(): spec for spec in specs}.values()

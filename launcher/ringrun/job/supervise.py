@@ -81,14 +81,14 @@ class Supervisor:
         self._supply = Supply(self._agents, self._loop, self._printer.note, self.problem)
         self._incoming: Dict[int, Incoming] = {}  # by host
         self._ranks: List[Set[int]] = [set() for _ in job.hosts]  # those that have been started, by host
-        self._ready: Dict[int, Dict[str, Any]] = {}  # by host, what its agent found
+        self._ready: Dict[int, Dict[str, Any]] = {}  # its agent's facts, by host
         self._done: Set[int] = set()
         self._problems: Dict[int, str] = {}
         self._results: Dict[int, bytearray] = {}
         self._going, self._signum = False, 0  # whether the ranks have been started; the user's signal
         self._signalled_s = self._at_once_s = 0.0  # when the user's first and second signal came
         self._asked: Dict[int, Steps] = {}  # by rank that the user ends
-        self._killed: Dict[str, List[int]] = {}  # by what is said of them, ranks that did not end in time
+        self._killed: Dict[str, List[int]] = {}  # ranks that did not end in time, by the line about them
         self._ending = ""  # why we end the job, if we do: start, failure, interrupt, pipe or abandoned
         self._stopped_because: Optional[str] = None  # why an elastic job cannot continue
         self._notices = Notices(job, self._printer)
@@ -188,7 +188,7 @@ class Supervisor:
     def _opened(self, open_rendezvous: OpenRendezvous) -> RendezvousServer:
         return open_rendezvous(lambda notice: self._loop.call(lambda: self._notice(notice)))
 
-    # -- what agents say -----------------------------------------------------------------------
+    # -- agents' reports -----------------------------------------------------------------------
 
     def confused(self, host: HostJob, why: str) -> None:
         """Handle invalid data of a host."""
@@ -220,7 +220,7 @@ class Supervisor:
             if reason == "ended":
                 self._printer.ending(frame.rank)
             if reason == "starved" or (reason == "ended" and not self._inquiry.is_victim(frame.rank)):
-                self._grace.leaving.add(frame.rank)  # in case that this is what fails the others
+                self._grace.leaving.add(frame.rank)  # its end may fail the others
         elif frame.kind == framing.FILE:
             self._fetched.take(host.name, frame.data, self.job.fetch if host.gets_code else ())
         else:

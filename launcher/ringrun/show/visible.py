@@ -17,7 +17,7 @@ _TAB_COLUMNS = 8
 
 
 def visible(text: str) -> str:
-    r"""Return the text without colours, and with escapes for control sequences.
+    """Return the text without colours, and with escapes for control sequences.
 
     Control characters (except tabs and line ends), marks that change the direction of writing or have no
     width, and lone surrogates become ``\\x1b``, ``\\u202e``.
