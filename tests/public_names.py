@@ -10,29 +10,14 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def source_of(module: str) -> Path:
-    """The file of a module of this repository.
-
-    Args:
-        module: its name, like ``ringcomm.torch``.
-
-    Returns:
-        The path of its file; it may not exist.
-    """
+    """Return the file of a module of this repository; it may not exist."""
     base = ROOT.joinpath(*module.split("."))
     return base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
 
 
 def public_names(module: str) -> Set[str]:
-    """The names in ``__all__`` of a module, which it has as a list or by ``ringcomm.calls.exports``.
-
-    Args:
-        module: its name, like ``ringcomm.torch``.
-
-    Returns:
-        The names, with those that come from the ``__all__`` of modules that it imports.
-
-    Raises:
-        LookupError: the module has no ``__all__``.
+    """Return the names in ``__all__`` of a module, including those of modules that it exports with
+    ``ringcomm.calls.exports``; LookupError without ``__all__``.
     """
     path = source_of(module)
     tree = ast.parse(path.read_text())

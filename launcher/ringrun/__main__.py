@@ -1,4 +1,4 @@
-"""``ringrun`` and ``python -m ringrun``: takes care of signals before anything slow is imported."""
+"""``ringrun`` and ``python -m ringrun``: sets signal handlers before slow imports."""
 
 import os
 import sys
@@ -13,8 +13,8 @@ import signal  # noqa: E402
 def main() -> None:
     """Run the command line, and exit.
 
-    Until a job runs, Ctrl-C ends this process at once and without a traceback, and SIGUSR1, which asks a job
-    for a diagnosis, does nothing.
+    Until a job runs, Ctrl-C ends this process immediately and without a traceback, and SIGUSR1, which
+    requests a job's diagnosis, has no effect.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

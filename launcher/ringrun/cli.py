@@ -1,6 +1,6 @@
 """The command line. The modules that run a job are imported only when a job is run.
 
-:mod:`ringrun.flags` makes the options from their tables; here are those that do something instead of a run.
+:mod:`ringrun.flags` makes the options from their tables; here are those that replace a run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FLUSH_S = 5.0
 
 
 class _RankCommand(click.Command):
-    """A command whose options end where the ranks' command starts; that may start with ``-m``."""
+    """A command whose options end where the ranks' command starts, which may be ``-m``."""
 
     def parse_args(self, ctx: click.Context, args: List[str]) -> List[str]:
         values = self.option_values(ctx)
@@ -90,7 +90,7 @@ class _RankCommand(click.Command):
 
 
 def _translated(args: Sequence[str], values: Mapping[str, int]) -> mpirun.Translated:
-    """A command line in ringrun's options, without another launcher."""
+    """Return a command line in ringrun's options, without another launcher."""
     from ringcomm.errors import ConfigError
 
     found = mpirun.translate(args, values.get)
@@ -107,7 +107,7 @@ def _translated(args: Sequence[str], values: Mapping[str, int]) -> mpirun.Transl
 
 
 def _options_in(words: Sequence[str], values: Mapping[str, int]) -> Iterator[str]:
-    """The options at the start of a command line, without their values."""
+    """Yield the options at the start of a command line, without their values."""
     position = 0
     while position < len(words) and words[position].startswith("-") and words[position] not in _NO_OPTION:
         yield words[position]
@@ -115,12 +115,12 @@ def _options_in(words: Sequence[str], values: Mapping[str, int]) -> Iterator[str
 
 
 def _end_of_options(words: Sequence[str], values: Mapping[str, int]) -> int:
-    """The position of the first word that is neither an option nor the value of one."""
+    """Return the position of the first word that is neither an option nor its value."""
     return sum(1 + values.get(word, 0) for word in _options_in(words, values))
 
 
 def _subcommand_first(words: Sequence[str]) -> Sequence[str]:
-    """A command line in which the options before a subcommand are behind its name."""
+    """Move the options before a subcommand behind its name."""
     # With its settings: click keeps the help option that it makes for the first context.
     values = ringrun.option_values(click.Context(ringrun, **ringrun.context_settings))
     found = mpirun.translate(words, values.get).words
@@ -131,7 +131,7 @@ def _subcommand_first(words: Sequence[str]) -> Sequence[str]:
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> List[CompletionItem]:
-    """For shell completion: the commands beside running a job, and files."""
+    """Return the subcommands, and files, for shell completion."""
     if ctx.args:
         return [CompletionItem(incomplete, type="file")]
     found = [CompletionItem(name) for name in commands.list_commands(ctx) if name.startswith(incomplete)]
@@ -163,16 +163,16 @@ _NOTES = (
     "--config-file. horovodrun's names work as well.",
     "A program that is named like a command is started by its path: ./stop.",
 )
-"""What ``--help-all`` says besides."""
+"""Further text of ``--help-all``."""
 _NO_OPTION = ("--", "-", "-m")
-"""Words that begin like options, and end ringrun's."""
+"""Words that begin like options, and end ringrun's options."""
 _MEANT = {
     **dict.fromkeys(("jobs", "list", "status"), "ps"),
     **dict.fromkeys(("launch", "run", "start"), "train.py"),
     **dict.fromkeys(("log", "logs"), "--output-dir FOLDER train.py"),
     "cancel": "stop JOB", "help": "--help", "version": "--version",
 }  # fmt: skip
-"""By words that other launchers take as subcommands, what stands behind ``ringrun`` in their place."""
+"""ringrun's words for subcommands of other launchers."""
 _EVERYTHING = "ringrun.everything"
 """The key in click's context that is present if the help lists all options."""
 _HOSTS = "ringrun.hosts"
@@ -280,7 +280,7 @@ def _compare_hosts(requested: Optional[Tuple[str, int]], job: Job) -> None:
 
 
 def _refuse_misspelt(job: Job) -> None:
-    """Refuse a program that is not there, if what was meant is apparent: a subcommand or a file here."""
+    """Refuse a program that does not exist, if it resembles a subcommand or a file here."""
     meant = _meant(job)
     if meant:
         from ringcomm.errors import ConfigError
@@ -289,7 +289,7 @@ def _refuse_misspelt(job: Job) -> None:
 
 
 def _meant(job: Job) -> Optional[Tuple[str, str]]:
-    """Return what is not there, and the command line that was meant; None if the program may be there."""
+    """Return the missing program, and the intended command line; None if the program may exist."""
     first, *rest = job.command.argv
     after = rest[1] or "" if first is None and rest[0] == "-m" else ""
     if after.endswith(".py") and Path(after).is_file():
@@ -309,7 +309,7 @@ def _meant(job: Job) -> Optional[Tuple[str, str]]:
 
 
 def _misplaced(command: Command) -> List[str]:
-    """Options of ringrun's that the script gets, although it seems to have none of that name."""
+    """Return ringrun's options that the script gets, although it seems to have none of that name."""
     own = {
         name for option in ringrun.params if not getattr(option, "hidden", False)
         for name in (*option.opts, *option.secondary_opts) if name.startswith("--") or name in ("-np", "-H")
@@ -347,11 +347,7 @@ def _leave(outcome: Outcome, console: Any) -> NoReturn:
 
 
 def main(args: Optional[List[str]] = None) -> None:
-    """Run the command line, and exit.
-
-    Args:
-        args: the arguments; None for ``sys.argv[1:]``.
-    """
+    """Run the command line (None: ``sys.argv[1:]``), and exit."""
     words = _subcommand_first(sys.argv[1:] if args is None else args)
     if words and words[0] in commands.commands:
         commands.main(args=list(words), prog_name="ringrun", obj=ringrun)

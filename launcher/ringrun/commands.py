@@ -1,6 +1,6 @@
 """The commands beside running a job: ``ringrun ps``, ``stop``, ``add``, ``drop``, ``doctor``, ``diagnose``.
 
-The modules behind them are imported only when they are run. A job is named first, or by ``--job JOB``.
+Their modules are imported only when they are run. A job is named first, or by ``--job JOB``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BRIEF = (
     ("diagnose FOLDER", "Explain failures."),
     ("completion SHELL", "For your shell."),
 )
-"""What ``ringrun --help`` says of each."""
+"""The lines of ``ringrun --help``."""
 
 
 @click.group("ringrun", context_settings=_SETTINGS)
@@ -36,17 +36,17 @@ def commands() -> None:
 
 
 def say(text: str, problem: bool = False) -> None:
-    """Print what may contain words of a job, or of a file."""
+    """Print text that may contain words of a job, or of a file."""
     click.echo(visible(f"ringrun: {text}" if problem else text), err=problem, nl=not text.endswith("\n"))
 
 
 def note(text: str) -> None:
-    """Print a line about what is done."""
+    """Print a line about an action."""
     say(f"{text}.", problem=True)
 
 
 def answer(ask: Callable[[], Tuple[str, int]], failed: int = 1) -> NoReturn:
-    """Print an answer, or why there is none, and exit: with the answer's code, or with this one."""
+    """Print an answer, or why there is none, and exit with the answer's code, or with `failed`."""
     from ringcomm.errors import RingcommError
 
     try:
@@ -73,7 +73,7 @@ def ps() -> None:
 
 
 def _one_name(argument: str, option: str) -> str:
-    """The beginning of a job's identifier, which may be given as an argument or by ``--job``."""
+    """Return the prefix of a job's identifier, from the argument or ``--job``."""
     if argument and option:
         raise click.UsageError("The job is named twice.")
     return argument or option
@@ -96,7 +96,7 @@ def stop(job: str, yes: bool, beginning: str) -> None:
 
 
 def _agreed(job: str, program: str) -> bool:
-    """Ask whether the only running job is ended."""
+    """Ask whether to end the only running job."""
     if not sys.stdin.isatty():
         from ringcomm.errors import ConfigError
 
@@ -128,7 +128,7 @@ def drop(job: str, names: Tuple[str, ...]) -> None:
 
 
 def _change_hosts(what: str, names: Tuple[str, ...], job: str) -> NoReturn:
-    """Have a job add or drop a host: the last name, after the beginning of the job's identifier or alone."""
+    """Have a job add or drop a host: the last name, after the prefix of the job's identifier or alone."""
     from .job.job_commands import change_hosts
 
     if len(names) > 2:

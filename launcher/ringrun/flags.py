@@ -65,14 +65,8 @@ class _Text(_ParamType):
 
 
 class Flag(click.Option):
-    """A flag that the help lists under its purpose.
-
-    Args:
-        names: the flags, and the name of the value.
-        purpose: one of :data:`ringrun.plan.options.PURPOSES`.
-        brief: its description in ``--help``; "" if only ``--help-all`` lists it.
-        is_switch: whether it may stand alone; a value follows "=".
-        more: click's arguments.
+    """A flag that the help lists under its purpose, in ``--help`` with `brief` if that is not "". A switch
+    may stand alone; a value follows "=".
     """
 
     def __init__(
@@ -107,7 +101,7 @@ class _Whole(click.IntRange):
 
 
 def _type(option: options.Option) -> Any:
-    """The type of click's for an option's value."""
+    """Return the type of click for an option's value."""
     if option.choices:
         return click.Choice(option.choices)
     if option.kind == options.WHOLE:
@@ -130,11 +124,7 @@ def _job_options(only: Callable[[options.Option], bool]) -> Iterator[click.Optio
 
 
 def options_of(given: Mapping[str, Any]) -> options.Options:
-    """Return the options of a job from the values of flags.
-
-    Args:
-        given: the values by the names of click's parameters.
-    """
+    """Return the options of a job from the values of flags by click's parameter names."""
     job = {item.name: given[item.name] for item, _ in options.table() if item.name in given}
     values = [value for name, value in given.items() if name.startswith("tunable_") and value is not None]
     names = ("project_values", "project_names")
@@ -218,7 +208,7 @@ def with_job_options(command: _Command) -> _Command:
 
 
 def with_doctor_options(command: _Command) -> _Command:
-    """Decorator: add the options of a job that the doctor has to a click command."""
+    """Decorator: add the job's options that the doctor has to a click command."""
     return _with(command, _job_options(lambda option: option.doctor))
 
 
@@ -229,7 +219,7 @@ def with_host_options(command: _Command) -> _Command:
 
 
 def with_project_option(command: _Command) -> _Command:
-    """Decorator: add the option that leaves ``ringrun.toml`` out to a click command."""
+    """Decorator: add the option that disables ``ringrun.toml`` to a click command."""
     names = ["--project-file/--no-project-file"]
     text = "Use ringrun.toml of this folder or of one above [yes]."
     return _with(command, [Flag(names, options.SETTINGS, is_flag=True, default=True, help=text)])
@@ -242,15 +232,8 @@ def _with(command: _Command, made: Iterable[click.Option]) -> _Command:
 
 
 def refuse_unknown(ctx: click.Context, word: str, known: Mapping[str, int]) -> None:
-    """Refuse an option that does not exist, and name the nearest one that does and has an effect.
-
-    Args:
-        ctx: of the command.
-        word: the option as it was written.
-        known: ringrun's own options, with their numbers of values.
-
-    Raises:
-        click.UsageError: there is no such option, or one of mpirun's lacks its values.
+    """Raise a UsageError for an unknown option, with the nearest one that has an effect, or for one of
+    mpirun's without its values.
     """
     name = word.partition("=")[0]
     if name in known or (not word.startswith("--") and word[:2] in known):  # the second: -iFILE
@@ -264,12 +247,7 @@ def refuse_unknown(ctx: click.Context, word: str, known: Mapping[str, int]) -> N
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the option most like a name, among those that have an effect; "" if none is like it.
-
-    Args:
-        name: the option as it was written.
-        known: ringrun's own options.
-    """
+    """Return the option most like a name, among those with an effect; or ""."""
     useless = {*horovod.REFUSED, *horovod.IGNORED}
     options = sorted({*mpirun.names(), *known} - useless, key=lambda option: option.startswith("--"))
     bare = {option.lstrip("-"): option for option in options}
@@ -278,26 +256,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def write_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    """Write all options by their purposes, for ``--help-all``.
-
-    Args:
-        command: the command.
-        ctx: of the command.
-        formatter: receives the text.
-    """
+    """Write all options, grouped by purpose, for ``--help-all``."""
     for purpose, flags in by_purpose(command, ctx).items():
         with formatter.section(purpose):
             formatter.write_dl([(", ".join(flag.names()), flag.help or "") for flag in flags], col_max=34)
 
 
 def brief_help(command: click.Command, ctx: click.Context, rows: Sequence[Tuple[str, str]]) -> str:
-    """Return the subcommands and the options that are used most, in two columns.
-
-    Args:
-        command: ``ringrun``.
-        ctx: of the command.
-        rows: its subcommands, each with a few words about it.
-    """
+    """Return the subcommands (`rows`) and the most used options, in two columns."""
     half = (len(rows) + 1) // 2
     lines = ["Subcommands:", *_beside(_table(rows[:half]), _table(rows[half:]))]
     blocks = []
@@ -320,7 +286,7 @@ def _beside(left: Sequence[str], right: Sequence[str]) -> List[str]:
 
 
 def by_purpose(command: click.Command, ctx: click.Context) -> Dict[str, List[Flag]]:
-    """Return the flags of a command that are not hidden, by their purposes."""
+    """Return the visible flags of a command, grouped by purpose."""
     found: Dict[str, List[Flag]] = {purpose: [] for purpose in options.PURPOSES}
     for param in command.get_params(ctx):
         if isinstance(param, Flag) and not param.hidden:
@@ -329,11 +295,7 @@ def by_purpose(command: click.Command, ctx: click.Context) -> Dict[str, List[Fla
 
 
 def document(command: click.Command) -> str:
-    """Return the tables of options in ``docs/ringrun.md``: the purposes, except the settings' own flags.
-
-    Args:
-        command: ``ringrun``.
-    """
+    """Return the tables of options in ``docs/ringrun.md``: the purposes, except the settings' flags."""
     lines: List[str] = []
     for purpose, flags in by_purpose(command, click.Context(command)).items():
         lines += [f"**{purpose}**", "", "| option | meaning |", "| --- | --- |"]

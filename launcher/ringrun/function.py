@@ -90,15 +90,8 @@ def run(
 
 
 def options_of(given: Mapping[str, Any], setting_values: Tuple[SettingValue, ...] = ()) -> Options:
-    """Return the options of a job from the arguments of :func:`run`.
-
-    Args:
-        given: the arguments that are options.
-        setting_values: the settings.
-
-    Raises:
-        ConfigError: an argument has the wrong type; the message names it.
-        TypeError: there is no such argument.
+    """Return the options of a job from the arguments of :func:`run`. ConfigError names an argument of the
+    wrong type; TypeError if there is no such argument.
     """
     known = {option.argument: (item.name, option) for item, option in table() if option.argument}
     found: Dict[str, Any] = {}
@@ -116,7 +109,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 
 def _converted(name: str, option: Option, value: Any) -> Any:
-    """An argument of :func:`run` in the form of :class:`Options`, after a check of its type."""
+    """Return an argument of :func:`run` in the form of :class:`Options`, after a check of its type."""
     if option.kind == VARIABLES:
         _check_table(name, value)
         return tuple(f"{variable}={text}" for variable, text in (value or {}).items())
@@ -133,7 +126,7 @@ def _converted(name: str, option: Option, value: Any) -> Any:
 
 
 def _check_numbers(name: str, option: Option, value: Any) -> None:
-    """Check an argument that is a number."""
+    """Check a numeric argument."""
     whole = option.kind == WHOLE
     what = "a whole number" if whole else "a number above 0"
     of: Any = numbers.Integral if whole else numbers.Real
@@ -158,7 +151,7 @@ def _check_text(name: str, value: object, may_be_path: bool) -> None:
 
 
 def _texts(name: str, value: object) -> Dict[str, object]:
-    """The values of an argument for all hosts or by host, by their names in error messages."""
+    """Return the values of an argument for all hosts or by host, by their names in error messages."""
     if not isinstance(value, Mapping):
         return {name: value}
     found: Dict[str, object] = {f"{name}[{host!r}]": item for host, item in value.items()}
@@ -169,7 +162,7 @@ def _texts(name: str, value: object) -> Dict[str, object]:
 
 
 def _per_host(value: Any) -> Tuple[str, ...]:
-    """An argument in the form of options: ``VALUE``, or ``HOST=VALUE`` for each host."""
+    """Return an argument in the form of options: ``VALUE``, or ``HOST=VALUE`` for each host."""
     if isinstance(value, Mapping):
         rows = [(host, os.fspath(item)) for host, item in value.items() if item is not None]
         return tuple(item if host is None else f"{host}={item}" for host, item in rows)
@@ -177,7 +170,7 @@ def _per_host(value: Any) -> Tuple[str, ...]:
 
 
 def with_payload(job: Job, payload: bytes) -> Job:
-    """The job with its payload, whose pickling depends on whether all hosts are this machine."""
+    """Return the job with its payload, whose pickling depends on whether all hosts are this machine."""
     from dataclasses import replace
 
     bytecode = "{}.{}".format(*sys.version_info) if carries_bytecode(payload) else ""
@@ -185,14 +178,8 @@ def with_payload(job: Job, payload: bytes) -> Job:
 
 
 def unpack_results(job: Job, outcome: Outcome) -> List[Any]:
-    """The functions' return values in rank order.
-
-    Args:
-        job: the job that was run.
-        outcome: how it ended, with the signed results of its ranks.
-
-    Raises:
-        RemoteError: the job failed; its cause is the exception of the rank that failed first.
+    """Return the functions' values in rank order; RemoteError if the job failed, caused by the exception of
+    the rank that failed first.
     """
     ranks = range(job.plan.size) if outcome.members is None else outcome.members
     forged = next((rank for rank, data in outcome.results.items() if data is None), None)
@@ -237,7 +224,7 @@ def _pack(call: Call, by_value: bool) -> bytes:
 
 
 def _is_sent_by_value(module: ModuleType, elsewhere: bool) -> bool:
-    """Return whether a new interpreter cannot import a module, here or on another machine (``elsewhere``)."""
+    """Return whether a new interpreter cannot import a module, here or `elsewhere` on another machine."""
     file = getattr(module, "__file__", None)
     if file is None:
         return False
@@ -249,7 +236,7 @@ def _is_sent_by_value(module: ModuleType, elsewhere: bool) -> bool:
 
 
 def _import_path() -> Dict[str, str]:
-    """PYTHONPATH for ranks on this machine, if ringrun and ringcomm are imported without being installed."""
+    """Return PYTHONPATH for ranks on this machine, if ringrun and ringcomm are not installed."""
     import ringcomm
     import ringrun
 

@@ -1,4 +1,4 @@
-"""``ringrun hosts`` and ``clean``: lists of hosts that have names, and what jobs leave on hosts."""
+"""``ringrun hosts`` and ``clean``: named lists of hosts, and leftovers of jobs on hosts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .commands import answer, commands
 from .flags import options_of, with_host_options
 
 BRIEF = (("hosts", "Named lists."), ("clean", "Remove old files."))
-"""What ``ringrun --help`` says of each."""
+"""The lines of ``ringrun --help``."""
 _LIST = click.argument("name", metavar="LIST")
 
 

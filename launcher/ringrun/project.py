@@ -1,9 +1,8 @@
 """``ringrun.toml``: options for the jobs that are started in a folder and in those below it.
 
 It may name programs and hosts, as a script does. So it is used only if no other user can change or exchange
-it (:func:`ringcomm.storage.folders.trusted_folder`), and a line always says which options it has. It may have
-come with somebody else's repository: of options that start programs here the user is asked, once for each
-file and content.
+it (:func:`ringcomm.storage.folders.trusted_folder`), and a line always lists its options. It may come with a
+foreign repository: the user must confirm options that start programs here, once for each file and content.
 """
 
 from __future__ import annotations
@@ -36,43 +35,29 @@ LIMIT_BYTES = 1 << 20
 PROGRAMS = ("ssh", "via", "host_discovery_script")
 """Options whose values are programs of this machine."""
 _OF_HOSTS = ("hosts", "hostfile", "host_discovery_script")
-"""Options of which the command line replaces all if it has one."""
+"""Options that one of them on the command line replaces together."""
 
 
 class Project(NamedTuple):
-    """What a project file says.
-
-    Attributes:
-        path: of the file.
-        options: the values of options, by the names of click's parameters.
-        settings: the values of settings.
-        keys: the names in the file.
-    """
+    """The content of a project file."""
 
     path: Path
-    options: Dict[str, Any]
+    options: Dict[str, Any]  # by the names of click's parameters
     settings: Tuple[SettingValue, ...]
-    keys: Tuple[str, ...]
+    keys: Tuple[str, ...]  # the names in the file
 
     @property
     def line(self) -> str:
-        """What the user is told."""
+        """The line for the user."""
         return f"options of {self.path} are used: {', '.join(self.keys)}; --no-project-file leaves them out"
 
 
 def with_project(
     ctx: click.Context, command: click.Command, given: Mapping[str, Any], say: Callable[[str], None]
 ) -> Dict[str, Any]:
-    """Return the values of flags, with those of the project file where the command line has none.
-
-    Args:
-        ctx: of the command that runs.
-        command: ``ringrun``, whose options the file may have.
-        given: the values by the names of click's parameters.
-        say: is given a line for the user.
-
-    Raises:
-        ConfigError: the file is not valid.
+    """Return the values of flags (by click's parameter names), with those of the project file where the
+    command line has none. `command`, ``ringrun``, has the file's options. ConfigError if the file is not
+    valid.
     """
     try:
         path = find_file(Path.cwd())
@@ -92,10 +77,8 @@ def with_project(
 
 
 def _allow_programs(path: Path, content: str, programs: Mapping[str, str]) -> None:
-    """Have the user allow the programs of a file, unless that has been done for it with this content.
-
-    Raises:
-        ConfigError: they are not allowed, or there is no terminal for the question.
+    """Ask the user to allow the programs of a file, once per path and content. ConfigError if they are
+    refused, or there is no terminal.
     """
     folder = folder_of_configuration(os.environ) / "project-files"
     digest = hashlib.sha256(os.fsencode(path) + b"\0" + content.encode()).hexdigest()
@@ -128,19 +111,13 @@ def _is_known(folder: Path, digest: str) -> bool:
 
 
 def find_file(folder: Path) -> Optional[Path]:
-    """The nearest project file, in a folder or above it.
-
-    Args:
-        folder: an absolute path.
-    """
+    """Return the nearest project file, in a folder (absolute) or above it."""
     return next((at / NAME for at in (folder, *folder.parents) if os.path.lexists(at / NAME)), None)
 
 
 def read_trusted(path: Path, say: Callable[[str], None]) -> Optional[str]:
-    """The content of a project file; None if another user could change it, which is said.
-
-    Raises:
-        ConfigError: it is not a text file.
+    """Return the content of a project file; None, with a message, if another user could change it.
+    ConfigError if it is not text.
     """
     try:
         with trusted_folder(path.parent, make=False) as folder:
@@ -159,15 +136,8 @@ def read_trusted(path: Path, say: Callable[[str], None]) -> Optional[str]:
 
 
 def parse_project(content: str, path: Path, command: click.Command) -> Project:
-    """The values in a project file.
-
-    Args:
-        content: the text of the file.
-        path: of the file.
-        command: ``ringrun``, whose options it may have.
-
-    Raises:
-        ConfigError: it is not valid TOML, or an option does not exist or has a value that is not valid.
+    """Return the values in a project file with options of `command`, ``ringrun``. ConfigError if it is not
+    valid TOML, or an option is unknown or has an invalid value.
     """
     toml = _parser(path)
     try:
@@ -189,7 +159,7 @@ def parse_project(content: str, path: Path, command: click.Command) -> Project:
 
 
 def _parser(path: Path) -> Any:
-    """The module that reads TOML: Python's own since 3.11."""
+    """Return the module that reads TOML: Python's own since 3.11."""
     for name in ("tomllib", "tomli"):
         if find_spec(name) is not None:
             return import_module(name)
@@ -200,7 +170,7 @@ def _parser(path: Path) -> Any:
 
 
 def _words(key: str, value: Any, path: Path, command: click.Command) -> List[str]:
-    """One line of the file as words of a command line."""
+    """Return one line of the file as words of a command line."""
     known = _flags(command)
     name = key.replace("_", "-")
     if name not in known:
@@ -232,7 +202,7 @@ def _words(key: str, value: Any, path: Path, command: click.Command) -> List[str
 
 
 def _flags(command: click.Command) -> Dict[str, Tuple[Flag, str]]:
-    """The options that a project file may have, by their names without dashes."""
+    """Return the options that a project file may have, by their names without dashes."""
     return {
         name.lstrip("-"): (option, option.opts[0])
         for option in command.params
@@ -246,5 +216,5 @@ def _is_path(option: Flag) -> bool:
 
 
 def _path(text: str, file: Path) -> str:
-    """A path of the file's, relative to its folder."""
+    """Return a path of the file, relative to its folder."""
     return str(file.parent / os.path.expanduser(text))  # noqa: PTH111  users without a home

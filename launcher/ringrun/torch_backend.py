@@ -2,7 +2,7 @@
 
 PyTorch calls :func:`announce` when it is imported, as an entry point of the group ``torch.backends`` (from
 PyTorch 2.5 on, unless ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``). The entry point is in this package, because
-importing ``ringcomm`` takes longer than PyTorch's users should pay for a backend that they may not use.
+importing ``ringcomm`` is too slow for users of PyTorch who may not use the backend.
 """
 
 from __future__ import annotations

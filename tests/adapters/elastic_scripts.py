@@ -27,11 +27,7 @@ def wait_for_size(job: Launched, log: Path, size: int) -> None:
 
 
 def run_script(name: str, tmp_path: Path) -> List[Dict[str, Any]]:
-    """Run it on two hosts; the first is lost, then a third one comes. Checks what the launcher says.
-
-    Returns:
-        rank 0's lines.
-    """
+    """Run it on two hosts, lose the first, add a third, check the launcher's output; return rank 0's."""
     hosts, log = tmp_path / "hosts", tmp_path / "log"
     hosts.write_text("localhost:1\n127.0.0.1:2\n")
     discover = tmp_path / "discover.sh"

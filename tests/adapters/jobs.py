@@ -23,11 +23,7 @@ Operation = Callable[[Any, Any], Any]
 
 
 def run_checks(modules: Sequence[str], before: Callable[[], Any] = lambda: None) -> Dict[str, str]:
-    """On every rank: run the modules' ``check_*`` functions in order; what became of each.
-
-    Args:
-        before: called before each check.
-    """
+    """Run the modules' ``check_*`` functions in order on every rank, each after `before`; return results."""
     checks = {
         f"{module.rpartition('.')[2]}.{name}": item
         for module in modules
@@ -52,10 +48,8 @@ def run_checks(modules: Sequence[str], before: Callable[[], Any] = lambda: None)
 
 
 def run_on(ranks: int, modules: Sequence[str], runner: Any = run_checks, **environment: str) -> None:
-    """Run modules' checks as a job of so many processes, and fail if any has failed on any rank.
-
-    Args:
-        runner: :func:`run_checks`, or a function that prepares something and then calls it.
+    """Run modules' checks as a job, and fail if one has failed on any rank. `runner` is :func:`run_checks`,
+    or a function that prepares something and then calls it.
     """
     outcomes: List[Dict[str, str]] = run(runner, (list(modules),), ranks, **environment)
     assert len(outcomes) == ranks
@@ -118,11 +112,7 @@ class Failure(NamedTuple):
 
 
 class InTurn:
-    """What became of functions that were run as jobs one after the other.
-
-    Args:
-        outcomes: by the name of the function and the number of ranks, each rank's result, or its failure.
-    """
+    """Each rank's results (or failures) of jobs that ran in turn, by function name and number of ranks."""
 
     def __init__(self, outcomes: Dict[Tuple[str, int], List[Any]]) -> None:
         self._outcomes = outcomes
@@ -137,13 +127,9 @@ class InTurn:
 
 
 def run_in_turn(parts: Sequence[Tuple[Any, int]], **environment: str) -> InTurn:
-    """Run functions as jobs one after the other, in processes that import the framework once.
-
-    A failure in one job does not end the next: each process leaves its job, and joins that of the next part.
-
-    Args:
-        parts: each function, which joins the job with ``init()``, and its number of ranks. Those with most
-            ranks come first, so that processes of which the rest has no use end early.
+    """Run functions as jobs one after the other, in processes that import the framework once. Each function
+    joins its job with ``init()``. A failure in one job does not end the next. Jobs with the most ranks come
+    first, so that processes that the rest does not need end early.
     """
     ordered = sorted(parts, key=lambda part: -part[1])
     settings = Settings(timeout_s=LIMIT_S, start_timeout_s=LIMIT_S)
@@ -213,12 +199,8 @@ def same_everywhere(array: Any) -> None:
 
 
 def operations_with_a_set(hvd: Any, mine: Any, root: int) -> Dict[str, Tuple[Operation, float]]:
-    """Each operation on a tensor among the ranks of a set, and the gradient that comes of ones.
-
-    Args:
-        hvd: the module of a framework.
-        mine: the process set of this rank.
-        root: the rank of it that broadcasts.
+    """Return each operation on a tensor among the ranks of this rank's set, and the gradient that results
+    from ones; `root` is the set's rank that broadcasts.
     """
     members, at_root = mine.size(), 1.0 if hvd.rank() == root else 0.0
     return {

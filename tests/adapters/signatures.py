@@ -44,11 +44,8 @@ remove_process_set(process_set)
 
 
 def differences(module: Any, table: str) -> List[str]:
-    """Return where functions take other parameters than a table says, in another order, or by other defaults.
-
-    Args:
-        table: lines like ``broadcast(tensor, root_rank, name=None)``. What comes after these parameters in
-            ringcomm's function is its own affair.
+    """Return where functions have other parameters, another order or other defaults than a table of lines
+    like ``broadcast(tensor, root_rank, name=None)``. ringcomm's further parameters do not count.
     """
     wrong = []
     for line in filter(None, (line.strip() for line in table.splitlines())):

@@ -34,24 +34,18 @@ WAYS = ("direct", "in place", "async", "async", "async")
 
 
 class Step(NamedTuple):
-    """One operation of a program, the same on all ranks.
-
-    Attributes:
-        way: ``direct``, ``in place`` or ``async``.
-        rows: of the array; of collectives by rows, for each rank.
-        group: the ranks that take part.
-    """
+    """One operation of a program, the same on all ranks."""
 
     number: int
     kind: str
-    way: str
+    way: str  # direct, in place or async
     dtype: np.dtype[Any]
-    rows: Sequence[int]
+    rows: Sequence[int]  # of the array; for each rank if the collective is by rows
     width: int
     op: ReduceOp
     root: int
     named: bool
-    group: Sequence[int]
+    group: Sequence[int]  # the ranks that take part
     seed: int
 
     def inputs(self, size: int) -> List[np.ndarray[Any, Any]]:

@@ -21,12 +21,7 @@ from tests.fuzz.agreeing_models import OPTIMIZERS, SAMPLES, Model
 
 
 class Case(NamedTuple):
-    """What a seed stands for.
-
-    Attributes:
-        passes: by step, the number of backward passes; all but the last within ``no_sync()``.
-        steps: by rank, the number of steps; unequal ones within ``join()``.
-    """
+    """The program of a seed."""
 
     seed: int
     kind: str
@@ -34,8 +29,8 @@ class Case(NamedTuple):
     ddp: Dict[str, Any]
     width: int
     branches: int
-    passes: List[int]
-    steps: List[int]
+    passes: List[int]  # by step, the backward passes; all but the last within no_sync()
+    steps: List[int]  # by rank; unequal ones within join()
     zero: bool
     clip: bool
     average: bool

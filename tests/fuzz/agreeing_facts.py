@@ -37,18 +37,13 @@ class Use(NamedTuple):
 
 
 class Case(NamedTuple):
-    """What a seed stands for.
-
-    Attributes:
-        late: how its last layer comes in at a later step: ``thawed``, ``added``, or from the start.
-        uses: by step and rank.
-    """
+    """The program of a seed."""
 
     seed: int
     kind: str
     options: Dict[str, Any]
-    late: str
-    steps: List[List[Use]]
+    late: str  # how the last layer comes in later: thawed, added, or from the start
+    steps: List[List[Use]]  # uses by step and rank
 
     @property
     def dense(self) -> bool:

@@ -25,20 +25,14 @@ OPTIMIZERS: Dict[str, Dict[str, Any]] = {
 
 
 class Case(NamedTuple):
-    """What a seed stands for.
-
-    Attributes:
-        every: by rank, the local steps between two synchronizations.
-        periods: number of these.
-        rest: local steps after the last period.
-    """
+    """The program of a seed."""
 
     seed: int
     arrays: bool
     kind: str
-    every: List[int]
-    periods: int
-    rest: int
+    every: List[int]  # by rank, the local steps between two synchronizations
+    periods: int  # number of these
+    rest: int  # local steps after the last period
     fragments: int
     overlap: int
     outer_lr: float

@@ -41,30 +41,21 @@ SCHEDULES: Dict[str, Callable[[Any], Any]] = {
 
 
 class Case(NamedTuple):
-    """What a seed stands for.
-
-    Attributes:
-        speeds: by rank, for shares of each batch that are proportional to them; None: equal batches.
-        batch: samples of all ranks together.
-        branches: number of branches; each is used by a rank whose samples have a certain remainder.
-        zero: how gradients are forgotten.
-        idle: whether ranks with an empty share make a backward pass, which gives gradients of zero.
-        adds: the step before which a layer is added; -1: none.
-    """
+    """The program of a seed."""
 
     seed: int
     kind: str
     options: Dict[str, Any]
     schedule: str
-    speeds: Optional[List[float]]
-    batch: int
+    speeds: Optional[List[float]]  # by rank, for proportional shares of each batch; None: equal ones
+    batch: int  # samples of all ranks together
     passes: int
     width: int
-    branches: int
-    zero: str
-    idle: bool
+    branches: int  # each is used by a rank whose samples have a certain remainder
+    zero: str  # how gradients are reset
+    idle: bool  # ranks with an empty share make a backward pass, which gives zeros
     hooks: bool
-    adds: int
+    adds: int  # the step before which a layer is added; -1: none
     groups: Optional[int]
 
 

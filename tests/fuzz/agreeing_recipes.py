@@ -65,14 +65,7 @@ SCHEDULES: Dict[str, Callable[[Any], Any]] = {
 
 
 class Case(NamedTuple):
-    """What a seed stands for.
-
-    Attributes:
-        overflows: the step in which the last rank's gradients are infinite; -1: none.
-        resumes: the step before which model and optimizer are made anew from a checkpoint; -1: none.
-        thaws: the step from which on the first layer is trained; 0: from the beginning.
-        by_hand: gradients come from ``torch.func``, and the program assigns them.
-    """
+    """The program of a seed."""
 
     seed: int
     kind: str
@@ -83,10 +76,10 @@ class Case(NamedTuple):
     schedule: str
     average: str
     scale: bool
-    overflows: int
-    resumes: int
-    thaws: int
-    by_hand: bool
+    overflows: int  # the step in which the last rank's gradients are infinite; -1: none
+    resumes: int  # the step before which a checkpoint is loaded into new objects; -1: none
+    thaws: int  # the step from which the first layer is trained
+    by_hand: bool  # gradients come from torch.func, and the program assigns them
     autocast: bool
     to_none: bool
     arguments: Dict[str, Any]

@@ -40,14 +40,8 @@ class Call(NamedTuple):
 
 
 class Program(NamedTuple):
-    """What a seed stands for.
-
-    Attributes:
-        calls: of all ranks.
-        place: number of the call that is different on one rank.
-        odd: that call there; None if the rank raises an exception of its own instead.
-        odd_rank: that rank.
-        change: what is different.
+    """The program of a seed: the calls of all ranks, and the rank whose call at `place` is `odd`. `odd` is
+    None if that rank raises its own exception instead.
     """
 
     seed: int
@@ -73,11 +67,7 @@ BY_NAME = ("count", "width", "dtype", "op", "root", "prescale", "kind")
 
 
 def program(seed: int, by_name: bool) -> Program:
-    """The program of this seed.
-
-    Args:
-        by_name: for operations by name; without it for direct calls.
-    """
+    """Return the program of this seed, for operations by name or direct calls."""
     rng = random.Random(f"{seed} {by_name}")
     size = rng.choice((2, 2, 3))
 

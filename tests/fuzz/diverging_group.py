@@ -33,13 +33,8 @@ class Call(NamedTuple):
 
 
 class Program(NamedTuple):
-    """What a seed stands for.
-
-    Attributes:
-        calls: of all ranks.
-        place: number of the call that one rank makes differently.
-        odd: that call there; None if the rank leaves instead.
-        odd_rank: that rank.
+    """The program of a seed: the calls of all ranks, and the rank whose call at `place` is `odd`. `odd` is
+    None if that rank leaves instead.
     """
 
     seed: int

@@ -55,25 +55,17 @@ KINDS = (ALLOWED, EITHER, SHIFTED, REFUSED, ENDS)
 
 
 class Program(NamedTuple):
-    """What a seed stands for.
-
-    Attributes:
-        lengths: of the parameters, which have one dimension.
-        steps: how many each rank makes.
-        metric: whether a number is averaged after each step.
-        place: number of the step in which one rank differs.
-        change: how.
-    """
+    """The program of a seed, in which the odd rank makes a `change` at the step `place`."""
 
     seed: int
     size: int
-    lengths: List[int]
-    steps: int
+    lengths: List[int]  # of the parameters, which have one dimension
+    steps: int  # of each rank
     op: str
     compression: str
     groups: Optional[int]
     passes: int
-    metric: bool
+    metric: bool  # a number is averaged after each step
     place: int
     odd_rank: int
     change: str
@@ -97,11 +89,7 @@ def program(seed: int, size: int) -> Program:
 
 
 class Rank:
-    """One rank's part of a program.
-
-    Attributes:
-        made: how many steps have succeeded.
-    """
+    """One rank's part of a program; `made` counts the successful steps."""
 
     def __init__(self, case: Program, rank: int) -> None:
         self.case, self.rank = case, rank
@@ -154,12 +142,7 @@ class Rank:
         )  # fmt: skip
 
     def train(self) -> str:
-        """Make the steps, and return how this rank has ended: "finished", "left" or "own error".
-
-        Raises:
-            AssertionError: a number is wrong.
-            RingcommError: what ringcomm has to say.
-        """
+        """Make the steps, and return how this rank has ended: "finished", "left" or "own error"."""
         self.prepare()
         for number in range(self.case.steps):
             here = self.change if number == self.case.place else ""
@@ -215,11 +198,7 @@ class Rank:
             loss.backward()
 
     def check(self, steps: int) -> None:
-        """Compare the parameters to what so many steps make of zeros.
-
-        Raises:
-            AssertionError: one is not full of its number.
-        """
+        """Assert that the parameters are zeros after this number of steps."""
         for number, parameter in enumerate(self.parameters):
             value = 0.0
             for step in range(steps):
@@ -245,19 +224,12 @@ def contribution(case: Program, rank: int, step: int) -> Dict[int, float]:
 
 
 class Ended(NamedTuple):
-    """How a rank has ended.
+    """The end of a rank."""
 
-    Attributes:
-        how: "finished", "left", "own error", "died", "silent", or the error's class.
-        text: the error's text.
-        made: the number of steps that have succeeded.
-        lost: the rank that the error names.
-    """
-
-    how: str
+    how: str  # finished, left, own error, died, silent, or the error's class
     text: str = ""
-    made: int = 0
-    lost: Optional[int] = None
+    made: int = 0  # successful steps
+    lost: Optional[int] = None  # the rank that the error names
 
 
 def work(case: Program, rank: int, membership: Membership) -> Ended:

@@ -19,20 +19,14 @@ LEFT_S = 5.0
 
 
 class Outcome(NamedTuple):
-    """What became of a job.
+    """The end of a job."""
 
-    Attributes:
-        struck_s: when the fault happened.
-        errors, finished: what the ranks have written.
-        left: command lines of what was still running afterwards.
-    """
-
-    struck_s: float
+    struck_s: float  # time of the fault
     code: int
     output: str
     errors: Dict[int, Dict[str, Any]]
     finished: List[int]
-    left: Dict[str, List[str]]
+    left: Dict[str, List[str]]  # command lines of processes that still ran afterwards
 
     def took_s(self) -> Dict[int, float]:
         """Seconds from the fault to the error, by rank."""
@@ -56,15 +50,8 @@ def endure(
     pause_s: float = 0.3,
     limit_s: float = 40.0,
 ) -> Outcome:
-    """Run a job on three hosts, let it happen, and see what is left.
-
-    Args:
-        lab: of the hosts.
-        directory: for what the ranks write.
-        program: is started, with its arguments.
-        strike: makes the fault, ``pause_s`` after all ranks have written that they run.
-        dead_after_s: of the job.
-        limit_s: for the end of the job after that.
+    """Run a job on three hosts with a fault, and return what is left. The ranks write to `directory`;
+    `strike` makes the fault `pause_s` after all ranks run; `limit_s` is for the end of the job after that.
     """
     options = ["-H", ",".join(HOSTS), "--dead-after", dead_after_s, "-x", "OMP_NUM_THREADS=1"]
     with Job(lab, *options, *program) as job:

@@ -21,13 +21,9 @@ EXAMPLES = ROOT / "examples"
 
 
 class Job:
-    """One run of `ringrun`, started in its own session; its output is collected.
-
-    Args:
-        arguments: everything after `ringrun`.
-        module_path: whether the ranks find ringcomm where it is here; else ringrun has to send it.
-        python: the interpreter that runs `ringrun`.
-        inputs: more for :class:`subprocess.Popen`.
+    """One run of `ringrun`, started in a separate session; its output is collected. With `module_path` the
+    ranks find ringcomm where it is here; else ringrun has to send it. `inputs` are for
+    :class:`subprocess.Popen`.
     """
 
     def __init__(

@@ -15,12 +15,7 @@ WAYS = ("input", "output")
 
 
 class Cables:
-    """Faults of the links of some hosts; an interface is given by name or role.
-
-    Attributes:
-        hosts: those of the lab.
-        number: the lab's, once it has started.
-    """
+    """Faults of the links of some hosts; an interface is given by name or role. `number` is the lab's."""
 
     def __init__(self, hosts: List[Host]) -> None:
         self.hosts = hosts

@@ -31,20 +31,13 @@ def power_off(lab: Lab) -> None:
 
 
 class Fault(NamedTuple):
-    """Something that happens to the network.
-
-    Attributes:
-        strike: makes it happen.
-        culprit: the rank that the others must name; None: it is a link between ``apart``.
-        apart: the ranks that do not receive from each other.
-        lost: whether the culprit itself cannot report any more.
-        idle_s: how long to idle: until all ranks have been told, and the launcher has not ended them yet.
-    """
+    """A fault of the network."""
 
     strike: Callable[[Lab], None]
-    culprit: Optional[int] = 2
-    apart: Tuple[int, ...] = ()
-    lost: bool = False
+    culprit: Optional[int] = 2  # the rank that the others must name; None: the link between `apart`
+    apart: Tuple[int, ...] = ()  # ranks that do not receive from each other
+    lost: bool = False  # the culprit cannot report any more
+    # until all ranks have been told, and the launcher has not ended them yet
     idle_s: float = DEAD_AFTER_S + 1.7
 
 

@@ -30,11 +30,7 @@ SETPRIV = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
 
 class Attack:
-    """A rendezvous here, and a relay at the same address and port on jetson1.
-
-    Attributes:
-        real, twin: where the rendezvous listens; the second is what the relay listens at on jetson1.
-    """
+    """A rendezvous here (at `real` and `twin`), and a relay on jetson1 at the address and port of `twin`."""
 
     def __init__(self, lab: Lab, encrypt: bool) -> None:
         self.lab = lab

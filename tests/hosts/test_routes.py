@@ -37,19 +37,12 @@ Limits = Sequence[Tuple[Sequence[str], str, Sequence[str], str, str]]
 
 @dataclass(frozen=True)
 class Case:
-    """Three hosts with two networks, of which one is right.
+    """Three hosts with two networks, one of which is right."""
 
-    Attributes:
-        limits: hosts, role of the interface, ways (the host's), rate and burst of a token bucket.
-        right: the role of the network that all links should use; "": either, but the same each time.
-        second: the name of the boards' second interface.
-        load: how many processes compute at the same time.
-    """
-
-    limits: Limits
-    right: str = "eth"
-    second: str = "wlan0"
-    load: int = 0
+    limits: Limits  # hosts, role of the interface, ways (the host's), rate and burst of a token bucket
+    right: str = "eth"  # role of the network that all links should use; "": any one, each time the same
+    second: str = "wlan0"  # the boards' second interface
+    load: int = 0  # processes that compute at the same time
 
 
 def slow(burst: str, ways: Sequence[str] = OUT, role: str = "wlan", rate: str = "20mbit") -> Limits:

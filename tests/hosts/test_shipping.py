@@ -38,12 +38,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class Boards:
-    """Two hosts whose interpreter sees caches of its own.
-
-    Args:
-        folder: for the caches and the program.
-        python: the interpreter.
-    """
+    """Two hosts whose interpreter has separate caches, in `folder`."""
 
     def __init__(self, folder: Path, python: str) -> None:
         self.folder, self.python = folder, python

@@ -61,15 +61,8 @@ class Worker:
 
 
 class ElasticJob:
-    """A rendezvous and the processes of an elastic job.
-
-    Args:
-        options: of ``python -m ringcomm.rendezvous``.
-        program: what each process runs.
-        environment: of all processes.
-        launch: starts processes.
-        address: where the rendezvous listens.
-        limit_s: for one event: frameworks take long to import where many processes share a few cores.
+    """A rendezvous (`options` of ``python -m ringcomm.rendezvous``) and the processes of an elastic job.
+    `limit_s` is for one event: frameworks take long to import where many processes share a few cores.
     """
 
     def __init__(

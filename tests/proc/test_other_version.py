@@ -41,12 +41,7 @@ parts = [rc.elastic.ElasticSampler(100), rc.balanced(100, 10), rc.LocalSGD(weigh
 
 
 class Installed(NamedTuple):
-    """One of the two versions.
-
-    Attributes:
-        version: its number.
-        python: an interpreter into which it is installed, and what it needs.
-    """
+    """One of the two versions, and an interpreter into which it and its needs are installed."""
 
     version: str
     python: str

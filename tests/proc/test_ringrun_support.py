@@ -21,12 +21,7 @@ LIMIT_S = 60.0
 
 
 class Launched:
-    """``python -m ringrun …`` in a session of its own; everything it starts carries a mark.
-
-    Attributes:
-        records: the directory for flight records, unless an option sets another.
-        temporary: where all of it puts temporary files.
-    """
+    """``python -m ringrun …`` in a separate session; all its processes carry a mark."""
 
     def __init__(
         self, *arguments: str, cwd: Optional[Path] = None, env: Optional[Mapping[str, str]] = None,
@@ -35,6 +30,7 @@ class Launched:
         self.mark = uuid.uuid4().hex
         environ: Dict[str, str] = {k: v for k, v in os.environ.items() if not k.startswith("RINGCOMM_")}
         environ.update({"PYTHONPATH": SOURCES, MARK: self.mark, **(env or {})})
+        # flight records, unless an option sets another folder
         self.records = Path(tempfile.mkdtemp(prefix="ringrun-test-"))
         self.temporary = Path(tempfile.mkdtemp(prefix="ringrun-test-"))
         for folder in (self.records, self.temporary):

@@ -58,11 +58,7 @@ class Plan(NamedTuple):
 
 
 class Simulated:
-    """One seed's job.
-
-    Args:
-        faults: what may go wrong.
-    """
+    """One seed's job, with these possible faults."""
 
     def __init__(self, seed: int, faults: Sequence[str] = FAULTS) -> None:
         self.seed = seed

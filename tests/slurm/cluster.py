@@ -60,12 +60,7 @@ def missing() -> List[str]:
 
 
 class Slurm:
-    """Start it with ``with``; its commands run here or on a host.
-
-    Args:
-        lab: the hosts, which become nodes of these names.
-        folder: for its files.
-    """
+    """A context manager; its commands run here or on a host. The lab's hosts become nodes of these names."""
 
     def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab, self.folder = lab, folder

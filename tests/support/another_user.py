@@ -25,12 +25,7 @@ def become(user: int) -> str:
 
 @contextmanager
 def another_user(program: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """A process of another user, which has printed its first line; that line is gone.
-
-    Args:
-        program: Python.
-        arguments: its command line.
-    """
+    """Yield a process of another user that runs this Python program, after its first line of output."""
     process = subprocess.Popen(
         [sys.executable, "-c", become(OTHER_USER) + program, *map(str, arguments)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -46,13 +41,7 @@ def another_user(program: str, *arguments: object) -> Iterator[subprocess.Popen[
 def ringrun_as_victim(
     *words: str, environ: Optional[Mapping[str, str]] = None, user: int = VICTIM
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of ``ringrun`` beside running a job, as an unprivileged user.
-
-    Args:
-        words: the command line.
-        environ: variables for it.
-        user: number of the user.
-    """
+    """Run a command of ``ringrun`` beside running a job, as an unprivileged user."""
     # That user cannot write what a measurement of coverage would.
     kept = {name: text for name, text in os.environ.items() if not name.startswith("COV")}
     modules = "ringrun.cli, ringrun.job.job_commands, ringrun.reach.named_hosts"

@@ -61,12 +61,8 @@ class FakeEvent(Done):
 
 
 class FakeStream:
-    """Operations that are done one after another, in a thread. After a failure nothing more is done.
-
-    Args:
-        name: of the thread.
-        seed: of the delays.
-        delay_s: the longest delay before an operation.
+    """Operations that are done one after another, in a thread, each after a random delay of at most
+    `delay_s`. After a failure no further operation runs.
     """
 
     def __init__(self, name: str, seed: int, delay_s: float) -> None:
@@ -114,21 +110,10 @@ class FakeStream:
 
 
 class FakeDevice:
-    """A device with a stream for the program and one for copies in each direction.
-
-    Args:
-        seed: of the delays; what differs only in it differs in the order of events.
-        delay_s: the longest delay before an operation of a stream.
-        fail_out: the number (from 1) of the copy to the host that fails; 0: none.
-        fail_in: likewise of the copies to the device.
-        mapped_slowdown: its memory is mapped, and this is what a measurement of the host's additions there
-            finds; None: it is not mapped.
-
-    Attributes:
-        copies_out, copies_in: how many copies have been started.
-        bytes_out: the length of all copies to the host.
-        blocks: how many blocks of host memory have been made.
-        host_waits: how often a thread of the program has waited for the device.
+    """A device with a stream for the program and one for copies in each direction. The seed determines the
+    delays, and so the order of events. The copy to the host number `fail_out` (from 1; 0: none) fails,
+    likewise `fail_in` to the device. `mapped_slowdown`: its memory is mapped, and a measurement of the host's
+    additions there has this result.
     """
 
     def __init__(
@@ -140,6 +125,7 @@ class FakeDevice:
         mapped_slowdown: Optional[float] = None,
     ) -> None:
         self.mapped_slowdown = mapped_slowdown
+        # Numbers of copies, bytes copied to the host, host blocks, waits of the program for the device.
         self.copies_out = self.copies_in = self.bytes_out = self.blocks = self.host_waits = 0
         self.fail_out = fail_out
         self.fail_in = fail_in
@@ -193,11 +179,8 @@ class FakeDevice:
 
 
 class FakeArray:
-    """An array in a fake device's memory, which the host must not use: see :meth:`numpy`.
-
-    Attributes:
-        device: the device.
-        memory: for operations in its streams.
+    """An array in a fake device's memory, which the host must not use: see :meth:`numpy`. `memory` is for
+    operations in the device's streams.
     """
 
     def __init__(self, device: FakeDevice, memory: np.ndarray[Any, Any]) -> None:

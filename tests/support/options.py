@@ -77,16 +77,8 @@ def compare_forms(
     module: Any, names: Sequence[str], members: Sequence[int], rank: int, process_set: Any,
     make: Callable[[Array], Any], back: Callable[[Any], Array],
 ) -> int:  # fmt: skip
-    """Make all calls of a member of a set (or of all ranks), and compare; the number of calls.
-
-    Args:
-        module: has the functions.
-        names: of the functions.
-        members: the ranks that take part.
-        rank: this rank.
-        process_set: the set, or None.
-        make: an array as the module takes it.
-        back: its result as an array of NumPy.
+    """Make all calls of a member of a set (None: of all ranks), compare, and return the number of calls.
+    `make` makes an array of the module, `back` an array of NumPy.
     """
     place, size, calls = list(members).index(rank), len(members), 0
     for name in names:

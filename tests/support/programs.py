@@ -18,11 +18,8 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 def run_python(
     *arguments: Any, code: int = 0, cwd: Path = ROOT, limit_s: float = LIMIT_S, **variables: str
 ) -> str:
-    """What Python prints on both streams with these arguments, in no job of ringcomm's.
-
-    Args:
-        code: the exit code with which it must end.
-        variables: of the environment, beside those that the tests have.
+    """Return Python's output on both streams with these arguments, outside a job of ringcomm; `code` is the
+    expected exit code.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")}
     done = subprocess.run(

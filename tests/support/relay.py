@@ -47,17 +47,8 @@ def replaced(frame: Frame, message: dict) -> Frame:
 
 
 class Relay:
-    """Listens, dials the real place for each connection, and passes on what comes.
-
-    Args:
-        target: where the other end really is.
-        change: what becomes of control messages; None: all bytes are passed on as they are.
-        stream: what becomes of the bytes after the handshake where ``change`` is None.
-        address: where to listen.
-
-    Attributes:
-        at: where it listens.
-        came: how many connections came.
+    """Listens, dials the target for each connection, and forwards its data: control messages through `change`
+    (None: unchanged), the bytes after the handshake through `stream`. `came` counts connections.
     """
 
     def __init__(

@@ -93,11 +93,8 @@ def sum_of_ranks(context: Context) -> float:
 
 
 class Door:
-    """A listener with an acceptor behind it.
-
-    Attributes:
-        arrived: the connections that have proven themselves, with their claims.
-        refused: the reasons for those that have not.
+    """A listener with an acceptor: authenticated connections with their claims arrive in `arrived`, the
+    reasons for others in `refused`.
     """
 
     def __init__(
@@ -141,13 +138,8 @@ class Door:
 
 
 class Service:
-    """A rendezvous server of a job of ``size`` ranks on one host, and the means to join it.
-
-    Args:
-        hosts: if given, its ranks are on as many hosts, with so many ranks each.
-
-    Attributes:
-        notices: what the launcher was told, in order.
+    """A rendezvous server of a job of `size` ranks on one host (or on `hosts`, with these numbers of ranks),
+    and the means to join it. `notices` are those to the launcher.
     """
 
     def __init__(

@@ -43,26 +43,13 @@ def simulate(
     capacity_bytes: int = 1 << 20,
     faults: Optional[Faults] = None,
 ) -> List[Optional[RingcommError]]:
-    """Run one schedule per rank to its end, in ``data``.
+    """Run one schedule per rank to its end, in ``data`` (flat arrays); return the error of each rank, or
+    None.
 
-    A rank that is done, or that failed, closes its links like a process that ends.
-
-    Args:
-        schedules: one per rank.
-        data: one flat array per rank, in which the results appear.
-        seed: of the order in which ranks run.
-        kernel: makes each rank's own, for schedules that fold.
-        sources: each rank's input, for schedules that have one.
-        segment_bytes: see :class:`~ringcomm.collective.flows.SegmentPool`; for all ranks, or for each.
-            Messages that fit are short ones (:mod:`ringcomm.collective.short`).
-        capacity_bytes: how much a link holds in flight.
-        faults: what goes wrong, if anything.
-
-    Returns:
-        for each rank None, or the error that it ended with.
-
-    Raises:
-        Hang: it never ends.
+    A rank that has finished or failed closes its links like a process that ends. `seed` determines the order
+    in which ranks run; `kernel` makes each rank's kernel, for schedules that fold; `sources` are inputs, for
+    schedules that have one. Messages that fit in `segment_bytes` are short
+    (:mod:`ringcomm.collective.short`); `capacity_bytes` is in flight on a link. Hang if the job never ends.
     """
     turns = Turns()
     fabrics: List[Union[MemoryFabric, FaultyFabric]] = [
@@ -98,23 +85,9 @@ def simulate_coded(
     faults: Optional[Faults] = None,
     host_index: Optional[Sequence[int]] = None,
 ) -> List[Optional[RingcommError]]:
-    """Run an all-reduce with a codec to its end, in ``data``.
-
-    Args:
-        codec: place in :data:`ringcomm.ops.CODECS`.
-        data: one flat float32 array per rank, in which the results appear.
-        seed: of the order in which ranks run.
-        op: Sum or Average.
-        residuals: one array per rank, for error feedback.
-        capacity_bytes: how much a link holds in flight.
-        faults: what goes wrong, if anything.
-        host_index: for each rank the number of its host; None: each has one of its own.
-
-    Returns:
-        for each rank None, or the error that it ended with.
-
-    Raises:
-        Hang: it never ends.
+    """Run an all-reduce with a codec (place in :data:`ringcomm.ops.CODECS`) to its end, in ``data``, flat
+    float32 arrays; return as :func:`simulate` does. `residuals` are for error feedback; by default each rank
+    has its own host.
     """
     size, count = len(data), data[0].size
     turns = Turns()

@@ -105,7 +105,7 @@ class Agent:
         self.signum = signum
 
     def wait_limit_s(self) -> Optional[float]:
-        """Seconds until the next deadline; None without one."""
+        """Return the seconds until the next deadline, or None."""
         if self.finished:
             return None
         if self.closing_since is not None:
@@ -120,7 +120,7 @@ class Agent:
         return max(0.0, min(due) - now) if due else None
 
     def act(self) -> None:
-        """Execute what is due: the end of the job, records, signals."""
+        """Execute due actions: the end of the job, records, signals."""
         now, limit_s = time.monotonic(), self.config["silence_s"]
         signum, self.signum = self.signum, 0
         if signum == signal.SIGHUP or (limit_s and now - self.last_command_s > limit_s):
@@ -166,7 +166,7 @@ class Agent:
         return processes.strays(self.config["job"], self.config["host_index"], os.getpid())
 
     def close(self, now: float) -> None:
-        """All ranks have ended: end the processes they left, forward the rest of the pipes, send ``done``."""
+        """End the processes that ranks left behind, drain their pipes, send ``done``; no rank runs."""
         left, output = self.strays(), self.output
         if self.closing_since is None:
             self.closing_since = now
@@ -185,11 +185,11 @@ class Agent:
 
     @property
     def ends_alone(self) -> bool:
-        """Whether a signal ends the ranks of this host and not the job, which loses the host by that."""
+        """Whether a signal ends the ranks of this host only; the job then loses the host."""
         return self.signalled and not self.told_to_stop
 
     def send_files(self, pieces: Iterator[bytes]) -> bool:
-        """Send what stdout will soon accept of the files to fetch; whether that was all."""
+        """Send as much of the files to fetch as stdout accepts soon; return whether all was sent."""
         while len(self.output.unsent) < RESUME_BYTES:
             piece = next(pieces, None)
             if piece is None:
@@ -198,7 +198,7 @@ class Agent:
         return self.output.lost
 
     def launcher_gone(self) -> None:
-        """The launcher is lost: end all ranks without further commands, but no sooner than they were told."""
+        """End all ranks without further commands, but no sooner than the launcher had ordered."""
         if not self.output.lost:
             is_ending = not self.waiting and any(
                 (signum, rank) == (signal.SIGKILL, ALL) for _, signum, rank in self.scheduled_signals
@@ -279,7 +279,7 @@ class Agent:
         self.output.event(name, **facts)
 
     def check_ended(self, how: Dict[str, Any]) -> None:
-        """The trial import is over."""
+        """Handle the end of the trial import."""
         if self.waiting:
             self.scheduled_signals.clear()  # it contained the check's time limit only
         output, self.output.check_output = bytes(self.output.check_output), bytearray()
@@ -372,7 +372,7 @@ class Agent:
 
 
 def cannot_start(argv: List[str], problem: Exception) -> Dict[str, Any]:
-    """The facts about a program that this system does not start."""
+    """Return the facts about a program that the system cannot start."""
     return {"problem": "start", "path": argv[0], "why": str(problem)}
 
 

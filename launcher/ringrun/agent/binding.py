@@ -13,35 +13,20 @@ NONE, CORE = "none", "core"
 
 
 class Processor(NamedTuple):
-    """One logical processor.
-
-    Attributes:
-        number: as the system counts them.
-        core: its core; the processors of one core share its arithmetic.
-        socket: its chip.
-        capacity: its speed relative to the fastest, up to 1024, on processors with unlike cores.
-    """
+    """One logical processor, by the system's number."""
 
     number: int
-    core: int
-    socket: int
-    capacity: int
+    core: int  # processors of one core share its arithmetic units
+    socket: int  # the chip
+    capacity: int  # speed relative to the fastest core, up to 1024
 
 
 _Core = List[Processor]
 
 
 def shares(policy: str, processors: List[Processor], ranks: int) -> List[Set[int]]:
-    """The processors of each rank. Pure.
-
-    Args:
-        policy: ``core``: every rank has cores of its own, as many and as fast as the others', if there are
-            enough; ``none``.
-        processors: those that the job may use.
-        ranks: the number of ranks on this host.
-
-    Returns:
-        For each rank the numbers of its processors; an empty set if it is not bound.
+    """Return the processor numbers of each rank: disjoint sets of cores, equally many and equally fast. Sets
+    are empty (not bound) for policy ``none`` and if there are fewer cores than ranks. Pure.
     """
     if policy == NONE or not processors:
         return [set() for _ in range(ranks)]
@@ -54,7 +39,7 @@ def shares(policy: str, processors: List[Processor], ranks: int) -> List[Set[int
 
 
 def _assigned(cores: List[_Core], ranks: int, count: int) -> List[Set[int]]:
-    """So many cores for each rank."""
+    """Return `count` cores for each rank."""
     # Equal capacities keep neighbours together, which share caches. Unequal cores are assigned one by one.
     order = sorted(cores, key=lambda core: (-core[0].capacity, core[0].socket, core[0].core))
     if len({core[0].capacity for core in order}) == 1:
@@ -65,15 +50,7 @@ def _assigned(cores: List[_Core], ranks: int, count: int) -> List[Set[int]]:
 
 
 def usable_shares(policy: str, ranks: int) -> Tuple[List[Set[int]], str]:
-    """The processors of each rank of this host, as far as the system lets a process choose them.
-
-    Args:
-        policy: as for :func:`shares`.
-        ranks: the number of ranks on this host.
-
-    Returns:
-        As :func:`shares`; and why ranks are not bound as the policy demands, or "".
-    """
+    """Return :func:`shares` for this host, and why ranks are not bound as the policy demands, or ""."""
     processors = available_processors()
     found = shares(policy, processors, ranks)
     why = ""
@@ -92,17 +69,12 @@ def usable_shares(policy: str, ranks: int) -> Tuple[List[Set[int]], str]:
 
 
 def describe(host: str, why: str) -> str:
-    """One line for the user about a host whose ranks are not bound as demanded; "" for an empty reason.
-
-    Args:
-        host: its name.
-        why: the second result of :func:`usable_shares`.
-    """
+    """Return one line for the user; "" without a reason `why`, as of :func:`usable_shares`."""
     return f"--bind has no effect on {host}: {why}" if why else ""
 
 
 def available_processors(root: str = "/sys/devices/system/cpu") -> List[Processor]:
-    """The processors that this process may use; empty where the system does not say."""
+    """Return the processors that this process may use; empty where the system does not report them."""
     try:
         numbers = sorted(os.sched_getaffinity(0))  # type: ignore[attr-defined,unused-ignore]
     except (AttributeError, OSError):  # not Linux, or refused

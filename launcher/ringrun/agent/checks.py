@@ -38,19 +38,13 @@ sys.stdout.write("\\n" + json.dumps(found))
 
 
 PROVISIONED = ("numpy", "psutil")
-"""What the launcher can send with ``--provision``."""
+"""Packages that the launcher can send with ``--provision``."""
 NEEDED = PROVISIONED[:1] if sys.platform.startswith("linux") else PROVISIONED
-"""What ranks on this host need of it: Linux tells the addresses of its interfaces without psutil."""
+"""Those that ranks on this host need: Linux reports the addresses of its interfaces without psutil."""
 
 
 def find_program(program: str, cwd: str, path: Optional[str]) -> Optional[str]:
-    """The path of a program, or None if it does not exist.
-
-    Args:
-        program: a path, relative to ``cwd``, or a name to find in ``path``.
-        cwd: the ranks' working directory.
-        path: the directories to search, as in ``PATH``; None for the default.
-    """
+    """Return the path of a program, or None; `path` is searched as ``PATH``, None means the default."""
     if "/" in program:
         program = os.path.join(cwd, program)
         return program if os.access(program, os.X_OK) and not os.path.isdir(program) else None
@@ -60,16 +54,8 @@ def find_program(program: str, cwd: str, path: Optional[str]) -> Optional[str]:
 def find_problem(
     config: Mapping[str, Any], program: str, cwd: str, path: Optional[str]
 ) -> Optional[Dict[str, Any]]:
-    """The first of directory, program, script and output files that is missing or not usable.
-
-    Args:
-        config: the job's (:meth:`ringrun.plan.job.Job.agent_config`).
-        program: the first word of the ranks' command.
-        cwd: the ranks' working directory.
-        path: the ranks' ``PATH``.
-
-    Returns:
-        ``problem``, its kind, and ``path``; None if there is no problem.
+    """Return the facts (``problem``, ``path``) of the first directory, program, script or output file that is
+    missing or not usable; None if all are usable. `config` is :meth:`ringrun.plan.job.Job.agent_config`'s.
     """
     script = config["script"]
     beside = _import_folder(config, cwd)
@@ -91,7 +77,7 @@ def find_problem(
 
 
 def _why_unwritable(path: str) -> str:
-    """The system's error for writing a file, or ""; the file is not opened for that."""
+    """Return the system's error for writing a file, or "", without opening the file."""
     if os.path.isdir(path):
         return os.strerror(errno.EISDIR)
     folder = os.path.dirname(path)
@@ -104,29 +90,22 @@ def _why_unwritable(path: str) -> str:
 
 
 def _import_folder(config: Mapping[str, Any], cwd: str) -> str:
-    """The first directory of the ranks' module path: the script's, or the working directory."""
+    """Return the first directory of the ranks' module path: the script's, or the working directory."""
     script = config["script"]
     return os.path.dirname(os.path.join(cwd, script)) if script else cwd
 
 
 def check_argv(config: Mapping[str, Any], program: str, cwd: str) -> List[str]:
-    """The command of the trial import, with the ranks' interpreter and module path."""
-    # An installed ringcomm came with what it needs; one that was sent did not. And what can be sent is all
-    # named at once, since a host is asked once.
+    """Return the command of the trial import, with the ranks' interpreter and module path."""
+    # An installed ringcomm has its dependencies; one that was sent may lack them. All packages that can be
+    # sent are named at once, since a host is asked once.
     modules = list(NEEDED) if config["package"] or config["provision"] else ["numpy"]
     modules += ["ringcomm", "ringrun"] if config["horovod"] else ["ringcomm"]
     return [program, "-c", CHECK_SOURCE, _import_folder(config, cwd), *modules]
 
 
 def can_be_provisioned(facts: Dict[str, Any], config: Mapping[str, Any]) -> bool:
-    """Return whether the launcher is to send what the trial import lacked.
-
-    Then ``machine`` and ``glibc`` are added.
-
-    Args:
-        facts: the result of :func:`check_result`; may be changed.
-        config: the job's.
-    """
+    """Return whether the launcher must send a missing package; `facts` then get ``machine`` and ``glibc``."""
     lacking = facts.get("problem") == "missing" and facts["found"]["missing"] in PROVISIONED
     if lacking and config["provision"]:
         libc, version = platform.libc_ver()
@@ -136,11 +115,8 @@ def can_be_provisioned(facts: Dict[str, Any], config: Mapping[str, Any]) -> bool
 
 
 def prepend_horovod_shim(env: Dict[str, str], ringrun_at: str) -> None:
-    """Make ``import horovod`` import ringcomm's package, by an entry in ``PYTHONPATH``.
-
-    Args:
-        env: the ranks' environment; changed.
-        ringrun_at: the file of the package ``ringrun`` on this host.
+    """Make ``import horovod`` import ringcomm's package, by an entry in ``PYTHONPATH`` of `env`. `ringrun_at`
+    is the file of the package ``ringrun`` on this host.
     """
     folder = os.path.join(os.path.dirname(ringrun_at), "compat", "horovod_shim")
     prepend_module_path(env, folder)
@@ -153,12 +129,8 @@ def prepend_module_path(env: Dict[str, str], folder: str) -> None:
 
 
 def master_facts() -> Dict[str, Any]:
-    """Return what the launcher needs for ``MASTER_ADDR`` and ``MASTER_PORT``.
-
-    A free port, and the ssh addresses.
-
-    Returns:
-        ``port``, free at this moment, and ``login``, the variable ``SSH_CONNECTION`` or "".
+    """Return the facts for ``MASTER_ADDR`` and ``MASTER_PORT``: ``port``, free at this moment, and ``login``,
+    the variable ``SSH_CONNECTION`` or "".
     """
     with socket.socket() as probe:
         probe.bind(("", 0))
@@ -168,14 +140,8 @@ def master_facts() -> Dict[str, Any]:
 def check_result(
     output: bytes, program: str, config: Mapping[str, Any], how: Mapping[str, Any]
 ) -> Dict[str, Any]:
-    """The result of the trial import, with a ``problem`` if ranks cannot run.
-
-    Args:
-        output: all of its output; its own line is the last.
-        program: the interpreter that ran it.
-        config: the job's; ``version`` is the launcher's version of ringcomm, ``bytecode`` the version of the
-            Python whose functions the ranks run, or "".
-        how: its exit code or signal.
+    """Return the facts of the trial import, with a ``problem`` if ranks cannot run. The check's own line is
+    the last of `output`; `how` is its exit code or signal.
     """
     last = output.rpartition(b"\n")[2].decode("utf-8", "replace")
     if not (last.startswith("{") and last.endswith("}")):

@@ -1,8 +1,8 @@
 # ruff: noqa: PTH116, PTH118  descriptors, and no pathlib in the agent
-"""Removes what jobs have left on a host: caches, job folders, records of failures. Runs on the host.
+"""Removes leftovers of jobs on a host: caches, job folders, records of failures. Runs on the host.
 
-Standard library only: :mod:`ringrun.doctor.clean` sends this file and what it imports. What a running job may
-use stays: every job holds the lock of its folder and of the cache that it uses (:func:`.shipped.hold`).
+Standard library only: :mod:`ringrun.doctor.clean` sends this file and its imports. Files of a running job
+stay: every job holds the lock of its folder and of the cache that it uses (:func:`.shipped.hold`).
 """
 
 from __future__ import annotations
@@ -23,33 +23,24 @@ MARKER = "ringrun-clean/1"
 RECORDS = "ringrun-flight-"
 """The beginning of the names of temporary folders with records."""
 MARKER_OF_RECORDS = ".ringrun-records"
-"""The file that such a folder has, as its name alone could be given to another one."""
+"""The file that marks such a folder: another folder may have a similar name."""
 _RECORDS = re.compile(rf"{RECORDS}\w+")
 _FILES = re.compile("files")
 MORE_PLACES = ("/var/tmp",)
-"""Where records are written if there is no room in the first place."""
+"""Further places for records, if the first one is full."""
 IN_USE = "a running job may use it"
 
 
 class Cleaning:
-    """What is removed on this host, and what stays.
-
-    Args:
-        environ: this host's environment.
-        dry_run: whether everything stays.
-
-    Attributes:
-        removed: of each thing, what it is, its path, and its bytes.
-        kept: of each thing that stays, its path and the reason.
-    """
+    """Removes leftovers of jobs on this host; with `dry_run` it only lists them."""
 
     def __init__(self, environ: Mapping[str, str], dry_run: bool) -> None:
         self._environ, self._dry_run = environ, dry_run
-        self.removed: List[List[Any]] = []
-        self.kept: List[List[str]] = []
+        self.removed: List[List[Any]] = []  # kind, path, bytes
+        self.kept: List[List[str]] = []  # path, reason
 
     def run(self) -> Dict[str, Any]:
-        """Remove everything that no running job uses; the attributes as a dictionary."""
+        """Remove everything that no running job uses; return the attributes as a dictionary."""
         for place in shipped.places(self._environ):
             self._in(place, self._clean_place)
         self._in(shipped.place_of_programs(self._environ), self._clean_programs)

@@ -19,5 +19,5 @@ JSON, PAYLOAD, PACKAGE, CODE, PROGRAM = 1, 2, 3, 4, 5  # PROGRAM: this one, see 
 
 
 def read_frame() -> bytes:
-    """The content of the next frame on stdin."""
+    """Return the content of the next frame on stdin."""
     return processes.read_exactly(TO_AGENT.unpack(processes.read_exactly(TO_AGENT.size))[1])

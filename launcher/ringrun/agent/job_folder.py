@@ -22,23 +22,16 @@ from ringrun.agent import shipped
 
 KEPT_JOBS = 3
 CACHE_BYTES = 1 << 30
-"""The contents that were not used for the longest time are removed above this."""
+"""Above this size the least recently used contents are removed."""
 JOB = re.compile(r"[\w-]+")
-"""The directories of jobs; the lock of one has ``.lock`` behind its name."""
+"""The names of job directories; the lock of a directory is its name with ``.lock``."""
 PIECE_BYTES = 1 << 18
 
 
 class JobFolder:
-    """The files of one job on this host.
-
-    Args:
-        job: the name of the directory, the same in all attempts of a job with ``--restarts``.
-        files: (path, digest, whether it is executable) of each file; (path with "/" at its end, "", False) of
-            a directory that is made empty.
-        environ: this host's environment.
-
-    Attributes:
-        path: the directory, once it is made.
+    """The files of one job on this host: (path, digest, whether it is executable) of each file; (path with
+    "/" at its end, "", False) of an empty directory. The name `job` is the same in all attempts of a job with
+    ``--restarts``; `path` is None until the directory is made.
     """
 
     def __init__(self, job: str, files: Sequence[Sequence[Any]], environ: Mapping[str, str]) -> None:
@@ -47,13 +40,8 @@ class JobFolder:
         self._lock = -1
 
     def prepare(self, archive: bytes) -> Dict[str, Any]:
-        """Make the directory unless it is made, or find out what it lacks.
-
-        Args:
-            archive: the contents that were lacking, as a zip file of digests; b"" at first.
-
-        Returns:
-            ``files``, the digests that this host lacks; or a problem's facts; or nothing.
+        """Make the directory unless it is made; return ``files``, the digests that this host lacks, or a
+        problem's facts, or nothing. `archive` is a zip file of the lacking contents by digest, b"" at first.
         """
         if not self.files or self.path is not None:
             return {}
@@ -67,23 +55,14 @@ class JobFolder:
         return {}
 
     def lacking(self) -> List[str]:
-        """The digests of the contents that are in no cache of this host."""
+        """Return the digests of the contents that are in no cache of this host."""
         wanted = {str(digest) for _, digest, _ in self.files if digest}
         with self._caches() as caches:
             return sorted(digest for digest in wanted if _found(caches, digest) is None)
 
     def make(self, contents: Mapping[str, bytes]) -> str:
-        """Make the directory.
-
-        Args:
-            contents: the contents that this host lacks, by their digests.
-
-        Returns:
-            Its path.
-
-        Raises:
-            shipped.NoPlace: no directory of this host has room for it.
-            ValueError: a path leaves the directory, or a content is missing or not the announced one.
+        """Make the directory from the cache and the lacking `contents` by digest, and return its path. It
+        raises :class:`.shipped.NoPlace`, or ValueError for a path outside or a missing or changed content.
         """
         for digest, content in contents.items():
             if hashlib.sha256(content).hexdigest()[:32] != digest:
@@ -95,7 +74,7 @@ class JobFolder:
 
     @contextmanager
     def _caches(self) -> Iterator[List[int]]:
-        """Descriptors of this host's folders of contents, those that can be trusted."""
+        """Yield descriptors of this host's trusted folders of contents."""
         with ExitStack() as opened:
             found = []
             for place in shipped.places(self.environ):
@@ -113,7 +92,7 @@ class JobFolder:
                 files.write_file(cache, digest, content)
             with folders.inner_folder(folder, "jobs") as jobs:
                 self._lock = shipped.locked(jobs, f"{self.job}.lock", fcntl.LOCK_EX, shipped.LOCK_S)
-                # A restart finds what the last attempt has written.
+                # A restart finds the last attempt's files.
                 with folders.inner_folder(jobs, self.job) as root, self._caches() as caches:
                     self._fill(root, caches)
                 _remove_old(jobs)
@@ -135,11 +114,7 @@ class JobFolder:
                 files.write_file(around, os.path.basename(name), content, mode)
 
     def fetched(self, patterns: Sequence[str]) -> Iterator[bytes]:
-        """The files that match, for the launcher: per piece a line of JSON (path, offset, last), then bytes.
-
-        Args:
-            patterns: as of :mod:`glob`, relative to the directory; ``**`` is any number of directories.
-        """
+        """Yield the files that match glob patterns in pieces: a line of JSON (path, offset, last), bytes."""
         assert self.path is not None
         seen: Set[str] = set()
         root = os.path.realpath(self.path)
@@ -153,13 +128,7 @@ class JobFolder:
 
 
 def _pieces(root: int, path: str, name: str) -> Iterator[bytes]:
-    """A file in pieces.
-
-    Args:
-        root: descriptor of the job's directory.
-        path: of the file in it, without links.
-        name: by which the launcher gets it.
-    """
+    """Yield the file `path` (without links, below the descriptor `root`) in pieces, under `name`."""
     offset = 0
     try:
         with folders.inner_folder(root, os.path.dirname(path), None) as around:
@@ -177,7 +146,7 @@ def _pieces(root: int, path: str, name: str) -> Iterator[bytes]:
 
 
 def _found(caches: Sequence[int], digest: str) -> Optional[bytes]:
-    """A content in one of the folders, after a check; None if it is in none. A changed one is removed."""
+    """Return a content with the right digest from one of the folders, or None. A changed one is removed."""
     if not shipped.DIGEST.fullmatch(digest):
         raise ValueError(f"{digest!r} is no digest")
     for cache in caches:
@@ -193,7 +162,7 @@ def _found(caches: Sequence[int], digest: str) -> Optional[bytes]:
 
 
 def _trim(cache: int) -> None:
-    """Remove contents that have not been used for the longest time, if there are too many bytes."""
+    """Remove the least recently used contents above :data:`CACHE_BYTES`."""
     total = 0
     for name, facts in folders.owned_names(cache, shipped.DIGEST):
         total += facts.st_size
@@ -203,9 +172,9 @@ def _trim(cache: int) -> None:
 
 
 def _remove_old(jobs: int) -> None:
-    """Keep the directories of the last jobs, and of those that run."""
+    """Remove job directories, except for the last ones and those of running jobs."""
     for name, _ in folders.owned_names(jobs, JOB)[KEPT_JOBS:]:
-        with suppress(OSError):  # its job runs, or what it has written cannot be removed
+        with suppress(OSError):  # its job runs, or a file cannot be removed
             descriptor = shipped.locked(jobs, f"{name}.lock", fcntl.LOCK_EX, 0.0)
             try:
                 folders.remove(jobs, name)

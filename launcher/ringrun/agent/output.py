@@ -1,4 +1,4 @@
-"""What goes to the launcher: events, and what ranks write to their pipes.
+"""Output to the launcher: events, and what ranks write to their pipes.
 
 Standard library only: the launcher sends this file with :mod:`ringrun.agent.agent`. Frames are written as
 stdout accepts them. While too much is unsent, the ranks' pipes are not read.
@@ -18,36 +18,26 @@ PAUSE_BYTES, RESUME_BYTES = 1 << 20, 1 << 18  # unsent bytes: above, ranks' outp
 
 
 class Output:
-    """The unsent frames, and the pipes from which ranks' output is read.
-
-    Args:
-        selector: the agent's.
-        gone: called if stdout is closed: the launcher is lost.
-
-    Attributes:
-        unsent: bytes that stdout has not accepted yet.
-        pipes: by descriptor, the kind of its frames, and the rank.
-        paused: whether the pipes are not read.
-        lost: whether the launcher is lost; then nothing is sent any more.
-        check_output: what the trial import has written.
+    """The unsent frames, and the pipes from which ranks' output is read. `gone` is called if stdout is
+    closed, that is, if the launcher is lost; then nothing is sent any more.
     """
 
     def __init__(self, selector: selectors.BaseSelector, gone: Callable[[], None]) -> None:
         self._selector = selector
         self._gone = gone
         self.unsent = bytearray()
-        self.pipes: Dict[int, Tuple[int, int]] = {}
+        self.pipes: Dict[int, Tuple[int, int]] = {}  # by descriptor: frame kind, rank
         self.paused = self.lost = False
         self.check_output = bytearray()
 
     def close(self) -> None:
-        """The launcher is lost: read the pipes, but send nothing."""
+        """Stop sending because the launcher is lost; pipes are still read."""
         self.lost = True
         self.unsent.clear()
         self._resume()
 
     def add(self, descriptor: int, kind: int, rank: int) -> None:
-        """Forward what is written to a pipe from now on, as frames of this kind."""
+        """Forward the output of a pipe from now on, as frames of this kind."""
         os.set_blocking(descriptor, False)
         self.pipes[descriptor] = (kind, rank)
         if not self.paused:
@@ -58,7 +48,7 @@ class Output:
         self.send(EVENT, rank, json.dumps(dict(facts, event=name)).encode())
 
     def send(self, kind: int, rank: int, data: bytes) -> None:
-        """Append a frame to what is to be sent."""
+        """Append a frame to the unsent bytes."""
         if not self.lost:
             self.unsent += TO_LAUNCHER.pack(kind, rank, len(data)) + data + FRAME_END
             if len(self.unsent) > PAUSE_BYTES and not self.paused:
@@ -93,7 +83,7 @@ class Output:
         self._selector.register(descriptor, selectors.EVENT_READ, lambda: self.read(descriptor))
 
     def read(self, descriptor: int) -> bool:
-        """Forward one chunk; whether there may be more."""
+        """Forward one chunk; return whether there may be more."""
         if descriptor not in self.pipes:
             return False
         kind, rank = self.pipes[descriptor]

@@ -1,4 +1,4 @@
-"""What happens on a host before its ranks start: packages, the user's code, and the checks.
+"""The preparation of a host before its ranks start: packages, the user's code, and the checks.
 
 Standard library only: the launcher sends this file with :mod:`ringrun.agent.agent`. Each step returns the
 name of an event for the launcher and its facts, or ``CHECK`` and the command of the trial import that the
@@ -18,18 +18,9 @@ Step = Tuple[str, Dict[str, Any]]
 
 
 class Preparation:
-    """The preparation of one job on this host.
-
-    Args:
-        config: the job's (:meth:`ringrun.plan.job.Job.agent_config`); ``use`` changes it.
-        env: the ranks' environment; the module path is added to it.
-        program: the first word of the ranks' command.
-        cwd: the ranks' working directory.
-        limits: the facts about threads, for the event ``ready``.
-
-    Attributes:
-        cwd: as given, or the directory that was made for the job.
-        folder: the directory that is made for the job, if its code was sent.
+    """The preparation of one job on this host. It adds the module path to `env`, and :meth:`use` changes
+    `config`. `limits` are the facts about threads for the event ``ready``; `cwd` becomes the job's own
+    directory if its code is sent.
     """
 
     def __init__(
@@ -41,27 +32,19 @@ class Preparation:
         self.folder = job_folder.JobFolder(config["folder"], config["code"], os.environ)
 
     def use(self, digest: str) -> Step:
-        """Use one more package, which the launcher has made for this host."""
+        """Use one more package, which the launcher made for this host."""
         self._config.update(package=digest, provision=False)
         return self.use_package()
 
     def use_package(self, archive: bytes = b"") -> Step:
-        """Make the launcher's package importable, if ranks are to use it; then go on.
-
-        Args:
-            archive: the package, if the launcher has sent it.
-        """
+        """Make the launcher's package (`archive`, if it was sent) importable, then continue."""
         facts = shipped.use(self._config["package"], archive, self._env)
         if facts is None:
             return self.place_code()
         return ("problem", facts) if facts else ("lacks", {})
 
     def place_code(self, archive: bytes = b"") -> Step:
-        """Make the directory with the user's code, if it is sent; then go on.
-
-        Args:
-            archive: the contents that this host lacked, if the launcher has sent them.
-        """
+        """Make the directory of the user's code (`archive`: lacking contents), if sent, then continue."""
         facts = self.folder.prepare(archive)
         if facts:
             return ("problem" if "problem" in facts else "lacks"), facts
@@ -70,7 +53,7 @@ class Preparation:
         return self._check()
 
     def _check(self) -> Step:
-        """Check what can be seen without the ranks' interpreter; then have that one try the imports."""
+        """Check everything that needs no interpreter, then have the ranks' interpreter try the imports."""
         problem = checks.find_problem(self._config, self._program, self.cwd, self._env.get("PATH"))
         if problem is not None:
             return "problem", problem
@@ -80,12 +63,7 @@ class Preparation:
         return self._ready({})
 
     def checked(self, output: bytes, how: Mapping[str, Any]) -> Step:
-        """The trial import has ended.
-
-        Args:
-            output: all that it printed.
-            how: its exit code or signal.
-        """
+        """Return the step after the trial import, from its output and its exit code or signal."""
         facts = checks.check_result(output, self._interpreter, self._config, how)
         if checks.can_be_provisioned(facts, self._config):
             return "needs", facts
@@ -99,5 +77,5 @@ class Preparation:
         return "ready", {**facts, **checks.master_facts(), "limits": self._limits}
 
     def fetched(self) -> Iterator[bytes]:
-        """The files to send back, in pieces; see :meth:`ringrun.agent.job_folder.JobFolder.fetched`."""
+        """Return the pieces of the files to send; see :meth:`ringrun.agent.job_folder.JobFolder.fetched`."""
         return iter(()) if self.folder.path is None else self.folder.fetched(self._config["fetch"])

@@ -22,7 +22,7 @@ EARLY = bytearray(getattr(sys, "ringrun_early", b""))
 
 
 def load_libc() -> Any:
-    """The C library for calls that Python lacks, or None where ctypes cannot find it."""
+    """Return the C library for calls that Python lacks, or None where ctypes cannot find it."""
     try:
         import ctypes
 
@@ -32,13 +32,13 @@ def load_libc() -> Any:
 
 
 def prctl(libc: Any, option: int, value: int) -> None:
-    """Linux's prctl; elsewhere nothing happens."""
+    """Call Linux's prctl; no effect on other systems."""
     if libc is not None and hasattr(libc, "prctl"):
         libc.prctl(option, value, 0, 0, 0)
 
 
 def in_native_encoding(text: str) -> str:
-    """The text whose bytes in this process's encoding are those that the launcher's variable has in UTF-8."""
+    """Return the text whose bytes in this process's encoding equal the launcher's variable in UTF-8."""
     return os.fsdecode(text.encode("utf-8", "surrogateescape"))
 
 
@@ -55,13 +55,7 @@ def read_exactly(count: int) -> bytes:
 
 
 class Child:
-    """A process that the agent started: a rank, or the check.
-
-    Args:
-        rank: the rank.
-        process: the process.
-        pipes: the descriptors from which its output is read.
-    """
+    """A process that the agent started: a rank or the check; `pipes` are the descriptors of its output."""
 
     def __init__(self, rank: int, process: Any, pipes: List[int]) -> None:
         self.rank = rank
@@ -73,17 +67,14 @@ class Child:
 
 class InheritedBytes:
     """Bytes that children read from an inherited descriptor: in anonymous memory or a pipe, never in a file.
-
-    Args:
-        data: the bytes.
-        libc: the C library, used where Python has no ``os.memfd_create``; or None.
+    `libc` (or None) is used where Python has no ``os.memfd_create``.
     """
 
     def __init__(self, data: bytes, libc: Any) -> None:
         self.data = data
         self.fd = -1
         if not os.path.isdir("/proc/self/fd"):
-            return  # then no descriptor of its own can be opened for each child
+            return  # then no separate descriptor can be opened for each child
         create = getattr(os, "memfd_create", None)
         if create is not None:
             with contextlib.suppress(OSError):  # an old kernel, or a sandbox
@@ -95,7 +86,7 @@ class InheritedBytes:
             view = view[os.write(self.fd, view) :]
 
     def descriptor(self) -> int:
-        """A new descriptor for one child, at the start of the bytes; the caller closes it."""
+        """Return a new descriptor for one child, at the start of the bytes; the caller closes it."""
         if self.fd >= 0:
             return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY)
         reader, writer = os.pipe()
@@ -114,15 +105,9 @@ class InheritedBytes:
 
 
 def strays(job: str, host_index: int, root: int = 0) -> List[int]:
-    """Running processes of a job on this host, without this one (Linux; elsewhere none are found).
-
-    Args:
-        job: the job's identifier, which is in the environment of its processes.
-        host_index: the host's number in the job.
-        root: all descendants of this process are included, whatever their environment; 0 for none.
-
-    Returns:
-        Their process ids, sorted.
+    """Return the sorted ids of a job's running processes on this host, except for this one (Linux; none
+    elsewhere). They have the job's identifier in their environment, or descend from the process `root` (0:
+    none).
     """
     required = {b"RINGCOMM_JOB=" + job.encode(), b"RINGCOMM_SLOT=%d:" % host_index}
     parents: Dict[int, int] = {}
@@ -165,7 +150,7 @@ def kill(pids: List[int], signum: int) -> None:
 
 
 def kill_group(pgid: int, signum: int) -> bool:
-    """Signal a process group; whether it had a process."""
+    """Signal a process group; return whether it had a process."""
     try:
         os.killpg(pgid, signum)
     except (ProcessLookupError, PermissionError):
@@ -174,14 +159,7 @@ def kill_group(pgid: int, signum: int) -> bool:
 
 
 def sweep(job: str, host_index: int, root: int = 0, limit_s: float = 1.0) -> None:
-    """SIGKILL all processes of a job on this host, until none is left.
-
-    Args:
-        job: the job's identifier.
-        host_index: the host's number in the job.
-        root: all descendants of this process are included; 0 for none.
-        limit_s: seconds after which to stop trying.
-    """
+    """SIGKILL all processes of :func:`strays` until none is left, or for `limit_s` seconds."""
     until = time.monotonic() + limit_s
     while time.monotonic() < until:
         left = strays(job, host_index, root)
@@ -192,13 +170,7 @@ def sweep(job: str, host_index: int, root: int = 0, limit_s: float = 1.0) -> Non
 
 
 def run_guard(child: int, job: str, host_index: int) -> NoReturn:
-    """Run the agent's parent: forward signals, wait for the agent, end the processes that are left.
-
-    Args:
-        child: the agent's process id.
-        job: the job's identifier.
-        host_index: the host's number in the job.
-    """
+    """Run the agent's parent: forward signals, wait for the agent, end the remaining processes, exit."""
     forward: Callable[..., None] = lambda signum, _: kill([child], signum)  # noqa: E731
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, forward)

@@ -46,14 +46,9 @@ class Recorder:
 
 
 class Recorders:
-    """The recorders of all ranks of this host.
-
-    Args:
-        selector: the agent's; the data of its entries are callables without arguments.
-        send: called with a rank and its record as JSON.
-        send_numbers: called with a rank and its numbers as JSON, in answer to :meth:`ask_numbers`.
-        on_manual_dump: called when a rank writes its stacks without a request, because the user has sent
-            SIGUSR1 to it.
+    """The recorders of all ranks of this host. The selector's entries have callables without arguments as
+    data; `send` and `send_numbers` (the answer to :meth:`ask_numbers`) get a rank and JSON; `on_manual_dump`
+    is called when a rank writes its stacks without a request, because the user sent it SIGUSR1.
     """
 
     def __init__(
@@ -68,14 +63,8 @@ class Recorders:
         self._recorders: Dict[int, Recorder] = {}
 
     def open(self, rank: int, env: Dict[str, str]) -> Tuple[int, int]:
-        """Create a socket and a pipe for a new rank, and name them in its environment.
-
-        Args:
-            rank: the rank.
-            env: its environment; changed.
-
-        Returns:
-            The rank's descriptors of both, which the caller closes after the fork.
+        """Create a socket and a pipe for a new rank, and name them in its environment `env`. The caller
+        closes the returned descriptors, the rank's ends, after the fork.
         """
         ours, theirs = socket.socketpair()
         pipe, stacks = os.pipe()
@@ -95,10 +84,8 @@ class Recorders:
             self._recorders[rank].pid = pid
 
     def ended(self, rank: int) -> bool:
-        """Read the remaining data of a rank that has ended, and close its descriptors.
-
-        Returns:
-            whether it has used ringcomm; True where that is not known.
+        """Read the remaining data of a rank that has ended, and close its descriptors. Return whether the
+        rank used ringcomm; True if that is unknown.
         """
         recorder = self._recorders.pop(rank, None)
         if recorder is not None:
@@ -133,7 +120,7 @@ class Recorders:
                 pass
 
     def ask_numbers(self) -> None:
-        """Request what every rank has done so far, in numbers. A rank that does not answer is left out."""
+        """Request every rank's counters. A rank that does not answer is left out."""
         for recorder in self._recorders.values():
             if recorder.answers:
                 try:
@@ -142,11 +129,11 @@ class Recorders:
                     pass
 
     def due(self) -> List[float]:
-        """The deadlines at which :meth:`act` must be called."""
+        """Return the deadlines at which :meth:`act` must be called."""
         return [recorder.due for recorder in self._recorders.values() if recorder.due is not None]
 
     def act(self, now: float) -> None:
-        """Handle overdue answers: send SIGUSR1, or a record with what the system reports."""
+        """Handle overdue answers: send SIGUSR1, or a record of the system's facts."""
         for recorder in list(self._recorders.values()):
             if recorder.due is None or now < recorder.due:
                 continue
@@ -220,15 +207,12 @@ class Recorders:
 
 
 def process_facts(pid: int) -> Dict[str, Any]:
-    """Return what Linux reports about a process that does not answer.
-
-    ``state``, as the letter that ``ps`` shows.
-    """
+    """Return ``state`` of a process that does not answer, as the letter that ``ps`` shows (Linux)."""
     return {"state": status_of(pid).get("State", "")[:1]}
 
 
 def queued_s(pid: int) -> float:
-    """Return for how long the threads of a process have waited for a processor, in seconds; see proc(5)."""
+    """Return the seconds that the threads of a process have waited for a processor; see proc(5)."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208  as in the rest of the agent
     except OSError:
@@ -249,7 +233,7 @@ def catches_signal(pid: int) -> bool:
 
 
 def status_of(pid: int) -> Dict[str, str]:
-    """The lines of ``/proc/PID/status`` by their names; empty where there is none."""
+    """Return the lines of ``/proc/PID/status`` by their names; empty if there is no such file."""
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
             pairs = [line.partition(":") for line in file]

@@ -3,9 +3,9 @@
 
 Standard library only: the launcher sends this file with :mod:`ringrun.agent.agent`. A package is a directory
 that is added to the ranks' module path: ringcomm itself, or a wheel. It is identified by a digest of its
-files, which is checked each time before the package is used. Nothing in it can be exchanged between the check
-and the use, because the cache is a folder in which only this user and the administrator can change anything
-(:func:`ringcomm.storage.folders.trusted_folder`); where it is none, another place is taken.
+files, which is checked each time before the package is used. Nothing in it can be exchanged between check and
+use, because only this user and the administrator can change the cache
+(:func:`ringcomm.storage.folders.trusted_folder`); a folder that is not so protected is skipped.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from ringcomm.storage import files, folders
 from ringrun.agent import checks
 
 UNUSED_S = 30 * 24 * 3600.0
-"""Packages that no job has used for so long are removed, in seconds."""
+"""Packages that no job has used for this time are removed, in seconds."""
 SHARED_PLACES = ("/tmp", "/var/tmp", "/dev/shm")
-"""Used where the home directory cannot be written, or not be trusted."""
+"""Used where the home directory cannot be written or trusted."""
 PROGRAMS = "ringcomm-agent"
 """The folder of the agent's programs, among the user's caches."""
 KEPT_PROGRAMS = 3
-"""The most programs in the cache: those used last. Every version of ringrun has another one."""
+"""Maximum number of programs in the cache (one per version of ringrun), the most recently used."""
 DIGEST = re.compile(r"[0-9a-f]{32}")
 PROGRAM = re.compile(r"[0-9a-f]{64}")
 PACKAGE = re.compile(r"[0-9a-f]{32}|\.?[0-9a-f]{32}\.[0-9a-f]+|wheels-[\w.-]+")
-"""What this module and :mod:`ringrun.ship.wheels` make: packages, whole or not, and folders of wheels."""
+"""Names from this module and :mod:`ringrun.ship.wheels`: packages, also incomplete, and folders of wheels."""
 IN_USE = "in-use.lock"
-"""The file in a cache that every job has locked, so that `ringrun clean` leaves the cache as it is."""
+"""The file in a cache that every job locks, so that `ringrun clean` leaves the cache as it is."""
 LOCK_S = 5.0
-"""How long a cache may be cleaned, or the agent of the attempt before may take to leave, in seconds."""
+"""Seconds that cleaning a cache, or the exit of the previous attempt's agent, may take."""
 _held: Dict[Tuple[int, int], int] = {}
 
 
@@ -48,11 +48,7 @@ class NoPlace(OSError):
 
 
 def digest(files: Iterable[Tuple[str, bytes]]) -> str:
-    """The identifier of a package, 32 hexadecimal digits.
-
-    Args:
-        files: the relative path, with "/", and the content of each file, in any order.
-    """
+    """Return a package's identifier, 32 hexadecimal digits, from each file's path (with "/") and content."""
     whole = hashlib.sha256()
     for name, content in sorted((name, hashlib.sha256(content).digest()) for name, content in files):
         whole.update(name.encode() + b"\0" + content)
@@ -65,7 +61,7 @@ def _caches(environ: Mapping[str, str]) -> str:
 
 
 def places(environ: Mapping[str, str]) -> List[str]:
-    """The directories that may hold packages, the preferred one first."""
+    """Return the directories that may hold packages, the preferred one first."""
     chosen = [os.path.join(_caches(environ), "ringcomm")]
     for folder in (environ.get("TMPDIR", ""), *SHARED_PLACES):
         if os.path.isabs(folder):
@@ -74,22 +70,14 @@ def places(environ: Mapping[str, str]) -> List[str]:
 
 
 def place_of_programs(environ: Mapping[str, str]) -> str:
-    """The directory of the agent's programs."""
+    """Return the directory of the agent's programs."""
     return os.path.join(_caches(environ), PROGRAMS)
 
 
 def locked(folder: int, name: str, kind: int, limit_s: float) -> int:
-    """A descriptor of a file in a folder, locked for this process.
-
-    Args:
-        folder: descriptor of the folder.
-        name: of the file, which is made where there is none.
-        kind: ``fcntl.LOCK_EX`` or ``fcntl.LOCK_SH``.
-        limit_s: how long to wait for other processes, in seconds.
-
-    Raises:
-        BlockingIOError: another process has held the lock for this long.
-        OSError: there is no such file, and it cannot be made.
+    """Return a descriptor of a file in a folder, made if it is missing, with the flock `kind` of this
+    process. BlockingIOError after `limit_s` seconds; another OSError if there is no such file and it cannot
+    be made.
     """
     descriptor = files.open_lock(folder, name)
     until = time.monotonic() + limit_s
@@ -105,13 +93,8 @@ def locked(folder: int, name: str, kind: int, limit_s: float) -> int:
 
 
 def hold(folder: int) -> None:
-    """Keep a cache from being cleaned as long as this process runs.
-
-    Args:
-        folder: descriptor of the cache.
-
-    Raises:
-        BlockingIOError: it has been cleaned for very long.
+    """Keep a cache (its descriptor) from being cleaned until this process ends. BlockingIOError if it is
+    being cleaned for more than :data:`LOCK_S`.
     """
     facts = os.fstat(folder)
     key = (facts.st_dev, facts.st_ino)
@@ -126,17 +109,8 @@ def hold(folder: int) -> None:
 
 
 def in_first_place(environ: Mapping[str, str], fill: Callable[[str, int], str]) -> str:
-    """Use the first directory that can be trusted and written.
-
-    Args:
-        environ: this machine's environment.
-        fill: called with a directory and its descriptor; an OSError leads to the next directory.
-
-    Returns:
-        What ``fill`` has returned.
-
-    Raises:
-        NoPlace: there is none.
+    """Return ``fill(directory, descriptor)`` for the first trusted and writable directory; an OSError of
+    `fill` leads to the next one, :class:`NoPlace` is raised after the last.
     """
     reasons = []
     for place in places(environ):
@@ -150,12 +124,7 @@ def in_first_place(environ: Mapping[str, str], fill: Callable[[str, int], str]) 
 
 
 def keep_program(program: bytes, environ: Mapping[str, str]) -> None:
-    """Keep the agent's program for the next start, if that is possible.
-
-    Args:
-        program: as it was received, or b"" if it came from the cache.
-        environ: this host's environment.
-    """
+    """Keep the agent's program for the next start, if possible; b"" is a program that came from the cache."""
     if not program:
         return
     try:
@@ -168,14 +137,7 @@ def keep_program(program: bytes, environ: Mapping[str, str]) -> None:
 
 
 def find(wanted: str, environ: Mapping[str, str]) -> Optional[str]:
-    """The directory of a package in the cache, after a check of its content; None if there is none.
-
-    A directory whose content has changed is removed.
-
-    Args:
-        wanted: the package's digest.
-        environ: this host's environment.
-    """
+    """Return the directory of a package in the cache, or None. One with changed content is removed."""
     for place in places(environ):
         try:
             with folders.trusted_folder(place, make=False) as folder:
@@ -190,15 +152,9 @@ def find(wanted: str, environ: Mapping[str, str]) -> Optional[str]:
 
 
 def use(wanted: str, data: bytes, env: Dict[str, str]) -> Optional[Dict[str, str]]:
-    """Add a package to the ranks' module path.
-
-    Args:
-        wanted: the package's digest, or "" if the ranks use what is installed.
-        data: the package as a zip file, or b"" to look for it in the cache.
-        env: the ranks' environment; changed.
-
-    Returns:
-        None if the ranks can use it, an empty dictionary if the launcher must send it, or a problem's facts.
+    """Add the package with the digest `wanted` ("": none) to the module path in `env`. `data` is its zip
+    file, b"" to look for it in the cache. Return None if ranks can use it, {} if the launcher must send it,
+    or a problem's facts.
     """
     if not wanted:
         return None
@@ -213,18 +169,9 @@ def use(wanted: str, data: bytes, env: Dict[str, str]) -> Optional[Dict[str, str
 
 
 def unpack(data: bytes, wanted: str, environ: Mapping[str, str]) -> str:
-    """Unpack a package into the cache and return its directory.
-
-    Two jobs may do this at the same time: each unpacks into a directory of its own and renames it.
-
-    Args:
-        data: the package as a zip file.
-        wanted: its digest.
-        environ: this host's environment.
-
-    Raises:
-        NoPlace: no directory can hold it.
-        ValueError: the data is not that package.
+    """Unpack a zip file into the cache and return its directory. Two jobs may do this at the same time: each
+    unpacks into a separate directory and renames it. :class:`NoPlace` if no directory can hold it, ValueError
+    if the data is not the package `wanted`.
     """
     content = unzipped(data)
     if not DIGEST.fullmatch(wanted) or digest(content.items()) != wanted:
@@ -233,11 +180,7 @@ def unpack(data: bytes, wanted: str, environ: Mapping[str, str]) -> str:
 
 
 def unzipped(data: bytes) -> Dict[str, bytes]:
-    """The files in a zip archive, by their paths.
-
-    Raises:
-        ValueError: it is not a zip archive, or a path leaves the directory.
-    """
+    """Return the files in a zip archive by path; ValueError for another format or a path outside."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             files = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
@@ -267,11 +210,7 @@ def _place(content: Mapping[str, bytes], place: str, folder: int, wanted: str) -
 
 
 def _is_package(folder: int, wanted: str) -> bool:
-    """Return whether a directory is there and holds a package.
-
-    Raises:
-        OSError: it cannot be read, or another user could change it.
-    """
+    """Return whether a directory exists and holds a package; OSError if another user could change it."""
     try:
         with folders.inner_folder(folder, wanted, None) as inner:
             return digest(_files(inner)) == wanted
@@ -280,7 +219,7 @@ def _is_package(folder: int, wanted: str) -> bool:
 
 
 def _files(folder: int, above: str = "") -> Iterator[Tuple[str, bytes]]:
-    """All files of a package but the bytecode that Python adds to it, which is looked at only."""
+    """Yield the files of a package, without Python's bytecode, of which only the owner is checked."""
     for name in os.listdir(folder):
         facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if stat.S_ISDIR(facts.st_mode):

@@ -22,18 +22,10 @@ OTHERS = (
 
 
 def limit(env: Dict[str, str], wanted: str, ranks: int, cores: Optional[float] = None) -> Dict[str, Any]:
-    """Add the variables to the environment of a host's ranks. Variables that are set keep their values.
-
-    Args:
-        env: the ranks' environment; changed.
-        wanted: threads per rank: a number, :data:`NONE`, or :data:`AUTO` for an equal share of the cores
-            where several ranks share them.
-        ranks: number of ranks on this host.
-        cores: number of cores for them; None for :func:`available_cores`.
-
-    Returns:
-        ``threads`` per rank (0: nothing was set), ``cores``, ``ranks``, and ``kept``, the variables that were
-        set before to other values.
+    """Add the variables to the environment `env` of a host's ranks, except for those that are set. `wanted`
+    is a number of threads per rank, :data:`NONE`, or :data:`AUTO` for an equal share of the cores between
+    several ranks. Return ``threads`` per rank (0: nothing was set), ``cores``, ``ranks``, and ``kept``,
+    variables set before to other values.
     """
     cores = available_cores() if cores is None else cores
     if wanted == NONE or (wanted == AUTO and ranks < 2):
@@ -48,7 +40,7 @@ def limit(env: Dict[str, str], wanted: str, ranks: int, cores: Optional[float] =
 
 
 def available_cores() -> float:
-    """Number of cores that this process may use, by its affinity and by the limits of its cgroups."""
+    """Return the number of cores that this process may use, by its affinity and the limits of its cgroups."""
     cores = float(bound_cores())
     try:
         with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:
@@ -59,7 +51,7 @@ def available_cores() -> float:
 
 
 def bound_cores() -> int:
-    """Return how many cores this process may run on by its affinity."""
+    """Return the number of cores in this process's affinity mask."""
     try:
         return len(os.sched_getaffinity(0))  # type: ignore[attr-defined,unused-ignore]
     except (AttributeError, OSError):  # not Linux
@@ -67,7 +59,7 @@ def bound_cores() -> int:
 
 
 def control_groups(lines: Iterable[str], root: str = "/sys/fs/cgroup") -> List[str]:
-    """The folders of the cgroups in ``/proc/self/cgroup`` that limit processors, and of their parents."""
+    """Return the folders of the cgroups in ``/proc/self/cgroup`` that limit processors, and their parents."""
     found: List[str] = []
     for line in lines:
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -80,7 +72,7 @@ def control_groups(lines: Iterable[str], root: str = "/sys/fs/cgroup") -> List[s
 
 
 def quotas(lines: Iterable[str], root: str = "/sys/fs/cgroup") -> List[float]:
-    """The limits, in cores, of :func:`control_groups`."""
+    """Return the limits of :func:`control_groups`, in cores."""
     found: List[Optional[float]] = []
     for folder in control_groups(lines, root):
         old = [word for end in ("quota", "period") for word in _words(f"{folder}/cpu.cfs_{end}_us")]
@@ -89,7 +81,7 @@ def quotas(lines: Iterable[str], root: str = "/sys/fs/cgroup") -> List[float]:
 
 
 def _with_parents(root: str, path: str) -> List[str]:
-    """The folders of a cgroup and its parents. In a container only the outermost may exist."""
+    """Return the folders of a cgroup and its parents. In a container only the outermost may exist."""
     parts = [part for part in path.split("/") if part and part != ".."]
     return [os.path.join(root, *parts[:count]) for count in range(len(parts), -1, -1)]
 
@@ -103,19 +95,14 @@ def _words(path: str) -> List[str]:
 
 
 def _quota(words: List[str]) -> Optional[float]:
-    """Cores from "200000 100000" (microseconds per period); None without a limit ("max", or -1)."""
+    """Return the cores of "200000 100000" (microseconds per period); None without a limit ("max", or -1)."""
     if len(words) != 2 or not all(word.isdigit() and int(word) for word in words):
         return None
     return int(words[0]) / int(words[1])
 
 
 def describe(hosts: Mapping[str, Mapping[str, Any]], wanted: str) -> str:
-    """One line for the user about the limits that were set; "" if there are none.
-
-    Args:
-        hosts: by host, the result of :func:`limit`.
-        wanted: the setting ``threads``.
-    """
+    """Return one line for the user about the limits of :func:`limit` by host, or ""."""
     parts = []
     for host, found in hosts.items():
         kept = "".join(f", {name}={value} is kept" for name, value in sorted(found["kept"].items()))

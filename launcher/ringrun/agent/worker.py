@@ -31,14 +31,8 @@ class Call(NamedTuple):
 
 
 def pack_call(call: Call, path: Sequence[str]) -> bytes:
-    """The payload: a line of JSON with ``sys.path`` entries, then the pickle that may import from them.
-
-    Args:
-        call: the function and its arguments.
-        path: directories to import from.
-
-    Raises:
-        ConfigError: the function or an argument cannot be pickled.
+    """Return the payload: a line of JSON with ``sys.path`` entries, then the pickle that may import from
+    them. ConfigError if the function or an argument cannot be pickled.
     """
     try:
         pickled: bytes = cloudpickle.dumps(tuple(call))
@@ -50,18 +44,18 @@ def pack_call(call: Call, path: Sequence[str]) -> bytes:
 
 
 def carries_bytecode(payload: bytes) -> bool:
-    """Return whether a pickle has functions by value, which only the same minor version of Python reads."""
+    """Return whether a pickle holds functions by value, which only the same minor Python can load."""
     return b"CodeType" in payload
 
 
 def unpack_call(payload: bytes) -> Tuple[List[str], Callable[[], Call]]:
-    """The directories to add to ``sys.path``, and a function that then unpickles the call."""
+    """Return the directories to add to ``sys.path``, and a function that then unpickles the call."""
     head, _, pickled = payload.partition(b"\n")
     return json.loads(head.decode())["path"], lambda: Call(*unpickled(pickled))
 
 
 def _unpicklable(call: Call) -> str:
-    """The part of a call that cannot be pickled, for a message."""
+    """Return the part of a call that cannot be pickled, for a message."""
     parts = [(f"args[{index}]", value) for index, value in enumerate(call.args)]
     for name, value in (*parts, *call.kwargs.items()):
         try:
@@ -72,16 +66,7 @@ def _unpicklable(call: Call) -> str:
 
 
 def main(payload_descriptor: int, result_descriptor: int) -> None:
-    """Run the call. An exception is sent as the result, and then ends this process.
-
-    Args:
-        payload_descriptor: to read the call from.
-        result_descriptor: to write the result to.
-
-    Raises:
-        ConfigError: the process was not started by ringrun.
-        Misuse: the payload has no valid signature.
-    """
+    """Run the call. An exception is sent as the result, and then ends this process."""
     for descriptor in (payload_descriptor, result_descriptor):
         os.set_inheritable(descriptor, False)  # processes that the function starts must not keep them open
     key = key_from_environment()

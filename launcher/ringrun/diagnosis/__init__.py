@@ -1,1 +1,1 @@
-"""What went wrong: the first failure, which rank waits for which, and the report that the user reads."""
+"""The explanation of failures: the first failure, which rank waits for which, and the user's report."""

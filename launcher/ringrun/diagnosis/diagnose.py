@@ -10,11 +10,7 @@ from .waiting import diagnose, different_lines
 
 
 def diagnose_folder(folder: Path) -> Tuple[str, int]:
-    """The text for the user, and the exit code: 0, or 1 if some of the files are no good.
-
-    Raises:
-        ConfigError: there is nothing to read.
-    """
+    """Return the user's text and the exit code, 1 if a file is not valid. ConfigError without a record."""
     reports, bad = read_records(folder)
     paragraphs: List[str] = []
     if reports:

@@ -1,4 +1,4 @@
-"""What the user reads at the end, when something went wrong. Pure: facts in, text out."""
+"""The user's report at the end of a failed job. Pure: facts in, text out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _UNCAUGHT = re.compile(r"an uncaught ([\w.]+): (.*?)((?:; (?:its|their) last ope
 
 
 def box(title: str, paragraphs: Sequence[str], last: str = "") -> str:
-    """A box that is open to the right, so that long lines may wrap."""
+    """Return a box that is open to the right, so that long lines may wrap."""
     lines = [f"╭─ ringrun: {title}"]
     for index, paragraph in enumerate(paragraphs):
         if index:
@@ -41,7 +41,7 @@ def box(title: str, paragraphs: Sequence[str], last: str = "") -> str:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """``rank 2`` or ``ranks 0, 2-5``."""
+    """Return ``rank 2`` or ``ranks 0, 2-5``."""
     runs: List[List[int]] = []
     for rank in sorted(ranks):
         if runs and runs[-1][-1] == rank - 1:
@@ -62,17 +62,11 @@ def failure_box(
     first: str = "",
     search_path: str = "",
 ) -> str:  # fmt: skip
-    """The report: the rank that failed first, where, how, its last traceback; the others in one line.
-
-    Args:
-        hosts: for each rank, its host's name.
-        host_names: the hosts in the plan's order.
-        tails: for each rank, its last lines on stderr.
-        diagnosis: which ranks waited for which, if that is known.
-        lines: calls from different lines of the program, if there are any: they may explain all the rest.
-        pythons: by host's name, its interpreter where that is known.
-        first: a paragraph before all others, or "".
-        search_path: PYTHONPATH of the launching shell, which ranks elsewhere do not have.
+    """Return the report: the rank that failed first, where, how, its last traceback; the others in one line.
+    `hosts` and `tails` (the end of stderr) are by rank, `host_names` in the plan's order, `pythons` (known
+    interpreters) by host name. `diagnosis` tells which ranks waited for which, `lines` which calls came from
+    different lines of the program: they may explain the rest. `first` comes before all other paragraphs;
+    `search_path` is the launching shell's PYTHONPATH, which ranks on other hosts lack.
     """
     cause = failure.cause()
     assert cause is not None
@@ -134,7 +128,7 @@ def _body(cause: Cause, tails: Mapping[int, Sequence[str]]) -> List[str]:
 
 
 def error_paragraphs(tail: Sequence[str]) -> List[str]:
-    """The last traceback in what a rank wrote to stderr, its cause, and what helps; none without one."""
+    """Return the last traceback on a rank's stderr, its cause and a remedy; [] without a traceback."""
     lines = traceback_lines(tail)
     if not lines:
         return []
@@ -147,9 +141,9 @@ def error_paragraphs(tail: Sequence[str]) -> List[str]:
 
 
 def signal_hint(end: Optional[Exit]) -> str:
-    """Return what a signal usually means, where that is not plain."""
+    """Return the usual meaning of a signal that is not obvious."""
     if end is None or end.signal is None or end.signal == end.sent:
-        return ""  # what ringrun did itself needs no explanation
+        return ""  # ringrun's own signal needs no explanation
     name = signal_name(end.signal)
     if name == "SIGKILL":
         return (
@@ -164,7 +158,7 @@ def signal_hint(end: Optional[Exit]) -> str:
 
 
 def missing_module_hint(lines: Sequence[str], host: str, python: str, search_path: str = "") -> str:
-    """Return which interpreter lacks what, if the last traceback ends because of that; or ""."""
+    """Return which interpreter lacks a module, if the last traceback ends because of that; or ""."""
     found = [match for line in traceback_lines(lines) if (match := _NO_MODULE.match(line))]
     if not found or not python:
         return ""
@@ -187,7 +181,7 @@ def missing_module_hint(lines: Sequence[str], host: str, python: str, search_pat
 
 
 def _alike(failure: FirstFailure, cause: Cause, tails: Mapping[int, Sequence[str]]) -> List[int]:
-    """The other ranks that failed with the very error that the box shows: ringcomm's, or the same bug."""
+    """Return the other ranks that failed with the box's error: an error of ringcomm, or the same bug."""
     own = () if cause.rank is None else tails.get(cause.rank, ())
     error, bug = shared_error(own), origin(own)
     found = []
@@ -200,12 +194,12 @@ def _alike(failure: FirstFailure, cause: Cause, tails: Mapping[int, Sequence[str
 
 
 def _without_repetition(diagnosis: str, paragraphs: Sequence[str]) -> str:
-    """A diagnosis in which errors that the paragraphs above show in full are only mentioned."""
+    """Shorten the errors in a diagnosis that the paragraphs above show in full."""
     above = "\n".join(paragraphs)
 
     def mention(line: str) -> str:
         found = _UNCAUGHT.search(line)
-        # What one rank has failed with, and no other, is short enough to stand beside what it did.
+        # An error of a single rank is short enough to stand beside its operation.
         if found is None or not (found[1] == "MismatchError" or line.startswith("Ranks ")):
             return line
         # A mismatch may stand above without its class; other texts may be too short to identify it.
@@ -217,10 +211,8 @@ def _without_repetition(diagnosis: str, paragraphs: Sequence[str]) -> str:
 
 
 def _others(failure: FirstFailure, cause: Cause, alike: Sequence[int]) -> str:
-    """One line for the ranks that stopped because of it, and one for those that failed by themselves.
-
-    Args:
-        alike: ranks that failed with the same error.
+    """Return one line for the ranks that stopped because of the cause, and one for those that failed
+    separately; `alike` failed with the same error.
     """
     ended = {
         rank for rank, end in failure.exits.items()
@@ -244,13 +236,8 @@ def _others(failure: FirstFailure, cause: Cause, alike: Sequence[int]) -> str:
 
 
 def problems_box(problems: Mapping[str, str], waiting: Sequence[str], failed: int, hosts: int) -> str:
-    """The job did not start: one paragraph per host, and what to try.
-
-    Args:
-        problems: the paragraphs.
-        waiting: the hosts that had not answered until then.
-        failed: the number of hosts with a problem.
-        hosts: the number of hosts.
+    """Return the box of a job that did not start: one paragraph per host; `waiting` are hosts that had not
+    answered, `failed` of `hosts` is the number with a problem.
     """
     title = (
         "the job did not start" if hosts == 1 else f"the job did not start: {failed} of {hosts} hosts failed"
@@ -262,11 +249,8 @@ def problems_box(problems: Mapping[str, str], waiting: Sequence[str], failed: in
 
 
 def host_problem(host: str, facts: Dict[str, Any], is_local: bool, install: Callable[[str], str]) -> str:
-    """Return what an agent found missing, as a paragraph with a remedy.
-
-    Args:
-        facts: the agent's ``problem`` event; see :mod:`ringrun.agent.checks`.
-        install: says how to give an interpreter over there the ringcomm that is here.
+    """Return an agent's ``problem`` event (:mod:`ringrun.agent.checks`) as a paragraph with a remedy;
+    `install` tells how to give an interpreter there this machine's ringcomm.
     """
     path = facts["path"]
     there = f"{host}: there is no"
@@ -316,7 +300,7 @@ def host_problem(host: str, facts: Dict[str, Any], is_local: bool, install: Call
 
 
 def _interpreter_problem(facts: Dict[str, Any], install: Callable[[str], str]) -> str:
-    """Return what is wrong with the Python that the ranks would run."""
+    """Return the problem of the Python that the ranks would run."""
     path, found = facts["path"], facts.get("found", {})
     python = found.get("python") or path
     if facts["problem"] == "old":

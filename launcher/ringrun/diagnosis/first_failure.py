@@ -1,7 +1,7 @@
 """The first failure of a job. Pure: ends of ranks, reports and lost hosts go in, one cause comes out.
 
-A rank that lost its peer may well be gone before the news of that peer's death arrives. So the
-order of arrival alone does not decide: what the survivors told the rendezvous comes first.
+A rank that lost its peer may end before the report of that peer's death arrives. So the order of arrival
+alone does not decide: the survivors' reports to the rendezvous come first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ NO_CODE = 255
 
 
 class Exit(NamedTuple):
-    """How a rank ended. ``sent`` is the last signal that *we* sent it, 0 if none."""
+    """The end of a rank. `sent` is the last signal that the job sent to it, 0 if none."""
 
     rank: int
     code: Optional[int]
@@ -22,23 +22,21 @@ class Exit(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether it ended well."""
         return self.code == 0
 
     @property
     def status(self) -> int:
-        """As a shell would put it: the code, or 128 and the signal's number."""
+        """As in a shell: the code, or 128 and the signal's number."""
         return 128 + self.signal if self.signal else self.code or 0
 
     def describe(self) -> str:
-        """``exit code 3`` or ``killed by SIGKILL``."""
+        """Return ``exit code 3`` or ``killed by SIGKILL``."""
         return f"killed by {signal_name(self.signal)}" if self.signal else f"exit code {self.code}"
 
 
 class Complaint(NamedTuple):
-    """That something failed, and whose fault it is (None: not known), as a rank or the rendezvous says.
-
-    With ``link`` it is that of no rank, but of what is between two of them.
+    """A failure and its culprit (None: unknown), as a rank or the rendezvous reports it. With `link` the
+    fault is between two ranks.
     """
 
     rank: Optional[int]
@@ -48,7 +46,7 @@ class Complaint(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """What ended the job: a rank, or a whole host, in the words of ``how`` and perhaps ``detail``."""
+    """The cause of the job's end: a rank, or a whole host, described by `how` and perhaps `detail`."""
 
     rank: Optional[int]
     host_index: Optional[int]
@@ -64,36 +62,34 @@ class FirstFailure:
     def __init__(self) -> None:
         self.exits: Dict[int, Exit] = {}
         self.complaints: List[Complaint] = []
-        self.lost: Dict[int, str] = {}  # host index: what happened
+        self.lost: Dict[int, str] = {}  # by host index, the reason
         self.past: Set[int] = set()  # ranks that had ended before the last change that the job survived
         self._events: List[Cause] = []
         self._explained: List[Complaint] = []
 
     def exited(self, end: Exit) -> None:
-        """A rank has ended."""
         self.exits[end.rank] = end
         if not end.ok and not end.sent:
             self._events.append(Cause(end.rank, None, end.describe(), "", end.status, end))
 
     def complained(self, complaint: Complaint) -> None:
-        """A rank has reported a failure to the rendezvous."""
+        """Add a rank's report of a failure to the rendezvous."""
         self.complaints.append(complaint)
 
     def host_lost(self, host_index: int, text: str) -> None:
-        """A host's agent, or the way to it, is gone."""
+        """Add the loss of a host's agent, or of the connection to it."""
         self.lost[host_index] = text
         self._events.append(Cause(None, host_index, text, "", NO_CODE))
 
     def survived(self) -> None:
-        """The job continues without the ranks that have failed until now (elastic jobs)."""
+        """Forget the failures so far: the (elastic) job continues without these ranks."""
         self.past.update(self.exits)
         self.complaints, self._explained, self._events = [], [], []
         self.lost.clear()
 
     def explained(self, complaints: Sequence[Complaint]) -> None:
-        """The ranks because of which others have ended, by those ranks' own records.
-
-        They count where the launcher's rendezvous has no report, as for groups with their own rendezvous.
+        """Add the culprits that the failed ranks' records name. They count where the launcher's rendezvous
+        has no report, as for groups with a separate rendezvous.
         """
         self._explained = list(complaints)
 
@@ -103,14 +99,12 @@ class FirstFailure:
 
     @property
     def failed(self) -> bool:
-        """Whether anything failed so far."""
+        """Whether any failure is known."""
         return bool(self._events or self.complaints)
 
     def secondary(self) -> Set[int]:
-        """Ranks that failed because another did.
-
-        The rendezvous names one culprit for all ranks (``rank`` is None then); a complaint may also
-        come from one rank alone.
+        """Return the ranks that failed because another did. The rendezvous names one culprit for all ranks
+        (``rank`` is None then); a complaint may also come from one rank alone.
         """
         found = {item.rank for item in self._complaints if item.culprit not in (None, item.rank)}
         if None in found or self._link() is not None:
@@ -122,7 +116,7 @@ class FirstFailure:
         return next((item for item in self.complaints if item.link), None)
 
     def cause(self) -> Optional[Cause]:
-        """The first failure, or None if nothing failed."""
+        """Return the first failure, or None."""
         if not self.failed:
             return None
         link = self._link()
@@ -149,7 +143,7 @@ class FirstFailure:
         return Cause(complaint.rank, None, "reported a failure", complaint.text, self._any_status())
 
     def _cause_of(self, rank: int) -> Cause:
-        """A rank that the others blame, although it did not end badly by itself."""
+        """Return the cause for a rank that the others blame, although it has not failed."""
         end = self.exits.get(rank)
         if end is not None and end.ok:
             how = "exit code 0, while others still needed it"
@@ -162,7 +156,7 @@ class FirstFailure:
         return Cause(rank, None, how, self._detail(rank), end.status if end and own else NO_CODE, end)
 
     def _detail(self, rank: Optional[int]) -> str:
-        """Return what it said itself, or else what others said about it."""
+        """Return the rank's own complaint, or else the others' about it."""
         own = [item.text for item in self._complaints if rank is not None and item.rank == rank]
         others = [item.text for item in self._complaints if rank is not None and item.culprit == rank]
         return next(iter(own + others), "")
@@ -171,13 +165,13 @@ class FirstFailure:
         return next((end.status for end in self.exits.values() if not end.ok and not end.sent), NO_CODE)
 
     def exit_code(self) -> int:
-        """Return what the launcher should return: the first failed rank's, 0 if none failed."""
+        """Return the launcher's exit code: the first failed rank's, 0 if none failed."""
         cause = self.cause()
         return 0 if cause is None else cause.status or NO_CODE
 
 
 def signal_name(number: Optional[int]) -> str:
-    """``SIGKILL`` for 9."""
+    """Return ``SIGKILL`` for 9."""
     try:
         return signal.Signals(number or 0).name
     except ValueError:

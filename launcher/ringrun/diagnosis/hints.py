@@ -1,4 +1,4 @@
-"""What errors of other packages mean, where the cause is known and the error does not say it. Pure."""
+"""Explanations of other packages' errors whose cause is known and not in the error. Pure."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ _KEYWORDS = {
     "root": "it is called root_rank",
     "src": "it is called root_rank",
 }
-"""By arguments of Horovod, torch.distributed and mpi4py, what ringcomm has instead."""
+"""ringcomm's replacements for arguments of Horovod, torch.distributed and mpi4py."""
 
 
 def hint_of(traceback: str) -> str:
-    """Return what helps against the error of a traceback: a paragraph for the failure report, or ""."""
+    """Return a remedy for the error of a traceback, as a paragraph for the failure report, or ""."""
     if _KERAS_2.search(traceback):
         return (
             "This program was written for Keras 2, and tf.keras is Keras 3 here. Install tf_keras of "

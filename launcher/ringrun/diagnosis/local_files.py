@@ -1,4 +1,4 @@
-"""Files that a rank on another host does not find, and that are on this machine."""
+"""Files of this machine that a rank on another host does not find."""
 
 from __future__ import annotations
 
@@ -20,12 +20,8 @@ _PATH_LIKE = re.compile(r"[/.]")
 
 
 def local_file_hint(job: Job, host: HostJob, lines: Sequence[str]) -> str:
-    """Return a paragraph if a rank has failed because a file of this machine is not on its host, or "".
-
-    Args:
-        job: the job.
-        host: of the rank.
-        lines: the last ones that the rank has written to stderr.
+    """Return a paragraph if a rank failed because its host lacks a file of this machine, or ""; `lines` are
+    the end of its stderr.
     """
     if host.is_local:
         return ""
@@ -54,14 +50,14 @@ def local_file_hint(job: Job, host: HostJob, lines: Sequence[str]) -> str:
 
 
 def _names(error: str) -> Iterator[str]:
-    """The words of an error that may be paths, quoted ones first."""
+    """Yield the words of an error that may be paths, quoted ones first."""
     yield from (one or other for one, other in _QUOTED.findall(error))
     bare = (item.strip("'\"`:;,()[]") for item in error.split())
     yield from (word for word in bare if _PATH_LIKE.search(word))
 
 
 def _here(job: Job, host: HostJob, name: str) -> Path:
-    """The absolute path of this machine that a name means on a host; that of nothing if it is not there."""
+    """Return the absolute path on this machine for a name on a host; an empty path if there is no file."""
     name = name.rstrip(".")
     folder = f"/{job.folder or job.id}-{host.index}/"
     if folder in name and job.tree is not None:

@@ -1,4 +1,4 @@
-"""Flight records as the launcher has them: what arrives from ranks, and the files that are left of it."""
+"""The launcher's flight records: those that arrive from ranks, and the files in which they are kept."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ PATTERN = "flight.*.json"
 _WRITTEN = re.compile(r"flight\.\d+\.json")
 _FOLDER = re.compile(rf"{RECORDS}\w+")
 KEPT_FOLDERS = 10
-"""So many temporary folders of records stay, this job's included."""
+"""Number of temporary folders of records that stay, this job's included."""
 FILE_LIMIT_BYTES = 16 << 20
 KEPT_ERRORS, ERROR_CHARACTERS = 16, 20_000
-"""So many errors of a rank are kept, and so much of each."""
+"""Number of errors per rank that are kept, and of characters of each."""
 
 
 class Records:
@@ -49,9 +49,8 @@ class Records:
         self._failed = False
 
     def take(self, rank: int, data: bytes) -> str:
-        """A record has arrived; its reason, or "starved" if its rank could not answer in time for others.
-
-        A record that cannot be read is left out, and has none: the diagnosis names it as missing.
+        """Store a record and return its reason, or "starved" if its rank could not answer in time for others.
+        An invalid record is dropped, and gives "": the diagnosis names it as missing.
         """
         try:
             content = parse_record(data)
@@ -71,7 +70,7 @@ class Records:
         return str(content["state"] if content.get("state") == "starved" else content["reason"])
 
     def _has_more(self, content: Mapping[str, Any], before: Optional[Mapping[str, Any]]) -> bool:
-        """Return whether a record has more than the one that came before it."""
+        """Return whether a record has more content than the one before it."""
         if before is None or content.get("generation", 0) > before.get("generation", 0):
             return True
         if before["reason"] == "ended":
@@ -80,41 +79,38 @@ class Records:
             return True  # it was slow to answer
         if before["reason"] == "failure":
             return False
-        # Where it was when the job failed means more than where it came later, unless it found the failure,
-        # or was about to fail by itself before its first call.
+        # The rank's place when the job failed means more than a later one, unless the rank found the failure,
+        # or was about to fail on its own before its first call.
         report = read_report(content)
         own = has_failed(report) and not any(row["operations"] for row in before.get("lanes", ()))
         return not self._failed or own or has_met_another_call(report)
 
     def forget(self, failed: bool = False) -> None:
-        """Drop records before ranks are asked again; records of a failure stay if the job has failed.
-
-        A rank that has ended cannot be asked again, so its record stays.
+        """Drop records before ranks are asked again; records of a failure stay if the job has failed. A rank
+        that has ended cannot be asked again, so its record stays.
         """
         self._failed = failed
         lasting = ("ended", "failure") if failed else ("ended",)
         self._contents = {rank: item for rank, item in self._contents.items() if item["reason"] in lasting}
 
     def answered(self, exits: Container[int] = ()) -> int:
-        """Number of ranks with a record, without those that have ended."""
+        """Return the number of ranks with a record, without those that have ended."""
         return sum(rank not in exits for rank in self._contents)
 
     def made_no_call(self) -> bool:
-        """Return whether every rank has told at its end that it had made no call of ringcomm."""
+        """Return whether every rank reported at its end that it had made no call of ringcomm."""
         told = [item for item in self._contents.values() if item["reason"] == "ended"]
         rows = (row for content in told for row in content.get("lanes", ()))
         return len(told) == self._job.plan.size > 0 and not any(row["operations"] for row in rows)
 
     def is_victim(self, rank: int) -> bool:
-        """Return whether a rank has said that it failed because of another one."""
+        """Return whether a rank reported that it failed because of another one."""
         return any(culprit not in (None, rank) for _, culprit, _ in self._errors.get(rank, ()))
 
     def explanations(self, tails: Mapping[int, Sequence[str]]) -> List[Complaint]:
-        """Return what ranks said that ended because of another one.
-
-        Args:
-            tails: the ranks' last lines on stderr. An error that is not there was caught, and so was one that
-                is not in what the rank has failed with last, perhaps in the words of a framework.
+        """Return the reports of ranks that ended because of another one. An error that is neither at the end
+        of a rank's stderr (`tails`) nor in its last error, perhaps in a framework's words, was caught: it
+        does not count.
         """
         found: List[Complaint] = []
         for rank, errors in sorted(self._errors.items()):
@@ -129,12 +125,8 @@ class Records:
     def complete(
         self, exits: Mapping[int, Exit], lost: Container[int] = (), processes: Sequence[int] = ()
     ) -> Dict[int, Dict[str, Any]]:
-        """One record for every rank: of those that have told nothing, what is known of their end.
-
-        Args:
-            exits: how processes have ended.
-            lost: the indices of hosts that were lost.
-            processes: the numbers of the processes in the order of their ranks; (): they are the ranks.
+        """Return one record for every rank; those without a report have the known facts about their end.
+        `lost` are indices of lost hosts; `processes` are process numbers by rank, () if they are the ranks.
         """
         found: Dict[int, Dict[str, Any]] = {}
         processes = processes or range(self._job.plan.size)
@@ -149,14 +141,13 @@ class Records:
 
 
 def has_operations(contents: Mapping[int, Mapping[str, Any]]) -> bool:
-    """Return whether any rank has recorded an operation before its end: otherwise nothing can be compared.
-    """
+    """Return whether a rank recorded an operation before its end; otherwise there is nothing to compare."""
     told = [content for content in contents.values() if content["reason"] != "ended"]
     return any(channel["operations"] for content in told for channel in content.get("lanes", ()))
 
 
 def explain(contents: Mapping[int, Mapping[str, Any]]) -> str:
-    """The diagnosis, as lines of text."""
+    """Return the diagnosis, as lines of text."""
     return "\n".join(diagnose(_reports(contents)))
 
 
@@ -170,14 +161,8 @@ def _reports(contents: Mapping[int, Mapping[str, Any]]) -> Dict[int, RankReport]
 
 
 def keep_records(job: Job, contents: Mapping[int, Mapping[str, Any]]) -> Tuple[Path, str]:
-    """Write the records of a job to the user's folder, or else to a new temporary folder.
-
-    Returns:
-        the folder, for this user alone if it has been made here; and why it is not the one that was wanted,
-        or "".
-
-    Raises:
-        OSError: they cannot be written anywhere.
+    """Write the records of a job to the user's folder, or else to a new temporary folder for this user alone.
+    Return the folder, and why it is not the wanted one, or "". OSError if no folder can be written.
     """
     problems: List[OSError] = []
     wanted = Path(job.settings.diagnose_dir) if job.settings.diagnose_dir else job.output_dir
@@ -200,10 +185,7 @@ def keep_records(job: Job, contents: Mapping[int, Mapping[str, Any]]) -> Tuple[P
 
 
 def temporary_places() -> List[Path]:
-    """Return where temporary folders may be made.
-
-    The next one is for when there is no room in the one before.
-    """
+    """Return the places for temporary folders; the next one is used if the previous one is full."""
     found = []
     with contextlib.suppress(FileNotFoundError):  # not even the smallest file can be written in any of them
         found.append(Path(tempfile.gettempdir()))
@@ -214,7 +196,7 @@ def temporary_places() -> List[Path]:
 
 
 def _new_folder(around: int, contents: Mapping[int, Mapping[str, Any]]) -> str:
-    """Make a folder with records in a temporary place; returns its name."""
+    """Make a folder with records in a temporary place; return its name."""
     name = marked_folder(around, RECORDS, MARKER_OF_RECORDS)
     try:
         with inner_folder(around, name, None) as folder:
@@ -234,10 +216,8 @@ def _remove_old(around: int) -> None:
 
 
 def write_records(folder: Path, contents: Mapping[int, Mapping[str, Any]]) -> None:
-    """One file per rank, readable by this user only; files of an earlier job are removed.
-
-    Raises:
-        OSError: a file cannot be written, or the folder belongs to another user.
+    """Write one file per rank, readable by this user only, and remove files of an earlier job. OSError if a
+    file cannot be written, or the folder belongs to another user.
     """
     with own_folder(folder, 0o700) as opened:
         for name in os.listdir(opened):  # noqa: PTH208  by its descriptor
@@ -252,10 +232,8 @@ def _write(folder: int, contents: Mapping[int, Mapping[str, Any]]) -> None:
 
 
 def read_records(folder: Path) -> Tuple[Dict[int, RankReport], List[str]]:
-    """The reports in a directory, and a sentence for each file that could not be read.
-
-    Raises:
-        ConfigError: there is nothing there that could be a record.
+    """Return the reports in a directory, and a sentence for each file that cannot be read. ConfigError if no
+    file can be a record.
     """
     paths = sorted(folder.glob(PATTERN)) if folder.is_dir() else []
     if not paths:
@@ -275,7 +253,7 @@ def read_records(folder: Path) -> Tuple[Dict[int, RankReport], List[str]]:
 
 
 def _read(path: Path) -> Any:
-    """A report, or what is wrong with the file."""
+    """Return a report, or the problem of the file."""
     try:
         return read_report(parse_record(read_file(path, FILE_LIMIT_BYTES)))
     except OSError as problem:

@@ -1,4 +1,4 @@
-"""What a rank said about itself: from the JSON of a flight record to what a diagnosis needs. Pure."""
+"""A rank's report about itself: from the JSON of a flight record to the input of a diagnosis. Pure."""
 
 from __future__ import annotations
 
@@ -23,37 +23,25 @@ LOST_WITH_HOST = "lost with its host"
 
 
 class ReportedOperation(NamedTuple):
-    """One operation of a rank.
+    """One operation of a rank."""
 
-    Attributes:
-        number: of the rank's operations in this channel.
-        label: kind, and the name that the program gave it, like "allreduce `conv3.grad`".
-        key: by what ranks recognise the same operation where order says nothing.
-        what: the call with all that ranks must agree on.
-        place: ``train.py:88``.
-        state: ``submitted``, ``running``, ``done`` or ``failed``.
-        moved: bytes so far, where that is known.
-        at: when it was begun or submitted, in seconds of that host's wall clock.
-        peer: of a message: the other rank; None: any.
-    """
-
-    number: int
-    label: str
-    key: Tuple[int, str, int]
-    what: str
-    place: str
-    state: str
-    moved: Optional[int]
-    at: float
-    peer: Optional[int] = None
+    number: int  # counts the rank's operations in this channel
+    label: str  # kind, and the program's name for it, like "allreduce `conv3.grad`"
+    key: Tuple[int, str, int]  # identifies the operation on all ranks where order does not
+    what: str  # the call with everything that ranks must agree on
+    place: str  # train.py:88
+    state: str  # submitted, running, done or failed
+    moved: Optional[int]  # bytes so far, if known
+    at: float  # begun or submitted, in seconds of that host's wall clock
+    peer: Optional[int] = None  # the other rank of a message; None: any
 
     @property
     def over(self) -> bool:
-        """Whether nothing is waited for in it any more."""
+        """Whether no rank waits in it any more."""
         return self.state == "done"
 
     def text(self) -> str:
-        """``allreduce `conv3.grad` (op 812, train.py:88)``, or ``message 5 from rank 0 (…)``."""
+        """Return ``allreduce `conv3.grad` (op 812, train.py:88)``, or ``message 5 from rank 0 (…)``."""
         number = "" if self.is_message else f"op {self.number}, "
         return f"{self.label} ({number}{self.place})"
 
@@ -64,13 +52,7 @@ class ReportedOperation(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A call that ranks have made at different lines of the program.
-
-    Attributes:
-        number: of the call, the same on all ranks.
-        what: the call as a person would write it.
-        sites: for each rank, where it made the call.
-    """
+    """A call that ranks have made at different lines of the program; its number is the same on all ranks."""
 
     number: int
     what: str
@@ -78,62 +60,38 @@ class Difference(NamedTuple):
 
 
 class ReportedChannel(NamedTuple):
-    """Operations that run on the same links.
-
-    Attributes:
-        ordered: whether equal numbers mean the same operation on all ranks.
-        members: the ranks that take part.
-        sets: by number, the members of process sets.
-        lines: calls that were made at different lines of the program, as far as this rank has seen.
-        messages: by rank, how many messages to it and from it this rank has posted; None: these are calls.
-    """
+    """Operations that run on the same links."""
 
     name: str
-    ordered: bool
+    ordered: bool  # equal numbers mean the same operation on all ranks
     members: Tuple[int, ...]
-    sets: Dict[int, Tuple[int, ...]]
+    sets: Dict[int, Tuple[int, ...]]  # by number, the members of process sets
     operations: Tuple[ReportedOperation, ...]
-    lines: Tuple[Difference, ...] = ()
+    lines: Tuple[Difference, ...] = ()  # as far as this rank has seen
+    # by rank: messages posted to it, and from it; None if these are calls
     messages: Optional[Dict[int, Tuple[int, int]]] = None
 
 
 @dataclass(frozen=True)
 class RankReport:
-    """One rank.
-
-    Attributes:
-        reason: ``failure`` (it failed, and told so by itself), ``asked``, ``ended`` (it told so when its
-            program ended), ``silent`` (it did not answer), or ``nothing`` (no process was there to ask).
-        error: what it failed with.
-        culprit: because of which rank, if it knew.
-        end: how its process ended, if it has.
-        state: of a silent process, the letter that ``ps`` shows, or ``starved``.
-        main: where the main thread is, like "load (loader.py:12)", or "".
-        blocked: whether the main thread waits in ringcomm.
-        paused: why it said that it would be away, or "".
-        left: why it has left the job in peace, or "".
-    """
+    """The report of one rank."""
 
     rank: int
     host: str
-    reason: str = "nothing"
+    reason: str = "nothing"  # failure, asked, ended, silent (no answer), or nothing (no process)
     error: str = ""
-    culprit: Optional[int] = None
-    end: str = ""
-    state: str = ""
-    main: str = ""
-    blocked: bool = False
-    paused: str = ""
-    left: str = ""
+    culprit: Optional[int] = None  # the rank that caused its error, if known
+    end: str = ""  # of its process
+    state: str = ""  # of a silent process, as ps shows it, or starved
+    main: str = ""  # where the main thread is, like "load (loader.py:12)", or ""
+    blocked: bool = False  # the main thread waits in ringcomm
+    paused: str = ""  # its reason for an announced absence, or ""
+    left: str = ""  # its reason for a regular leave, or ""
     channels: Tuple[ReportedChannel, ...] = field(default=())
 
 
 def parse_record(data: bytes) -> Dict[str, Any]:
-    """The JSON of a flight record.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return the JSON of a flight record; ValueError if it is not valid."""
     try:
         content = json_of(data)
     except ProtocolError as problem:
@@ -144,11 +102,7 @@ def parse_record(data: bytes) -> Dict[str, Any]:
 
 
 def read_report(content: Any) -> RankReport:
-    """The report in a record that was JSON.
-
-    Raises:
-        ValueError: it is not a flight record, or of a format that is not known here.
-    """
+    """Return the report in a record; ValueError if it is not a flight record of a known format."""
     try:
         if content["type"] != "record" or content["format"] != 1:
             raise ValueError("it is not a flight record of a version that this ringrun can read")
@@ -187,7 +141,7 @@ def _channel(content: Mapping[str, Any]) -> ReportedChannel:
 
 
 def _message(row: Mapping[str, Any], operation: ReportedOperation) -> ReportedOperation:
-    """The same as a message: "message 5 from rank 0", with what it is for, its length, and the place."""
+    """Return the operation as a message: "message 5 from rank 0", with its purpose, length and place."""
     peer = None if row["peer"] is None else int(row["peer"])
     way = "to" if row["kind"] == "send" else "from"
     label = f"message {operation.number} {way} {'any rank' if peer is None else f'rank {peer}'}"
@@ -219,12 +173,12 @@ def _finite(value: Any) -> float:
 
 
 def short_place(site: str) -> str:
-    """``train.py:88`` for ``/home/me/train.py:88``."""
+    """Return ``train.py:88`` for ``/home/me/train.py:88``."""
     return site.rpartition("/")[2]
 
 
 def _main_frames(content: Mapping[str, Any]) -> List[Frame]:
-    """The main thread's frames, innermost last."""
+    """Return the main thread's frames, innermost last."""
     for thread in content.get("threads", ()):
         if thread["main"]:
             return [(str(file), int(line), str(function)) for file, line, function in thread["frames"]]
@@ -232,13 +186,13 @@ def _main_frames(content: Mapping[str, Any]) -> List[Frame]:
 
 
 def faulthandlers_frames(text: str) -> List[Frame]:
-    """The main thread's frames in what :mod:`faulthandler` wrote: the last thread there, turned around."""
+    """Return the main thread's frames in the output of :mod:`faulthandler`: the last thread, reversed."""
     threads = list(stacks.parse(text).frames.values())
     return threads[-1] if threads else []
 
 
 def _whereabouts(frames: Sequence[Frame]) -> Tuple[str, bool]:
-    """Return where the user's own program is, and whether it waits in ringcomm there."""
+    """Return where the user's program is, and whether it waits in ringcomm there."""
     own = [index for index, (file, _, _) in enumerate(frames) if is_users(file)]
     if not own:
         if any(file.endswith(_RECORDING) for file, _, _ in frames):
@@ -259,7 +213,7 @@ def _is_ringcomms(file: str) -> bool:
 
 
 def is_users(file: str) -> bool:
-    """Return whether a file is of the program, and not of a library, of Python or of ringcomm."""
+    """Return whether a file belongs to the program, not to a library, Python or ringcomm."""
     inside = any(mark in file for mark in _LIBRARIES) or "/ringcomm/" in file or "/ringrun/" in file
     return not inside and not _STANDARD.search(file)
 

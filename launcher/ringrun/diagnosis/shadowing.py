@@ -1,4 +1,4 @@
-"""Files beside the user's script that are imported instead of a package, or of a module of Python's."""
+"""Files beside the user's script that are imported instead of a package or a module of Python."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ _MODULE = re.compile(
     r"|'(?P<b>\w+)' is not a package"
     r"|cannot import name '\w+' from (?:partially initialized module )?'(?P<c>\w+)"
 )
-"""The errors that the wrong module of a name causes."""
+"""Errors caused by another module of the same name."""
 
 
 def shadow_hint(text: str, folder: Path) -> str:
-    """Return a paragraph if an error comes from a file that has the name of another module, or "".
-
-    Args:
-        text: the error, with its traceback.
-        folder: where Python looks for modules first: that of the script.
+    """Return a paragraph if an error with its traceback comes from a file named like another module, or "";
+    `folder` is the script's, where Python looks for modules first.
     """
     names: Set[str] = {name for found in _MODULE.finditer(text) for name in found.groups() if name}
     for name in sorted(names):

@@ -1,4 +1,4 @@
-"""Python tracebacks in what ranks write to stderr. Pure, but for a look at the files of ringcomm."""
+"""Python tracebacks on the stderr of ranks. Pure, except that it looks at ringcomm's files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import ringcomm
 from .reports import is_users
 
 MAX_LINES = 40
-"""Of longer frames, and of a longer error, the report leaves out the middle."""
+"""Above this the report leaves out the middle of the frames, and of the error."""
 ERRORS = "ringcomm.errors."
-"""What the last line of a traceback begins with if ringcomm has raised it."""
+"""The beginning of a traceback's last line if ringcomm raised the error."""
 
 _HEAD = "Traceback (most recent call last):"
 _GROUP = "  + Exception Group Traceback (most recent call last):"
@@ -25,7 +25,7 @@ _PACKAGE = Path(ringcomm.__file__).parent
 
 
 def _starts(lines: Sequence[str]) -> List[int]:
-    """The indices at which tracebacks begin, without those of errors that Python has ignored."""
+    """Return the indices at which tracebacks begin, without those of errors that Python has ignored."""
     return [
         index for index, line in enumerate(lines)
         if line.startswith((_HEAD, _GROUP)) and not (index and lines[index - 1].startswith(_IGNORED))
@@ -33,9 +33,8 @@ def _starts(lines: Sequence[str]) -> List[int]:
 
 
 def traceback_lines(lines: Sequence[str]) -> List[str]:
-    """The lines of the last traceback in what a rank wrote to stderr; none if there is no traceback.
-
-    The error ends the program, so what follows is its text, which may have empty lines, as TensorFlow's have.
+    """Return the lines of the last traceback on a rank's stderr, or none. The error ends the program, so the
+    lines after it are its text, in which TensorFlow has empty lines.
     """
     starts = _starts(lines)
     if not starts:
@@ -46,7 +45,7 @@ def traceback_lines(lines: Sequence[str]) -> List[str]:
 
 
 def _parts(lines: Sequence[str]) -> Tuple[List[str], List[str]]:
-    """The frames of a traceback, with its first line, and the error, without empty lines at its end."""
+    """Return the frames of a traceback, with its first line, and the error, without final empty lines."""
     texts = (index for index, line in enumerate(lines) if index and not line.startswith((" ", "\t")))
     split = next(texts, len(lines))
     error = list(lines[split:])
@@ -56,7 +55,7 @@ def _parts(lines: Sequence[str]) -> Tuple[List[str], List[str]]:
 
 
 def _shortened(lines: Sequence[str], most: int = MAX_LINES) -> List[str]:
-    """The lines, of many without the middle."""
+    """Return the lines, without the middle if there are more than `most`."""
     if len(lines) <= most:
         return list(lines)
     half = most // 2
@@ -64,14 +63,14 @@ def _shortened(lines: Sequence[str], most: int = MAX_LINES) -> List[str]:
 
 
 def _place(frames: Sequence[str]) -> str:
-    """The innermost frame of the program, or without one the innermost."""
+    """Return the innermost frame of the program, or else the innermost frame."""
     files = [line for line in frames if line.startswith("  File ")]
     own = [line for line in files if (found := _FILE.match(line)) and is_users(found[1])]
     return (own or files or [""])[-1].strip()
 
 
 def direct_cause(lines: Sequence[str]) -> str:
-    """The error from which the last traceback's was raised, with its place; of a chain the first; or ""."""
+    """Return the first error in the chain that led to the last traceback's, with its place; or ""."""
     starts = _starts(lines)
     chosen = len(starts) - 1
     while chosen > 0 and any(line.startswith(_CAUSED) for line in lines[starts[chosen - 1] : starts[chosen]]):
@@ -84,30 +83,26 @@ def direct_cause(lines: Sequence[str]) -> str:
 
 
 def last_traceback(lines: Sequence[str]) -> str:
-    """The last traceback in these lines, or ""; of long frames and of a long error not the middle."""
+    """Return the last traceback in these lines, shortened, or ""."""
     frames, error = _parts(traceback_lines(lines))
     return "\n".join([*_shortened(frames), *_shortened(error)]).rstrip()
 
 
 def last_error(lines: Sequence[str]) -> str:
-    """The error of the last traceback in these lines, its first line; without one the last line; or ""."""
+    """Return the first line of the last traceback's error; without one the last line; or ""."""
     errors = (line for line in traceback_lines(lines)[1:] if not line.startswith((" ", "\t")))
     return next(errors, "") or next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def is_shown_whole(lines: Sequence[str]) -> bool:
-    """Return whether nothing of the last traceback in these lines is left out."""
+    """Return whether :func:`last_traceback` is complete."""
     return all(len(part) <= MAX_LINES for part in _parts(traceback_lines(lines)))
 
 
 def without_inner_frames(lines: Sequence[str]) -> List[str]:
-    """A traceback without the frames inside ringcomm, if it ends in an error of :mod:`ringcomm.errors`.
-
-    Such an error says what is wrong with the program that called ringcomm; any other one may be a defect of
-    ringcomm, for which all frames count.
-
-    Args:
-        lines: of the traceback; see :func:`traceback_lines`.
+    """Return a traceback without the frames inside ringcomm, if it ends in an error of
+    :mod:`ringcomm.errors`. Such an error is about the program that called ringcomm; another one may be a
+    defect of ringcomm, for which all frames count.
     """
     if not shared_error(lines):
         return list(lines)
@@ -126,18 +121,16 @@ def without_inner_frames(lines: Sequence[str]) -> List[str]:
 
 
 def shared_error(lines: Sequence[str]) -> str:
-    """The first line of the error of ringcomm in which the last traceback ends, or "".
-
-    All ranks that raise it for the same reason read the same.
+    """Return the first line of ringcomm's error in which the last traceback ends, or "". It is equal on all
+    ranks that raise it for the same reason.
     """
     ends = (line for line in traceback_lines(lines) if line.startswith(ERRORS))
     return next(ends, "")
 
 
 def origin(lines: Sequence[str]) -> Tuple[str, str]:
-    """Return where and with which class the last traceback ends, or ("", "") without one.
-
-    The same if ringcomm has raised anything there: such errors may be another rank's fault.
+    """Return the innermost frame and the class of the last traceback; ("", "") without one, or if ringcomm
+    raised an error in it, which may be another rank's fault.
     """
     frames, error = _parts(traceback_lines(lines))
     files = [line for line in frames if line.startswith("  File ")]

@@ -1,8 +1,8 @@
-"""Which ranks wait for which, and which are behind. Pure: reports of ranks go in, a few sentences come out.
+"""Which ranks wait for which, and which are behind. Pure: reports of ranks go in, sentences come out.
 
 A rank that waits is a victim, whatever it reports about others. So the ranks that it waits for are followed
-until one is found that does not wait. Ranks that made different calls where they should make the same wait
-for no other rank: they disagree.
+until one is found that does not wait. Ranks that made different calls where the calls must be the same do not
+wait for another rank: they disagree.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STATES = {
 _CODE = "exit code"
 
 UNCAUGHT = "uncaught "
-"""The beginning of a rank's error if its own program has failed."""
+"""The beginning of a rank's error if its program has failed."""
 
 MISMATCH = "MismatchError: "
 """The beginning of a rank's error if another one has made another call."""
@@ -38,10 +38,8 @@ Waits = Dict[int, Set[int]]
 
 
 class Dispute(NamedTuple):
-    """Calls that should be the same on all ranks of a channel, and are not.
-
-    Attributes:
-        sides: for each of the calls, the ranks that made it; most ranks first.
+    """Calls that should be the same on all ranks of a channel, and differ; `sides` has each call with the
+    ranks that made it, most ranks first.
     """
 
     channel: ReportedChannel
@@ -49,14 +47,12 @@ class Dispute(NamedTuple):
 
     @property
     def ranks(self) -> List[int]:
-        """All ranks that take part."""
         return [rank for _, side in self.sides for rank in side]
 
 
 def diagnose(reports: Mapping[int, RankReport]) -> List[str]:
-    """Sentences for people, one per line: what ranks wait in, where the others are, and what follows.
-
-    What :func:`different_lines` says, which comes before all that, is not among them.
+    """Return sentences for the user, one per line: the operations in which ranks wait, the places of the
+    others, and conclusions. The sentences of :func:`different_lines`, which come first, are separate.
     """
     waiting = {rank: _waits_in(report) for rank, report in reports.items()}
     waits, quarrels = waits_for(reports), disputes(reports)
@@ -73,9 +69,8 @@ def diagnose(reports: Mapping[int, RankReport]) -> List[str]:
 
 
 def different_lines(reports: Mapping[int, RankReport]) -> List[str]:
-    """Sentences on calls that count as the same and come from different lines of the program.
-
-    If a rank has made a call more than the others, and no call looked different, that is all there is to see.
+    """Return sentences about calls that count as the same and come from different lines of the program. An
+    extra call of one rank shows only here if no call looked different.
     """
     found: Dict[Any, Tuple[int, str, Dict[int, str]]] = {}
     for report in reports.values():
@@ -99,7 +94,7 @@ def different_lines(reports: Mapping[int, RankReport]) -> List[str]:
 
 
 def disputes(reports: Mapping[int, RankReport]) -> List[Dispute]:
-    """Return where ranks that should make the same call have come with different ones."""
+    """Return the calls that should be the same and differ."""
     channels: Dict[Any, ReportedChannel] = {}
     calls_made: Dict[Any, Dict[str, Tuple[ReportedOperation, List[int]]]] = {}
     for rank, report in sorted(reports.items()):
@@ -117,7 +112,7 @@ def disputes(reports: Mapping[int, RankReport]) -> List[Dispute]:
 
 
 def waits_for(reports: Mapping[int, RankReport]) -> Waits:
-    """For each rank that waits, the ranks that have not come to where it waits."""
+    """Return for each waiting rank the ranks that have not reached its operation."""
     found: Waits = {}
     at_odds = {rank for dispute in disputes(reports) for rank in dispute.ranks}
     for rank, report in reports.items():
@@ -145,7 +140,7 @@ def waits_for(reports: Mapping[int, RankReport]) -> Waits:
 
 
 def _waits_in(report: RankReport) -> Optional[Place]:
-    """The operation in which a rank waits for others, or failed because of them."""
+    """Return the operation in which a rank waits for others, or failed because of them."""
     failed = report.reason == "failure" or _is_victim(report)
     if has_failed(report) or _has_left(report):
         return None
@@ -174,7 +169,7 @@ def _same_channel(report: RankReport, channel: ReportedChannel) -> Optional[Repo
 
 
 def _behind(report: Optional[RankReport], channel: ReportedChannel, number: int) -> bool:
-    """Return whether a rank is known not to have come to a certain call."""
+    """Return whether a rank is known not to have reached a call."""
     if report is None or _is_silent(report) or has_failed(report):
         return report is not None
     theirs = _same_channel(report, channel)
@@ -192,10 +187,7 @@ def _has_not_done(report: Optional[RankReport], rank: int, place: Place) -> bool
 
 
 def _posted(report: RankReport, rank: int, place: Place) -> Optional[int]:
-    """Return how many messages to a rank another one has sent, or from it has begun to receive.
-
-    None: not known.
-    """
+    """Return how many messages the reporter sent to a rank, or began to receive from it; None: unknown."""
     theirs = _same_channel(report, place[0])
     if theirs is None or theirs.messages is None:
         return None
@@ -212,17 +204,17 @@ def _has_not_come(report: Optional[RankReport], channel: ReportedChannel, wanted
 
 
 def has_met_another_call(report: RankReport) -> bool:
-    """Return whether it failed because others made another call, not because one of them ended so."""
+    """Return whether a rank failed because others made another call, not because one of them ended so."""
     return report.error.startswith(MISMATCH) and report.culprit is None
 
 
 def has_failed(report: RankReport) -> bool:
-    """Return whether a rank's own program has failed, not because of another rank."""
+    """Return whether a rank's own program failed, not because of another rank."""
     return report.error.startswith(UNCAUGHT) and not _is_victim(report)
 
 
 def _is_victim(report: RankReport) -> bool:
-    """Return whether a rank has failed because of another one, which it names."""
+    """Return whether a rank failed because of another one, which it names."""
     return bool(report.error) and report.culprit not in (None, report.rank)
 
 
@@ -235,12 +227,12 @@ def _has_left(report: RankReport) -> bool:
 
 
 def _is_away(report: RankReport) -> bool:
-    """Return whether it has ended or does not answer, so that others wait in vain."""
+    """Return whether a rank has ended or does not answer, so that waiting for it is useless."""
     return _is_silent(report) or _has_left(report)
 
 
 def _waiters(reports: Mapping[int, RankReport], waiting: Mapping[int, Optional[Place]]) -> List[str]:
-    """The ranks that wait in the same operation, in one line."""
+    """Return a line for each group of ranks that wait in the same operation."""
     texts: Dict[int, str] = {}
     for rank, place in waiting.items():
         if place is not None:
@@ -253,13 +245,13 @@ def _waiters(reports: Mapping[int, RankReport], waiting: Mapping[int, Optional[P
 
 
 def _alike(reports: Mapping[int, RankReport]) -> List[str]:
-    """The ranks that have ended with the same error, in one line."""
+    """Return a line for each group of ranks that ended with the same error."""
     texts = {rank: _uncaught(report) for rank, report in reports.items() if has_failed(report)}
     return _grouped(reports, texts, "; its last", "; their last")
 
 
 def _grouped(reports: Mapping[int, RankReport], texts: Mapping[int, str], one: str, many: str) -> List[str]:
-    """A line for all ranks with the same text, in which the words for one of them become those for many."""
+    """Return a line for all ranks with the same text, with the words `one` replaced by `many` for several."""
     groups: Dict[str, List[int]] = {}
     for rank, text in sorted(texts.items()):
         groups.setdefault(text, []).append(rank)
@@ -283,7 +275,7 @@ def _waiting_text(operation: ReportedOperation) -> str:
 
 
 def _message_text(rank: int, place: Place, reports: Mapping[int, RankReport]) -> str:
-    """``waits for message 5 from rank 0 (…), which has sent 4``."""
+    """Return ``waits for message 5 from rank 0 (…), which has sent 4``."""
     message = place[1]
     text = message.text()
     if " to " in message.label:
@@ -297,7 +289,7 @@ def _message_text(rank: int, place: Place, reports: Mapping[int, RankReport]) ->
 
 
 def _describe(report: RankReport, is_wanted: bool) -> str:
-    """Return where a rank is that does not wait; others may wait for it."""
+    """Return the place of a rank that does not wait; other ranks may wait for it."""
     last = _last(report)
     at = f"; its last operation was {last.text()}" if last is not None else ""
     where = f"; its main thread is in {report.main}" if report.main else ""
@@ -328,14 +320,14 @@ def _describe(report: RankReport, is_wanted: bool) -> str:
 
 
 def _farewell(report: RankReport) -> str:
-    """Return how a rank without an error ended."""
+    """Return how a rank ended without an error."""
     if report.end:
         return f"has ended{' with' if report.end.startswith(_CODE) else ':'} {report.end}"
     return "has come to the end of its program" if report.reason == "ended" else f"has left: {report.left}"
 
 
 def _last(report: RankReport) -> Optional[ReportedOperation]:
-    """The operation that a rank has begun last, in any channel."""
+    """Return the operation that a rank began last, in any channel."""
     found = [channel.operations[-1] for channel in report.channels if channel.operations]
     return max(found, key=lambda operation: operation.at, default=None)
 

@@ -1,1 +1,1 @@
-"""``ringrun doctor``: finds what keeps hosts from training together, before a job is started."""
+"""``ringrun doctor``: finds problems that keep hosts from training together, before a job is started."""

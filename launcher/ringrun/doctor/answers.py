@@ -1,4 +1,4 @@
-"""The forms of what hosts answer to the doctor and to ``ringrun clean``. Pure."""
+"""The forms of hosts' answers to the doctor and to ``ringrun clean``. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SPEED = number(0, 1e9)
 
 
 def _word(value: Any) -> str:
-    """A name like ``eth0``; quoted if it could be taken for more."""
+    """Return a name like ``eth0``, quoted if it could be taken for more."""
     word: str = text(64)(value)
     return word if word.isprintable() and " " not in word else quoted(word)
 
@@ -45,7 +45,7 @@ def _address(value: Any) -> str:
 
 
 def _network(value: Any) -> List[Any]:
-    """An address and the length of its network's prefix."""
+    """Return an address and the length of its network's prefix."""
     address, bits = row(_address, whole(0, 128))(value)
     ipaddress.ip_interface(f"{address}/{bits}")
     return [address, bits]
@@ -102,7 +102,7 @@ def _listening(value: Any) -> Dict[str, Any]:
 
 
 def _attempts(command: Mapping[str, Any]) -> Form:
-    """What became of dialling; of those hosts and addresses only that were to be dialled."""
+    """Return the form of the results of dialling, limited to the hosts and addresses of the command."""
     targets = {to["rank"]: [each["address"] for each in to["addresses"]] for to in command["targets"]}
     form = fields(
         {
@@ -123,7 +123,7 @@ def _attempts(command: Mapping[str, Any]) -> Form:
 
 
 def _speeds(command: Mapping[str, Any]) -> Form:
-    """What was measured; of those wires only that were to be measured."""
+    """Return the form of measurements, limited to the wires of the command."""
     pairs = command["pairs"]
     form = fields(
         {
@@ -139,4 +139,4 @@ FORMS: Dict[str, Callable[[Mapping[str, Any]], Form]] = {
     "facts": lambda command: _FACTS, "listen": lambda command: _listening, "clean": lambda command: _CLEANED,
     "probe": _attempts, "measure": _speeds,
 }  # fmt: skip
-"""By what was asked, from the whole command: the form of the answer."""
+"""The form of the answer by the kind of command, from the whole command."""

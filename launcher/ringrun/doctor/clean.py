@@ -1,4 +1,4 @@
-"""``ringrun clean``: removes what jobs have left, on this machine and on hosts."""
+"""``ringrun clean``: removes leftovers of jobs, on this machine and on hosts."""
 
 from __future__ import annotations
 
@@ -26,17 +26,8 @@ ANSWER_LIMIT_S = 600.0
 
 
 def clean_hosts(options: Options, dry_run: bool) -> Tuple[str, int]:
-    """Clean this machine and the hosts of the options; without any, those of all named lists.
-
-    Args:
-        options: the options of a job on the hosts.
-        dry_run: whether everything stays.
-
-    Returns:
-        The text, and the exit code: 1 if a host could not be cleaned, otherwise 0.
-
-    Raises:
-        ConfigError: an option, or a list of hosts, is not valid.
+    """Clean this machine and the hosts of the options; without any, those of all named lists. Return the text
+    and the exit code: 1 if a host could not be cleaned, else 0.
     """
     hosts = _hosts(options)
     lines = _lines("this machine", cleaning.Cleaning(os.environ, dry_run).run(), dry_run)
@@ -54,7 +45,7 @@ def clean_hosts(options: Options, dry_run: bool) -> Tuple[str, int]:
 
 
 def _hosts(options: Options) -> List[HostJob]:
-    """The hosts other than this machine."""
+    """Return the hosts other than this machine."""
     specs = read_hosts(options) or with_lists([HostSpec(name) for name in list_names(os.environ)], os.environ)
     specs = list({spec.target.lower(): spec for spec in specs}.values())
     pythons = per_host("--python", options.python, [spec.name for spec in specs])
@@ -75,7 +66,7 @@ def _ask(probe: HostProbe, dry_run: bool) -> Any:
 
 
 def _lines(host: str, answer: Dict[str, Any], dry_run: bool) -> List[str]:
-    """Return what was done on a host. Its words are not trusted to be short or visible."""
+    """Return the lines about a host, whose texts may be long or have control characters."""
     verb = "would remove" if dry_run else "removed"
     total = sum(size for _, _, size in answer["removed"])
     found = [f"{host}: {verb} {_size(total)}" if answer["removed"] else f"{host}: nothing to remove"]

@@ -1,4 +1,4 @@
-"""What ``ringrun doctor`` prints."""
+"""The output of ``ringrun doctor``."""
 
 from __future__ import annotations
 
@@ -13,17 +13,8 @@ from .report import as_json, as_text, problems
 
 
 def run_doctor(options: Options, as_data: bool) -> Tuple[str, int]:
-    """Examine hosts and the network between them.
-
-    Args:
-        options: the options of a job on them.
-        as_data: whether the text is JSON.
-
-    Returns:
-        The text, and the exit code: 1 if there is a problem, otherwise 0.
-
-    Raises:
-        RingcommError: they cannot be examined.
+    """Examine hosts and the network between them; return the text (JSON if `as_data`) and the exit code: 1 if
+    there is a problem, else 0.
     """
     began = time.monotonic()
     found = examine(prepare(options, ["true"]))

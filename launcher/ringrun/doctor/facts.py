@@ -1,9 +1,9 @@
 # ruff: noqa: PTH112, PTH108, PTH109, PTH110, PTH111, PTH115, PTH118, PTH208
-"""What one host is: interfaces, processors, memory, limits, packages. Runs on the host.
+"""Facts about one host: interfaces, processors, memory, limits, packages. Runs on the host.
 
-Without packages: :mod:`ringrun.doctor.hosts` sends this file and what it imports. Files of ``/sys``,
-``/proc`` and ``/etc`` are read below a root directory, so that recorded ones can be read in their place. A
-fact that this system does not have is None.
+Without packages: :mod:`ringrun.doctor.hosts` sends this file and its imports. Files of ``/sys``, ``/proc``
+and ``/etc`` are read below a root directory, so that recorded ones can replace them. A fact that this system
+does not have is None.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOOL_LIMIT_S = 2.0
 
 
 def read(root: str, path: str) -> Optional[str]:
-    """The content of a file below a root, stripped; None if it cannot be read."""
+    """Return the content of a file below a root, stripped; None if it cannot be read."""
     try:
         with open(os.path.join(root, path.lstrip("/")), encoding="utf-8", errors="replace") as file:
             return file.read(65536).strip()
@@ -38,7 +38,7 @@ def read(root: str, path: str) -> Optional[str]:
 
 
 def number(text: Optional[str]) -> Optional[int]:
-    """A whole number, or None."""
+    """Return a whole number, or None."""
     try:
         return int(text or "")
     except ValueError:
@@ -46,7 +46,7 @@ def number(text: Optional[str]) -> Optional[int]:
 
 
 def tool_output(argv: List[str]) -> Optional[str]:
-    """Return what a program prints; None if it is not there, fails or is too slow."""
+    """Return the output of a program; None if it does not exist, fails or is too slow."""
     found = shutil.which(argv[0], path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
     if found is None:
         return None
@@ -64,12 +64,8 @@ Tool = Callable[[List[str]], Optional[str]]
 
 
 def collect(cwd: str, root: str = "/", tool: Tool = tool_output) -> Dict[str, Any]:
-    """All facts.
-
-    Args:
-        cwd: the directory in which ranks would run.
-        root: where the system's files are read.
-        tool: runs a program; see :func:`tool_output`.
+    """Return all facts: `cwd` is the ranks' directory, `root` that of the system's files, `tool` runs
+    programs.
     """
     return {
         "hostname": socket.gethostname(),
@@ -100,7 +96,8 @@ def _own_name() -> Optional[str]:
 
 
 def _packages() -> Dict[str, str]:
-    """The packages' versions; "?" for a module whose distribution has another name, like tensorflow_cpu."""
+    """Return the packages' versions; "?" for a module of a distribution with another name (tensorflow_cpu).
+    """
     from importlib.metadata import PackageNotFoundError, version
 
     found = {}
@@ -118,7 +115,7 @@ def _packages() -> Dict[str, str]:
 
 
 def interfaces(root: str, tool: Tool) -> List[Dict[str, Any]]:
-    """The interfaces that are up, but for the loopback: names, kinds, speeds, addresses."""
+    """Return the interfaces that are up, except for the loopback: names, kinds, speeds, addresses."""
     addresses: Dict[str, List[List[Any]]] = {}
     for name, address, bits in listed_by_linux(root):
         if not address.startswith("fe80:"):
@@ -155,7 +152,7 @@ def _power_save(name: str, tool: Tool) -> Optional[bool]:
 
 
 def cpu(root: str, tool: Tool) -> Dict[str, Any]:
-    """Cores, quota, governor, temperature, load, and the power mode of a Jetson."""
+    """Return cores, quota, governor, temperature, load, and the power mode of a Jetson."""
     zones = "/sys/class/thermal"
     temperatures = [
         (number(read(root, f"{zones}/{zone}/temp")) or 0) / 1000.0
@@ -189,7 +186,7 @@ def _listed(root: str, path: str) -> List[str]:
 
 
 def _throttled(folders: List[str]) -> float:
-    """The part of its periods in which a control group was throttled: it had used up its quota."""
+    """Return the share of its periods in which a control group was throttled after using up its quota."""
     shares = [0.0]
     for folder in folders:
         rows = [line.split() for line in (read(folder, "cpu.stat") or "").splitlines()]
@@ -200,7 +197,7 @@ def _throttled(folders: List[str]) -> float:
 
 
 def _waited(root: str) -> Optional[float]:
-    """The part of its time in which this process could have run and got no processor."""
+    """Return the share of its time in which this process was ready to run and had no processor."""
     words = (read(root, "/proc/self/schedstat") or "").split()
     if len(words) < 2 or not int(words[0]):
         return None
@@ -209,7 +206,7 @@ def _waited(root: str) -> Optional[float]:
 
 
 def _power_mode(text: Optional[str]) -> Optional[str]:
-    """The name of the power mode in the output of ``nvpmodel -q``."""
+    """Return the name of the power mode in the output of ``nvpmodel -q``."""
     for line in (text or "").splitlines():
         if line.startswith("NV Power Mode:"):
             return line.partition(":")[2].strip()
@@ -217,7 +214,7 @@ def _power_mode(text: Optional[str]) -> Optional[str]:
 
 
 def memory(root: str) -> Dict[str, Optional[int]]:
-    """Bytes of memory and swap."""
+    """Return the bytes of memory and swap."""
     rows = dict(
         line.split(":", 1) for line in (read(root, "/proc/meminfo") or "").splitlines() if ":" in line
     )

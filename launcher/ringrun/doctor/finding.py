@@ -9,20 +9,13 @@ LEVELS = (BAD, SLOW, NOTE)
 
 
 class Finding(NamedTuple):
-    """One problem.
-
-    Attributes:
-        level: ``bad`` if jobs fail or hang, ``slow`` if they are slower than they could be; ``note`` if it is
-            worth a look, but nothing to repair: that is no problem, and the exit code is 0.
-        check: the name of the check, one of :data:`CHECKS`.
-        hosts: the hosts' indices.
-        text: what is wrong, with the numbers.
-        remedy: what to do, with the command.
+    """One problem, with the numbers in its text and the command in its remedy. The level is ``bad`` if jobs
+    fail or hang, ``slow`` if they are slower than possible, ``note`` for a hint (exit code 0).
     """
 
     level: str
-    check: str
-    hosts: Tuple[int, ...]
+    check: str  # one of CHECKS
+    hosts: Tuple[int, ...]  # indices
     text: str
     remedy: str
 
@@ -32,5 +25,5 @@ CHECKS = ("login", "software", "addresses", "network", "links", "cpu", "memory",
 
 
 def is_usable(iface: Dict[str, Any]) -> bool:
-    """Return whether an interface may connect hosts. Other hosts usually have those of containers, too."""
+    """Return whether an interface may connect hosts; other hosts usually have the same ones of containers."""
     return not str(iface["name"]).startswith(("docker", "br-", "virbr", "veth", "lxc", "cni"))

@@ -1,9 +1,9 @@
 """Problems between hosts, and all problems of an examination. Pure.
 
 ``ringrun doctor`` collects facts about every host and the network between them
-(:class:`~.network.Examination`); here they become findings: what is wrong, how bad that is, and what to do.
-Problems of one host alone are in :mod:`.host_findings`. Hosts are numbered as in ``Examination.hosts``. Each
-check is a function that yields findings. Links are judged on the routes that a job would take, and no others.
+(:class:`~.network.Examination`); here they become findings: the problem, its level, and the remedy. Problems
+of one host alone are in :mod:`.host_findings`. Hosts are numbered as in ``Examination.hosts``. Each check is
+a function that yields findings. Only links on a job's routes are judged.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from .network import ENOUGH_MB_PER_S, Examination, Route
 SKEW_S = 2.0
 """Clocks that differ more from the first host's are reported."""
 UNEQUAL = 4.0
-"""A direction that is this many times slower than the other one is reported; of that no more counts than is
-enough: above, processors decide."""
+"""A direction that is this many times slower than the other one is reported. The other one counts only up to
+:data:`.network.ENOUGH_MB_PER_S`: above, processors decide."""
 CLAIMED_SHARE = 0.5
-"""So is a link that is slower than this part of what both interfaces claim, and than what is enough."""
+"""A link slower than this part of both interfaces' claims, and than what is enough, is reported."""
 SLOW_BYTES_PER_S = 30e6
-"""And any link that is slower than this."""
+"""Any slower link is reported."""
 _ENOUGH = ENOUGH_MB_PER_S * 1e6
 
 
 def all_findings(found: Examination) -> List[Finding]:
-    """Every problem, in the order of :data:`~.finding.CHECKS`; in each, first those that make jobs fail."""
+    """Return every problem, in the order of :data:`~.finding.CHECKS`, in each the worst first."""
     rows: List[Finding] = []
     for index in range(len(found.hosts)):
         rows += host_findings(found, index)
@@ -71,7 +71,7 @@ def _names(found: Examination, indices: Any) -> str:
 
 
 def _twins(found: Examination) -> Iterator[Finding]:
-    """Two hosts with the same machine id, hardware address or address."""
+    """Find two hosts with the same machine id, hardware address or address."""
     seen: Dict[Tuple[str, str], List[int]] = defaultdict(list)
     for index, facts in enumerate(found.facts):
         if facts is None:
@@ -155,7 +155,7 @@ def _unreached(found: Examination, source: int, target: int, rows: Sequence[Atte
 
 
 def _opening(found: Examination, target: int, rows: Sequence[Attempt]) -> str:
-    """Return what to do where a host does not answer."""
+    """Return the remedy for a host that does not answer."""
     for row in sorted(rows, key=lambda item: PREFERENCE[item.kind]):
         common = found.common_network(row.source, row.target, row.address)
         if common is not None and _is_firewall(row):
@@ -169,7 +169,7 @@ def _opening(found: Examination, target: int, rows: Sequence[Attempt]) -> str:
 
 
 def _is_firewall(row: Attempt) -> bool:
-    """Return whether that is how an attempt fails at a firewall."""
+    """Return whether an attempt failed as at a firewall."""
     return row.too_slow or "no answer" in row.why or "refused" in row.why
 
 
@@ -178,7 +178,7 @@ def _ufw(network: str) -> str:
 
 
 def _closed(found: Examination) -> Iterator[Finding]:
-    """Networks that a job would prefer, or might, if its ranks could connect over them."""
+    """Find networks that a job would prefer, or might, if its ranks could connect over them."""
     for item in found.closed:
         failed = item.failed
         source, target = failed.source, failed.target
@@ -193,13 +193,13 @@ def _closed(found: Examination) -> Iterator[Finding]:
 
 
 def _way(found: Examination, route: Route, source: int, target: int) -> str:
-    """The interfaces and addresses of a route."""
+    """Return the interfaces and addresses of a route, as text."""
     (iface, address), (other, there) = route.end(source), route.end(target)
     return f"{iface} ({address}) to {other} ({there})"
 
 
 def _links(found: Examination) -> Iterator[Finding]:
-    """Slow and unequal links."""
+    """Find slow and unequal links."""
     for pair, route in sorted(found.routes.items()):
         for source, target in (pair, pair[::-1]):
             finding = _link(found, route, source, target)
@@ -217,7 +217,7 @@ def _links(found: Examination) -> Iterator[Finding]:
 
 
 def _link(found: Examination, route: Route, source: int, target: int) -> Optional[Finding]:
-    """The problem of one direction of a link, if there is one."""
+    """Return the problem of one direction of a link, or None."""
     names = f"{found.hosts[source]} to {found.hosts[target]} by {_way(found, route, source, target)}"
     speed, back = route.best(source, target), route.best(target, source)
     if speed is None:
@@ -246,7 +246,7 @@ def _link(found: Examination, route: Route, source: int, target: int) -> Optiona
 
 
 def _claimed(found: Examination, route: Route) -> Optional[int]:
-    """The lower of the speeds that the route's interfaces claim, in Mbit/s."""
+    """Return the lower of the speeds that the route's interfaces claim, in Mbit/s."""
     claims = []
     for host in (route.chosen.source, route.chosen.target):
         iface = found.interface(host, route.end(host)[0])

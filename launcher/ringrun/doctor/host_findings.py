@@ -17,11 +17,11 @@ FILES_SPARE, FILES_PER_RANK = 64, 14
 HOT = 85.0
 THROTTLED = 0.05
 WAITED = 0.25
-"""A program that waits for a processor for more than this part of its time says nothing of a login."""
+"""Above this share of time without a processor, a slow login is not reported."""
 
 
 def host_findings(found: Examination, index: int) -> Iterator[Finding]:
-    """The problems of the host with this index."""
+    """Find the problems of the host with this index."""
     yield from _login(found, index)
     facts = found.facts[index]
     if facts is not None:

@@ -1,4 +1,4 @@
-"""A program of the doctor's, or of `ringrun clean`, on each host: started, asked and ended."""
+"""A program of the doctor, or of `ringrun clean`, on each host: started, asked and ended."""
 
 from __future__ import annotations
 
@@ -30,21 +30,12 @@ LINE_LIMIT_BYTES = 1 << 24
 
 
 class HostProbe:
-    """A program on one host.
-
-    Args:
-        host: the host.
-        program: its module, which has the first line that it prints as ``MARKER``.
-
-    Attributes:
-        problem: why it does not answer, or "".
-        noise: what the login shell printed before its first line.
-        start_s: how long the login took, in seconds.
-    """
+    """A program on one host, given as a module; the first line that it prints is ``MARKER``."""
 
     def __init__(self, host: HostJob, program: Any = probe) -> None:
         self.host = host
         self._marker: str = program.MARKER
+        # Why it does not answer; the login shell's output before the marker; the duration of the login.
         self.problem, self.noise, self.start_s = "", "", 0.0
         self.link = AgentLink(host.argv)
         self._received = b""
@@ -53,7 +44,7 @@ class HostProbe:
         self._program = program_source(program)
 
     def start(self) -> None:
-        """Log in and wait for the program's first line; try again as a job does, but a few times at most."""
+        """Log in and wait for the program's first line; retry as a job does, but only a few times."""
         host, link = self.host, self.link
         while True:
             began_s = time.monotonic()
@@ -75,9 +66,9 @@ class HostProbe:
             time.sleep(retry_delay_s(link.attempt, random.random()))
 
     def _answers(self, until: float) -> bool:
-        """Read up to the program's first line; whether it has come. If not, ``problem`` may say why."""
+        """Read up to the program's first line; return whether it has come. If not, `problem` may say why."""
         before: List[str] = []
-        self._received, received = b"", 0  # what an earlier command printed is no part of this one's
+        self._received, received = b"", 0  # without output of an earlier command
         while before[-1:] != [self._marker]:
             line = self._line(until, NOISE_LIMIT_BYTES)
             received += len(self._received if line is None else line) + 1
@@ -95,9 +86,8 @@ class HostProbe:
         return started
 
     def ask(self, limit_s: float = ANSWER_LIMIT_S, **command: Any) -> Any:
-        """Send a command; return its answer, or None if the host has failed (see :attr:`problem`).
-
-        The answer has the form of :data:`.answers.FORMS`; a host that gives another one has failed.
+        """Send a command; return its answer in the form of :data:`.answers.FORMS`, or None if the host has
+        failed (see :attr:`problem`), also by an invalid answer.
         """
         if self.problem or self.link.process is None:
             return None
@@ -115,10 +105,9 @@ class HostProbe:
         return None
 
     def _line(self, until: float, limit_bytes: int = LINE_LIMIT_BYTES) -> Optional[str]:
-        """Send what is unsent, and receive the next line of the program's output.
-
-        None at its end, when time is over, or if it is too long. The program is longer than what the system
-        takes for a host that does not read.
+        """Send the queued data, and return the next line of the program's output; None at its end, after the
+        time limit, or if it is too long. The program is longer than the pipe's buffer, so a host that does
+        not read must not block.
         """
         link = self.link
         while b"\n" not in self._received:
@@ -147,7 +136,7 @@ class HostProbe:
         return line.decode("utf-8", "replace")
 
     def end(self) -> None:
-        """End the program, which ends by itself when its stdin does, and all that it has started here."""
+        """End the program by closing its stdin, and all processes that it has started here."""
         link = self.link
         link.close_stdin()
         if link.process is not None:

@@ -1,8 +1,8 @@
-"""Examines hosts and the network between them: over the routes that a job's ranks would take.
+"""Examines hosts and the network between them, over the routes of a job's ranks.
 
 The hosts' programs listen, dial and measure as the first ranks of a job's hosts do, and
-:class:`~ringcomm.rendezvous.routing.Routing` chooses between what they have found, as it does for a job. Then
-the chosen routes, and no others, are measured for the report.
+:class:`~ringcomm.rendezvous.routing.Routing` chooses between their results, as it does for a job. Then only
+the chosen routes are measured for the report.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ..reach.base import AT_ONCE
 from .hosts import ANSWER_LIMIT_S, HostProbe
 
 ENOUGH_MB_PER_S = 120.0
-"""What is faster is not measured again: it is more than 1 Gbit/s."""
+"""A faster route is not measured again: it has more than 1 Gbit/s."""
 MEASUREMENTS = 3
-"""The best counts: nothing makes a route look fast but being fast."""
+"""The best counts: other load makes a route look slower, never faster."""
 
 
 class ProbedHost(NamedTuple):
-    """A host as a job's rendezvous has it: each has one rank, with the host's number."""
+    """A host in the form of a job's rendezvous: each has one rank, with the host's number."""
 
     rank: int
     host: str
@@ -40,95 +40,65 @@ class ProbedHost(NamedTuple):
 
 
 class Route(NamedTuple):
-    """How the ranks of two hosts reach each other.
+    """The route between the ranks of two hosts."""
 
-    Attributes:
-        chosen: the attempt that a job would choose: its source dials.
-        speeds: bytes per second by source and target, both directions at the same time; None if nothing
-            arrived.
-        alone: the same for each direction by itself, if both together were not fast enough.
-        round_trip_ms: the shortest one; None where the system does not count it.
-        others: the attempts that were not chosen, with the speeds by which the choice was made.
-    """
-
-    chosen: Attempt
+    chosen: Attempt  # a job's choice; its source dials
+    # bytes/s by (source, target), both directions at the same time; None: no data
     speeds: Dict[Pair, Optional[float]]
-    alone: Dict[Pair, Optional[float]]
-    round_trip_ms: Optional[float] = None
-    others: Tuple[Attempt, ...] = ()
+    alone: Dict[Pair, Optional[float]]  # each direction alone, if both together were too slow
+    round_trip_ms: Optional[float] = None  # the shortest; None where the system has no such counter
+    others: Tuple[Attempt, ...] = ()  # not chosen, with the speeds for the choice
 
     def end(self, host: int) -> Tuple[str, str]:
-        """The interface and the address of one of the two hosts."""
+        """Return the interface and the address of one of the two hosts."""
         item = self.chosen
         return (item.local_iface, item.local) if host == item.source else (item.remote_iface, item.address)
 
     def best(self, source: int, target: int) -> Optional[float]:
-        """Bytes per second in one direction: the better one of both measurements."""
+        """Return the bytes per second in one direction: the better one of both measurements."""
         way = (source, target)
         return max(self.speeds.get(way) or 0.0, self.alone.get(way) or 0.0) or None
 
 
 class Closed(NamedTuple):
-    """A network that two hosts have in common, and on which neither reaches the other.
-
-    Attributes:
-        failed: an attempt.
-        iface: the interface of its source there.
-        network: the network.
-        kind: of the route that it would be.
+    """A network that two hosts have in common, and on which neither reaches the other; `iface` is that of the
+    source of the attempt.
     """
 
     failed: Attempt
     iface: str
     network: str
-    kind: str
+    kind: str  # of the route that it would be
 
 
 class Examination(NamedTuple):
-    """All that was found out. Hosts have numbers in the order in which they are named.
-
-    Attributes:
-        hosts: the hosts' names.
-        slots: the number of ranks that each would run.
-        problems: by host, why it does not answer, or "".
-        noises: by host, what its login shell printed.
-        starts_s: by host, how long the login took.
-        facts: by host, :func:`ringrun.doctor.facts.collect`, or None.
-        local: the number of this machine; -1 if it is not among the hosts.
-        unheard: by host, why it cannot take connections, for those that cannot.
-        ahead_s: by host, its clock less this machine's, and how far that may be wrong.
-        tried: what became of all attempts between two hosts, the lower number first.
-        routes: how two hosts reach each other, for those that do.
-        closed: networks that could be used and are not.
-        shipped: the hosts that get the files of the job (``--ship``).
-        provision: whether hosts get the packages that they lack (``--provision``).
-    """
+    """All results. Hosts have numbers in the order of their names on the command line; lists are by host."""
 
     hosts: List[str]
-    slots: List[int]
-    problems: List[str]
-    noises: List[str]
-    starts_s: List[float]
-    facts: List[Optional[Dict[str, Any]]]
-    local: int
-    unheard: Dict[int, str]
-    ahead_s: Dict[int, Tuple[float, float]]
-    tried: Dict[Pair, List[Attempt]]
+    slots: List[int]  # ranks that each would run
+    problems: List[str]  # why it does not answer, or ""
+    noises: List[str]  # output of its login shell
+    starts_s: List[float]  # duration of the login
+    facts: List[Optional[Dict[str, Any]]]  # of doctor.facts.collect
+    local: int  # the number of this machine, or -1
+    unheard: Dict[int, str]  # why it cannot accept connections
+    ahead_s: Dict[int, Tuple[float, float]]  # its clock less this machine's, and the error
+    tried: Dict[Pair, List[Attempt]]  # all attempts between two hosts, the lower number first
     routes: Dict[Pair, Route]
-    closed: List[Closed]
-    shipped: FrozenSet[int] = frozenset()
-    provision: bool = False
+    closed: List[Closed]  # networks that could be used and are not
+    shipped: FrozenSet[int] = frozenset()  # hosts that get the files of the job (--ship)
+    provision: bool = False  # hosts get missing packages (--provision)
 
     def interfaces(self, host: int) -> List[Dict[str, Any]]:
-        """The facts about all interfaces of a host."""
+        """Return the facts about all interfaces of a host."""
         return list((self.facts[host] or {}).get("interfaces", ()))
 
     def interface(self, host: int, name: str) -> Dict[str, Any]:
-        """The facts about an interface; empty if there are none."""
+        """Return the facts about an interface; empty if there are none."""
         return next((row for row in self.interfaces(host) if row["name"] == name), {})
 
     def common_network(self, source: int, target: int, address: str) -> Optional[Tuple[str, str]]:
-        """The interface of a host, and the network, that it has in common with an address of another host."""
+        """Return a host's interface in the network of another host's address, and the network, or None."""
         there = [f"{own}/{bits}" for _, own, bits in self._addresses(target) if own == address]
         for text in there:
             network = ipaddress.ip_interface(text).network
@@ -144,13 +114,8 @@ class Examination(NamedTuple):
 
 
 def examine(job: Job) -> Examination:
-    """Start a program on each host, have them dial and measure each other, and end them.
-
-    Args:
-        job: its hosts, its key and its settings; its command is not run.
-
-    Raises:
-        ProtocolError: a host's program has sent something else than an answer.
+    """Start a program on each host, have them dial and measure each other, and end them. The job's command is
+    not run. ProtocolError if a host's answer is not valid.
     """
     probes = [HostProbe(host) for host in job.hosts]
     with ThreadPoolExecutor(max(1, len(probes))) as pool:
@@ -173,14 +138,7 @@ def examine(job: Job) -> Examination:
 
 
 class _Network:
-    """Has the hosts' programs dial and measure each other.
-
-    Args:
-        job: see :func:`examine`.
-        probes: the programs.
-        pool: asks several at the same time.
-        found: gets what is found out.
-    """
+    """Has the hosts' programs dial and measure each other; `found` gets the results."""
 
     def __init__(
         self, job: Job, probes: Sequence[HostProbe], pool: Executor, found: Examination
@@ -189,7 +147,6 @@ class _Network:
         self._places: Dict[int, ProbedHost] = {}
 
     def examine(self) -> None:
-        """All of it."""
         self._listen()
         routing = self._dial()
         self._choose(routing)
@@ -197,7 +154,7 @@ class _Network:
         self._measure()
 
     def _ask(self, asked: Mapping[int, Mapping[str, Any]], limit_s: float) -> Dict[int, Any]:
-        """The answers of these hosts to commands; a host that fails gives none."""
+        """Return the answers of these hosts to commands, without hosts that fail."""
         rows = self._pool.map(lambda pair: self._probes[pair[0]].ask(limit_s, **pair[1]), asked.items())
         return {index: answer for index, answer in zip(asked, rows) if answer is not None}
 
@@ -235,7 +192,7 @@ class _Network:
         }
 
     def _dial(self) -> Routing:
-        """As a job starts: both rounds of probes."""
+        """Run both rounds of probes, as a job does."""
         places = self._places
         everything = {
             index: [as_target(other) for other in places.values() if other.rank != index] for index in places
@@ -248,7 +205,7 @@ class _Network:
         return Routing(leaders, reports)
 
     def _choose(self, routing: Routing) -> None:
-        """As a job starts: measure where there is a choice, and choose."""
+        """Measure where there is a choice, and choose, as a job does."""
         while True:
             wanted = routing.wanted()
             if not wanted:
@@ -269,7 +226,7 @@ class _Network:
         return self._ask(asked, ANSWER_LIMIT_S * max(map(len, wanted.values()), default=1))
 
     def _find_closed(self) -> None:
-        """Look for better networks than the chosen ones: dial again what has not answered in time."""
+        """Look for better networks than the chosen ones: retry attempts that had no answer in time."""
         found, suspects = self._found, {}
         for pair, route in found.routes.items():
             reached = {wire_of(item) for item in found.tried[pair] if not item.why}

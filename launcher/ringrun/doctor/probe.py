@@ -1,12 +1,11 @@
 """The program of one host for ``ringrun doctor``: facts, and the network as a job sees it. Runs on the host.
 
-It needs no package there: :mod:`ringrun.doctor.hosts` sends this file and what it imports. After
-:data:`MARKER`, each line on stdin is a command as JSON, and each line on stdout the answer to it. The program
-ends when stdin does.
+It needs no package there: :mod:`ringrun.doctor.hosts` sends this file and its imports. After :data:`MARKER`,
+each line on stdin is a command as JSON, and each line on stdout its answer. The program ends when stdin does.
 
 A host listens, dials and measures by :class:`~ringcomm.rendezvous.links.LinkSetup`, as the first rank of a
-job does there. So it also takes connections as a job does: after the handshake, with a key that was made for
-this run and comes over stdin.
+job does. So it also accepts connections only after the handshake, with a key that was made for this run and
+comes over stdin.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ class Commands:
         self._setup: Optional[LinkSetup] = None
 
     def fileno(self) -> int:
-        """Stdin's."""
         return STDIN
 
     def run(self) -> None:
@@ -74,7 +72,7 @@ class Commands:
             raise ValueError(f"no command: {command}")
 
     def _listen(self, command: Dict[str, Any]) -> Dict[str, Any]:
-        """Listen as a rank does; where, or why that is not possible."""
+        """Listen as a rank does; return the addresses, or why that is not possible."""
         key, encryption = bytes.fromhex(command["key"]), encryption_of(command["certificate"])
         try:
             self._setup = LinkSetup(
@@ -88,7 +86,6 @@ class Commands:
 
 
 def answer(content: Any) -> None:
-    """Write an answer."""
     sys.stdout.write(json.dumps(content) + "\n")
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""The doctor's report, for people and as JSON. Pure."""
+"""The doctor's report, as text and as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KNOWN_MB_PER_S = 5.0
 
 
 def as_text(found: Examination, findings: Sequence[Finding]) -> str:
-    """A line for each host, the table of links, and the problems with their remedies."""
+    """Return a line for each host, the table of links, and the problems with their remedies."""
     wide = max(map(len, found.hosts))
     lines = [f"{'':{wide}}  " + "  ".join(f"{check:9}" for check in CHECKS).rstrip()]
     for index, name in enumerate(found.hosts):
@@ -36,7 +36,7 @@ def as_text(found: Examination, findings: Sequence[Finding]) -> str:
 
 
 def problems(findings: Sequence[Finding]) -> List[Finding]:
-    """Those that are more than notes."""
+    """Return the findings that are more than notes."""
     return [row for row in findings if row.level != NOTE]
 
 
@@ -51,7 +51,7 @@ _HEAD = ("link", "by", "to", "round trip", "there", "back", "")
 
 
 def _links(found: Examination) -> List[str]:
-    """A line for each pair of hosts, with the route that a job takes; below it the other ones."""
+    """Return a line for each pair of hosts, with the route of a job; below it the other routes."""
     rows: List[Tuple[str, ...]] = [_HEAD]
     for pair in sorted(found.tried):
         route, names = found.routes.get(pair), " - ".join(found.hosts[host] for host in pair)
@@ -74,7 +74,7 @@ def _rate(route: Route, way: Pair) -> str:
 
 
 def _about(other: Attempt) -> Tuple[str, str]:
-    """The speed by which a route was not chosen; of a slow one only that is known when the choice is made."""
+    """Return the speed by which a route was not chosen; of a slow route only that is known then."""
     if other.mb_per_s is None:
         return "", ""
     text = _mb(other.mb_per_s) if other.mb_per_s >= KNOWN_MB_PER_S else f"< {KNOWN_MB_PER_S:.0f} MB/s"
@@ -97,7 +97,7 @@ def _wrapped(found: Examination, finding: Finding) -> List[str]:
 
 
 def as_json(found: Examination, findings: Sequence[Finding]) -> str:
-    """The same for programs."""
+    """Return the report for programs."""
     rows = [
         (row.level, {**row._asdict(), "hosts": [found.hosts[index] for index in row.hosts]})
         for row in findings
@@ -119,7 +119,7 @@ def as_json(found: Examination, findings: Sequence[Finding]) -> str:
 
 
 def _link(found: Examination, route: Route, source: int, target: int) -> Dict[str, Any]:
-    """One direction of a route."""
+    """Return one direction of a route."""
     others = [
         {**_ends(route._replace(chosen=item), source, target), "mb_per_s_slower_direction": item.mb_per_s}
         for item in route.others

@@ -6,27 +6,21 @@ import re
 from typing import Any, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 _IN_SHORT = re.compile(r"uncaught [^\n]*|no heartbeat for [\d.]+ s|no answer for [\d.]+ s")
-"""The part of a root cause that is enough in a line."""
+"""The part of a root cause for a line."""
 
 
 class Change(NamedTuple):
-    """A view that the rendezvous has published.
+    """A view that the rendezvous has published, and its differences from the previous view."""
 
-    Attributes:
-        members: in the order of ranks.
-        lost, joined, left: the members by which it differs from the previous view.
-        pause_s: seconds from the failure, or from the last step, to this view.
-    """
-
-    members: Tuple[int, ...]
+    members: Tuple[int, ...]  # by rank
     lost: Tuple[int, ...] = ()
     joined: Tuple[int, ...] = ()
     left: Tuple[int, ...] = ()
-    pause_s: float = 0.0
+    pause_s: float = 0.0  # from the failure, or from the last step, to this view
 
 
 def change_of(detail: Mapping[str, Any]) -> Change:
-    """The change in the facts of the rendezvous' ``view`` notice."""
+    """Return the change in the facts of the rendezvous' ``view`` notice."""
     rows = sorted(detail["members"], key=lambda row: int(row["rank"]))
     return Change(
         tuple(int(row["member"]) for row in rows), tuple(detail["lost"]),
@@ -35,21 +29,15 @@ def change_of(detail: Mapping[str, Any]) -> Change:
 
 
 ENDS_WITHIN_S = 2.0
-"""How long the line about a view waits for the ends of the processes that the view has lost."""
+"""Seconds that the line about a view waits for the ends of its lost processes."""
 
 
 class ChangeLog:
-    """Makes a line of every change, and keeps all of them.
+    """Makes a line of every change, and keeps all of them in `lines` as (seconds since the start, text).
 
-    How a process has ended is known later than that its rank is lost. So the line for a member that was not
-    asked to leave waits until its process has ended.
-
-    Args:
-        began_s: when the job started.
-
-    Attributes:
-        lines: seconds since the start, and text.
-        excluded: the hosts and slots whose exclusions are among the lines.
+    The end of a process is known later than the loss of its rank. So the line for a member that was not asked
+    to leave waits until its process has ended. `excluded` has the hosts and slots whose exclusions are among
+    the lines.
     """
 
     def __init__(self, began_s: float) -> None:
@@ -61,7 +49,7 @@ class ChangeLog:
         self._used: Set[Tuple[str, int]] = set()  # places of which a process has been a rank
         self._ranks: Dict[int, int] = {}  # by member, its rank in the last view that had it
         self._reports: Dict[int, str] = {}  # by member, why the rendezvous has declared it lost
-        self._exits: Dict[int, str] = {}  # by member, how its process has ended by itself, if not well
+        self._exits: Dict[int, str] = {}  # by member, how its process failed without a signal of the job
         self._asked: Set[int] = set()
         self._members: Optional[Tuple[int, ...]] = None  # of the last view
         # A view, and the members that are to end first: the line says how they ended.
@@ -69,44 +57,31 @@ class ChangeLog:
         self._until_s = 0.0
 
     def start(self, member: int, host: str, local: int) -> None:
-        """A process is being started.
-
-        Args:
-            member: its number.
-            host: the name of its host.
-            local: its slot there.
-        """
+        """Note the place of a process that is being started."""
         self._places[member] = (host, local)
 
     def ask(self, member: int) -> None:
-        """The job has asked a member to leave."""
+        """Note that the job has asked a member to leave."""
         self._asked.add(member)
 
     def report(self, member: int, why: str) -> None:
-        """The rendezvous has declared a member lost, or the job ends its process; the first reason counts."""
+        """Note why a member was declared lost, or its process is ended; the first reason counts."""
         self._reports.setdefault(member, why)
 
     def fail(self, member: int, how: str) -> None:
-        """A process has failed by itself, as ``how`` says."""
+        """Note how a process failed without a signal of the job."""
         self._exits[member] = how
 
     def exclude(self, place: str, why: str, now_s: float) -> None:
-        """A host or a slot is excluded; repeated failures for the same reason are one line."""
+        """Note an exclusion of a host or slot; repeated failures for the same reason are one line."""
         if self._excluded_because.get(place) != why:
             self._excluded_because[place] = why
             self.excluded.append(place)
             self.lines.append((now_s - self._began_s, f"{place} is excluded: {why}"))
 
     def publish(self, change: Change, running: Container[int], now_s: float) -> List[str]:
-        """The rendezvous has published a view.
-
-        Args:
-            change: the view.
-            running: the members whose processes have not ended.
-            now_s: the time.
-
-        Returns:
-            the lines that can be shown now.
+        """Take a view that the rendezvous has published, and return the lines that can be shown now.
+        `running` are the members whose processes have not ended.
         """
         lines = self._conclude(now_s)
         if self._members is None:
@@ -125,15 +100,15 @@ class ChangeLog:
 
     @property
     def due_s(self) -> Optional[float]:
-        """When :meth:`tick` is to be called; None: not before another event."""
+        """The next time for :meth:`tick`; None: not before another event."""
         return None if self._waiting is None else self._until_s
 
     def tick(self, now_s: float) -> List[str]:
-        """Time has passed; the lines that waited long enough. A host without a cable reports no end."""
+        """Return the lines that have waited long enough: a disconnected host does not report ends."""
         return self._conclude(now_s) if self._waiting is not None and now_s >= self._until_s else []
 
     def end(self, member: int, now_s: float) -> List[str]:
-        """A process has ended; the lines that waited for that."""
+        """Note the end of a process, and return the lines that waited for it."""
         if self._waiting is None:
             return []
         self._waiting[1].discard(member)
@@ -175,7 +150,7 @@ class ChangeLog:
         return lines
 
     def _cause(self, member: int) -> str:
-        """Why a member was lost, in a few words."""
+        """Return why a member was lost, in a few words."""
         report = self._reports.get(member, "no connection")
         found = _IN_SHORT.search(report)
         if found is not None and (member not in self._exits or found[0].startswith("uncaught")):
@@ -187,7 +162,7 @@ class ChangeLog:
         return f"rank {self._ranks[member]} ({host})" if member in self._ranks else f"a process ({host})"
 
     def _hosts(self, members: Sequence[int]) -> str:
-        """The hosts of members, with the number of members where it is not one."""
+        """Return the hosts of members, with their number of members unless it is one."""
         counts: Dict[str, int] = {}
         for member in members:
             name = self._places.get(member, ("?", 0))[0]
@@ -202,11 +177,8 @@ def _count(count: int) -> str:
 
 
 def describe_history(changes: Sequence[Tuple[float, str]], most: int = 40) -> str:
-    """The paragraph at the end of a job: every change with the time since the start.
-
-    Args:
-        changes: seconds since the start, and text.
-        most: number of lines; of more changes the middle is left out.
+    """Return the paragraph at the end of a job: every change with the time since the start, of more than
+    `most` lines without the middle.
     """
     lines = [f"{_clock(at_s)}  {text}" for at_s, text in changes]
     if len(lines) > most:

@@ -1,4 +1,4 @@
-"""How long a host or a slot is excluded after failures. Pure."""
+"""The time for which a host or a slot is excluded after failures. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ MAX_PAUSE_S = 30.0
 
 
 class Cooldown:
-    """The exclusion of one host or slot: the first lasts ``first_s``, the next ones 1, 2, 4, … up to 30 s.
-
-    Args:
-        first_s: the first exclusion, in seconds.
-        quick_failures: after so many failures to start, one after the other, the exclusion never ends; None
-            for no limit.
+    """The exclusion of one host or slot: the first lasts ``first_s`` seconds, the next ones 1, 2, 4, … up to
+    30 s. After `quick_failures` consecutive failures to start the exclusion is permanent; None: no limit.
     """
 
     def __init__(self, first_s: float = 0.0, quick_failures: Optional[int] = None) -> None:
@@ -24,12 +20,7 @@ class Cooldown:
         self.until_s = 0.0
 
     def fail(self, now_s: float, was_member: bool) -> None:
-        """A process has failed.
-
-        Args:
-            now_s: the time.
-            was_member: whether it had taken part in the job, so that the failure is not one of starting.
-        """
+        """Count a failure; that of a process that `was_member` of the job is not a failure to start."""
         self._quick = 0 if was_member else self._quick + 1
         if now_s < self.until_s:
             return  # a second failure within the exclusion does not lengthen it
@@ -43,7 +34,7 @@ class Cooldown:
         return self._first_s if not self._failures else min(MAX_PAUSE_S, 2.0 ** (self._failures - 1))
 
     def succeed(self) -> None:
-        """A process has become part of the job: pauses start again with the first."""
+        """Reset the exclusions after a process has joined the job."""
         self.forgive()
 
     @property
@@ -56,5 +47,4 @@ class Cooldown:
         self.until_s, self._failures, self._quick = 0.0, 0, 0
 
     def excludes(self, now_s: float) -> bool:
-        """Return whether the exclusion lasts."""
         return now_s < self.until_s

@@ -1,8 +1,7 @@
-"""The output of a host discovery script: which hosts are available now, and with how many slots. Pure.
+"""The output of a host discovery script: available hosts with their numbers of slots. Pure.
 
 The script is the user's, for an elastic job (``--host-discovery-script``). A slot is room for one rank. A
-thread runs it again and again (:class:`ringrun.job.discovery.Discovery`); what follows from the hosts is
-decided in :mod:`.membership`.
+thread runs it repeatedly (:class:`ringrun.job.discovery.Discovery`); :mod:`.membership` decides what follows.
 """
 
 from __future__ import annotations
@@ -14,26 +13,18 @@ from ringcomm.errors import ConfigError
 from ..plan.hosts import HostSpec, parse_host
 
 MAX_HOSTS = 1024
-"""More hosts than that in one output are an error of the script."""
+"""More hosts in one output are an error of the script."""
 
 
 def host_key(spec: HostSpec) -> str:
-    """The name under which a host is compared with others: ``user@name`` in lower case."""
+    """Return the name under which hosts are compared: ``user@name`` in lower case."""
     return spec.target.lower()
 
 
 def parse_discovered(text: str, slots: int = 1) -> List[HostSpec]:
-    """Parse what a discovery script has written: a line ``host`` or ``host:slots`` for each host.
-
-    Args:
-        text: its standard output; empty lines have no meaning, and no line at all means no host.
-        slots: the number of slots of a host without one.
-
-    Returns:
-        the hosts in the order of the lines; a repeated line counts once.
-
-    Raises:
-        ConfigError: a line has another form, a host occurs twice with different slots, or there are too many.
+    """Parse a discovery script's output: a line ``host`` or ``host:slots`` for each host, `slots` where it
+    has none. Empty and repeated lines do not count. ConfigError for another form, different slots of one
+    host, or too many hosts.
     """
     found: Dict[str, HostSpec] = {}
     lines = [line.strip() for line in text.splitlines()]
@@ -54,28 +45,16 @@ def parse_discovered(text: str, slots: int = 1) -> List[HostSpec]:
 
 
 class DiscoveredHosts:
-    """The results of a script that runs repeatedly: the last valid one counts.
-
-    Attributes:
-        succeeded: whether any run has succeeded; until then a failure ends the job.
-    """
+    """The results of a script that runs repeatedly; the last valid one counts."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self._problem = ""
-        self.succeeded = False
+        self.succeeded = False  # until then a failure ends the job
 
     def succeed(self, output: str) -> Tuple[Sequence[HostSpec], str]:
-        """A run has ended with exit code 0.
-
-        Args:
-            output: what it has written.
-
-        Returns:
-            the hosts, and a line for the user: that the script works again after failures, or "".
-
-        Raises:
-            ConfigError: the output is not valid: treat it as a failure.
+        """Take the output of a run with exit code 0; return the hosts, and a line for the user after
+        failures, or "". ConfigError if the output is not valid: treat it as a failure.
         """
         hosts = parse_discovered(output, self._slots)
         text = "the discovery script works again" if self._problem else ""
@@ -83,13 +62,6 @@ class DiscoveredHosts:
         return hosts, text
 
     def fail(self, why: str) -> str:
-        """A run has failed, or its output is not valid.
-
-        Args:
-            why: the reason.
-
-        Returns:
-            a line for the user, or "" if the same problem has been reported by the previous run.
-        """
+        """Take the reason of a failed run; return a line for the user, or "" for a repeated reason."""
         repeated, self._problem = why == self._problem, why
         return "" if repeated else f"the discovery script failed; its last hosts remain: {why}"

@@ -14,12 +14,8 @@ from .limits import HostLimits
 
 @dataclass(frozen=True)
 class ElasticJob(Job):
-    """An elastic job. ``plan.places`` are its processes by member number, ``hosts`` its agents.
-
-    Attributes:
-        limits: how many ranks it may have, and how long it waits for them.
-        specs: the hosts that the user has listed; empty if a script names them.
-        maker: makes the part of the job on a host.
+    """An elastic job. ``plan.places`` are its processes by member number, ``hosts`` its agents; `specs` are
+    the hosts that the user has listed, and empty if a script names them.
     """
 
     limits: HostLimits = field(default_factory=HostLimits)
@@ -37,14 +33,7 @@ class ElasticJob(Job):
 
     @classmethod
     def of(cls, job: Job, limits: HostLimits, specs: Tuple[HostSpec, ...], maker: Any) -> ElasticJob:
-        """Return an elastic job with what a job has.
-
-        Args:
-            job: the job; it has no hosts yet.
-            limits: how many ranks it may have, and how long it waits for them.
-            specs: the hosts that the user has listed.
-            maker: makes the part of the job on a host.
-        """
+        """Return an elastic job with the fields of a job, which has no hosts yet."""
         common = {item.name: getattr(job, item.name) for item in fields(job)}
         return cls(**common, limits=limits, specs=specs, maker=maker)
 
@@ -53,16 +42,8 @@ class ElasticJob(Job):
         return replace(self, plan=Plan([], []), hosts=[])
 
     def open_host(self, agent: int, spec: HostSpec, slots: int, is_local: bool) -> HostJob:
-        """Add a host.
-
-        Args:
-            agent: the number of its agent, the next in order.
-            spec: the host.
-            slots: most processes there.
-            is_local: whether it is this machine.
-
-        Raises:
-            ConfigError: an option for this host is not valid.
+        """Add a host, whose agent has the next number, for up to `slots` processes; ConfigError if an option
+        for this host is not valid.
         """
         planned = PlannedHost(spec, slots, slots)
         host: HostJob = self.maker.make(agent, planned, is_local)
@@ -73,14 +54,8 @@ class ElasticJob(Job):
         return host
 
     def add_member(self, member: int, agent: int, local: int, rank: int, size: int) -> Dict[str, Any]:
-        """Add a process; what its agent needs to start it.
-
-        Args:
-            member: its number, the next in order.
-            agent: the number of its host's agent.
-            local: its slot there.
-            rank: the rank that it will probably have; only Horovod's variables contain it.
-            size: the number of ranks that the job will probably have then.
+        """Add a process with the next number `member` in the slot `local`, and return what its agent needs to
+        start it. `rank` and `size` are a guess; only Horovod's variables contain them.
         """
         places = self.plan.places
         assert isinstance(places, list) and len(places) == member
@@ -93,12 +68,12 @@ class ElasticJob(Job):
         return {"rank": member, "env": env}
 
     def agent_config(self, host: HostJob) -> Dict[str, Any]:
-        """The first message to a host's agent; processes are started later."""
+        """Return the first message to a host's agent; processes are started later."""
         config = super().agent_config(host)
         config["env"]["RINGCOMM_SIZE"] = str(self.limits.start_np)
         return {**config, "elastic": True, "slots": host.planned.slots}
 
 
 def _horovods(place: Place, size: int, host: str) -> Dict[str, str]:
-    """Horovod's variables, as they are when the process starts."""
+    """Return Horovod's variables at the start of the process."""
     return {**horovod.rank_variables(place, size, host), "HOROVOD_ELASTIC": "1"}

@@ -1,4 +1,4 @@
-"""The limits of an elastic job, as the options give them, and the error texts for exceeding them."""
+"""The limits of an elastic job from its options, and the error texts for exceeding them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,10 @@ from ringcomm.errors import ConfigError
 
 @dataclass(frozen=True)
 class HostLimits(Limits):
-    """The limits of an elastic job, and those of its hosts.
+    """The limits of an elastic job, and those of its hosts. `horovod` puts Horovod's name in error texts."""
 
-    Attributes:
-        script: the command that prints the available hosts, or "".
-        slots: slots of a host for which no number is given.
-        horovod: whether error texts name Horovod.
-    """
-
-    script: str = ""
-    slots: int = 1
+    script: str = ""  # prints the available hosts; or ""
+    slots: int = 1  # of a host without a number of slots
     horovod: bool = False
 
     @property
@@ -29,11 +23,7 @@ class HostLimits(Limits):
 
 
 def check_limits(limits: HostLimits) -> HostLimits:
-    """The limits, if they are valid.
-
-    Raises:
-        ConfigError: a limit contradicts another, or is outside its range; the message names the option.
-    """
+    """Return the limits; ConfigError names the option of one that contradicts another."""
     low, high = limits.min_np, limits.max_np
     if high is not None and high < low:
         raise ConfigError(f"--max-np {high} is less than --min-np {low}.")
@@ -45,14 +35,7 @@ def check_limits(limits: HostLimits) -> HostLimits:
 
 
 def failed_text(limits: HostLimits, host: str, local: int, code: int) -> str:
-    """The error if all ranks have failed, or all hosts are excluded.
-
-    Args:
-        limits: the job's.
-        host: the host of the first process that failed.
-        local: its number on that host.
-        code: its exit code.
-    """
+    """Return the error if all ranks have failed, or all hosts are excluded. It names the first failure."""
     return (
         f"{limits.name} detected that one or more processes exited with non-zero status, thus causing the "
         "job to be terminated. The first process to do so was:\n"
@@ -61,12 +44,7 @@ def failed_text(limits: HostLimits, host: str, local: int, code: int) -> str:
 
 
 def timeout_text(limits: HostLimits, needed: int) -> str:
-    """The error if too few slots or ranks were available for ``--elastic-timeout``.
-
-    Args:
-        limits: the job's.
-        needed: how many are needed.
-    """
+    """Return the error if too few slots or ranks were available for ``--elastic-timeout``."""
     return (
         "Timed out waiting for minimum number of slots to become available. Please check that you have "
         f"enough resources to run at least {needed} {limits.name} processes. "

@@ -1,7 +1,7 @@
 """An elastic job's hosts and processes as a state machine: events and the time go in, actions come out.
 
-It decides where processes run: which hosts get an agent, which slots get a process, when a slot or a host
-that failed is used again, and when the job cannot continue. The rendezvous decides which of these processes
+It decides where processes run: on which hosts an agent is started, in which slots a process, when a failed
+slot or host is used again, and when the job cannot continue. The rendezvous decides which of these processes
 are the ranks: it publishes the views.
 """
 
@@ -33,29 +33,18 @@ from .places import (
 SHOWN_S = 1.0
 """Shorter exclusions are not reported."""
 LEAVE_S = 60.0
-"""A process of a removed host that has not left by itself after this time is ended."""
+"""Time that a process of a removed host has to leave before it is ended."""
 NO_HOST_REMAINS = "No hosts from previous set remaining, unable to broadcast state."
 
 
 class Membership:
-    """The hosts and processes of one elastic job.
-
-    Args:
-        limits: the job's limits.
-        now_s: the time at which the job starts, in seconds, on the clock of all events.
-
-    Attributes:
-        hosts: by :func:`~.discovery.host_key`, in the order in which they became known.
-        processes: the running processes, by member number.
-        finishing: whether a rank has ended with exit code 0: no process is started any more.
-        log: what has changed since the start.
-    """
+    """The hosts and processes of one elastic job. Times are seconds on one clock; `now_s` is the start."""
 
     def __init__(self, limits: HostLimits, now_s: float) -> None:
         self.limits = limits
-        self.hosts: Dict[str, Host] = {}
-        self.processes: Dict[int, Process] = {}
-        self.finishing = False
+        self.hosts: Dict[str, Host] = {}  # by host_key, in order of arrival
+        self.processes: Dict[int, Process] = {}  # running ones, by member number
+        self.finishing = False  # a rank has ended with exit code 0; start no more
         self.log = ChangeLog(now_s)
         self._began_s = now_s
         self._agents = self._members = 0  # the next numbers
@@ -70,7 +59,7 @@ class Membership:
     # -- which hosts there are -------------------------------------------------------------------
 
     def list_hosts(self, specs: Sequence[HostSpec], now_s: float) -> List[Action]:
-        """The list or the script names these hosts, and no others."""
+        """Take the complete list of hosts of the user or the script."""
         named = {host_key(spec): spec for spec in specs}
         for key, host in self.hosts.items():
             host.listed = key in named
@@ -81,14 +70,14 @@ class Membership:
         return self._plan(now_s)
 
     def add_host(self, spec: HostSpec, now_s: float) -> List[Action]:
-        """The user adds a host, or one that was dropped or excluded again."""
+        """Add a host, also one that was removed or excluded, on the user's command."""
         host = self._host_of(spec)
         host.added, host.dropped = True, False
         host.forgive()
         return [*self._reopen(host, spec), *self._plan(now_s)]
 
     def _reopen(self, host: Host, spec: HostSpec) -> List[Action]:
-        """Take what the user says about a host that is known, and end its agent if that needs another one."""
+        """Take the user's changes of a known host, and end its agent if they need another one."""
         given = {name: value for name, value in spec._asdict().items() if value is not None}
         before, host.spec = host.spec, host.spec._replace(**given)
         if before._replace(slots=host.spec.slots) == host.spec or host.processes:
@@ -102,19 +91,14 @@ class Membership:
         return [CloseHost(host.agent)]
 
     def drop_host(self, name: str, now_s: float) -> Optional[List[Action]]:
-        """The user removes a host; None if the job has no such host.
-
-        Args:
-            name: the host's name, with or without the user.
-            now_s: the time.
-        """
+        """Remove a host (named with or without the user) on the user's command; None if there is none."""
         found = [host for host in self.hosts.values() if name.lower() in (host.key, host.name.lower())]
         for host in found:
             host.added, host.dropped = False, True
         return self._plan(now_s) if found else None
 
     def is_postponed(self, spec: HostSpec) -> bool:
-        """Return whether a host that was removed stays until others have joined: too few would be left."""
+        """Return whether a removed host stays until others have joined, since too few would remain."""
         return host_key(spec) in self._postponed
 
     def _host_of(self, spec: HostSpec) -> Host:
@@ -125,20 +109,14 @@ class Membership:
     # -- agents ------------------------------------------------------------------------------------
 
     def host_ready(self, agent: int, now_s: float) -> List[Action]:
-        """An agent has found everything that ranks need there."""
+        """Take a host that has everything that ranks need."""
         host = self._by_agent[agent]
         if host.agent == agent and host.phase is Phase.OPENING:
             host.phase, host.problem = Phase.READY, ""
         return self._plan(now_s)
 
     def host_failed(self, agent: int, text: str, now_s: float) -> List[Action]:
-        """A host cannot start processes, or is lost with those that ran there.
-
-        Args:
-            agent: the number of its agent.
-            text: why, as a paragraph.
-            now_s: the time.
-        """
+        """Take a host that cannot start processes, or is lost with its processes; `text` is a paragraph."""
         host = self._by_agent[agent]
         if host.agent != agent or host.phase is Phase.CLOSED:
             return []
@@ -163,15 +141,8 @@ class Membership:
     def exited(
         self, member: int, code: int, how: str, now_s: float, ended: bool = False, error: str = ""
     ) -> List[Action]:
-        """A process has ended.
-
-        Args:
-            member: its number.
-            code: its exit code, or 128 and the number of a signal.
-            how: how it ended, as text.
-            now_s: the time.
-            ended: whether the job has ended it, with a signal.
-            error: what it has ended with, like the last line of a traceback, or "".
+        """Take the end of a process: `code` is its exit code, or 128 plus a signal; `ended` means by a signal
+        of the job; `error` is like the last line of a traceback, or "".
         """
         process = self.processes.get(member)
         if process is None:
@@ -200,7 +171,7 @@ class Membership:
         self._holders.discard(process.member)
 
     def _gone(self, process: Process, how: str, code: int, now_s: float, error: str = "") -> List[Action]:
-        """A process has failed, or is lost."""
+        """Handle the failure or loss of a process."""
         host = process.host
         self._forget(process)
         if not process.cause:  # otherwise the rendezvous has reported it before
@@ -222,9 +193,8 @@ class Membership:
     def _report_exclusion(
         self, name: str, cooldown: Cooldown, now_s: float, why: str, is_told: bool = False
     ) -> List[Action]:
-        """The line for an exclusion that lasts, unless no process remains that would notice.
-
-        ``is_told``: the reason has been shown, and is only kept for the end of the job.
+        """Return the line for an exclusion that lasts, unless no process remains. `is_told`: the reason has
+        been shown, and is only kept for the end of the job.
         """
         rest_s = cooldown.until_s - now_s
         if rest_s < SHOWN_S or not self._holders or self.finishing:
@@ -240,12 +210,8 @@ class Membership:
         return [Say(f"{text}: {why}" if why and not is_told else text)]
 
     def lost(self, member: Optional[int], text: str, now_s: float) -> List[Action]:
-        """The rendezvous has declared a member lost; its process may still run, frozen or cut off.
-
-        Args:
-            member: its number; None if no single member is the cause.
-            text: why.
-            now_s: the time.
+        """Take the loss of a member by the rendezvous' decision (None: no single member is the cause); its
+        process may still run, frozen or disconnected.
         """
         process = self.processes.get(-1 if member is None else member)
         if process is None or process.cause:
@@ -256,7 +222,7 @@ class Membership:
         return [StopProcess(process.member, is_lost=True)]
 
     def view(self, change: Change, now_s: float) -> List[Action]:
-        """The rendezvous has published a view: these members are the ranks from now on."""
+        """Take a view of the rendezvous: its members are the ranks from now on."""
         self._has_view = True
         for member in change.members:
             process = self.processes.get(member)
@@ -272,7 +238,7 @@ class Membership:
     # -- time ----------------------------------------------------------------------------------------
 
     def due_s(self) -> Optional[float]:
-        """Return when :meth:`tick` is to be called next; None: not before another event."""
+        """Return the next time for :meth:`tick`; None: not before another event."""
         due = [until_s for host in self.hosts.values() for until_s in host.due_s()]
         due += [item.leaves_by_s for item in self.processes.values() if item.leaves_by_s is not None]
         if not self._started:
@@ -283,7 +249,7 @@ class Membership:
         return min(due) if due else None
 
     def tick(self, now_s: float) -> List[Action]:
-        """Time has passed: act on what is due."""
+        """Return the actions that are due."""
         self._ticked_s = now_s
         actions: List[Action] = [*map(Say, self.log.tick(now_s))]
         for process in self.processes.values():
@@ -297,7 +263,7 @@ class Membership:
     # -- decisions -------------------------------------------------------------------------------------
 
     def _plan(self, now_s: float) -> List[Action]:
-        """Return what follows from the present state."""
+        """Return the actions for the present state."""
         self._ticked_s = max(self._ticked_s, now_s)
         if self._ended:
             return []
@@ -327,7 +293,7 @@ class Membership:
         return [Fail(text)]
 
     def _open(self, now_s: float) -> List[Action]:
-        """Agents for hosts that are available and needed."""
+        """Start agents on hosts that are available and needed."""
         actions: List[Action] = []
         slots = sum(host.capacity(now_s) for host in self.hosts.values())
         for host in self.hosts.values():
@@ -343,7 +309,7 @@ class Membership:
         return actions
 
     def _start(self, now_s: float) -> List[Action]:
-        """Processes in free slots: all together at first, later wherever there is room."""
+        """Start processes in free slots: first all together, later in any free slot."""
         free = [(host, local) for host in self.hosts.values() for local in host.free_slots(now_s)]
         if not self._started:
             if any(host.may_start_soon for host in self.hosts.values()) or len(free) < self.limits.start_np:
@@ -362,14 +328,14 @@ class Membership:
         return actions
 
     def _room(self, most: int) -> int:
-        """Return how many processes may be started, at most ``most``."""
+        """Return the number of processes that may be started, at most `most`."""
         if self.limits.max_np is None:
             return most
         running = sum(not process.leaving for process in self.processes.values())
         return min(most, max(0, self.limits.max_np - running))
 
     def _remove(self, now_s: float) -> List[Action]:
-        """Processes leave hosts that are not available any more, and slots that no longer exist."""
+        """Have processes leave removed hosts and slots."""
         unwanted = [
             process for process in self.processes.values()
             if not process.leaving and (not process.host.is_wanted or process.local >= process.host.slots)
@@ -394,7 +360,7 @@ class Membership:
         return actions
 
     def _postpone(self, host: Host, staying: int) -> List[Action]:
-        """A host is to be removed, but the others are too few."""
+        """Postpone the removal of a host while the others are too few."""
         if host.key in self._postponed or not self._has_view:
             return []
         self._postponed.add(host.key)
@@ -407,7 +373,7 @@ class Membership:
         ]
 
     def _stop_newcomers(self) -> List[Action]:
-        """The job ends: processes that have not joined yet are not needed."""
+        """End processes that have not joined when the job ends."""
         actions: List[Action] = []
         for process in self.processes.values():
             if process.member not in self._holders and not process.leaving:

@@ -13,17 +13,10 @@ from .limits import HostLimits, check_limits
 
 
 def limits_of(options: Options, environ: Mapping[str, str]) -> HostLimits:
-    """The limits that the options set.
+    """Return the limits of the options of an elastic job; ConfigError if one is not valid.
 
     ``-np`` is the number of slots that must be available before the first start, by default the fewest ranks.
     With ``--horovod`` the variable ``HOROVOD_ELASTIC_TIMEOUT`` applies.
-
-    Args:
-        options: the options; they make the job elastic.
-        environ: the launcher's environment.
-
-    Raises:
-        ConfigError: a limit is not valid.
     """
     start_np, horovod = options.np or options.min_np or 1, options.horovod
     return check_limits(
@@ -45,11 +38,7 @@ def _timeout_s(given: Optional[float], environ: Mapping[str, str]) -> float:
 
 
 def refuse_without_effect(options: Options) -> None:
-    """Refuse options of elastic jobs if none makes the job elastic.
-
-    Raises:
-        ConfigError: one is given; the message names it.
-    """
+    """Raise ConfigError for an option of elastic jobs if no option makes the job elastic."""
     elastic = [(getattr(options, item.name), row.flags[0]) for item, row in table() if row.purpose == ELASTIC]
     given = [flag for value, flag in elastic if value is not None]
     if given and not options.is_elastic:
@@ -60,10 +49,8 @@ def refuse_without_effect(options: Options) -> None:
 
 
 def fixed_hosts(options: Options, specs: Sequence[HostSpec]) -> List[HostSpec]:
-    """The hosts of a job without a discovery script; without a list they are this machine.
-
-    Raises:
-        ConfigError: they have fewer slots than the job needs to start.
+    """Return the hosts of a job without a discovery script; without a list, this machine. ConfigError if they
+    have fewer slots than the job needs to start.
     """
     if not specs:
         return [HostSpec("localhost", slots=options.np or options.max_np or options.min_np)]

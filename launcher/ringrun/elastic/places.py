@@ -11,13 +11,13 @@ from .discovery import host_key
 from .limits import HostLimits
 
 FIRST_PAUSE_S = 1.0
-"""Time until an agent is started again on a host that was lost, in seconds."""
+"""Seconds until an agent is restarted on a host that was lost."""
 QUICK_FAILURES = 3
-"""A slot whose processes fail so often, one after the other, before they join is not started again."""
+"""After this number of consecutive failures before joining, a slot is not used again."""
 
 
 class OpenHost(NamedTuple):
-    """Start an agent on a host; ``agent`` is a new number for it, ``slots`` the most ranks there."""
+    """Start an agent with a new number on a host; `slots` is the maximum number of ranks there."""
 
     agent: int
     spec: HostSpec
@@ -25,13 +25,13 @@ class OpenHost(NamedTuple):
 
 
 class CloseHost(NamedTuple):
-    """No process runs on this host any more: end its agent."""
+    """End the agent of a host without processes."""
 
     agent: int
 
 
 class StartProcess(NamedTuple):
-    """Announce a new member to the rendezvous, and start its process; ``local`` is its slot there."""
+    """Announce a new member to the rendezvous, and start its process in the slot `local`."""
 
     member: int
     agent: int
@@ -39,10 +39,8 @@ class StartProcess(NamedTuple):
 
 
 class StopProcess(NamedTuple):
-    """End a process.
-
-    One that ``is_lost`` may be frozen, or about to end by itself. One that ``is_dropped`` has as long as
-    after SIGTERM: its host is not available any more.
+    """End a process. One that `is_lost` may be frozen, or about to end. One that `is_dropped` has as long as
+    after SIGTERM: its host has been removed.
     """
 
     member: int
@@ -71,13 +69,13 @@ class Say(NamedTuple):
 
 
 class Fail(NamedTuple):
-    """End the job: it cannot continue. ``text`` is "" if hosts could not start, which the box explains."""
+    """End a job that cannot continue. `text` is "" if hosts could not start, which the box explains."""
 
     text: str
 
 
 class Finish(NamedTuple):
-    """Every process has ended, and the job has succeeded."""
+    """End a job that has succeeded: every process has ended."""
 
 
 Action = Union[
@@ -94,51 +92,29 @@ class Phase(Enum):
 
 
 class Process:
-    """A process of the job.
-
-    Attributes:
-        member: its number, which no other process of the job gets.
-        host: its host.
-        local: its slot on the host.
-        joined: whether it is or was part of a view.
-        leaving: why it leaves, if the job asked it to; its end is then no failure.
-        cause: why the rendezvous has declared it lost, or "".
-        leaves_by_s: when it is ended if it has not left by itself.
-    """
+    """A process of the job, with a unique member number, in the slot `local` of its host."""
 
     def __init__(self, member: int, host: Host, local: int) -> None:
         self.member, self.host, self.local = member, host, local
-        self.joined = False
-        self.leaving = ""
-        self.cause = ""
-        self.leaves_by_s: Optional[float] = None
+        self.joined = False  # is or was part of a view
+        self.leaving = ""  # why the job asked it to leave; its end is then no failure
+        self.cause = ""  # why the rendezvous declared it lost, or ""
+        self.leaves_by_s: Optional[float] = None  # when it is ended if it has not left
 
 
 class Host:
-    """A host that the job may use.
-
-    Attributes:
-        spec: as the list, the script or the user names it.
-        slots: most processes there.
-        listed: whether the list or the script names it now.
-        added: whether the user has added it.
-        dropped: whether the user has removed it.
-        phase: the state of its agent.
-        agent: the number of its present or last agent; -1: none yet.
-        cooldown: its exclusion after failures.
-        problem: why it could not be used the last time, or "".
-        processes: the processes there, by slot.
-    """
+    """A host that the job may use."""
 
     def __init__(self, spec: HostSpec, limits: HostLimits) -> None:
         self.spec = spec
-        self.slots = spec.slots or limits.slots
+        self.slots = spec.slots or limits.slots  # maximum number of processes there
+        # By the list or the script, now; by the user.
         self.listed = self.added = self.dropped = False
         self.phase = Phase.CLOSED
-        self.agent = -1
-        self.problem = ""
+        self.agent = -1  # number of the present or last agent; -1: none yet
+        self.problem = ""  # why it could not be used the last time, or ""
         self.cooldown = Cooldown(FIRST_PAUSE_S)
-        self.processes: Dict[int, Process] = {}
+        self.processes: Dict[int, Process] = {}  # by slot
         self._slot_cooldowns: Dict[int, Cooldown] = {}
 
     @property
@@ -166,13 +142,12 @@ class Host:
         return self.is_wanted and self.phase is Phase.OPENING and not self.cooldown.has_failed
 
     def slot_cooldown(self, local: int) -> Cooldown:
-        """The exclusion of one of its slots."""
         if local not in self._slot_cooldowns:
             self._slot_cooldowns[local] = Cooldown(quick_failures=QUICK_FAILURES)
         return self._slot_cooldowns[local]
 
     def free_slots(self, now_s: float) -> List[int]:
-        """The slots in which a process may be started now."""
+        """Return the slots in which a process may be started now."""
         if not self.is_available(now_s):
             return []
         return [
@@ -181,30 +156,24 @@ class Host:
         ]  # fmt: skip
 
     def capacity(self, now_s: float) -> int:
-        """Return how many processes run or could run there, if its agent starts."""
+        """Return the number of processes that run or could run there, if its agent starts."""
         if self.phase is Phase.OPENING:
             return self.slots
         return len(self.processes) + len(self.free_slots(now_s))
 
     def forgive(self) -> None:
-        """End all exclusions: the user has added the host again."""
+        """End all exclusions after the user has added the host again."""
         self.cooldown.forgive()
         self._slot_cooldowns.clear()
 
     def due_s(self) -> List[float]:
-        """Return when its exclusions end."""
+        """Return the ends of its exclusions."""
         return [self.cooldown.until_s, *(item.until_s for item in self._slot_cooldowns.values())]
 
 
 def describe_sources(hosts: Iterable[Host], script: str, now_s: float) -> str:
-    """Return where ranks may come from while there are too few, for the end of a sentence.
-
-    "" if from nowhere.
-
-    Args:
-        hosts: the job's hosts.
-        script: the discovery script, or "".
-        now_s: the time.
+    """Return the possible sources of further ranks, for the end of a sentence; or "". `script` is the
+    discovery script, or "".
     """
     parts: List[str] = []
     for host in hosts:

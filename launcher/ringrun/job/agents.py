@@ -19,21 +19,21 @@ from ..reach.protocol import Frame
 from .event_loop import READ, WRITE, Loop
 
 LINGER_S = 3.0
-"""After an agent has reported ``done``, its ssh has this long to end."""
+"""Seconds that an agent's ssh may take to end after ``done``."""
 FORCE_S = 1.2
-"""After the last signal an agent has this long to report ``done``."""
+"""Seconds that an agent may take to report ``done`` after the last signal."""
 PING_S = 10.0
 EXIT_S = 1.0
-"""After the end of its stdout an agent's process has this long to exit."""
+"""Seconds that an agent's process may take to exit after the end of its stdout."""
 Steps = Sequence[Tuple[int, float]]
-"""How to end ranks: signals, and in how many seconds from now."""
+"""How to end ranks: (signal, seconds from now)."""
 END: Steps = ((15, 0.0), (9, 1.5))
 INTERRUPT: Steps = ((2, 0.0), (15, 2.0), (9, 3.5))
 KILL: Steps = ((9, 0.0),)
 
 
 def term(grace_s: float) -> Steps:
-    """The steps after SIGTERM from outside."""
+    """Return the steps after SIGTERM from outside."""
     return ((15, 0.0), (9, grace_s))
 
 
@@ -41,33 +41,24 @@ class AgentHandler(Protocol):
     """Callbacks for frames, errors and ends of the agents' links."""
 
     def received(self, host: HostJob, frame: Frame) -> None:
-        """An agent has sent a frame."""
+        """Handle a frame of an agent."""
 
     def chattered(self, host: HostJob, data: bytes) -> None:
-        """An agent, or its ssh, has written to stderr."""
+        """Handle stderr of an agent or its ssh."""
 
     def confused(self, host: HostJob, why: str) -> None:
-        """A host has sent invalid data; its link is being closed."""
+        """Handle invalid data of a host, whose link is being closed."""
 
     def problem(self, host: HostJob, text: str) -> None:
-        """The process of an agent's link could not be started on this machine."""
+        """Handle an agent's link whose process could not be started on this machine."""
 
     def hung_up(self, host: HostJob, link: AgentLink, status: Optional[int]) -> bool:
-        """An agent's link has ended; returns whether to start it again."""
+        """Handle the end of an agent's link; return whether to start it again."""
 
 
 class Agents:
-    """Starts one agent per host, and reads their frames.
-
-    Args:
-        job: the job.
-        loop: the supervisor's event loop.
-        handler: receives the callbacks.
-
-    Attributes:
-        job: the job.
-        links: the links by host.
-        closed: indices of hosts whose links have ended and are not started again.
+    """Starts one agent per host, and reads their frames; `closed` has the indices of hosts whose links have
+    ended and are not started again.
     """
 
     def __init__(self, job: Job, loop: Loop, handler: AgentHandler) -> None:
@@ -91,10 +82,8 @@ class Agents:
         return bool(self._exiting)
 
     def go_on(self, reading: bool) -> None:
-        """Start agents up to the limit of logins, and update the descriptors that the loop waits for.
-
-        Args:
-            reading: whether to read from the agents; False while the console is full.
+        """Start agents up to the limit of logins, and update the watched descriptors. Agents are not read
+        while the console is full.
         """
         # A jump host limits the number of simultaneous logins.
         logins = sum(link.alive and not link.answered for link in self.links)
@@ -184,13 +173,13 @@ class Agents:
             self.closed.add(host.index)
 
     def dismiss(self, host: HostJob) -> None:
-        """The host's agent has reported ``done``: close its stdin, so that it exits."""
+        """Close the stdin of an agent that has reported ``done``, so that it exits."""
         self._forget(host.index, "stdin")
         self.links[host.index].close_stdin()
         self._loop.after(f"linger {host.index}", LINGER_S, lambda: self._cut(host))
 
     def _cut(self, host: HostJob) -> None:
-        """The agent has reported ``done``, but its ssh has not ended in time: close the link."""
+        """Close the link of an agent that reported ``done`` if its ssh has not ended in time."""
         if host.index not in self.closed:
             self._take_down(host)
 
@@ -201,11 +190,8 @@ class Agents:
         self._exiting[host.index] = self._loop.clock()
 
     def stop(self, steps: Steps, fetch: bool = False) -> None:
-        """Make every agent end its ranks and exit.
-
-        Args:
-            steps: (signal to all ranks, seconds from now).
-            fetch: whether the agents send the files of ``--fetch`` first, however long that takes.
+        """Make every agent end its ranks by these steps and exit. With `fetch` the agents send the files of
+        ``--fetch`` first, without a time limit.
         """
         self._loop.cancel("retry")
         for host in self.job.hosts:
@@ -214,12 +200,7 @@ class Agents:
             self._loop.after("force", max(after_s for _, after_s in steps) + FORCE_S, self.force)
 
     def stop_host(self, host: HostJob, steps: Steps = (), fetch: bool = False) -> None:
-        """Make the agent of one host end its ranks and exit.
-
-        Args:
-            host: the host.
-            steps, fetch: see :meth:`stop`.
-        """
+        """Make the agent of one host end its ranks and exit; see :meth:`stop`."""
         link = self.links[host.index]
         if link.answered and link.alive:
             link.send({"do": "stop", "steps": list(steps), "fetch": fetch})
@@ -231,7 +212,7 @@ class Agents:
             self.closed.add(host.index)
 
     def force(self) -> None:
-        """Close all links without waiting. Agents that still run then end their ranks by themselves."""
+        """Close all links without waiting. Agents that still run then end their ranks without a command."""
         for index, link in enumerate(self.links):
             if index not in self.closed:
                 self._exiting.pop(index, None)
@@ -243,11 +224,11 @@ class Agents:
                     processes.sweep(self.job.id, index)
 
     def send_archive(self, host: HostJob, kind: int, archive: bytes) -> None:
-        """Send an archive to the agent of a host, which has asked for it."""
+        """Send an archive that a host's agent has requested."""
         self.links[host.index].send_frame(kind, archive)
 
     def add(self, host: HostJob) -> None:
-        """Start an agent on a host that has become part of the job; its index is the next one."""
+        """Start an agent on a host that joins the job; its index is the next one."""
         self.links.append(AgentLink(host.argv, caches=not host.is_local))
         self._unstarted.append(host)
 
@@ -257,5 +238,4 @@ class Agents:
             self._take_down(host)
 
     def send(self, host: HostJob, command: Dict[str, Any]) -> None:
-        """Send a command to the agent of a host."""
         self.links[host.index].send(command)

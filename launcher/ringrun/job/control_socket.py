@@ -39,7 +39,7 @@ class ForeignFolderError(ConfigError):
 
 
 def control_folder(environ: Mapping[str, str]) -> Path:
-    """The directory of the control sockets of this user's jobs."""
+    """Return the directory of the control sockets of this user's jobs."""
     runtime = environ.get("XDG_RUNTIME_DIR", "")
     if runtime.startswith("/") and Path(runtime).is_dir():
         return Path(runtime) / "ringrun"
@@ -47,11 +47,8 @@ def control_folder(environ: Mapping[str, str]) -> Path:
 
 
 def check_folder(folder: Path) -> None:
-    """Check that only this user can put sockets into the directory of the control sockets.
-
-    Raises:
-        ForeignFolderError: others can.
-        OSError: it is not there, or cannot be looked at.
+    """Check that only this user can put sockets into the directory: ForeignFolderError if others can, OSError
+    if it is missing.
     """
     facts = folder.lstat()
     if facts.st_uid != os.geteuid():
@@ -69,12 +66,8 @@ def check_folder(folder: Path) -> None:
 
 
 def job_facts(job: Job, began_s: float, ended: int) -> str:
-    """Return what ``ringrun ps`` shows of a job, as JSON.
-
-    Args:
-        job: the job.
-        began_s: when it was started, in seconds since the epoch.
-        ended: how many of its ranks have ended.
+    """Return the row of ``ringrun ps`` as JSON; `began_s` in seconds since the epoch, `ended` the number of
+    ranks that have ended.
     """
     return json.dumps({
         "pid": os.getpid(), "program": job.command.shown, "began_at": began_s,
@@ -84,12 +77,9 @@ def job_facts(job: Job, began_s: float, ended: int) -> str:
 
 
 class ControlSocket:
-    """The server: one request per connection, each a line of JSON.
-
-    Args:
-        job: the job's identifier, which is the socket's name.
-        execute: called in the server's thread with a request; returns the answer, or raises ConfigError.
-        folder: its directory; None: :func:`control_folder`.
+    """The server: one request per connection, each a line of JSON. The socket is named after the job's
+    identifier; `execute` is called in the server's thread with a request, and returns the answer or raises
+    ConfigError.
     """
 
     def __init__(
@@ -102,12 +92,7 @@ class ControlSocket:
         self._stopped = threading.Event()
 
     def start_if_possible(self, job: Job, say: Callable[[str], None]) -> None:
-        """:meth:`start`, or say why not, if it matters to the user: a job of fixed size can do without.
-
-        Args:
-            job: the job.
-            say: gets the reason.
-        """
+        """Call :meth:`start`, or say why it failed if that matters: jobs of fixed size work without."""
         try:
             self.start()
         except ConfigError as problem:
@@ -115,12 +100,7 @@ class ControlSocket:
                 say(str(problem))
 
     def start(self) -> None:
-        """Listen, in a thread.
-
-        Raises:
-            ForeignFolderError: other users can write the directory.
-            ConfigError: it cannot be written.
-        """
+        """Listen in a thread. ConfigError if the directory cannot be written, or other users can write it."""
         folder = self._path.parent
         server = socket.socket(socket.AF_UNIX)
         try:
@@ -185,10 +165,8 @@ class ControlSocket:
 
 
 def _receive(connection: socket.socket, limit_bytes: int, limit_s: float) -> Optional[Dict[str, Any]]:
-    """The object in a line of JSON; None if what came is none, or longer than the limit.
-
-    Raises:
-        OSError: the connection is broken, or no whole line came within this time.
+    """Return the object in a line of JSON; None if it is not valid or longer than the limit, OSError if the
+    connection breaks or no whole line comes in time.
     """
     data, deadline = b"", Deadline(limit_s)
     while not data.endswith(b"\n"):
@@ -207,12 +185,8 @@ def _receive(connection: socket.socket, limit_bytes: int, limit_s: float) -> Opt
 
 
 def running_jobs(folder: Path) -> List[str]:
-    """The identifiers of this user's jobs that run now on this machine.
-
-    Sockets that jobs have left behind (after SIGKILL) are removed.
-
-    Raises:
-        ForeignFolderError: the directory is not this user's alone.
+    """Return the identifiers of this user's running jobs on this machine, and remove the sockets of killed
+    jobs. ConfigError if the directory cannot be read, or other users can write it.
     """
     try:
         check_folder(folder)
@@ -243,18 +217,8 @@ def running_jobs(folder: Path) -> List[str]:
 
 
 def send_command(folder: Path, job: str, command: Mapping[str, Any]) -> str:
-    """Send a command to a running job.
-
-    Args:
-        folder: the directory of the sockets.
-        job: the job's identifier.
-        command: the request.
-
-    Returns:
-        the job's answer.
-
-    Raises:
-        ConfigError: the job has refused the command, does not answer, or is another user's.
+    """Send a command to a running job and return its answer. ConfigError if the job refuses the command, does
+    not answer, or belongs to another user.
     """
     if not _JOB.fullmatch(job):
         raise ConfigError(f"{job!r} is no identifier of a job: those are 16 hexadecimal digits.")

@@ -25,18 +25,8 @@ class ScriptError(Exception):
 
 
 def run_script(command: str, limit_s: float, stopped: threading.Event) -> str:
-    """Run a discovery script.
-
-    Args:
-        command: the command, for the shell.
-        limit_s: time limit in seconds.
-        stopped: ends the script when it is set.
-
-    Returns:
-        what it has written to stdout.
-
-    Raises:
-        ScriptError: it has failed, has not ended in time, or has written more than 1 MiB or no text.
+    """Run a discovery script by the shell and return its stdout; setting `stopped` ends it.
+    :class:`ScriptError` if it fails, exceeds `limit_s` seconds, or writes more than 1 MiB or no text.
     """
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
@@ -65,7 +55,7 @@ def run_script(command: str, limit_s: float, stopped: threading.Event) -> str:
 
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float, stopped: threading.Event) -> object:
-    """The exit code; None if the process has not ended in time, or the job has."""
+    """Return the exit code; None if the time limit is exceeded or the job has ended."""
     left_s = limit_s
     while left_s > 0 and not stopped.is_set():
         try:
@@ -76,33 +66,25 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float, stopped: threading.E
 
 
 class Discovery:
-    """The thread that runs the script.
-
-    Args:
-        command: the command, for the shell.
-        slots: slots of hosts without a number.
-        listed: called in the thread with the hosts after every successful run.
-        warned: called in the thread with a line for the user.
-        failed: called in the thread if the first run fails, with the reason; no further run follows.
-        interval_s: time between the runs, in seconds.
+    """The thread that runs the script. All callbacks run in it: `listed` after every successful run, `warned`
+    with a line for the user, `failed` with the reason if the first run fails; then no further run follows.
     """
 
     def __init__(
         self, command: str, slots: int, listed: Callable[[Sequence[HostSpec]], None],
         warned: Callable[[str], None], failed: Callable[[str], None], interval_s: float = INTERVAL_S,
     ) -> None:  # fmt: skip
-        self._command, self._interval_s = command, interval_s
+        self._command, self._interval_s = command, interval_s  # seconds between runs
         self._listed, self._warned, self._failed = listed, warned, failed
         self._results = DiscoveredHosts(slots)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ringrun-discovery", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End a script that runs, and the thread."""
+        """End a running script, and the thread."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -112,7 +94,7 @@ class Discovery:
             self._stopped.wait(self._interval_s)
 
     def _turn(self) -> bool:
-        """Run the script once; whether to go on."""
+        """Run the script once; return whether to continue."""
         lines: List[str] = []
         try:
             hosts, text = self._results.succeed(run_script(self._command, SCRIPT_LIMIT_S, self._stopped))

@@ -53,14 +53,7 @@ LOST: Steps = ((9, 2.0),)
 
 
 class ElasticSupervisor(Supervisor):
-    """Runs one elastic job, once.
-
-    Args:
-        job: the job.
-        console: receives the output.
-        open_rendezvous: opens the rendezvous.
-        coloured: by stream, whether prefixes have colours.
-    """
+    """Runs one elastic job, once."""
 
     def __init__(
         self,
@@ -106,12 +99,12 @@ class ElasticSupervisor(Supervisor):
             self._take(self._membership.list_hosts(self._elastic_job.specs, self._loop.clock()))
 
     def _listed(self, specs: Sequence[HostSpec]) -> None:
-        """The script has named these hosts (any thread)."""
+        """Take the hosts that the script printed (any thread)."""
         self._find_local(specs)
         self._loop.call(lambda: self._take(self._membership.list_hosts(specs, self._loop.clock())))
 
     def _find_local(self, specs: Sequence[HostSpec]) -> None:
-        """Determine which hosts are this machine. That may take seconds (any thread)."""
+        """Determine which hosts are this machine (any thread). This may take seconds."""
         new = [spec for spec in specs if host_key(spec) not in self._local]
         self._local.update(zip(map(host_key, new), self._elastic_job.maker.find_local(new)))
 
@@ -139,7 +132,7 @@ class ElasticSupervisor(Supervisor):
         elif isinstance(action, CloseHost):
             self._loop.cancel(f"start {action.agent}")
             if action.agent not in self._ready:
-                self._done.add(action.agent)  # that its login ends is no problem
+                self._done.add(action.agent)  # the end of its login is expected
             self._agents.stop_host(self.job.hosts[action.agent], fetch=bool(self.job.fetch))
         elif isinstance(action, StartProcess):
             self._start_process(action)
@@ -174,7 +167,7 @@ class ElasticSupervisor(Supervisor):
         self._loop.after(f"start {host.index}", limit_s, lambda: self._late_host(host))
 
     def _late_host(self, host: HostJob) -> None:
-        """A host has not become ready in time."""
+        """Give up a host that is not ready in time."""
         text = self._not_ready(host)
         self._agents.abandon(host)
         self.problem(host, text)
@@ -195,13 +188,13 @@ class ElasticSupervisor(Supervisor):
         self._agents.send(host, {"do": "start", "rank": rank})
 
     def _fail(self, text: str) -> None:
-        """The job cannot continue; "": the hosts' problems say why."""
+        """End a job that cannot continue; "" if the hosts' problems are the reason."""
         if self._stopped_because is None and not self._finished:
             self._stopped_because = text
             if not self._membership.processes:
                 self._end("failure" if text else "start", END)
 
-    # -- what agents report --------------------------------------------------------------------
+    # -- agents' reports -----------------------------------------------------------------------
 
     def _host_ready(self, host: HostJob) -> None:
         self._loop.cancel(f"start {host.index}")
@@ -217,7 +210,7 @@ class ElasticSupervisor(Supervisor):
             self._take(self._membership.host_failed(host.index, text, self._loop.clock()))
 
     def confused(self, host: HostJob, why: str) -> None:
-        """What comes from a host is not an agent's: it counts as lost."""
+        """Handle invalid data: the host counts as lost."""
         if self._membership.processes:
             self._printer.show(why)
         self.problem(host, why)
@@ -228,7 +221,7 @@ class ElasticSupervisor(Supervisor):
         self.problem(host, text)
 
     def hung_up(self, host: HostJob, link: AgentLink, status: Optional[int]) -> bool:
-        """A link has ended; whether to try again."""
+        """Handle the end of a link; return whether to start it again."""
         if host.index in {*self._done, *self._problems} or self._ending or self._finished:
             return False
         if host.index in self._ready:
@@ -249,13 +242,13 @@ class ElasticSupervisor(Supervisor):
             self._show_killed()
 
     def _error_of(self, member: int) -> str:
-        """What a process has ended with, and a remedy if that is known: a line; or ""."""
+        """Return a line with the error of a process and a remedy if one is known; or ""."""
         host, tail = self.job.host_of(member), self._printer.tails().get(member, [])
         found = self._ready[host.index].get("found") or {}
         hint = missing_module_hint(tail, host.name, found.get("python", ""))
         return ". ".join(filter(None, (last_error(tail), hint or local_file_hint(self.job, host, tail))))
 
-    # -- what the rendezvous reports -----------------------------------------------------------
+    # -- the rendezvous' reports ---------------------------------------------------------------
 
     def _notice(self, notice: Notice) -> None:
         now_s = self._loop.clock()
@@ -275,7 +268,7 @@ class ElasticSupervisor(Supervisor):
             super()._notice(notice)
 
     def _survived(self, members: Sequence[int]) -> None:
-        """The failures until now have not ended the job."""
+        """Drop the failures so far, which the job has survived."""
         self._ranks_now = members
         self._watching.history.changed(members)
         self._failure.survived()  # the job continues without the ranks that have failed until now

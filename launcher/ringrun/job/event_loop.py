@@ -25,10 +25,8 @@ class Loop:
     """An event loop. Only :meth:`call`, :meth:`ask` and :meth:`wake` may be called from other threads.
 
     There is one, in the thread that runs the job: :class:`~.supervise.Supervisor` makes it and calls
-    :meth:`run_once` until the job has ended. An exception of an action leaves :meth:`run_once`.
-
-    Args:
-        clock: the time in seconds; timers use it.
+    :meth:`run_once` until the job has ended. An exception of an action leaves :meth:`run_once`. Times are in
+    seconds of `clock`.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -45,14 +43,8 @@ class Loop:
         self.wake()
 
     def ask(self, question: Callable[[], _Answer], limit_s: float = 5.0) -> _Answer:
-        """Run a function in the loop's thread and return its result. For other threads only.
-
-        Args:
-            question: the function; what it raises is raised here.
-            limit_s: how long to wait for the loop, in seconds.
-
-        Raises:
-            ConfigError: the loop is busy, or has ended.
+        """Run a function in the loop's thread and return its result or raise its exception. For other threads
+        only. ConfigError if the loop does not answer within `limit_s` seconds.
         """
         future: Future[_Answer] = Future()
 
@@ -73,38 +65,21 @@ class Loop:
         self._wake_up.wake()
 
     def after(self, name: str, seconds: float, action: Callable[[], None]) -> None:
-        """Set a timer; it replaces a timer with the same name.
-
-        Args:
-            name: identifies the timer for :meth:`is_set` and :meth:`cancel`.
-            seconds: from now.
-            action: called once.
-        """
+        """Set a timer by name, which replaces a timer with the same name."""
         self._timers[name] = _Timer(self.clock() + seconds, action)
 
     def is_set(self, name: str) -> bool:
-        """Return whether a timer with this name is set."""
         return name in self._timers
 
     def cancel(self, *names: str) -> None:
-        """Cancel timers; names of which none is set are ignored.
-
-        Args:
-            *names: of timers, or their first words: ``retry`` cancels ``retry 0``, ``retry 1`` and so on.
-        """
+        """Cancel timers by their names or first words: ``retry`` cancels ``retry 0``, ``retry 1``, …."""
         for name in list(self._timers):
             if name in names or name.split()[0] in names:
                 del self._timers[name]
 
     def watch(self, descriptor: int, events: int, action: Callable[[], None]) -> None:
-        """Call ``action`` whenever a descriptor is ready.
-
-        Stop watching a descriptor before it is closed.
-
-        Args:
-            descriptor: the descriptor; -1 is ignored.
-            events: ``READ`` or ``WRITE``; 0 stops watching.
-            action: called without arguments.
+        """Call `action` whenever a descriptor (-1 is ignored) is ready for ``READ`` or ``WRITE``; 0 stops
+        watching. Stop watching a descriptor before it is closed.
         """
         if descriptor >= 0:
             registered = descriptor in self._selector.get_map()
@@ -114,16 +89,11 @@ class Loop:
                 self._selector.unregister(descriptor)
 
     def forget(self, *descriptors: int) -> None:
-        """Stop watching these descriptors."""
         for descriptor in descriptors:
             self.watch(descriptor, 0, lambda: None)
 
     def run_once(self, limit_s: float) -> None:
-        """One cycle: wait for a descriptor, a call or a timer, and run the actions that are due.
-
-        Args:
-            limit_s: maximum time to wait, in seconds.
-        """
+        """Wait up to `limit_s` seconds for a descriptor, a call or a timer, and run the due actions."""
         now = self.clock()
         waits = [limit_s, *(timer.due_s - now for timer in self._timers.values())]
         for key, _ in self._selector.select(0.0 if self._calls else max(0.0, min(waits))):
@@ -137,6 +107,5 @@ class Loop:
                 timer.action()
 
     def close(self) -> None:
-        """Close the loop's descriptors."""
         self._selector.close()
         self._wake_up.close()

@@ -19,40 +19,30 @@ from ..plan.reaching import quoted
 from ..reach.incoming import decoded, fields, flag, maybe, said, text, whole
 
 MAX_HOST_BYTES = 100 * 10**9
-"""The most bytes that are taken from one host."""
+"""Maximum bytes from one host."""
 MAX_HOST_FILES = 100_000
 MAX_PARTS = 64
-"""The most components of a path."""
+"""Maximum components of a path."""
 MAX_PROBLEMS = 100
-"""Further ones are not reported."""
+"""Further problems are not reported."""
 MIN_FREE_BYTES = 1 << 30
-"""So much of the file system is left free."""
+"""Free space that stays in the file system."""
 
 
 class _Open(NamedTuple):
-    """The file that a host is sending.
+    """The file that a host is sending."""
 
-    Attributes:
-        path: within the host's directory.
-        file: without its name so far.
-        bytes: how many have come.
-        folders: closes what is open.
-    """
-
-    path: PurePosixPath
-    file: PartialFile
-    bytes: int
-    folders: ExitStack
+    path: PurePosixPath  # within the host's directory
+    file: PartialFile  # has no name until it is complete
+    bytes: int  # received so far
+    folders: ExitStack  # closes the open descriptors
 
 
 class FetchedFiles:
-    """The files of one job, in one directory per host.
+    """The files of one job, in one directory per host; `folder` is made when the first file arrives.
 
-    A host may be compromised, and other users may have prepared the directory: only what the job has asked
-    for is written, to new files in directories of this user, and no link is followed.
-
-    Args:
-        folder: the directory; it is made when the first file arrives.
+    A host may be compromised, and other users may have prepared the directory: only requested files are
+    written, to new files in directories of this user, and no link is followed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,15 +54,9 @@ class FetchedFiles:
         self._problems: List[str] = []
 
     def take(self, host: str, data: bytes, patterns: Sequence[str]) -> None:
-        """Write one piece of a file.
-
-        Args:
-            host: the name of the host that sent it.
-            data: a line of JSON (``path``, ``offset``, ``last``, perhaps ``error``), and the bytes.
-            patterns: the files that the job fetches from this host, as of :mod:`glob`; none: it fetches none.
-
-        Raises:
-            ProtocolError: it is malformed, not what follows, or nothing that this job fetches.
+        """Write one piece of a file: a line of JSON (``path``, ``offset``, ``last``, perhaps ``error``), and
+        the bytes. ProtocolError if it is malformed, out of order, or matches none of the glob patterns of
+        this job.
         """
         line, _, piece = data.partition(b"\n")
         facts = decoded(line, _FACTS)
@@ -137,7 +121,7 @@ class FetchedFiles:
             self._problems.append(problem)
 
     def _abandon(self, host: str) -> None:
-        """Remove what has come of a file that does not become complete."""
+        """Remove the incomplete file of a host."""
         current = self._open.pop(host, None)
         if current is not None:
             self._bytes[host] -= current.bytes
@@ -145,13 +129,13 @@ class FetchedFiles:
             current.folders.close()
 
     def _close(self) -> None:
-        """Remove incomplete files: nothing more will come."""
+        """Remove incomplete files at the end of the job."""
         for host in list(self._open):
             self._note(f"{host}: {self._open[host].path} did not arrive completely")
             self._abandon(host)
 
     def describe(self, job: Job) -> str:
-        """At the end: what was fetched from each host of the job, and what went wrong, in lines."""
+        """Return lines about the files fetched from each host, and problems. Call at the end of the job."""
         self._close()
         lines = []
         for host in job.last_hosts:
@@ -166,7 +150,7 @@ class FetchedFiles:
 
 
 def _name(host: str) -> str:
-    """The directory of a host."""
+    """Return the directory name of a host."""
     return host.replace("/", "_")
 
 
@@ -193,7 +177,7 @@ def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def _path(value: Any) -> PurePosixPath:
-    """A path below the directory."""
+    """Return a path below the directory."""
     path = PurePosixPath(text(16384)(value))
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in value:
         raise ValueError(f"the path {value[:60]!a} leaves the directory")
@@ -202,13 +186,13 @@ def _path(value: Any) -> PurePosixPath:
 
 
 _FACTS = fields({"path": _path, "offset": whole(0, 1 << 60)}, {"last": flag, "error": maybe(said())})
-"""What comes before the bytes of a piece."""
+"""The head of a piece."""
 
 
 def _why_refused(path: PurePosixPath) -> str:
-    """Why a file with this path is not written, or ""."""
+    """Return why a file with this path is not written, or ""."""
     if len(path.parts) > MAX_PARTS:
         return f"its path has more than {MAX_PARTS} components"
-    # Bytes that are not UTF-8 are no characters that a terminal executes.
+    # A terminal does not execute bytes that are not UTF-8.
     shown = "".join(each for each in str(path) if not "\udc80" <= each <= "\udcff")
     return "" if shown.isprintable() else "its name has control characters"

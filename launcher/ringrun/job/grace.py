@@ -1,4 +1,4 @@
-"""How long ranks have to end by themselves, after the first failure and after the user's signal."""
+"""Time limits for ranks to end without a signal, after the first failure and after the user's signal."""
 
 from __future__ import annotations
 
@@ -9,24 +9,16 @@ from .agents import Steps
 from .event_loop import Loop
 
 GRACE_S = 2.0
-"""After the first failure the others have this long to end by themselves, with a typed error."""
+"""Seconds after the first failure in which the other ranks can end with a typed error."""
 LEAVING_S = 10.0
-"""One that has said goodbye has this much longer: frameworks take their time, and its exit code counts.
-
-One that gets no processor has it, too: it may explain the failure as soon as it gets one.
+"""Further seconds for a rank that has left the job (frameworks are slow, and its exit code counts), and for
+a starved rank, which may explain the failure as soon as it gets a processor.
 """
 
 
 class Grace:
-    """The time between the first failure of a job and its end.
-
-    Args:
-        loop: has the alarm ``grace``.
-        exited: the ranks that have ended; it grows.
-        end: ends the job.
-
-    Attributes:
-        leaving: ranks that said goodbye, and perhaps failed, or that get no processor.
+    """The time between the first failure of a job and its end, timed by the alarm ``grace``. `exited` grows
+    as ranks end; `leaving` are ranks that have left the job, and perhaps failed, or that get no processor.
     """
 
     def __init__(self, loop: Loop, exited: Collection[int], end: Callable[[], None]) -> None:
@@ -37,14 +29,14 @@ class Grace:
         self._waits = False
 
     def begin(self) -> bool:
-        """The job has failed; whether the time begins now."""
+        """Start the time after a failure; return whether it was not running yet."""
         if self._loop.is_set("grace"):
             return False
         self._loop.after("grace", GRACE_S, self._over)
         return True
 
     def _over(self) -> None:
-        """End the job, but let the rank that failed first end by itself if it is about to."""
+        """End the job, but first let the rank that failed first end if it is about to."""
         if self.leaving - set(self._exited) and not self._waits:
             self._waits = True
             self._loop.after("grace", LEAVING_S, self._over)
@@ -52,18 +44,15 @@ class Grace:
             self._end()
 
     def exited(self) -> None:
-        """A rank has ended."""
+        """Handle the end of a rank."""
         if self._waits and self._loop.is_set("grace") and not self.leaving - set(self._exited):
             self._loop.cancel("grace")
             self._end()
 
 
 def killed_text(steps: Steps, at_once_s: Optional[float]) -> str:
-    """The line about ranks that the user has ended and that were killed.
-
-    Args:
-        steps: the signals that they should have got.
-        at_once_s: when the user's second signal came, in seconds after the first; None without one.
+    """Return the line about ranks that were killed after the user's signal; `steps` are the signals they
+    should have got, `at_once_s` the time of the user's second signal in seconds after the first, or None.
     """
     (first, _), *_, (_, limit_s) = steps
     name = signal_name(first)

@@ -20,23 +20,14 @@ from ..reach.environments import finder
 from ..ship.package import own_package
 
 ANY_PYTHON = "python3"
-"""The interpreter of another host that does not have the one that runs ringrun."""
+"""The interpreter of a host that lacks the one that runs ringrun."""
 
 
 class HostMaker:
-    """Makes the part of a job on each host.
-
-    Args:
-        command: the ranks' command line.
-        environ: the launcher's environment.
-        doors: the ways to the hosts.
-        env: variables for all ranks.
-        local_env: more variables for the ranks on this machine.
-        pythons, cwds, ifaces: interpreters, directories and interfaces by host; the key None has those for
-            all hosts.
-        ship_self: whether hosts get this machine's ringcomm; else they need the same version installed.
-        shipped: the directory whose files are sent to other hosts, or None.
-        shell: the launching shell's variables for ranks on other hosts; those on this machine inherit all.
+    """Makes the part of a job on each host. Of `pythons`, `cwds` and `ifaces` the key None is for all hosts;
+    `env` is for all ranks, `local_env` for ranks on this machine, `shell` (the launching shell's variables)
+    for ranks on other hosts. Without `ship_self` hosts need the same version of ringcomm; `shipped` is the
+    directory that is sent to other hosts, or None.
     """
 
     def __init__(
@@ -55,20 +46,11 @@ class HostMaker:
         return self.doors.find_local(specs)
 
     def variables(self, is_local: bool) -> Dict[str, str]:
-        """The variables of a host's ranks, in addition to those of the host itself."""
+        """Return the variables of a host's ranks, in addition to the host's own environment."""
         return {**self._env, **self._local_env} if is_local else {**self._shell, **self._env}
 
     def make(self, index: int, planned: PlannedHost, is_local: bool) -> HostJob:
-        """The part of the job on one host.
-
-        Args:
-            index: the host's number.
-            planned: the host, and how many ranks it runs.
-            is_local: whether it is this machine.
-
-        Raises:
-            ConfigError: an option for this host is not valid.
-        """
+        """Return the part of the job on one host; ConfigError if an option for this host is not valid."""
         spec = planned.spec
         chosen = spec.python or self._pythons.get(spec.name) or self._pythons.get(None)
         named = _found_python(self._command, self._environ)
@@ -97,23 +79,15 @@ class HostMaker:
 
 
 def _is_own(python: str) -> bool:
-    """Return whether a path is that of the interpreter that runs ringrun.
-
-    Links are kept, they make environments.
+    """Return whether a path is that of the interpreter that runs ringrun. Links are not resolved: they make
+    virtual environments.
     """
     return os.path.abspath(python) == os.path.abspath(sys.executable)  # noqa: PTH100
 
 
 def per_host(option: str, values: Sequence[str], hosts: Optional[Sequence[str]]) -> Dict[Optional[str], str]:
-    """``[HOST=]VALUE`` options by host; the key None has the value for all hosts.
-
-    Args:
-        option: the option's name, for messages.
-        values: what it was given.
-        hosts: the names of the job's hosts; None if other names are no mistake.
-
-    Raises:
-        ConfigError: a host is not in the list, has two values, or a value is empty.
+    """Return ``[HOST=]VALUE`` options by host; the key None has the value for all hosts. ConfigError for an
+    unlisted host (`hosts` None: any is permitted), two values of one host, or an empty value.
     """
     found: Dict[Optional[str], str] = {}
     for text in values:
@@ -138,7 +112,7 @@ def per_host(option: str, values: Sequence[str], hosts: Optional[Sequence[str]])
 
 
 def working_directory(environ: Mapping[str, str]) -> str:
-    """The current directory as in ``PWD``, with symbolic links: other hosts more likely have that path."""
+    """Return the current directory as in ``PWD``, with links: other hosts more likely have that path."""
     try:
         real, named = Path.cwd(), environ.get("PWD", "")
         return named if named.startswith("/") and real.samefile(named) else str(real)
@@ -147,7 +121,7 @@ def working_directory(environ: Mapping[str, str]) -> str:
 
 
 def _found_python(command: Command, environ: Mapping[str, str]) -> Optional[str]:
-    """The path of the command ``python`` here; None if that is the interpreter that runs ringrun."""
+    """Return the path of the command ``python`` here; None if that is the interpreter that runs ringrun."""
     if command.word is None:
         return None
     found = shutil.which(command.word, path=environ.get("PATH"))

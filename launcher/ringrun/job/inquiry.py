@@ -11,18 +11,12 @@ from ..reach.agent_process import AgentLink
 from .event_loop import Loop
 
 ANSWER_S = 1.8
-"""How long the agents have to bring the answers; see :data:`ringrun.agent.recorders.ANSWER_S`."""
+"""Seconds to wait for the agents' answers; see :data:`ringrun.agent.recorders.ANSWER_S`."""
 
 
 class Inquiry:
-    """One job's flight records, from the question to the files.
-
-    Args:
-        links: to the agents.
-        loop: the supervisor's.
-        print_text: shows the user a text.
-        failure: how ranks have ended so far, and which hosts were lost.
-        ranks_now: returns the numbers of the processes of an elastic job by rank; () of another job.
+    """One job's flight records, from the request to the files. `ranks_now` returns the process numbers of an
+    elastic job by rank, and () for other jobs.
     """
 
     def __init__(
@@ -39,14 +33,14 @@ class Inquiry:
         self._asked = False
 
     def after_failure(self) -> None:
-        """The job has failed: ask the ranks that are alive. Records of ranks that failed stay."""
+        """Request records from the ranks that are alive, once. Records of ranks that failed stay."""
         if not self._asked and self._job.settings.flight_recorder:
             self._asked = True
             self._records.forget(failed=True)
             self._ask()
 
     def for_the_user(self) -> None:
-        """The user asks; the job goes on."""
+        """Show the records on the user's request; the job continues."""
         if not self._job.settings.flight_recorder:
             self._print("there are no records: the flight recorder is off (--flight-recorder 0).")
         elif not self._asked and not self._loop.is_set("inquiry"):
@@ -60,7 +54,7 @@ class Inquiry:
                 link.send({"do": "diagnose"})
 
     def take(self, rank: int, data: bytes) -> str:
-        """Take an answer, or the record of a rank that fails or ends; returns its reason."""
+        """Store an answer, or the record of a rank that fails or ends; return its reason."""
         reason = self._records.take(rank, data)
         exits = self._failure.exits
         living = self._job.plan.size - len(exits)
@@ -78,12 +72,12 @@ class Inquiry:
         return self._records.complete(self._failure.exits, self._failure.lost, self._ranks_now())
 
     def _numbers(self) -> str:
-        """A sentence that says which processes the ranks are, if their numbers are not the ranks."""
+        """Return a sentence that maps ranks to processes, if their numbers differ; or ""."""
         changed = [f"rank {rank} is process {it}" for rank, it in enumerate(self._ranks_now()) if rank != it]
         return f"In the last view {', '.join(changed)}." if changed else ""
 
     def _keep(self, contents: Mapping[int, Mapping[str, object]]) -> str:
-        """Write the files; a sentence that says where they are, or why not."""
+        """Write the files; return a sentence with their place, or why they could not be written."""
         try:
             folder, why_there = keep_records(self._job, contents)
         except OSError as problem:
@@ -107,9 +101,8 @@ class Inquiry:
         return self._records.explanations(tails)
 
     def conclude(self) -> Tuple[str, str]:
-        """The job is over and has failed: the first and the last paragraph for the box.
-
-        Both are "" if ranks have told nothing; see :func:`explain_lines` and :func:`explain`.
+        """Return the first and the last paragraph of the failed job's box (:func:`explain_lines`,
+        :func:`explain`); both are "" without a record of an operation.
         """
         contents = self._complete()
         if not has_operations(contents):

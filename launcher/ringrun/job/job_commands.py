@@ -14,22 +14,12 @@ from ..watch.table import duration
 from .control_socket import control_folder, running_jobs, send_command
 
 SHOWN_CHARACTERS = 8
-"""Characters of a job's identifier in the table; a part of it is enough for commands."""
+"""Characters of a job's identifier in the table; commands accept a prefix."""
 NO_JOB = "No job of yours was started by ringrun on this machine and still runs."
 
 
 class RunningJob(NamedTuple):
-    """What a job answers about itself.
-
-    Attributes:
-        id: its identifier.
-        pid: of its launcher.
-        program: the script or module.
-        ranks: their number.
-        hosts: their names.
-        began_at: the start, in seconds of the wall clock.
-        elastic: whether hosts can be added.
-    """
+    """A job's answer to ``info``; `pid` is its launcher's, `began_at` in seconds of the wall clock."""
 
     id: str
     pid: int
@@ -41,10 +31,8 @@ class RunningJob(NamedTuple):
 
 
 def jobs_of(folder: Path) -> Tuple[List[RunningJob], List[str]]:
-    """The running jobs with a socket in this directory, oldest first, and what is wrong with others.
-
-    Raises:
-        ConfigError: the directory is not this user's alone, or cannot be read.
+    """Return the running jobs with a socket in this directory, oldest first, and problems with others.
+    ConfigError if the directory cannot be read, or other users can write it.
     """
     found, problems = [], []
     for job in running_jobs(folder):
@@ -62,12 +50,7 @@ def jobs_of(folder: Path) -> Tuple[List[RunningJob], List[str]]:
 
 
 def describe_jobs(jobs: Sequence[RunningJob], now_at: float) -> str:
-    """The table of ``ringrun ps``.
-
-    Args:
-        jobs: the jobs.
-        now_at: the present, in seconds of the wall clock.
-    """
+    """Return the table of ``ringrun ps``; `now_at` in seconds of the wall clock."""
     if not jobs:
         return f"{NO_JOB}\n"
     rows = [("JOB", "PID", "RANKS", "RUNS FOR", "HOSTS", "PROGRAM")]
@@ -85,29 +68,15 @@ def describe_jobs(jobs: Sequence[RunningJob], now_at: float) -> str:
 
 
 def show_jobs(environ: Mapping[str, str]) -> Tuple[str, List[str]]:
-    """Run ``ringrun ps``: the text to print, and problems.
-
-    Raises:
-        ConfigError: the directory of the sockets is not this user's alone, or cannot be read.
-    """
+    """Run ``ringrun ps``: return the text to print, and problems. It raises as :func:`jobs_of` does."""
     jobs, problems = jobs_of(control_folder(environ))
     return describe_jobs(jobs, time.time()) if jobs or not problems else "", problems
 
 
 def stop_job(beginning: str, environ: Mapping[str, str], agree: Callable[[str, str], bool]) -> str:
-    """Run ``ringrun stop``.
-
-    Args:
-        beginning: of a job's identifier; "": the only running job is meant.
-        environ: the environment.
-        agree: is called for a job that was not named, with its identifier and its program; returns whether
-            that is ended.
-
-    Returns:
-        the job's answer.
-
-    Raises:
-        ConfigError: there is no such job, there are several, it does not answer, or `agree` returned False.
+    """Run ``ringrun stop`` and return the job's answer. `beginning` is a prefix of the identifier; if it is
+    "" and one job runs, ``agree(identifier, program)`` decides. ConfigError if it disagrees, no single job
+    matches, or the job does not answer.
     """
     folder = control_folder(environ)
     jobs, problems = jobs_of(folder)
@@ -118,19 +87,9 @@ def stop_job(beginning: str, environ: Mapping[str, str], agree: Callable[[str, s
 
 
 def change_hosts(what: str, host: str, beginning: str, environ: Mapping[str, str]) -> str:
-    """Run ``ringrun add HOST[:SLOTS]`` or ``ringrun drop HOST``.
-
-    Args:
-        what: ``add`` or ``drop``.
-        host: the host.
-        beginning: of a job's identifier; "": the only running elastic job is meant.
-        environ: the environment.
-
-    Returns:
-        the job's answer.
-
-    Raises:
-        ConfigError: there is no such job, there are several, or the job has refused the command.
+    """Run ``ringrun add HOST[:SLOTS]`` or ``ringrun drop HOST`` (`what`) and return the job's answer.
+    `beginning` is a prefix of the identifier; "" means the only running elastic job. ConfigError if no single
+    job matches, or the job refuses.
     """
     folder = control_folder(environ)
     jobs, problems = jobs_of(folder)
@@ -154,7 +113,7 @@ def change_hosts(what: str, host: str, beginning: str, environ: Mapping[str, str
 
 
 def _chosen(jobs: Sequence[RunningJob], problems: Sequence[str], beginning: str) -> RunningJob:
-    """The one job whose identifier begins so."""
+    """Return the only job with this prefix."""
     chosen = [job for job in jobs if job.id.startswith(beginning)]
     if len(chosen) == 1:
         return chosen[0]

@@ -12,15 +12,7 @@ from .event_loop import READ, Loop
 
 
 class Keys:
-    """Reads keys from the terminal on stdin as they are typed. Ctrl-C and Ctrl-Z keep their meaning.
-
-    Args:
-        loop: the event loop.
-        take: called with what was typed.
-
-    Attributes:
-        active: whether keys are read.
-    """
+    """Reads keys from the terminal on stdin as they are typed. Ctrl-C and Ctrl-Z keep their meaning."""
 
     def __init__(self, loop: Loop, take: Callable[[bytes], None]) -> None:
         self._loop, self._take = loop, take
@@ -36,7 +28,7 @@ class Keys:
                 self._loop.watch(0, READ, self._read)
                 self.active = True
         except (OSError, termios.error):
-            pass  # without a terminal there are no keys
+            pass  # no terminal
 
     def _read(self) -> None:
         try:
@@ -49,7 +41,7 @@ class Keys:
             self.stop()
 
     def stop(self) -> None:
-        """Give the terminal back as it was."""
+        """Restore the terminal's modes."""
         if self.active:
             self.active = False
             self._loop.forget(0)

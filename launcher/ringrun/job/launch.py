@@ -40,7 +40,7 @@ from ..ship.source_tree import SourceTree, position
 from .host_jobs import HostMaker, per_host, working_directory
 
 SLOW_S = 2.0
-"""After so long a line says what takes the time."""
+"""Seconds after which a line names the slow step."""
 SPARE_FILES = 64
 """Number of open files that a process needs in addition to its connections to ranks."""
 
@@ -50,18 +50,9 @@ def prepare(
     payload: Optional[bytes] = None, local_env: Optional[Mapping[str, str]] = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Job:  # fmt: skip
-    """Make a job from options. Host names are resolved to find this machine; no host is contacted.
-
-    Args:
-        options: the options of the job.
-        command: the ranks' command line.
-        environ: the launcher's environment; None for ``os.environ``.
-        payload: bytes that the ranks read, in addition to their arguments.
-        local_env: more variables for the ranks on this machine.
-        say: gets a line if it takes long (in another thread).
-
-    Raises:
-        ConfigError: an option is not valid; the message names it and the valid values.
+    """Return a job made from options. Host names are resolved to find this machine; no host is contacted.
+    `payload` is read by the ranks; `local_env` has more variables for ranks on this machine; `say` gets a
+    line, in another thread, if this takes long. ConfigError names an invalid option and the valid values.
     """
     environ = os.environ if environ is None else environ
     refuse_without_effect(options)
@@ -121,18 +112,18 @@ def prepare(
 
 
 def needs_hosts(options: Options) -> bool:
-    """Return whether no option names the hosts: then those of a scheduler's surrounding job are used."""
+    """Return whether no option names the hosts, so that those of a surrounding scheduler job are used."""
     named = (options.hosts, options.hostfile, options.host_discovery_script)
     return all(source is None for source in named)
 
 
 def _where_from(options: Options, allocation: Optional[Allocation]) -> List[str]:
-    """A line about a scheduler's hosts, if the job uses them."""
+    """Return a line about a scheduler's hosts, if the job uses them."""
     return [allocation.describe()] if allocation is not None and needs_hosts(options) else []
 
 
 def _plan(options: Options, allocation: Optional[Allocation]) -> Optional[Plan]:
-    """The hosts and ranks, for elastic jobs the hosts only; None if a discovery script names them."""
+    """Return the hosts and ranks, for elastic jobs the hosts only; None if a discovery script lists them."""
     specs = read_hosts(options, allocation)
     if not options.is_elastic:
         is_open = allocation is not None and needs_hosts(options) and not allocation.is_stated
@@ -145,7 +136,7 @@ def _plan(options: Options, allocation: Optional[Allocation]) -> Optional[Plan]:
 
 
 def host_names(plan: Optional[Plan], options: Options, name: str) -> Optional[List[str]]:
-    """The hosts that an option may name; None for any: of an elastic job, or in a project file."""
+    """Return the hosts that an option may name; None for any: in an elastic job, or in a project file."""
     if plan is None or options.is_elastic or name in options.project_names:
         return None
     return [host.spec.name for host in plan.hosts]
@@ -154,7 +145,7 @@ def host_names(plan: Optional[Plan], options: Options, name: str) -> Optional[Li
 def _tree(
     options: Options, environ: Mapping[str, str], command: Command, say: Callable[[str], None]
 ) -> Tuple[Optional[SourceTree], str]:
-    """The files to send, and the working directory relative to them."""
+    """Return the files to send, and the working directory relative to them."""
     if options.ship is None:
         if options.fetch:
             raise ConfigError(
@@ -181,7 +172,7 @@ def _tree(
 
 
 def _with_folders(patterns: Sequence[str]) -> Tuple[str, ...]:
-    """The patterns of ``--fetch``. Without a wildcard at its end one may name a folder: all in it."""
+    """Return the patterns of ``--fetch``; without a final wildcard they also match a folder's files."""
     found = []
     for pattern in patterns:
         bare = pattern.rstrip("/")
@@ -191,7 +182,7 @@ def _with_folders(patterns: Sequence[str]) -> Tuple[str, ...]:
 
 
 def _left_out(tree: Optional[SourceTree], code_at: str, command: Command) -> List[str]:
-    """A line about modules that the program imports and that are not sent."""
+    """Return a line about imported modules that are not sent."""
     missing = [] if tree is None else tree.left_out(str(Path(code_at, command.script or "")))
     if not missing:
         return []
@@ -221,16 +212,9 @@ def _check_open_files(size: int) -> None:
 
 
 def read_hosts(options: Options, allocation: Optional[Allocation] = None) -> List[HostSpec]:
-    """The hosts that ``-H`` or ``--hostfile`` name, or the scheduler; empty means this machine.
-
-    A list of hosts (:mod:`ringrun.reach.named_hosts`) counts as its hosts.
-
-    Args:
-        options: the options of the job.
-        allocation: the surrounding job of a scheduler, or None.
-
-    Raises:
-        ConfigError: both are given, the file or a list cannot be read, or an item is malformed.
+    """Return the hosts of ``-H`` (with lists expanded, :mod:`ringrun.reach.named_hosts`), ``--hostfile`` or
+    the scheduler; empty means this machine. ConfigError if both options are given, a file or list cannot be
+    read, or an item is malformed.
     """
     if options.hosts is not None and options.hostfile is not None:
         raise ConfigError("-H and --hostfile are both given. Use one of them.")
@@ -243,7 +227,7 @@ def read_hosts(options: Options, allocation: Optional[Allocation] = None) -> Lis
         specs = list(allocation.hosts)
     if options.slots_per_host is not None and options.host_discovery_script is None:
         specs = specs or [HostSpec("localhost")]
-        # Horovod's is for hosts without a number of their own.
+        # Horovod's option is for hosts without a number.
         specs = [
             spec if options.horovod and spec.slots else spec._replace(slots=options.slots_per_host)
             for spec in {spec.target.lower(): spec for spec in specs}.values()
@@ -254,15 +238,9 @@ def read_hosts(options: Options, allocation: Optional[Allocation] = None) -> Lis
 def effective_settings(
     options: Options, environ: Mapping[str, str], ifaces: Optional[Mapping[Optional[str], str]] = None
 ) -> Effective:
-    """The settings of a job with these options, and the source of each.
-
-    Args:
-        options: the options of the job.
-        environ: the launcher's environment.
-        ifaces: the interfaces by host, if already parsed; the key None has those for all hosts.
-
-    Raises:
-        ConfigError: a setting is not valid, or the configuration file cannot be read.
+    """Return the settings of a job with these options, and the source of each. `ifaces` are the interfaces by
+    host if already parsed; the key None is for all hosts. ConfigError if a setting or the configuration file
+    is not valid.
     """
     if ifaces is None:
         allocation = allocation_of(environ, needed=needs_hosts(options))
@@ -285,7 +263,7 @@ def effective_settings(
 
 
 def describe(job: Job) -> str:
-    """The plan and the command lines, for ``--dry-run``. The text contains no secret."""
+    """Return the plan and the command lines for ``--dry-run``, without secrets."""
     if isinstance(job, ElasticJob):
         return _describe_elastic(job)
     plan: Plan = job.plan
@@ -302,7 +280,7 @@ def describe(job: Job) -> str:
 
 
 def _variables(env: Mapping[str, str]) -> List[str]:
-    """A line with the names of variables; their values may be secrets."""
+    """Return a line with the names of variables; their values may be secrets."""
     return [f"    with {', '.join(sorted(env))} in its environment"] if env else []
 
 

@@ -1,4 +1,4 @@
-"""What is said of a running job, apart from failures: warnings, refusals, waiting times."""
+"""Messages about a running job, except for failures: warnings, refusals, waiting times."""
 
 from __future__ import annotations
 
@@ -27,12 +27,7 @@ _NO_ADVICE = (
 
 
 class Notices:
-    """Shows what is for the user, and keeps what the ranks report at their end.
-
-    Args:
-        job: what the notices are about.
-        printer: shows them.
-    """
+    """Shows messages for the user, and keeps the topics that ranks report at their end."""
 
     def __init__(self, job: Job, printer: Printer) -> None:
         self._job, self._printer = job, printer
@@ -41,7 +36,7 @@ class Notices:
         self._topics: Set[str] = set()
 
     def take(self, notice: Notice) -> None:
-        """The rendezvous has sent a notice."""
+        """Show or keep a notice of the rendezvous."""
         self._joined = self._joined or notice.kind not in ("log", "refused")
         if notice.kind == "refused":
             if notice.text not in self._refusals and len(self._refusals) < REFUSALS_SHOWN:
@@ -55,11 +50,7 @@ class Notices:
             self._printer.show(notice.text)
 
     def ready(self, host: HostJob, facts: Dict[str, Any]) -> Dict[str, Any]:
-        """A host is ready: show what it does otherwise than asked, and an interpreter that was looked for.
-
-        Returns:
-            the facts.
-        """
+        """Show how a ready host differs from the request, and a searched interpreter; return `facts`."""
         self._printer.note(binding.describe(host.name, facts["limits"]["unbound"]))
         python = str((facts.get("found") or {}).get("python") or host.python)
         if host.fallback and python != host.python:
@@ -67,15 +58,12 @@ class Notices:
         return facts
 
     def exited(self, facts: Mapping[str, Any]) -> None:
-        """A rank has ended; ``joined`` is whether it has used ringcomm."""
+        """Note the end of a rank; ``joined`` tells whether it used ringcomm."""
         self._joined = self._joined or facts.get("joined", True)
 
     def conclude(self, outcome: Outcome, made_no_call: bool = False) -> None:
-        """All ranks have ended well: show what that says, and have a job fail that has not measured.
-
-        Args:
-            outcome: gets exit code 1 if advice was asked for, and there is none.
-            made_no_call: whether the ranks have made no collective.
+        """Show remarks on a job whose ranks all succeeded. Set exit code 1 in `outcome` if advice was
+        requested and there is none.
         """
         settings = self._job.settings
         if self._job.plan.size > 1:
@@ -91,7 +79,7 @@ class Notices:
 
 
 def _imports_ringcomm(script: Optional[str]) -> bool:
-    """Return whether a script imports ringcomm. Others may use another library, or need none."""
+    """Return whether a script imports ringcomm; other scripts may use another library."""
     try:
         return bool(
             script and Path(script).is_file() and _IMPORT.search(Path(script).read_text("utf-8", "replace"))

@@ -1,4 +1,4 @@
-"""How a job went: what happened goes in, exit code and report come out. Pure, but looks beside the script."""
+"""The result of a job: from events to exit code and report. Pure, except that it looks beside the script."""
 
 from __future__ import annotations
 
@@ -17,39 +17,28 @@ from ..plan.job import Job
 from ..show.visible import visible
 
 BROKEN_PIPE = 141
-"""The exit code when the reader of the output has ended: that of SIGPIPE in a shell."""
+"""The exit code after the output's reader has ended, as for SIGPIPE in a shell."""
 
 
 @dataclass
 class Outcome:
-    """How a job went.
+    """The result of a job."""
 
-    Attributes:
-        exit_code: for the launcher: 0, or the first failed rank's.
-        report: the box for the user; "" if there is none.
-        reason: ``done``, ``failure``, ``start``, ``interrupt`` or ``pipe``.
-        cause: the first failure.
-        exits: how each rank ended, as far as is known.
-        results: for each rank, what it wrote to its result descriptor; None if that was not signed by it.
-        members: for an elastic job: the processes that have ended well, in the order of their last ranks.
-        to_show: ranks whose tracebacks are shown in any case: those that the report has in part only, and all
-            with ``--verbose``.
-        reported: the lines of the traceback that the report shows.
-    """
-
-    exit_code: int
-    report: str
-    reason: str
-    cause: Optional[Cause] = None
+    exit_code: int  # 0, or the first failed rank's
+    report: str  # the box for the user, or ""
+    reason: str  # done, failure, start, interrupt or pipe
+    cause: Optional[Cause] = None  # the first failure
     exits: Dict[int, Exit] = field(default_factory=dict)
+    # per rank, from its result descriptor; None if its signature is not valid
     results: Dict[int, Optional[bytes]] = field(default_factory=dict)
+    # ranks whose tracebacks are shown although the report has a part of them, or for --verbose
     to_show: List[int] = field(default_factory=list)
-    reported: List[str] = field(default_factory=list)
-    members: Optional[List[int]] = None
+    reported: List[str] = field(default_factory=list)  # the traceback's lines in the report
+    members: Optional[List[int]] = None  # elastic: processes that succeeded, by last rank
 
 
 def not_started(job: Job, problems: Mapping[int, str], ready: Iterable[int]) -> Outcome:
-    """Hosts (by index) could not do their part: one paragraph each."""
+    """Return the outcome if hosts (by index) could not do their part: one paragraph for each."""
     hosts, known = job.last_hosts, {*problems, *ready}
     texts = {host.name: problems[host.index] for host in job.hosts if host.index in problems}
     told = {name: _shadowed(job, text) or text for name, text in texts.items()}
@@ -65,14 +54,9 @@ def ended(
     job: Job, failure: FirstFailure, ending: str, signum: int, tails: Mapping[int, List[str]],
     lines: str = "", diagnosis: str = "", pythons: Optional[Mapping[str, str]] = None, first: str = "",
 ) -> Outcome:  # fmt: skip
-    """The ranks had started.
-
-    Args:
-        ending: why we ended them, "" if they all ended by themselves.
-        lines: which calls came from different lines of the program.
-        diagnosis: which ranks waited for which.
-        pythons: by host's name, its interpreter where that is known.
-        first: a paragraph before all others, or "".
+    """Return the outcome of ranks that had started. `ending` is why the launcher ended them, "" if all ended
+    without it; `lines` names calls from different lines of the program, `diagnosis` which ranks waited for
+    which; `pythons` has known interpreters by host; `first` is put before all other paragraphs.
     """
     exits = dict(failure.exits)
     if ending == "pipe":
@@ -102,7 +86,7 @@ def ended(
 
 
 def _lacking_search_path(job: Job, rank: int) -> str:
-    """PYTHONPATH of the launching shell, if a rank on another host runs without it; or ""."""
+    """Return PYTHONPATH of the launching shell if a rank on another host runs without it; or ""."""
     places = [place for place in job.plan.places if place.rank == rank]
     host = job.hosts[places[0].host_index] if places else None
     if host is None or host.is_local or "PYTHONPATH" in host.env:
@@ -111,7 +95,7 @@ def _lacking_search_path(job: Job, rank: int) -> str:
 
 
 def lost_host_remedy(failure: FirstFailure) -> str:
-    """Return what makes a job survive the loss of a host, if it has failed because of one; else ""."""
+    """Return how a job survives the loss of a host, if it failed because of one; else ""."""
     cause = failure.cause()
     if cause is None or cause.host_index is None:
         return ""
@@ -126,14 +110,9 @@ def with_changes(
     outcome: Outcome, failure: Optional[str], changes: Sequence[Tuple[float, str]],
     excluded: Sequence[str] = (), tail: Sequence[str] = (),
 ) -> Outcome:  # fmt: skip
-    """The outcome of an elastic job.
-
-    Args:
-        outcome: of its processes since the last change of the ranks; see :func:`ended`.
-        failure: why the job could not continue; None if it has succeeded.
-        changes: seconds since the start, and what has changed.
-        excluded: the hosts and slots of those changes that are exclusions.
-        tail: the last lines on stderr of the last rank that has failed.
+    """Return the outcome of an elastic job from that of its last processes (:func:`ended`). `failure` is why
+    the job could not continue, None if it succeeded; `changes` are (seconds since the start, text), of which
+    `excluded` are exclusions of hosts and slots; `tail` is the end of the last failed rank's stderr.
     """
     if outcome.reason in ("interrupt", "pipe"):
         return outcome
@@ -160,25 +139,22 @@ def with_changes(
 
 
 def _lines(paragraph: str) -> str:
-    """A paragraph as lines inside a box."""
+    """Return a paragraph as lines of a box."""
     return "".join(f"│ {line}\n" for line in paragraph.splitlines())
 
 
 def verified_results(job: Job, results: Mapping[int, bytearray]) -> Dict[int, Optional[bytes]]:
-    """Return what each rank wrote to its result descriptor, b"" if nothing.
-
-    None if that was not signed by it.
-    """
+    """Return each rank's result; b"" if it wrote none, None if its signature is not valid."""
     return {rank: job.verified_result(rank, bytes(data)) if data else b"" for rank, data in results.items()}
 
 
 def _only_here(job: Job, cause: Optional[Cause], tails: Mapping[int, List[str]]) -> str:
-    """A paragraph if the first failure is that of a rank that lacks a file of this machine."""
+    """Return a paragraph if the first rank that failed lacks a file of this machine, or ""."""
     if cause is None or cause.rank is None:
         return ""
     return local_file_hint(job, job.host_of(cause.rank), tails.get(cause.rank, []))
 
 
 def _shadowed(job: Job, text: str) -> str:
-    """A paragraph if a file beside the script is imported instead of the module that an error names."""
+    """Return a paragraph if a file beside the script replaces the module that an error names, or ""."""
     return shadow_hint(text, Path(job.command.script or "").parent)

@@ -18,7 +18,7 @@ OpenRendezvous = Callable[[Callable[[Notice], None]], "RendezvousServer"]
 
 
 def rendezvous_for(job: Job) -> OpenRendezvous:
-    """A function that opens the ``RendezvousServer`` of a job; its argument receives the notices."""
+    """Return a function that opens the ``RendezvousServer`` of a job; its argument receives the notices."""
 
     def open_it(notify: Callable[[Notice], None]) -> RendezvousServer:
         from ringcomm.rendezvous.server import RendezvousServer
@@ -38,14 +38,11 @@ def rendezvous_for(job: Job) -> OpenRendezvous:
 
 
 def rendezvous_addresses(job: Job) -> List[str]:
-    """The addresses on which the rendezvous listens.
+    """Return the addresses on which the rendezvous listens: the loopback if all ranks are on this machine,
+    else the addresses that ranks of this machine may use. ConfigError if no interface matches.
 
-    These are the loopback if all ranks are on this machine, otherwise the addresses that ranks of this
-    machine may use. ``--iface`` restricts traffic between ranks: without a rank on this machine it does not
-    apply here, and all addresses are used. In an elastic job it applies if this machine has what it names.
-
-    Raises:
-        ConfigError: no interface matches.
+    ``--iface`` restricts traffic between ranks: it does not apply if no rank is on this machine, and in an
+    elastic job only if this machine has such an interface.
     """
     if job.all_local:
         return ["127.0.0.1"]
@@ -71,14 +68,10 @@ def rendezvous_addresses(job: Job) -> List[str]:
 
 
 def rendezvous_variables(endpoints: Sequence[Tuple[str, int]], host: HostJob) -> Dict[str, str]:
-    """The variables with the addresses of the rendezvous, for the ranks of a host.
+    """Return the variables with the addresses of the rendezvous, for the ranks of a host.
 
     Other hosts cannot use the loopback. An address of a virtual interface may exist on several hosts: ranks
-    try such addresses last, and skip those that their own host has, too.
-
-    Args:
-        endpoints: the rendezvous's addresses and ports.
-        host: the host.
+    try such addresses last, and skip those that their own host has.
     """
     from ringcomm.transport.kinds import VIRTUAL
     from ringcomm.transport.nics import machine, own_addresses
@@ -94,15 +87,10 @@ def rendezvous_variables(endpoints: Sequence[Tuple[str, int]], host: HostJob) ->
 
 
 def master_variables(job: Job, host: HostJob, facts: Mapping[int, Mapping[str, Any]]) -> Dict[str, str]:
-    """``MASTER_ADDR`` and ``MASTER_PORT`` for the ranks of a host, unless the user passes other values.
+    """Return ``MASTER_ADDR`` and ``MASTER_PORT`` for the ranks of a host, except for those the user passes.
 
-    They are the rendezvous of programs that do not use ringcomm's (``torch.distributed``): rank 0's host, and
-    a port that was free there when its agent started.
-
-    Args:
-        job: the job.
-        host: the host.
-        facts: by host, its agent's facts (:func:`ringrun.agent.checks.master_facts`).
+    They are the rendezvous of ``torch.distributed`` without ringcomm: rank 0's host, and a port that was free
+    there when its agent started (`facts`: by host, :func:`ringrun.agent.checks.master_facts`).
     """
     first = job.host_of(0)
     found = {
@@ -115,9 +103,9 @@ def master_variables(job: Job, host: HostJob, facts: Mapping[int, Mapping[str, A
 
 
 def _master_address(job: Job, first: HostJob, facts: Mapping[int, Mapping[str, Any]]) -> str:
-    """An address of rank 0's host that the other hosts reach: one that an ssh login from or to it has used.
+    """Return an address of rank 0's host that the other hosts reach: an ssh login from or to it has used it.
 
-    A name may resolve differently on other hosts, and an alias of ``~/.ssh/config`` not at all.
+    A name may resolve differently on other hosts, and an alias of ``~/.ssh/config`` does not resolve there.
     """
     if len(job.hosts) == 1 or job.all_local:
         return "127.0.0.1"
@@ -130,7 +118,7 @@ def _master_address(job: Job, first: HostJob, facts: Mapping[int, Mapping[str, A
 
 
 def _login(facts: Mapping[str, Any]) -> Tuple[str, str]:
-    """The addresses of an agent's ssh connection, the launcher's first; "" if not usable by other hosts."""
+    """Return the addresses of an agent's ssh connection, the launcher's first; "" if not usable elsewhere."""
     words = str(facts.get("login", "")).split()
     if len(words) != 4:
         return "", ""

@@ -26,20 +26,16 @@ Run = Callable[[Job, Callable[[Supervisor], None]], Outcome]
 
 
 def wait_s(attempt: int) -> float:
-    """Seconds to wait after a failed attempt; attempts count from 0."""
+    """Return the seconds to wait after a failed attempt; attempts count from 0."""
     return float(min(MAX_WAIT_S, FIRST_WAIT_S * 2 ** min(attempt, 10)))
 
 
 def is_worthwhile(outcome: Outcome, attempt: int) -> bool:
-    """Return whether another attempt may succeed.
+    """Return whether another attempt may succeed; attempts count from 0.
 
     It is False if the job succeeded, if the user ended it, if stdout is closed, if the first rank to fail
     reported an invalid command line, or if the first attempt could not start. If a later attempt could not
     start, a missing host may return.
-
-    Args:
-        outcome: how the attempt ended.
-        attempt: its number, from 0.
     """
     if outcome.reason == "start":
         return attempt > 0
@@ -48,7 +44,7 @@ def is_worthwhile(outcome: Outcome, attempt: int) -> bool:
 
 
 def attempt_of(job: Job, attempt: int, restarts: int) -> Job:
-    """The job for one attempt: a new identifier and key, so that processes of old attempts cannot join."""
+    """Return the job for one attempt, with a new identifier and key: old processes cannot join."""
     folder = job.output_dir
     if restarts and folder is not None:
         folder = folder / f"attempt.{attempt}"
@@ -60,15 +56,8 @@ def attempt_of(job: Job, attempt: int, restarts: int) -> Job:
 
 
 def launch(job: Job, console: Console, started: Callable[[Supervisor], None]) -> Outcome:
-    """Run a job to its end, in the calling thread.
-
-    Args:
-        job: the job to run.
-        console: receives the output.
-        started: called with the supervisor, whose ``interrupt`` may be called from other threads.
-
-    Returns:
-        The exit code, the report and the results of the ranks.
+    """Run a job to its end, in the calling thread. `started` gets the supervisor, whose ``interrupt`` may be
+    called from other threads.
     """
     coloured = console.coloured(os.environ)
     if isinstance(job, ElasticJob):
@@ -80,18 +69,9 @@ def launch(job: Job, console: Console, started: Callable[[Supervisor], None]) ->
 
 
 class Attempts:
-    """Runs a job until it succeeds, or the number of restarts is used up.
-
-    Args:
-        job: the job; each attempt has a new identifier and key.
-        restarts: maximum number of restarts.
-        console: receives the reports of failed attempts, and messages between attempts.
-        run: runs one attempt.
-        wait: sleeps for a number of seconds, or until :meth:`interrupt`.
-
-    Attributes:
-        job: the job of the last attempt.
-        signum: the signal by which :meth:`interrupt` has ended it, or 0.
+    """Runs a job until it succeeds, or has been restarted `restarts` times. `run` runs one attempt; `wait`
+    sleeps a number of seconds, or until :meth:`interrupt`. `job` is the last attempt's, `signum` the signal
+    of :meth:`interrupt` or 0.
     """
 
     def __init__(
@@ -110,11 +90,7 @@ class Attempts:
         self.signum = 0
 
     def interrupt(self, signum: int) -> None:
-        """End the job, as :meth:`.supervise.Supervisor.interrupt` does, without another attempt.
-
-        Args:
-            signum: the signal that the launcher received.
-        """
+        """End the job as :meth:`.supervise.Supervisor.interrupt` does, without another attempt."""
         self.signum = signum
         self._interrupted.set()
         if self._supervisor is not None:
@@ -126,11 +102,7 @@ class Attempts:
             self._supervisor.diagnose()
 
     def run(self) -> Outcome:
-        """Run all attempts.
-
-        Returns:
-            The outcome of the last attempt. The reports of earlier attempts have been shown.
-        """
+        """Run all attempts and return the last outcome; reports of earlier attempts have been shown."""
         attempt, first = 0, self.job
         while True:
             self.job = attempt_of(first, attempt, self._restarts)

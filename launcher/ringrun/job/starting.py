@@ -10,18 +10,11 @@ from ..reach.agent_process import AgentLink
 from ..reach.base import RETRIES
 
 _IN_PIPES_BYTES = 1 << 16
-"""So much may wait here for a moment although the network is fast."""
+"""Unsent bytes up to this number do not mean that the network is slow."""
 
 
 def not_ready_text(host: HostJob, link: AgentLink, limit_s: float, wheels: str = "") -> str:
-    """The problem of a host that is not ready in time: what was going on.
-
-    Args:
-        host: the host.
-        link: to its agent.
-        limit_s: the time, in seconds.
-        wheels: the packages whose wheels were being downloaded for it, or "".
-    """
+    """Return the problem of a host that is not ready in time; its `wheels` are being downloaded, or ""."""
     if not link.answered:
         doing = f"{link.argv[0]} had not answered: a login that waits, or a host that is slow to start Python"
     elif wheels:
@@ -44,18 +37,9 @@ def failed_start(
     host: HostJob, link: AgentLink, status: Optional[int], note: Callable[[str], None], printed: str = "",
     endless: bool = True,
 ) -> Optional[str]:  # fmt: skip
-    """The problem of a host whose agent has ended before it answered.
-
-    Args:
-        host: the host.
-        link: to its agent; what the next attempt starts is in ``link.argv`` afterwards.
-        status: how the program ended that was to start the agent.
-        note: shows the user a line.
-        printed: its output, unless the link has read it.
-        endless: whether to try without end where the host may still appear.
-
-    Returns:
-        the text; None if it is to be tried again.
+    """Return the problem of a host whose agent ended before it answered; None to try again with
+    ``link.argv``, which may have changed. `endless` permits retries without limit where the host may still
+    appear; `printed` is its output unless the link has read it.
     """
     said = link.stderr_text or link.noise or printed
     second = link.argv == list(host.fallback)

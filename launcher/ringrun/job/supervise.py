@@ -1,5 +1,4 @@
-"""The supervisor: one loop over all agents, from the first login until nothing is left anywhere.
-
+"""The supervisor: one loop over all agents, from the first login until all processes have ended everywhere.
 The loop runs in the thread that calls :meth:`Supervisor.run`; others reach it by a queue and a socket.
 """
 
@@ -44,20 +43,17 @@ if TYPE_CHECKING:
     from ringcomm.rendezvous.server import RendezvousServer
 
 SAME_S = 1.0
-"""A signal so soon after the first is the same request, unless it is Ctrl-C: ``timeout`` sends it to a
+"""A second signal within this time is the same request, unless it is Ctrl-C: ``timeout`` sends it to a
 process and to its group, and systemd SIGHUP after SIGTERM."""
 GATHER_S = 2.0
-"""After the first host that does not start the others have this long to say what they lack."""
+"""Seconds after the first host's problem in which other hosts can report theirs."""
 STREAMS = {framing.STDOUT: STDOUT, framing.STDERR: STDERR}
 
 
 class Supervisor:
     """Runs one :class:`~ringrun.plan.job.Job`, once; ``ElasticSupervisor`` overrides what differs there.
-
-    Args:
-        job, console: the job, and what receives its output.
-        open_rendezvous: opens the job's rendezvous, if it has several ranks; see :mod:`.rendezvous`.
-        coloured: by stream (1 and 2), whether prefixes have colours; None: neither has.
+    `open_rendezvous` is needed for several ranks (:mod:`.rendezvous`); `coloured` tells by stream (1 and 2)
+    whether prefixes have colours.
     """
 
     def __init__(
@@ -85,30 +81,30 @@ class Supervisor:
         self._supply = Supply(self._agents, self._loop, self._printer.note, self.problem)
         self._incoming: Dict[int, Incoming] = {}  # by host
         self._ranks: List[Set[int]] = [set() for _ in job.hosts]  # those that have been started, by host
-        self._ready: Dict[int, Dict[str, Any]] = {}  # by host, what its agent found
+        self._ready: Dict[int, Dict[str, Any]] = {}  # its agent's facts, by host
         self._done: Set[int] = set()
         self._problems: Dict[int, str] = {}
         self._results: Dict[int, bytearray] = {}
         self._going, self._signum = False, 0  # whether the ranks have been started; the user's signal
         self._signalled_s = self._at_once_s = 0.0  # when the user's first and second signal came
         self._asked: Dict[int, Steps] = {}  # by rank that the user ends
-        self._killed: Dict[str, List[int]] = {}  # by what is said of them, ranks that did not end in time
+        self._killed: Dict[str, List[int]] = {}  # ranks that did not end in time, by the line about them
         self._ending = ""  # why we end the job, if we do: start, failure, interrupt, pipe or abandoned
         self._stopped_because: Optional[str] = None  # why an elastic job cannot continue
         self._notices = Notices(job, self._printer)
 
     def interrupt(self, signum: int) -> None:
-        """End the job: in order the first time, at once the second. For other threads and signal handlers."""
+        """End the job: in order the first time, immediately the second. For other threads and signals."""
         self._loop.call(lambda: self._interrupted(signum))
 
     def diagnose(self) -> None:
-        """Show what every rank is doing; the job goes on. For other threads and signal handlers, too."""
+        """Show what every rank is doing; the job continues. For other threads and signal handlers."""
         self._loop.call(self._inquiry.for_the_user)
 
     # -- the loop ------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
-        """Start, watch and end the job. Whatever happens, nothing of it is left afterwards."""
+        """Start, watch and end the job. No process, file or socket of it remains, whatever happens."""
         self._console.on_change(self._loop.wake)
         try:
             self._printer.note("" if self.job.attempt else "\n".join(self.job.notes))
@@ -126,7 +122,7 @@ class Supervisor:
         return outcome
 
     def _changes(self) -> Sequence[Tuple[float, str]]:
-        """Return how the ranks of the job have changed: seconds since the start, and text."""
+        """Return the changes of the ranks: seconds since the start, and text."""
         return ()
 
     @property
@@ -151,11 +147,11 @@ class Supervisor:
     # -- starting ------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Start: the agents of all hosts are started by the loop."""
+        """Begin to start the agents of all hosts, which the loop does."""
         self._loop.after("start", self.job.settings.start_timeout_s, self._start_timed_out)
 
     def problem(self, host: HostJob, text: str) -> None:
-        """A host does not start. The others may say what they lack too, but not for long."""
+        """Note a host that does not start; the others have :data:`GATHER_S` to report their problems."""
         if not self._ending:
             self._problems.setdefault(host.index, text)
             if not self._loop.is_set("gather"):
@@ -174,7 +170,7 @@ class Supervisor:
         return not_ready_text(host, link, limit_s, self._supply.waits_for(host))
 
     def _go(self) -> None:
-        """Every host has what it needs: open the rendezvous and start the ranks."""
+        """Open the rendezvous and start the ranks. Call when all hosts are ready."""
         self._going = True
         limits = {host.name: self._ready[host.index]["limits"] for host in self.job.hosts}
         self._printer.note(threads.describe(limits, self.job.settings.threads))
@@ -192,27 +188,23 @@ class Supervisor:
     def _opened(self, open_rendezvous: OpenRendezvous) -> RendezvousServer:
         return open_rendezvous(lambda notice: self._loop.call(lambda: self._notice(notice)))
 
-    # -- what agents say -----------------------------------------------------------------------
+    # -- agents' reports -----------------------------------------------------------------------
 
     def confused(self, host: HostJob, why: str) -> None:
-        """What comes from that host is not an agent's."""
+        """Handle invalid data of a host."""
         if self._going:
             self._printer.show(why)
         else:
             self.problem(host, why)
 
     def chattered(self, host: HostJob, data: bytes) -> None:
-        """An agent or its ssh has written to stderr: shown with --verbose."""
+        """Show stderr of an agent or its ssh with --verbose."""
         if self.job.settings.verbose:
             for line in data.splitlines():
                 self._printer.show(f"{host.name}: {line.decode('utf-8', 'replace')}")
 
     def received(self, host: HostJob, frame: Frame) -> None:
-        """An agent has sent a frame.
-
-        Raises:
-            ProtocolError: it may not send that.
-        """
+        """Handle a frame of an agent; ProtocolError if the agent may not send it."""
         incoming = self._incoming.get(host.index)
         if incoming is None:
             incoming = self._incoming[host.index] = Incoming(self.job.payload is not None, self._loop.clock)
@@ -228,7 +220,7 @@ class Supervisor:
             if reason == "ended":
                 self._printer.ending(frame.rank)
             if reason == "starved" or (reason == "ended" and not self._inquiry.is_victim(frame.rank)):
-                self._grace.leaving.add(frame.rank)  # in case that this is what fails the others
+                self._grace.leaving.add(frame.rank)  # its end may fail the others
         elif frame.kind == framing.FILE:
             self._fetched.take(host.name, frame.data, self.job.fetch if host.gets_code else ())
         else:
@@ -262,7 +254,7 @@ class Supervisor:
             self._printer.show(f"rank {rank} runs on {host.name} as process {facts['pid']}")
 
     def _host_ready(self, host: HostJob) -> None:
-        """A host has what its ranks need; the last one starts the ranks."""
+        """Start the ranks after the last host has become ready."""
         if len(self._ready) == len(self.job.hosts) and not self._ending:
             self._go()
         elif self._problems and len(self._problems) + len(self._ready) == len(self.job.hosts):
@@ -284,7 +276,7 @@ class Supervisor:
             self._rendezvous.process_exited(end.rank, end.describe(), end.ok)
 
     def _failed_notice(self, notice: Notice) -> None:
-        """The rendezvous has aborted the job."""
+        """End the job after the rendezvous has aborted it."""
         if not self._ending:
             link = notice.detail.get("kind") == "cut"
             self._failure.complained(Complaint(notice.rank, notice.culprit, notice.text, link))
@@ -301,11 +293,7 @@ class Supervisor:
     # -- the user's commands -------------------------------------------------------------------
 
     def _command(self, command: Mapping[str, Any]) -> str:
-        """Execute a command (in a thread of the control socket).
-
-        Raises:
-            ConfigError: the command is not valid.
-        """
+        """Execute a command in a thread of the control socket; ConfigError if it is not valid."""
         if command.get("do") == "info":
             return self._loop.ask(lambda: job_facts(self.job, self._began_s, len(self._failure.exits)))
         if command.get("do") == "stop":
@@ -316,7 +304,7 @@ class Supervisor:
     # -- links that end ------------------------------------------------------------------------
 
     def hung_up(self, host: HostJob, link: AgentLink, status: Optional[int]) -> bool:
-        """A link has ended; whether to try again."""
+        """Handle the end of a link; return whether to start it again."""
         if host.index in self._done or self._ending:
             return False
         if self._going:
@@ -363,7 +351,7 @@ class Supervisor:
         self._end("interrupt", steps)
 
     def _end(self, reason: str, steps: Steps) -> None:
-        """Have every agent end its ranks by these steps, (signal, seconds from now), and leave."""
+        """Have every agent end its ranks by these steps and exit."""
         self._ending = self._ending or reason
         self._loop.cancel("start", "gather", "grace")
         self._agents.stop(steps)
@@ -407,14 +395,14 @@ class Supervisor:
         return outcome
 
     def _show_killed(self) -> None:
-        """Name the ranks that the user has ended and that had to be killed."""
+        """Name the ranks that had to be killed after the user's signal."""
         for how, ranks in self._killed.items():
             hosts = sorted({self.job.host_of(rank).name for rank in ranks})
             self._printer.show(f"{ranks_text(sorted(ranks))} on {', '.join(hosts)}: {how}")
         self._killed.clear()
 
     def _explained(self) -> Outcome:
-        """The outcome of ranks that had started, with what they have said about its reason."""
+        """Return the outcome of ranks that had started, with their explanations."""
         failed = self._has_failed and self._ending not in ("pipe", "interrupt")
         lines, diagnosis = self._inquiry.conclude() if failed else ("", "")
         tails = self._printer.tails()

@@ -1,4 +1,4 @@
-"""Sends hosts what they ask for: ringcomm itself, wheels with ``--provision``, files with ``--ship``."""
+"""Sends hosts the packages they request: ringcomm, wheels with ``--provision``, files with ``--ship``."""
 
 from __future__ import annotations
 
@@ -18,17 +18,12 @@ from .agents import Agents
 from .event_loop import Loop
 
 Wanted = Tuple[Target, Tuple[str, ...]]
-"""What wheels are for, and the packages."""
+"""The target of wheels, and the packages."""
 
 
 class Supply:
-    """The packages of one job, and which of them each host uses now.
-
-    Args:
-        agents: the hosts' agents.
-        loop: the supervisor's event loop.
-        say: shows a line to the user.
-        problem: called with a host and a text if the host cannot get what it needs.
+    """The packages of one job, and those that each host uses now. `problem` is called with a host that cannot
+    get its packages, and a text.
     """
 
     def __init__(
@@ -39,12 +34,7 @@ class Supply:
         self._waiting: Dict[Wanted, List[HostJob]] = {}  # hosts whose wheels are being downloaded
 
     def send(self, host: HostJob, facts: Mapping[str, Any]) -> None:
-        """Send a host what it does not have.
-
-        Args:
-            host: the host.
-            facts: its agent's ``lacks`` event; ``files`` are the digests of files, if it lacks those.
-        """
+        """Send a host what its agent's ``lacks`` event names: ``files`` by digest, or else its package."""
         tree = self._agents.job.tree
         if "files" in facts and tree is not None:
             sent = Package("files", tree.contents(facts["files"]))
@@ -57,11 +47,8 @@ class Supply:
         self._agents.send_archive(host, framing.PACKAGE, package.archive)
 
     def provision(self, host: HostJob, facts: Mapping[str, Any]) -> None:
-        """Download the wheels for a host in a thread, once for all equal hosts, and have the host use them.
-
-        Args:
-            host: the host that lacks them.
-            facts: its agent's ``needs`` event.
+        """Download the wheels of an agent's ``needs`` event in a thread, once for all equal hosts, and have
+        the host use them.
         """
         version = str(facts["found"].get("version", "")).rpartition(".")[0]
         lacks = facts["found"].get("lacks", PROVISIONED)
@@ -74,7 +61,7 @@ class Supply:
         threading.Thread(target=self._download, args=(wanted,), daemon=True).start()
 
     def waits_for(self, host: HostJob) -> str:
-        """The packages whose wheels are being downloaded for a host, or ""."""
+        """Return the packages whose wheels are being downloaded for a host, or ""."""
         found = (names for (_, names), hosts in self._waiting.items() if host in hosts)
         return " and ".join(next(found, ()))
 

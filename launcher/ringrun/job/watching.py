@@ -1,4 +1,4 @@
-"""Asks ranks for their numbers while a job runs, for the live view and the report."""
+"""Requests counters of ranks while a job runs, for the live view and the report."""
 
 from __future__ import annotations
 
@@ -19,25 +19,14 @@ from .event_loop import Loop
 from .keyboard import Keys
 
 ASK_S = 1.0
-"""Between two questions to all ranks, in seconds."""
+"""Seconds between two requests to all ranks."""
 LINE_S = 30.0
-"""Between two lines where there is no terminal, in seconds."""
+"""Seconds between two lines without a terminal."""
 
 
 class Watching:
-    """The numbers of one job.
-
-    Args:
-        job: the job.
-        links: to the agents.
-        loop: the supervisor's.
-        printer: shows the table above its own lines.
-        console: the terminal, if there is one.
-        coloured: whether the table may have colours.
-        diagnose: shows the stacks of all ranks.
-
-    Attributes:
-        history: the numbers.
+    """The counters of one job (`history`). The table is shown above the printer's lines, with colours if
+    `coloured`; `diagnose` shows the stacks of all ranks.
     """
 
     def __init__(
@@ -60,7 +49,7 @@ class Watching:
         self._next_line_s = loop.clock() + LINE_S
 
     def start(self) -> None:
-        """Begin to ask, if an option asks for numbers."""
+        """Begin to request counters, if an option needs them."""
         if not self._job.observation.needs_numbers:
             return
         if self._shows and self._console.terminals:
@@ -75,11 +64,11 @@ class Watching:
         self._show()
 
     def take(self, process: int, data: bytes) -> None:
-        """A process has reported its numbers. What is not valid is left out."""
+        """Store the counters of a process; invalid ones are ignored."""
         self.history.take(process, data, self._loop.clock())
 
     def linked(self, links: Sequence[Mapping[str, Any]]) -> None:
-        """The ranks have connected; see :func:`ringcomm.rendezvous.link_table.link_rows`."""
+        """Store the links of the ranks; see :func:`ringcomm.rendezvous.link_table.link_rows`."""
         self.history.linked(links)
 
     # -- the live view -------------------------------------------------------------------------
@@ -88,7 +77,7 @@ class Watching:
         return {place.rank: self._job.hosts[place.host_index].name for place in self._job.plan.places}
 
     def _show(self) -> None:
-        """Update all that shows numbers."""
+        """Update the table or the line."""
         now_s = self._loop.clock()
         if not self._shows:
             return
@@ -135,12 +124,8 @@ class Watching:
                 self._show_line()
 
     def write_report(self, reason: str, failure: str, changes: Sequence[Tuple[float, str]]) -> None:
-        """Write the file of ``--report``, if it is given.
-
-        Args:
-            reason: how the job ended, in a few words.
-            failure: the report of the failure, or "".
-            changes: of membership: seconds since the start, and text.
+        """Write the file of ``--report``, if it is given. `reason` says in a few words how the job ended,
+        `failure` is the report of the failure or "", `changes` are (seconds since the start, text).
         """
         path = self._job.observation.report
         if path is None:

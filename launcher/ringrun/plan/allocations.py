@@ -1,6 +1,5 @@
-"""The hosts that a scheduler has given to this job, by its variables and host files. Pure.
-
-Files are read through a function that is passed in.
+"""The hosts that a scheduler has given to this job, from its variables and host files. Pure: files are read
+through a function that is passed in.
 """
 
 from __future__ import annotations
@@ -13,51 +12,34 @@ from . import hostlist
 from .hosts import HostSpec, check_host, parse_hostfile
 
 Read = Callable[[str, str], str]
-"""Reads a file: what it is, for messages, and its path. Raises ConfigError."""
+"""Reads a file, from its kind (for messages) and its path. Raises ConfigError."""
 Expand = Callable[[str], List[str]]
-"""From a list of Slurm's to its names."""
+"""Expands a node list of Slurm to its names."""
 
 
 class Allocation(NamedTuple):
-    """Hosts that belong to the surrounding job of a scheduler.
+    """Hosts that belong to the surrounding job of a scheduler."""
 
-    Attributes:
-        title: the scheduler and its job, for messages.
-        hosts: the hosts with their slots.
-        job: the number of the job of Slurm, whose hosts are reached by ``srun``; "" for ssh.
-        here: the scheduler's name of this machine, or "".
-        may_appear: whether hosts may still be starting.
-        is_stated: whether the scheduler was asked for a number of tasks. Otherwise ``-np`` may be more.
-    """
-
-    title: str
+    title: str  # the scheduler and its job, for messages
     hosts: Tuple[HostSpec, ...]
-    job: str = ""
-    here: str = ""
-    may_appear: bool = False
-    is_stated: bool = True
+    job: str = ""  # Slurm's job number, whose hosts are reached by srun; "" for ssh
+    here: str = ""  # the scheduler's name of this machine, or ""
+    may_appear: bool = False  # hosts may still be starting
+    is_stated: bool = True  # a number of tasks was requested; otherwise -np may be larger
 
     def has(self, spec: HostSpec) -> bool:
-        """Return whether a host is one of the allocation."""
         return spec.name in {host.name for host in self.hosts}
 
     def describe(self) -> str:
-        """A line about where the hosts come from."""
+        """Return a line about the origin of the hosts."""
         listed = [f"{host.name}:{host.slots or 1}" for host in self.hosts]
         shown = ", ".join(listed if len(listed) <= 8 else [*listed[:7], f"and {len(listed) - 7} more"])
         return f"hosts and slots are those of {self.title}: {shown}"
 
 
 def find_allocation(environ: Mapping[str, str], read: Read, expand: Expand) -> Optional[Allocation]:
-    """The allocation in which ringrun runs; None if it runs in none.
-
-    Args:
-        environ: the launcher's environment.
-        read: reads host files.
-        expand: expands a list of nodes.
-
-    Raises:
-        ConfigError: a variable or a file of the scheduler cannot be understood, or names no valid host.
+    """Return the allocation in which ringrun runs, or None. ConfigError if a variable or file of the
+    scheduler cannot be parsed or names no valid host.
     """
     found = _slurm(environ, expand) or _operator(environ, read)
     if found is not None:
@@ -112,11 +94,7 @@ _STARTED = (
 
 
 def refuse_many_launchers(environ: Mapping[str, str]) -> None:
-    """Refuse to run if another launcher has started ringrun several times.
-
-    Raises:
-        ConfigError: srun or mpirun has.
-    """
+    """Raise ConfigError if srun or mpirun has started ringrun several times."""
     for launcher, size, identity in _STARTED:
         count = environ.get(size, "")
         if count.isdigit() and int(count) > 1 and identity in environ and "SLURM_PTY_PORT" not in environ:

@@ -16,19 +16,12 @@ _TAKES_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 
 
 class Command(NamedTuple):
-    """A command line for the ranks.
+    """A command line for the ranks."""
 
-    Attributes:
-        argv: the arguments; None stands for the interpreter chosen for the host.
-        word: ``python`` or ``python3`` if the user named the interpreter without a path, else None.
-        is_python: whether it is a Python program, so that ringcomm must be importable there.
-        script: the script file it runs, or None (a module, ``-c``, another program).
-    """
-
-    argv: Tuple[Optional[str], ...]
-    word: Optional[str] = None
-    is_python: bool = False
-    script: Optional[str] = None
+    argv: Tuple[Optional[str], ...]  # None stands for the interpreter chosen for the host
+    word: Optional[str] = None  # python or python3 if the user named it without a path
+    is_python: bool = False  # ringcomm must then be importable
+    script: Optional[str] = None  # None for a module, -c, or another program
 
     @property
     def shown(self) -> str:
@@ -41,19 +34,13 @@ class Command(NamedTuple):
         return words[words.index("-m") + 1] if is_module else words[0]
 
     def text(self, python: str) -> str:
-        """The command line for messages, with ``python`` as the interpreter."""
+        """Return the command line for messages, with `python` as the interpreter."""
         return " ".join(python if word is None else word for word in self.argv)
 
 
 def parse_command(words: Sequence[str], variables: Sequence[str] = ()) -> Command:
-    """Parse ``train.py …``, ``-m pkg.mod …``, ``python train.py …`` or any other command.
-
-    Args:
-        words: the command and its arguments.
-        variables: the arguments of ``-x``, one of which may have been meant as the command.
-
-    Raises:
-        ConfigError: there is no command, or ``-m`` names no module, or the first word belongs to an option.
+    """Parse ``train.py …``, ``-m pkg.mod …``, ``python train.py …`` or any other command. ConfigError if
+    there is none, perhaps because ``-x`` (`variables`) took it, or if the first word belongs to an option.
     """
     if not words or not words[0]:
         taken = [name for name in variables if name.endswith(".py")]
@@ -76,7 +63,7 @@ def parse_command(words: Sequence[str], variables: Sequence[str] = ()) -> Comman
 
 
 def _check_separated(first: str) -> None:
-    """Refuse a list of hosts or variables that has blanks, of which the shell makes the command."""
+    """Refuse a list of hosts or variables with blanks, the rest of which became the command."""
     if _HOST.fullmatch(first):
         raise ConfigError(
             f"{first!r} is no command; it looks like a host. Hosts are separated by commas, without blanks, "
@@ -90,13 +77,7 @@ def _check_separated(first: str) -> None:
 
 
 def misplaced_options(command: Command, text: str, own: Container[str]) -> List[str]:
-    """Options of ringrun's among the arguments of a script that seems to have no option of that name.
-
-    Args:
-        command: the command.
-        text: of the script.
-        own: ringrun's options.
-    """
+    """Return ringrun's options (`own`) among the arguments of a script whose text has no such option."""
     words = [] if command.script is None else command.argv[command.argv.index(command.script) + 1 :]
     found: List[str] = []
     for word in words:
@@ -117,17 +98,9 @@ def _names(text: str, option: str) -> bool:
 
 
 def in_tree(command: Command, root: Path, cwd: Path) -> Command:
-    """The command with an absolute path of its script replaced by one relative to the working directory.
-
-    So the script is found in a copy of the tree. One that is not in the tree stays as it is.
-
-    Args:
-        command: the command.
-        root: the tree that is copied.
-        cwd: the working directory, in the tree.
-
-    Raises:
-        ConfigError: the script has a relative path that leads out of the tree, so no host will have it.
+    """Return the command with the absolute path of a script inside the tree `root` made relative to the
+    working directory `cwd`, so that a copy of the tree has it. ConfigError if a relative path leads out of
+    the tree.
     """
     script = command.script
     if script is None:
@@ -155,14 +128,14 @@ def _check_inside(script: str, root: Path, cwd: Path) -> None:
 
 
 def with_interpreter(command: Command, python: Optional[str]) -> Command:
-    """The command with ``python`` replaced by a path, or by the interpreter chosen for the host (None)."""
+    """Return the command with ``python`` replaced by a path; None: the interpreter chosen for the host."""
     if command.word is None:
         return command
     return command._replace(argv=(python, *command.argv[1:]))
 
 
 def _script(words: Sequence[str]) -> Optional[str]:
-    """The script among the arguments of a Python interpreter, if it runs one."""
+    """Return the script among the arguments of a Python interpreter, or None."""
     skip = False
     for word in words:
         if skip:

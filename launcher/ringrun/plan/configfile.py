@@ -1,7 +1,7 @@
 """Parser of configuration files: ``key: value`` lines, and sections of them, a subset of YAML. Pure.
 
-Horovod's configuration files are YAML, but use only this subset. The parser needs no package, and refuses
-all other YAML syntax with the number of the line.
+Horovod's configuration files are YAML, but use only this subset. The parser needs no package, and refuses all
+other YAML syntax with the number of the line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SPECIAL = "[]{}&*!|>%@`?,"
 
 
 class Line(NamedTuple):
-    """One value: ``section`` is "" at the top level."""
+    """One value; `section` is "" at the top level."""
 
     section: str
     key: str
@@ -26,14 +26,8 @@ class Line(NamedTuple):
 
 
 def parse_file(content: str, path: str) -> List[Line]:
-    """The values in a file, in their order. A key without a value is skipped.
-
-    Args:
-        content: the text of the file.
-        path: its path, for messages.
-
-    Raises:
-        ConfigError: a line is not in the supported subset, or a key occurs twice.
+    """Return the values in a file, in their order, without keys that have none. ConfigError for a line
+    outside the supported subset, or a repeated key.
     """
     found: List[Line] = []
     seen: Set[Tuple[str, str]] = set()
@@ -71,7 +65,7 @@ def _key_and_value(bare: str, where: str) -> Tuple[str, Optional[str]]:
 
 
 def _value(text: str, where: str) -> Optional[str]:
-    """A plain or quoted scalar without the comment after it; None for an empty one, ``null`` and ``~``."""
+    """Return a plain or quoted scalar without its comment; None for an empty one, ``null`` and ``~``."""
     if text[:1] in ("'", '"'):
         quote = text[0]
         match = re.match(f"{quote}((?:[^{quote}]|{quote}{quote})*){quote}\\s*(#.*)?\\Z", text)

@@ -51,8 +51,8 @@ NOT_FORWARDED = (
      "NODE_RANK ROLE_* MASTER_ADDR MASTER_PORT TORCHELASTIC_* RINGCOMM_* OMPI_* PRTE_* "
      "PMI_* PMIX_* HYDI_* HYDRA_* MPI_LOCAL*"),
 )  # fmt: skip
-"""What belongs to one machine, login or rank, and the names of its variables: other hosts do not get them
-unless ``-x`` names them. ringrun passes ringcomm's settings itself."""
+"""Variables that belong to one machine, login or rank, by their purpose: other hosts do not get them unless
+``-x`` names them. ringrun passes ringcomm's settings itself."""
 _NOT_FORWARDED = re.compile(
     "|".join(fnmatch.translate(name) for _, names in NOT_FORWARDED for name in names.split())
 )
@@ -61,26 +61,18 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 def setting_variables() -> List[str]:
-    """The variables of :class:`ringcomm.config.Settings`."""
+    """Return the variables of :class:`ringcomm.config.Settings`."""
     return [item.metadata["variable"] for item in fields(Settings)]
 
 
 def removed() -> List[str]:
-    """Variables that the agent removes from its environment before it adds the rank's own."""
+    """Return the variables that the agent removes from its environment before it adds the rank's."""
     return [*MEMBERSHIP, *setting_variables(), *horovod.IDENTITY, "HOROVOD_ELASTIC", *OTHER_IDENTITIES]
 
 
 def rank_variables(place: Place, size: int, host: str, as_horovod: bool = False) -> Dict[str, str]:
-    """The variables that torchrun sets for a rank, and Horovod's on request.
-
-    ``MASTER_ADDR`` and ``MASTER_PORT`` are added when every host is ready
-    (:func:`ringrun.job.rendezvous.master_variables`).
-
-    Args:
-        place: the rank, its local rank and their sizes.
-        size: number of ranks.
-        host: name of the rank's host.
-        as_horovod: whether to add ``HOROVOD_*`` variables.
+    """Return the variables that torchrun sets for a rank, and Horovod's if `as_horovod`. ``MASTER_ADDR`` and
+    ``MASTER_PORT`` follow when every host is ready (:func:`ringrun.job.rendezvous.master_variables`).
     """
     common = {
         "RANK": str(place.rank),
@@ -94,7 +86,7 @@ def rank_variables(place: Place, size: int, host: str, as_horovod: bool = False)
 
 
 def of_the_shell(environ: Mapping[str, str]) -> Dict[str, str]:
-    """The variables of the launching shell that ranks on other hosts get without ``-x``."""
+    """Return the variables of the launching shell that ranks on other hosts get without ``-x``."""
     skip = {*removed(), "_HOROVOD_SECRET_KEY"}
     return {
         name: value for name, value in environ.items() if name not in skip and not _NOT_FORWARDED.match(name)
@@ -102,13 +94,9 @@ def of_the_shell(environ: Mapping[str, str]) -> Dict[str, str]:
 
 
 def forwarded(requests: Sequence[str], environ: Mapping[str, str]) -> Dict[str, str]:
-    """The variables that ``-x`` selects: ``NAME``, ``NAME=VALUE`` or a pattern like ``'NCCL_*'``.
-
-    A name that is not set here, or a pattern without a match, selects nothing; :func:`not_forwarded` lists
-    these.
-
-    Raises:
-        ConfigError: a request has no such form, or names a variable that ringrun sets itself.
+    """Return the variables that ``-x`` selects: ``NAME``, ``NAME=VALUE`` or a pattern like ``'NCCL_*'``. A
+    name that is not set here, or a pattern without a match, selects nothing (:func:`not_forwarded` lists
+    these). ConfigError for another form, or a variable that ringrun sets.
     """
     chosen: Dict[str, str] = {}
     for request in requests:
@@ -136,7 +124,7 @@ def forwarded(requests: Sequence[str], environ: Mapping[str, str]) -> Dict[str, 
 
 
 def not_forwarded(requests: Sequence[str], environ: Mapping[str, str]) -> List[str]:
-    """A message for each ``-x`` that selects no variable."""
+    """Return a message for each ``-x`` that selects no variable."""
     found: List[str] = []
     for request in requests:
         if not forwarded([request], environ):
@@ -149,7 +137,7 @@ def not_forwarded(requests: Sequence[str], environ: Mapping[str, str]) -> List[s
 
 
 def own_variables(settings: Settings, environ: Mapping[str, str]) -> Dict[str, str]:
-    """ringcomm's settings for every rank, and other ``RINGCOMM_*`` variables that the user has set."""
+    """Return ringcomm's settings for every rank, and other ``RINGCOMM_*`` variables that the user has set."""
     skip = set(removed())
     kept = {key: value for key, value in environ.items() if key.startswith(PREFIX) and key not in skip}
     kept = {key: value for key, value in kept.items() if not key.startswith(PREFIX + "KEY")}

@@ -1,7 +1,7 @@
 """Horovod's names for ringcomm's settings: its flags, its variables, the keys of its files. Pure.
 
-This module is the only one that lists them. Variables apply only under ``ringrun --horovod``; flags and
-keys of files apply always.
+Only this module lists them. Variables apply only under ``ringrun --horovod``; flags and keys of files apply
+always.
 """
 
 from __future__ import annotations
@@ -14,45 +14,28 @@ from ringcomm.configuration.setting_aliases import OtherName
 from .ranks import Place
 
 Convert = Callable[[str], Optional[str]]
-"""From the text in Horovod's unit to that in ringcomm's; None leaves the setting unchanged."""
+"""Converts a text from Horovod's unit to ringcomm's; None leaves the setting unchanged."""
 
 
 class SettingValue(NamedTuple):
-    """The value that one source gives to one setting.
+    """The value that one source gives to one setting."""
 
-    Attributes:
-        name: the field of :class:`ringcomm.config.Settings`.
-        text: its value, in the form that the setting's parser accepts.
-        as_written: the value as the user wrote it, for messages.
-        source: the flag, variable or line of a file, for ``--print-config``.
-    """
-
-    name: str
-    text: str
-    as_written: str
-    source: str
+    name: str  # the field of ringcomm.config.Settings
+    text: str  # in the form of the setting's parser
+    as_written: str  # in the user's form, for messages
+    source: str  # flag, variable or line of a file, for --print-config
 
 
 class Name(NamedTuple):
-    """One of Horovod's tunables.
+    """One of Horovod's tunables; `flag`, `variable` and `key` are "" if missing, or ringrun's is the same."""
 
-    Attributes:
-        setting: the field that it sets.
-        flag: its flag, "" where ringrun's own has the same name and meaning.
-        variable: its variable, or "".
-        key: ``section.key`` in its files, or "".
-        convert: from the flag's and the file's unit.
-        convert_variable: from the variable's unit.
-        is_flag: whether the flag stands alone.
-    """
-
-    setting: str
+    setting: str  # the field that it sets
     flag: str
     variable: str
-    key: str
-    convert: Convert
+    key: str  # section.key in its files
+    convert: Convert  # from the unit of the flag and the file
     convert_variable: Convert
-    is_flag: bool = False
+    is_flag: bool = False  # the flag takes no value
 
 
 def _megabytes(text: str) -> str:
@@ -103,7 +86,7 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("--mpi", "--jsrun"), NO_MPI),
     **dict.fromkeys(("--mpi-args", "--binding-args"), NO_MPI),
 }
-"""horovodrun's flags that are an error here, because ringrun cannot do what they request; with the reason."""
+"""horovodrun's flags that ringrun refuses, with the reason."""
 
 IGNORED: Mapping[str, str] = {
     **dict.fromkeys(("--gloo", "--disable-cache", "--stall-check", "--tcp"), ""),
@@ -126,7 +109,7 @@ IGNORED: Mapping[str, str] = {
     **dict.fromkeys(("--log-hide-timestamp", "--no-log-hide-timestamp"), _LOG),
     **dict.fromkeys(("-prefix-timestamp", "--prefix-output-with-timestamp"), "lines come without a time"),
 }
-"""horovodrun's flags that change nothing here; ringrun prints the reason if there is one."""
+"""horovodrun's flags without effect here; ringrun prints the reason if there is one."""
 
 VALUES: Mapping[str, int] = {
     **dict.fromkeys(("--mpi-args", "--binding-args"), 1),
@@ -149,24 +132,16 @@ _IGNORED_KEYS = (
 
 
 def keys() -> List[str]:
-    """Every ``section.key`` of Horovod's configuration files."""
+    """Return every ``section.key`` of Horovod's configuration files."""
     return [name.key for name in NAMES if name.key] + list(_IGNORED_KEYS)
 
 
 def is_key(section: str, key: str) -> bool:
-    """Return whether Horovod's configuration files have this key in this section."""
     return f"{section}.{key}" in keys()
 
 
 def from_file(section: str, key: str, text: str, where: str) -> List[SettingValue]:
-    """The settings that one line of Horovod's configuration file sets; empty if it changes nothing here.
-
-    Args:
-        section: its section.
-        key: its key.
-        text: its value.
-        where: file and line, for messages.
-    """
+    """Return the settings of one line of Horovod's configuration file; `where` is its file and line."""
     found = []
     for name in NAMES:
         if name.key == f"{section}.{key}":
@@ -177,13 +152,13 @@ def from_file(section: str, key: str, text: str, where: str) -> List[SettingValu
 
 
 def without_effect(environ: Mapping[str, str]) -> List[str]:
-    """Lines for the user about ``HOROVOD_*`` variables that ask for what ringcomm does not do."""
+    """Return lines about ``HOROVOD_*`` variables that request something ringcomm does not do."""
     name = "HOROVOD_AUTOTUNE"
     return [f"{name} has no effect: {_TUNER}."] if _is_true(environ.get(name, "")) else []
 
 
 def from_environment(environ: Mapping[str, str]) -> List[SettingValue]:
-    """The settings that ``HOROVOD_*`` variables set under ``--horovod``."""
+    """Return the settings that ``HOROVOD_*`` variables set under ``--horovod``."""
     found = []
     for name in NAMES:
         text = environ.get(name.variable, "") if name.variable else ""
@@ -194,17 +169,17 @@ def from_environment(environ: Mapping[str, str]) -> List[SettingValue]:
 
 
 COUNTED = "HOROVOD_COUNTED_BY_RINGRUN"
-"""The variable that holds the ``HOROVOD_*`` variables that ringrun has applied, with values, as JSON."""
+"""The variable with the ``HOROVOD_*`` variables and values that ringrun has applied, as JSON."""
 
 
 def counted(environ: Mapping[str, str]) -> Dict[str, str]:
-    """The variable by which ranks distinguish variables that the program has set itself from the user's."""
+    """Return the variable by which ranks distinguish variables set by the program from the user's."""
     names = {name.variable for name in NAMES}
     return {COUNTED: json.dumps({name: environ[name] for name in sorted(names) if name in environ})}
 
 
 def from_program(environ: Mapping[str, str]) -> List[OtherName]:
-    """The settings of ``HOROVOD_*`` variables that a program has set since ringrun started it.
+    """Return the settings of ``HOROVOD_*`` variables that a program has set since ringrun started it.
 
     ringrun has already merged the other variables with options and ``RINGCOMM_*`` variables.
     """
@@ -214,7 +189,7 @@ def from_program(environ: Mapping[str, str]) -> List[OtherName]:
 
 
 def rank_variables(place: Place, size: int, host: str) -> Dict[str, str]:
-    """The variables that Horovod's launcher sets for each rank, for scripts that read them."""
+    """Return the variables that Horovod's launcher sets for each rank, for scripts that read them."""
     return {
         "HOROVOD_RANK": str(place.rank),
         "HOROVOD_SIZE": str(size),

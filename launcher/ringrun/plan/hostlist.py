@@ -13,14 +13,8 @@ _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?\Z")
 
 
 def expand(text: str) -> List[str]:
-    """The names in a list of nodes, in its order; a name that occurs twice stays twice.
-
-    Args:
-        text: names separated by commas. Each may have brackets with numbers and ranges: the last brackets
-            count fastest, and numbers keep their leading zeros.
-
-    Raises:
-        ConfigError: the text is no such list, or has more than 65536 names.
+    """Return the names in a node list in its order, repeated ones included. The last brackets of a name count
+    fastest, and numbers keep leading zeros. ConfigError for another form, or more than 65536 names.
     """
     names: List[str] = []
     for item in _items(text):
@@ -31,7 +25,7 @@ def expand(text: str) -> List[str]:
 
 
 def _items(text: str) -> List[str]:
-    """The parts between commas that are not in brackets."""
+    """Return the parts between commas outside brackets."""
     items, start, depth = [], 0, 0
     for position, letter in enumerate(text):
         depth += (letter == "[") - (letter == "]")
@@ -71,11 +65,7 @@ def _numbers(part: str, text: str) -> List[str]:
 
 
 def tasks_per_node(text: str) -> List[int]:
-    """The numbers in a list like ``3,1`` or ``2(x2),1``.
-
-    Raises:
-        ConfigError: the text is no such list.
-    """
+    """Return the numbers in a list like ``3,1`` or ``2(x2),1``; ConfigError for another form."""
     counts: List[int] = []
     for part in text.split(","):
         found = _COUNT.match(part.strip())

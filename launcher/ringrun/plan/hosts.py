@@ -10,36 +10,25 @@ from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Tuple
 from ringcomm.errors import ConfigError
 
 MAX_SLOTS = 65535
-"""Of one host."""
+"""Maximum of one host."""
 MAX_PORT = 65535
 MAX_PER_CORE = 8
 """More slots per core are probably a mistake."""
 _PORTS = (22, 222, 2022, 2222, 8022, 10022, 22022, 22222)
-"""Numbers of slots that are more likely the port of an sshd, unless the host has as many cores."""
+"""Numbers of slots that are probably sshd's port, unless the host has as many cores."""
 
 
 class HostSpec(NamedTuple):
-    """One host as the user named it.
+    """One host as the user named it; None means: not given."""
 
-    Attributes:
-        name: host name, ssh alias or address (IPv6 without its brackets).
-        user: the account to log in with, or None for ssh's own choice.
-        slots: how many ranks may run there, or None if not given.
-        python: the interpreter there, or None for the launcher's path.
-        cwd: the working directory there, or None for the launcher's.
-        iface: which interfaces ranks there may use, or None for the job's choice.
-        max_slots: how many ranks may run there with ``--oversubscribe``, or None for no limit.
-        port: of its sshd, or None for the job's choice.
-    """
-
-    name: str
+    name: str  # host name, ssh alias or address (IPv6 without brackets)
     user: Optional[str] = None
     slots: Optional[int] = None
     python: Optional[str] = None
     cwd: Optional[str] = None
-    iface: Optional[str] = None
-    max_slots: Optional[int] = None
-    port: Optional[int] = None
+    iface: Optional[str] = None  # which interfaces ranks there may use
+    max_slots: Optional[int] = None  # with --oversubscribe; None: no limit
+    port: Optional[int] = None  # sshd's
 
     @property
     def target(self) -> str:
@@ -64,11 +53,7 @@ _KEYS = ("slots", "max_slots", "port", "python", "cwd", "iface")
 
 
 def parse_hosts(text: str) -> List[HostSpec]:
-    """Parse ``host[:slots],…``, the value of ``-H``.
-
-    Raises:
-        ConfigError: an item has the wrong form; the message names the item and the valid forms.
-    """
+    """Parse ``host[:slots],…``, the value of ``-H``. ConfigError names a wrong item and the valid forms."""
     items = text.split(",")
     if not text.strip():
         raise ConfigError(f"The list of hosts is empty. {_FORM}, separated by commas.")
@@ -83,16 +68,8 @@ def parse_hosts(text: str) -> List[HostSpec]:
 
 def parse_hostfile(text: str, path: str) -> List[HostSpec]:
     """Parse a hostfile in MPI style: a host per line with ``slots=2`` or ``:2``; ``#`` starts a comment.
-
-    ``python=``, ``cwd=`` and ``iface=`` override the job's values on that host. A file in JSON is one of
-    ``mlx.launch``: a list of hosts, each with ``ssh`` and ``ips``, or an object with that list.
-
-    Args:
-        text: the content of the file.
-        path: its path, for messages.
-
-    Raises:
-        ConfigError: a line has the wrong form, or the file names no host; the message has file and line.
+    ``python=``, ``cwd=`` and ``iface=`` override the job's values. A file in JSON is one of ``mlx.launch``: a
+    list of hosts, each with ``ssh`` and ``ips``, or an object with that list. ConfigError has file and line.
     """
     if re.match(r"\s*(\{|\[\s*[\]{])", text):
         return _of_mlx(text, path)
@@ -113,7 +90,7 @@ def parse_hostfile(text: str, path: str) -> List[HostSpec]:
 
 
 def _of_mlx(text: str, path: str) -> List[HostSpec]:
-    """Parse a hostfile of ``mlx.launch``; a host that is listed several times in a row gets as many slots."""
+    """Parse a hostfile of ``mlx.launch``; consecutive entries of one host become its slots."""
     try:
         found: Any = json.loads(text)
     except ValueError as problem:
@@ -175,15 +152,7 @@ def _line(words: List[str], where: str) -> HostSpec:
 
 
 def parse_host(item: str, where: str) -> HostSpec:
-    """Parse one ``[user@]host[:slots[@port]]``.
-
-    Args:
-        item: the text.
-        where: its position (option or file and line), for the start of the error message.
-
-    Raises:
-        ConfigError: the text is not of that form.
-    """
+    """Parse one ``[user@]host[:slots[@port]]``; ConfigError begins with `where`."""
     user: Optional[str] = None
     with_port = _PORT.fullmatch(item)
     port = None if with_port is None else _port(with_port[2], f"{where}: {item!r}")
@@ -203,15 +172,7 @@ def is_host_name(text: str) -> bool:
 
 
 def check_host(spec: HostSpec, where: str) -> None:
-    """Check the name of a host, and of the account, before either reaches a command line.
-
-    Args:
-        spec: the host, from wherever its name comes.
-        where: where it comes from, for the start of the error message.
-
-    Raises:
-        ConfigError: it is neither a host name nor an address, or the account is no user name.
-    """
+    """Check a host's name and account before use in a command line; ConfigError begins with `where`."""
     if not is_host_name(spec.name):
         _refuse(spec.name, where, f"{spec.name!r:.80} is neither a host name nor an address")
     if spec.user is not None and not _USER.match(spec.user):
@@ -253,12 +214,7 @@ def _port(text: str, where: str) -> int:
 
 
 def crowding(spec: HostSpec, cores: float) -> str:
-    """Return what is odd about a host's number of slots, as a paragraph, or "".
-
-    Args:
-        spec: the host.
-        cores: how many it has for the ranks.
-    """
+    """Return a paragraph if a host has an unusual number of slots for its cores, or ""."""
     slots = spec.slots or 0
     is_port = slots in _PORTS and slots > cores
     if not is_port and slots <= MAX_PER_CORE * cores:

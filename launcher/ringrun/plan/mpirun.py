@@ -1,8 +1,8 @@
 """Options of mpirun (Open MPI and MPICH), torchrun, mlx.launch, accelerate and srun, as ringrun's. Pure.
 
-A command line that was written for mpirun works with only the program's name changed: options that mean
-something here become ringrun's, the others are accepted with a line that says what happens instead. The
-command line is translated before ringrun parses it, so ringrun's own options and mpirun's may be mixed.
+A command line for mpirun works with only the program's name changed: options that have a meaning here become
+ringrun's, the others are accepted with a line about their replacement. The command line is translated before
+ringrun parses it, so ringrun's options and mpirun's may be mixed.
 """
 
 from __future__ import annotations
@@ -10,25 +10,19 @@ from __future__ import annotations
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2212"
-"""What word processors and web pages make of a hyphen."""
+"""Replacements of a hyphen by word processors and web pages."""
 
 
 class Translated(NamedTuple):
-    """A command line in ringrun's options.
-
-    Attributes:
-        words: the options and the command.
-        notes: lines for the user about what happens instead of what an option requests.
-        hosts: the option that requests a number of hosts, and that number; None: there is none.
-    """
+    """A command line in ringrun's options."""
 
     words: List[str]
-    notes: List[str]
-    hosts: Optional[Tuple[str, int]] = None
+    notes: List[str]  # for the user, about options that are replaced
+    hosts: Optional[Tuple[str, int]] = None  # the option that requests a number of hosts, and the number
 
 
 Rule = Callable[[Sequence[str]], Tuple[List[str], str]]
-"""From an option's values to ringrun's words and a note, or ""."""
+"""Translates an option's values to ringrun's words and a note, or ""."""
 
 
 def _same(option: str) -> Rule:
@@ -96,7 +90,7 @@ def _precision(values: Sequence[str]) -> Tuple[List[str], str]:
 _RUN_ONCE = "ringrun starts the ranks of all hosts: run it once, on one of them"
 _NO_TIME = "lines come without a time"
 _HOSTS = ("nnodes", "nodes", "num-machines")
-"""Options for a number of hosts, or for the least and the greatest number, as in ``1:4``."""
+"""Options for a number of hosts, or a range, as in ``1:4``."""
 
 _RULES: Dict[str, Tuple[int, Rule]] = {
     **dict.fromkeys(("n", "c", "np"), (1, _same("-np"))),
@@ -156,7 +150,7 @@ _RULES: Dict[str, Tuple[int, Rule]] = {
     **dict.fromkeys(("connections-per-ip", "starting-port", "nccl-port"), (1, _nothing())),
     "mpi-arg": (1, _nothing("that is MPI's")),
 }  # fmt: skip
-"""By name without dashes, with hyphens inside: how many values an option has, and what becomes of it."""
+"""By name without leading dashes, with hyphens inside: the number of values of an option, and its rule."""
 
 
 _INTERFACES = ("--network-interface", "--network-interfaces")
@@ -164,19 +158,11 @@ _INTERFACES = ("--network-interface", "--network-interfaces")
 
 
 def translate(words: Sequence[str], own: Callable[[str], Optional[int]]) -> Translated:
-    """Replace the options of mpirun, torchrun and mlx.launch in a command line by ringrun's.
+    """Replace the options of mpirun, torchrun and mlx.launch in a command line by ringrun's. `own` returns
+    the number of values of a ringrun option, which keeps ringrun's meaning, and None for other words.
 
-    Replacing ends at the first word that is no option, at ``--``, and at an option that is neither ringrun's
-    nor in the table here or lacks its values: from there on all words stay as they are, the ranks' command
-    among them.
-
-    Args:
-        words: the command line without the program's name.
-        own: the number of values of one of ringrun's own options; None for other words. An option of
-            ringrun's that mpirun has too keeps ringrun's meaning.
-
-    Returns:
-        the new command line, the lines for the user, and the number of hosts.
+    Replacing ends at the first word that is not an option, at ``--``, and at an option that is unknown or
+    lacks its values: all following words stay, the ranks' command among them.
     """
     found, notes, hosts = [], [], None
     position = 0
@@ -217,13 +203,13 @@ def translate(words: Sequence[str], own: Callable[[str], Optional[int]]) -> Tran
 
 
 def _with_hyphens(word: str) -> str:
-    """The word with hyphens in place of dashes at its beginning."""
+    """Return the word with hyphens in place of dashes at its beginning."""
     bare = word.lstrip(_DASHES)
     return "-" * (len(word) - len(bare)) + bare if len(bare) < len(word) else word
 
 
 def _joined_ifaces(words: Sequence[str]) -> List[str]:
-    """One ``--iface`` for all hosts in place of several, which Open MPI has for two of its layers."""
+    """Merge several ``--iface`` for all hosts into one; Open MPI has one for each of two layers."""
     values: List[str] = []
     rest: List[str] = []
     position = 0
@@ -239,11 +225,11 @@ def _joined_ifaces(words: Sequence[str]) -> List[str]:
 
 
 def values_of(option: str) -> int:
-    """The number of values of an option of mpirun or torchrun; 0 if it has none, or is not understood."""
+    """Return the number of values of an option of mpirun or torchrun; 0 if it has none, or is unknown."""
     rule = _RULES.get(option.lstrip("-").replace("_", "-"))
     return 0 if rule is None else rule[0]
 
 
 def names() -> List[str]:
-    """All options that are understood, with two hyphens (one letter: one)."""
+    """Return all known options, with two hyphens (one letter: one)."""
     return sorted(f"-{name}" if len(name) == 1 else f"--{name}" for name in _RULES)

@@ -1,4 +1,4 @@
-"""What is shown of a job: the live view and the report."""
+"""The display of a job's counters: the live view and the report."""
 
 from __future__ import annotations
 
@@ -9,31 +9,20 @@ from ringcomm.errors import ConfigError
 
 
 class Observation(NamedTuple):
-    """What is shown or written of the numbers of ranks.
-
-    Attributes:
-        watch: show a table while the job runs.
-        report: the HTML file to write at the end, or None.
-    """
+    """Where counters of ranks are shown: in a table while the job runs, and in an HTML file at the end."""
 
     watch: bool = False
     report: Optional[Path] = None
 
     @property
     def needs_numbers(self) -> bool:
-        """Whether ranks are to be asked for numbers."""
+        """Whether counters must be requested from ranks."""
         return self.watch or self.report is not None
 
 
 def ranks_shown(text: Optional[str], size: Optional[int]) -> Optional[FrozenSet[int]]:
-    """The ranks whose output is shown; None for all.
-
-    Args:
-        text: ``--only-rank``.
-        size: the number of ranks; None if it may change.
-
-    Raises:
-        ConfigError: there are no such ranks.
+    """Return the ranks of ``--only-rank``, or None for all. `size` is None if it may change. ConfigError if
+    there are no such ranks.
     """
     if text is None:
         return None
@@ -47,15 +36,8 @@ def ranks_shown(text: Optional[str], size: Optional[int]) -> Optional[FrozenSet[
 
 
 def observation_of(watch: bool, report: Optional[str], flight_recorder: int) -> Observation:
-    """The observation that options ask for.
-
-    Args:
-        watch: ``--watch``.
-        report: ``--report``.
-        flight_recorder: the setting; its socket is where ranks report their numbers.
-
-    Raises:
-        ConfigError: the report cannot be written there, or ranks cannot report.
+    """Return the observation for ``--watch`` and ``--report``. Ranks report on the flight recorder's socket.
+    ConfigError if that is off, or the report cannot be written there.
     """
     found = Observation(watch, None if report is None else Path(report).absolute())
     if found.needs_numbers and not flight_recorder:

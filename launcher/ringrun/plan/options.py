@@ -30,8 +30,8 @@ PURPOSES = (JOB, REMOTE, ELASTIC, OUTPUT, SETTINGS, INSTEAD)
 FLAG, SWITCH, TEXT, PATH, WHOLE, NUMBER = "flag", "switch", "text", "path", "whole", "number"
 TEXTS, PER_HOST, VARIABLES = "texts", "per host", "variables"
 """The kinds of values. A ``switch`` has a value behind "=", or "." without one. ``texts`` and the kinds after
-it may be given several times on the command line; ``per host`` is ``[HOST=]VALUE`` there, and one value or a
-dictionary in Python."""
+it may be repeated on the command line; ``per host`` is ``[HOST=]VALUE`` there, and one value or a dictionary
+in Python."""
 
 _TYPES = {
     TEXT: "Optional[str]", PATH: "Union[None, str, os.PathLike[str]]", WHOLE: "Optional[int]",
@@ -42,35 +42,20 @@ _TYPES = {
 
 
 class Option(NamedTuple):
-    """What is known of an option beside its name, type and default.
+    """The description of an option, besides its name, type and default."""
 
-    Attributes:
-        flags: its flags; ``--help`` shows the first, ``--help-all`` all.
-        purpose: one of :data:`PURPOSES`.
-        doc: its meaning, for ``--help-all`` and the documentation.
-        kind: of its values.
-        metavar: the name of the value.
-        within: the smallest and the largest number, or None each.
-        choices: the permitted texts; empty for any.
-        brief: its meaning in some words, for ``--help``; "" if only ``--help-all`` lists it.
-        argument: its name in ``ringcomm.run``, "" if it is not an argument there.
-        argument_doc: its meaning there, where that is not :attr:`doc`.
-        horovod: its name in ``horovod.run``, "" if it is not an argument there.
-        doctor: whether ``ringrun doctor`` has it.
-    """
-
-    flags: Tuple[str, ...]
-    purpose: str
-    doc: str
+    flags: Tuple[str, ...]  # --help shows the first, --help-all all
+    purpose: str  # one of PURPOSES
+    doc: str  # for --help-all and the documentation
     kind: str = TEXT
     metavar: str = ""
-    within: Tuple[Optional[int], Optional[int]] = (None, None)
-    choices: Tuple[str, ...] = ()
-    brief: str = ""
-    argument: str = ""
-    argument_doc: str = ""
-    horovod: str = ""
-    doctor: bool = False
+    within: Tuple[Optional[int], Optional[int]] = (None, None)  # minimum and maximum, or None
+    choices: Tuple[str, ...] = ()  # empty: any text
+    brief: str = ""  # for --help; "" if only --help-all lists it
+    argument: str = ""  # its name in ringcomm.run, or ""
+    argument_doc: str = ""  # its description there if that is not doc
+    horovod: str = ""  # its name in horovod.run, or ""
+    doctor: bool = False  # `ringrun doctor` has it
 
 
 def _option(default: Any, flags: str, purpose: str, doc: str, **more: Any) -> Any:
@@ -79,14 +64,7 @@ def _option(default: Any, flags: str, purpose: str, doc: str, **more: Any) -> An
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a job.
-
-    Attributes:
-        setting_values: the settings given by flags; :class:`ringcomm.config.Settings` is their table.
-        project_values: the settings in ``ringrun.toml``.
-        project_names: the fields whose values are those of ``ringrun.toml``, where hosts that are not in the
-            job and variables that are not set are ignored.
-    """
+    """The options of a job."""
 
     np: Optional[int] = _option(
         None, "-np --num-proc", JOB, "Number of ranks. Default: one per slot.", kind=WHOLE, metavar="N",
@@ -269,13 +247,13 @@ class Options:
         None, "--config-file", SETTINGS, "Settings from a file. Its lines are like 'timeout: 300'.",
         kind=PATH, metavar="FILE", brief="Settings.", argument="config_file",
     )  # fmt: skip
-    setting_values: Tuple[SettingValue, ...] = ()
-    project_values: Tuple[SettingValue, ...] = ()
+    setting_values: Tuple[SettingValue, ...] = ()  # from flags; the table is ringcomm.config.Settings
+    project_values: Tuple[SettingValue, ...] = ()  # from ringrun.toml
+    # fields from ringrun.toml, where other hosts and variables that are not set are ignored
     project_names: Tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def is_elastic(self) -> bool:
-        """Whether they make a job elastic: a script or the fewest ranks are given."""
         return self.host_discovery_script is not None or self.min_np is not None
 
 
@@ -291,12 +269,7 @@ def summary(doc: str) -> str:
 
 
 def argument(item: Field[Any], name: str) -> inspect.Parameter:
-    """Return an option as a parameter of a Python function.
-
-    Args:
-        item: the field.
-        name: the parameter's name.
-    """
+    """Return an option as a parameter of a Python function."""
     option: Option = item.metadata["option"]
     default = None if item.default == () else item.default
     annotation = _TYPES[option.kind] if default is None else type(default).__name__
@@ -304,12 +277,7 @@ def argument(item: Field[Any], name: str) -> inspect.Parameter:
 
 
 def described(name: str, option: Option) -> str:
-    """Return the line of a docstring about an option.
-
-    Args:
-        name: its name in that function.
-        option: the option.
-    """
+    """Return the line of a docstring about an option, by its name in that function."""
     doc = option.argument_doc or option.doc
     doc = doc[0].lower() + doc[1:]
     by_host = " One value, or a dictionary by host; its key None stands for all others."
@@ -318,26 +286,21 @@ def described(name: str, option: Option) -> str:
 
 
 def with_options(doc: Optional[str], rows: Iterable[str]) -> str:
-    """Return a docstring in which a line ``{options}`` is replaced by others with the same indentation.
-
-    Args:
-        doc: the docstring. Python 3.13 has removed its indentation.
-        rows: the descriptions of the options; see :func:`described`.
+    """Return a docstring in which a line ``{options}`` is replaced by rows of :func:`described`, with the
+    same indentation. Python 3.13 has removed the docstring's.
     """
     lines = "\n".join(rows)
     return re.sub(r"(?m)^( *)\{options\}$", lambda found: textwrap.indent(lines, found[1]), doc or "")
 
 
 def arguments_of_run() -> List[str]:
-    """The descriptions of the arguments of ``ringcomm.run`` that are options."""
+    """Return the descriptions of the options that are arguments of ``ringcomm.run``."""
     return [described(option.argument, option) for _, option in table() if option.argument]
 
 
 def takes_options(function: _Function) -> _Function:
-    """Decorator: give ``**options`` the names, types, defaults and descriptions of :class:`Options`.
-
-    Args:
-        function: the function; its docstring has a line ``{options}``.
+    """Decorator: give ``**options`` the names, types, defaults and descriptions of :class:`Options`. The
+    function's docstring has a line ``{options}``.
     """
     own = list(inspect.signature(function).parameters.values())[:-1]
     made = [argument(item, option.argument) for item, option in table() if option.argument]

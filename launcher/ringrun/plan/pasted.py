@@ -1,8 +1,8 @@
 """Command lines of other launchers: ``ringrun torchrun --nproc-per-node=2 train.py``. Pure.
 
-Started as the ranks' program, such a launcher would start all ranks once for each rank. So its name is left
-out and its options become ringrun's (:mod:`.mpirun` has most), or an error says what to write instead.
-A launcher that is named with a path (``/usr/bin/docker``) is a program like any other.
+Started as the ranks' program, such a launcher would start all ranks once for each rank. So its name is
+removed and its options become ringrun's (:mod:`.mpirun` has most), or an error says what to write instead. A
+launcher that is named with a path (``/usr/bin/docker``) is a program like any other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RENAMED: Dict[str, Dict[str, Tuple[int, str]]] = {
     "mlx.launch": {"-n": (1, "--slots-per-host"), "-p": (1, ""), "--env": (1, "-x")},
     "accelerate": {"--config-file": (1, ""), "--cpu": (0, ""), "--debug": (0, ""), "--module": (0, "-m")},
 }  # fmt: skip
-"""Options of which ringrun has another one, or none, or one of that name that means something else."""
+"""Options that ringrun has under another name, or does not have, or uses with another meaning."""
 _INSTEAD: Mapping[str, str] = {
     "srun": "inside a job of Slurm (sbatch, salloc) ringrun takes its nodes and tasks: write `ringrun "
     "train.py` there, without srun. Partition, time and resources are options of sbatch or salloc",
@@ -40,16 +40,8 @@ _INSTEAD: Mapping[str, str] = {
 
 
 def without_launcher(words: Sequence[str]) -> Optional[Translated]:
-    """A command line of another launcher without its name, in options that ringrun understands.
-
-    Args:
-        words: the command, as ringrun would start it.
-
-    Returns:
-        The words, and lines for the user; None if it is not another launcher.
-
-    Raises:
-        ConfigError: ringrun cannot do that; the message says what to write.
+    """Return the command line of another launcher without its name, with lines for the user; None if the
+    command is not a launcher. ConfigError says what to write if ringrun cannot replace it.
     """
     name = words[0] if words else ""
     if name in _INSTEAD:
@@ -67,7 +59,7 @@ def without_launcher(words: Sequence[str]) -> Optional[Translated]:
 
 
 def _renamed(name: str, words: Sequence[str]) -> Translated:
-    """The words after a launcher with options of its own."""
+    """Return the words after a launcher that has its own options."""
     rules = _RENAMED[name]
     found: List[str] = []
     unused: List[str] = []

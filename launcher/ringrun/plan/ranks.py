@@ -10,27 +10,18 @@ from .hosts import MAX_SLOTS, HostSpec
 
 
 class Place(NamedTuple):
-    """Where one rank runs.
-
-    Attributes:
-        rank: its number in the job.
-        host_index: which of the plan's hosts.
-        local_rank: its number on that host, which is also its slot.
-        local_size: how many ranks that host runs.
-        cross_rank: its number among the ranks with this local rank, one per host.
-        cross_size: how many hosts have this local rank.
-    """
+    """The position of one rank in the job and on its host."""
 
     rank: int
-    host_index: int
-    local_rank: int
+    host_index: int  # in the plan's hosts
+    local_rank: int  # also its slot on the host
     local_size: int
-    cross_rank: int
-    cross_size: int
+    cross_rank: int  # its number among the ranks with this local rank, one per host
+    cross_size: int  # number of hosts with this local rank
 
 
 class PlannedHost(NamedTuple):
-    """A host that runs at least one rank: ``used`` of its ``slots``."""
+    """A host that runs at least one rank, in `used` of its `slots`."""
 
     spec: HostSpec
     slots: int
@@ -45,11 +36,9 @@ class Plan(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
         return len(self.places)
 
     def on_host(self, host_index: int) -> List[Place]:
-        """The places on one host."""
         return [place for place in self.places if place.host_index == host_index]
 
 
@@ -58,15 +47,9 @@ MAX_UNSTATED = 1024
 
 
 def make_plan(np: Optional[int], hosts: Sequence[HostSpec] = (), oversubscribe: bool = False) -> Plan:
-    """Assign ranks to slots: hosts in the order given, and on each host by slot number.
-
-    Args:
-        np: how many ranks, or None for one in every slot.
-        hosts: the hosts; empty means this machine.
-        oversubscribe: give hosts more slots, evenly, if there are too few.
-
-    Raises:
-        ConfigError: more ranks than slots; the message has both numbers and an example with enough slots.
+    """Assign ranks to slots: hosts in the order given, and on each host by slot number. `np` None means one
+    rank per slot, no hosts mean this machine; with `oversubscribe` hosts get more slots, evenly. ConfigError
+    if there are more ranks than slots has both numbers and an example with enough slots.
     """
     if np is not None and np < 1:
         raise ConfigError(f"-np {np}: a job has at least one rank.")
@@ -88,7 +71,7 @@ def make_plan(np: Optional[int], hosts: Sequence[HostSpec] = (), oversubscribe: 
 
 
 def _within_limits(np: int, hosts: Sequence[HostSpec], slots: Sequence[int]) -> List[int]:
-    """Enough slots per host, evenly, but on no host more than its ``max_slots``."""
+    """Return enough slots per host, evenly, but on no host more than its ``max_slots``."""
     most = [host.max_slots or np for host in hosts]
     if sum(most) < np:
         listed = ", ".join(f"{host.target} {host.max_slots or 'any number'}" for host in hosts)
@@ -151,6 +134,6 @@ def _too_many(np: int, hosts: Sequence[HostSpec], slots: Sequence[int]) -> str:
 
 
 def _enough(np: int, slots: Sequence[int]) -> List[int]:
-    """Slots per host that are enough: the missing slots are spread evenly over the hosts."""
+    """Return enough slots per host: the missing slots are spread evenly over the hosts."""
     more, extra = divmod(np - sum(slots), len(slots))
     return [count + more + (1 if index < extra else 0) for index, count in enumerate(slots)]

@@ -1,7 +1,7 @@
 """How a host is reached: the interface that the modules of :mod:`ringrun.reach` implement.
 
 A way to reach hosts only has to start a program there, with its stdin and stdout connected to a process of
-this machine. Everything else (the agent, files, output, signals) passes through these two.
+this machine. The agent, files, output and signals all pass through these two.
 """
 
 from __future__ import annotations
@@ -14,81 +14,48 @@ from .hosts import HostSpec
 
 
 class Failure(NamedTuple):
-    """Why a host did not start.
-
-    Attributes:
-        text: one paragraph for the user.
-        retry: whether a retry may succeed.
-        no_python: whether the host does not have the interpreter.
-        may_appear: with ``retry``: whether to retry until the start timeout, as the host may still appear.
-    """
+    """Why a host did not start; `text` is a paragraph for the user."""
 
     text: str
-    retry: bool = False
-    no_python: bool = False
-    may_appear: bool = False
+    retry: bool = False  # a retry may succeed
+    no_python: bool = False  # the host lacks the interpreter
+    may_appear: bool = False  # retry until the start timeout, as the host may still appear
 
 
 class Reach(Protocol):
-    """One way to start programs on hosts. Pure: it makes command lines and explains their failures."""
+    """One way to start programs on hosts. Pure: it makes command lines and explains their failures. `host` is
+    the name that the user gave, `argv` the command line on this machine, `python` the interpreter on the
+    host, `status` an exit status (negative for a signal, None if it still runs).
+    """
 
     @property
     def description(self) -> str:
         """The way in a few words, for ``--dry-run``."""
 
     def argv(self, spec: HostSpec, python: str) -> List[str]:
-        """The command line on this machine that starts the agent on a host.
-
-        Args:
-            spec: the host.
-            python: the interpreter on that host.
-
-        Raises:
-            ConfigError: an option cannot be used for this.
-        """
+        """Return the command line that starts the agent on a host; ConfigError if an option is not usable."""
 
     def explain_unstarted(self, host: str, argv: Sequence[str], python: str, why: str) -> str:
-        """Why that command line could not be started on this machine.
-
-        Args:
-            host: the host's name as the user gave it.
-            argv: the command line.
-            python: the interpreter that it was to start.
-            why: the system's message.
-        """
+        """Return why the command line could not be started; `why` is the system's message."""
 
     def explain_start(
         self, host: str, argv: Sequence[str], python: str, status: Optional[int], output: str
     ) -> Failure:
-        """Why it ended before the agent answered.
-
-        Args:
-            host: the host's name as the user gave it.
-            argv: the command line that was run.
-            python: the interpreter that it was to start.
-            status: its exit status, negative for a signal, None if it still runs.
-            output: what it wrote.
-        """
+        """Return why the command line ended before the agent answered."""
 
     def explain_loss(self, host: str, status: Optional[int], output: str) -> str:
-        """Why it ended after the agent had answered; the arguments are those of :meth:`explain_start`."""
+        """Return why the command line ended after the agent had answered."""
 
     def copy_line(self, spec: HostSpec, path: str, is_folder: bool) -> str:
-        """A command that copies a file or a folder of this machine to a host; "" if there is none.
-
-        Args:
-            spec: the host.
-            path: the path here, quoted for a shell.
-            is_folder: whether it is a folder.
-        """
+        """Return a command that copies `path` (here, quoted for a shell) to a host; "" if there is none."""
 
 
 NOTHING = "nothing"
-"""In place of the output of a program that has printed none."""
+"""Replaces the output of a program that printed nothing."""
 
 
 def quoted(text: str) -> str:
-    """A host's words on one line without control characters, in quotation marks unless they are one word.
+    """Return a host's text on one line without control characters, in quotation marks unless it is one word.
 
     >>> quoted("/home/me/a.py"), quoted("gone. Run: x")
     ('/home/me/a.py', "'gone. Run: x'")

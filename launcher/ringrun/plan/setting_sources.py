@@ -1,8 +1,7 @@
-"""Where each setting's value comes from: a flag, a variable, a file, or its default. Pure.
+"""The source of each setting's value: a flag, a variable, a file, or its default. Pure.
 
-Every source is parsed into a list of :class:`SettingValue`: the setting, its text, and the source.
-The settings are defined once, in :class:`ringcomm.config.Settings`; flags, variables and keys of the file
-are derived from that table.
+Every source is parsed into a list of :class:`SettingValue`. The settings are defined once, in
+:class:`ringcomm.config.Settings`; flags, variables and keys of the file are derived from that table.
 """
 
 from __future__ import annotations
@@ -21,19 +20,14 @@ from .horovod import SettingValue
 
 
 class Effective(NamedTuple):
-    """The settings of a job.
-
-    Attributes:
-        settings: all values.
-        sources: for each field that a source sets, the name of that source.
-    """
+    """The settings of a job; `sources` has the source of each field that is not at its default."""
 
     settings: Settings
     sources: Dict[str, str]
 
 
 def from_environment(environ: Mapping[str, str]) -> List[SettingValue]:
-    """The settings that ``RINGCOMM_*`` variables set."""
+    """Return the settings that ``RINGCOMM_*`` variables set."""
     found = []
     for item in fields(Settings):
         variable = item.metadata["variable"]
@@ -44,14 +38,8 @@ def from_environment(environ: Mapping[str, str]) -> List[SettingValue]:
 
 
 def from_file(content: str, path: str) -> List[SettingValue]:
-    """The settings that a configuration file sets, by their names and by the sections of Horovod's files.
-
-    Args:
-        content: the text of the file.
-        path: its path, for messages.
-
-    Raises:
-        ConfigError: a line cannot be parsed, or names an unknown setting; the message has its number.
+    """Return the settings of a configuration file, by their names and by the sections of Horovod's files.
+    ConfigError has the number of a line that cannot be parsed, or names an unknown setting.
     """
     names = {item.metadata["flag"][2:]: item.name for item in fields(Settings)}
     found: List[SettingValue] = []
@@ -73,13 +61,8 @@ def from_file(content: str, path: str) -> List[SettingValue]:
 
 
 def from_values(values: Mapping[str, Any]) -> Tuple[SettingValue, ...]:
-    """The settings that a program passes as a dictionary.
-
-    Args:
-        values: by the name of the option (with dashes or underscores) or of the field.
-
-    Raises:
-        ConfigError: there is no such setting, or a value has the wrong type.
+    """Return the settings of a dictionary by option names (with dashes or underscores) or field names.
+    ConfigError for an unknown setting, or a value of the wrong type.
     """
     defaults = {item.name: item.default for item in fields(Settings)}
     options = {item.metadata["flag"][2:].replace("-", "_"): item.name for item in fields(Settings)}
@@ -108,11 +91,7 @@ def _unknown(line: Line, where: str, known: Iterable[str]) -> str:
 
 
 def effective(sources: Sequence[Iterable[SettingValue]]) -> Effective:
-    """Merge the sources; a later source overrides an earlier one.
-
-    Raises:
-        ConfigError: a text is not a valid value of its setting.
-    """
+    """Merge the sources; a later one overrides an earlier one. ConfigError if a text is not a valid value."""
     changes: Dict[str, Any] = {}
     origins: Dict[str, str] = {}
     for source in sources:
@@ -123,11 +102,7 @@ def effective(sources: Sequence[Iterable[SettingValue]]) -> Effective:
 
 
 def check_measurable(settings: Settings, ranks: int) -> None:
-    """Check that a job has the ranks that ``--advise`` needs.
-
-    Raises:
-        ConfigError: it has only one.
-    """
+    """Raise ConfigError if a job has too few ranks for ``--advise``."""
     if settings.advise and ranks < 2:
         raise ConfigError(
             "--advise needs at least two ranks, and this job has one, which sends nothing. Add -np 2, or "
@@ -136,11 +111,8 @@ def check_measurable(settings: Settings, ranks: int) -> None:
 
 
 def without_conflicts(flags: Iterable[SettingValue]) -> List[SettingValue]:
-    """One value per setting from the flags.
-
-    Raises:
-        ConfigError: two flags, such as ``--fusion-threshold`` and ``--fusion-threshold-mb``, set one setting
-            to different values.
+    """Return one value per setting from the flags. ConfigError if two flags, such as ``--fusion-threshold``
+    and ``--fusion-threshold-mb``, set one setting to different values.
     """
     found: Dict[str, SettingValue] = {}
     for value in flags:
@@ -154,7 +126,7 @@ def without_conflicts(flags: Iterable[SettingValue]) -> List[SettingValue]:
 
 
 def shown_value(setting: str, value: Any) -> str:
-    """A value in the shortest form that its parser takes."""
+    """Return a value in the shortest form that its parser takes."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if setting.endswith("_bytes"):
@@ -165,7 +137,7 @@ def shown_value(setting: str, value: Any) -> str:
 
 
 def rows_of(found: Effective) -> List[Tuple[str, str, str]]:
-    """Every setting: its name, its value, and where that comes from."""
+    """Return the name, value and source of every setting."""
     rows = []
     for item in fields(Settings):
         shown = shown_value(item.name, getattr(found.settings, item.name)) or '""'
@@ -175,7 +147,7 @@ def rows_of(found: Effective) -> List[Tuple[str, str, str]]:
 
 
 def describe(found: Effective) -> str:
-    """The table that ``--print-config`` shows."""
+    """Return the table of ``--print-config``."""
     rows = [("setting", "value", "from"), *rows_of(found)]
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     lines = [f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for name, value, origin in rows]

@@ -13,27 +13,23 @@ from ringcomm.wire.signing import Signer
 
 
 def signed(data: bytes, signer: Signer, *about: object) -> bytes:
-    """The signature of bytes that the receiver will unpickle, followed by the bytes.
-
-    Args:
-        data: the bytes.
-        signer: signs with the job's key.
-        about: the purpose that the signature is bound to (:func:`about_call`, :func:`about_result`).
+    """Return the signature of data that the receiver will unpickle, followed by the data. It is bound to a
+    purpose: :func:`about_call` or :func:`about_result`.
     """
     return signer.sign(data, "ringrun", *about) + data
 
 
 def verified(data: bytes, signer: Signer, *about: object) -> Optional[bytes]:
-    """The bytes that :func:`signed` was given; None if the signature does not match bytes and purpose."""
+    """Return the data that :func:`signed` was given; None if data or purpose do not match the signature."""
     signature, rest = data[: Signer.SIGNATURE_BYTES], data[Signer.SIGNATURE_BYTES :]
     return rest if signer.verifies(rest, signature, "ringrun", *about) else None
 
 
 def about_call() -> Tuple[str]:
-    """The purpose that the signature of the function's payload is bound to."""
+    """Return the purpose that the payload's signature is bound to."""
     return ("function",)
 
 
 def about_result(place: Optional[Slot]) -> Tuple[object, ...]:
-    """The purpose that the signature of a rank's result is bound to, with the rank's slot."""
+    """Return the purpose that the signature of a rank's result is bound to, with the rank's slot."""
     return ("result", *(place or ()))

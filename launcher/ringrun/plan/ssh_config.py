@@ -12,10 +12,8 @@ _LINE = re.compile(r"\s*(\w+)(?:\s*=\s*|\s+)(.*)")
 
 
 def hosts_and_includes(text: str) -> Tuple[List[str], List[str]]:
-    """Return the names after ``Host`` that are hosts, no patterns, and the paths after ``Include``.
-
-    Args:
-        text: the content of the file. Lines that ssh would refuse are left to ssh.
+    """Return the names after ``Host``, without patterns, and the paths after ``Include``. Lines that ssh
+    would refuse are skipped.
     """
     hosts: List[str] = []
     includes: List[str] = []

@@ -18,19 +18,9 @@ STDERR_LIMIT_BYTES = 16 * 1024
 
 
 class AgentLink:
-    """Starts an agent, sends it commands without blocking, and parses its output into frames.
-
-    Args:
-        argv: the agent's command line, of an interpreter or of ssh.
-        caches: whether the host keeps the agent's program, so that it is not sent each time.
-
-    Attributes:
-        argv: the command line; may be changed before another start.
-        first: what it reads before the agent's program; may be changed, too.
-        attempt: how often it has been started.
-        process: the last process started, or None.
-        alive: whether its stdout is still open.
-        answered: whether the agent has sent its marker.
+    """Starts an agent, sends it commands without blocking, and parses its output into frames. `argv` and
+    `first`, the input before the agent's program, may be changed before another start. With `caches` the host
+    keeps the agent's program, so that it is not sent each time.
     """
 
     def __init__(self, argv: Sequence[str], caches: bool = False) -> None:
@@ -47,14 +37,8 @@ class AgentLink:
         self._stderr = bytearray()
 
     def start(self, config: Dict[str, Any], payload: Optional[bytes]) -> None:
-        """Start the agent (again) and queue its program, its configuration and the payload.
-
-        Args:
-            config: the job on this host (:meth:`ringrun.plan.job.Job.agent_config`).
-            payload: bytes for the ranks to read, or None.
-
-        Raises:
-            OSError: the program cannot be started.
+        """Start the agent (again) and queue its program, its configuration
+        (:meth:`ringrun.plan.job.Job.agent_config`) and the payload. OSError if the program cannot be started.
         """
         self.launch(loader(agent_program()) if self._caches else agent_source())
         self.send(config)
@@ -62,11 +46,7 @@ class AgentLink:
             self.send_frame(framing.PAYLOAD, payload)
 
     def launch(self, program: bytes) -> None:
-        """Start the command line (again) and queue what its interpreter executes.
-
-        Raises:
-            OSError: it cannot be started.
-        """
+        """Start the command line (again) and queue the program for its interpreter. It raises OSError."""
         self._reset()
         self.attempt += 1
         pipe = subprocess.PIPE
@@ -100,7 +80,7 @@ class AgentLink:
         return self._reader.noise.decode("utf-8", "replace")
 
     def descriptor(self, name: str) -> int:
-        """The descriptor of ``stdin``, ``stdout`` or ``stderr``; -1 after it is closed."""
+        """Return the descriptor of ``stdin``, ``stdout`` or ``stderr``; -1 after it is closed."""
         stream = getattr(self.process, name, None)
         return -1 if stream is None or stream.closed else int(stream.fileno())
 
@@ -110,7 +90,6 @@ class AgentLink:
             self._outgoing.append(memoryview(data))
 
     def send(self, command: Dict[str, Any]) -> None:
-        """Queue a command."""
         self.send_frame(framing.JSON, json.dumps(command).encode())
 
     def send_frame(self, kind: int, data: bytes) -> None:
@@ -125,7 +104,6 @@ class AgentLink:
 
     @property
     def outgoing_bytes(self) -> int:
-        """The number of queued bytes."""
         return sum(map(len, self._outgoing))
 
     def write(self) -> None:
@@ -146,10 +124,8 @@ class AgentLink:
                 self._outgoing[0] = view[written:]
 
     def read(self) -> List[Frame]:
-        """The complete frames among the data received; ``alive`` becomes False at the end of stdout.
-
-        Raises:
-            ProtocolError: the data does not follow the agent's protocol.
+        """Return the complete frames received; ``alive`` becomes False at the end of stdout. ProtocolError if
+        the data does not follow the agent's protocol.
         """
         assert self.process is not None and self.process.stdout is not None
         try:
@@ -179,12 +155,12 @@ class AgentLink:
         return data
 
     def drain_stderr(self) -> None:
-        """Read all data that stderr holds now."""
+        """Read all data that is available on stderr."""
         while self.descriptor("stderr") >= 0 and self.read_stderr():
             pass
 
     def poll(self) -> Optional[int]:
-        """The process's exit status; None if it runs or was never started."""
+        """Return the process's exit status; None if it runs or was never started."""
         return None if self.process is None else self.process.poll()
 
     def close_stdin(self) -> None:

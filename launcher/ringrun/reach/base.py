@@ -1,7 +1,5 @@
-"""What all ways to reach a host share. Pure.
-
-The command line that starts the agent, the limits of retries, and explanations of failures that do not
-depend on the way.
+"""The common part of all ways to reach a host: the command line that starts the agent, the limits of retries,
+and explanations of failures that do not depend on the way. Pure.
 """
 
 from __future__ import annotations
@@ -16,27 +14,22 @@ from ..plan.reaching import Failure, last_lines, quoted
 from .protocol import BOOT
 
 RETRIES = 5
-"""How often a host is tried again after a failure that may pass, like a login that sshd dropped."""
+"""Number of retries of a host after a temporary failure, like a login that sshd dropped."""
 AT_ONCE = 8
 """Maximum number of simultaneous starts: all logins may pass through one jump host."""
 MAX_DELAY_S = 4.0
 
 
 def retry_delay_s(attempt: int, chance: float) -> float:
-    """Seconds to wait before a retry.
-
-    Args:
-        attempt: number of the retry, from 1.
-        chance: a random number from 0 to 1, so that hosts do not retry at the same time.
+    """Return the seconds before a retry, counted from 1. `chance` is random in [0, 1], so that hosts do not
+    retry at the same time.
     """
     return (0.3 + chance) * min(MAX_DELAY_S, float(2 ** min(attempt - 1, 8)))
 
 
 def quoted_path(path: str) -> str:
-    """A path quoted for the remote shell (sh, csh or fish). A leading ``~/`` is expanded by the shell.
-
-    Raises:
-        ConfigError: the path contains a character that these shells quote in different ways.
+    """Return a path quoted for the remote shell (sh, csh or fish), which expands a leading ``~/``.
+    ConfigError for a character that these shells quote in different ways.
     """
     if re.search(r"['\\!\n]", path):
         raise ConfigError(
@@ -49,38 +42,32 @@ def quoted_path(path: str) -> str:
 
 
 def remote_command(python: str) -> str:
-    """The command for the remote login shell. It contains no secret; secrets are sent over stdin."""
+    """Return the command for the remote login shell. It contains no secret; secrets are sent over stdin."""
     return f"{quoted_path(python)} -c '{BOOT}'"
 
 
 def other_python(host: str) -> str:
-    """Instructions for a host whose interpreter is not usable."""
+    """Return instructions for a host whose interpreter is not usable."""
     return f"Choose another interpreter with --python {host}=PATH, or with python=PATH in the hostfile."
 
 
 class CommandReach:
-    """A program of this machine that starts another one on a host.
-
-    Subclasses have the attribute :attr:`connection` and ``argv``, and add explanations of their own.
+    """A program of this machine that starts another one on a host. Subclasses define :attr:`connection` and
+    ``argv``, and add explanations.
     """
 
     connection = "the connection to it"
-    """What ends when the agent is lost, in messages."""
+    """The name of the connection to an agent, in messages."""
 
     def by_hand(self, argv: Sequence[str]) -> str:
-        """The beginning of a command line that the user can try: all up to the remote program.
-
-        Args:
-            argv: the command line that starts the agent.
-        """
+        """Return the agent's command line up to the remote program, which the user can try."""
         return ""
 
     def refused(
         self, host: str, argv: Sequence[str], status: Optional[int], output: str
     ) -> Optional[Failure]:
-        """A failure of the way itself; None if the program there has failed.
-
-        The arguments are those of :meth:`.plan.reaching.Reach.explain_start`.
+        """Return a failure of the way itself, or None if the program there failed; see
+        :meth:`.plan.reaching.Reach.explain_start`.
         """
         return None
 
@@ -93,7 +80,7 @@ class CommandReach:
     def explain_start(
         self, host: str, argv: Sequence[str], python: str, status: Optional[int], output: str
     ) -> Failure:
-        """Why the command line ended before the agent answered; see :class:`.plan.reaching.Reach`."""
+        """Return why the command line ended before the agent answered; see :class:`.plan.reaching.Reach`."""
         output = output.replace(BOOT, "…")  # a program that is not a Python may print its arguments
         said = last_lines(output)
         old = re.search(r"^ringrun-old-python ([\d.]+) ?(.*)", output, re.M)
@@ -116,14 +103,16 @@ class CommandReach:
         )
 
     def explain_unstarted(self, host: str, argv: Sequence[str], python: str, why: str) -> str:
-        """Why the command line could not be started here; see :class:`.plan.reaching.Reach`."""
+        """Return why the command line could not be started here; see :class:`.plan.reaching.Reach`."""
         return (
             f"{host}: {argv[0]!r} cannot be started on this machine ({why}). Install it, or check its "
             "name."
         )
 
     def explain_loss(self, host: str, status: Optional[int], output: str) -> str:
-        """Why the connection to an agent that had answered has ended; see :class:`.plan.reaching.Reach`."""
+        """Return why the connection to an agent that had answered has ended; see
+        :class:`.plan.reaching.Reach`.
+        """
         how = (
             "is still open" if status is None
             else f"was ended by signal {-status}" if status < 0
@@ -134,5 +123,5 @@ class CommandReach:
         return f"{host}: {self.connection} {how} while the job was running.{tail}"
 
     def copy_line(self, spec: HostSpec, path: str, is_folder: bool) -> str:
-        """No command is known that copies files this way."""
+        """Return "": no command that copies files this way is known."""
         return ""

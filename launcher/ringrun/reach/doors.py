@@ -21,15 +21,9 @@ SCONTROL_LIMIT_S = 20.0
 
 
 class Doors:
-    """The ways to the hosts of one job.
-
-    Args:
-        via: the template that the user has given, ``ssh`` for ssh also inside a scheduler's job, or None.
-        ssh: how to log in; options of ssh that the user has given take precedence over a scheduler's way.
-        allocation: the surrounding job of a scheduler, if there is one.
-
-    Raises:
-        ConfigError: the template cannot be used.
+    """The ways to the hosts of one job: `via` is a template, ``ssh`` for ssh also inside a scheduler's job,
+    or None. Options of ssh that the user gave take precedence over a scheduler's way. ConfigError if the
+    template is not valid.
     """
 
     def __init__(self, via: Optional[str], ssh: SshOptions, allocation: Optional[Allocation]) -> None:
@@ -42,12 +36,7 @@ class Doors:
             self._inside = Srun(allocation.job)
 
     def of(self, spec: HostSpec, is_local: bool) -> Reach:
-        """The way to a host.
-
-        Args:
-            spec: the host.
-            is_local: whether it is this machine.
-        """
+        """Return the way to a host."""
         return self._here if is_local else self._remote(spec)
 
     def _remote(self, spec: HostSpec) -> Reach:
@@ -58,7 +47,7 @@ class Doors:
         return self._ssh
 
     def in_clear(self) -> List[str]:
-        """A line if this job's key reaches hosts by a way of the scheduler that does not encrypt it."""
+        """Return a line if the scheduler's way to the hosts does not encrypt this job's key."""
         if self._inside is None or self._allocation is None:
             return []
         return [
@@ -77,15 +66,8 @@ class Doors:
 
 
 def allocation_of(environ: Mapping[str, str], needed: bool) -> Optional[Allocation]:
-    """The surrounding job of a scheduler, or None.
-
-    Args:
-        environ: the launcher's environment.
-        needed: whether the job's hosts come from it. Otherwise an allocation that cannot be read counts as
-            none: variables and files of a job that is over may be left.
-
-    Raises:
-        ConfigError: a variable or a file of the scheduler cannot be understood.
+    """Return the surrounding job of a scheduler, or None. ConfigError if it cannot be parsed; unless `needed`
+    for hosts, it then counts as none: a finished job may have left variables and files.
     """
     try:
         return find_allocation(environ, read_text, _expand)
@@ -96,11 +78,7 @@ def allocation_of(environ: Mapping[str, str], needed: bool) -> Optional[Allocati
 
 
 def read_text(what: str, path: str) -> str:
-    """The content of a file that the user or a scheduler names; ``what`` it is, for the error.
-
-    Raises:
-        ConfigError: it cannot be read, or is not a text in UTF-8.
-    """
+    """Return the content of a UTF-8 file of the user or a scheduler; ConfigError names it by `what`."""
     try:
         # "sig": editors on Windows write a byte order mark first.
         return Path(path).read_text(encoding="utf-8-sig")
@@ -111,7 +89,7 @@ def read_text(what: str, path: str) -> str:
 
 
 def _expand(text: str) -> List[str]:
-    """The names in a list of Slurm's nodes; scontrol expands what this program cannot."""
+    """Return the names in a node list of Slurm; scontrol expands lists that this program cannot."""
     try:
         return hostlist.expand(text)
     except ConfigError:
@@ -122,7 +100,7 @@ def _expand(text: str) -> List[str]:
 
 
 def _hostnames(text: str) -> Optional[str]:
-    """Slurm's own expansion of a list of nodes; None if it fails."""
+    """Return Slurm's expansion of a node list; None if it fails."""
     try:
         done = subprocess.run(
             ["scontrol", "show", "hostnames", text], capture_output=True, text=True, check=True,

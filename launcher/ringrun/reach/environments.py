@@ -1,8 +1,8 @@
 # ruff: noqa: PTH112, PTH118, PTH119, PTH120  text, and links make environments
 """Finds the environment of this machine's interpreter on a host that has it at another path.
 
-A host may have another home, user or folder of conda. So before ``python3`` is used there, its environment is
-looked for: a virtual environment at the same path below the home, one of conda by its name.
+A host may have another home, user or folder of conda. So before ``python3`` is used there, ringrun searches
+for the environment: a virtual environment at the same path below the home, or one of conda by its name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import List, Tuple
 from .protocol import BOOT
 
 CONDAS = ("miniconda3", "miniforge3", "mambaforge", "anaconda3", "micromamba", ".conda")
-"""The folders that installers of conda make in the home. Those in ``/opt`` are without a dot."""
+"""The folders that installers of conda make in the home. Those in ``/opt`` have no dot."""
 _ROOTS = (*(f"~/{name}" for name in CONDAS), "/opt/conda", *(f"/opt/{name}" for name in CONDAS[:-1]))
 
 _FINDER = """
@@ -34,16 +34,9 @@ exec(f.readline())
 
 
 def finder(python: str, home: str) -> bytes:
-    """A line for the stdin of :data:`.protocol.BOOT`, before the one that starts the agent.
-
-    It replaces the interpreter that reads it by that of the environment, if the host has one.
-
-    Args:
-        python: the path of the interpreter here.
-        home: this user's home here.
-
-    Returns:
-        The line; b"" if the interpreter is in no environment and not in the home.
+    """Return a line for the stdin of :data:`.protocol.BOOT`, before the line that starts the agent. It
+    replaces the interpreter by that of the environment, if the host has one. b"" if the interpreter is in no
+    environment and not in the home.
     """
     name, inside = conda_name(python)
     found = candidates(python, home)
@@ -54,11 +47,7 @@ def finder(python: str, home: str) -> bytes:
 
 
 def candidates(python: str, home: str) -> List[str]:
-    """Return where the interpreter may be on another host; ``~`` is the home there.
-
-    Args:
-        python, home: see :func:`finder`.
-    """
+    """Return the possible paths of the interpreter on another host; ``~`` is the home there."""
     found: List[str] = []
     if home != "/" and python.startswith(home.rstrip("/") + "/"):
         found.append("~/" + python[len(home.rstrip("/")) + 1 :])
@@ -70,7 +59,7 @@ def candidates(python: str, home: str) -> List[str]:
 
 
 def conda_name(python: str) -> Tuple[str, str]:
-    """The name of an interpreter's environment of conda ("" for the base) and its path there; or two ""."""
+    """Return the name of an interpreter's conda environment ("": the base) and its path in it; or two ""."""
     prefix, binary = os.path.split(os.path.dirname(python))
     if binary != "bin" or not os.path.isdir(os.path.join(prefix, "conda-meta")):
         return "", ""

@@ -1,6 +1,6 @@
-"""The decoder of all that hosts send: form, size, count, and whose it may be. Pure.
+"""The decoder of all data from hosts: form, size, count, and permitted ranks. Pure.
 
-A host may be compromised. What it sends passes here before other code sees it: an agent's frames by
+A host may be compromised. Its data passes here before other code sees it: an agent's frames by
 :class:`Incoming`, answers to the doctor and to ``ringrun clean`` by :func:`decoded`. A *form* is a function
 that returns a value as the launcher uses it, or raises ValueError. Free text of a host comes out quoted, so
 that it cannot be taken for a sentence, a line or a command of ringrun.
@@ -22,18 +22,18 @@ from .protocol import Frame
 
 Form = Callable[[Any], Any]
 RESULT_BYTES = 1 << 30
-"""The results of all functions on one host may have so many bytes."""
+"""Maximum total size of the results of one host."""
 BURST_BYTES, RANK_BURST_BYTES, BYTES_PER_S = 64 << 20, 8 << 20, 1 << 20
-"""What a host may report besides output and files: at once, more for each rank; per second and rank."""
+"""Limits of a host's reports besides output and files: at once, plus per rank; per second and rank."""
 MIN_FRAME_BYTES = 4096
-"""A short frame counts as so many bytes."""
+"""A shorter frame counts as this size."""
 
 
 # -- forms ------------------------------------------------------------------------------------------------
 
 
 def whole(low: int = 0, high: int = 1 << 53) -> Form:
-    """A whole number within bounds."""
+    """Return the form of a whole number within bounds."""
 
     def form(value: Any) -> int:
         if type(value) is not int or not low <= value <= high:
@@ -44,7 +44,7 @@ def whole(low: int = 0, high: int = 1 << 53) -> Form:
 
 
 def number(low: float = -1e18, high: float = 1e18) -> Form:
-    """A finite number within bounds."""
+    """Return the form of a finite number within bounds."""
 
     def form(value: Any) -> float:
         if type(value) not in (int, float) or not low <= value <= high:
@@ -59,14 +59,14 @@ amount = number(0.0)
 
 
 def flag(value: Any) -> bool:
-    """True or false."""
+    """Return True or False; the form of a boolean."""
     if type(value) is not bool:
         raise ValueError(_shown(value))
     return value
 
 
 def text(limit: int = 4096, pattern: str = "") -> Form:
-    """A text of so many characters at most; by a pattern as it is, otherwise of any content."""
+    """Return the form of a text of at most `limit` characters, which matches `pattern` fully if given."""
     compiled = re.compile(pattern, re.ASCII) if pattern else None
 
     def form(value: Any) -> str:
@@ -78,13 +78,13 @@ def text(limit: int = 4096, pattern: str = "") -> Form:
 
 
 def said(limit: int = 4096) -> Form:
-    """Free text, quoted unless it is empty."""
+    """Return the form of free text, quoted unless it is empty."""
     inner = text(limit)
     return lambda value: quoted(inner(value)) if value != "" else ""
 
 
 def one_of(*values: Any) -> Form:
-    """One of these values."""
+    """Return the form of one of these values."""
 
     def form(value: Any) -> Any:
         if not isinstance(value, (str, int)) or value not in values:
@@ -95,12 +95,12 @@ def one_of(*values: Any) -> Form:
 
 
 def maybe(inner: Form) -> Form:
-    """The same, or null."""
+    """Return the form of `inner` or null."""
     return lambda value: None if value is None else inner(value)
 
 
 def items(inner: Form, limit: int) -> Form:
-    """A list."""
+    """Return the form of a list with at most `limit` items."""
 
     def form(value: Any) -> List[Any]:
         if not isinstance(value, list) or len(value) > limit:
@@ -111,7 +111,7 @@ def items(inner: Form, limit: int) -> Form:
 
 
 def row(*inner: Form) -> Form:
-    """A list with one value of each form."""
+    """Return the form of a list with one value of each form."""
 
     def form(value: Any) -> List[Any]:
         if not isinstance(value, list) or len(value) != len(inner):
@@ -122,7 +122,7 @@ def row(*inner: Form) -> Form:
 
 
 def table(name: Form, inner: Form, limit: int) -> Form:
-    """An object with names of one form and values of another."""
+    """Return the form of an object with at most `limit` names of one form and values of another."""
 
     def form(value: Any) -> Dict[str, Any]:
         if not isinstance(value, dict) or len(value) > limit:
@@ -133,7 +133,7 @@ def table(name: Form, inner: Form, limit: int) -> Form:
 
 
 def fields(wanted: Mapping[str, Form], more: Optional[Mapping[str, Form]] = None) -> Form:
-    """An object with these fields, and perhaps with ``more``; other ones are left out."""
+    """Return the form of an object with the fields `wanted` and perhaps `more`; others are dropped."""
 
     def form(value: Any) -> Dict[str, Any]:
         if not isinstance(value, dict):
@@ -159,11 +159,7 @@ def _shown(value: Any) -> str:
 
 
 def decoded(data: bytes, form: Form) -> Any:
-    """JSON of a host in a form.
-
-    Raises:
-        ProtocolError: it is not JSON, or does not have the form.
-    """
+    """Return JSON of a host in a form; ProtocolError if it is not JSON, or does not have the form."""
     try:
         return form(json.loads(data.decode(), parse_constant=_no_number, parse_int=_integer))
     except RecursionError:
@@ -183,15 +179,11 @@ def _integer(digits: str) -> int:
 
 
 def json_of(data: bytes) -> Any:
-    """JSON of a host whose form its reader checks.
-
-    Raises:
-        ProtocolError: it is not JSON.
-    """
+    """Return JSON of a host whose form the caller checks; ProtocolError if it is not JSON."""
     return decoded(data, lambda value: value)
 
 
-# -- what agents say --------------------------------------------------------------------------------------
+# -- agents' reports --------------------------------------------------------------------------------------
 
 _VERSION = text(12, r"\d{1,2}(\.\d{1,3}){1,2}")
 _PATH, _WHY = said(8192), said(8192)
@@ -204,7 +196,7 @@ _FOUND = {
 
 
 def _found(*names: str) -> Form:
-    """The result of the trial import, which has at least these facts."""
+    """Return the form of a trial import's result, with at least these facts."""
     return fields({name: _FOUND[name] for name in names}, _FOUND)
 
 
@@ -225,7 +217,7 @@ _PROBLEMS: Dict[str, Form] = {
     "bytecode": fields({"path": _PATH, "found": _found("version"), "wanted": _VERSION}),
     "version": fields({"path": _PATH, "found": _found("ringcomm"), "wanted": said(100)}),
 }
-"""By its kind, what the report of a problem has (:mod:`ringrun.agent.checks`)."""
+"""The form of a problem's report by its kind (:mod:`ringrun.agent.checks`)."""
 _DIGEST = text(32, r"[0-9a-f]{32}")
 _EVENTS: Dict[str, Form] = {
     "ready": fields(
@@ -252,7 +244,7 @@ _EVENTS: Dict[str, Form] = {
 }  # fmt: skip
 _OF_RANKS = ("exit", "started")
 _TIMES = {"ready": 1, "needs": 1, "lacks": 2, "lacks files": 2, "done": 1, "exit": 1, "started": 1}
-"""How often a host, or a rank, may say that; the rest as often as its budget of bytes allows."""
+"""Maximum number of an event per host or rank; others are limited by the budget of bytes."""
 
 
 def _problem(value: Any) -> Dict[str, Any]:
@@ -261,11 +253,7 @@ def _problem(value: Any) -> Dict[str, Any]:
 
 
 def event_facts(data: bytes) -> Dict[str, Any]:
-    """The content of an event frame, its name as ``event``.
-
-    Raises:
-        ProtocolError: it is not an event, or a field is missing or has another form.
-    """
+    """Return the content of an event frame, its name as ``event``; ProtocolError if it is not valid."""
 
     def form(value: Any) -> Dict[str, Any]:
         name = fields({"event": one_of(*_EVENTS)})(value)["event"]
@@ -278,12 +266,7 @@ def event_facts(data: bytes) -> Dict[str, Any]:
 
 
 class Incoming:
-    """What one host of a job has sent so far, and may still send.
-
-    Args:
-        wants_results: whether the job's ranks return results.
-        clock: the time in seconds.
-    """
+    """The data that one host of a job has sent so far, and its remaining budget."""
 
     def __init__(self, wants_results: bool, clock: Clock) -> None:
         self._wants_results, self._clock = wants_results, clock
@@ -291,14 +274,8 @@ class Incoming:
         self._result_bytes, self._used_bytes, self._at_s = 0, 0.0, clock()
 
     def admit(self, frame: Frame, ranks: Collection[int]) -> Dict[str, Any]:
-        """Check a frame's rank, number and size; returns the facts of an event, otherwise nothing.
-
-        Args:
-            frame: what the host has sent.
-            ranks: those that run there.
-
-        Raises:
-            ProtocolError: it may not send that.
+        """Check a frame's rank (one of `ranks` on that host), number and size; return the facts of an event,
+        otherwise {}. ProtocolError if the host may not send it.
         """
         of_host = frame.rank == -1 and frame.kind in (framing.EVENT, framing.FILE)
         if not of_host and (frame.rank not in ranks or frame.kind == framing.FILE):

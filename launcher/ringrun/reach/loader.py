@@ -2,10 +2,10 @@
 
 The agent is the process that starts and monitors the ranks of a host; its stdin and stdout, through ssh, are
 the launcher's link to it. The loader is one line of Python that the launcher sends in place of the program,
-to hosts other than its own (:meth:`.agent_process.Link.start`). It names the program by its SHA-256; a file
-with another content is not used. If the host does not have it, the loader sends :data:`WANTED`, keeps the
-frames (the job's configuration, for example) that come before the program, and runs the program. The agent
-finds these frames in ``sys.ringrun_early``, and in ``sys.ringrun_program`` the program that it is to keep
+to remote hosts (:meth:`.agent_process.AgentLink.start`). It names the program by its SHA-256; a file with
+another content is not used. If the host does not have it, the loader sends :data:`WANTED`, keeps the frames
+that come before the program (for example the job's configuration), and runs the program. The agent finds
+these frames in ``sys.ringrun_early``, and in ``sys.ringrun_program`` the program to keep
 (:func:`ringrun.agent.shipped.keep_program`). A host whose cache cannot be written receives the program at
 every start.
 """
@@ -17,7 +17,7 @@ import hashlib
 from ..agent import framing, shipped
 
 WANTED = b"\nringrun-agent-wanted/1\n"
-"""What the loader sends if the host does not have the program."""
+"""The loader's request for the program."""
 
 _LOADER = """
 import hashlib, os, stat, struct, sys, zlib
@@ -56,10 +56,8 @@ exec(zlib.decompress(text))
 
 
 def loader(program: bytes) -> bytes:
-    """The first line for the agent's stdin, which :data:`ringrun.reach.protocol.BOOT` executes.
-
-    Args:
-        program: the agent's program, compressed with zlib; at most 1 MiB, or the cache is not used.
+    """Return the first line for the agent's stdin, which :data:`ringrun.reach.protocol.BOOT` executes. The
+    cache is used for compressed programs up to 1 MiB.
     """
     text = _LOADER.format(
         digest=hashlib.sha256(program).hexdigest(), wanted=WANTED, kind=framing.PROGRAM,

@@ -1,7 +1,7 @@
-"""Whether a host is this machine, so that its ranks start without ssh.
+"""The check whether a host is this machine, so that its ranks start without ssh.
 
-This machine's own host name is compared as text only: its address is not usable (Debian maps it to
-127.0.1.1). The name that the user gave is resolved, and its addresses are compared with this machine's.
+This machine's host name is compared as text only: its address is not usable (Debian maps it to 127.0.1.1).
+The name that the user gave is resolved, and its addresses are compared with this machine's.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ class ThisMachine(CommandReach):
     description = "this machine, no ssh"
 
     def argv(self, spec: HostSpec, python: str) -> List[str]:
-        """The agent's command line; see :class:`.plan.reaching.Reach`."""
         return [python, "-c", BOOT]
 
     def explain_unstarted(self, host: str, argv: Sequence[str], python: str, why: str) -> str:
-        """The interpreter could not be started."""
+        """Return why the interpreter could not be started."""
         return f"{host}: there is no Python at {python} that can be started ({why}). {other_python(host)}"
 
 
@@ -43,10 +42,7 @@ def is_own(addresses: Iterable[str], own: FrozenSet[Numeric]) -> bool:
 
 
 def is_own_name(name: str, hostname: str) -> bool:
-    """Return whether a name is this machine's host name or a name of the loopback, by text comparison.
-
-    Pure.
-    """
+    """Return whether a name is this machine's host name or a name of the loopback, by text. Pure."""
     given, own = name.lower().rstrip("."), hostname.lower().rstrip(".")
     if given in ("localhost", "localhost.localdomain", own):
         return True
@@ -55,7 +51,7 @@ def is_own_name(name: str, hostname: str) -> bool:
 
 
 def own_addresses() -> FrozenSet[Numeric]:
-    """Every address of every interface of this machine."""
+    """Return every address of every interface of this machine."""
     from ringcomm.transport.nics import listed
 
     found = (numeric(address) for _, address, _ in listed())
@@ -66,14 +62,10 @@ def find_local(
     specs: Sequence[HostSpec], more_names: Sequence[str] = (),
     by_name: Callable[[HostSpec], bool] = lambda spec: False,
 ) -> List[bool]:  # fmt: skip
-    """Return whether each host is this machine. Names are resolved in parallel.
-
-    A host with another user before the @ counts as remote, because its ranks need a login.
-
-    Args:
-        specs: the hosts.
-        more_names: further names of this machine.
-        by_name: whether a host's name alone decides: that of a container is not a name of the network.
+    """Return whether each host is this machine; names are resolved in parallel. A host with another user
+    before the @ counts as remote, because its ranks need a login. `more_names` are further names of this
+    machine; `by_name` tells whether a host's name alone decides, as for containers, whose names are not in
+    the network.
     """
     hostname, own_user, own = socket.gethostname(), _user(), own_addresses()
     answers: Dict[str, List[str]] = {}

@@ -2,7 +2,7 @@
 """Lists of hosts that the user has named, ``ringrun -H LIST``: files in ``~/.config/ringcomm/hosts``.
 
 Each is a hostfile. It may name an interpreter for a host, so only this user may be able to change it
-(:func:`ringcomm.storage.folders.trusted_folder`). What is in a list is a host, never another list.
+(:func:`ringcomm.storage.folders.trusted_folder`). A list contains hosts, never other lists.
 """
 
 from __future__ import annotations
@@ -23,28 +23,23 @@ from ..plan.ssh_config import hosts_and_includes
 
 LIMIT_BYTES = 1 << 20
 MAX_INCLUDES = 64
-"""The most files of ssh's configuration that are read."""
+"""Maximum number of files of ssh's configuration."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 
 
 def folder_of_lists(environ: Mapping[str, str]) -> Path:
-    """The folder of this user's lists."""
     return folder_of_configuration(environ) / "hosts"
 
 
 def folder_of_configuration(environ: Mapping[str, str]) -> Path:
-    """The folder of what this user has chosen for all jobs."""
+    """Return the folder of this user's configuration for all jobs."""
     chosen = environ.get("XDG_CONFIG_HOME", "")
     above = Path(chosen if chosen.startswith("/") else os.path.expanduser("~/.config"))
     return above / "ringcomm"
 
 
 def list_names(environ: Mapping[str, str]) -> List[str]:
-    """The names of this user's lists, sorted.
-
-    Raises:
-        ConfigError: another user could change the lists.
-    """
+    """Return the sorted names of this user's lists; ConfigError if another user could change the lists."""
     place = folder_of_lists(environ)
     if not place.exists():
         return []
@@ -56,10 +51,8 @@ def list_names(environ: Mapping[str, str]) -> List[str]:
 
 
 def list_text(name: str, environ: Mapping[str, str]) -> Optional[str]:
-    """The content of a list; None if there is no list of this name.
-
-    Raises:
-        ConfigError: it cannot be read, or another user could change it.
+    """Return the content of a list, or None if there is no such list. ConfigError if it cannot be read, or
+    another user could change it.
     """
     path = folder_of_lists(environ) / name
     if not _NAME.fullmatch(name) or not os.path.lexists(path):
@@ -74,24 +67,14 @@ def list_text(name: str, environ: Mapping[str, str]) -> Optional[str]:
 
 
 def hosts_of_list(name: str, environ: Mapping[str, str]) -> Optional[List[HostSpec]]:
-    """The hosts of a list; None if there is no list of this name.
-
-    Raises:
-        ConfigError: it cannot be used, or a line of it is not valid.
-    """
+    """Return the hosts of a list, or None if there is no such list. ConfigError if it is not valid."""
     text = list_text(name, environ)
     return None if text is None else parse_hostfile(text, str(folder_of_lists(environ) / name))
 
 
 def with_lists(specs: Sequence[HostSpec], environ: Mapping[str, str]) -> List[HostSpec]:
-    """Hosts with the hosts of a list in place of its name.
-
-    Args:
-        specs: what ``-H`` names: hosts and lists.
-        environ: the launcher's environment.
-
-    Raises:
-        ConfigError: a list cannot be used, or is given with an account or slots.
+    """Return the hosts with each list's name replaced by its hosts. ConfigError if a list cannot be used, or
+    is given with an account or slots.
     """
     found: List[HostSpec] = []
     for spec in specs:
@@ -106,11 +89,7 @@ def with_lists(specs: Sequence[HostSpec], environ: Mapping[str, str]) -> List[Ho
 
 
 def lists_in(specs: Sequence[HostSpec], environ: Mapping[str, str]) -> List[str]:
-    """A line for each list that ``-H`` names: a list may have the name of a host.
-
-    Raises:
-        ConfigError: a list cannot be used.
-    """
+    """Return a line for each list that ``-H`` names, since a list may have the name of a host."""
     found = [(spec.name, hosts_of_list(spec.name, environ)) for spec in specs]
     return [
         f"the list {name}: {', '.join(spec.target for spec in hosts)}" for name, hosts in found if hosts
@@ -118,18 +97,8 @@ def lists_in(specs: Sequence[HostSpec], environ: Mapping[str, str]) -> List[str]
 
 
 def add_hosts(name: str, items: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Add hosts to a list, which is made where there is none.
-
-    Args:
-        name: of the list.
-        items: ``HOST[:SLOTS]`` each.
-        environ: the environment.
-
-    Returns:
-        What was done.
-
-    Raises:
-        ConfigError: a name is not valid, a host is in the list, or the list cannot be written.
+    """Add hosts (``HOST[:SLOTS]``) to a list, which is made if needed, and return a line about it.
+    ConfigError if a name is not valid, a host is already in the list, or the list cannot be written.
     """
     if not _NAME.fullmatch(name) or name == "localhost":
         raise ConfigError(
@@ -157,18 +126,8 @@ def add_hosts(name: str, items: Sequence[str], environ: Mapping[str, str]) -> st
 
 
 def drop_hosts(name: str, items: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Drop hosts from a list, or the whole list.
-
-    Args:
-        name: of the list.
-        items: the hosts; none for the whole list.
-        environ: the environment.
-
-    Returns:
-        What was done.
-
-    Raises:
-        ConfigError: there is no such list, or it does not have such a host, or it cannot be written.
+    """Remove hosts from a list, or without any host the whole list, and return a line about it. ConfigError
+    if there is no such list or host, or the list cannot be written.
     """
     lines = text_of_list(name, environ).splitlines()
     rows = [(_target(line), line) for line in lines]
@@ -189,11 +148,7 @@ def drop_hosts(name: str, items: Sequence[str], environ: Mapping[str, str]) -> s
 
 
 def text_of_list(name: str, environ: Mapping[str, str]) -> str:
-    """The content of a list that must be there.
-
-    Raises:
-        ConfigError: there is no list of this name; the message has those that are there. Or see above.
-    """
+    """Return the content of a list; ConfigError names the existing lists if there is no such list."""
     text = list_text(name, environ)
     if text is None:
         names = ", ".join(list_names(environ)) or "none yet"
@@ -202,7 +157,7 @@ def text_of_list(name: str, environ: Mapping[str, str]) -> str:
 
 
 def _target(line: str) -> str:
-    """The host in a line of a list; "" if it has none."""
+    """Return the host in a line of a list, or ""."""
     words = line.split("#")[0].split()
     try:
         return parse_host(words[0], "").target if words else ""
@@ -235,14 +190,8 @@ def _unusable(path: Path, problem: OSError) -> ConfigError:
 
 
 def ssh_hosts(patterns: Sequence[str], path: Path) -> List[str]:
-    """The hosts in a configuration file of ssh, and in those that it includes, that match.
-
-    Args:
-        patterns: like ``jetson*``; none for all.
-        path: of the file.
-
-    Raises:
-        ConfigError: the file cannot be read, or no host matches; the message lists those that are there.
+    """Return the hosts in a configuration file of ssh and its includes that match patterns like ``jetson*``;
+    all without a pattern. ConfigError if the file cannot be read, or lists its hosts if none matches.
     """
     hosts = _read_ssh(path, path.parent, set())
     found = [host for host in hosts if not patterns or any(fnmatch.fnmatchcase(host, p) for p in patterns)]

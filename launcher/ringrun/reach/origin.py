@@ -16,7 +16,7 @@ from ..plan.job import HostJob
 
 
 def find_source() -> Optional[Path]:
-    """The source folder or the wheel from which ringcomm was installed here; None if neither exists."""
+    """Return the source folder or wheel from which ringcomm was installed here; None if neither exists."""
     import ringcomm
 
     folder = Path(str(ringcomm.__file__)).absolute().parent.parent
@@ -30,7 +30,7 @@ def find_source() -> Optional[Path]:
 
 
 def _recorded_path(recorded: Optional[str]) -> Optional[Path]:
-    """The path in pip's record of a package that was not installed from an index (PEP 610)."""
+    """Return the path in pip's record of a package that was not installed from an index (PEP 610)."""
     try:
         url = urlparse(json.loads(recorded or "{}")["url"])
     except (ValueError, KeyError, TypeError):
@@ -42,15 +42,9 @@ def _recorded_path(recorded: Optional[str]) -> Optional[Path]:
 def how_to_install(
     source: Optional[Path], version: str, python: str, is_local: bool, copy_line: Callable[[str, bool], str]
 ) -> str:
-    """Instructions to install this machine's version of ringcomm on a host. Pure, except for a stat call.
-
-    Args:
-        source: the result of :func:`find_source`.
-        version: of ringcomm on this machine.
-        python: the interpreter on that host.
-        is_local: whether the host is this machine.
-        copy_line: makes a command that copies a path to the host's home directory, and "" if none is known;
-            its second argument is whether it is a folder.
+    """Return instructions to install this machine's ringcomm (`source`: :func:`find_source`) for an
+    interpreter on a host. ``copy_line(path, is_folder)`` makes a command that copies a path to the host's
+    home directory, or "". Pure, except for a stat call.
     """
     pip = f"{shlex.quote(python)} -m pip install"
     if source is None:
@@ -67,7 +61,7 @@ def how_to_install(
 
 
 def install_for(host: HostJob) -> Callable[[str], str]:
-    """A function that returns :func:`how_to_install` for a host and an interpreter on it."""
+    """Return a function that returns :func:`how_to_install` for a host and an interpreter on it."""
     from ringcomm.version import __version__
 
     def copy_line(path: str, is_folder: bool) -> str:

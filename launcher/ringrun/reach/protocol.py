@@ -41,7 +41,7 @@ single quotes. It is also valid Python 2, to report that this version is too old
 
 NOISE_LIMIT_BYTES = 1 << 20
 FRAME_LIMIT_BYTES = 5 << 20
-"""More than the longest record of a rank (:data:`ringrun.agent.recorders.RECORD_LIMIT_BYTES`)."""
+"""Above the longest record of a rank (:data:`ringrun.agent.recorders.RECORD_LIMIT_BYTES`)."""
 
 
 class Frame(NamedTuple):
@@ -53,13 +53,13 @@ class Frame(NamedTuple):
 
 
 def agent_source() -> bytes:
-    """The first data for the agent's stdin: a line for :data:`BOOT`, then the agent's program."""
+    """Return the first data for the agent's stdin: a line for :data:`BOOT`, then the agent's program."""
     return with_reader(agent_program())
 
 
 @lru_cache(maxsize=1)
 def agent_program() -> bytes:
-    """The agent's compressed program."""
+    """Return the agent's compressed program."""
     modules = (
         folders, files, processes, framing, output, checks, recorders, shipped, job_folder, preparation,
         binding, threads, agent,
@@ -71,21 +71,16 @@ def agent_program() -> bytes:
 
 @lru_cache(maxsize=None)
 def program_source(main: ModuleType) -> bytes:
-    """A program for a host without ringcomm, as the first data for its stdin.
-
-    Args:
-        main: the module that is run as ``__main__``. It and the modules of ringcomm and ringrun that it
-            imports need nothing but the standard library; their packages' own code is not run.
+    """Return a program for a host without ringcomm, as the first data for its stdin. `main` is run as
+    ``__main__``; it and the modules of ringcomm and ringrun that it imports must need only the standard
+    library. Their packages' code is not run.
     """
     return with_reader(compressed_program(modules_of(main)))
 
 
 def compressed_program(files: Mapping[str, Path]) -> bytes:
-    """Modules as one compressed program.
-
-    Args:
-        files: by the modules' names, in an order in which they can be imported; the last one is run as
-            ``__main__``.
+    """Return modules as one compressed program. They are in an order in which they can be imported; the last
+    one is run as ``__main__``.
     """
     parts = [name.split(".")[:-1] for name in files]
     packages = sorted({".".join(above[:count]) for above in parts for count in range(1, len(above) + 1)})
@@ -105,9 +100,9 @@ def compressed_program(files: Mapping[str, Path]) -> bytes:
 
 @lru_cache(maxsize=None)
 def modules_of(main: ModuleType) -> Dict[str, Path]:
-    """The files of a module and of those of ringcomm and ringrun that it imports, in an order for importing.
+    """Return the files of a module and of its imports from ringcomm and ringrun, in an order for importing.
 
-    Imports within functions do not count: what they are for is not needed on a host, or may be missing there.
+    Imports within functions do not count: a host may not need or have them.
     """
     found: Dict[str, Path] = {}
 
@@ -125,7 +120,7 @@ def modules_of(main: ModuleType) -> Dict[str, Path]:
 
 
 def _imports(tree: ast.Module, name: str) -> Iterator[str]:
-    """The modules of ringcomm and ringrun that a module imports when it is imported itself."""
+    """Yield the modules of ringcomm and ringrun that a module imports at import time."""
     for node in tree.body:
         if isinstance(node, ast.ImportFrom):
             above = name.split(".")[: -node.level] if node.level else []
@@ -139,7 +134,7 @@ _NO_SPEC = ModuleSpec("", None)
 
 
 def with_reader(program: bytes) -> bytes:
-    """A compressed program after a line that reads and runs it."""
+    """Return a compressed program after a line that reads and runs it."""
     loop = (
         f"import os, zlib\ntext = b''\nwhile len(text) < {len(program)}:\n"
         f"    piece = os.read(0, {len(program)} - len(text))\n"
@@ -149,17 +144,13 @@ def with_reader(program: bytes) -> bytes:
 
 
 def _file(name: str) -> str:
-    """Return what a traceback on the host names, with the source line where the host has ringrun, too."""
+    """Return the file name for tracebacks on the host, which show the source line if the host has ringrun."""
     return name.replace(".", "/") + ".py"
 
 
 class FrameReader:
-    """Parses an agent's output into frames.
-
-    Attributes:
-        noise: a login shell's output before the marker.
-        started: whether the marker has come.
-        needs_program: whether the host has asked for the agent's program.
+    """Parses an agent's output into frames. `noise` is a login shell's output before the marker, after which
+    `started` is set; `needs_program` is set by the host's request for the agent's program.
     """
 
     def __init__(self) -> None:
@@ -168,10 +159,8 @@ class FrameReader:
         self._buffer = bytearray(b"\n")  # the marker starts with a line end; the first line may be the marker
 
     def feed(self, data: bytes) -> List[Frame]:
-        """All frames that are complete now.
-
-        Raises:
-            ProtocolError: no marker within 1 MiB, or a frame with an invalid kind or length.
+        """Return all frames that are complete now. ProtocolError if 1 MiB has no marker, or a frame has an
+        invalid kind or length.
         """
         self._buffer += data
         if not self.started and not self._find_marker():

@@ -12,15 +12,11 @@ TEMPLATE = (
     "srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none --mpi=none --nodelist={host}"
 )
 """A step of one task that shares the node's resources with other steps. Without ``--overlap`` it would wait
-for them to end, and with Slurm's binding all ranks of the node would share the task's one core."""
+until they end, and with Slurm's binding all ranks of the node would share the task's single core."""
 
 
 class Srun(Via):
-    """Reaches nodes by ``srun``; see :class:`.via.Via`.
-
-    Args:
-        job: the number of the Slurm job, for messages.
-    """
+    """Reaches nodes by ``srun``; `job` is the number of the Slurm job, for messages."""
 
     def __init__(self, job: str) -> None:
         super().__init__(TEMPLATE)
@@ -30,7 +26,7 @@ class Srun(Via):
     def refused(
         self, host: str, argv: Sequence[str], status: Optional[int], output: str
     ) -> Optional[Failure]:
-        """Return the failure that srun itself has reported; None: the output is not srun's."""
+        """Return the failure that srun reported; None if the output is not srun's."""
         said = last_lines(output)
         if re.search(r"unrecognized option .*overlap", output):
             return Failure(

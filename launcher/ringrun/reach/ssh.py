@@ -20,26 +20,16 @@ CONNECT_TIMEOUT_S = 10
 
 
 class SshOptions(NamedTuple):
-    """How to log in.
+    """How to log in; None leaves the choice to ssh."""
 
-    Attributes:
-        command: the ssh command, with options if needed.
-        port: the port, or None for ssh's choice.
-        identity_file: the private key, or None for ssh's choice.
-    """
-
-    command: str = "ssh"
+    command: str = "ssh"  # with options if needed
     port: Optional[int] = None
-    identity_file: Optional[str] = None
+    identity_file: Optional[str] = None  # the private key
 
 
 class Ssh(CommandReach):
-    """Reaches hosts by ssh.
-
-    Args:
-        options: how to log in.
-        may_appear: whether hosts may still be starting, so that their names may not be known yet and
-            their sshd may not listen: both are tried again until the start timeout.
+    """Reaches hosts by ssh. With `may_appear` hosts may still be starting: unknown names and refused
+    connections are retried until the start timeout.
     """
 
     connection = "the ssh connection to it"
@@ -49,7 +39,7 @@ class Ssh(CommandReach):
         self._options, self._may_appear = options, may_appear
 
     def argv(self, spec: HostSpec, python: str) -> List[str]:
-        """The ssh command line that starts the agent on one host; see :class:`.plan.reaching.Reach`."""
+        """Return the ssh command line that starts the agent on a host; see :class:`.plan.reaching.Reach`."""
         options = self._options
         try:
             words = shlex.split(options.command)
@@ -69,13 +59,13 @@ class Ssh(CommandReach):
         return [*words, *end, spec.target, remote_command(python)]
 
     def by_hand(self, argv: Sequence[str]) -> str:
-        """The ssh command line for an interactive login."""
+        """Return the ssh command line for an interactive login."""
         return login_line(argv) + " "
 
     def refused(
         self, host: str, argv: Sequence[str], status: Optional[int], output: str
     ) -> Optional[Failure]:
-        """ssh's own failures: its status is 255 for all of them."""
+        """Return ssh's failure, whose status is always 255, or None."""
         if status != 255:
             return None
         failure = _ssh_failure(host, login_line(argv), output, last_lines(output))
@@ -84,14 +74,14 @@ class Ssh(CommandReach):
         return failure
 
     def explain_unstarted(self, host: str, argv: Sequence[str], python: str, why: str) -> str:
-        """Why ssh could not be started here."""
+        """Return why ssh could not be started here."""
         return (
             f"{host}: {argv[0]!r} cannot be started on this machine ({why}). "
             "Install an ssh client, or name one with --ssh."
         )
 
     def copy_line(self, spec: HostSpec, path: str, is_folder: bool) -> str:
-        """A command that copies to the home directory on a host; see :class:`.plan.reaching.Reach`."""
+        """Return a command that copies to the home directory on a host; see :class:`.plan.reaching.Reach`."""
         port = self._port(spec)
         if is_folder:
             shell = f" -e 'ssh -p {port}'" if port else ""
@@ -103,7 +93,7 @@ class Ssh(CommandReach):
 
 
 def login_line(argv: Sequence[str]) -> str:
-    """The ssh command line for an interactive login, which the user can try by hand."""
+    """Return the ssh command line for an interactive login, which the user can try."""
     kept: List[str] = []
     skip = False
     for word, after in zip(argv[:-1], [*argv[1:-1], ""]):
@@ -119,7 +109,7 @@ def login_line(argv: Sequence[str]) -> str:
 
 
 def _ssh_failure(host: str, hand: str, stderr: str, output: str) -> Failure:
-    """ssh's own failures, by its output; its status is 255 for all of them."""
+    """Return the failure that ssh's output shows."""
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in stderr:
         return Failure(
             f"{host}: its host key is not the one that was accepted earlier. Either the machine was "

@@ -14,7 +14,7 @@ from .base import CommandReach, remote_command
 from .protocol import BOOT
 
 JOINING = ("ssh", "rsh")
-"""Programs that join their words with blanks and pass them to a shell over there, as ssh does."""
+"""Programs that join their words with blanks and pass them to a remote shell, as ssh does."""
 _EXAMPLES = "--via 'kubectl exec -i {host} --', --via 'docker exec -i {host}'"
 _STILL_STARTING = (
     r"ContainerCreating|PodInitializing|does not have a host assigned|is not running|container not found|"
@@ -23,14 +23,8 @@ _STILL_STARTING = (
 
 
 class Via(CommandReach):
-    """Reaches hosts by a template.
-
-    Args:
-        template: words of a command line, in which ``{host}`` is the host. The words that start the agent
-            follow, or take the place of ``{command}``: all of them, quoted for a shell.
-
-    Raises:
-        ConfigError: the template cannot be used.
+    """Reaches hosts by a template: words of a command line with ``{host}``. The words that start the agent
+    follow, or replace ``{command}``, there quoted for a shell. ConfigError if it is not valid.
     """
 
     def __init__(self, template: str) -> None:
@@ -53,7 +47,7 @@ class Via(CommandReach):
         return self._words[0]
 
     def argv(self, spec: HostSpec, python: str) -> List[str]:
-        """The template's command line for a host; see :class:`.plan.reaching.Reach`."""
+        """Return the template's command line for a host; see :class:`.plan.reaching.Reach`."""
         check_host(spec, self._words[0])  # a template may pass it to a shell
         words = [word.replace("{host}", spec.target) for word in self._words]
         if self._has_command:
@@ -68,15 +62,12 @@ class Via(CommandReach):
         return [*words, python, "-c", BOOT]
 
     def by_hand(self, argv: Sequence[str]) -> str:
-        """The template's own words."""
+        """Return the template's words."""
         end = 1 if self._joins or self._has_command else 3
         return " ".join(shlex.quote(word) for word in argv[:-end]) + " "
 
     def lacks_python(self, python: str, status: Optional[int], output: str) -> bool:
-        """Return whether the program over there could not be executed.
-
-        Such commands have other failures, too.
-        """
+        """Return whether the remote program could not be executed; such commands also have other failures."""
         if self._joins:
             return super().lacks_python(python, status, output)
         named = python in output and re.search(r"not found|No such file", output, re.I) is not None
@@ -85,7 +76,7 @@ class Via(CommandReach):
     def refused(
         self, host: str, argv: Sequence[str], status: Optional[int], output: str
     ) -> Optional[Failure]:
-        """A container that is being created is tried again until the start timeout."""
+        """Return a failure to retry until the start timeout if a container is being created, or None."""
         if re.search(_STILL_STARTING, output, re.I) is None:
             return None
         said = last_lines(output)

@@ -1,4 +1,4 @@
-"""Packages to send to hosts: a digest of the files, and a zip file that is made when a host asks for it."""
+"""Packages to send to hosts: a digest of the files, and a zip file that is made when a host requests it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,8 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 
 
 class Package:
-    """Files that a host adds to the module path of its ranks.
-
-    Args:
-        name: the package's name for messages, like ``ringcomm 0.1.0``.
-        files: the content of each file by its relative path with "/".
-
-    Attributes:
-        name: as given.
-        digest: the identifier by which a host finds the package in its cache.
+    """Files that a host adds to the module path of its ranks. `name` is for messages, like ``ringcomm
+    0.1.0``; `files` are by relative path with "/"; a host finds the package in its cache by `digest`.
     """
 
     def __init__(self, name: str, files: Mapping[str, bytes]) -> None:
@@ -48,7 +41,7 @@ class Package:
 
 @lru_cache(maxsize=None)
 def own_package() -> Package:
-    """ringcomm, ringrun and cloudpickle, as they are installed on this machine."""
+    """Return ringcomm, ringrun and cloudpickle, as they are installed on this machine."""
     import cloudpickle
 
     import ringcomm
@@ -62,14 +55,14 @@ def own_package() -> Package:
 
 
 def _metadata() -> Iterator[Tuple[str, bytes]]:
-    """The entry point by which PyTorch finds the backend, as an installation has it in pyproject.toml."""
+    """Yield the entry point by which PyTorch finds the backend, as pyproject.toml installs it."""
     folder = f"ringcomm-{__version__}.dist-info"
     yield f"{folder}/METADATA", f"Metadata-Version: 2.1\nName: ringcomm\nVersion: {__version__}\n".encode()
     yield f"{folder}/entry_points.txt", b"[torch.backends]\nringcomm = ringrun.torch_backend:announce\n"
 
 
 def _sources(folder: Path) -> Iterator[Tuple[str, bytes]]:
-    """The files of an imported package, by their paths from the package's parent directory."""
+    """Yield the files of an imported package, by their paths from the package's parent directory."""
     for path in folder.rglob("*"):
         if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc":
             yield path.relative_to(folder.parent).as_posix(), path.read_bytes()

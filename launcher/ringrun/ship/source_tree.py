@@ -1,4 +1,4 @@
-"""The files that ``--ship`` sends: what git tracks or would track, without what ``.ringignore`` names."""
+"""The files that ``--ship`` sends: those that git tracks or would track, except for ``.ringignore``'s."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ringcomm.errors import ConfigError
 
 LIMIT_BYTES = 50 * 10**6
 COUNT_S = 2.0
-"""A tree that is too large is counted for so long, to name its largest files."""
+"""Time for counting a tree that is too large, to name its largest files."""
 MAX_NAMED = 5
-"""So many ignored files and directories are named."""
+"""Maximum number of ignored files and directories in a message."""
 IGNORE_FILE = ".ringignore"
 FETCHED = "fetched"
 """The directory into which ``--fetch`` brings files back; it is never sent."""
@@ -25,17 +25,11 @@ JUNK = (
     ".git", ".hg", ".svn", ".venv", "venv", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache",
     ".ipynb_checkpoints", "node_modules", "*.pyc", ".DS_Store",
 )  # fmt: skip
-"""Left out where there is no git, in every directory."""
+"""Ignored in every directory if there is no git."""
 
 
 class ShippedFile(NamedTuple):
-    """One file of a tree.
-
-    Attributes:
-        path: relative to the tree, with "/".
-        digest: of its content, 32 hexadecimal digits.
-        executable: whether its owner may execute it.
-    """
+    """One file of a tree: its path in the tree with "/", and its content's digest, 32 hexadecimal digits."""
 
     path: str
     digest: str
@@ -43,21 +37,8 @@ class ShippedFile(NamedTuple):
 
 
 class SourceTree:
-    """The files of a directory, as they are now.
-
-    Args:
-        root: the directory.
-
-    Attributes:
-        root: as given, absolute.
-        files: the files, by path.
-        folders: directories without any of them: empty ones, and those that git ignores. Their names are
-            sent, because programs write there.
-        ignored: the files, and directories with "/" at their ends, that git or ``.ringignore`` leaves out.
-        size_bytes: the size of the files together.
-
-    Raises:
-        ConfigError: the directory cannot be read, a symbolic link leads out of it, or it is too large.
+    """The files of a directory at present. ConfigError if the directory cannot be read or is too large, or a
+    symbolic link leads out of it.
     """
 
     def __init__(self, root: Path) -> None:
@@ -68,8 +49,9 @@ class SourceTree:
         sizes, ignored = self._sizes(patterns)
         self.size_bytes = sum(sizes.values())
         by_git = _ignored_by_git(self.root)
-        self.ignored = sorted(ignored.union(by_git))
+        self.ignored = sorted(ignored.union(by_git))  # by git or .ringignore; directories end with "/"
         folders = _folders_without(self.root, list(sizes), by_git)
+        # Without files to send: empty, or ignored by git. Programs may write there.
         self.folders = sorted(path for path in folders if not _is_left_out(path, patterns))
         self._contents: Dict[str, bytes] = {}
         self.files: List[ShippedFile] = []
@@ -81,7 +63,7 @@ class SourceTree:
             self.files.append(ShippedFile(path, digest, os.access(whole, os.X_OK)))
 
     def _sizes(self, patterns: Sequence[str]) -> Tuple[Dict[str, int], Set[str]]:
-        """The files with their sizes, and what ``.ringignore`` leaves out."""
+        """Return the files with their sizes, and the paths that ``.ringignore`` excludes."""
         sizes: Dict[str, int] = {}
         ignored: Set[str] = set()
         size_bytes, until_s = 0, float("inf")
@@ -113,15 +95,15 @@ class SourceTree:
         return whole
 
     def announced(self) -> List[ShippedFile]:
-        """The files, and the folders with "/" at their ends and without a digest: what hosts are to make."""
+        """Return the files, and the folders that hosts must make (with "/" at the end, without a digest)."""
         return [*self.files, *(ShippedFile(f"{path}/", "", False) for path in self.folders)]
 
     def contents(self, digests: Iterable[str]) -> Dict[str, bytes]:
-        """The contents with these digests; unknown digests are left out."""
+        """Return the contents with these digests; unknown digests are left out."""
         return {digest: self._contents[digest] for digest in digests if digest in self._contents}
 
     def why_not_sent(self, path: Path) -> str:
-        """Why a file or directory of this machine is not among those that were sent, for a sentence."""
+        """Return why a file or directory of this machine was not sent, for a sentence."""
         try:
             own = path.resolve().relative_to(self._real).as_posix()
         except ValueError:
@@ -131,10 +113,8 @@ class SourceTree:
         return "it is none of the files that were sent when the job started"
 
     def left_out(self, script: str) -> List[str]:
-        """Files and packages next to the script that its tree imports, but that are not sent.
-
-        Args:
-            script: the path of the script relative to the tree; outside of it nothing is found.
+        """Return files and packages beside the script (a path in the tree) that the tree imports but does not
+        send.
         """
         paths = {file.path for file in self.files}
         folder = Path(script).parent
@@ -151,11 +131,8 @@ class SourceTree:
 
 
 def listed_files(root: Path, patterns: Sequence[str] = ()) -> Iterator[str]:
-    """The files under a directory that git tracks or would track; without git, all but the usual junk.
-
-    Args:
-        root: the directory.
-        patterns: of what is left out: a directory that matches may be one item, with "/" at its end.
+    """Yield the files under a directory that git tracks or would track; without git, all but the usual junk.
+    A directory that matches `patterns`, which are ignored, may be one item, with "/" at its end.
     """
     names = _listed_by_git(root, "--cached", "--others", "--exclude-standard")
     if names is None:
@@ -164,7 +141,7 @@ def listed_files(root: Path, patterns: Sequence[str] = ()) -> Iterator[str]:
 
 
 def _listed_by_git(root: Path, *options: str) -> Optional[List[str]]:
-    """Return what ``git ls-files`` prints; None without git."""
+    """Return the output of ``git ls-files``; None without git."""
     try:
         done = subprocess.run(
             ["git", "-C", str(root), "ls-files", "-z", *options],
@@ -192,7 +169,7 @@ def _walked(root: Path, patterns: Sequence[str]) -> Iterator[str]:
 
 
 def _folders_without(root: Path, paths: Sequence[str], ignored: Sequence[str]) -> Iterator[str]:
-    """The directories that contain none of the files, and no other directory that counts."""
+    """Yield the directories that contain none of the files, and no other directory that counts."""
     there = {parent.as_posix() for path in paths for parent in PurePosixPath(path).parents}
     for folder, names, _ in os.walk(root):
         own = Path(folder).relative_to(root).as_posix()
@@ -214,7 +191,7 @@ def _ignore_patterns(root: Path) -> List[str]:
 
 
 def _ignored_part(path: str, patterns: Sequence[str]) -> str:
-    """The path, or the directory above it with "/" at its end, that a pattern matches; or ""."""
+    """Return the path, or the directory above it with "/" at its end, that a pattern matches; or ""."""
     parts = path.split("/")
     for count, name in enumerate(parts, 1):
         above = "/".join(parts[:count])
@@ -245,7 +222,7 @@ def _too_large(root: Path, sizes: Dict[str, int], more: str = "") -> str:
 
 
 def _imported(sources: Iterable[bytes]) -> Set[str]:
-    """The first parts of the names of all modules that sources import."""
+    """Return the top-level names of all modules that sources import."""
     names: Set[str] = set()
     for source in sources:
         try:
@@ -261,11 +238,7 @@ def _imported(sources: Iterable[bytes]) -> Set[str]:
 
 
 def position(root: Path, cwd: Path) -> str:
-    """The working directory relative to the tree, with "/"; "." for the tree itself.
-
-    Raises:
-        ConfigError: it is not in the tree.
-    """
+    """Return the working directory in the tree, with "/"; "." for the tree. ConfigError if it is outside."""
     try:
         return cwd.resolve().relative_to(root.resolve()).as_posix()
     except ValueError:
@@ -276,13 +249,7 @@ def position(root: Path, cwd: Path) -> str:
 
 
 def describe_sent(host: str, sent: Tuple[int, int, int], ignored: Sequence[str]) -> str:
-    """The line that says what was sent, and what was not.
-
-    Args:
-        host: the host's name.
-        sent: number of files sent, number of files of the tree, bytes sent.
-        ignored: see :class:`SourceTree`.
-    """
+    """Return the line about the sent files (their number, the tree's, bytes) and the ignored ones."""
     count, whole, size = sent
     text = f"sent {count} of {whole} files to {host}, {size / 1e6:.1f} MB"
     named = [path for path in ignored if not any(_matches(part, (*JUNK, ".*")) for part in path.split("/"))]

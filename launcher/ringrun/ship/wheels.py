@@ -35,24 +35,16 @@ _WHEEL = re.compile(r"[\w.+!-]+\.whl")
 
 
 class Target(NamedTuple):
-    """The interpreter that a wheel is for.
+    """The interpreter that a wheel is for."""
 
-    Attributes:
-        version: of CPython, like "3.8".
-        machine: as ``uname -m`` prints it.
-        glibc: the version of the C library, like "2.31"; "" for another C library.
-    """
-
-    version: str
-    machine: str
-    glibc: str
+    version: str  # of CPython, like "3.8"
+    machine: str  # as `uname -m` prints it
+    glibc: str  # like "2.31"; "" for another C library
 
 
 def platform_tags(target: Target) -> List[str]:
-    """The platform tags of the wheels that a host can use, the newest first (PEP 600). Pure.
-
-    Raises:
-        ConfigError: the host's C library is not glibc 2.
+    """Return the platform tags of wheels that a host can use, the newest first (PEP 600). ConfigError if its
+    C library is not glibc 2. Pure.
     """
     major, _, minor = target.glibc.partition(".")
     if major != "2" or not re.fullmatch("[0-9]{1,3}", minor):
@@ -65,7 +57,7 @@ def platform_tags(target: Target) -> List[str]:
 
 
 def download_argv(target: Target, folder: str, names: Sequence[str]) -> List[str]:
-    """The command line of pip that downloads wheels. Pure."""
+    """Return the command line of pip that downloads wheels. Pure."""
     platforms = [word for tag in platform_tags(target) for word in ("--platform", tag)]
     return [
         sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps",
@@ -77,18 +69,9 @@ def download_argv(target: Target, folder: str, names: Sequence[str]) -> List[str
 def fetch_wheels(
     target: Target, environ: Optional[Mapping[str, str]] = None, names: Sequence[str] = PROVISIONED
 ) -> Tuple[Package, List[str]]:
-    """Download wheels, or take those of an earlier job, and make one package of them.
-
-    Args:
-        target: the host's interpreter.
-        environ: names the user's cache directory; None for this process's environment.
-        names: the packages.
-
-    Returns:
-        The package, and a line for each wheel that was downloaded now, with its name and its SHA-256.
-
-    Raises:
-        ConfigError: pip is not usable, or found no wheels for that host, or no directory can hold them.
+    """Download wheels, or take those of an earlier job; return one package of them, and a line with name and
+    SHA-256 for each new wheel. `environ` (None: this process's) names the cache directory. ConfigError if pip
+    is not usable or has no wheels for that host, or no directory can hold them.
     """
     wheels: Dict[str, bytes] = {}
     lines: List[str] = []
@@ -114,7 +97,7 @@ def fetch_wheels(
 
 
 def _of(names: Sequence[str], wheels: Mapping[str, bytes]) -> Dict[str, bytes]:
-    """The wheels of some packages."""
+    """Return the wheels of some packages."""
     starts = tuple(f"{name}-" for name in names)
     return {wheel: data for wheel, data in wheels.items() if wheel.startswith(starts)}
 
@@ -133,7 +116,7 @@ def _kept(folder: int) -> Dict[str, bytes]:
 
 
 def _keep(folder: int, wheels: Mapping[str, bytes]) -> Dict[str, str]:
-    """Write wheels for later jobs, with their digests, which are returned by the wheels' names."""
+    """Write wheels for later jobs, and return their digests by name."""
     for name, data in wheels.items():
         write_file(folder, name, data)
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in wheels.items()}
@@ -142,13 +125,7 @@ def _keep(folder: int, wheels: Mapping[str, bytes]) -> Dict[str, str]:
 
 
 def _downloaded(target: Target, kept: int, path: str, names: Sequence[str]) -> Dict[str, bytes]:
-    """Download wheels.
-
-    Args:
-        target, names: see :func:`fetch_wheels`.
-        kept: descriptor of the folder in which a directory is made for them.
-        path: of that folder, for pip.
-    """
+    """Download wheels to a temporary directory in the folder `path` with the descriptor `kept`."""
     fresh = new_folder(kept, ".new-")
     try:
         _download(target, os.path.join(path, fresh), names)  # noqa: PTH118

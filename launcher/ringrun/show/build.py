@@ -12,13 +12,7 @@ from typing import List, NamedTuple
 
 
 class Framework(NamedTuple):
-    """A framework.
-
-    Attributes:
-        title: its name in the output.
-        module: the module to import.
-        adapter: the name of ringcomm's adapter.
-    """
+    """A framework: its name in the output, its module, and ringcomm's adapter for it."""
 
     title: str
     module: str
@@ -54,7 +48,7 @@ def has_adapter(name: str) -> bool:
 
 
 def describe_build() -> str:
-    """The complete output of ``--check-build``."""
+    """Return the output of ``--check-build``."""
     from ringcomm.version import __version__
 
     lines = [f"ringcomm v{__version__} (Python {sys.version.split()[0]}, {sys.executable}):", ""]

@@ -23,9 +23,8 @@ FULL_BYTES, ROOM_BYTES = 1 << 20, 1 << 18
 
 
 class Console:
-    """Writes bytes to stream 1 (stdout) or 2 (stderr). This class uses ``sys.stdout`` and ``sys.stderr``.
-
-    In a notebook these are objects that accept text only; otherwise they have a ``buffer``.
+    """Writes bytes to stream 1 (stdout) or 2 (stderr), by ``sys.stdout`` and ``sys.stderr``. In a notebook
+    these are objects that accept only text; otherwise they have a ``buffer``.
     """
 
     broken = False
@@ -35,16 +34,11 @@ class Console:
     """The system's error if the output could not be written; "" for a closed pipe."""
 
     def coloured(self, environ: Mapping[str, str]) -> Dict[int, bool]:
-        """By stream, whether prefixes may have colours."""
+        """Return by stream whether prefixes may have colours."""
         return {1: False, 2: False}
 
     def write(self, stream: int, data: bytes) -> None:
-        """Write data to a stream. Does not block for long, and does not raise.
-
-        Args:
-            stream: 1 (stdout) or 2 (stderr).
-            data: whole lines.
-        """
+        """Write whole lines to stream 1 (stdout) or 2 (stderr), without blocking for long or raising."""
         target = sys.stdout if stream == 1 else sys.stderr
         try:
             buffer = getattr(target, "buffer", None)
@@ -60,16 +54,11 @@ class Console:
 
     @property
     def terminals(self) -> Collection[int]:
-        """The streams that are terminals, on which a line can be written over."""
+        """The streams that are terminals, on which a line can be overwritten."""
         return ()
 
     def show_state(self, stream: int, lines: Sequence[bytes]) -> None:
-        """Show lines at the bottom of a terminal until anything else is written or shown.
-
-        Args:
-            stream: one of :attr:`terminals`.
-            lines: without ends; what does not fit in a row of the terminal is left out.
-        """
+        """Show lines (without ends, cut to the width) at the bottom of a terminal until the next output."""
 
     @property
     def rows(self) -> int:
@@ -85,11 +74,7 @@ class Console:
         """Set a function that is called, from any thread, when ``full`` or ``broken`` has changed."""
 
     def close(self, timeout_s: Optional[float] = None) -> None:
-        """Wait until all queued output is written.
-
-        Args:
-            timeout_s: maximum time to wait, in seconds; None for no limit.
-        """
+        """Wait until all queued output is written, at most `timeout_s` seconds; None: no limit."""
 
 
 class DescriptorConsole(Console):
@@ -218,17 +203,8 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 class OutputFiles:
-    """``DIR/rank.N/stdout`` and ``stderr``: the unchanged output of each rank.
-
-    Args:
-        folder: the directory of ``--output-dir``.
-        ranks: number of ranks.
-
-    Attributes:
-        problem: the error of the last write that failed, or "".
-
-    Raises:
-        ConfigError: the directory or a file in it cannot be created.
+    """``DIR/rank.N/stdout`` and ``stderr``: the unchanged output of each rank. `problem` is the last write's
+    error, or "". ConfigError if a file or directory cannot be created.
     """
 
     def __init__(self, folder: Path, ranks: int) -> None:
@@ -239,11 +215,7 @@ class OutputFiles:
             self.add(rank)
 
     def add(self, rank: int) -> None:
-        """Create the files of a rank.
-
-        Raises:
-            ConfigError: they cannot be created.
-        """
+        """Create the files of a rank; ConfigError if that fails."""
         folder = at = self._folder
         try:
             with own_folder(folder) as top:  # each is opened once: it could be exchanged in between

@@ -1,4 +1,4 @@
-"""Splits the output of a rank into lines. Pure: from chunks of bytes to lines and their states."""
+"""The lines of a rank's output. Pure: from chunks of bytes to lines and their states."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import List, Optional
 
 MAX_LINE_BYTES = 64 * 1024
 PROGRESS_INTERVAL_S = 1.0
-"""Between two lines with the states of progress bars, of all ranks together."""
+"""Time between two lines with the states of progress bars, of all ranks together."""
 UNENDED_S = 0.5
-"""After this time a line whose end has not come is shown as far as it goes."""
+"""After this time an unfinished line is shown."""
 
 _REDRAWN = re.compile(rb"[\r\x08]")
 _BACKSPACES = re.compile(rb"(\x08+)")
@@ -21,15 +21,9 @@ class LineAssembler:
     """Splits one stream of one rank into lines.
 
     A line that is rewritten with carriage returns or backspaces (a progress bar) is shown about once in
-    :attr:`interval_s` in its latest state, and in its last state when it ends. So is a line whose end does
-    not come (a prompt). A line longer than 64 KiB is split. Bytes are not decoded.
-
-    Args:
-        in_place: only the last state of a progress bar becomes a line; the others are shown by other means.
-
-    Attributes:
-        in_place: as given.
-        interval_s: the least time between two states that are shown, in seconds.
+    :attr:`interval_s` seconds in its latest state, and in its last state when it ends. So is an unfinished
+    line (a prompt). A line longer than 64 KiB is split. Bytes are not decoded. With `in_place` only the last
+    state of a progress bar becomes a line; the others are shown by other means.
     """
 
     def __init__(self, in_place: bool = False) -> None:
@@ -44,12 +38,12 @@ class LineAssembler:
 
     @property
     def waiting(self) -> bool:
-        """Whether the current line has no end yet, so that :meth:`tick` may show it."""
+        """Whether the current line is unfinished, so that :meth:`tick` may show it."""
         return self._state is not None or bool(self._line)
 
     @property
     def has_state(self) -> bool:
-        """Whether the current line is shown before its end: a progress bar, or a line that waits for it."""
+        """Whether the current line is shown unfinished: a progress bar, or an old line."""
         return self._state is not None or self._is_old
 
     @property
@@ -58,12 +52,7 @@ class LineAssembler:
         return self._state is not None
 
     def feed(self, data: bytes, now_s: float) -> List[bytes]:
-        """The lines that are complete now, without their ends.
-
-        Args:
-            data: what the rank has written.
-            now_s: the time, in seconds.
-        """
+        """Return the lines that are complete now, without their ends."""
         lines = self._feed(data, now_s)
         if not self.waiting:
             self._began_s, self._is_old = None, False
@@ -87,12 +76,12 @@ class LineAssembler:
         return lines
 
     def hold(self, now_s: float) -> None:
-        """Nothing is read at present, so the line may have an end already: its age counts from now."""
+        """Count the age of the current line from now: it may be complete, but is not read at present."""
         if self._began_s is not None:
             self._began_s = now_s
 
     def tick(self, now_s: float) -> List[bytes]:
-        """The line as far as it goes, if it is due and the last state was shown at least a second ago."""
+        """Return the unfinished line, if it is due and the last state was shown at least a second ago."""
         if self._state is None:
             self._is_old = self._began_s is not None and now_s - self._began_s >= UNENDED_S
         if not self.has_state or self.in_place or now_s - self._shown_s < self.interval_s:
@@ -104,7 +93,7 @@ class LineAssembler:
         return [state]
 
     def flush(self) -> List[bytes]:
-        """At the end of the stream: the remaining bytes as a line."""
+        """Return the remaining bytes as a line at the end of the stream."""
         return self._finish() if self._line or self._state is not None else []
 
     def _extend(self, part: bytes, lines: List[bytes], now_s: float) -> None:
@@ -116,7 +105,7 @@ class LineAssembler:
         lines += self.tick(now_s)
 
     def _go_back(self, characters: int) -> None:
-        """The line is rewritten from so many characters before its end."""
+        """Rewrite the line from this number of characters before its end."""
         if self._line.strip():
             self._state = bytes(self._line)
         elif self._state is None:
@@ -141,7 +130,7 @@ class LineAssembler:
             del self._line[:_PIECE]
 
     def state(self) -> bytes:
-        """The latest state of the current line; empty if there is nothing to be shown."""
+        """Return the latest state of the current line; empty if there is none to show."""
         line = bytes(self._line.rstrip(b"\r"))
         return _CURSOR.sub(b"", line if line.strip() else self._state or b"").rstrip()
 
@@ -157,7 +146,7 @@ class LineAssembler:
         return self._without_shown([line])
 
     def _without_shown(self, lines: List[bytes]) -> List[bytes]:
-        """The lines without the first one, if all of that has been shown before its end came."""
+        """Return the lines without the first one, if that has been shown completely before its end came."""
         if lines and self._shown:
             repeated = lines[0].rstrip() == self._shown
             self._shown = b""

@@ -9,13 +9,12 @@ from .console import Console
 from .output import cut_to_width
 
 WIDTH = 100
-"""Of the line that is rewritten, in characters."""
+"""Width of the line that is rewritten, in characters."""
 
 
 class NotebookConsole(Console):
-    """Writes to ``sys.stdout`` and ``sys.stderr`` of a kernel.
-
-    The state of progress bars is one line that a carriage return rewrites, as front ends of Jupyter show it.
+    """Writes to ``sys.stdout`` and ``sys.stderr`` of a kernel. The state of progress bars is one line that a
+    carriage return rewrites, as front ends of Jupyter show it.
     """
 
     def __init__(self) -> None:
@@ -49,6 +48,6 @@ class NotebookConsole(Console):
 
 
 def own_console() -> Console:
-    """The console for a function that this process runs as a job: a notebook's in a kernel of Jupyter."""
+    """Return the console for a function that this process runs as a job, in Jupyter the notebook's."""
     in_kernel = type(sys.stdout).__module__.split(".")[0] == "ipykernel"
     return NotebookConsole() if in_kernel else Console()

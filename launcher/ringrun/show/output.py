@@ -24,18 +24,13 @@ _NATIVE_FRAME = re.compile(rb"(At:|\s+\S+\(\d+\): \S+)\s*$")
 
 
 def without_torchs_prefix(line: bytes) -> bytes:
-    """A line without the prefix that PyTorch adds to every line of a traceback that ends the program."""
+    """Return a line without the prefix that PyTorch adds to the lines of the last traceback."""
     found = _TORCHS_PREFIX.match(line) if line.startswith(b"[rank") else None
     return line if found is None else line[found.end() :]
 
 
 class Tail:
-    """The last lines of a stream, which contain the traceback.
-
-    Args:
-        lines: maximum number of lines.
-        limit_bytes: maximum number of bytes.
-    """
+    """The last lines of a stream, which contain the traceback."""
 
     def __init__(self, lines: int = TAIL_LINES, limit_bytes: int = TAIL_BYTES) -> None:
         self._lines: Deque[bytes] = deque(maxlen=lines)
@@ -55,12 +50,12 @@ class Tail:
             self._bytes -= len(self._lines.popleft())
 
     def text(self) -> List[str]:
-        """The lines, decoded for a message."""
+        """Return the lines, decoded for a message."""
         return [line.decode("utf-8", "replace") for line in self._lines]
 
 
 def prefix(host: str, rank: int, coloured: bool) -> bytes:
-    """``[host:rank] ``, in the rank's colour on a terminal."""
+    """Return ``[host:rank] ``, in the rank's colour on a terminal."""
     text = f"[{visible_line(host)}:{rank}]"
     if coloured:
         text = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m"
@@ -68,7 +63,7 @@ def prefix(host: str, rank: int, coloured: bool) -> bytes:
 
 
 def cut_to_width(line: bytes, columns: int) -> bytes:
-    """The beginning of a line that fits into a row of a terminal, with its colours and an end of these."""
+    """Return the beginning of a line that fits into a row of a terminal, with its colours and their end."""
     kept, room = [], max(1, columns - 1)
     for count, piece in enumerate(_COLOUR.split(line.decode("utf-8", "replace"))):
         if count % 2:
@@ -81,21 +76,18 @@ def cut_to_width(line: bytes, columns: int) -> bytes:
 
 
 def uses_colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
-    """Return whether to use colours.
-
-    On a terminal, unless ``NO_COLOR`` or ``TERM=dumb`` is set (no-color.org).
-    """
+    """Return whether to use colours: on a terminal, without ``NO_COLOR`` and ``TERM=dumb`` (no-color.org)."""
     return is_terminal and not environ.get("NO_COLOR") and environ.get("TERM", "") != "dumb"
 
 
 def is_consequence(lines: List[bytes]) -> bool:
-    """Return whether a traceback has another cause: one of ringcomm's errors, which name it, or Ctrl-C."""
+    """Return whether a traceback has another cause: Ctrl-C, or an error of ringcomm, which names it."""
     plain = [without_torchs_prefix(line) for line in lines]
     return plain[-1:] == [b"KeyboardInterrupt"] or any(line.startswith(ERRORS.encode()) for line in plain)
 
 
 def _is_text(lines: List[bytes], text: Sequence[str]) -> bool:
-    """Return whether lines are this text and nothing else."""
+    """Return whether lines are exactly this text."""
     decoded = [without_torchs_prefix(line).decode("utf-8", "replace").rstrip() for line in lines]
     return bool(text) and decoded == [line.rstrip() for line in text]
 
@@ -104,11 +96,9 @@ class TracebackDelay:
     """Delays a traceback on stderr.
 
     A rank that fails prints a traceback and ends. If it failed only because another rank did, its traceback
-    would hide the one of the root cause. So lines from the word Traceback on are delayed until the first
-    failure is determined, or until the rank has continued for a while.
-
-    Attributes:
-        ending: whether the rank has reported the end of its program, after which its exit may take long.
+    would hide that of the root cause. So lines from the word Traceback on are delayed until the first failure
+    is determined, or until the rank has continued for a while. A rank that is `ending` has reported the end
+    of its program; its exit may take long.
     """
 
     def __init__(self) -> None:
@@ -122,7 +112,7 @@ class TracebackDelay:
         return bool(self._lines)
 
     def add(self, lines: List[bytes], now_s: float) -> List[bytes]:
-        """Add lines; returns those that may be shown now."""
+        """Add lines; return those that may be shown now."""
         shown: List[bytes] = []
         for line in lines:
             if not self._lines and without_torchs_prefix(line).startswith(_TRACEBACK):
@@ -136,33 +126,26 @@ class TracebackDelay:
         return shown
 
     def due(self, now_s: float) -> List[bytes]:
-        """The delayed lines, if the time limit has passed and the rank continues."""
+        """Return the delayed lines, if the time limit has passed and the rank continues."""
         if self._since_s is not None and now_s - self._since_s >= HOLD_S and not self.ending:
             return self.release()
         return []
 
     def keep(self) -> None:
-        """The rank has failed: delay its lines until :meth:`release`, without a time limit."""
+        """Delay the lines of a failed rank until :meth:`release`, without a time limit."""
         if self._since_s is not None:
             self._since_s = float("inf")
 
     def release(self) -> List[bytes]:
-        """All delayed lines, which are removed."""
+        """Return all delayed lines, which are removed."""
         lines, self._lines, self._since_s = self._lines, [], None
         return lines
 
 
 class Outputs:
-    """The streams of all ranks: assemblers, prefixes, and the last lines of stderr.
-
-    Args:
-        hosts: by rank, the name of its host.
-        coloured: for stdout (1) and stderr (2), whether prefixes have colours.
-        in_place: the streams that are terminals, on which progress bars are one line at the bottom.
-        only: the ranks of which something is shown; None for all.
-
-    Attributes:
-        tails: by rank, the last lines of its stderr.
+    """The streams of all ranks: assemblers, prefixes, and the last lines of stderr (`tails`). `coloured`
+    tells for stdout (1) and stderr (2) whether prefixes have colours; `in_place` are the streams that are
+    terminals, with progress bars at the bottom; `only` are the ranks that are shown, None for all.
     """
 
     def __init__(
@@ -179,12 +162,6 @@ class Outputs:
             self.add(rank, host)
 
     def add(self, rank: int, host: str) -> None:
-        """Add a rank.
-
-        Args:
-            rank: its number.
-            host: the name of its host.
-        """
         for stream in (1, 2):
             self._lines[rank, stream] = LineAssembler(stream in self._in_place)
             self._prefixes[rank, stream] = prefix(host, rank, self._coloured[stream])
@@ -198,27 +175,16 @@ class Outputs:
         del self._delays[rank], self.tails[rank]
 
     def feed(self, rank: int, stream: int, data: bytes, now_s: float) -> bytes:
-        """The bytes to write for data of a rank.
-
-        Args:
-            rank: the rank.
-            stream: 1 (stdout) or 2 (stderr).
-            data: what it has written.
-            now_s: the time, in seconds.
-        """
+        """Return the bytes to write for data of a rank on stream 1 (stdout) or 2 (stderr)."""
         return self._compose(rank, stream, self._lines[rank, stream].feed(data, now_s), now_s)
 
     def ending(self, rank: int) -> None:
-        """A rank has reported the end of its program: delay its traceback until its exit code is known."""
+        """Delay the traceback of a rank that has reported its program's end until its exit code is known."""
         self._delays[rank].ending = True
 
     def flush(self, rank: int, ok: bool, now_s: float) -> List[Tuple[int, bytes]]:
-        """The remaining output of a rank that has ended, as (stream, bytes).
-
-        Args:
-            rank: the rank.
-            ok: whether it succeeded; otherwise its traceback is delayed until :meth:`settle`.
-            now_s: the time, in seconds.
+        """Return the remaining output of a rank that has ended, as (stream, bytes). Unless it succeeded
+        (`ok`), its traceback is delayed until :meth:`settle`.
         """
         rest = [
             (stream, self._compose(rank, stream, self._lines[rank, stream].flush(), now_s))
@@ -231,11 +197,8 @@ class Outputs:
         return rest
 
     def settle(self, shown: Container[int], reported: Sequence[str] = ()) -> List[Tuple[int, bytes]]:
-        """The delayed lines, without tracebacks that only name another rank as the root cause.
-
-        Args:
-            shown: ranks whose tracebacks are included in any case.
-            reported: the lines of a traceback that the user reads elsewhere.
+        """Return the delayed lines of `shown` ranks, and of others without tracebacks that only name another
+        rank as the root cause, or that the user reads elsewhere (`reported`).
         """
         delayed = [(rank, delay.release()) for rank, delay in self._delays.items()]
         return [
@@ -245,12 +208,12 @@ class Outputs:
         ]
 
     def hold(self, now_s: float) -> None:
-        """Nothing is read at present; see :meth:`.lines.LineAssembler.hold`."""
+        """See :meth:`.lines.LineAssembler.hold`."""
         for assembler in self._lines.values():
             assembler.hold(now_s)
 
     def tick(self, now_s: float) -> List[Tuple[int, bytes]]:
-        """Lines without an end that are due, and tracebacks of ranks that have continued."""
+        """Return unfinished lines that are due, and tracebacks of ranks that have continued."""
         shown = []
         bars = sum(assembler.has_state for assembler in self._lines.values())
         for (rank, stream), assembler in self._lines.items():
@@ -266,10 +229,7 @@ class Outputs:
         return [(stream, data) for stream, data in shown if data]
 
     def state(self) -> Optional[Tuple[int, bytes]]:
-        """Return what a terminal shows of progress bars, as (stream, line): the first one, and how many more.
-
-        None if there is none.
-        """
+        """Return (stream, line) for a terminal: the first progress bar and how many more; None if none."""
         bars = [
             (rank, stream, state)
             for (rank, stream), assembler in self._lines.items()

@@ -13,23 +13,12 @@ from .visible import visible
 
 STDOUT, STDERR = 1, 2
 STATE_INTERVAL_S = 0.1
-"""The least time between two states of progress bars at the bottom of a terminal."""
+"""Minimum time between two states of progress bars at the bottom of a terminal."""
 
 
 class Printer:
-    """Writes output to the console with prefixes, and to ``--output-dir`` unchanged.
-
-    Args:
-        job: the job.
-        console: receives the lines.
-        coloured: by stream, whether prefixes have colours.
-        clock: the time in seconds.
-
-    Attributes:
-        block: lines at the bottom of a terminal, above the states of progress bars.
-
-    Raises:
-        ConfigError: ``--output-dir`` cannot be written.
+    """Writes output to the console with prefixes, and to ``--output-dir`` unchanged; ConfigError if that
+    fails. `coloured` is by stream; `block` are lines at the bottom of a terminal, above progress bars.
     """
 
     def __init__(self, job: Job, console: Console, coloured: Mapping[int, bool], clock: Clock) -> None:
@@ -44,15 +33,7 @@ class Printer:
             self._files = OutputFiles(job.output_dir, job.plan.size)
 
     def add(self, rank: int, host: str) -> None:
-        """A rank has been added to the job.
-
-        Args:
-            rank: its number.
-            host: the name of its host.
-
-        Raises:
-            ConfigError: its files in ``--output-dir`` cannot be written.
-        """
+        """Add a rank to the job; ConfigError if its files in ``--output-dir`` cannot be written."""
         self._outputs.add(rank, host)
         if self._files is not None:
             self._files.add(rank)
@@ -69,11 +50,11 @@ class Printer:
         return self._outputs.waiting or bool(self.block)
 
     def tails(self) -> Dict[int, List[str]]:
-        """By rank, its last lines on stderr."""
+        """Return the last lines on stderr, by rank."""
         return {rank: tail.text() for rank, tail in self._outputs.tails.items()}
 
     def printed(self, rank: int, stream: int, data: bytes) -> None:
-        """Write data that a rank has written to a stream: 1 (stdout) or 2 (stderr)."""
+        """Write a rank's output on stream 1 (stdout) or 2 (stderr)."""
         if rank in self._outputs.tails:
             if self._files is not None:
                 self._files.write(rank, stream, data)
@@ -83,16 +64,16 @@ class Printer:
             self._write([(stream, self._outputs.feed(rank, stream, data, self._clock()))])
 
     def ending(self, rank: int) -> None:
-        """A rank's program has ended; its process has not exited yet."""
+        """Note the end of a rank's program, whose process has not exited yet."""
         if rank in self._outputs.tails:
             self._outputs.ending(rank)
 
     def ended(self, rank: int, ok: bool) -> None:
-        """A rank's process has ended; ``ok``: whether it succeeded."""
+        """Write the rest of a rank's output after its process has ended."""
         self._write(self._outputs.flush(rank, ok, self._clock()))
 
     def tick(self) -> None:
-        """Write output that was delayed until now: progress bars and tracebacks."""
+        """Write delayed output that is due: progress bars and tracebacks."""
         now_s = self._clock()
         if self._console.full:
             self._outputs.hold(now_s)
@@ -108,12 +89,11 @@ class Printer:
         self._console.write(STDERR, "".join(lines).encode())
 
     def note(self, text: str) -> None:
-        """Like :meth:`show`, for what the user can do without: nothing with ``--quiet``."""
+        """Like :meth:`show`, for less important messages: no output with ``--quiet``."""
         if not self._quiet:
             self.show(text)
 
     def close(self) -> None:
-        """Close the files."""
         if self._files is not None:
             self._files.close()
 

@@ -12,12 +12,8 @@ _COARSE_S = 2.0
 
 
 def missing_timeline(job: Job, began_s: float, ranks: Sequence[int]) -> str:
-    """A message if rank 0, on this machine, has not written the requested timeline, else "".
-
-    Args:
-        job: the job that has ended.
-        ranks: the processes, in the order of their ranks at the end.
-        began_s: the job's start, in seconds of the wall clock: an older file is another job's.
+    """Return a message if rank 0, on this machine, has not written the requested timeline, else "". `ranks`
+    are the processes by their last ranks; a file from before `began_s` (wall clock) is another job's.
     """
     host = job.host_of(ranks[0])
     if not job.settings.timeline or not host.is_local:

@@ -1,4 +1,4 @@
-"""Text from elsewhere, made fit for a terminal. Pure."""
+"""External text made safe for a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _INVISIBLE = re.compile(
     "\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 _MAX_MARKS = 4
-"""Combining characters on one character that are shown: more would cover the lines around."""
+"""Combining characters on one character that are shown: more would cover neighbouring lines."""
 _TAB_COLUMNS = 8
 
 
 def visible(text: str) -> str:
-    """The text without colours, and with escapes for what a terminal would execute instead of showing.
+    """Return the text without colours, and with escapes for control sequences.
 
-    Control characters (but tabs and line ends), marks that turn the direction of writing or take no room, and
-    half characters that no encoding has come out as ``\\x1b``, ``\\u202e``.
+    Control characters (except tabs and line ends), marks that change the direction of writing or have no
+    width, and lone surrogates become ``\\x1b``, ``\\u202e``.
     """
     return _INVISIBLE.sub(_escape, COLOUR.sub("", text.replace("\r\n", "\n")))
 
 
 def visible_line(text: str) -> str:
-    """The same as part of a line: line ends and tabs, too, come out as escapes."""
+    """Return the text as part of a line: tabs and line ends also become escapes."""
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
@@ -46,14 +46,13 @@ def _columns_of(character: str) -> int:
 
 
 def columns(text: str) -> int:
-    """The columns of a terminal that a text takes, at most: a tab counts as eight."""
+    """Return the maximum number of columns of a text on a terminal; a tab counts as eight."""
     return len(text) if text.isascii() and "\t" not in text else sum(map(_columns_of, text))
 
 
 def cut(text: str, room: int) -> Tuple[str, int]:
-    """The beginning of a text that fits into so many columns, and the columns that are left.
-
-    Combining characters beyond a few on one character are left out.
+    """Return the beginning of a text that fits into `room` columns, and the remaining columns. Combining
+    characters beyond a few on one character are dropped.
     """
     if text.isascii() and "\t" not in text:
         return text[:room], max(0, room - len(text))

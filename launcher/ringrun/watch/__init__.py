@@ -1,1 +1,1 @@
-"""The live view, the report and the metrics of a job, all from the same numbers."""
+"""The live view and the report of a job, from the same counters."""

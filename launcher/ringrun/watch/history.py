@@ -1,4 +1,4 @@
-"""All samples of a job: the present rates of its ranks, and what the report needs of the past. Pure."""
+"""All samples of a job: the present rates of its ranks, and the history for the report. Pure."""
 
 from __future__ import annotations
 
@@ -20,19 +20,13 @@ from .waiting import (
 WINDOW_S = 10.0
 """Rates of the live view are averages over this time."""
 MIN_S = 0.5
-"""Shorter periods, such as the last one of a job, say nothing about rates."""
+"""Shorter periods, such as the last one of a job, are too short for rates."""
 MAX_POINTS = 480
-"""A curve with more points is thinned to half of them."""
+"""A curve with more points is reduced to half of them."""
 
 
 class RankRates(NamedTuple):
-    """What a rank has done in a period, per second.
-
-    Attributes:
-        period_s: the period.
-        steps, calls, sent_bytes, received_bytes: per second.
-        waited: part of the time in collectives, moving data or waiting.
-    """
+    """A rank's rates in a period, per second; `waited` is the share of the time in collectives."""
 
     period_s: float
     steps: float
@@ -43,19 +37,14 @@ class RankRates(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A point of the report's curves.
-
-    Attributes:
-        at_s: the middle of the period, from the start of the job.
-        rates: of the period.
-    """
+    """A point of the report's curves; `at_s` is the middle of the period, from the start of the job."""
 
     at_s: float
     rates: RankRates
 
 
 def rates_between(before: Sample, after: Sample) -> Optional[RankRates]:
-    """The rates between two samples of one rank; None if there is no time between them."""
+    """Return the rates between two samples of one rank; None if both have the same time, or another epoch."""
     period_s = after.elapsed_s - before.elapsed_s
     if period_s <= 0.0 or after.generation != before.generation:
         return None
@@ -70,20 +59,12 @@ def rates_between(before: Sample, after: Sample) -> Optional[RankRates]:
 
 
 class RankHistory:
-    """The samples of one rank, or of one process of an elastic job.
-
-    Args:
-        began_s: the start of the job, by the launcher's clock.
-
-    Attributes:
-        latest: the last sample.
-        points: the curves.
-        peak_bytes: by rank, the highest rate of sending to it between two samples, in bytes per second.
-    """
+    """The samples of one rank, or of one process of an elastic job. Times are of the launcher's clock."""
 
     def __init__(self, began_s: float) -> None:
-        self.latest: Optional[Sample] = None
-        self.points: List[Point] = []
+        self.latest: Optional[Sample] = None  # the last sample
+        self.points: List[Point] = []  # the curves
+        # by rank, the highest rate of sending to it between two samples, in bytes/s
         self.peak_bytes: Dict[int, float] = {}
         self._began_s = began_s
         self._recent: Deque[Sample] = deque()
@@ -91,7 +72,6 @@ class RankHistory:
         self._interval_s = MIN_S
 
     def add(self, sample: Sample) -> None:
-        """Take a sample."""
         last, self.latest = self.latest, sample
         if last is not None and last.generation != sample.generation:
             self._recent.clear()
@@ -141,7 +121,7 @@ class RankHistory:
 
 
 def _mean(one: Point, other: Point) -> Point:
-    """One point in place of two neighbours."""
+    """Merge two neighbouring points."""
     first_s, second_s = one.rates.period_s, other.rates.period_s
     total_s = first_s + second_s
     means = [(a * first_s + b * second_s) / total_s for a, b in zip(one.rates[1:], other.rates[1:])]
@@ -149,30 +129,22 @@ def _mean(one: Point, other: Point) -> Point:
 
 
 class History:
-    """The samples of all ranks of a job.
-
-    Args:
-        began_s: when the job started, by the launcher's clock.
-
-    Attributes:
-        processes: by the number of the process in the launcher, which is its rank except in elastic jobs.
-        interfaces: by (rank, rank), the interface of the first one that their link uses.
-    """
+    """The samples of all ranks of a job. Times are of the launcher's clock."""
 
     def __init__(self, began_s: float) -> None:
         self.began_s = began_s
-        self.processes: Dict[int, RankHistory] = {}
+        self.processes: Dict[int, RankHistory] = {}  # by process number: the rank except in elastic jobs
+        # by (rank, peer), the rank's interface of their link
         self.interfaces: Dict[Tuple[int, int], str] = {}
         self._members: Optional[Sequence[int]] = None
 
     def changed(self, members: Sequence[int]) -> None:
-        """The processes of an elastic job are these now, by rank."""
+        """Take the present processes of an elastic job, by rank."""
         self._members = members
 
     def take(self, process: int, data: bytes, now_s: float) -> bool:
-        """Take the report of a process; returns whether it is valid.
-
-        Which rank the process is, the launcher knows: a report of another rank is not valid.
+        """Take the report of a process; return whether it is valid. A report of another rank than the process
+        has is not valid.
         """
         sample = parse_sample(data, now_s, MAX_RANKS if self._members is None else len(self._members))
         if sample is None or self._members is None and sample.rank != process:
@@ -181,11 +153,7 @@ class History:
         return True
 
     def linked(self, links: Sequence[Mapping[str, Any]]) -> None:
-        """The ranks of an epoch have connected.
-
-        Args:
-            links: rows of :func:`ringcomm.rendezvous.link_table.link_rows`; empty: nothing is known.
-        """
+        """Take the links of an epoch (:func:`ringcomm.rendezvous.link_table.link_rows`); no rows: unknown."""
         if links:
             self.interfaces = {}
         for row in links:
@@ -194,11 +162,11 @@ class History:
             self.interfaces[peer, rank] = str(row["peer_iface"])
 
     def interfaces_of(self, rank: int) -> List[str]:
-        """The interfaces over which a rank reaches other hosts, in order of name."""
+        """Return the interfaces over which a rank reaches other hosts, sorted by name."""
         return sorted({name for (one, _), name in self.interfaces.items() if one == rank} - {"", "unix"})
 
     def present(self) -> Dict[int, int]:
-        """By rank, the number of the process, for those that have reported as that rank."""
+        """Return the process number by rank, for processes that have reported as that rank."""
         members = self._members
         rows = {number: number for number in self.processes} if members is None else dict(enumerate(members))
         latest = {number: process.latest for number, process in self.processes.items()}
@@ -208,17 +176,13 @@ class History:
         }
 
     def local_steps(self) -> List[str]:
-        """Return what rank 0 reports of its local steps: one text, or none."""
+        """Return rank 0's report about its local steps: one text, or none."""
         number = self.present().get(0)
         sample = None if number is None else self.processes[number].latest
         return [sample.local_steps] if sample is not None and sample.local_steps else []
 
     def slowest_now(self, hosts: Mapping[int, str]) -> Optional[Slowest]:
-        """The rank that the others wait for in the present window.
-
-        Args:
-            hosts: by process, the name of its host.
-        """
+        """Return the rank that the others wait for in the present window; `hosts` are by process."""
         waits: Dict[int, Waits] = {}
         periods_s = []
         for rank, number in self.present().items():
@@ -230,25 +194,21 @@ class History:
         return slowest_rank(waits, names_of(self.present(), hosts), max(periods_s, default=0.0))
 
     def matrix(self) -> Matrix:
-        """Return how long each rank of the newest epoch has waited for each other one, in all."""
+        """Return the total time that each rank of the newest epoch has waited for each other one."""
         return waiting_matrix(totals_of(self._latest()))
 
     def slowest(self, hosts: Mapping[int, str]) -> Optional[Slowest]:
-        """The rank that the others have waited for in the whole epoch.
-
-        Args:
-            hosts: by process, the name of its host.
-        """
+        """Return the rank that the others have waited for in the whole epoch; `hosts` are by process."""
         elapsed_s = max((sample.elapsed_s for sample in self._latest()), default=0.0)
         return slowest_rank(totals_of(self._latest()), names_of(self.present(), hosts), elapsed_s)
 
     def _latest(self) -> Sequence[Sample]:
-        """The last sample of each process of the newest epoch."""
+        """Return the last sample of each process of the newest epoch."""
         found = [self.processes[number].latest for number in self.present().values()]
         return [sample for sample in found if sample is not None]
 
     def samples(self) -> Sequence[Tuple[int, Sample]]:
-        """The last sample of each process, with its number, by rank; first those that are ranks now."""
+        """Return the last sample of each process, with its number, by rank; present ranks come first."""
         found = [(number, item.latest) for number, item in self.processes.items() if item.latest is not None]
         present = set(self.present().values())
         return sorted(found, key=lambda pair: (pair[0] not in present, pair[1].rank, pair[0]))

@@ -1,4 +1,4 @@
-"""The report of ``--report``: one HTML file without scripts, and without anything from elsewhere. Pure."""
+"""The report of ``--report``: one HTML file without scripts and external resources. Pure."""
 
 from __future__ import annotations
 
@@ -36,37 +36,20 @@ svg{max-width:100%;height:auto;font:12px system-ui,sans-serif}.lines,.bars{width
 
 
 class ReportFacts(NamedTuple):
-    """What the report says beside numbers.
-
-    Attributes:
-        program: the script or module.
-        version: of ringcomm.
-        began_at: the start, in seconds of the wall clock.
-        took_s: the duration, in seconds.
-        reason: how the job ended.
-        failure: the report of the failure, or "".
-        changes: of membership: seconds since the start, and text.
-        settings: (name, value, source) of every setting.
-    """
+    """The content of the report besides counters; `reason` says how the job ended."""
 
     program: str
-    version: str
-    began_at: float
+    version: str  # of ringcomm
+    began_at: float  # in seconds of the wall clock
     took_s: float
     reason: str
-    failure: str = ""
-    changes: Tuple[Tuple[float, str], ...] = ()
-    settings: Tuple[Tuple[str, str, str], ...] = ()
+    failure: str = ""  # the report of the failure
+    changes: Tuple[Tuple[float, str], ...] = ()  # of membership: seconds since the start, text
+    settings: Tuple[Tuple[str, str, str], ...] = ()  # name, value, source
 
 
 def html_report(facts: ReportFacts, history: History, hosts: Mapping[int, str]) -> str:
-    """The file.
-
-    Args:
-        facts: about the job.
-        history: the samples of its ranks.
-        hosts: by process, the name of its host.
-    """
+    """Return the file's text; `hosts` has the host name of each process."""
     samples = history.samples()
     title = facts.program
     count = len(history.present())
@@ -106,7 +89,7 @@ def html_report(facts: ReportFacts, history: History, hosts: Mapping[int, str]) 
 def _table(
     titles: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (), slow: int = -1
 ) -> str:
-    """A table; ``left``: columns of text; ``slow``: the row that stands out."""
+    """Return a table; `left` are the columns of text, `slow` is the highlighted row."""
     marks = [' class="t"' if column in left else "" for column in range(len(titles))]
     head = "".join(f"<th{mark}>{svg.escape(title)}</th>" for mark, title in zip(marks, titles))
     body = [
@@ -119,7 +102,7 @@ def _table(
 
 
 def _wide(part: str, more: str = "") -> str:
-    """Return what is scrolled sideways where the window is narrower."""
+    """Return a part that is scrolled sideways if the window is narrower."""
     return f'<div class="wide{more}">{part}</div>'
 
 
@@ -261,7 +244,7 @@ def _links(history: History, hosts: Mapping[int, str]) -> str:
 
 
 def _interfaces(history: History, rank: int, other: int) -> str:
-    """The interfaces at both ends of a link, as text."""
+    """Return the interfaces at both ends of a link, as text."""
     ends = [history.interfaces.get(pair) for pair in ((rank, other), (other, rank))]
     if ends == ["unix", "unix"]:
         return "inside the host"

@@ -1,4 +1,4 @@
-"""The numbers that a rank reports about itself, as the launcher reads them. Pure."""
+"""The launcher's parser of the counters that a rank reports. Pure."""
 
 from __future__ import annotations
 
@@ -15,30 +15,17 @@ _GAUGES = ("local_steps", "local_drift")
 
 
 class PeerNumbers(NamedTuple):
-    """What a rank has exchanged with another one.
+    """A rank's exchange with another one."""
 
-    Attributes:
-        sent_bytes, received_bytes: headers included.
-        slept_s: how long the rank slept until the other one's data came, in seconds.
-        delivered_bytes: what TCP connections have delivered to the other one, as the system counts it.
-        busy_s: for how long they were busy with that, in seconds.
-    """
-
-    sent_bytes: int = 0
+    sent_bytes: int = 0  # headers included, as in received_bytes
     received_bytes: int = 0
-    slept_s: float = 0.0
-    delivered_bytes: int = 0
-    busy_s: float = 0.0
+    slept_s: float = 0.0  # asleep until the other one's data came
+    delivered_bytes: int = 0  # by TCP to the other one, as the system counts it
+    busy_s: float = 0.0  # TCP's time for that
 
 
 class KindNumbers(NamedTuple):
-    """What a rank's collectives of one kind have done.
-
-    Attributes:
-        runs: their number.
-        took_s: the time of all of them, in seconds.
-        moved_bytes: sent and received.
-    """
+    """The totals of a rank's collectives of one kind; `moved_bytes` are sent and received."""
 
     runs: int = 0
     took_s: float = 0.0
@@ -46,50 +33,31 @@ class KindNumbers(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """What a rank had done at one time.
+    """The counters of a rank at one time."""
 
-    Attributes:
-        at_s: when it arrived, by the launcher's clock.
-        rank: the rank, as its report says.
-        generation: membership epoch.
-        elapsed_s: since the rank joined the job.
-        steps: number of training steps.
-        step_s: time of the last one.
-        waited_s: time in collectives, moving data or waiting for other ranks.
-        peers: by rank.
-        kinds: by kind, such as ``allreduce``.
-        operations: by description; those that took the most time.
-        late_s: from rank 0 only: by rank, how long operations by name have waited for it alone.
-        doing: the collective that it is in, or the last one.
-        inside: whether it is in it.
-        waits_for: the ranks from which it waits to receive.
-        gauges: other numbers by name, those that are known here.
-    """
-
-    at_s: float
-    rank: int
-    generation: int
-    elapsed_s: float
-    steps: int
-    step_s: float
-    waited_s: float
-    peers: Dict[int, PeerNumbers]
-    kinds: Dict[str, KindNumbers]
-    operations: Dict[str, KindNumbers]
-    late_s: Dict[int, float]
-    doing: str
-    inside: bool
-    waits_for: Tuple[int, ...]
-    gauges: Dict[str, float]
+    at_s: float  # arrival, by the launcher's clock
+    rank: int  # as its report says
+    generation: int  # membership epoch
+    elapsed_s: float  # since the rank joined the job
+    steps: int  # of training
+    step_s: float  # time of the last step
+    waited_s: float  # in collectives, moving data or waiting for other ranks
+    peers: Dict[int, PeerNumbers]  # by rank
+    kinds: Dict[str, KindNumbers]  # by kind, such as allreduce
+    operations: Dict[str, KindNumbers]  # by description, those that took the most time
+    late_s: Dict[int, float]  # from rank 0 only: by rank, how long operations by name waited for it alone
+    doing: str  # the present or the last collective
+    inside: bool  # it is in that collective
+    waits_for: Tuple[int, ...]  # ranks from which it waits to receive
+    gauges: Dict[str, float]  # other known counters by name
 
     @property
     def calls(self) -> int:
-        """Number of collectives."""
         return sum(kind.runs for kind in self.kinds.values())
 
     @property
     def local_steps(self) -> str:
-        """How often ranks that make local steps synchronize, in words; "" if they make none."""
+        """Interval of synchronization of ranks that make local steps, in words; "" if they make none."""
         steps, drift = self.gauges.get("local_steps"), self.gauges.get("local_drift")
         if steps is None:
             return ""
@@ -98,22 +66,16 @@ class Sample(NamedTuple):
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes sent to all ranks."""
         return sum(peer.sent_bytes for peer in self.peers.values())
 
     @property
     def received_bytes(self) -> int:
-        """Bytes received from all ranks."""
         return sum(peer.received_bytes for peer in self.peers.values())
 
 
 def parse_sample(data: bytes, at_s: float, size: int = MAX_RANKS) -> Optional[Sample]:
-    """A rank's report; None if it is not valid.
-
-    Args:
-        data: JSON from the rank.
-        at_s: when it arrived, in seconds.
-        size: the number of ranks; what a report says of others is left out.
+    """Return a rank's report from JSON; None if it is not valid. `at_s` is its arrival; entries about ranks
+    from `size` on are dropped.
     """
     try:
         found = json_of(data)

@@ -15,19 +15,12 @@ _BAR = 22
 
 
 def escape(text: str) -> str:
-    """Text for HTML or SVG. Control characters, which neither may contain, become visible."""
+    """Return text for HTML or SVG. Control characters, which neither may contain, become visible."""
     return escape_html(visible(text))
 
 
 class Curve(NamedTuple):
-    """A line of a diagram.
-
-    Attributes:
-        label: its name.
-        points: (x, y), x ascending.
-        colour: as CSS has it.
-        bold: whether it stands out.
-    """
+    """A line of a diagram: (x, y) points with ascending x, and a colour of CSS."""
 
     label: str
     points: Sequence[Tuple[float, float]]
@@ -36,12 +29,12 @@ class Curve(NamedTuple):
 
 
 def colour_of(index: int) -> str:
-    """A colour for the rank with this number; neighbours differ clearly."""
+    """Return a colour for the rank with this number; neighbours differ clearly."""
     return f"hsl({(index * 137) % 360},60%,{40 + 12 * (index % 2)}%)"
 
 
 def ticks(most: float, count: int = 4) -> List[float]:
-    """Round numbers from 0 to at least ``most``, about so many.
+    """Return about `count` round numbers from 0 to at least `most`.
 
     >>> ticks(7.3)
     [0.0, 2.0, 4.0, 6.0, 8.0]
@@ -55,7 +48,7 @@ def ticks(most: float, count: int = 4) -> List[float]:
 
 
 def number(value: float) -> str:
-    """A number at an axis or in a cell; what is below a thousandth is 0.
+    """Return a number at an axis or in a cell; below a thousandth it is 0.
 
     >>> number(0.25), number(12.0), number(2500.0), number(0.01234), number(0.0001)
     ('0.25', '12', '2500', '0.012', '0')
@@ -66,13 +59,7 @@ def number(value: float) -> str:
 
 
 def lines(curves: Sequence[Curve], x_title: str, y_title: str) -> str:
-    """A diagram of curves over time, with a legend below it.
-
-    Args:
-        curves: what to draw; nothing is drawn of a curve without points.
-        x_title: of the horizontal axis, such as ``seconds``.
-        y_title: of the vertical axis.
-    """
+    """Return a diagram of curves with points over time, with titles of both axes and a legend below it."""
     points = [point for curve in curves for point in curve.points]
     if not points:
         return "<p>Too few numbers for a curve.</p>"
@@ -116,14 +103,7 @@ def _legend(curves: Sequence[Curve]) -> str:
 def heat_map(
     ranks: Sequence[int], values: Mapping[Tuple[int, int], float], marked: Optional[int], title: str
 ) -> str:
-    """A square table of numbers, the darker the larger.
-
-    Args:
-        ranks: the rows and columns.
-        values: by (row, column).
-        marked: a column that stands out, or None.
-        title: what a cell says.
-    """
+    """Return a table of numbers by (row, column), darker if larger; the column `marked` has a frame."""
     most = max([values.get((row, column), 0.0) for row in ranks for column in ranks], default=0.0)
     side = _CELL * (len(ranks) + 1) + 10
     parts = [f'<svg class="map" viewBox="0 0 {side} {side}" width="{side}" role="img" '
@@ -157,12 +137,7 @@ def _cell(column: int, row: int, value: float, share: float) -> str:
 
 
 def bars(values: Dict[str, float], unit: str) -> str:
-    """Horizontal bars with their labels.
-
-    Args:
-        values: by label.
-        unit: what the numbers are, such as ``MB``.
-    """
+    """Return horizontal bars with their labels."""
     most = max(values.values(), default=0.0)
     height = _BAR * len(values) + 6
     parts = [f'<svg class="bars" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(unit)}">']

@@ -1,4 +1,4 @@
-"""The live view: a table with a line per rank, and one line where there is no terminal. Pure."""
+"""The live view: a table with a line per rank, and one line without a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ STALE_S = 5.0
 """A rank that has not answered for this long is shown as silent."""
 KEYS = "s: stacks of all ranks, q: leave this view (the job goes on)"
 WIDTH = 78
-"""Sentences below the table are wrapped here, in columns: what does not fit into a line is cut."""
+"""Columns at which sentences below the table are wrapped; longer lines are cut."""
 _TITLES = ("rank", "host", "step", "steps/s", "sent MB/s", "waits", "in")
 _TEXTS = 6
-"""The first column of text behind the numbers."""
+"""The first column of text after the numbers."""
 _NAMED = re.compile(r"^(\w+)(\(.*\)) ('.*)$", re.DOTALL)
 """A call by name: the collective, its arguments, the names of its tensors."""
 _RED, _BOLD, _PLAIN = "\x1b[31m", "\x1b[1m", "\x1b[0m"
 
 
 def amount(value: float) -> str:
-    """A rate with three digits.
+    """Return a rate with three digits.
 
     >>> amount(0.0), amount(0.1234), amount(12.345), amount(1234.5)
     ('0', '0.123', '12.3', '1234')
@@ -38,15 +38,8 @@ def amount(value: float) -> str:
 def table(
     history: History, hosts: Mapping[int, str], now_s: float, coloured: bool, keys: bool, rows: int
 ) -> List[str]:
-    """The lines of the table.
-
-    Args:
-        history: the samples.
-        hosts: by process, the name of its host.
-        now_s: the time, by the launcher's clock.
-        coloured: whether the slowest rank is shown in colour.
-        keys: whether keys are read.
-        rows: most lines, at least 5; if there are more ranks, the last ones are left out.
+    """Return the lines of the table. `hosts` are by process; `keys` tells whether keys are read; `rows` is
+    the maximum number of lines, at least 5: the last ranks are left out.
     """
     present = sorted(history.present().items())
     slowest = history.slowest_now(hosts)
@@ -98,7 +91,7 @@ def _cells(rank: int, host: str, process: RankHistory, now_s: float) -> Tuple[st
 
 
 def _where(sample: Sample, now_s: float) -> str:
-    """The collective that a rank is in, and the ranks it waits for."""
+    """Return the collective that a rank is in, and the ranks it waits for."""
     silent_s = now_s - sample.at_s
     if silent_s > STALE_S:
         return f"no answer for {silent_s:.0f} s"
@@ -112,13 +105,7 @@ def _where(sample: Sample, now_s: float) -> str:
 
 
 def slowest_text(slowest: Slowest, history: History, hosts: Mapping[int, str]) -> str:
-    """A sentence about the slowest rank.
-
-    Args:
-        slowest: the rank, and why.
-        history: the samples and the interfaces.
-        hosts: by process, the name of its host.
-    """
+    """Return a sentence about the slowest rank; `hosts` are by process."""
     host = names_of(history.present(), hosts).get(slowest.rank, "?")
     name = f"rank {slowest.rank} ({visible_line(host)}) is the slowest"
     if not slowest.link_mb_per_s:
@@ -133,12 +120,7 @@ def slowest_text(slowest: Slowest, history: History, hosts: Mapping[int, str]) -
 
 
 def line(history: History, hosts: Mapping[int, str]) -> str:
-    """One line about the whole job; "" before any rank has reported.
-
-    Args:
-        history: the samples.
-        hosts: by process, the name of its host.
-    """
+    """Return one line about the whole job; "" before any rank has reported. `hosts` are by process."""
     present = history.present()
     rates = [history.processes[number].rates for number in present.values()]
     known: List[RankRates] = [item for item in rates if item is not None]
@@ -160,7 +142,7 @@ def _of(history: History, present: Mapping[int, int]) -> List[RankHistory]:
 
 
 def duration(seconds: float) -> str:
-    """A time in words, like ``3.2 s``, ``5 min 7 s`` or ``2 h 30 min``."""
+    """Return a time in words, like ``3.2 s``, ``5 min 7 s`` or ``2 h 30 min``."""
     whole = round(seconds)
     if whole < 60:
         return f"{max(0.0, seconds):.1f} s"

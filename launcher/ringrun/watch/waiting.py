@@ -1,4 +1,4 @@
-"""Which rank the others wait for, and why, from what ranks report about their waiting. Pure."""
+"""Which rank the others wait for, and why, from the ranks' reported waiting times. Pure."""
 
 from __future__ import annotations
 
@@ -13,30 +13,24 @@ MIN_BUSY = 0.3
 SLOW_LINK = 0.5
 """and has at most this part of the speed of links between other hosts."""
 MIN_DELIVERED_BYTES = 1 << 20
-"""A link that has delivered less says nothing about its speed."""
+"""A link that has delivered less has no known speed."""
 
 Matrix = Dict[Tuple[int, int], float]
 """By (rank that waits, rank that it waits for), seconds."""
 
 
 class Waits(NamedTuple):
-    """How a rank has waited in a period.
+    """A rank's waiting times in a period."""
 
-    Attributes:
-        waited_s: in collectives, moving data or waiting for other ranks.
-        slept_s: by rank, until its data came.
-        late_s: from rank 0 only: by rank, how long operations by name have waited for it alone.
-        links: by rank, the bytes that TCP connections have delivered to it, and for how many seconds.
-    """
-
-    waited_s: float
-    slept_s: Mapping[int, float]
-    late_s: Mapping[int, float]
+    waited_s: float  # in collectives, moving data or waiting for other ranks
+    slept_s: Mapping[int, float]  # by rank, until its data came
+    late_s: Mapping[int, float]  # from rank 0 only: by rank, how long operations by name waited for it alone
+    # by rank, bytes that TCP delivered to it, and the seconds for that
     links: Mapping[int, Tuple[int, float]]
 
 
 def waits_between(before: Optional[Sample], after: Sample) -> Waits:
-    """Return how a rank has waited between two samples; without the first one, from the start."""
+    """Return a rank's waiting times between two samples; without the first one, from the start."""
     peers = {} if before is None else before.peers
     late_before_s = {} if before is None else before.late_s
     slept_s, links = {}, {}
@@ -54,14 +48,11 @@ def waits_between(before: Optional[Sample], after: Sample) -> Waits:
 
 
 def waiting_matrix(waits: Mapping[int, Waits]) -> Matrix:
-    """Return how long each rank has waited for each other one.
+    """Return the time that each rank has waited for each other one.
 
     A rank reports from which rank the data of a running collective were missing. An operation by name runs
-    only when all ranks have submitted it, and only rank 0 receives which ranks are late. So the rest of a
-    rank's waiting is divided among the late ranks in proportion to how late they were, and is at most that.
-
-    Args:
-        waits: by rank.
+    only when all ranks have submitted it, and only rank 0 is told which ranks are late. So the rest of a
+    rank's waiting is divided among the late ranks in proportion to their lateness, and is at most that.
     """
     late_s: Dict[int, float] = {}
     for item in waits.values():
@@ -80,34 +71,22 @@ def waiting_matrix(waits: Mapping[int, Waits]) -> Matrix:
 
 
 class Slowest(NamedTuple):
-    """The rank that the others wait for.
-
-    Attributes:
-        rank: the rank.
-        share: the part of the time that the others wait for it; or that its link is busy.
-        link_mb_per_s: the speed of its link in MB/s, if that is the reason; otherwise 0.
-        other_mb_per_s: the lowest speed of the links between other hosts, in MB/s.
-    """
+    """The rank that the others wait for."""
 
     rank: int
-    share: float
-    link_mb_per_s: float = 0.0
-    other_mb_per_s: float = 0.0
+    share: float  # of the time that the others wait for it, or that its link is busy
+    link_mb_per_s: float = 0.0  # if its link is the reason
+    other_mb_per_s: float = 0.0  # the lowest of the links between other hosts
 
 
 def slowest_rank(
     waits: Mapping[int, Waits], hosts: Mapping[int, str], period_s: float
 ) -> Optional[Slowest]:
-    """The rank that the others wait for; None if ranks wait equally and their links are alike.
+    """Return the rank that the others wait for; None if ranks wait equally and their links are alike.
 
     The rank that computes longest waits least. Where all wait equally, they wait for the network; then it is
     the rank behind links that are slow and busy, while links between other hosts are fast. A slow link
-    between two hosts without a third one is a matter of both.
-
-    Args:
-        waits: by rank.
-        hosts: by rank.
-        period_s: the period of these waits, in seconds.
+    between two hosts without a third one is attributed to neither.
     """
     if len(waits) < 2 or period_s <= 0.0:
         return None
@@ -145,15 +124,10 @@ def _behind_slow_link(
 
 
 def names_of(present: Mapping[int, int], hosts: Mapping[int, str]) -> Dict[int, str]:
-    """By rank, the name of its host.
-
-    Args:
-        present: by rank, the number of its process.
-        hosts: by the number of the process.
-    """
+    """Return the host name by rank, from the process number by rank and the host name by process."""
     return {rank: hosts.get(number, "?") for rank, number in present.items()}
 
 
 def totals_of(samples: Sequence[Sample]) -> Dict[int, Waits]:
-    """By rank, how it has waited from the start."""
+    """Return the waiting times from the start, by rank."""
     return {sample.rank: waits_between(None, sample) for sample in samples}

@@ -28,14 +28,8 @@ def environment(folder: Path) -> Dict[str, str]:
 
 
 def run_program(command: Sequence[str], folder: Path) -> str:
-    """Run a program to its end, and check that no process of its is left.
-
-    Args:
-        command: the program and its arguments.
-        folder: for its files.
-
-    Returns:
-        its standard output.
+    """Run a program to its end with its files in `folder`, check that none of its processes remains, and
+    return its stdout.
     """
     log = folder / "log"
     with log.open("w") as errors:

@@ -48,15 +48,11 @@ class Reference:
 
 
 class Actor:
-    """A handle of a worker, whose calls run at once in this thread.
-
-    Attributes:
-        failing: by name of a method, what Ray raises in place of its result.
-    """
+    """A handle of a worker, whose calls run immediately in this thread."""
 
     def __init__(self) -> None:
         self._worker = Worker()
-        self.failing: dict = {}
+        self.failing: dict = {}  # by method name, what Ray raises in place of the result
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._worker, name)
@@ -66,12 +62,7 @@ class Actor:
 
 
 class Ray:
-    """The calls of Ray that RayExecutor makes.
-
-    Attributes:
-        killed: the actors that have been killed.
-        removed: the placement groups that have been given back.
-    """
+    """The calls of Ray that RayExecutor makes; `killed` actors and `removed` placement groups are kept."""
 
     exceptions = ray.exceptions
 

@@ -14,13 +14,9 @@ STEPS, OVERFLOW_AT = 6, 2
 
 
 def train(way: str, fused: bool, passes: int) -> torch.Tensor:
-    """Train with scaled losses, of which one overflows on one rank only; all parameters.
-
-    Args:
-        way: "step" is the program of one process; "clip" also unscales and clips before; "horovod" calls
-            ``synchronize()`` and ``skip_synchronize()``.
-        fused: whether the optimizer itself unscales.
-        passes: number of backward passes per step.
+    """Train with scaled losses, one of which overflows on one rank only; return all parameters. The way
+    "step" is the program of one process, "clip" also unscales and clips before, "horovod" calls
+    ``synchronize()`` and ``skip_synchronize()``. `fused`: the optimizer unscales.
     """
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))

@@ -270,10 +270,8 @@ def splits_case(group: Any, odd: bool, n: int, more: int) -> None:
 
 
 def message(more: int, theirs: torch.dtype = torch.float32, late: bool = False) -> Act:
-    """Rank 0 receives n elements of float32; rank 1 sends ``more`` of them, or of another type.
-
-    Args:
-        late: the receive is posted when the message has come, or has been announced.
+    """Rank 0 receives n elements of float32; rank 1 sends `more` of them, or of another type. `late`: the
+    receive is posted when the message has come, or has been announced.
     """
 
     def act(group: Any, odd: bool, n: int) -> None:

@@ -59,14 +59,8 @@ def train(
     on: Ranks, make: Callable[[Any, int], Any], numbers: Sequence[int], stages: int, microbatches: int,
     example: Optional[torch.Tensor] = None,
 ) -> None:  # fmt: skip
-    """Train with a schedule and compare.
-
-    Args:
-        make: the schedule's class or a function like it, which gets one stage or a list of them.
-        numbers: the stages of this rank.
-        stages: the number of all.
-        microbatches: the number of parts of a batch.
-        example: of a stage's input; None: the stages find the shapes of their inputs themselves.
+    """Train with a schedule (`make` gets one stage or a list) on the stages `numbers` of this rank, and
+    compare. `example` is a stage's input; None: the stages find their inputs' shapes.
     """
     rows, steps = 2 * microbatches, 2
     blocks = [Block(number) for number in numbers]

@@ -15,14 +15,9 @@ _context.set_forkserver_preload(["ringcomm.torch.distributed", "torch.nn.paralle
 
 
 class Forked:
-    """A process that calls a function with a connection to this process and with arguments.
-
-    Args:
-        function: what it calls; a function of a module.
-        arguments: what the function gets after the connection.
-        variables: its environment.
-        errors: a file for what it writes to its standard error.
-        alone: start an interpreter instead. That one ends as a program's does, and has its own hash seed.
+    """A process that calls a module's function with a connection to this process and with arguments; its
+    stderr goes to `errors`. `alone`: start an interpreter, which ends as a program does, with its own hash
+    seed.
     """
 
     def __init__(
@@ -51,11 +46,7 @@ class Forked:
         self._connection.send(message)
 
     def receive(self, limit_s: float) -> Any:
-        """Its next message.
-
-        Raises:
-            EOFError: it has ended.
-        """
+        """Return its next message; EOFError if it has ended."""
         assert self._connection.poll(limit_s), f"it has sent nothing for {limit_s:g} s: {self.errors}"
         return self._connection.recv()
 

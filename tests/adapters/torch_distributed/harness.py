@@ -57,12 +57,9 @@ def names_of(file: str) -> List[str]:
 
 
 def run_checks(files: str, size: int, only: str = "", without: str = "", device: str = "") -> Dict[str, str]:
-    """Start the processes and let them run some files' checks: what went wrong, by check ("" if nothing).
-
-    Args:
-        only: a part of the names of the checks that are run.
-        without: parts of the names of checks that are not, separated by spaces.
-        device: ``fake``: all tensors are taken for tensors of a device.
+    """Start the processes and let them run some files' checks; return the error by check, "" if none. `only`
+    is a part of the names that run, `without` has parts of names that do not, separated by spaces. `device`
+    ``fake``: all tensors count as tensors of a device.
     """
     with tempfile.TemporaryDirectory() as folder:
         variables = {**os.environ, "CHECKS_FOLDER": folder, "PYTHONPATH": str(ROOT)}

@@ -16,10 +16,8 @@ LIMIT = timedelta(seconds=90)
 def on_ranks(
     function: Callable[[ProcessGroupRingcomm], Any], size: int, ranks: Optional[Sequence[int]] = None
 ) -> List[Any]:
-    """Call ``function(group)`` on every rank of a new group, each in a thread; the results in rank order.
-
-    Args:
-        ranks: the ranks' numbers in the whole job, if they are not those in the group.
+    """Call ``function(group)`` on every rank of a new group, each in a thread; return the results in rank
+    order. `ranks` are their numbers in the whole job.
     """
     store = dist.HashStore()
     numbers = list(range(size)) if ranks is None else list(ranks)

@@ -7,11 +7,7 @@ from typing import Any
 
 
 def meet(connection: Any, rank: int, size: int, port: int, later: bool) -> None:
-    """Sum ones, and send the sum, or the error.
-
-    Args:
-        later: wait for a message then, and do the same once more in a new group.
-    """
+    """Sum ones, and send the sum or the error; if `later`, wait for a message and sum in another group."""
     import torch
     import torch.distributed as dist
 

@@ -98,10 +98,8 @@ class CannotFetch(Exception):
 
 
 def tree() -> Path:
-    """The folder ``test/distributed`` of PyTorch's sources, which is fetched if it is not there yet.
-
-    Raises:
-        CannotFetch: the package cannot be had, or is another one than expected.
+    """Return the folder ``test/distributed`` of PyTorch's sources, fetched if needed; CannotFetch if the
+    package is not available or unexpected.
     """
     found = KEPT / "test" / "distributed"
     if found.exists():

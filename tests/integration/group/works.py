@@ -9,20 +9,15 @@ LIMIT_S = 60.0
 
 
 class Task:
-    """A work that calls a function, or a message that an engine finishes.
-
-    Attributes:
-        thread: in which it has run.
-        error: with which it has failed.
-    """
+    """A work that calls a function, or a message that an engine finishes."""
 
     def __init__(self, what: str, function: Callable[[], Any] = lambda: None) -> None:
         self.what = what
         self.waiters = 0
         self.source = -1
         self.site = self.noted = None
-        self.thread: Optional[int] = None
-        self.error: Optional[BaseException] = None
+        self.thread: Optional[int] = None  # in which it has run
+        self.error: Optional[BaseException] = None  # with which it has failed
         self._function = function
         self._ended = threading.Event()
 

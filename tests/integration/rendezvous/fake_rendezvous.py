@@ -25,12 +25,7 @@ ABORT = {"type": "abort", "kind": "lost", "text": "rank 1 died young", "rank": 1
 
 
 class FakeRendezvous:
-    """Listens for one rank, which has a place of a launcher.
-
-    Attributes:
-        membership: of that rank.
-        sock: the connection to it.
-    """
+    """Listens for one rank, which has a place of a launcher (`membership`)."""
 
     def __init__(self) -> None:
         self.listener = listen("127.0.0.1")

@@ -13,13 +13,7 @@ Message = Dict[str, Any]
 
 
 class Peer:
-    """A connection to a server, after the handshake.
-
-    Args:
-        endpoints: of the server.
-        key, job: of the job.
-        purpose: what the connection is for.
-    """
+    """A connection to a server, after the handshake."""
 
     def __init__(
         self, endpoints: Sequence[Tuple[str, int]], key: bytes, job: str, purpose: Purpose = Purpose.CONTROL

@@ -43,19 +43,9 @@ PROGRAM = zlib.compress(f"print({GOOD!r})".encode())
 
 
 class Row:
-    """One row of the table.
+    """One row of the table: a `target` that another user prepares, in the folder `parent`."""
 
-    Args:
-        base: a folder of the test's own.
-
-    Attributes:
-        target: what another user prepares.
-        parent: the folder above it that other users may be able to write.
-        reads: whether a file that is there already is read.
-        code: whether only the folder keeps the target from being exchanged.
-    """
-
-    reads = code = False
+    reads = code = False  # an existing file is read; only the folder keeps the target from being exchanged.
 
     def __init__(self, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.base = base

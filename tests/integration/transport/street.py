@@ -11,11 +11,7 @@ from tests.support.service import CLAIM, KEY, Door
 
 
 class Street:
-    """An acceptor with unauthenticated peers and ranks.
-
-    Args:
-        place_s: how long a connection that has failed keeps its place; by default it keeps none.
-    """
+    """An acceptor with unauthenticated peers and ranks; a failed connection keeps its place for `place_s`."""
 
     def __init__(self, reactor, stack, place_s=0.0, encrypt=False):
         certificate = make_certificate() if encrypt else ""

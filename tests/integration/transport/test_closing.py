@@ -40,11 +40,7 @@ LINKS = {
 
 
 class Before:
-    """Run a step once, before the n-th line of ``ringcomm.transport`` that is executed in the block.
-
-    Attributes:
-        reached: whether there were so many lines.
-    """
+    """Run a step once, before the n-th executed line of ``ringcomm.transport``, if the block has one."""
 
     def __init__(self, number, step):
         self.left, self.step, self.reached = number, step, False

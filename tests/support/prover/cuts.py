@@ -16,16 +16,10 @@ def cut_buffers(
 ) -> Dict[Domain, List[int]]:
     """Return where to cut each buffer so that every step touches a piece whole or not at all.
 
-    A cut in what is sent is one in what is received and the other way round, until nothing new
-    appears. Each run of elements that all steps treat alike becomes two pieces, if it has two.
-
-    Args:
-        schedules: one per rank.
-        streams: what :func:`~ringcomm.schedule.streams.pair_steps` made of them.
-        marks: the limits of each buffer, and between them further points to cut at.
-
-    Raises:
-        BrokenInvariantError: a step leaves its buffer.
+    A cut of sent data is a cut of received data and vice versa, until no new cut appears. Each run of
+    elements that all steps treat alike becomes two pieces, if it has two. `streams` are those of
+    :func:`~ringcomm.schedule.streams.pair_steps`; `marks` are the limits of each buffer, and further cuts
+    between them. BrokenInvariantError if a step leaves its buffer.
     """
     points: Dict[Domain, Set[int]] = {domain: set(bounds) for domain, bounds in marks.items()}
     for rank, steps in enumerate(schedules):

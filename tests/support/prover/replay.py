@@ -126,16 +126,11 @@ class _Stream:
 
 
 class Replay:
-    """All buffers of all ranks, cut into pieces; a *place* is one piece of one buffer.
-
-    Args:
-        schedules: one per rank.
-        marks: as for :func:`~tests.support.prover.cuts.cut_buffers`.
-        coded: as for :func:`~tests.support.prover.verify.check_all_reduce`.
-        contributors: how many ranks, from 0 on, have contributions; None: all.
+    """All buffers of all ranks, cut into pieces (:func:`.cuts.cut_buffers`); a *place* is one piece of one
+    buffer. `contributors` is the number of ranks, from 0 on, with contributions; None: all.
 
     Each place counts the steps that touched it. The *version* that a step needs at a place is the number of
-    earlier steps of its rank that touch it too: when the count has reached it, the step may go on.
+    earlier steps of its rank that touch it, too: when the count has reached it, the step may run.
     """
 
     def __init__(
@@ -195,10 +190,8 @@ class Replay:
         return streams
 
     def fill(self, spans: Iterable[Tuple[int, int, int, int]], on: Optional[int] = None) -> None:
-        """Define (rank, buffer, start, stop): each element is that rank's own contribution.
-
-        Args:
-            on: the rank in whose memory the contributions are; None: in their own rank's.
+        """Define (rank, buffer, start, stop): each element is that rank's contribution, in the memory of the
+        rank `on`; None: of that rank.
         """
         for rank, buffer, start, stop in spans:
             for place in self._places(rank if on is None else on, buffer, start, stop):

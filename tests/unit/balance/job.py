@@ -9,13 +9,7 @@ import numpy as np
 
 
 class Job:
-    """Stands for the context, and for the function that returns it.
-
-    Attributes:
-        answer: makes the rows of all ranks from this rank's row and the operation's name; by default all
-            ranks have the same.
-        asked: the names of the operations, with this rank's rows.
-    """
+    """Replaces the context, and the function that returns it."""
 
     def __init__(self, rank=0, size=1, advise=False, hosts=("desk", "jetson1", "jetson2")):
         self.rank, self.size = rank, size
@@ -27,7 +21,7 @@ class Job:
         self.waited_s, self.reduced_bytes = 0.0, 4_000_000
         self.cost_model = None
         self.engine = self
-        self.asked = []
+        self.asked = []  # the names of the operations, with this rank's rows
         self.answer = lambda row, name: np.stack([row] * self.size)
 
     def __call__(self):

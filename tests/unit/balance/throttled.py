@@ -40,23 +40,14 @@ class Throttled:
 
 
 class Setup(NamedTuple):
-    """Machines and their work.
+    """Machines and their work."""
 
-    Attributes:
-        quotas: parts of a core.
-        period_s: of the quotas.
-        step_s: of balanced ranks without communication and noise.
-        noise: standard deviation of the work of a step, as a part of it.
-        fixed: part of a step's work that does not depend on the number of samples.
-        total: samples of a global batch.
-    """
-
-    quotas: Sequence[float] = (0.9, 0.3, 0.3)
-    period_s: float = 0.01
-    step_s: float = 0.17
-    noise: float = 0.03
-    fixed: float = 0.1
-    total: int = 96
+    quotas: Sequence[float] = (0.9, 0.3, 0.3)  # parts of a core
+    period_s: float = 0.01  # of the quotas
+    step_s: float = 0.17  # of balanced ranks without communication and noise
+    noise: float = 0.03  # relative standard deviation of a step's work
+    fixed: float = 0.1  # part of a step's work that does not depend on the number of samples
+    total: int = 96  # samples of a global batch
 
 
 class Job(NamedTuple):
@@ -73,10 +64,8 @@ class Job(NamedTuple):
 
 
 def train(setup: Setup, steps: int, seed: int, slow: Optional[Tuple[int, int, float]] = None) -> Job:
-    """A job that measures, reports and changes shares as :class:`ringcomm.balance.pace.Pace` does.
-
-    Args:
-        slow: a step, a rank, and the quota that it has from this step on.
+    """Return a job that measures, reports and changes shares as :class:`ringcomm.balance.pace.Pace` does;
+    `slow` is a step, a rank, and the rank's quota from this step on.
     """
     draw = Random(seed)
     machines = [Throttled(quota, setup.period_s, draw) for quota in setup.quotas]

@@ -9,10 +9,8 @@ from ringcomm.transport.memory import memory_fabrics
 
 
 class Wire:
-    """The fabric of rank 0, and what the test sends and receives as the other ranks.
-
-    Attributes:
-        call: the header, without lengths, and the schedule of the call that rank 0 is in.
+    """The fabric of rank 0, and the test's side as the other ranks. `call` is the header, without lengths,
+    and the schedule of rank 0's present call.
     """
 
     def __init__(self, size=2, capacity_bytes=1 << 20):

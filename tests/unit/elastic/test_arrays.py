@@ -16,21 +16,14 @@ from ringcomm.ops import Max
 
 
 class Job:
-    """The calls of one rank, which the test answers for the other ranks.
-
-    Attributes:
-        changes: what this rank is told of changed hosts, one item for each time that it asks.
-        others: what other ranks are told; the greatest counts.
-        exchanges: how often ranks have told each other.
-        sent: what rank 0 broadcasts, in order: a value, then arrays.
-    """
+    """The calls of one rank, which the test answers for the other ranks."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.changes: List[int] = []
-        self.others = 0
-        self.exchanges = 0
+        self.changes: List[int] = []  # changed hosts that this rank is told, one item per request
+        self.others = 0  # those that other ranks are told; the greatest counts
+        self.exchanges = 0  # between ranks
         self.initialized = True
-        self.sent: List[Any] = []
+        self.sent: List[Any] = []  # broadcasts of rank 0, in order: a value, then arrays
         monkeypatch.setattr(api, "take_changes", lambda: self.changes.pop(0) if self.changes else 0)
         monkeypatch.setattr(api, "is_initialized", lambda: self.initialized)
         monkeypatch.setattr(direct, "allreduce", self._allreduce)

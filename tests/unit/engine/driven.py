@@ -32,10 +32,8 @@ NOTHING: Dict[str, Any] = {
 
 
 class Job:
-    """Engines without threads, over memory and a clock that is a number.
-
-    Attributes:
-        closed: ranks whose links were reported as ended, by the rank that has reported it.
+    """Engines without threads, over memory and a clock that is a number; `closed` has by reporting rank the
+    ranks whose links ended.
     """
 
     def __init__(self, size: int = 2, limits: SilenceLimits = SilenceLimits()) -> None:  # noqa: B008

@@ -27,12 +27,8 @@ def over_hosts(*wires):
 
 
 class Job:
-    """What a preparation uses of a job, seen from one rank.
-
-    Attributes:
-        runners: the settings of the runners that were made for it, and what these exchanges are called.
-        adopted: what the selector was told.
-        warned: what was shown at the launcher.
+    """The part of a job that a preparation uses, seen from one rank: runners' settings and names of
+    exchanges, reports to the selector, and warnings at the launcher are kept.
     """
 
     def __init__(self, hosts, rank=0, carrier=STREAMS[0], joined=True, **settings):

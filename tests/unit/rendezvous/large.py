@@ -23,30 +23,20 @@ def address_of(host: int) -> str:
 
 
 class LargeStart:
-    """A job whose ranks start on hosts with so many ranks each.
-
-    Args:
-        hosts: for each, its number of ranks.
-        unreachable: (from, to) pairs of hosts: the first one cannot dial the second.
-
-    Attributes:
-        received, sent: by type of message, how many bytes of it the rendezvous has received and sent.
-        messages: how many it has received and sent.
-        rendezvous_s: processor time of the rendezvous, with encoding and without decoding.
-        routes: by rank, how it reaches each other one.
-        notices: what the launcher was told.
+    """A job whose ranks start on hosts with these numbers of ranks; of `unreachable` pairs of hosts the first
+    cannot dial the second.
     """
 
     def __init__(self, *hosts: int, unreachable: Sequence[Tuple[int, int]] = ()) -> None:
         self.seats = seats_of(*hosts)
         self.unreachable = set(unreachable)
         self.state = Rendezvous(FixedTerms(len(self.seats), self.seats, VERSION, 60.0))
-        self.received: Counter[str] = Counter()
+        self.received: Counter[str] = Counter()  # bytes that the rendezvous received, by type of message
         self.sent: Counter[str] = Counter()
-        self.rendezvous_s = 0.0
-        self.messages = 0
-        self.routes: Dict[int, List[Message]] = {}
-        self.notices: List[Notice] = []
+        self.rendezvous_s = 0.0  # its processor time, with encoding and without decoding
+        self.messages = 0  # that it received and sent
+        self.routes: Dict[int, List[Message]] = {}  # by rank, its routes to the others
+        self.notices: List[Notice] = []  # to the launcher
         self._hosts = [seat.slot.host_index for seat in self.seats]
         self._waiting: Deque[Tuple[int, Message]] = deque()
 

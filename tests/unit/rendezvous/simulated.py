@@ -48,13 +48,8 @@ def attempt(source, target, address, why="", **more):
 
 
 class Fed:
-    """A state machine that a test feeds; what it requires is kept.
-
-    Attributes:
-        told: messages by connection.
-        dropped: connections it closed.
-        notices: what the launcher was told.
-        timers: moments at which it requires a tick.
+    """A state machine that a test feeds; its actions are kept: messages by connection, closed connections,
+    notices to the launcher, and times at which it requires a tick.
     """
 
     def __init__(self, state):

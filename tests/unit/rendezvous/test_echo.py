@@ -17,11 +17,7 @@ LIMIT_S = 20.0
 
 
 class Probed:
-    """An echo of rank 3, and the other end of its connection.
-
-    Attributes:
-        ended: the echoes whose connection is over.
-    """
+    """An echo of rank 3, and the other end of its connection; `ended` has echoes without a connection."""
 
     def __init__(self) -> None:
         self.reactor = Reactor()

@@ -24,13 +24,8 @@ BUFFER_BYTES = 1024 * KB
 
 
 class Wire:
-    """A token bucket, and a receiver that looks from time to time.
-
-    Args:
-        rate: bytes per second that it sustains.
-        burst_bytes: what passes at `line_rate` before.
-        line_rate: bytes per second.
-        late_s: what keeps the receiver from looking, at each of its looks: a function.
+    """A token bucket with a sustained `rate` in bytes/s after a burst at `line_rate`, and a receiver that
+    looks from time to time, each time `late_s()` late.
     """
 
     def __init__(self, rate, burst_bytes=0, line_rate=1250 * MB, late_s=lambda: 0.0002):

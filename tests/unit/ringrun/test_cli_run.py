@@ -22,12 +22,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class Kept:
-    """In place of the console on descriptors 1 and 2.
-
-    Attributes:
-        problem: why output could not be written.
-        events: what was written, and when it was closed.
-    """
+    """Replaces the console on descriptors 1 and 2; keeps its output and when it was closed."""
 
     made: List[Kept] = []
     fails = ""
@@ -45,11 +40,7 @@ class Kept:
 
 
 class Attempts:
-    """In place of the attempts to run a job; the outcome is given by the test.
-
-    Attributes:
-        received: the signals that were passed on, and questions.
-    """
+    """Replaces the attempts to run a job; the test sets the outcome. `received` has signals and requests."""
 
     outcome = Outcome(0, "", "done")
     during: Callable[[Attempts], None] = lambda self: None

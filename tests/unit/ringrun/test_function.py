@@ -132,11 +132,7 @@ def test_arguments_that_cannot_be_used(wrong: Dict[str, Any], words: str) -> Non
 
 
 class Attempts:
-    """In place of the attempts to run a job: all ranks return the number of the rank.
-
-    Attributes:
-        made: all that were made.
-    """
+    """Replaces the attempts to run a job (`made` has all): all ranks return the number of the rank."""
 
     made: List[Any] = []
 

@@ -44,10 +44,8 @@ SECOND_WIRE = tried("10.8.0.2", "eth1", "enp4s0")
 
 
 def chosen(*attempts, speeds=()):
-    """The address that wins, whatever the order in which attempts were reported; None: measure (again).
-
-    Args:
-        speeds: for each measurement, the speed of each attempt's wire; None: it broke.
+    """Return the address that wins, whatever the order of the reported attempts; None: measure (again).
+    `speeds` are for each measurement those of the attempts' wires; None: it broke.
     """
     permutations = list(itertools.permutations(range(len(attempts))))
     results = set()

@@ -35,14 +35,7 @@ TERM_IS_ENOUGH: Dict[str, Any] = {"do": "stop", "steps": [[15, 0.0], [9, 60.0]]}
 
 
 class Agent:
-    """A running agent.
-
-    Args:
-        argv: the ranks' command.
-        np: the number of ranks.
-        payload: bytes for the ranks.
-        config: fields of the job on this host with other values.
-    """
+    """A running agent of a job with this command; `config` replaces fields of the job on this host."""
 
     def __init__(
         self, argv: Sequence[str], np: int = 1, payload: Optional[bytes] = None, **config: Any

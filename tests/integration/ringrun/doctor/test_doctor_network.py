@@ -57,12 +57,8 @@ def test_one_thread_alone_parses_modules(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Host:
-    """In place of a host's program. Its interface eth0 is in 10.0.0.0/24, wlan0 in 10.1.0.0/24.
-
-    Attributes:
-        asked: the commands.
-        open: its addresses that can be dialled.
-        speeds: of the wires that lead to it, in MB/s, by its interface.
+    """Replaces a host's program. Its interface eth0 is in 10.0.0.0/24, wlan0 in 10.1.0.0/24. `open` are its
+    addresses that can be dialled; `speeds` those of the wires that lead to it, in MB/s, by interface.
     """
 
     def __init__(self, number: int) -> None:

@@ -23,11 +23,7 @@ STAYS = "echo up $RANK; exec sleep 1000"
 
 
 class Kept(Console):
-    """A console that keeps what it gets, and lets a test react to it.
-
-    Attributes:
-        react: called with everything that was written to both streams so far.
-    """
+    """A console that keeps its output, and calls `react` with the whole text so far."""
 
     def __init__(self) -> None:
         self.written = {1: b"", 2: b""}
@@ -48,11 +44,7 @@ class Kept(Console):
 
 
 class Supervised:
-    """Runs a job; if it does not end in time, the test ends it and fails.
-
-    Args:
-        supervisor: makes the supervisor of the job, which writes to this console.
-    """
+    """Runs a job whose `supervisor` writes to a console; the test fails if it does not end in time."""
 
     def __init__(self, job: Any, supervisor: Callable[[Kept], Any]) -> None:
         self.console, self.job = Kept(), job
@@ -89,11 +81,7 @@ class Supervised:
 
 
 class Running(Supervised):
-    """Runs a job that is not elastic.
-
-    Args:
-        rendezvous: what takes the place of its rendezvous, if anything.
-    """
+    """Runs a job that is not elastic, perhaps with a replacement of its rendezvous."""
 
     def __init__(self, job: Job, rendezvous: Any = None) -> None:
         opens = None if rendezvous is None else rendezvous.open
@@ -140,20 +128,14 @@ def shell_job(
 
 
 class Server:
-    """In place of the rendezvous of an elastic job: publishes a view when so many processes are announced.
-
-    Attributes:
-        size: processes of the next view.
-        member_places: by member, its slot and its host's name.
-        exits: what has been reported of the processes' ends.
-        excluded: members that have to leave, and why.
-        react: called with the members of each view that is published.
+    """Replaces the rendezvous of an elastic job: publishes a view when `size` processes are announced, and
+    calls `react` with its members.
     """
 
     def __init__(self, folder: Path, size: int) -> None:
         self.folder, self.size = folder, size
         self.notify: Callable[[Any], None] = lambda notice: None
-        self.member_places: Dict[int, Tuple[Slot, str]] = {}
+        self.member_places: Dict[int, Tuple[Slot, str]] = {}  # by member: its slot, its host's name
         self.exits: List[Tuple[int, str, bool]] = []
         self.excluded: List[Tuple[int, str]] = []
         self.events: List[str] = []

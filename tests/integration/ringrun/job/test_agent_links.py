@@ -25,20 +25,15 @@ STAYS = "exec sleep 1000"
 
 
 class Handler:
-    """Keeps what the links report.
-
-    Attributes:
-        again: whether links that have ended are started again.
-        ended: the status of each link's process.
-    """
+    """Keeps the links' reports."""
 
     def __init__(self) -> None:
-        self.again = False
+        self.again = False  # links that have ended are started again
         self.frames: List[Frame] = []
         self.chatter = b""
         self.confusion: List[str] = []
         self.problems: List[str] = []
-        self.ended: List[Optional[int]] = []
+        self.ended: List[Optional[int]] = []  # the status of each link's process
 
     def received(self, host: HostJob, frame: Frame) -> None:
         self.frames.append(frame)

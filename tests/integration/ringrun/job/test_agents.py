@@ -22,12 +22,7 @@ LIMIT_S = 60.0
 
 
 class Handler:
-    """Keeps what agents report.
-
-    Attributes:
-        events: the names of the events, in order.
-        ended: the status of each link's process that has ended.
-    """
+    """Keeps the agents' reports: events in order, and the status of each link's process that has ended."""
 
     def __init__(self) -> None:
         self.events: List[Dict[str, Any]] = []

@@ -16,18 +16,12 @@ LIMIT_S = 60.0
 
 
 class Job:
-    """What a discovery thread reports.
-
-    Attributes:
-        lists: the hosts' names after each run.
-        failure: why the first run has failed, or None.
-        reported: set when anything has come.
-    """
+    """The reports of a discovery thread."""
 
     def __init__(self) -> None:
-        self.lists: List[List[str]] = []
+        self.lists: List[List[str]] = []  # the hosts' names after each run
         self.lines: List[str] = []
-        self.failure: Optional[str] = None
+        self.failure: Optional[str] = None  # of the first run
         self.reported = threading.Event()
         self.threads: List[Discovery] = []
 

@@ -30,15 +30,7 @@ def record(reason: str = "asked", **more: Any) -> bytes:
 
 
 class Started:
-    """An inquiry for a job of two ranks on one host, and what has come of it.
-
-    Attributes:
-        asked: the commands to the agent.
-        shown: the texts for the user.
-        exits: how ranks have ended.
-        now_s: the time.
-        ranks: the processes in the order of their ranks, of an elastic job.
-    """
+    """An inquiry for a job of two ranks on one host; commands to the agent and texts are kept."""
 
     def __init__(self, folder: Path, flight_recorder: int = 100) -> None:
         self.asked: List[Dict[str, str]] = []
@@ -46,7 +38,7 @@ class Started:
         self.failure = FirstFailure()
         self.exits = self.failure.exits
         self.now_s = 100.0
-        self.ranks: List[int] = []
+        self.ranks: List[int] = []  # processes of an elastic job by rank
         self.folder = folder
         self.link = SimpleNamespace(answered=True, alive=True, send=self.asked.append)
         values = {"diagnose_dir": str(folder), "flight_recorder": flight_recorder}

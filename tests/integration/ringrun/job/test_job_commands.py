@@ -33,18 +33,12 @@ ABC, ABD, XYZ, FIXED, LEFT, GOING = (name.ljust(16, "0") for name in ("abc", "ab
 
 
 class Jobs:
-    """The running jobs of a user.
-
-    Attributes:
-        environ: the environment of the commands.
-        folder: of the sockets.
-        commands: what has reached which job, without the questions for facts.
-    """
+    """The running jobs of a user."""
 
     def __init__(self, runtime: str) -> None:
         self.environ = {"XDG_RUNTIME_DIR": runtime}
-        self.folder = Path(runtime) / "ringrun"
-        self.commands: List[Tuple[str, Mapping[str, Any]]] = []
+        self.folder = Path(runtime) / "ringrun"  # of the sockets
+        self.commands: List[Tuple[str, Mapping[str, Any]]] = []  # job and command, without requests for facts
         self._servers: List[ControlSocket] = []
 
     def start(self, name: str, **changes: Any) -> None:

@@ -52,13 +52,7 @@ class Keys:
 
 
 class Started:
-    """The view of a job of three ranks.
-
-    Attributes:
-        asked: the commands to the agent.
-        diagnosed: how often the stacks were asked for.
-        now_s: the time.
-    """
+    """The view of a job of three ranks; commands to the agents and requests for stacks are kept."""
 
     def __init__(self, observation: Observation, terminals: Collection[int] = ()) -> None:
         self.asked: List[Dict[str, str]] = []

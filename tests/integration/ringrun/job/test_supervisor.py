@@ -41,13 +41,7 @@ READY = {"event": "ready", "port": 7, "limits": LIMITS}
 
 
 class Rendezvous:
-    """In place of a job's rendezvous.
-
-    Attributes:
-        notify: sends a notice to the supervisor.
-        exits: what has been reported of the ranks' ends.
-        events: ``start`` and ``stop``.
-    """
+    """Replaces a job's rendezvous, and keeps the reported ends of ranks."""
 
     def __init__(self) -> None:
         self.notify: Callable[[Any], None] = lambda notice: None

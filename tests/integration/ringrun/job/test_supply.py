@@ -30,14 +30,7 @@ WHEELS = Package("wheels of numpy", {"numpy/__init__.py": b"1"})
 
 
 class Hosts:
-    """The agents of three hosts, to which nothing is sent really.
-
-    Attributes:
-        archives: the host's name, the kind and the archive of each.
-        commands: the host's name, and the command.
-        shown: lines for the user.
-        problems: the host's name, and the text.
-    """
+    """The agents of three hosts; archives (host, kind, archive) and commands are kept instead of sent."""
 
     def __init__(self, job: Job) -> None:
         self.job = job

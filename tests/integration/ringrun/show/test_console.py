@@ -24,11 +24,7 @@ LIMIT_S = 60.0
 
 
 class Streams:
-    """What descriptors 1 and 2 of this process lead to.
-
-    Attributes:
-        ends: by descriptor, the end from which a test reads.
-    """
+    """Connects descriptors 1 and 2 of this process to `ends`, from which a test reads."""
 
     def __init__(self) -> None:
         self._kept = {stream: os.dup(stream) for stream in (1, 2)}

@@ -17,12 +17,7 @@ TRACEBACK = b"Traceback (most recent call last):\nringcomm.errors.PeerLostError:
 
 
 class Kept(Console):
-    """A console that keeps what it gets.
-
-    Attributes:
-        written: the lines, by stream.
-        states: what was at the bottom of the terminal, one after the other.
-    """
+    """A console that keeps the lines by stream, and the states at the bottom of the terminal."""
 
     def __init__(self, terminals: Collection[int] = ()) -> None:
         self.written: Dict[int, bytes] = {1: b"", 2: b""}

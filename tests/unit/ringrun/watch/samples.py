@@ -23,13 +23,8 @@ def report(rank: int, elapsed_s: float, **changes: Any) -> bytes:
 def running(
     seconds: int, waited: Sequence[float], slept: Mapping[int, Mapping[int, float]], steps: float = 2.0
 ) -> History:  # fmt: skip
-    """The history of a job whose ranks have reported once a second.
-
-    Args:
-        seconds: the duration.
-        waited: by rank, the part of the time that it waits.
-        slept: by rank and the rank that it waits for, the part of the time.
-        steps: per second.
+    """Return the history of a job whose ranks have reported once a second. By rank, `waited` is the share of
+    time that it waits, `slept` that for each other rank; `steps` are per second.
     """
     history = History(0.0)
     for second in range(seconds + 1):

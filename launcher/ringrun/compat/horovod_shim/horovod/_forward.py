@@ -23,7 +23,7 @@ TARGETS: Dict[str, Tuple[str, ...]] = {
     "common.process_sets": ("ringcomm",),
     "common.basics": ("ringcomm._adapter.horovod_basics",),
 }
-"""By module of Horovod, ringcomm's modules for it: the first one that this version of ringcomm has."""
+"""ringcomm's modules for a module of Horovod, of which the first existing one is used."""
 
 TITLES = {
     "tensorflow.keras": "Keras", "tensorflow": "TensorFlow", "torch": "PyTorch", "keras": "Keras",
@@ -43,18 +43,8 @@ class Forwarder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
     ) -> Optional[ModuleSpec]:
-        """The spec of ringcomm's module for a module name of Horovod.
-
-        Args:
-            fullname: Horovod's module name.
-            path: not used.
-            target: not used.
-
-        Returns:
-            the spec; None if another finder is responsible.
-
-        Raises:
-            ModuleNotFoundError: ringcomm has no module for it; the message lists the modules that exist.
+        """Return the spec of ringcomm's module for a module name of Horovod; None if another finder is
+        responsible. ModuleNotFoundError lists the existing modules if there is none.
         """
         top, _, rest = fullname.partition(".")
         if top != "horovod" or rest.split(".")[0] in ("", "_forward", "runner"):
@@ -104,7 +94,7 @@ class _Alias(Loader):
 
 
 def _existing(candidates: Sequence[str], tail: str) -> Optional[str]:
-    """ringcomm's module for one of Horovod's: of the same name inside a package, or else the package."""
+    """Map a Horovod module to ringcomm's of that name, else to the package."""
     for package in candidates:
         name = package + tail
         while name != package and not _is_there(name):

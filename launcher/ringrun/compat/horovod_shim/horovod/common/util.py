@@ -1,4 +1,4 @@
-"""What Horovod's own tests import from here."""
+"""Functions that Horovod's own tests import from here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import List
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Return whether a version is at least ``major.minor.patch``; what follows the numbers does not count."""
+    """Return whether a version is at least ``major.minor.patch``; suffixes do not count."""
     return _numbers(ver) >= _numbers(target)
 
 

@@ -32,7 +32,7 @@ _ORDER = (
 
 
 def _parameter(name: str) -> inspect.Parameter:
-    """One of Horovod's arguments; the default of each is None, but that of ``num_proc`` is 1."""
+    """Return one of Horovod's arguments; its default is None, except for ``num_proc``, which has 1."""
     if name in _OPTIONS:
         made = argument(_OPTIONS[name][0], name)
     else:
@@ -112,7 +112,7 @@ def run(
 
 
 def _failed(rank: Optional[int]) -> str:
-    """Return how Horovod's text on a failed rank begins: programs look for it."""
+    """Return the beginning of Horovod's text on a failed rank, for which programs search."""
     if rank is None:
         return ""  # the job did not start
     return (

@@ -1,4 +1,4 @@
-"""What Horovod's own tests import from here."""
+"""Functions that Horovod's own tests import from here."""
 
 from __future__ import annotations
 
