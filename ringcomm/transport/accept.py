@@ -1,29 +1,26 @@
-"""Accepts and authenticates connections, and limits what unauthenticated peers may cost meanwhile.
+"""Accept and authenticate connections, and limit what unauthenticated peers cost.
 
-Each connection has its limits: until the handshake is done, at most 200 bytes are read (8 KiB, if they are
-encrypted), for :data:`HANDSHAKE_S` seconds. There are limits for all connections together as well, because a
-peer without the key may connect again and again while the ranks compute:
+Until its handshake is done, a connection may send 200 bytes (8 KiB if it is encrypted) and take
+:data:`HANDSHAKE_S` seconds. There are limits for all connections together as well, because a peer without the
+key may connect again and again while the ranks compute:
 
-* There are :data:`MAX_HALF_OPEN` places for connections that are not authenticated, and no more than a
-  quarter of the descriptors that this process may have, so that it can still start others. A connection that
-  fails keeps its place for :data:`PLACE_S` seconds more, which limits how many fail in a second; the next
-  ones wait. The system keeps some in its backlog and lets the rest try again, which costs next to nothing. A
-  refusal took 40 to 60 us on a server's core, so this is 2 % of it. TLS answers only after an
-  :class:`~ringcomm.wire.auth.Admission`, which no process without the key can make.
-* Where all places are taken, the oldest connection that has not named this job is closed for the next one,
-  but none that is younger than :data:`GRACE_S`: a rank names the job with its first bytes. A copy of what a
-  rank has sent names it too, so where many fail that does not count if all have named it.
-* When many have failed lately, unauthenticated connections are served every :data:`LOOK_EVERY_S` seconds
-  instead of at once. Wake-ups are the larger part of the cost for ranks that compute, so a peer that
-  sends a byte at a time causes one for several bytes.
-* A connection of another user of this machine to a Unix socket is closed unread.
-* A rank dials several addresses, or one several times, and keeps the first connection that is authenticated.
-  So a connection whose other end closes it after it has sent nothing, or has named this job, is not reported
-  as refused unless many fail. It keeps its place like any other.
+* There are :data:`MAX_HALF_OPEN` places for unauthenticated connections, at most a quarter of the descriptors
+  of this process. A connection that fails keeps its place for :data:`PLACE_S` seconds more, which limits the
+  failures per second; other connections wait in the system's backlog, which costs next to nothing. A refusal
+  takes 40 to 60 us of a server's core, so this is 2 % of it. TLS answers only after an
+  :class:`~ringcomm.wire.auth.Admission`, which needs the key.
+* If all places are taken, the oldest connection that has not named this job is closed for the next one, but
+  none younger than :data:`GRACE_S`: a rank names the job with its first bytes. A replay of a rank's bytes
+  names it as well, so under many failures that protection ends if all have named it.
+* After many recent failures, unauthenticated connections are served every :data:`LOOK_EVERY_S` seconds
+  instead of at once: wake-ups are the larger part of the cost for ranks that compute.
+* A Unix socket connection of another user of this machine is closed unread.
+* A rank dials several addresses, or one several times, and keeps the first authenticated connection. So a
+  connection that its peer closes after sending nothing, or after naming this job, is not reported as refused
+  unless many fail. It keeps its place like any other.
 
-An authenticated connection gives up its place at once. So ranks that connect at the same time, however many,
-do not wait; only while many connections are refused they may have to try again, which :class:`~.connect.Dial`
-does.
+An authenticated connection gives up its place at once, so any number of ranks can connect at the same time.
+While many connections are refused they may have to try again, which :class:`~.connect.Dial` does.
 """
 
 from __future__ import annotations
@@ -47,28 +44,28 @@ from .secure import ClosedEarly, Encryption, SecureSocket
 HANDSHAKE_S = 2.0
 MAX_HALF_OPEN = 128
 PLACE_S = 0.3
-"""How long a connection that has failed keeps its place: 427 can fail in a second."""
+"""How long a failed connection keeps its place: 427 can fail in a second."""
 GRACE_S = 0.5
 LOOK_EVERY_S = 0.1
 _TOLERATED = 15
-"""This many failures within :data:`PLACE_S` may be accidents, and change nothing."""
+"""Up to this many failures within :data:`PLACE_S` may be accidents and change nothing."""
 _ACCEPTS_AT_ONCE = 256
 _CROWDED_BACKLOG = 64
-"""The listeners' backlog while many fail: connections before a rank's are served before it."""
+"""The listeners' backlog while many connections fail: connections before a rank's are served before it."""
 _POLL_S = 0.01
-"""Between two looks where the system has neither epoll nor kqueue."""
+"""Polling interval where the system has neither epoll nor kqueue."""
 _SOON_S = 0.005
 _DRAIN_BYTES = 4096
 _PENDING = {
     errno.ENETDOWN, errno.EPROTO, errno.ENOPROTOOPT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH,
     errno.EPERM,
 }  # fmt: skip
-"""Errors of one new connection (or of a firewall) that Linux has accept() raise; the listener is well."""
+"""Errors of one new connection (or of a firewall) that Linux raises from accept(); the listener works."""
 _CLOSED = "it closed the connection before it had proven anything"
 
 
 def _places() -> int:
-    """Return how many connections may be unauthenticated at a time in this process."""
+    """Return the maximum number of unauthenticated connections of this process at a time."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_HALF_OPEN if descriptors < 0 else min(MAX_HALF_OPEN, max(1, descriptors // 4))
 
@@ -92,7 +89,7 @@ class _HalfOpen:
 
     @property
     def named_job(self) -> bool:
-        """Whether it has named this job, though perhaps by a copy of what a rank has sent."""
+        """Return whether it has named this job, though perhaps by a replay of a rank's bytes."""
         return self.responder.challenged or isinstance(self.sock, SecureSocket)
 
     def readable(self) -> None:
@@ -130,7 +127,7 @@ class _HalfOpen:
         return data
 
     def _encrypt(self, encryption: Encryption) -> None:
-        """Begin with TLS as soon as the other end is admitted."""
+        """Start TLS as soon as the other end is admitted."""
         while self._admission.needs:
             self._admission.receive(self._read(self._admission.needs))
         self.sock = encryption.wrap(self.sock, accepted=True)
@@ -153,23 +150,7 @@ class _HalfOpen:
 
 
 class Acceptor:
-    """Accepts on several listeners and hands over connections once they are authenticated.
-
-    Args:
-        key, job: what they must prove to hold, and the digest of the job they must mean.
-        arrived: called with each proven connection (non-blocking), its claim, and what authenticates the
-            messages on it.
-        refused: called with the address and the reason for each that failed.
-        encryption: for all connections but those over Unix sockets; None: for none.
-        place_s: how long a connection that has failed keeps its place, in seconds.
-        forwarded: whether connections may have been dialled at another address or port than they arrive at.
-        may_wait: whether connections can wait where descriptors or memory are used up. Otherwise the reactor
-            raises that, unless unauthenticated peers have them.
-
-    Attributes:
-        admitted: the nonces of the admissions to TLS so far.
-        kept_waiting: whether a peer may have had to wait because of refused ones; the reader resets it.
-    """
+    """Accepts on several listeners and hands over authenticated, non-blocking connections."""
 
     def __init__(
         self,
@@ -181,8 +162,8 @@ class Acceptor:
         refused: Callable[[str, str], None],
         encryption: Optional[Encryption] = None,
         place_s: float = PLACE_S,
-        forwarded: bool = False,
-        may_wait: bool = True,
+        forwarded: bool = False,  # connections may arrive at another address or port than was dialled
+        may_wait: bool = True,  # if descriptors or memory run out; otherwise the reactor raises
     ) -> None:
         self._may_wait = may_wait
         self.key = key
@@ -195,10 +176,10 @@ class Acceptor:
         self._listeners = list(listeners)
         self._half_open: Dict[_HalfOpen, None] = {}
         self._places = _places()
-        self.admitted: Set[bytes] = set()
+        self.admitted: Set[bytes] = set()  # nonces of the admissions to TLS so far
         self._place_s = place_s
         self._failed_until_s: Deque[float] = deque()
-        self.kept_waiting = False
+        self.kept_waiting = False  # whether refused peers may have delayed a rank; the reader resets it
         self._resting = self._sweeping = self._was_crowded = False
         # All that is unproven has a selector of its own, so that all of it can be left alone for a while.
         self._selector = selectors.DefaultSelector()
@@ -208,7 +189,7 @@ class Acceptor:
 
     @property
     def shut(self) -> bool:
-        """Whether no connection is accepted now: all places are taken, and none is to be given up."""
+        """Return whether no connection is accepted now: all places are taken, and none can be given up."""
         if len(self._half_open) + self._failed < self._places:
             return False
         oldest = self._oldest()
@@ -216,7 +197,7 @@ class Acceptor:
 
     @property
     def _failed(self) -> int:
-        """How many connections that have failed keep their places."""
+        """Return the number of failed connections that still keep their places."""
         now_s = monotonic()
         while self._failed_until_s and self._failed_until_s[0] <= now_s:
             self._failed_until_s.popleft()
@@ -224,11 +205,11 @@ class Acceptor:
 
     @property
     def _crowded(self) -> bool:
-        """Return whether more than a few have failed lately."""
+        """Return whether more than a few connections have failed lately."""
         return self._failed > _TOLERATED
 
     def _look(self) -> None:
-        """Go on with all that is unproven, and decide when to look again."""
+        """Serve all unauthenticated connections, and decide when to look again."""
         if not self._listeners:
             return  # An alarm that was set before all was closed.
         for key, _ in self._selector.select(0):
@@ -254,7 +235,7 @@ class Acceptor:
             self._watch()
 
     def _watch(self) -> None:
-        """Look when something is ready; without epoll and kqueue, where selectors have no number, soon."""
+        """Look when something is ready; without epoll and kqueue (selectors have no descriptor), soon."""
         if hasattr(self._selector, "fileno"):
             self._reactor.watch(self._selector, READ, self._look)
         else:
@@ -298,7 +279,7 @@ class Acceptor:
                 self._wait_for(half_open)
 
     def _wait_for(self, half_open: _HalfOpen) -> None:
-        """Go on with a connection when more has come; not for ever."""
+        """Continue with a connection when more bytes arrive, until the handshake's time limit."""
         half_open.watched = True
         self._selector.register(half_open.sock, READ, half_open.readable)
         if not self._sweeping:
@@ -306,12 +287,12 @@ class Acceptor:
             self._reactor.after(HANDSHAKE_S, self._sweep)
 
     def _oldest(self) -> Optional[_HalfOpen]:
-        """The oldest connection that has not named this job; where many fail and there is none, of all."""
+        """Return the oldest connection that has not named this job; else, if many fail, the oldest of all."""
         without_job = next((item for item in self._half_open if not item.named_job), None)
         return without_job or (next(iter(self._half_open), None) if self._crowded else None)
 
     def _evict(self) -> bool:
-        """Close the oldest connection, one that has not named this job if possible; whether there was any."""
+        """Close the oldest connection, if possible one that has not named this job; return whether any."""
         victim = self._oldest() or next(iter(self._half_open), None)
         if victim is not None:
             victim.refuse("too many unproven connections at once")
@@ -327,13 +308,8 @@ class Acceptor:
             self._reactor.after(HANDSHAKE_S / 4, self._sweep)
 
     def failed(self, half_open: _HalfOpen, reason: str, given_up: bool) -> None:
-        """A connection has been refused.
-
-        Args:
-            half_open: the connection.
-            reason: why.
-            given_up: whether the other end has closed it as a rank does that another connection has made it
-                superfluous to: that is reported only where many come.
+        """Count a refused connection and report it. ``given_up``: the other end closed it as a rank closes a
+        superfluous connection; that is reported only where many fail.
         """
         self._keep(1)
         if not given_up or self._crowded:
@@ -343,7 +319,7 @@ class Acceptor:
         self._failed_until_s.extend([monotonic() + self._place_s] * places)
 
     def release(self, half_open: _HalfOpen) -> None:
-        """Stop watching a connection: it is authenticated, or refused."""
+        """Stop watching a connection that is authenticated or refused."""
         self._half_open.pop(half_open, None)
         if half_open.watched:
             half_open.watched = False

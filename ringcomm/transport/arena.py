@@ -1,12 +1,12 @@
-"""Memory of this process that the other ranks of its host have mapped, too.
+"""Memory of this process that the other ranks of its host have mapped as well.
 
-A rank that lends what lies here announces only where: the other one adds or copies it from its own mapping,
-by no system call. The memory is one file without a name, whose descriptor goes to each peer of the host when
-a link is made. So nothing remains of it, however the processes end. It consists of blocks, whose pages are
-reserved when a block is made and given back when the last array over it is gone.
+A rank that lends memory of its arena announces only the place: the other rank adds or copies it from its own
+mapping, without a system call. The memory is one file without a name, whose descriptor goes to each peer of
+the host when a link is made. So nothing remains of it, however the processes end. It consists of blocks,
+whose pages are reserved when a block is made and given back when the last array over it is gone.
 
-A process that is forked shows the same memory, as with any shared memory, but cannot give it back; blocks of
-its own lie in another file.
+A forked process has the same memory, as with any shared memory, but cannot give it back; its own blocks lie
+in another file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..dtypes import Array
 from .ring import nameless
 
 MIN_BYTES = 512 * 1024
-"""What is shorter goes through the ring, which is as fast there; so shorter arrays are ordinary memory."""
+"""Shorter buffers go through the ring, which is as fast there; so shorter arrays are ordinary memory."""
 _UNIT = mmap.ALLOCATIONGRANULARITY
 _GIVE_BACK: Any = getattr(mmap, "MADV_REMOVE", None)  # Not every system has it.
 
@@ -41,28 +41,20 @@ class _Block(NamedTuple):
 
 
 def _reserve(descriptor: int, offset: int, length: int) -> None:
-    """Take memory for a part of a file now: what is missing later would be a SIGBUS."""
+    """Reserve memory for a part of a file now: missing memory would be a SIGBUS later."""
     if not hasattr(os, "posix_fallocate"):
         raise OSError("this system does not reserve memory")
     os.posix_fallocate(descriptor, offset, length)
 
 
 class Arena:
-    """Blocks of shared memory of this process.
-
-    Attributes:
-        descriptor: of the file.
-        has_peers: whether another rank of this host has, or had, the descriptor.
-
-    Raises:
-        OSError: this system has no such memory.
-    """
+    """Blocks of shared memory of this process; raises OSError where the system has none."""
 
     def __init__(self) -> None:
         if not hasattr(os, "posix_fallocate") or _GIVE_BACK is None:
             raise OSError("this system does not reserve memory and give it back")
         self.descriptor = nameless()
-        self.has_peers = False
+        self.has_peers = False  # whether another rank of this host has, or had, the descriptor
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._size = 0
@@ -72,17 +64,7 @@ class Arena:
         self._gone: Deque[_Block] = deque()
 
     def allocate(self, nbytes: int) -> Array:
-        """Fresh memory, all zeros.
-
-        Args:
-            nbytes: how many bytes; more than 0.
-
-        Returns:
-            so many bytes, as uint8. Arrays over them keep them alive.
-
-        Raises:
-            OSError: there is not so much left.
-        """
+        """Return new zeroed bytes, which arrays over them keep alive; raises OSError if memory is used up."""
         self._collect()
         with self._lock:
             # Few lengths, so that what is given back fits again: eight from a power of two to the next.
@@ -111,7 +93,7 @@ class Arena:
             self._collect()
 
     def _collect(self) -> None:
-        """Give back the pages of blocks that are gone, unless another call is at work."""
+        """Give back the pages of released blocks, unless another call is doing so."""
         while self._gone and self._lock.acquire(blocking=False):
             try:
                 block = self._gone.popleft()
@@ -131,7 +113,7 @@ class Arena:
         return self.offset_of(array.__array_interface__["data"][0], array.nbytes) is not None
 
     def offset_of(self, address: int, nbytes: int) -> Optional[int]:
-        """Return where in the file bytes of this process lie; None if they lie elsewhere. For any thread."""
+        """Return the offset of bytes in the file, or None if they lie elsewhere. For any thread."""
         starts, blocks = self._index
         place = bisect_right(starts, address) - 1
         if place < 0:
@@ -144,11 +126,7 @@ class Arena:
 
 
 class PeerArena:
-    """The memory of an :class:`Arena` of another process, only to be read.
-
-    Args:
-        descriptor: of its file; owned from now on.
-    """
+    """The memory of another process's :class:`Arena`, read-only; owns the descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -157,11 +135,7 @@ class PeerArena:
         weakref.finalize(self, os.close, descriptor).atexit = False
 
     def view(self, offset: int, nbytes: int) -> Optional[memoryview]:
-        """Bytes where they lie; None if they can only be had by :meth:`read`. For any thread.
-
-        Raises:
-            OSError: there are no such bytes.
-        """
+        """Return the bytes, None if only :meth:`read` gets them; OSError beyond the file. For any thread."""
         whole = self._whole
         if offset + nbytes > whole.nbytes and self._can_map:
             size = os.fstat(self._descriptor).st_size
@@ -174,11 +148,7 @@ class PeerArena:
         return whole[offset : offset + nbytes] if self._can_map else None
 
     def read(self, offset: int, into: memoryview) -> None:
-        """Copy bytes from there into a view.
-
-        Raises:
-            OSError: there are no such bytes.
-        """
+        """Copy bytes of the arena into a view; raises OSError beyond the file."""
         shown = self.view(offset, into.nbytes)
         if shown is not None:
             into[:] = shown
@@ -197,7 +167,7 @@ _lock = threading.Lock()
 
 
 def _forget() -> None:
-    """In a process that was forked: the arena is its parent's."""
+    """Drop the arena in a forked process: it is its parent's."""
     global _own, _lock
     _own, _lock = None, threading.Lock()
 
@@ -207,7 +177,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def own() -> Optional[Arena]:
-    """The arena of this process, made by the first call; None where there cannot be one."""
+    """Return the arena of this process, made by the first call; None where there cannot be one."""
     global _own
     with _lock:
         if _own is None:
@@ -219,7 +189,7 @@ def own() -> Optional[Arena]:
 
 
 def of_peer(descriptor: int) -> PeerArena:
-    """The arena of which this is a descriptor, which is owned from now on: one for all links to a process."""
+    """Return the arena of this descriptor, which it owns: one object for all links to a process."""
     state = os.fstat(descriptor)
     key = (state.st_dev, state.st_ino)
     with _lock:
@@ -232,14 +202,8 @@ def of_peer(descriptor: int) -> PeerArena:
 
 
 def shared_room(nbytes: int) -> Optional[Array]:
-    """Return shared memory for a buffer of ringcomm's own; None where ordinary memory is as good.
-
-    Args:
-        nbytes: how many bytes.
-
-    Returns:
-        so many bytes, as uint8, all zeros. None for a short buffer, without another rank on this host that
-        could read it, or if there is not so much.
+    """Return zeroed shared memory for a buffer of ringcomm's own, or None where ordinary memory is as good:
+    for short buffers, without other ranks on this host, or if memory is used up.
     """
     if nbytes < MIN_BYTES or _own is None or not _own.has_peers:
         return None

@@ -3,14 +3,13 @@
 Two carriers take bytes between ranks of one host that may read each other's memory (:class:`ReadingLink`):
 the *ring*, shared memory that the sender copies into and the receiver copies out of; and *lending*: the
 sender passes only the address of its buffer, and the receiver reads it (``process_vm_readv``). The link
-chooses one for each view that it is given to send, by its length; see :meth:`ReadingLink.lend_above`.
+chooses one for each view by its length; see :meth:`ReadingLink.lend_above`.
 
 The measurement runs when :func:`~.local.make_links` makes the first such link of a process. One thread drives
 both ends of a link of the process with itself, without waiting, and the minimum of several times counts. So
 it measures the cost of system calls and copies on this machine (small caches, slow page look-up, a sandbox
-that intercepts system calls), and hardly depends on the load: between two ranks on a busy machine, wake-up
-times would dominate. It takes some 30 ms of a core. Each sender chooses on its own how it sends, so ranks
-need not agree.
+that intercepts system calls), and hardly depends on the load. It takes some 30 ms of a core. Each sender
+chooses alone how it sends, so ranks need not agree.
 """
 
 from __future__ import annotations
@@ -33,25 +32,23 @@ from .shm import PIECE_BYTES
 from .views import after
 
 LENGTHS = tuple(kib * 1024 for kib in (256, 512, 1024, 2048, 4096, 8192))
-"""Those that are measured, in bytes: an octave from one to the next."""
+"""Measured lengths in bytes, one octave apart."""
 _TRIES = 4
 _MAX_S = 0.1
-"""After that, larger sizes are not measured any more: a small board needs so long for the smaller ones."""
+"""After this time larger sizes are not measured: a small board needs it for the smaller ones."""
 _ANOTHER_CORE_COSTS = 0.37
-"""By how much (as a logarithm) shared memory must be faster: here one core copies into the ring and takes
-the bytes out of it; between ranks another core does the second, and must get them from the first one's cache.
-Two ranks on two cores of an AMD EPYC were equally fast with 5 MB each way, where this measures so much."""
+"""By how much (as a logarithm) shared memory must be faster: here one core copies into and out of the ring;
+between ranks another core reads, and must get the lines from the first one's cache. Two ranks on two cores of
+an AMD EPYC were equally fast with 5 MB each way, where this measures this difference.
+"""
 _lock = threading.Lock()
 _found: Optional[int] = None
 
 
 def measured() -> int:
-    """Measure up to how many bytes shared memory is faster here; only the first call of a process measures.
-
-    Returns:
-        the greatest length of a view, in bytes, that is to go through the ring: from 128 KiB (nothing that
-        was measured is faster there) to 16 MiB (everything is). :data:`~.process_memory.RING_MOST_BYTES` if
-        nothing can be compared, because there is no shared memory or this process may not read its own.
+    """Return the greatest length of a view, in bytes, that goes through the ring: 128 KiB (nothing measured
+    is faster there) to 16 MiB. Only the first call measures; :data:`~.process_memory.RING_MOST_BYTES` if
+    nothing can be compared.
     """
     global _found
     with _lock:
@@ -78,11 +75,7 @@ def _measure() -> int:
 
 
 def _ends() -> List[ReadingLink]:
-    """Both ends of a link of this process with itself.
-
-    Raises:
-        OSError: there is no shared memory.
-    """
+    """Return both ends of a link of this process with itself; raises OSError without shared memory."""
     ends = socket.socketpair()
     rings: List[Ring] = []
     try:
@@ -104,13 +97,13 @@ def _ends() -> List[ReadingLink]:
 
 
 def _buffer(length: int) -> memoryview:
-    """Memory like that of a collective in which so much goes to one peer: large buffers lie on huge pages."""
+    """Return memory like that of a collective that sends this much to a peer, on huge pages if large."""
     whole = np.ones(max(length, MIN_BYTES if 2 * length >= MIN_BYTES else 0) // 4, np.float32)
     return whole.view(np.uint8)[:length].data
 
 
 def _compare(sender: ReadingLink, receiver: ReadingLink) -> int:
-    """Up to how many bytes shared memory is better for an all-reduce, which adds as much as it overwrites."""
+    """Return the size up to which shared memory is better for an all-reduce (half adding, half copying)."""
     gains: List[float] = []
     until_s = time.perf_counter() + _MAX_S
     for length in LENGTHS:
@@ -131,13 +124,8 @@ def _compare(sender: ReadingLink, receiver: ReadingLink) -> int:
 
 
 def crossing(gains: Sequence[float]) -> float:
-    """Return where a straight line through the gains falls below zero: one gain that is off matters little.
-
-    Args:
-        gains: what is gained at 0, 1, 2, ... octaves.
-
-    Returns:
-        octaves: from -1, where nothing is ever gained, to one more than there are gains, where always.
+    """Return where the regression line through the gains at 0, 1, 2, ... octaves crosses zero, in octaves
+    from -1 (always a loss) to ``len(gains)`` (always a gain).
 
     >>> round(crossing([0.5, 0.3, 0.1, -0.1]), 3)
     2.5
@@ -149,18 +137,18 @@ def crossing(gains: Sequence[float]) -> float:
 
 
 class _Overwriting:
-    """A receiver that replaces its own bytes by those of the other end."""
+    """A receiver that overwrites its own bytes with those of the other end."""
 
     def __init__(self, target: memoryview) -> None:
         self._target = target
         self.begin()
 
     def begin(self) -> None:
-        """Get ready for another message."""
+        """Prepare for the next message."""
         self._into: Sequence[memoryview] = (memoryview(bytearray(HEADER_BYTES)), self._target)
 
     def take(self, receiver: ReadingLink) -> int:
-        """Receive what is there; how many bytes."""
+        """Receive available bytes; return how many."""
         count = receiver.recv(self._into)
         self._into = after(self._into, count)
         return count
@@ -175,13 +163,13 @@ class _Adding:
         self.begin()
 
     def begin(self) -> None:
-        """Get ready for another message."""
+        """Prepare for the next message."""
         self._header: Sequence[memoryview] = (memoryview(bytearray(HEADER_BYTES)),)
         self._added = 0  # bytes of the numbers
         self._waiting = 0  # bytes in the segment that are not added yet
 
     def take(self, receiver: ReadingLink) -> int:
-        """Receive what is there; how many bytes."""
+        """Receive available bytes; return how many."""
         if self._header:
             count = receiver.recv(self._header)
             self._header = after(self._header, count)
@@ -212,7 +200,7 @@ _Taker = Union[_Overwriting, _Adding]
 
 
 def _pass(sender: ReadingLink, receiver: ReadingLink, source: memoryview, taker: _Taker) -> float:
-    """Seconds that it takes to bring the bytes, and a header, from one end to the other."""
+    """Return the seconds that the bytes and a header take from one end to the other."""
     began_s = time.perf_counter()
     taker.begin()
     out: Sequence[memoryview] = (memoryview(bytes(HEADER_BYTES)), source)

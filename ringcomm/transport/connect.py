@@ -1,4 +1,4 @@
-"""Listening and dialling: connecting to an address with the handshake. Accepting is in :mod:`.accept`."""
+"""Listens on and dials addresses, with the handshake. Accepting is in :mod:`.accept`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .reactor import READ, WRITE, Reactor
 from .secure import ClosedEarly, Encryption, SecureSocket
 
 ASK_AGAIN_S = 0.25
-"""After how many seconds without a connection another attempt to connect begins."""
+"""Seconds before a parallel attempt to connect starts."""
 _CREDENTIALS = struct.Struct("iII")
 BACKLOG = 512
-"""How many connections the system keeps for a listener until they are accepted."""
+"""Connections that the system keeps for a listener until they are accepted."""
 NO_DESCRIPTORS_S = 0.1
-"""How long no connection is accepted when descriptors are used up: a listener stays readable."""
+"""Seconds without accepting when descriptors are used up: a listener stays readable."""
 
 
 def is_local(address: str) -> bool:
@@ -30,7 +30,7 @@ def is_local(address: str) -> bool:
 
 
 def _endpoint(address: str, port: int, scope: int) -> Tuple[socket.AddressFamily, Any]:
-    """The family of an address, and what sockets of that family are bound or connected to."""
+    """Return the family of an address, and its socket address for bind and connect."""
     if is_local(address):
         return socket.AF_UNIX, "\0" + address[1:]
     if ":" in address:
@@ -39,7 +39,7 @@ def _endpoint(address: str, port: int, scope: int) -> Tuple[socket.AddressFamily
 
 
 def place_here(sock: socket.socket) -> bytes:
-    """This end of a connection, for comparing it with what the other end dialled."""
+    """Return this end's address as the other end would have dialled it, to be compared."""
     name: Any = sock.getsockname()
     if sock.family != socket.AF_UNIX:
         return place_of(str(name[0]), int(name[1]))
@@ -49,15 +49,13 @@ def place_here(sock: socket.socket) -> bytes:
 
 
 def is_short_of_descriptors(problem: OSError) -> bool:
-    """Return whether ``accept()`` failed because descriptors or memory are used up: later it may succeed."""
+    """Return whether ``accept()`` failed because descriptors or memory are used up, and may succeed later."""
     return problem.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def check_user(sock: socket.socket) -> None:
-    """Refuse the other end of a Unix socket if it belongs to another user of this machine.
-
-    Raises:
-        PermissionError: it does. What has listened counts, and what has connected, not what holds it now.
+    """Raise PermissionError if the other end of a Unix socket belongs to another user: the one who listened
+    or connected, not the present owner of the descriptor.
     """
     if sock.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
         return
@@ -69,11 +67,7 @@ def check_user(sock: socket.socket) -> None:
 
 
 def listen(address: str, scope: int = 0, port: int = 0) -> socket.socket:
-    """A socket that listens on this one address.
-
-    Raises:
-        OSError: the address is not this machine's, or the port is taken.
-    """
+    """Return a socket that listens on this address; OSError if the address or port is not available."""
     family, endpoint = _endpoint(address, port, scope)
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -91,30 +85,9 @@ def listen(address: str, scope: int = 0, port: int = 0) -> socket.socket:
 
 
 class Dial:
-    """One attempt to connect to an address, with the handshake.
-
-    Afterwards either :attr:`sock` is an authenticated, non-blocking connection, or :attr:`reason` says why
-    there is none.
-
-    Args:
-        reactor: drives the attempt.
-        address: numeric address (or ``@`` and the name of a Unix socket) and port.
-        key: the job's secret.
-        claim: what this process claims to be, and which rank it is to reach.
-        finished: called once, with this object.
-        timeout_s: for connecting and for the handshake together, in seconds.
-        scope: the interface to use, for link-local addresses; else 0.
-        encryption: how connections of this job are encrypted, other than those over Unix sockets.
-
-    Attributes:
-        no_answer: whether it failed because nothing was received.
-        too_slow: whether it failed because of a time limit, this end's or the responder's, which closes the
-            connection during the handshake. Another attempt may succeed.
-        refused_by_key: whether it failed because the other end has another key or belongs to another job.
-        other_version: whether it failed because the other end uses another version of the protocol.
-
-    Raises:
-        OSError: this process has no descriptors or memory left, also from the reactor, at another attempt.
+    """One attempt to connect to an address, with the handshake. Calls ``finished`` once: :attr:`sock` is an
+    authenticated, non-blocking connection then, or :attr:`reason` says why there is none. Raises OSError if
+    this process has no descriptors or memory left, also from the reactor.
     """
 
     def __init__(
@@ -124,16 +97,16 @@ class Dial:
         key: bytes,
         claim: Claim,
         finished: Callable[[Dial], None],
-        timeout_s: float,
-        scope: int = 0,
+        timeout_s: float,  # for connecting and the handshake together
+        scope: int = 0,  # the interface, for link-local addresses
         encryption: Optional[Encryption] = None,
     ) -> None:
         self.address = address
         self.sock: Optional[socket.socket] = None
         self.reason = ""
         self.refused_by_key = self.other_version = False
-        self.no_answer = False
-        self.too_slow = False
+        self.no_answer = False  # nothing was received
+        self.too_slow = False  # a time limit of either end; another attempt may succeed
         self._reactor = reactor
         self._finished = finished
         self._over = False
@@ -156,11 +129,9 @@ class Dial:
         return self._initiator.session
 
     def _ask(self) -> None:
-        """Try to connect, and again every :data:`ASK_AGAIN_S` seconds.
-
-        The system repeats its SYN packets too, but only a few times and with growing intervals. While
-        unauthenticated peers fill the listener's backlog, frequent attempts get a place in it sooner. The
-        first socket stays open, for slow networks.
+        """Try to connect, and again every :data:`ASK_AGAIN_S` seconds. The system repeats its SYN packets
+        only a few times and with growing intervals; while unauthenticated peers fill the listener's backlog,
+        frequent attempts get a place sooner. The first socket stays open, for slow networks.
         """
         if self._over or self._got_it:
             return
@@ -261,7 +232,7 @@ class Dial:
         self._finished(self)
 
     def _say_why(self, sock: socket.socket, answer: bytes) -> None:
-        """Report to the responder that this end refuses it, and does not just prefer another connection."""
+        """Tell the responder that this end refuses it, and does not just prefer another connection."""
         try:
             if answer and self._greeted:
                 sock.send(answer)
@@ -269,7 +240,7 @@ class Dial:
             pass  # It is refused in any case; the reason need not arrive.
 
     def give_up(self, reason: str) -> None:
-        """End the attempt, if it has not ended; ``reason`` goes into the error texts."""
+        """End the attempt unless it has ended; ``reason`` goes into error texts."""
         if self._over:
             return
         self._over = True
@@ -279,14 +250,13 @@ class Dial:
 
 
 def trust(sock: socket.socket) -> None:
-    """Lift the limits on what the other end may send: it has authenticated itself."""
+    """Lift the limits on what an authenticated peer may send."""
     if isinstance(sock, SecureSocket):
         sock.trust()
 
 
 def _connected_to_itself(sock: socket.socket) -> bool:
-    """Return whether TCP's simultaneous open connected the socket to itself.
-
-    Dialling a free ephemeral port of this very machine does that once in a while.
+    """Return whether TCP's simultaneous open connected the socket to itself. Dialling a free ephemeral port
+    of this machine does that once in a while.
     """
     return bool(sock.getsockname() == sock.getpeername())

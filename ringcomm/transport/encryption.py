@@ -1,4 +1,4 @@
-"""Selects encryption: if the job's key came with a certificate, all connections are encrypted."""
+"""Selects encryption: all connections are encrypted if the job's key came with a certificate."""
 
 from __future__ import annotations
 
@@ -9,14 +9,8 @@ from .secure import Encryption
 
 
 def encryption_of(certificate: str, insist: bool = False) -> Optional[Encryption]:
-    """The way to encrypt a job's connections, or None if they are not to be.
-
-    Args:
-        certificate: PEM of the certificate that came with the job's key and of its private key, or "".
-        insist: the value of ``RINGCOMM_ENCRYPT``: whether a missing certificate is an error.
-
-    Raises:
-        ConfigError: there is no certificate although encryption is required, or it cannot be used.
+    """Return how to encrypt a job's connections, or None. Raises ConfigError if the certificate (PEM, with
+    its private key) cannot be used, or if it is missing and ``insist`` (``RINGCOMM_ENCRYPT``) is set.
     """
     if not certificate:
         if insist:

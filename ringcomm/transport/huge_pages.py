@@ -1,10 +1,9 @@
 """Moves large buffers that are used repeatedly to huge pages, where ``process_vm_readv`` is faster.
 
 ``process_vm_readv`` looks every page up, so pages of 2 MiB instead of 4 KiB make it quicker: 25 MiB between
-two ranks of one host took 3.6 instead of 5.9 ms. NumPy asks for huge pages where it allocates much;
-PyTorch does not, and gradients and buckets are its memory. What is there is moved once, by the system
-(``MADV_COLLAPSE``, Linux 6.1), which costs about as much as a few collectives gain. So only what comes for
-the third time is moved, and a training step's buffers do.
+two ranks of one host took 3.6 instead of 5.9 ms. NumPy asks for huge pages for large arrays; PyTorch does
+not, and gradients and buckets are its memory. The system moves existing pages (``MADV_COLLAPSE``, Linux 6.1),
+which costs about as much as a few collectives gain. So only a buffer's third use moves it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _POLICY = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def _find() -> Optional[Any]:
-    """The system's ``madvise``, where huge pages are not forbidden."""
+    """Return the system's ``madvise``, or None where huge pages are forbidden."""
     try:
         if "[never]" in _POLICY.read_text():
             return None
@@ -36,11 +35,7 @@ def _find() -> Optional[Any]:
 
 
 class HugePages:
-    """Remembers which large buffers have been used, and has those that come again moved.
-
-    Attributes:
-        moved_bytes: how much has been moved.
-    """
+    """Counts the uses of large buffers, and moves those that come again."""
 
     def __init__(self) -> None:
         self._madvise = _find()
@@ -48,7 +43,7 @@ class HugePages:
         self.moved_bytes = 0
 
     def use(self, address: int, nbytes: int) -> None:
-        """A buffer of at least :data:`MIN_BYTES` is used. What its pages hold stays the same."""
+        """Count the use of a buffer of at least :data:`MIN_BYTES`. Its contents stay the same."""
         if self._madvise is None:
             return
         uses = self._uses.pop((address, nbytes), 0) + 1

@@ -1,9 +1,9 @@
-"""What kind of interface a name stands for: wired, wireless, virtual, the loopback.
+"""The kind of an interface: wired, wireless, virtual, or the loopback.
 
 The name decides where there is no better information. On Linux ``/sys`` has more: it marks wireless
 interfaces and tunnels whatever their names, and a bridge has the kind of its members. A bridge whose members
-only lead to containers or virtual machines stays undecided, because a lab's switch looks like that as
-well as ``docker0``; there the bridge's own name decides.
+only lead to containers or virtual machines stays undecided, because a lab's switch looks like that as well as
+``docker0``; there the bridge's own name decides.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..configuration.endpoints import is_loopback
 WIRED, WIRELESS, VIRTUAL, LOOPBACK, LOCAL = "wired", "wireless", "virtual", "loopback", "local"
 
 PREFERENCE = {WIRED: 0, WIRELESS: 1, VIRTUAL: 2}
-"""Lower is better. What is wired at one end and wireless at the other counts as wireless."""
+"""Lower is better. Wired at one end and wireless at the other counts as wireless."""
 
 _VIRTUAL_NAMES = (
     "docker*", "br-*", "veth*", "virbr*", "vmnet*", "vboxnet*", "vEthernet*", "tun*", "tap*", "utun*",
@@ -32,18 +32,14 @@ else connects two hosts, or nothing nearly as fast, so a wrong guess costs prefe
 _WIRELESS_NAMES = ("wl*", "wifi*", "ath[0-9]*", "ra[0-9]*", "wwan*", "ww[px]*", "rmnet*", "ppp*", "Wi-Fi*")
 
 _VIRTUAL_TYPES = ("wireguard", "vxlan", "geneve", "gre", "ipip", "sit", "dummy", "ifb", "macsec")
-"""What the system calls kinds of interfaces that have no hardware and carry others' traffic."""
+"""The system's names of interface types that have no hardware and carry others' traffic."""
 
 _SYSTEM = Path("/sys/class/net")
 
 
 def kind_of(name: str, address: str, system: Path = _SYSTEM) -> str:
-    """Return whether an interface is wired, wireless, virtual or the loopback, as far as it shows.
-
-    Args:
-        name: the interface.
-        address: one of its addresses.
-        system: where Linux describes interfaces; elsewhere there is no such directory, and names decide.
+    """Return the kind of an interface with one of its addresses. ``system`` is Linux's directory of
+    interfaces; without it names decide.
     """
     if is_loopback(address):
         return LOOPBACK
@@ -51,7 +47,7 @@ def kind_of(name: str, address: str, system: Path = _SYSTEM) -> str:
 
 
 def worse_kind(one: str, other: str) -> str:
-    """The kind of a route between interfaces of these kinds: it is no better than either end."""
+    """Return the kind of a route between interfaces of these kinds: the worse one."""
     return max((kind if kind in PREFERENCE else WIRED for kind in (one, other)), key=PREFERENCE.__getitem__)
 
 
@@ -63,7 +59,7 @@ def _kind_of_name(name: str) -> str:
 
 
 def _told_by_system(name: str, system: Path) -> Optional[str]:
-    """The kind that ``/sys`` shows; None if it shows no more than a name does."""
+    """Return the kind that ``/sys`` shows; None if it shows no more than the name."""
     described = system / name
     if (described / "wireless").exists() or (described / "phy80211").exists():
         return WIRELESS
@@ -79,7 +75,7 @@ def _told_by_system(name: str, system: Path) -> Optional[str]:
 
 
 def _kind_of_hardware(name: str, system: Path) -> Optional[str]:
-    """The kind of a member of a bridge or a bond, if it is hardware (or based on hardware)."""
+    """Return the kind of a bridge's or bond's member if it is hardware (or based on hardware)."""
     kind = _told_by_system(name, system)
     if kind in (WIRED, WIRELESS):
         return kind

@@ -1,11 +1,11 @@
 """Links within a host that lend: the sender announces where its bytes lie, and the receiver reads them there.
 
-What lies in the sender's :mod:`arena <.arena>` is read from the receiver's own mapping of it. Other memory is
-lent by :class:`~.process_memory.ReadingLink` only, where the system lets one process read another's.
+The receiver reads the sender's :mod:`arena <.arena>` from its own mapping of it. Other memory is lent by
+:class:`~.process_memory.ReadingLink` only, where the system lets one process read another's.
 
 **Revocation.** A lender that aborts a call (Ctrl-C, a time limit, an error) may overwrite its buffer at once,
-while the peer still reads it. So it stores a word first, which the peer looks at after it has read; what was
-read is not counted if that is set.
+while the peer still reads it. So it stores a word first, which the peer checks after it has read; bytes read
+after a revocation are not counted.
 """
 
 from __future__ import annotations
@@ -35,22 +35,17 @@ from .tcp import closed_reason
 from .views import address_of, flat
 
 LOOK_AGAIN_BYTES = 128 * 1024 * 1024
-"""After so many bytes lent in the arena a few go through the ring, to see whether the cores share a cache."""
+"""After this many bytes lent in the arena a few go through the ring, to see if the cores share a cache."""
 _READ_MOST_BYTES = 2 * 1024 * 1024
-"""Read no more at once, so that the sender may go on with what has been read."""
+"""Read at most this at once, so that the sender may continue with the bytes that were read."""
 
 
 class LendingLink(SharedLink):
-    """A link to a rank of the same host, one of which has mapped the other's arena.
+    """A link to a rank of the same host, one of which has mapped the other's arena. It owns the rings.
 
     Views given to :meth:`send` and not taken must be given again, from the first byte that was not taken on;
     lent bytes are taken when the other end has read them. While anything is lent nothing is written into the
-    ring: so what is in the ring comes before what is lent.
-
-    Args:
-        outward, inward: rings of shared memory, owned by the link.
-        arena: this process's, if the other end has mapped it.
-        peer_arena: the other end's, if this one has its descriptor.
+    ring, so bytes in the ring precede lent bytes.
     """
 
     __slots__ = (
@@ -66,8 +61,8 @@ class LendingLink(SharedLink):
         sock: socket.socket,
         outward: Ring,
         inward: Ring,
-        arena: Optional[Arena] = None,
-        peer_arena: Optional[PeerArena] = None,
+        arena: Optional[Arena] = None,  # this process's, if the other end has mapped it
+        peer_arena: Optional[PeerArena] = None,  # the other end's, if this end has its descriptor
     ) -> None:
         super().__init__(peer, sock, outward, inward)
         self._arena = arena
@@ -83,18 +78,18 @@ class LendingLink(SharedLink):
         self.lend_above(MASK)
 
     def lend_above(self, most_bytes: int) -> None:
-        """From now on lend views of more bytes, and send others through the ring."""
+        """Lend views of more bytes from now on, and send others through the ring."""
         self._ring_most = most_bytes
         self._set_most()
 
     def _set_most(self) -> None:
-        """Nothing is lent: say what may go through the ring without a closer look."""
+        """Set, while nothing is lent, up to which size bytes go through the ring without a closer look."""
         self._most = self._ring_most if self._arena is None else min(self._ring_most, MIN_BYTES - 1)
 
     # ---- sending -----------------------------------------------------------------------------
 
     def _loan(self, data: memoryview) -> Optional[Tuple[int, int]]:
-        """The two words by which bytes are lent; None if they are not to be."""
+        """Return the two words that lend these bytes; None to send them through the ring."""
         arena, nbytes = self._arena, data.nbytes
         if arena is None or (nbytes < MIN_BYTES and not self._lent):
             return None
@@ -105,10 +100,9 @@ class LendingLink(SharedLink):
         return offset, nbytes | IN_ARENA
 
     def _prefers_ring(self, nbytes: int) -> bool:
-        """Return whether the ring is better although the bytes lie in the arena.
-
-        Between cores that share no cache it is: results are expensive to write where the other core has just
-        read. Only copies into the ring show that, so now and then some are made.
+        """Return whether the ring is better although the bytes lie in the arena. Between cores that share no
+        cache it is: results are expensive to write where the other core has just read. Only copies into the
+        ring show that, so some are made now and then.
         """
         choice = self._choice
         if choice is None or nbytes > self._ring_most:
@@ -133,7 +127,7 @@ class LendingLink(SharedLink):
         return self._send_through_ring(views, length)
 
     def _take_back(self) -> int:
-        """Return how many of the lent bytes the other end has read since the last time."""
+        """Return how many of the lent bytes the other end has read since the last call."""
         words = self._out_words
         ended = not self._open or words[READER_STATE] == CLOSED
         if ended:
@@ -150,7 +144,7 @@ class LendingLink(SharedLink):
         return returned
 
     def _lend(self, views: Views, skip: int) -> int:
-        """Lend the views beyond the first bytes, as many as there are places for; none of it counts yet."""
+        """Lend the views after the first ``skip`` bytes while there are places; return 0: none count yet."""
         words, loans = self._out_words, self._loans
         for view in views:
             data = flat(view)
@@ -221,7 +215,7 @@ class LendingLink(SharedLink):
         return got
 
     def _next_loan(self, most_bytes: int) -> Tuple[int, int, bool]:
-        """Return where the next bytes that are lent lie, how many of them, and whether in the arena."""
+        """Return the place of the next lent bytes, their number, and whether they lie in the arena."""
         words = self._in_words
         self._order()  # of what was seen to be lent, and the place of it
         place = LOANS + 2 * (self._loans_read % MAX_LOANS)
@@ -232,7 +226,7 @@ class LendingLink(SharedLink):
         return (address + self._loan_read) & MASK, count, bool(length & IN_ARENA)
 
     def _read_lent(self, view: memoryview) -> int:
-        """Copy bytes that the other end has lent; how many. 0: it has been revoked."""
+        """Copy lent bytes of the other end; return how many, 0 if they were revoked."""
         address, count, in_arena = self._next_loan(view.nbytes)
         try:
             if not in_arena:
@@ -249,10 +243,8 @@ class LendingLink(SharedLink):
         return count
 
     def _read_other(self, address: int, into: memoryview) -> int:
-        """Copy bytes that do not lie in the other end's arena; how many. 0: it has been revoked.
-
-        Raises:
-            OSError: they cannot be read.
+        """Copy bytes outside the other end's arena; return how many, 0 if they were revoked. Raises OSError
+        if they cannot be read.
         """
         raise OSError("this end cannot read it")
 
@@ -260,13 +252,13 @@ class LendingLink(SharedLink):
         return LinkClosed(self.peer, f"its memory cannot be read: {closed_reason(problem)}")
 
     def _still_lent(self) -> bool:
-        """Return whether what has just been read was not revoked meanwhile."""
+        """Return whether the bytes just read were not revoked meanwhile."""
         self._order()
         self._revoked = self._in_words[REVOKED] != 0
         return not self._revoked
 
     def _give_back(self, count: int) -> None:
-        """So many lent bytes have been read."""
+        """Acknowledge this many lent bytes as read."""
         words = self._in_words
         self._loan_read += count
         place = LOANS + 2 * (self._loans_read % MAX_LOANS)

@@ -1,7 +1,6 @@
-"""Selects the transport between ranks of one host: tries each possible one when a link is made.
-
-Reading each other's memory (:mod:`~ringcomm.transport.process_memory`) and memory that both share
-(:mod:`~ringcomm.transport.shm`), each if it is possible, and else the Unix socket itself, as a plain stream.
+"""Selects the transport between ranks of one host by trying each when a link is made: reading each other's
+memory (:mod:`~ringcomm.transport.process_memory`), shared memory (:mod:`~ringcomm.transport.shm`), else the
+Unix socket as a plain stream.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _HELLO = struct.Struct(f"<Q{TOKEN_BYTES}s")
 _YES, _NO = b"\x01", b"\x00"
 _TRIAL_S = 10.0
 _MANY_PEERS = 8
-"""With so many on this host the rings are small where memory can be read: a megabyte for each adds up."""
+"""With this many peers on a host the rings are small where memory can be read: a megabyte each adds up."""
 
 _REMEDY = {
     "memory": "this process and rank {peer} may not read each other's memory (a container, another user, or "
@@ -34,17 +33,14 @@ _REMEDY = {
 
 
 class Trial:
-    """Finds out, for one fresh Unix socket, what both ends can do. They may wish for different things.
+    """Finds out, for one new Unix socket, what both ends can do. They may wish for different transports.
 
-    Steps that all links take together, so that none waits for another: :meth:`hello`,
-    :meth:`try_to_read`, :meth:`offer_ring`, :meth:`try_to_share`, :meth:`offer_arena`, :meth:`take_arena`,
-    :meth:`link`. The socket must be blocking, with a timeout.
-
-    Args:
-        wish: one of :data:`ringcomm.configuration.parsing.TRANSPORTS`.
-        peers: how many other ranks this host has.
+    All links take these steps together, so that none waits for another: :meth:`hello`, :meth:`try_to_read`,
+    :meth:`offer_ring`, :meth:`try_to_share`, :meth:`offer_arena`, :meth:`take_arena`, :meth:`link`. The
+    socket must be blocking, with a timeout.
     """
 
+    # ``peers``: the other ranks of this host
     def __init__(self, sock: socket.socket, wish: str, peers: int = 1) -> None:
         self._sock = sock
         self._peers = peers
@@ -63,7 +59,7 @@ class Trial:
         self._sock.sendall(_HELLO.pack(self._lease.address, self._lease.token))
 
     def try_to_read(self) -> None:
-        """Try to read the other end's lease from its memory, and send it whether that worked."""
+        """Try to read the other end's lease from its memory, and report whether that worked."""
         address, token = _HELLO.unpack(_receive(self._sock, _HELLO.size))
         if self._may_read and available() and hasattr(socket, "SO_PEERCRED"):
             try:
@@ -77,7 +73,7 @@ class Trial:
         self._sock.sendall(_NO if self._memory is None else _YES)
 
     def offer_ring(self) -> None:
-        """Hand a ring of shared memory to the other end: a small one if both can read and memory is dear."""
+        """Hand a ring of shared memory to the other end: a small one if both can read and have many peers."""
         if _receive(self._sock, 1) == _NO:
             self._memory = None
         small = self._peers >= _MANY_PEERS and self._memory is not None
@@ -92,7 +88,7 @@ class Trial:
             self._outward.pass_on(self._sock, _YES)
 
     def try_to_share(self) -> None:
-        """Take over the other end's ring, and send it whether that worked."""
+        """Take over the other end's ring, and report whether that worked."""
         _, self._inward = Ring.take(self._sock)
         self._sock.sendall(_NO if self._inward is None else _YES)
 
@@ -107,14 +103,14 @@ class Trial:
             send_descriptor(self._sock, _YES, self._arena.descriptor)
 
     def take_arena(self) -> None:
-        """Take over the other end's arena, and send it whether that worked."""
+        """Take over the other end's arena, and report whether that worked."""
         _, descriptor = receive_memory(self._sock)
         if descriptor is not None:
             self._peer_arena = arena.of_peer(descriptor)
         self._sock.sendall(_NO if self._peer_arena is None else _YES)
 
     def link(self, peer: int) -> SocketLink:
-        """The best link that both ends can have."""
+        """Return the best link that both ends can have."""
         if _receive(self._sock, 1) == _NO:
             self._arena = None
         elif self._arena is not None:
@@ -129,7 +125,7 @@ class Trial:
         return ReadingLink(peer, self._sock, self._memory, self._lease, outward, inward, *arenas)
 
     def close(self) -> None:
-        """Let go of shared memory that no link has taken over."""
+        """Release shared memory that no link has taken over."""
         for ring in (self._outward, self._inward):
             if ring is not None:
                 ring.close()
@@ -142,12 +138,8 @@ _STEPS = (
 
 
 def ring_bytes(peers: int) -> int:
-    """Return the size of a ring between ranks that can have one of any size.
-
-    A rank reads from all of its rings in turn, so they need not each be larger than its cache.
-
-    Args:
-        peers: how many other ranks its host has.
+    """Return the size of a ring for a rank with this many peers on its host. A rank reads from all of its
+    rings in turn, so they need not each be larger than its cache.
     """
     return max(NEAR_BYTES, RING_BYTES >> (peers - 1).bit_length())
 
@@ -166,20 +158,11 @@ def make_links(
     sockets: Mapping[int, socket.socket],
     transport: str = "auto",
     congestion: str = "auto",
-    measure: bool = True,
+    measure: bool = True,  # find the fastest carrier of this machine, see :mod:`.carriers`
 ) -> Dict[int, SocketLink]:
-    """Links over proven sockets, by peer: those over Unix sockets use memory where both ends may.
-
-    All ranks of a host must call this at the same time.
-
-    Args:
-        transport: ``auto``, ``memory`` or ``shm`` (fail if that is impossible), ``unix`` or ``tcp``.
-        measure: whether to find out what is the fastest on this machine, see :mod:`.carriers`.
-        congestion: see :func:`~ringcomm.transport.tcp.choose_congestion`.
-
-    Raises:
-        OSError: a connection broke.
-        StartupError: what was asked for is not possible.
+    """Make links over authenticated sockets, by peer; those over Unix sockets use memory where both ends may.
+    All ranks of a host must call this at the same time. Raises OSError if a connection broke, StartupError if
+    ``transport`` (``memory``, ``shm``) is impossible.
     """
     trials: Dict[int, Trial] = {}
     peers = sum(sock.family == socket.AF_UNIX for sock in sockets.values())
@@ -210,7 +193,7 @@ def make_links(
 
 
 def _check_wish(transport: str, link: SocketLink) -> None:
-    """Fail if a link within this host is not of the kind that was asked for."""
+    """Raise StartupError if a link within this host is not of the requested kind."""
     wanted = {"memory": ReadingLink, "shm": SharedLink}.get(transport)
     if wanted is not None and link.sock.family == socket.AF_UNIX and not isinstance(link, wanted):
         raise StartupError(

@@ -9,7 +9,7 @@ from .base import Channels, Fabric, Link, LinkClosed, Views
 
 
 class _Pipe:
-    """Bytes on their way from one rank to another, at most ``capacity_bytes`` of them."""
+    """Bytes in flight from one rank to another, at most ``capacity_bytes``."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
@@ -18,7 +18,7 @@ class _Pipe:
 
 
 class _Exchange:
-    """What all fabrics of one job share: a lock, and a count of everything that ever happened."""
+    """The lock that all fabrics of one job share, and a count of all changes."""
 
     def __init__(self) -> None:
         self.condition = threading.Condition()
@@ -108,7 +108,7 @@ class MemoryFabric(Fabric):
             self._seen[ident] = self._exchange.changes
 
     def make_wakeable(self) -> None:
-        """Nothing: it always is."""
+        """Do nothing: it always is."""
 
     def wake(self) -> None:
         with self._exchange.condition:
@@ -120,7 +120,7 @@ class MemoryFabric(Fabric):
 
 
 def memory_fabrics(size: int, capacity_bytes: int = 1 << 20) -> List[MemoryFabric]:
-    """A job of ``size`` ranks within this process; each link holds ``capacity_bytes`` in flight."""
+    """Make a job of ``size`` ranks within this process; each link holds ``capacity_bytes`` in flight."""
     exchange = _Exchange()
     pipes: Dict[Tuple[int, int], _Pipe] = {
         (a, b): _Pipe(capacity_bytes) for a in range(size) for b in range(size) if a != b
@@ -141,6 +141,6 @@ def memory_fabrics(size: int, capacity_bytes: int = 1 << 20) -> List[MemoryFabri
 
 
 def memory_channels(size: int, capacity_bytes: int = 1 << 20) -> List[Channels]:
-    """All that ``size`` ranks within this process need to be a job."""
+    """Make the channels of ``size`` ranks within this process."""
     channels = [memory_fabrics(size, capacity_bytes) for _ in Channels._fields]
     return [Channels(*fabrics) for fabrics in zip(*channels)]

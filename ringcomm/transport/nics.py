@@ -1,7 +1,7 @@
 """This machine's network addresses, and which of them the user allows.
 
-Nothing here resolves the machine's own name: Debian maps it to 127.0.1.1, and other systems to
-whatever they like. Addresses come from the interfaces themselves.
+Nothing here resolves the machine's own name: Debian maps it to 127.0.1.1, and other systems to something
+else. Addresses come from the interfaces themselves.
 """
 
 from __future__ import annotations
@@ -26,15 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Interface(NamedTuple):
-    """One address of one interface of this machine.
-
-    Attributes:
-        name: like ``eth0``.
-        address: numeric, without a scope.
-        kind: ``wired``, ``wireless``, ``virtual``, ``loopback``, or ``local`` for a Unix socket.
-        prefix_bits: length of the network part.
-        scope: the interface's index for IPv6 link-local addresses, otherwise 0.
-    """
+    """One address of one interface of this machine."""
 
     name: str
     address: str
@@ -49,12 +41,8 @@ _SIOCGIFCONF, _SIOCGIFNETMASK = 0x8912, 0x891B
 
 
 class InterfaceFilter:
-    """The user's choice of interfaces, like ``eth0,!docker*,192.168.1.0/24``.
-
-    Exclusions always win. If there is any inclusion, an address must match one of them.
-
-    Raises:
-        ConfigError: an item looks like a network and is none.
+    """The user's choice of interfaces, like ``eth0,!docker*,192.168.1.0/24``. Exclusions always win; if there
+    is any inclusion, an address must match one. Raises ConfigError for a malformed network.
     """
 
     def __init__(self, spec: str) -> None:
@@ -99,22 +87,13 @@ def _prefix_bits(netmask: object) -> int:
 
 
 def spec_of(names: Union[str, Iterable[str], None]) -> Optional[str]:
-    """Return what selects interfaces, as ``RINGCOMM_IFACE`` does; None: all of them.
-
-    Args:
-        names: of the interfaces, as Horovod's ``nics``; also a single one.
-    """
+    """Return Horovod's ``nics`` (or a single name) as a value of ``RINGCOMM_IFACE``; None: all interfaces."""
     return names or None if isinstance(names, str) else ",".join(names or ()) or None
 
 
 def own_addresses(spec: str = "") -> List[Interface]:
-    """This machine's addresses that are up and allowed, the loopback's always among them.
-
-    Args:
-        spec: see :class:`InterfaceFilter`.
-
-    Raises:
-        ConfigError: the specification is malformed, or allows nothing although there is something.
+    """Return this machine's addresses that are up and allowed, the loopback's always among them. Raises
+    ConfigError if ``spec`` (see :class:`InterfaceFilter`) is malformed or allows none of them.
     """
     allowed = InterfaceFilter(spec)
     found: List[Interface] = []
@@ -140,7 +119,7 @@ def own_addresses(spec: str = "") -> List[Interface]:
 
 
 def _listed() -> List[Listed]:
-    """The addresses of the interfaces that are up."""
+    """Return the addresses of the interfaces that are up."""
     try:
         import psutil
 
@@ -170,13 +149,8 @@ def listed() -> List[Listed]:
 
 
 def listed_by_linux(root: str = "/") -> List[Listed]:
-    """Return what Linux itself says of all addresses, without psutil.
-
-    Args:
-        root: where the system's files are read.
-
-    Returns:
-        the loopback at least: where the system refuses to list its addresses, ranks of one host meet there.
+    """Return Linux's own list of addresses, without psutil: the loopback at least, where ranks of one host
+    meet if the system refuses to list addresses. ``root`` is the file system to read.
     """
     try:
         found = _ipv4()
@@ -215,7 +189,7 @@ def _ipv6(table: Path) -> List[Listed]:
 
 
 def machine() -> str:
-    """An identifier of this machine (or network namespace), independent of its hostname and addresses."""
+    """Return an identifier of this machine (or network namespace), independent of hostname and addresses."""
     parts = [_text_of("/proc/sys/kernel/random/boot_id")]
     try:
         parts.append(os.readlink("/proc/self/ns/net"))
@@ -234,7 +208,7 @@ def _text_of(path: str) -> str:
 
 
 def local_socket() -> Optional[Interface]:
-    """A fresh name for a Unix socket without a file, if this system has such; it ends with its owner."""
+    """Return a new name for a Unix socket without a file, which ends with its owner; None if unsupported."""
     on_linux = sys.platform.startswith("linux")
     if not on_linux:
         return None
@@ -248,7 +222,7 @@ def _order(item: Interface) -> Tuple[int, bool, int, str, str]:
 
 
 def interface_of(address: str, interfaces: Sequence[Interface]) -> str:
-    """The name of the interface that has this address, or ``?``."""
+    """Return the name of the interface with this address, or ``?``."""
     for item in interfaces:
         if item.address == address:
             return item.name

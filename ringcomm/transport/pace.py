@@ -1,13 +1,13 @@
-"""Whether links keep up with what they were chosen for, from what the system counts of their connections.
+"""Finds links slower than they were chosen for, from the system's counters of their connections.
 
-Two hosts that several networks connect have chosen one of them in a moment. If the link stays far below
-that, and another network would be faster, the user gets a warning that names the other one. The system
-counts what a connection has sent, for how long, and whether the other end or this program held it up, so
-nothing has to be measured; a rank that is late makes no link look slow.
+Two hosts that several networks connect have chosen one of them in a moment. If the link stays far below that
+speed, and another network would be faster, the user gets a warning that names the other one. The system
+counts the bytes of a connection, the time they took, and whether the other end or this program delayed them,
+so nothing has to be measured; a rank that is late makes no link look slow.
 
-Only a link that has more to send than it can take shows its speed. Small messages, one after another, are as
-fast as both programs answer, and a busy processor makes that slow. So a look counts only if bytes
-wait that the system could not send yet, and what was sent since the last one went out in full segments.
+Only a link with more to send than it can take shows its speed. Small messages, one after another, are as fast
+as both programs answer, and a busy processor makes that slow. So a look counts only if bytes wait that the
+system could not send yet, and the bytes sent since the last look went out in full segments.
 """
 
 from __future__ import annotations
@@ -21,28 +21,21 @@ from .routes import OTHER_KIND_RATIO
 from .tcp import SocketLink, tcp_info
 
 QUARTER = 0.25
-"""A link below this part of what it was chosen for is slow."""
+"""A link below this fraction of its expected speed is slow."""
 MAX_EXPECTED_MB_PER_S = 200.0
 """Above this, processors decide how fast a link is as often as the network."""
 _LOOKS = 3
 _MIN_BYTES = 256 * 1024
-"""Between two looks that count."""
+"""Minimum bytes between two looks that count."""
 _MAX_HELD = 0.25
 _FULL = 0.5
-"""Segments of at least this part of the largest size are those of long messages."""
+"""Segments of at least this fraction of the largest size are those of long messages."""
 _TCP_INFO = struct.Struct("@7xB8xI100xQ16xII4xIQQQ")
 _APP_LIMITED = 1
 
 
 class Expected(NamedTuple):
-    """What a link was chosen for.
-
-    Attributes:
-        peer: the rank at the other end.
-        mb_per_s: as measured when the job started.
-        iface: this end's interface.
-        others: this end's other interfaces that lead to the peer's host, and what they measured.
-    """
+    """The MB/s that a link was chosen for, measured at the start, and those of the host's other networks."""
 
     peer: int
     mb_per_s: float
@@ -51,20 +44,16 @@ class Expected(NamedTuple):
 
     @classmethod
     def of(cls, peer: int, route: Mapping[str, Any]) -> Optional[Expected]:
-        """From a route as the rendezvous sends it; None if there was no choice."""
+        """Return the expectation from a route of the rendezvous; None if there was no choice."""
         measured = route.get("measured") or {}
         iface = str(route.get("own_iface", ""))
         others = tuple(sorted((name, float(speed)) for name, speed in measured.items() if name != iface))
         return cls(peer, float(measured[iface]), iface, others) if others and iface in measured else None
 
     def complaint(self, mb_per_s: float, shared: int = 1) -> str:
-        """Return what is wrong if the link has this speed: what to use instead; empty if nothing is.
-
-        As in the choice when the job started, the other network must be much faster than this one is now.
-
-        Args:
-            mb_per_s: what the link carries.
-            shared: how many streams may share the interface at the same time.
+        """Return the interface to use instead if the link has this speed and ``shared`` streams may share its
+        interface; empty if the speed is fine. As in the choice at the start, the other network must be much
+        faster than this one is now.
         """
         enough = min(self.mb_per_s, MAX_EXPECTED_MB_PER_S) * QUARTER / shared
         better = [(speed, name) for name, speed in self.others if speed >= OTHER_KIND_RATIO * mb_per_s]
@@ -72,33 +61,21 @@ class Expected(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """What the system says of a connection.
+    """The system's counters of a connection."""
 
-    Attributes:
-        acked_bytes: have arrived at the other end.
-        busy_us: for how long something was on its way.
-        held_us: for how long of that the other end took nothing.
-        rate: bytes per second, of what was sent last.
-        idle: whether the program sent less than the connection could take then.
-        unsent_bytes: wait to be sent.
-        segments: sent with data in them.
-        segment_bytes: in the largest.
-        round_trip_us: the shortest one so far.
-    """
-
-    acked_bytes: int
-    busy_us: int
-    held_us: int
-    rate: int
-    idle: bool
+    acked_bytes: int  # received by the other end
+    busy_us: int  # something was in flight
+    held_us: int  # of that, the other end took nothing
+    rate: int  # bytes per second of the last transmission
+    idle: bool  # the program sent less than the connection could take
     unsent_bytes: int = 0
-    segments: int = 0
-    segment_bytes: int = 0
-    round_trip_us: int = 0
+    segments: int = 0  # sent with data in them
+    segment_bytes: int = 0  # in the largest
+    round_trip_us: int = 0  # the shortest so far
 
 
 def counted(sock: socket.socket) -> Optional[Counted]:
-    """The system's counters of a TCP connection; None where it has none (other systems, old kernels)."""
+    """Return the system's counters of a TCP connection; None where there are none (old kernels)."""
     info = () if sock.family == getattr(socket, "AF_UNIX", None) else tcp_info(sock, _TCP_INFO)
     if not info:
         return None
@@ -108,11 +85,8 @@ def counted(sock: socket.socket) -> Optional[Counted]:
 
 
 def delivered(fabric: Fabric) -> Dict[int, Tuple[int, float]]:
-    """Return what the TCP connections of a fabric have delivered, as the system counts it.
-
-    Returns:
-        by peer, the bytes that have arrived there, and for how many seconds some were on their way while the
-        other end took them. Their ratio is the speed of the link, if there was enough to send.
+    """Return, by peer, the bytes delivered over TCP and the seconds in which some were in flight and the
+    other end took them; their ratio is the link's speed if there was enough to send.
     """
     found = {}
     for peer in range(fabric.size):
@@ -124,21 +98,14 @@ def delivered(fabric: Fabric) -> Dict[int, Tuple[int, float]]:
 
 
 class Paces:
-    """Looks at links from time to time, and says once of each that it is slow.
-
-    Args:
-        expected: the links between whose networks there was a choice.
-        read: what the system says of the connections to a peer, always in the same order.
-        describe: says that a link is slow: what was expected, its speed in MB/s, the better interface.
-        shared: how many streams may share an interface at the same time.
-    """
+    """Looks at links from time to time, and reports each slow one once."""
 
     def __init__(
         self,
         expected: Sequence[Expected],
-        read: Callable[[int], Sequence[Optional[Counted]]],
-        describe: Callable[[Expected, float, str], str],
-        shared: int = 1,
+        read: Callable[[int], Sequence[Optional[Counted]]],  # connections to a peer, in a fixed order
+        describe: Callable[[Expected, float, str], str],  # of the speed in MB/s and the better interface
+        shared: int = 1,  # streams that may share an interface
     ) -> None:
         self._expected = {item.peer: item for item in expected}
         self._read = read
@@ -148,7 +115,7 @@ class Paces:
         self._slow: Dict[int, int] = {}
 
     def look(self) -> List[str]:
-        """Return what there is to say, a line for each link."""
+        """Return a line of text for each link that has just been found slow."""
         said = []
         for peer, expected in list(self._expected.items()):
             now = self._read(peer)
@@ -169,7 +136,7 @@ class Paces:
 
 
 def _speed(before: Optional[Counted], now: Optional[Counted]) -> List[float]:
-    """MB/s between two looks; empty if they say nothing about the network."""
+    """Return the MB/s between two looks; empty if they say nothing about the network."""
     if before is None or now is None:
         return []
     moved, busy_us = now.acked_bytes - before.acked_bytes, now.busy_us - before.busy_us

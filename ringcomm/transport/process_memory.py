@@ -1,7 +1,7 @@
 """Reading another process's memory on Linux: ``process_vm_readv``, without a copy in between.
 
 The system permits it between processes of one user (unless a container or a security module
-forbids it). It is a plain system call, reached through ctypes; nothing is compiled and nothing
+forbids it). It is a plain system call, called with ctypes; nothing is compiled and nothing
 stays behind when a process dies.
 
 The receiver copies offered bytes directly to where they belong (or into a segment that stays in
@@ -30,8 +30,9 @@ from .views import address_of
 
 TOKEN_BYTES = 32
 RING_MOST_BYTES = 1024 * 1024
-"""Up to here through shared memory, if nothing was measured: two copies in the cache. What is larger is lent:
-one copy, but the system looks every page up."""
+"""Limit of the ring if nothing was measured: two copies in the cache. Larger views are lent: one copy, but
+the system looks every page up.
+"""
 
 
 class _Span(ctypes.Structure):
@@ -66,11 +67,8 @@ def available() -> bool:
 
 
 class Lease:
-    """Whether this process's memory may still be read over one link, in that memory itself.
-
-    Attributes:
-        token: what the bytes at ``address`` are while the lease is valid.
-        address: where they are.
+    """Permission to read this process's memory over one link, stored in that memory itself: ``address`` holds
+    ``token`` while the lease is valid.
     """
 
     __slots__ = ("_bytes", "_fence", "address", "token")
@@ -82,7 +80,7 @@ class Lease:
         self._fence = threading.Lock()
 
     def revoke(self) -> None:
-        """End the lease: what a peer reads from now on, it does not take. Doing it again is harmless."""
+        """End the lease: a peer discards whatever it reads from now on. May be called again."""
         self._bytes[:] = bytes(TOKEN_BYTES)
         # Processors that reorder stores (ARM) must not let the peer see what the caller writes next before
         # it can see this. A lock released and then taken puts stores before the one and after the other.
@@ -92,13 +90,7 @@ class Lease:
 
 
 class PeerMemory:
-    """The memory of one other process of this machine.
-
-    Args:
-        pid: its number, as this process sees it.
-        place: the address of its lease for this link.
-        token: what is there while the lease is valid.
-    """
+    """The memory of another process of this machine, readable while ``place`` holds ``token``, its lease."""
 
     __slots__ = ("_local", "_remote", "_seen", "_token", "pid")
 
@@ -112,13 +104,9 @@ class PeerMemory:
         self._remote[1].base, self._remote[1].length = place, TOKEN_BYTES
 
     def read(self, address: int, into: memoryview) -> int:
-        """Copy bytes from ``address`` over there into the view, as long as the lease is valid.
-
-        Returns:
-            how many bytes were copied: all, or 0 if the lease was revoked. The view holds anything then.
-
-        Raises:
-            OSError: the process is gone, the system forbids it, or there is no such memory.
+        """Copy bytes from ``address`` of that process into the view; return their number, or 0 if the lease
+        was revoked (the contents are undefined then). Raises OSError if the process is gone, the system
+        forbids it, or there is no such memory.
         """
         if _readv is None:
             raise OSError("this system cannot read another process's memory")
@@ -137,11 +125,7 @@ class PeerMemory:
         raise OSError(number, os.strerror(number))
 
     def _valid(self) -> bool:
-        """Return whether the lease is valid.
-
-        Raises:
-            OSError: as :meth:`read`.
-        """
+        """Return whether the lease is valid; raises OSError as :meth:`read` does."""
         self._local[0].length = self._remote[0].length = 0
         count = _readv(self.pid, self._local, 2, self._remote, 2, 0) if _readv is not None else -1
         if count < 0:
@@ -151,16 +135,10 @@ class PeerMemory:
 
 
 class ReadingLink(LendingLink):
-    """A link to a rank of the same host whose memory may be read, and which may read ours.
+    """A link to a rank of the same host whose memory may be read, and which may read ours. It owns the rings.
 
-    What is large is lent wherever it lies: the other end learns its address and reads it. What is small goes
-    through shared memory. While anything is lent all that follows is lent, too.
-
-    Args:
-        memory: the other process's.
-        lease: this process's lease, which the other process holds.
-        outward, inward: rings of shared memory, owned by the link.
-        arena, peer_arena: see :class:`~.lending.LendingLink`.
+    Large views are lent wherever they lie: the other end learns their address and reads them. Small ones go
+    through shared memory. While anything is lent, all that follows is lent as well.
     """
 
     __slots__ = ("_lease", "_memory")
@@ -176,7 +154,7 @@ class ReadingLink(LendingLink):
         peer: int,
         sock: socket.socket,
         memory: PeerMemory,
-        lease: Lease,
+        lease: Lease,  # this process's, which the other process holds
         outward: Ring,
         inward: Ring,
         arena: Optional[Arena] = None,
@@ -189,7 +167,7 @@ class ReadingLink(LendingLink):
 
     @property
     def ring_most_bytes(self) -> int:
-        """Up to so many bytes go through the ring."""
+        """Views of at most this length go through the ring."""
         return self._ring_most
 
     def _loan(self, data: memoryview) -> Optional[Tuple[int, int]]:

@@ -72,7 +72,7 @@ class Reactor:
             heapq.heappop(self._alarms)[2]()
 
     def _with_bytes_held(self) -> List[selectors.SelectorKey]:
-        """Encrypted sockets with bytes that have left the system's buffers: select() does not report them."""
+        """Return encrypted sockets that hold bytes outside the buffers that select() reports."""
         watched = self._selector.get_map()
         numbers = [sock.fileno() for sock in self._secure if sock.buffered()]
         keys = [watched.get(number) for number in numbers if number >= 0]

@@ -1,33 +1,29 @@
-"""Counts connections that were turned away, for messages. Pure."""
+"""Counts refused connections, for messages. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 _MAX_KINDS = 64
-"""So many origins and reasons are counted apart; unauthenticated peers must not fill the memory."""
+"""This many origins and reasons are counted apart; unauthenticated peers must not fill the memory."""
 
 
 class Refusals:
-    """How many connections were turned away, and why most of them.
-
-    Attributes:
-        total: how many there were.
-    """
+    """The number of refused connections, and the most frequent reason."""
 
     def __init__(self) -> None:
         self.total = 0
         self._kinds: Counter[str] = Counter()
 
     def add(self, origin: str, reason: str) -> None:
-        """One more connection from there was turned away."""
+        """Count one more refused connection."""
         self.total += 1
         kind = f"{origin}: {reason}"
         if kind in self._kinds or len(self._kinds) < _MAX_KINDS:
             self._kinds[kind] += 1
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Start again from zero."""
         self.total = 0
         self._kinds.clear()
 

@@ -1,12 +1,11 @@
 """A ring of bytes in memory that two processes share: one end writes it, the other reads it.
 
 In front of the bytes are words, each written by one end only: how much has been written, how much has been
-read, and whether an end sleeps. So nothing goes through the system but the wake-up
-of an end that sleeps.
+read, and whether an end sleeps. So nothing but the wake-up of a sleeping end goes through the system.
 
-Each end makes the ring for what it sends: anonymous memory, without a name in any file system, that it hands
-to the other end through their Unix socket. When the processes end, however they end, the system frees it.
-It is sealed, so that no process can make it shorter: reading what is no longer there ends a process (SIGBUS).
+Each end makes the ring for its outgoing bytes: anonymous memory, without a name in any file system, that it
+passes to the other end through their Unix socket. When the processes end, however they end, the system frees
+it. It is sealed, so that no process can shrink it: reading beyond its end kills a process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -24,51 +23,44 @@ from typing import Optional, Tuple
 RING_BYTES = 8 * 1024 * 1024
 """More than a core's own cache holds; see :mod:`~ringcomm.transport.span`."""
 NEAR_BYTES = 1024 * 1024
-"""The part that is used between cores that share a cache: large enough to keep both ends busy, small enough
-to stay in a processor's cache. Also the whole ring, where several ranks share a host."""
+"""The part used between cores that share a cache: large enough to keep both ends busy, small enough to stay
+in a processor's cache. Also the whole ring, where several ranks share a host.
+"""
 SMALL_RING_BYTES = 64 * 1024
 """Where many ranks share a host and each has a ring for every other one."""
 SIZES = (RING_BYTES, RING_BYTES // 2, RING_BYTES // 4, NEAR_BYTES, SMALL_RING_BYTES)
 
 CONTROL_BYTES = 512 * struct.calcsize("P")
-"""It differs between processes of 32 and of 64 bits, as their words do: neither takes the other's memory."""
+"""Differs between processes of 32 and 64 bits, as their words do: neither takes the other's memory."""
 _LINES = 16
-"""Words from one to the next: a processor moves whole cache lines, often two at once."""
+"""Words between two of them: a processor moves whole cache lines, often two at once."""
 WRITTEN, READ = 0 * _LINES, 1 * _LINES
-"""How many bytes have been written, and how many of them have been read and may be overwritten."""
+"""Bytes written in all, and how many of them have been read and may be overwritten."""
 WRITER_STATE, READER_STATE = 2 * _LINES, 3 * _LINES
-"""0 while that end is awake, another number each time that it sleeps, and at last :data:`CLOSED`."""
+"""0 while that end is awake, another number each time it sleeps, and at last :data:`CLOSED`."""
 LENT, LOANS_READ, RETURNED = 4 * _LINES, 5 * _LINES, 6 * _LINES
-"""How many pieces of its own memory the writer has lent, how many and how many bytes have been read."""
+"""Pieces of its own memory that the writer has lent, and how many pieces and bytes of them have been read."""
 SPAN = 7 * _LINES
-"""How many of the ring's bytes are in use, a power of two: the byte at a position lies at the remainder. The
-writer changes it only while all that it has written has been read."""
+"""How many of the ring's bytes are in use, a power of two: a byte lies at its position modulo this. The
+writer changes it only while all written bytes have been read.
+"""
 LOANS = 8 * _LINES
-"""From here on two words for each piece that is lent, its address and its length, in turns."""
+"""From here on two words for each lent piece, its address and its length, cyclically."""
 MAX_LOANS = 16
 REVOKED = 10 * _LINES
-"""Not 0 if the writer has revoked what it has lent: it may have overwritten it."""
+"""Not 0 if the writer has revoked the lent pieces: it may have overwritten them."""
 MASK = 2 * sys.maxsize + 1
-"""Words count up to here and then from 0 again. What is outstanding at any time is much less."""
+"""Words count up to here and then from 0 again. The outstanding bytes are always far fewer."""
 CLOSED = MASK
 IN_ARENA = MASK - MASK // 2
-"""Added to the length of a piece in the lender's arena: in place of an address is its offset there."""
+"""Added to the length of a piece in the lender's arena, whose offset there replaces the address."""
 _ADD_SEALS, _GET_SEALS, _SEAL_SHRINK = 1033, 1034, 2  # of fcntl; Python has them on Linux only
 
 
 class Ring:
-    """Shared memory with words in front.
-
-    Args:
-        descriptor: of the memory. It is closed as soon as it is not needed, or here if mapping fails.
-
-    Attributes:
-        bytes: where the bytes go.
-        words: see the constants of this module.
-        size: the number of bytes.
-
-    Raises:
-        OSError: it cannot be mapped, or has another size than rings have.
+    """Shared memory with control words (the constants of this module) in front. Owns ``descriptor``, and
+    closes it when it is not needed any more; raises OSError if it cannot be mapped or is not of a ring's
+    size.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -90,11 +82,7 @@ class Ring:
 
     @classmethod
     def make(cls, size: int = RING_BYTES) -> Ring:
-        """Fresh memory.
-
-        Raises:
-            OSError: this system has none, or has none left.
-        """
+        """Make a ring of new memory; raises OSError if the system has none (left)."""
         if not hasattr(os, "posix_fallocate"):
             raise OSError("this system does not reserve memory")
         descriptor = nameless()
@@ -107,21 +95,13 @@ class Ring:
         return cls(descriptor)
 
     def pass_on(self, sock: socket.socket, message: bytes) -> None:
-        """Send one byte, and the memory with it, through a Unix socket.
-
-        Raises:
-            OSError: the connection broke.
-        """
+        """Send one byte, and the memory with it, through a Unix socket."""
         send_descriptor(sock, message, self._descriptor)
         self._close_descriptor()
 
     @classmethod
     def make_largest(cls, size: int) -> Ring:
-        """Fresh memory of this size, or of :data:`NEAR_BYTES` where there is not so much.
-
-        Raises:
-            OSError: this system has none, or has none left.
-        """
+        """Make a ring of this size, or else of :data:`NEAR_BYTES`; OSError if there is no memory (left)."""
         try:
             return cls.make(size)
         except OSError:
@@ -131,11 +111,7 @@ class Ring:
 
     @classmethod
     def take(cls, sock: socket.socket) -> Tuple[bytes, Optional[Ring]]:
-        """Receive one byte, and the memory that came with it, if any did that can be used.
-
-        Raises:
-            OSError: the connection broke.
-        """
+        """Receive one byte, and the ring that came with it, if there is a usable one."""
         message, descriptor = receive_memory(sock)
         try:
             ring = None if descriptor is None else cls(descriptor)
@@ -146,11 +122,7 @@ class Ring:
         return message, ring
 
     def duplicate(self) -> Ring:
-        """The same memory once more, for another end in this process.
-
-        Raises:
-            OSError: it cannot be mapped.
-        """
+        """Map the same memory once more, for another end in this process."""
         return Ring(os.dup(self._descriptor))
 
     def _close_descriptor(self) -> None:
@@ -159,7 +131,7 @@ class Ring:
             self._descriptor = -1
 
     def close(self) -> None:
-        """Let go of it. Closing again is harmless."""
+        """Release the memory. May be called again."""
         self._close_descriptor()
         self.words.release()
         try:
@@ -170,7 +142,7 @@ class Ring:
 
 
 def nameless() -> int:
-    """A descriptor of anonymous memory, which other processes can only get by its being passed to them."""
+    """Return a descriptor of anonymous memory; other processes get it only by receiving the descriptor."""
     if hasattr(os, "memfd_create"):
         try:
             flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING  # type: ignore[attr-defined,unused-ignore]
@@ -189,20 +161,12 @@ def nameless() -> int:
 
 
 def send_descriptor(sock: socket.socket, message: bytes, descriptor: int) -> None:
-    """Send one byte, and a descriptor with it, through a Unix socket.
-
-    Raises:
-        OSError: the connection broke.
-    """
+    """Send one byte, and a descriptor with it, through a Unix socket."""
     sock.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))])
 
 
 def receive_memory(sock: socket.socket) -> Tuple[bytes, Optional[int]]:
-    """Receive one byte, and the descriptor of memory that came with it, if one did that may be mapped.
-
-    Raises:
-        OSError: the connection broke.
-    """
+    """Receive one byte, and the descriptor of mappable memory that came with it, if any."""
     descriptors = array.array("i")
     room = socket.CMSG_SPACE(descriptors.itemsize)
     message, extras, _, _ = sock.recvmsg(1, room, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
@@ -220,7 +184,7 @@ def receive_memory(sock: socket.socket) -> Tuple[bytes, Optional[int]]:
 
 
 def _may_be_mapped(descriptor: int) -> bool:
-    """Return whether it is memory that cannot become shorter, or as good as this system has it."""
+    """Return whether the memory cannot be shrunk, as far as this system can guarantee that."""
     if _is_sealed(descriptor):
         return True
     try:

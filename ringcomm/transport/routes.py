@@ -1,15 +1,15 @@
-"""Which of two hosts' addresses their ranks should use: decided from what was tried and measured.
+"""Chooses the addresses between the ranks of two hosts, from attempts and measurements.
 
-Pure: attempts go in, routes come out. An *attempt* is what one host's first rank saw when it
-dialled one address of another host's first rank. Only attempts that proved to reach the right rank
-of the right job count, so an address that exists everywhere (172.17.0.1 of docker0) cannot win; and no
-rank dials an address that its own machine has too, unless the other rank is on the same machine.
+Pure: attempts go in, routes come out. An *attempt* is the result of one host's first rank dialling one
+address of another host's first rank. Only attempts that proved to reach the right rank of the right job
+count, so an address that exists everywhere (172.17.0.1 of docker0) cannot win; and no rank dials an address
+that its own machine has as well, unless the other rank is on the same machine.
 
-A *wire* is a pair of interfaces. Where several connect two hosts, all are measured at the same time, in
-both directions, and the slower direction counts. Wired ones come before wireless ones before virtual ones,
-and the first of equal ones wins. A measurement overrules that order only if the difference is large and a
-second one says the same. Two are needed as well to distinguish wires of the same kind: nothing else shows
-which of them is slow, and a moment without a processor makes a fast one look slow.
+A *wire* is a pair of interfaces. Where several connect two hosts, all are measured at the same time, in both
+directions, and the slower direction counts. Wired ones come before wireless ones before virtual ones, and the
+first of equal ones wins. A measurement overrules that order only if the difference is large and a second one
+agrees. Wires of the same kind also need two measurements: nothing else shows which of them is slow, and a
+moment without a processor makes a fast one look slow.
 """
 
 from __future__ import annotations
@@ -21,57 +21,44 @@ from ..errors import ProtocolError
 from .kinds import PREFERENCE, WIRED, WIRELESS, worse_kind
 
 SAME_KIND_RATIO = 1.6
-"""A wire must be so many times as fast as one of its kind that comes before it in the fixed order."""
+"""A wire must be this many times as fast as one of its kind that comes before it in the fixed order."""
 OTHER_KIND_RATIO = 4.0
-"""And so many times as fast as one of a better kind."""
+"""A wire must be this many times as fast as one of a better kind."""
 PLENTY_MB_PER_S = 625.0
-"""Wires of 5 Gbit/s and more count as equal: there processors decide, and what else they do just now."""
+"""Wires of 5 Gbit/s and more count as equal: there processors and their load decide."""
 IMPLAUSIBLE_MB_PER_S = {WIRELESS: 300.0}
 """A wire of this kind that looks faster is measured again, and counts as no faster than this: then processors
-decide, and the other wire may have been slow for lack of one."""
+decide, and the other wire may have been slow for lack of one.
+"""
 SLOW_FOR_A_WIRE_MB_PER_S = 11.0
 """Less than 100 Mbit/s. One measurement that prefers such a wire to another kind is not enough: on a busy
-machine the other one may have looked as slow."""
+machine the other one may have looked as slow.
+"""
 MAX_MEASUREMENTS = 3
 
 
 class Attempt(NamedTuple):
-    """What became of dialling one address.
-
-    Attributes:
-        source, target: the ranks at both ends.
-        address, port: what was dialled.
-        local: the address this end got; empty if it did not connect.
-        local_iface, remote_iface: interface names at both ends (they need not be equal).
-        kind: of the route, ``wired``, ``wireless`` or ``virtual``: the worse of both interfaces'.
-        why: empty if the right rank answered; otherwise what happened instead.
-        mb_per_s: measured speed of the slower direction, or None if there was no need to measure.
-        too_slow: whether it failed because of a time limit, so that another attempt may succeed.
-    """
+    """The result of dialling one address."""
 
     source: int
     target: int
     address: str
     port: int
-    local: str
-    local_iface: str
+    local: str  # this end's address; empty if it did not connect
+    local_iface: str  # interface names at the two ends need not be equal
     remote_iface: str
-    kind: str
-    why: str
-    mb_per_s: Optional[float] = None
-    too_slow: bool = False
+    kind: str  # of the route: the worse of both interfaces'
+    why: str  # the failure; empty if the right rank answered
+    mb_per_s: Optional[float] = None  # of the slower direction; None: not measured
+    too_slow: bool = False  # a time limit ended it; another attempt may succeed
 
     def to_json(self) -> Dict[str, Any]:
-        """As it travels in a control message."""
+        """Return the fields for a control message."""
         return dict(self._asdict())
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Attempt:
-        """The inverse of :meth:`to_json`.
-
-        Raises:
-            ProtocolError: a field is missing or of the wrong type.
-        """
+        """Invert :meth:`to_json`; raises ProtocolError if a field is missing or of the wrong type."""
         try:
             speed = data["mb_per_s"]
             if data["kind"] not in PREFERENCE:
@@ -95,7 +82,7 @@ class Attempt(NamedTuple):
 
 
 def not_dialled(source: int, target: int, offer: Mapping[str, Any]) -> Attempt:
-    """The report for an address that the target has, and the source's machine as well."""
+    """Return the report for an address that the target has, and the source's machine as well."""
     return Attempt(
         source=source,
         target=target,
@@ -110,19 +97,18 @@ def not_dialled(source: int, target: int, offer: Mapping[str, Any]) -> Attempt:
 
 
 Wire = FrozenSet[Tuple[int, str]]
-"""Two ranks with an interface of each: the same seen from either end."""
+"""Two ranks with an interface of each: the same from either end."""
 
 
 def wire_of(item: Attempt) -> Wire:
-    """The pair of interfaces that an attempt went by."""
+    """Return the pair of interfaces that an attempt used."""
     return frozenset(((item.source, item.local_iface), (item.target, item.remote_iface)))
 
 
 def candidates(attempts: Sequence[Attempt]) -> List[Attempt]:
-    """The best successful attempt of every wire between two hosts, the preferred wire first.
-
-    The IPv4 and IPv6 addresses of a wire are equally fast: routable ones come before link-local ones, IPv4
-    before IPv6. Equal wires have a fixed order, so that every start of the same job chooses alike.
+    """Return the best successful attempt of every wire between two hosts, the preferred wire first. The IPv4
+    and IPv6 addresses of a wire are equally fast: routable ones come before link-local ones, IPv4 before
+    IPv6. Equal wires have a fixed order, so every start of a job chooses alike.
     """
     best: Dict[Wire, Attempt] = {}
     for item in sorted((item for item in attempts if not item.why), key=_order):
@@ -131,15 +117,8 @@ def candidates(attempts: Sequence[Attempt]) -> List[Attempt]:
 
 
 def choose(wires: Sequence[Attempt], measured: Sequence[Mapping[Wire, float]]) -> Optional[int]:
-    """Return which of the candidates to use.
-
-    Args:
-        wires: as :func:`candidates` gives them.
-        measured: for each measurement so far, the speed of every wire in MB/s; a wire that is missing in
-            one broke while it was measured.
-
-    Returns:
-        the index of a wire; None if they should be measured, or measured once more.
+    """Return the index of the :func:`candidate <candidates>` to use, or None to measure (once more).
+    ``measured`` has the MB/s of every wire for each measurement so far; a missing wire broke in it.
     """
     if len(wires) == 1:
         return 0
@@ -154,7 +133,7 @@ def choose(wires: Sequence[Attempt], measured: Sequence[Mapping[Wire, float]]) -
 
 
 def _fastest(wires: Sequence[Attempt], speeds: Mapping[Wire, float]) -> int:
-    """The wire to use if this measurement is right."""
+    """Return the wire to use if this measurement is right."""
     known = [
         min(speeds.get(wire_of(item), 0.0), IMPLAUSIBLE_MB_PER_S.get(item.kind, PLENTY_MB_PER_S))
         for item in wires
@@ -168,7 +147,7 @@ def _fastest(wires: Sequence[Attempt], speeds: Mapping[Wire, float]) -> int:
 
 
 def _doubtful(wires: Sequence[Attempt], speeds: Mapping[Wire, float]) -> bool:
-    """Return whether a wire looks faster than its kind can be, or the preferred one slower than its is."""
+    """Return whether a wire looks faster than its kind can be, or the preferred one too slow for its kind."""
     preferred = wires[0]
     if preferred.kind == WIRED and speeds.get(wire_of(preferred), 0.0) < SLOW_FOR_A_WIRE_MB_PER_S:
         return True
@@ -185,7 +164,7 @@ def _order(item: Attempt) -> Tuple[int, bool, bool, int, str]:
 
 
 def explain_no_route(names: Mapping[int, str], attempts: Sequence[Attempt]) -> str:
-    """The list of everything that was tried, from where to where, and why each failed."""
+    """Return a list of all attempts, from where to where, and why each failed."""
     lines = []
     for item in attempts:
         origin = names.get(item.source, f"rank {item.source}")
@@ -195,11 +174,8 @@ def explain_no_route(names: Mapping[int, str], attempts: Sequence[Attempt]) -> s
 
 
 def pairings(members: Sequence[int], most: Optional[int] = None) -> List[List[Tuple[int, int]]]:
-    """Rounds of disjoint pairs in which every two members meet once (a round-robin tournament).
-
-    Args:
-        members: numbers.
-        most: only so many rounds; None: all.
+    """Return rounds of disjoint pairs in which every two members meet once (a round-robin tournament), at
+    most ``most``.
 
     >>> pairings([0, 2, 5])
     [[(2, 5)], [(0, 5)], [(0, 2)]]

@@ -1,6 +1,6 @@
 """The interface of encrypted connections. The implementation is in :mod:`.tls`.
 
-That module needs Python's ``ssl``, which some builds lack and which takes long to import. So only
+That module needs Python's ``ssl``, which some builds lack and which is slow to import. So only
 :func:`~ringcomm.transport.encryption.encryption_of` imports it, and only for jobs that encrypt.
 """
 
@@ -13,43 +13,34 @@ from ..errors import ProtocolError
 
 
 class ClosedEarly(ProtocolError):
-    """The other end has closed the connection before the handshake was over."""
+    """The other end closed the connection before the handshake was over."""
 
 
 class SecureSocket(socket.socket):
-    """A connected socket whose bytes are encrypted. It is used like any other, as far as ringcomm does.
+    """A connected socket whose bytes are encrypted. Used like any other, as far as ringcomm does.
 
     ``send``, ``sendall``, ``sendmsg``, ``recv``, ``recv_into`` and ``recvmsg_into`` take and give plain
-    bytes; whatever cannot go on without the other end raises BlockingIOError, or waits if there is a timeout.
-
-    Attributes:
-        secured: whether the handshake is over. Before, nothing may be sent or received.
-        answered: whether this end has sent a part of the handshake, which is what takes processor time.
+    bytes; a call that needs the other end to continue raises BlockingIOError, or waits if there is a timeout.
     """
 
-    secured: bool
-    answered: bool
+    secured: bool  # the handshake is over; before, nothing may be sent or received
+    answered: bool  # this end has sent a part of the handshake, which takes processor time
 
     def handshake(self) -> bool:
-        """Go on with the handshake as far as possible without waiting; return whether it is over.
-
-        Raises:
-            AuthenticationError: the other end does not show this job's certificate, or does not encrypt.
-            ProtocolError: it is not ringcomm.
-            ClosedEarly: it has closed the connection.
-            OSError: the connection broke.
+        """Continue the handshake without waiting; return whether it is over. Raises AuthenticationError if
+        the other end does not show this job's certificate or does not encrypt, ProtocolError if it is not
+        ringcomm (:class:`ClosedEarly`: it has closed the connection), OSError if the connection broke.
         """
         raise NotImplementedError
 
     def buffered(self) -> bool:
-        """Return whether a receive may return bytes that have left the system's buffers already.
-
-        Waiting for the socket would not report such bytes. The answer may be wrong until the next receive.
+        """Return whether a receive may return bytes that have left the system's buffers, which waiting for
+        the socket would not report. May be wrong until the next receive.
         """
         raise NotImplementedError
 
     def trust(self) -> None:
-        """Lift the limits on what the other end may send: it has authenticated itself."""
+        """Lift the limits on what an authenticated peer may send."""
         raise NotImplementedError
 
     def send_plain(self, data: bytes) -> None:
@@ -58,18 +49,10 @@ class SecureSocket(socket.socket):
 
 
 class Encryption(ABC):
-    """How this process encrypts the connections of its job.
+    """How this process encrypts the connections of its job."""
 
-    Attributes:
-        fingerprint: SHA-256 of the job's certificate. Both ends' proofs cover it.
-    """
-
-    fingerprint: bytes
+    fingerprint: bytes  # SHA-256 of the job's certificate; both ends' proofs cover it
 
     @abstractmethod
     def wrap(self, sock: socket.socket, accepted: bool) -> SecureSocket:
-        """Take a non-blocking socket over, connected or not yet.
-
-        Args:
-            accepted: whether the other end dialled.
-        """
+        """Take over a non-blocking socket, connected or not yet. ``accepted``: the other end dialled."""

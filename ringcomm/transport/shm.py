@@ -1,15 +1,14 @@
 """Links through memory that two processes share.
 
-The sender copies bytes into its :class:`~ringcomm.transport.ring.Ring` and stores how many there are; the
-receiver sees that, copies them out, and stores how many it has read. None of this is a system call. An end
-that finds nothing to do for a while sleeps on the Unix socket between the two. Before that it stores that
-it sleeps, and looks once more; the other end, after each of its stores, looks whether it sleeps, and wakes
-it by a byte through the socket.
+The sender copies bytes into its :class:`~ringcomm.transport.ring.Ring` and stores their number; the receiver
+sees that, copies them out, and stores how many it has read. None of this is a system call. An end without
+work for a while sleeps on the Unix socket between the two. Before that it stores that it sleeps, and looks
+once more; the other end checks for that after each of its stores, and wakes it by a byte through the socket.
 
-**Memory barriers.** An end that sees a new position must also see the bytes that it is about, and an end that
+**Memory barriers.** An end that sees a new position must also see the bytes before it, and an end that
 goes to sleep must not miss a position that is stored at the same time. Processors reorder loads and stores,
-ARM more than x86. Between the two stands a lock that is released and then taken: what comes before the
-release is ordered before what comes after the acquisition.
+ARM more than x86. Between the two stands a lock that is released and then taken: everything before the
+release is ordered before everything after the acquisition.
 """
 
 from __future__ import annotations
@@ -39,20 +38,16 @@ from .tcp import SocketLink
 from .views import flat
 
 PIECE_BYTES = 512 * 1024
-"""No more is copied before the other end learns of it, so that both ends copy at the same time."""
+"""Copy at most this before the other end learns of it, so that both ends copy at the same time."""
 _HARDLY_MORE = 1024
-"""What is so much longer is still one piece: a header in front of a piece does not make two of it."""
+"""A piece may be this much longer: a header in front of a piece does not make two of it."""
 _NOTHING = memoryview(b"")
 ENDED = "it closed the connection"
 
 
 class SharedLink(SocketLink):
-    """A link to a rank of the same host through two rings of shared memory, which it owns from now on.
-
-    Bytes are taken as soon as they are in the ring.
-
-    Args:
-        outward, inward: the rings, for what this end sends and receives.
+    """A link to a rank of the same host through two rings of shared memory, which it owns. Bytes are taken as
+    soon as they are in the ring.
     """
 
     __slots__ = (
@@ -93,7 +88,7 @@ class SharedLink(SocketLink):
         self._release, self._acquire = lock.release, lock.acquire
 
     def _order(self) -> None:
-        """A memory barrier."""
+        """Issue a memory barrier."""
         self._release()
         self._acquire()
 
@@ -127,11 +122,13 @@ class SharedLink(SocketLink):
         return length
 
     def _send_large(self, views: Views) -> int:
-        """Send what is not to go through the ring, or not now; how many bytes were taken."""
+        """Send views that are not for the ring, or not now; return how many bytes were taken."""
         raise NotImplementedError  # of links that lend: through others everything goes through the ring
 
     def _send_through_ring(self, views: Views, length: int, copies: int = 1) -> int:
-        """Copy as much of the views as fits, up to a piece; how many bytes. It stands for so many copies."""
+        """Copy as much of the views as fits, up to a piece; return how many bytes. ``copies``: how many
+        copies of this length, the others not timed, it stands for.
+        """
         if length > PIECE_BYTES + _HARDLY_MORE:
             length = PIECE_BYTES
         choice = self._choice
@@ -166,7 +163,7 @@ class SharedLink(SocketLink):
         return length
 
     def _change_span(self, whole: bool) -> None:
-        """Use the whole ring from now on, or a part, if all that was written has been read."""
+        """Use the whole ring from now on, or a part, if all written bytes have been read."""
         if self._look_for_room() == self._out_span:
             # The other end looks at this word when it finds bytes that it has not read; there are none now.
             self._out_span = self._room = self._out_size if whole else NEAR_BYTES
@@ -183,7 +180,7 @@ class SharedLink(SocketLink):
         return self._room
 
     def _announce_written(self, count: int) -> None:
-        """So many bytes more are in the ring."""
+        """Announce this many more bytes in the ring."""
         self._room -= count
         written = self._written = (self._written + count) & MASK
         words = self._out_words
@@ -197,17 +194,15 @@ class SharedLink(SocketLink):
             self._meet_reader(state)
 
     def _wake_reader(self) -> None:
-        """If the other end waits for what has just been stored, wake it."""
+        """Wake the other end if it waits for the word just stored."""
         self._order()
         state = self._out_words[READER_STATE]
         if state != self._reader_seen:
             self._meet_reader(state)
 
     def _meet_reader(self, state: int) -> None:
-        """Wake the other end if it sleeps.
-
-        If it has closed the link it may have read what this end just stored, its last message. So this is
-        not an error yet; the next call that sends or receives finds that the link has ended.
+        """Wake the other end if it sleeps. If it has closed the link it may have read what this end just
+        stored, its last message; so this is not an error yet, and the next send or receive raises it.
         """
         self._reader_seen = state
         if state == CLOSED:
@@ -225,7 +220,7 @@ class SharedLink(SocketLink):
             self._end()
 
     def _end(self) -> None:
-        """What this end sends is read no more."""
+        """Note that the other end reads no more."""
         self._open = False
         self._room = 0
 
@@ -310,7 +305,7 @@ class SharedLink(SocketLink):
         return ready
 
     def _recv_otherwise(self, views: Views) -> int:
-        """Receive what does not come through the ring, now that it is empty; how many bytes."""
+        """Receive bytes that do not come through the ring, now that it is empty; return how many."""
         if not self._has_otherwise():
             return 0
         lent = self._in_words[LENT] != self._loans_read
@@ -327,17 +322,17 @@ class SharedLink(SocketLink):
         return bool(words[LENT] != self._loans_read or not self._open or words[WRITER_STATE] == CLOSED)
 
     def _recv_lent(self, views: Views) -> int:
-        """Receive what the other end has lent; how many bytes."""
+        """Receive bytes that the other end has lent; return how many."""
         raise LinkClosed(self.peer, "it lent memory that this end cannot read")
 
     def _announce_read(self) -> None:
-        """Let the other end write over what has been read."""
+        """Let the other end overwrite the bytes that have been read."""
         self._announced_read = self._read
         self._store(self._in_words, READ, self._read)
         self._wake_writer()
 
     def _wake_writer(self) -> None:
-        """If the other end waits for what has just been stored, wake it."""
+        """Wake the other end if it waits for the word just stored."""
         self._order()
         state = self._in_words[WRITER_STATE]
         if state != self._writer_seen:

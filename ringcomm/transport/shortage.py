@@ -1,7 +1,7 @@
-"""What this process lacks where links cannot be made: its limit, and how to raise it.
+"""Names the resource that this process lacks for links, its limit, and how to raise it.
 
-A rank that has used up its descriptors needs some to say so. So a few are kept while there are links,
-and whether there are enough for more links is looked at before these are made.
+A rank without free descriptors needs some to report that. So a few are kept while there are links, and the
+descriptors for more links are checked before these are made.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..errors import RingcommError, StartupError
 SPARE = 8
 """Descriptors that are kept: enough to reach a rendezvous."""
 _OWN = 16
-"""Descriptors that a rank needs for links beside those to its peers: listeners, selectors, wake-ups."""
+"""Descriptors that a rank needs for links besides those to its peers: listeners, selectors, wake-ups."""
 _PER_PEER = 3
 _spare: List[int] = []
 _users: Set[int] = set()
@@ -43,7 +43,7 @@ _THREADS = (
 
 
 def shortage_text(problem: BaseException) -> str:
-    """Return what this process lacks, and the remedy, according to an error; "": it is another error."""
+    """Return what this process lacks according to an error, and the remedy; "" for other errors."""
     if isinstance(problem, MemoryError):
         return _REASONS[errno.ENOMEM].format(text="MemoryError")
     if isinstance(problem, RuntimeError) and "start new thread" in str(problem):
@@ -65,12 +65,8 @@ def shortage_error(problem: BaseException, rank: Optional[int], host: str) -> Op
 
 
 def check_descriptors(peers: int, more: int = 0) -> None:
-    """Check that there are descriptors for links to so many peers, and more.
-
-    Otherwise the kept ones are closed, so that this process can say so; see :func:`keep_spare`.
-
-    Raises:
-        OSError: there are not.
+    """Raise OSError, and close the kept descriptors to report it with, if there are not enough for links to
+    this many peers, and ``more``; see :func:`keep_spare`.
     """
     with _lock:
         try:
@@ -86,7 +82,7 @@ def release_spare() -> None:
 
 
 def keep_spare(user: object) -> None:
-    """Keep some descriptors, if there are so many, until :func:`drop_spare` of the last user."""
+    """Keep some descriptors, if there are enough, until :func:`drop_spare` of the last user."""
     with _lock:
         _users.add(id(user))
         if not _spare:
@@ -97,7 +93,7 @@ def keep_spare(user: object) -> None:
 
 
 def drop_spare(user: object) -> None:
-    """The user, which has links, needs no descriptors any more."""
+    """Note that a user, which has links, needs no descriptors any more."""
     with _lock:
         _users.discard(id(user))
         if not _users:

@@ -2,10 +2,10 @@
 
 Between cores that share a cache a small part of the ring is best: it stays in the cache. Between cores that
 share none it is expensive to write lines that the other core still has in its cache from reading them: on two
-processors of a virtual machine 225 us for 512 KiB, where a shared cache needs 55. A core's cache loses what
-it has read when it reads more. So there the sender uses all of a ring that is larger than such a cache, and
-writing costs less than half. On a virtual machine the state changes within seconds, so the small part is
-tried again and again.
+processors of a virtual machine 225 us for 512 KiB, where a shared cache needs 55. A core's cache evicts lines
+as it reads more. So there the sender uses all of a ring that is larger than such a cache, and writing costs
+less than half. On a virtual machine the state changes within seconds, so the small part is tried again and
+again.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ import numpy as np
 TIMED_BYTES = 16 * 1024
 """Shorter copies are not timed: reading the clock would take too large a part of them."""
 TIMED_PACKETS = 4
-"""Of packets, which are short, one of so many is timed: timing takes a microsecond."""
+"""Of short packets one in this many is timed: timing takes a microsecond."""
 WINDOW = 4
-"""The shortest of so many copies decides: a process that lost its core in between does not."""
+"""The shortest of this many copies decides: a process that lost its core in between does not."""
 SKIPPED_BYTES = 1024 * 1024
 """After a change the lines in the ring are in no cache yet, and writing them is cheap in either state."""
 STINT_BYTES = 512 * 1024 * 1024
-"""After so many bytes through the whole ring its small part is tried again; that costs about 1 %."""
+"""After this many bytes through the whole ring its small part is tried again; that costs about 1 %."""
 EXPENSIVE = 8.0
-"""Copying into the ring takes so many times as long as copying within this core's own cache. (3 to 5 between
-cores of an AMD EPYC that share a cache, 12 to 18 between others.)"""
+"""Factor by which a copy into the ring takes longer than one within this core's own cache. (3 to 5 between
+cores of an AMD EPYC that share a cache, 12 to 18 between others.)
+"""
 _OWN_BYTES = 128 * 1024
 
 _own_s_per_byte: Optional[float] = None
 
 
 def own_s_per_byte() -> float:
-    """Seconds per byte of a copy within this core's cache; measured by the first call, in some 200 us."""
+    """Return the seconds per byte of a copy within this core's cache; the first call measures for 200 us."""
     global _own_s_per_byte
     if _own_s_per_byte is None:
         source, target = np.ones(_OWN_BYTES, np.uint8), np.zeros(_OWN_BYTES, np.uint8)
@@ -48,15 +49,7 @@ def own_s_per_byte() -> float:
 
 
 class SpanChoice:
-    """Whether to use the whole ring, for one sender.
-
-    Args:
-        own_s_per_byte: what a copy within the core's own cache takes.
-
-    Attributes:
-        whole: whether the whole ring is to be used from now on.
-        looking: whether that is not yet decided for the present state of the cores.
-    """
+    """Whether to use the whole ring, for one sender."""
 
     __slots__ = ("_bytes", "_limit_s_per_byte", "_seen", "_shortest", "looking", "whole")
 
@@ -66,7 +59,7 @@ class SpanChoice:
         self.look_again()
 
     def look_again(self) -> None:
-        """Decide anew, by the copies that follow."""
+        """Decide again, by the copies that follow."""
         self.looking = True
         self._restart()
 
@@ -76,12 +69,8 @@ class SpanChoice:
         self._shortest = float("inf")  # of them, per byte
 
     def note(self, count: int, elapsed_s: float, copies: int = 1) -> None:
-        """Take a copy into account, and change ``whole`` if it is time to.
-
-        Args:
-            count: bytes that were copied.
-            elapsed_s: seconds that it took.
-            copies: for how many of this length, the others not timed, it stands.
+        """Take a timed copy of ``count`` bytes into account, which stands for ``copies`` of this length, and
+        change ``whole`` if due.
         """
         self._bytes += copies * count
         if self.whole:

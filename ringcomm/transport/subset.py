@@ -1,4 +1,4 @@
-"""Some of the ranks of a fabric, numbered among themselves."""
+"""Some of the ranks of a fabric, renumbered."""
 
 from __future__ import annotations
 
@@ -45,12 +45,7 @@ class _Renumbered(Link):
 
 
 class Subset(Fabric):
-    """The links among some ranks; closing it leaves them open.
-
-    Args:
-        fabric: the links to all.
-        ranks: the members in ascending order, this rank among them. The n-th of them gets the number n.
-    """
+    """The links among some ranks, without owning them. The n-th of ``ranks`` (ascending) has the number n."""
 
     def __init__(self, fabric: Fabric, ranks: Sequence[int]) -> None:
         self.ranks = tuple(ranks)
@@ -86,4 +81,4 @@ class Subset(Fabric):
         self._fabric.wake()
 
     def close(self) -> None:
-        """Nothing: the links belong to the whole fabric."""
+        """Do nothing: the links belong to the whole fabric."""

@@ -21,13 +21,11 @@ _TCP_INFO_RTT = struct.Struct("@68xI")
 
 
 def choose_congestion(sock: socket.socket, wish: str) -> None:
-    """Set a TCP socket's congestion control; see ``RINGCOMM_CONGESTION``.
+    """Set a TCP socket's congestion control; see ``RINGCOMM_CONGESTION``. Raises OSError for a name that this
+    system does not have or allow.
 
-    bbr estimates bandwidth and paces what it sends, which keeps queues short on the internet and
-    costs half of the speed where there is no queue: between hosts of one room, and on the loopback.
-
-    Raises:
-        OSError: a name was requested that this system does not have or does not allow.
+    bbr estimates bandwidth and paces its packets, which keeps queues short on the internet and costs half of
+    the speed where there is no queue: between hosts of one room, and on the loopback.
     """
     if wish == "system" or not hasattr(socket, "TCP_CONGESTION"):
         return
@@ -49,14 +47,13 @@ def choose_congestion(sock: socket.socket, wish: str) -> None:
 
 
 def round_trip_us(sock: socket.socket) -> int:
-    """The system's estimate of a TCP connection's round-trip time in microseconds (0 if unknown)."""
+    """Return the system's estimate of a TCP connection's round-trip time in microseconds (0 if unknown)."""
     return int((tcp_info(sock, _TCP_INFO_RTT) or (0,))[0])
 
 
 def tcp_info(sock: socket.socket, fields: struct.Struct) -> Tuple[Any, ...]:
-    """Return fields of a connection's ``struct tcp_info`` (Linux' ``tcp.h``), from its start; () without one.
-
-    An old kernel has fewer fields, and another system or a sandbox may have none.
+    """Return the first fields of a connection's ``struct tcp_info`` (Linux' ``tcp.h``), or () where the
+    kernel is too old or there is none.
     """
     try:
         which = socket.TCP_INFO  # type: ignore[attr-defined,unused-ignore]
@@ -66,17 +63,13 @@ def tcp_info(sock: socket.socket, fields: struct.Struct) -> Tuple[Any, ...]:
 
 
 STREAMS = ("a Unix socket", "TCP")
-"""The carriers through which every byte goes to the system and back."""
+"""The carriers that pass every byte through the system."""
 
 
 class SocketLink(Link):
-    """A link over one connected stream socket, which it owns from now on.
+    """A link over one connected stream socket, which it owns from now on."""
 
-    Attributes:
-        lends: whether the peer reads large pieces from this process's memory.
-    """
-
-    lends = False
+    lends = False  # whether the peer reads large pieces from this process's memory
 
     __slots__ = ("_recv_into", "_recvmsg_into", "_send", "_sendmsg", "peer", "session", "sock")
 
@@ -96,7 +89,7 @@ class SocketLink(Link):
 
     @property
     def carrier(self) -> str:
-        """What carries the bytes, for people to read."""
+        """Return the name of the carrier, for people to read."""
         return STREAMS[self.sock.family != socket.AF_UNIX]
 
     def send(self, views: Views) -> int:
@@ -132,34 +125,24 @@ class SocketLink(Link):
         self.sock.close()
 
     def poll_events(self, reading: bool, writing: bool) -> int:
-        """Return what to poll the socket for, if these directions could move."""
+        """Return the events to poll the socket for, to move in these directions."""
         return (select.POLLIN if reading else 0) | (select.POLLOUT if writing else 0)
 
     def woken(self, events: int) -> None:  # noqa: B027 - most links have nothing to do
-        """The wait is over for which :meth:`poll_events` was asked; poll() has reported these events."""
+        """End the wait that :meth:`poll_events` was called for; poll() has reported these events."""
 
     def holds_bytes(self) -> bool:
-        """Return whether bytes may be received that have left the system's buffers.
-
-        ``poll()`` does not report them.
-        """
+        """Return whether bytes are buffered outside the system's buffers; ``poll()`` does not report them."""
         return isinstance(self.sock, SecureSocket) and self.sock.buffered()
 
 
 def closed_reason(problem: OSError) -> str:
-    """The system's error message, as part of a sentence."""
+    """Return the system's error message, as part of a sentence."""
     return (problem.strerror or str(problem)).lower()
 
 
 class SocketFabric(Fabric):
-    """A socket to every other rank.
-
-    Args:
-        rank: this rank.
-        links: by peer.
-        watch: interrupts waits.
-        size: number of ranks, if there is not a link to every other one.
-    """
+    """A socket to every other rank; ``size`` is given if some links are missing."""
 
     def __init__(
         self,

@@ -1,12 +1,12 @@
 """Encrypted connections: TLS 1.3 with one certificate per job, which both ends show and insist on.
 
-The launcher (or the key file) has given that certificate and its private key to the processes of
-the job only. So there is no authority to ask and no name to check: the other end shows this
-very certificate, and proves in the handshake that it has the private key, or it is refused. The handshake of
-:mod:`ringcomm.wire.auth` follows inside, and covers the certificate's fingerprint.
+The launcher (or the key file) has given that certificate and its private key to the processes of the job
+only. So there is no authority to ask and no name to check: the other end must show this very certificate, and
+prove in the handshake that it has the private key. The handshake of :mod:`ringcomm.wire.auth` follows inside,
+and covers the certificate's fingerprint.
 
-TLS here works on memory, not on the socket: this module reads from the socket what has come and writes what
-it takes. So it can limit how many bytes an unauthenticated peer sends, and sees which bytes are buffered.
+TLS here works on memory, not on the socket: this module moves the bytes between the two. So it can limit how
+many bytes an unauthenticated peer sends, and sees which bytes are buffered.
 """
 
 from __future__ import annotations
@@ -26,29 +26,24 @@ from ..wire.auth import MAGIC, UNENCRYPTED, plain_answer
 from .secure import ClosedEarly, Encryption, SecureSocket
 
 UNAUTHENTICATED_BYTES = 8 * 1024
-"""What a connection may send before it has proven itself. A handshake takes two to three thousand bytes."""
+"""Limit of bytes that a connection may send unauthenticated. A handshake takes two to three thousand."""
 _BATCH_BYTES = 256 * 1024
-"""What is encrypted, and sent, at once."""
+"""Bytes that are encrypted, and sent, at once."""
 _HEAD_BYTES = 16
-"""As many of the first bytes are kept until the other end is trusted: more than the head of a refusal."""
+"""First bytes kept until the other end is trusted: more than the head of a refusal."""
 _STAGING_BYTES = 16 * 1024
 _MAX_STAGING_BYTES = 256 * 1024
 _RECORD_BYTES = 16 * 1024
-"""TLS encrypts in pieces of at most so many bytes."""
+"""Maximum plain bytes of a TLS record."""
 _NO_CHECK_TIME = 0x200000
-"""OpenSSL's flag for: whatever the certificate's dates are. Boards start with their clocks at 1970."""
+"""OpenSSL's flag to ignore the certificate's dates. Boards start with their clocks at 1970."""
 
 _NO_CERTIFICATE = "it does not have this job's certificate"
 
 
 class Tls(Encryption):
-    """TLS with a job's certificate.
-
-    Args:
-        pem: the certificate and its private key.
-
-    Raises:
-        ConfigError: it is no certificate with its key, or this Python has no TLS 1.3.
+    """TLS with a job's certificate and private key (PEM). Raises ConfigError if they are unusable, or if this
+    Python has no TLS 1.3.
     """
 
     def __init__(self, pem: str) -> None:
@@ -92,8 +87,7 @@ def _context(protocol: Any, certificate: str) -> ssl.SSLContext:
 
 @contextmanager
 def _as_file(text: str) -> Iterator[str]:
-    """A path under which only this process (on Linux) or this user (elsewhere) can read the text.
-
+    """Yield a path under which only this process (on Linux) or this user (elsewhere) can read the text.
     Python loads private keys from paths only. On Linux the path leads to memory without a name; elsewhere to
     a file in a fresh directory, both closed to others, which is gone before anything else happens.
     """
@@ -115,8 +109,8 @@ def _as_file(text: str) -> Iterator[str]:
 class _TlsSocket(SecureSocket):
     """TLS over one socket, which it takes over.
 
-    A byte counts as sent once the whole record that it was encrypted in is with the system. So nothing is
-    ever kept back that the caller takes for sent; it comes again with the same bytes, which are not
+    A byte counts as sent once the whole record that it was encrypted in is with the system. So nothing that
+    the caller takes for sent is ever kept back; the rest comes again with the same bytes, which are not
     encrypted again.
     """
 
@@ -176,7 +170,7 @@ class _TlsSocket(SecureSocket):
             raise problem
 
     def _post(self) -> bool:
-        """Send what TLS has to say by itself, if anything. A fresh connection has room for that."""
+        """Send TLS's own messages; return whether there were some. A new connection has room for them."""
         data = self._outgoing.read()
         if data:
             super().sendall(data)
@@ -218,7 +212,7 @@ class _TlsSocket(SecureSocket):
         return got
 
     def _decrypt(self, views: List[memoryview]) -> int:
-        """Fill the views with what can be decrypted; how many bytes."""
+        """Fill the views with decrypted bytes; return how many."""
         total = 0
         try:
             for view in views:
@@ -243,7 +237,7 @@ class _TlsSocket(SecureSocket):
         return total
 
     def _fill(self) -> None:
-        """Read from the socket what is there, once."""
+        """Read available bytes from the socket, once."""
         if not self._staging:
             self._staging = memoryview(bytearray(_STAGING_BYTES))
         limit = len(self._staging) if self._trusted else min(len(self._staging), self._allowance)
@@ -314,10 +308,7 @@ class _TlsSocket(SecureSocket):
 
 
 def _front(views: List[memoryview]) -> memoryview:
-    """Return what to encrypt next.
-
-    The first view, or several short ones (a header and what follows it) together.
-    """
+    """Return what to encrypt next: the first view, or several short ones (header and content) together."""
     first = views[0]
     if first.nbytes >= _RECORD_BYTES or len(views) == 1:
         return first[:_BATCH_BYTES]
@@ -336,7 +327,7 @@ def _flat(data: Any) -> memoryview:
 
 
 def _why(problem: ssl.SSLError) -> str:
-    """Return what OpenSSL found wrong, in words that help."""
+    """Return OpenSSL's finding in words that help."""
     reason = str(problem.reason or problem)
     if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason or "ALERT_DECRYPT_ERROR" in reason:
         return f"{_NO_CERTIFICATE} (or we have the wrong one)"

@@ -10,7 +10,7 @@ from .base import Views
 
 
 def flat(view: memoryview) -> memoryview:
-    """The view as plain bytes."""
+    """Return the view as plain bytes."""
     return view.cast("B") if view.format != "B" or view.ndim != 1 else view
 
 
@@ -20,7 +20,7 @@ def address_of(view: memoryview) -> int:
 
 
 def clipped(views: Views, most: int) -> List[memoryview]:
-    """The views up to so many bytes."""
+    """Return the first ``most`` bytes of the views."""
     found: List[memoryview] = []
     for view in views:
         if view.nbytes >= most:
@@ -32,7 +32,7 @@ def clipped(views: Views, most: int) -> List[memoryview]:
 
 
 def after(views: Views, count: int) -> List[memoryview]:
-    """Return what remains of the views after so many bytes."""
+    """Return the rest of the views after ``count`` bytes."""
     remaining = []
     for view in views:
         skipped = min(count, view.nbytes)
@@ -43,7 +43,7 @@ def after(views: Views, count: int) -> List[memoryview]:
 
 
 def gathered(views: Views, start: int, stop: int) -> bytes:
-    """Some of the bytes that were read into the views."""
+    """Return bytes ``start`` to ``stop`` of the views."""
     found: List[memoryview] = []
     for view in views:
         found.append(view[min(start, view.nbytes) : max(0, min(stop, view.nbytes))])

@@ -7,11 +7,7 @@ import threading
 
 
 class WakeUp:
-    """A descriptor that any thread, or a signal handler, can make readable. Many calls cost one byte.
-
-    Attributes:
-        fileno: returns the descriptor to sleep on; -1 once it is closed.
-    """
+    """A descriptor that any thread, or a signal handler, can make readable. Many calls cost one byte."""
 
     __slots__ = ("_closed", "_lock", "_reading", "_sent", "_writing", "fileno")
 
@@ -31,7 +27,7 @@ class WakeUp:
                 self._writing.send(b"!")
 
     def clear(self) -> None:
-        """Call it after a sleep, before looking at what the call of :meth:`wake` was for."""
+        """Reset the descriptor after a sleep, before acting on the reason of :meth:`wake`."""
         with self._lock:
             if self._sent and not self._closed:
                 self._reading.recv(16)
