@@ -1,1 +1,1 @@
-"""The rendezvous: connects separately started processes to the ranks of one job, and detects root causes."""
+"""The rendezvous: connects separately started processes to the ranks of one job, and finds root causes."""

@@ -25,7 +25,7 @@ from .server import RendezvousServer
 
 
 def main() -> int:
-    """Serve until the job has ended; the exit code."""
+    """Serve until the job has ended; return the exit code."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     arguments = _arguments()
     notices: queue.SimpleQueue[Notice] = queue.SimpleQueue()

@@ -1,4 +1,4 @@
-"""The errors that end a job on all ranks, as each rank makes them: from a message, or for lack of one."""
+"""The errors that end a job on all ranks, as each rank makes them from a message, or from its absence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ERRORS: Dict[str, Type[RingcommError]] = {
 
 
 def error_from(message: Message) -> RingcommError:
-    """The error that an ``abort`` message stands for."""
+    """Return the error of an ``abort`` message."""
     kind = _ERRORS.get(str(message["kind"]), RingcommError)
     rank, host = message.get("rank"), message.get("host")
     if issubclass(kind, LinkLostError):
@@ -43,13 +43,8 @@ def error_from(message: Message) -> RingcommError:
 
 
 def without_rendezvous(reason: str, server: Optional[int], name: str, host: Optional[str]) -> PeerLostError:
-    """The error when the connection to the rendezvous has ended.
-
-    Args:
-        reason: how it has ended.
-        server: the rank whose process serves the rendezvous; None: the launcher does, or it is not recorded.
-        name: of that rank.
-        host: of that rank.
+    """Return the error when the connection to the rendezvous has ended. ``server``, ``name`` and ``host`` are
+    of the rank that served it; None: the launcher did, or it is unknown.
     """
     if server is None:
         return PeerLostError(
@@ -61,12 +56,9 @@ def without_rendezvous(reason: str, server: Optional[int], name: str, host: Opti
 
 
 def left_behind(host: Optional[str], silent_s: float, problem: RingcommError) -> ExcludedError:
-    """The error of a member of an elastic job that cannot reach its rendezvous any more.
-
-    Args:
-        host: this process's, if ringrun has named it.
-        silent_s: seconds since the last message of the rendezvous, or since this process asks for a view.
-        problem: how the attempt to reach it has ended.
+    """Return the error of a member of an elastic job that cannot reach its rendezvous any more. ``silent_s``:
+    since the rendezvous' last message, or since this process asked for a view; ``problem``: of the last
+    attempt.
     """
     return ExcludedError(
         f"this rank on {host or 'this host'} was cut off from its job: no message for {silent_s:.0f} s, "

@@ -29,21 +29,13 @@ class Drop(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """Report an event to the launcher (or the log).
+    """Report an event to the launcher (or the log)."""
 
-    Attributes:
-        kind: ``joined``, ``started``, ``failed``, ``refused``, ``note``, ``warning`` or ``ended``.
-        text: one paragraph for people.
-        rank: the rank that it came from, if any.
-        culprit: for ``failed``: the rank that is at fault, if known.
-        detail: further facts; for ``started`` the rows of the table of links, for ``warning`` its topic.
-    """
-
-    kind: str
-    text: str
-    rank: Optional[int] = None
-    culprit: Optional[int] = None
-    detail: Dict[str, Any] = {}
+    kind: str  # ``joined``, ``started``, ``failed``, ``refused``, ``note``, ``warning`` or ``ended``
+    text: str  # one paragraph for people
+    rank: Optional[int] = None  # the rank it came from
+    culprit: Optional[int] = None  # for ``failed``: the rank at fault, if known
+    detail: Dict[str, Any] = {}  # for ``started`` the rows of the link table, for ``warning`` its topic
 
 
 class Timer(NamedTuple):
@@ -56,22 +48,12 @@ Action = Union[Send, Drop, Notice, Timer]
 
 
 def exclude(connection: int, reason: str) -> List[Action]:
-    """Have a process of an elastic job end without an error.
-
-    Args:
-        connection: number of its control connection.
-        reason: why it is not to be in the next view.
-    """
+    """Make a process of an elastic job end without an error, outside the next view."""
     return [Send(connection, {"type": "excluded", "reason": reason}), Drop(connection)]
 
 
 def refuse(connection: int, reason: str) -> List[Action]:
-    """Refuse a process that has asked to join.
-
-    Args:
-        connection: number of its control connection.
-        reason: why it may not join.
-    """
+    """Refuse a process that has asked to join."""
     return [
         Send(connection, {"type": "refused", "reason": reason}),
         Drop(connection),

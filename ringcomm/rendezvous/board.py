@@ -16,17 +16,15 @@ MAX_ENTRY_BYTES = 64 * 1024
 
 
 class Board:
-    """The entries that have been posted, and which connections wait for which entries."""
+    """The posted entries, and which connections wait for which entries."""
 
     def __init__(self) -> None:
         self._entries: Dict[str, str] = {}
         self._waiting: Dict[str, Set[int]] = {}
 
     def posted(self, connection: int, message: Message) -> List[Send]:
-        """A rank posts an entry; it is sent to the connections that wait for it.
-
-        Raises:
-            ProtocolError: there are too many, or it is too long.
+        """Post an entry, and send it to the connections that wait for it. Raises ProtocolError if there are
+        too many entries, or this one is too long.
         """
         entry, text = message["entry"], message["text"]
         if len(entry) + len(text) > MAX_ENTRY_BYTES or len(self._entries) >= MAX_ENTRIES:
@@ -37,11 +35,7 @@ class Board:
         return [own, *(_entry_message(number, entry, text) for number in waiting)]
 
     def awaited(self, connection: int, message: Message) -> List[Send]:
-        """A rank asks for an entry: it is sent now, or when it is posted.
-
-        Raises:
-            ProtocolError: ranks wait for too many entries already.
-        """
+        """Send an entry now, or when it is posted. Raises ProtocolError if ranks wait for too many."""
         entry = message["entry"]
         if entry in self._entries:
             return [_entry_message(connection, entry, self._entries[entry])]
@@ -51,7 +45,7 @@ class Board:
         return []
 
     def left(self, connection: int) -> None:
-        """A connection has ended."""
+        """Forget a connection that has ended."""
         for entry in [entry for entry, waiting in self._waiting.items() if connection in waiting]:
             self._waiting[entry].discard(connection)
             if not self._waiting[entry]:

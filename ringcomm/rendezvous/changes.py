@@ -1,4 +1,4 @@
-"""Changes of the membership of an elastic job, as they are reported to a rank while its program computes."""
+"""Changes of the membership of an elastic job, reported to a rank while its program computes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,11 @@ from .joining import ADDED
 logger = logging.getLogger("ringcomm.rendezvous")
 
 Listener = Callable[[int, bool], None]
-"""Takes changes of the membership (1: processes are to leave, 2: join), and whether that can be done now."""
+"""Takes changes of the membership as bits (1: processes leave, 2: join), and whether they are ready now."""
 
 
 class Changes:
-    """The changes that have been reported, and the function of the program that is called for each.
-
-    Args:
-        rank: this rank, for texts.
-        reported: changes that were reported before, as bits.
-    """
+    """The reported changes, and the listener of the program that is called for each."""
 
     def __init__(self, rank: int, reported: int) -> None:
         self._rank = rank
@@ -32,7 +27,7 @@ class Changes:
         self._delivering = threading.RLock()
 
     def reported(self, message: Message) -> None:
-        """Take a message of the rendezvous: members are to ask for the next view, or a process is started."""
+        """Take a message: members must ask for the next view, or a process is being started."""
         with self._lock:
             if message["type"] == "updated":
                 self._reported |= int(message["change"])
@@ -41,13 +36,13 @@ class Changes:
                 self._heard.append((ADDED, False))
 
     def take(self) -> int:
-        """Return the changes since this was last called; see :meth:`.ControlChannel.take_changes`."""
+        """Return the changes since the last call; see :meth:`.ControlChannel.take_changes`."""
         with self._lock:
             changes, self._reported = self._reported, 0
         return changes
 
     def listen(self, listener: Optional[Listener]) -> None:
-        """Have a function called for each change; see :meth:`.ControlChannel.on_changes`."""
+        """Set the function called for each change; see :meth:`.ControlChannel.on_changes`."""
         with self._delivering:
             self._listener = listener
             with self._lock:
@@ -56,7 +51,7 @@ class Changes:
                 self._call(changes, True)
 
     def deliver(self) -> None:
-        """Call the listener for what has been reported. It runs code of the program: hold no lock."""
+        """Call the listener for the reported changes. It runs code of the program: hold no lock."""
         with self._delivering:
             with self._lock:
                 heard, self._heard = self._heard, []

@@ -19,17 +19,8 @@ from .links import Proven
 def make_channels(
     rank: int, size: int, found: Dict[int, Dict[int, Proven]], control: ControlChannel, settings: Settings
 ) -> Channels:
-    """Make the links of all three channels, each over the best transport that works for it.
-
-    Args:
-        rank: this rank.
-        size: number of ranks.
-        found: the connections, by purpose and by peer; if this fails they are closed.
-        control: watched by every wait.
-        settings: the tunables.
-
-    Raises:
-        StartupError: a link could not be set up.
+    """Make the links of all three channels, each over the best transport that works for it. Raises
+    StartupError, and closes the connections ``found`` (by purpose and peer), if a link cannot be set up.
     """
     try:
         data = [
@@ -57,14 +48,7 @@ def make_channels(
 
 
 def paces_of(rank: int, peers: Sequence[Peer], chosen: Sequence[Expected], channels: Channels) -> Paces:
-    """Watches the speed of those links to other hosts for which there was a choice of networks.
-
-    Args:
-        rank: this rank.
-        peers: all ranks, in rank order.
-        chosen: the speeds of those networks when they were measured.
-        channels: the links.
-    """
+    """Watch the speed of those links to other hosts for which there was a choice of networks."""
     by_rank = {peer.rank: peer for peer in peers}
     own = by_rank[rank]
     mates = sum(peer.host_index == own.host_index for peer in peers)

@@ -39,29 +39,18 @@ logger = logging.getLogger("ringcomm.rendezvous")
 
 NEW = Resume()
 _MAX_ATTEMPTS = 5
-"""After so many views whose links could not be used the cause is this process, not a lost member."""
+"""After this many views with unusable links the cause is this process, not a lost member."""
 
 
 def join(
     membership: Membership, settings: Settings, resume: Resume = NEW, watched: Optional[Watched] = None
 ) -> Joined:
-    """Become a rank of the job, or in an elastic job of the next view.
+    """Become a rank of the job, or of an elastic job's next view. A process that was a member of the last
+    view must have closed its links.
 
-    A process that has been a member of the last view must have closed its links.
-
-    Args:
-        membership: how this process takes part in the job.
-        settings: the tunables.
-        resume: what this process has kept of the last view; by default it is new.
-        watched: where the address of the rendezvous comes from, if it may change.
-
-    Raises:
-        Moved: the address has changed.
-        ExcludedError: this process is not to be in the job any more.
-        StartupError: (or one of its subclasses) the job could not start, or cannot go on with this process;
-            the message says why.
-        ConfigError: ``settings.iface`` selects nothing on this machine, or encryption is required and
-            there is no certificate.
+    Raises Moved if the address of the rendezvous has changed (``watched``), ExcludedError if this process is
+    out of the job, StartupError if the job could not start or cannot go on with this process, ConfigError for
+    unusable settings.
     """
     short: Optional[OSError] = None
     try:
@@ -72,18 +61,15 @@ def join(
 
 
 def running_size(membership: Membership, settings: Settings) -> int:
-    """The number of ranks of the present view; 0 if there has been none yet, so that this process is to join.
-
-    Raises:
-        StartupError: (or one of its subclasses) the rendezvous does not answer; the message says why.
+    """Return the number of ranks of the present view; 0 before the first one, so that this process must join.
+    Raises StartupError if the rendezvous does not answer.
     """
     return Joiner(membership, settings, NEW, None).count()
 
 
 class Joiner:
-    """The steps of joining, driven by one reactor and one deadline.
-
-    In an elastic job a process waits for the next view as long as the rendezvous answers.
+    """The steps of joining, driven by one reactor and one deadline. In an elastic job a process waits for the
+    next view as long as the rendezvous answers.
     """
 
     def __init__(
@@ -114,11 +100,7 @@ class Joiner:
         self._size: Optional[int] = None
 
     def join(self, short: Optional[OSError] = None) -> Joined:
-        """Become a rank of the job; see :func:`join`.
-
-        Args:
-            short: that this process has too few descriptors for that, so that it only says so; or None.
-        """
+        """Become a rank of the job; see :func:`join`. With ``short`` (of descriptors) report only that."""
         try:
             if short is not None:
                 raise short
@@ -142,7 +124,7 @@ class Joiner:
             self.reactor.close()
 
     def _report_shortage(self, error: StartupError) -> None:
-        """Tell the rendezvous, and so all ranks, that this process lacks something."""
+        """Report to the rendezvous, and so to all ranks, that this process lacks something."""
         if self._setup is not None:
             self._setup.close()
         release_spare()
@@ -156,7 +138,7 @@ class Joiner:
             logger.warning("the other ranks cannot be told of it (%s): %s", second, error)
 
     def count(self) -> int:
-        """Ask how many ranks there are; see :func:`running_size`."""
+        """Ask for the number of ranks; see :func:`running_size`."""
         try:
             self._connect()
             self._send({"type": "count"})
@@ -186,7 +168,7 @@ class Joiner:
         return self._complete()
 
     def _complete(self) -> Joined:
-        """Go on until all links are established, or joining has failed."""
+        """Continue until all links are established, or joining has failed."""
         while self._go is None and self._failure is None:
             self._wait()
         if self._failure is not None:
@@ -197,7 +179,7 @@ class Joiner:
         return self._finish()
 
     def _interfaces(self) -> List[Interface]:
-        """The addresses that links may use."""
+        """Return the addresses that links may use."""
         interfaces = own_addresses(self.settings.iface)
         places = self.membership.rendezvous + self.membership.rendezvous_last
         if all(is_loopback(host) for host, _ in places):
@@ -217,7 +199,7 @@ class Joiner:
         self._send(self._introduction(setup.offers()))
 
     def _wait(self) -> None:
-        """Go on with what has arrived, or wait for more."""
+        """Handle received messages, or wait for more."""
         if self._failed_view:
             self._start_over()
         elif self._deadline.expired():
@@ -240,7 +222,7 @@ class Joiner:
         )
 
     def _start_over(self) -> None:
-        """A view has failed while its members were connecting: ask for the next one."""
+        """Ask for the next view: one has failed while its members were connecting."""
         self._failed_view = False
         self._assignment = self._go = None
         if self._setup is not None:
@@ -248,7 +230,7 @@ class Joiner:
         self._introduce(self._interfaces())
 
     def _finish(self) -> Joined:
-        """All links are established: give them to their users."""
+        """Hand the established links to their users."""
         assert self._assignment is not None and self._go is not None and self._setup is not None
         assert self._control is not None
         self.reactor.forget(self._control)
@@ -270,10 +252,9 @@ class Joiner:
         return self._complete()
 
     def _join_again(self) -> None:
-        """Join again, after the rendezvous closed the connection before it had assigned a rank.
-
-        That happens without a launcher if the rank that serves the rendezvous has ended the last generation
-        but not started the next one when this rank joins.
+        """Join again after the rendezvous closed the connection before it had assigned a rank. That happens
+        without a launcher if the rank that serves the rendezvous has ended the last generation but not
+        started the next one when this rank joins.
         """
         assert self._control is not None and self._setup is not None
         self._rejoin = False
@@ -283,7 +264,7 @@ class Joiner:
         self._send(self._introduction(self._setup.offers()))
 
     def abandon(self) -> None:
-        """Close everything that joining had opened."""
+        """Close everything that joining has opened."""
         if self._setup is not None:
             self._setup.close()
         if self._control is not None:

@@ -1,7 +1,7 @@
 """Connects to a server that has several addresses, only some of which may lead to it from this machine.
 
-An address that this machine has itself, like docker0's, leads to this machine. Unless the server is known to
-be on this machine, such an address is not dialled.
+An address that this machine has itself, like docker0's, leads to this machine. It is not dialled unless the
+server is known to be on this machine.
 """
 
 from __future__ import annotations
@@ -21,53 +21,35 @@ from ..wire.auth import Claim, Purpose, job_digest
 from ..wire.signing import Session
 
 DIAL_S = 5.0
-"""How long an address may take to answer."""
+"""Time limit for an address to answer."""
 _LATER_S = 1.0
-"""How long the preferred addresses have to answer before the others are dialled too."""
+"""How long the preferred addresses have to answer before the others are dialled as well."""
 _RETRY_S = 0.25
 REFUSED_S = 3.0
 """For how long a server is dialled although every address refuses: it serves before they are published."""
 
 
 class Moved(StartupError):
-    """The rendezvous has another address now than the one that was given."""
+    """The address of the rendezvous has changed."""
 
 
 class Watched(NamedTuple):
-    """An address of the rendezvous that may change, because it comes from a store or a file.
+    """An address of the rendezvous that may change, because it comes from a store or a file."""
 
-    Attributes:
-        moved: whether the store holds another address by now.
-        grace_s: for how many seconds the rendezvous at this address may refuse this process or not answer
-            before that is an error, in case that the address is about to change; 0: it does not change, and
-            a rendezvous that does not answer has the whole start timeout.
-        hint: what to try if it does not answer, for the error.
-    """
-
-    moved: Callable[[], bool]
-    grace_s: float
-    hint: str = ""
+    moved: Callable[[], bool]  # whether the store holds another address by now
+    grace_s: float  # until no answer or a refusal there is an error; 0: the address does not change
+    hint: str = ""  # what to try if there is no answer
 
 
 class Reached(NamedTuple):
-    """The result of dialling a server.
+    """The result of dialling a server."""
 
-    Attributes:
-        sock: an authenticated, non-blocking connection, or None.
-        tried: if there is none, a line for every address: why it failed.
-        refused_by: an address at which a server with another key, of another job or with another version of
-            the protocol answered, and the reason.
-        silent: whether some address did not answer at all.
-        session: authenticates the messages on the connection.
-        other_version: whether the reason of ``refused_by`` is the version.
-    """
-
-    sock: Optional[socket.socket]
-    tried: List[str]
-    refused_by: Optional[Tuple[str, str]] = None
-    silent: bool = False
+    sock: Optional[socket.socket]  # authenticated and non-blocking
+    tried: List[str]  # without a connection: a line for every address
+    refused_by: Optional[Tuple[str, str]] = None  # address and reason: another key, job or protocol version
+    silent: bool = False  # an address did not answer at all
     session: Optional[Session] = None
-    other_version: bool = False
+    other_version: bool = False  # the reason of ``refused_by`` is the version
 
 
 def reach(
@@ -81,16 +63,8 @@ def reach(
     elsewhere: bool = False,
 ) -> Reached:
     """Dial every address of every endpoint at the same time, one attempt each; keep the first that answers.
-
-    Args:
-        reactor: drives the connections.
-        endpoints: hosts and ports.
-        key: the job's secret.
-        claim: what this process claims to be.
-        encryption: how connections are encrypted; None: not at all.
-        timeout_s: how long an address may take to answer, in seconds.
-        later: endpoints to dial if none of the others answers soon.
-        elsewhere: whether the server is known to be on another machine than this one.
+    ``later``: endpoints to dial if none of the others answers soon; ``elsewhere``: the server is known to be
+    on another machine than this one.
     """
     problems: List[str] = []
     dials: List[Dial] = []
@@ -133,15 +107,7 @@ def reach(
 
 
 class RendezvousSearch:
-    """Dials the rendezvous of a job, again and again until it answers.
-
-    Args:
-        reactor: drives the connections.
-        membership: how this process takes part in the job.
-        settings: the tunables.
-        encryption: how connections are encrypted; None: not at all.
-        watched: where the address of the rendezvous comes from, if it may change.
-    """
+    """Dials a job's rendezvous until it answers. ``watched``: the source of an address that may change."""
 
     def __init__(
         self,
@@ -159,16 +125,9 @@ class RendezvousSearch:
         self._grace = Deadline(watched.grace_s if watched is not None else 0.0)
 
     def find(self, deadline: Deadline) -> Tuple[socket.socket, Optional[Session]]:
-        """Dial every endpoint at once until one answers; return the connection and what authenticates it.
-
-        Args:
-            deadline: how long the rendezvous may take to answer.
-
-        Raises:
-            Moved: the address has changed.
-            AuthenticationError: the rendezvous has another key, or is of another job.
-            RefusedError: it uses another version of the protocol.
-            StartTimeoutError: it does not answer.
+        """Dial every endpoint at once until one answers; return the connection and its session. Raises Moved
+        if the address has changed, AuthenticationError for another key or job, RefusedError for another
+        version of the protocol, StartTimeoutError if no endpoint answers.
         """
         membership, watched = self._membership, self._watched
         claim = Claim(Purpose.CONTROL, job_digest(membership.job))
@@ -202,7 +161,7 @@ class RendezvousSearch:
             pause(self._reactor)
 
     def _refused_for_long(self, found: Reached, deadline: Deadline) -> bool:
-        """Return whether no answer is to be expected any more."""
+        """Return whether no answer can be expected any more."""
         if self._watched is not None and self._watched.grace_s:
             return self._grace.expired()
         refused = self._membership.slot is not None and not found.silent
@@ -210,7 +169,7 @@ class RendezvousSearch:
 
 
 def pause(reactor: Reactor) -> None:
-    """Let a moment pass before the rendezvous is dialled again."""
+    """Wait a moment before the rendezvous is dialled again."""
     moment = Deadline(_RETRY_S)
     while not moment.expired():
         reactor.run_once(moment.remaining_s())
@@ -225,7 +184,7 @@ def _end_all_but(winner: Optional[Dial], dials: Sequence[Dial]) -> None:
 
 
 def _resolve(host: str, problems: List[str]) -> Sequence[str]:
-    """The numeric addresses of a host that the user named; errors are added to ``problems``, not raised."""
+    """Return the numeric addresses of a host that the user named; add errors to ``problems``."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as problem:  # UnicodeError: it can be no name ("desk..local")

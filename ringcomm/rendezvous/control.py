@@ -1,4 +1,4 @@
-"""The control connection to the rendezvous while the job runs: failure reports and aborts go over it."""
+"""The control connection to the rendezvous while the job runs: it carries failure reports and aborts."""
 
 from __future__ import annotations
 
@@ -33,27 +33,19 @@ logger = logging.getLogger("ringcomm.rendezvous")
 ROOT_CAUSE_S = 5.0
 """How long a rank that lost a peer waits for the root cause."""
 _LEAVE_S = 1.0
-"""How long a rank that leaves waits until the rendezvous has closed the connection."""
+"""How long a rank that leaves waits for the rendezvous to close the connection."""
 _SILENCE_S = 1.5
-"""The same after a long silence: then the rendezvous may be cut off too."""
+"""The same after a long silence: then the rendezvous may be cut off as well."""
 _SILENT_KINDS = ("silent", "still", "cut off")
 """Kinds of reports about peers that have sent nothing for long."""
 
 
 class Resume(NamedTuple):
-    """What a member takes from one view to the next.
+    """What a member takes from one view to the next."""
 
-    Attributes:
-        member: its member number; None: a new process without a number.
-        epoch: the last epoch that it was in; -1: none.
-        position: how many commits or steps its state contains.
-        connection: its control connection, what has arrived on it, and what authenticates the messages; None:
-            it has been closed, and the rendezvous is to be dialled.
-    """
-
-    member: Optional[int] = None
-    epoch: int = -1
-    position: int = 0
+    member: Optional[int] = None  # a new process has none
+    epoch: int = -1  # the last epoch that it was in; -1: none
+    position: int = 0  # commits or steps that its state contains
     connection: Optional[Tuple[socket.socket, MessageReader, Optional[Session]]] = None
 
 
@@ -61,23 +53,8 @@ class ControlChannel(Watch):
     """The control connection to the rendezvous while the job runs, or a view of an elastic job is in force.
 
     A thread reads it all the time, so that pings are answered while the program computes and between two
-    views, and reports of processes that are to join arrive. Threads that wait for peers are woken up by a
-    socket pair that becomes readable when the job or the view has been aborted, and stays so.
-
-    Args:
-        sock, reader: the connection, and what has arrived on it.
-        rank: this rank.
-        hosts: of every rank, for texts.
-        session: authenticates the messages; None: there is no other process.
-        member: this process's member number in an elastic job; None: the size of the job is fixed.
-        epoch: number of the view or generation.
-        changes: changes of the membership that were reported while the view was set up.
-
-    Attributes:
-        heard_and_silent: returns (ranks from which heartbeats have arrived lately, ranks from which none
-            have); called when the rendezvous pings, which it does when a rank reports a silent peer.
-        abort_error: the root cause with which the job has been aborted; None as long as it runs.
-        server: the rank whose process serves the rendezvous; None: the launcher does, or it is not recorded.
+    views, and announcements of new processes arrive. Threads that wait for peers are woken up by a socket
+    pair that becomes readable when the job or the view has been aborted, and stays so.
     """
 
     def __init__(
@@ -86,18 +63,19 @@ class ControlChannel(Watch):
         reader: MessageReader,
         rank: int = -1,
         hosts: Sequence[str] = (),
-        session: Optional[Session] = None,
-        member: Optional[int] = None,
+        session: Optional[Session] = None,  # None: there is no other process
+        member: Optional[int] = None,  # None: the size of the job is fixed
         epoch: int = 0,
-        changes: int = 0,
+        changes: int = 0,  # reported while the view was set up
     ) -> None:
+        # Returns the ranks with and without recent heartbeats; called when the rendezvous pings.
         self.heard_and_silent: Optional[Callable[[], Tuple[List[int], List[int]]]] = None
         self._rank, self._hosts = rank, tuple(hosts)
         self._member, self._epoch = member, epoch
         self._changes = Changes(rank, changes)
         self._sock, self._reader, self._session = sock, reader, session
-        self.abort_error: Optional[RingcommError] = None
-        self.server: Optional[int] = None
+        self.abort_error: Optional[RingcommError] = None  # the root cause, once the job is aborted
+        self.server: Optional[int] = None  # rank that serves the rendezvous; None: the launcher, or unknown
         self._interruption: Optional[RingcommError] = None
         self._lock = threading.RLock()
         self.open = True
@@ -111,7 +89,7 @@ class ControlChannel(Watch):
         keep_spare(self)
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable when the job, or the view, has been aborted."""
+        """Return a descriptor that becomes readable when the job, or the view, has been aborted."""
         return self._waker.fileno()
 
     def check(self) -> None:
@@ -157,7 +135,7 @@ class ControlChannel(Watch):
             self._stopper.send(b"!")
 
     def _receive(self) -> None:
-        """Take what has arrived; if the connection has ended, that is the root cause."""
+        """Handle received messages; the end of the connection is a root cause."""
         try:
             data = self._sock.recv(65536)
             if data:
@@ -187,24 +165,19 @@ class ControlChannel(Watch):
             self._changes.reported(message)
 
     def await_abort(self, limit_s: float) -> Optional[RingcommError]:
-        """Return the root cause; wait so long for it if there is none and the connection is open."""
+        """Return the root cause; while the connection is open, wait up to ``limit_s`` for it."""
         if self.open:
             self._over.wait(limit_s)
         return self.abort_error
 
     def report_lost(self, peer: int, doing: str, why: str, kind: str = "lost") -> RingcommError:
-        """Report that a peer is lost; the error that every rank will raise.
+        """Report that a peer is lost; return the error that every rank will raise: the root cause as the
+        rendezvous determines it, or an error about the peer if it does not answer.
 
-        Args:
-            peer: the rank that is lost.
-            doing: the collective that this rank is in; empty if in none.
-            why: what this rank has observed.
-            kind: ``lost``: the link to it broke; ``stalled``: it moved nothing; ``silent``: it sent no
-                heartbeat; ``cut off``: nor did any other peer; ``still``: it sends heartbeats, but a transfer
-                makes no progress; ``late``: it sends heartbeats, but has not entered the collective.
-
-        Returns:
-            the root cause as the rendezvous determines it; if it does not answer, an error about the peer.
+        ``doing`` is the collective that this rank is in, or empty. ``kind``: ``lost``: the link to the peer
+        broke; ``stalled``: it moved nothing; ``silent``: it sent no heartbeat; ``cut off``: nor did any other
+        peer; ``still``: it sends heartbeats, but a transfer makes no progress; ``late``: it sends heartbeats,
+        but has not entered the collective.
         """
         if kind == "cut off":
             # This rank itself is cut off: neither the rendezvous nor any other rank can be reached.
@@ -221,28 +194,21 @@ class ControlChannel(Watch):
         )
 
     def _named(self, rank: int) -> Tuple[str, Optional[str]]:
-        """A rank as text, and its host if it is known."""
+        """Return a rank as text, and its host if it is known."""
         if 0 <= rank < len(self._hosts):
             return f"rank {rank} ({self._hosts[rank]})", self._hosts[rank]
         return "this rank" if rank == self._rank else f"rank {rank}", None
 
     def take_changes(self) -> int:
-        """The changes of the membership that are to take place, since this was last called.
-
-        Returns:
-            the sum of 1 (processes are to leave) and 2 (processes are ready to join); 0 in a job that is not
-            elastic.
+        """Return the changes of the membership since the last call, as bits: 1 (processes leave) and 2
+        (processes are ready to join); 0 in a job of fixed size.
         """
         return self._changes.take()
 
     def on_changes(self, listener: Optional[Listener]) -> bool:
-        """Have a function called by the thread that receives reports of changes; first with earlier ones.
-
-        Args:
-            listener: the function; None: none, and no call of the last one is under way afterwards.
-
-        Returns:
-            whether the job is elastic: in others nothing changes.
+        """Set the function that the receiving thread calls for each change, first with earlier ones; return
+        whether the job is elastic: in others nothing changes. After None no call of the last listener is
+        running.
         """
         self._changes.listen(listener)
         return self._member is not None
@@ -254,21 +220,16 @@ class ControlChannel(Watch):
                 self._send({"type": "closed", "peer": peer, "why": why})
 
     def report_mismatch(self, peer: int, text: str) -> RingcommError:
-        """Report that a peer is in a different call; the error that every rank will raise."""
+        """Report that a peer is in a different call; return the error that every rank will raise."""
         error = MismatchError(text, peer=peer)
         return self._report({"type": "mismatch", "peer": peer, "text": text}, error, ROOT_CAUSE_S)
 
     def note_interrupted(self, doing: str, why: str) -> RingcommError:
-        """Report to the rendezvous, without waiting for it, that this rank has left a collective half-way.
+        """Report to the rendezvous, without waiting for it, that this rank has left a collective half-way;
+        return the error to raise if the rendezvous does not answer, see :meth:`root_cause`.
 
-        Only the first report counts: what stops because of it in other threads is no second one.
-
-        Args:
-            doing: the collective, and how far it was.
-            why: what has interrupted it, such as ``KeyboardInterrupt``.
-
-        Returns:
-            what to raise later if the rendezvous does not answer; see :meth:`root_cause`.
+        Only the first report counts: other threads that stop because of it are not reported. ``doing``: the
+        collective and its progress; ``why``: the interruption, such as ``KeyboardInterrupt``.
         """
         with self._lock:
             if self._interruption is None:
@@ -280,11 +241,7 @@ class ControlChannel(Watch):
             return self._interruption
 
     def root_cause(self, otherwise: RingcommError) -> RingcommError:
-        """Wait for the root cause from the rendezvous, after a failure was reported.
-
-        Args:
-            otherwise: the error if the rendezvous does not answer in time.
-        """
+        """Wait for the root cause after a reported failure; return ``otherwise`` if it does not arrive."""
         return self._await_root_cause(otherwise, ROOT_CAUSE_S)
 
     def _report(self, message: Message, otherwise: RingcommError, limit_s: float) -> RingcommError:
@@ -318,7 +275,7 @@ class ControlChannel(Watch):
         self._send_if_open({"type": "note", "text": text})
 
     def warn(self, topic: str, text: str) -> None:
-        """Have the user warned; the rendezvous passes on the first warning of each topic."""
+        """Warn the user; the rendezvous passes on the first warning of each topic."""
         self._send_if_open({"type": "warning", "topic": topic, "text": text})
 
     def _send_if_open(self, message: Message) -> None:
@@ -327,10 +284,8 @@ class ControlChannel(Watch):
                 self._send(message)
 
     def detach(self, position: int) -> Resume:
-        """End this object's part in the view, and keep the connection for the next one.
-
-        Args:
-            position: how many commits or steps this process's state contains.
+        """End this object's part in the view, and keep the connection for the next one. ``position``: the
+        commits or steps that this process's state contains.
         """
         self._end_thread()
         with self._lock:
@@ -340,12 +295,7 @@ class ControlChannel(Watch):
         return Resume(self._member, self._epoch, position, kept)
 
     def leave(self, reason: str, ok: bool) -> None:
-        """Send a goodbye message and close the connection.
-
-        Args:
-            reason: why this rank leaves.
-            ok: whether that is a normal end.
-        """
+        """Send a goodbye message and close the connection. ``ok``: this is a normal end."""
         self._end_thread()
         with self._lock:
             if self.open:
@@ -359,11 +309,7 @@ class ControlChannel(Watch):
         await_close(self._sock, _LEAVE_S)
 
     def report_shortage(self, problem: BaseException) -> Optional[StartupError]:
-        """Leave because this process lacks something, and have all ranks told; None: it is another problem.
-
-        Args:
-            problem: an error between the last link and the first call.
-        """
+        """Leave because this process lacks something, and have all ranks told; None for any other problem."""
         host = self._hosts[self._rank] if self._hosts else "this host"
         error = shortage_error(problem, self._rank, host)
         if error is not None:
@@ -378,7 +324,7 @@ class ControlChannel(Watch):
 
 
 def shortage_message(error: StartupError, elastic: bool) -> Message:
-    """Return what a rank says that lacks something; the others of an elastic job go on without it."""
+    """Return the message of a rank that lacks something; the others of an elastic job go on without it."""
     if elastic:
         return {"type": "leaving", "reason": str(error), "ok": False}
     return {"type": "short", "text": str(error)}
@@ -387,8 +333,8 @@ def shortage_message(error: StartupError, elastic: bool) -> Message:
 def await_close(sock: socket.socket, limit_s: float) -> None:
     """Wait until the other end has read the last message and closed the connection.
 
-    Closing a connection on which unread bytes have arrived resets it, and bytes that are still in flight are
-    lost: without a goodbye message the rendezvous would report this rank as lost.
+    Closing a connection with unread received bytes resets it, and bytes in flight are lost: without a goodbye
+    message the rendezvous would report this rank as lost.
     """
     deadline = Deadline(limit_s)
     try:

@@ -1,4 +1,4 @@
-"""The answering side of a probe: it sends its rank, and takes part in measuring the wire."""
+"""The answering side of a probe: sends its rank, and takes part in measuring the wire."""
 
 from __future__ import annotations
 
@@ -18,27 +18,21 @@ from .meter import LIMIT_BYTES
 logger = logging.getLogger("ringcomm.rendezvous")
 
 REQUEST = struct.Struct("!I")
-"""How much each side may send at most."""
+"""The most bytes that each side may send."""
 BLOCK = struct.Struct("!QQQQQI")
-"""Bytes that have arrived here, after how many microseconds the last of them did; what :func:`acknowledged`
-gives; and how many bytes follow."""
+"""Bytes received here; microseconds until the last of them; the result of :func:`acknowledged`; and the
+number of bytes that follow.
+"""
 BLOCK_BYTES = 32 * 1024
 READ_BYTES = 1024 * 1024
-"""As much as a system holds for one connection: one reading takes all that has arrived."""
+"""The size of a system's receive buffer: one read takes all received bytes."""
 _QUEUE_BYTES = 128 * 1024
 ECHO_LIMIT_BYTES = 4096
 
 
 class Echo:
     """Sends the rank of this process. On request it then sends blocks of data as fast as it can; each block
-    reports how much has arrived here, and when.
-
-    Args:
-        reactor: calls back when something arrives.
-        sock: an authenticated connection.
-        session: signs the message with this process's rank.
-        rank: of this process.
-        ended: called once the connection is over.
+    reports how much has been received here, and when.
     """
 
     def __init__(
@@ -107,11 +101,9 @@ class Echo:
 
 
 def acknowledged(sock: socket.socket) -> Tuple[int, int, int]:
-    """The system's counters of bytes sent on a connection; zeros where it has none.
-
-    Returns:
-        how many bytes have been acknowledged, for how many microseconds bytes were in flight that the other
-        end had room for, and at how many bytes per second the last were acknowledged.
+    """Return the system's counters of bytes sent on a connection: acknowledged bytes, microseconds in which
+    bytes were in flight that the other end had room for, and the last rate in bytes per second; zeros without
+    counters.
     """
     now = counted(sock)
     return (0, 0, 0) if now is None else (now.acked_bytes, max(0, now.busy_us - now.held_us), now.rate)
@@ -123,7 +115,7 @@ def keep_queue_short(sock: socket.socket) -> None:
 
 
 def send_rank(sock: socket.socket, session: Session, rank: int) -> bool:
-    """Send the rank of this process to the one that has dialled; whether the connection still stands."""
+    """Send the rank of this process to the dialling one; return whether the connection still stands."""
     try:
         sock.send(encode({"type": "echo", "rank": rank}, session))
     except OSError as problem:
@@ -140,9 +132,8 @@ def await_echo(
     confirmed: Callable[[], None],
     failed: Callable[[str], None],
 ) -> None:
-    """After dialling, wait until the other end confirms that it is this rank; the socket stays open.
-
-    Nothing can follow the confirmation before this end has sent something.
+    """Wait, after dialling, until the other end confirms that it is this rank; the socket stays open. Nothing
+    can follow the confirmation before this end has sent something.
     """
     reader = MessageReader(ECHO_LIMIT_BYTES, session)
 

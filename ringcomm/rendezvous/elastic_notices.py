@@ -1,4 +1,4 @@
-"""What an elastic rendezvous reports to the launcher about processes, losses and new views. Pure."""
+"""Reports of an elastic rendezvous to the launcher about processes, losses and new views. Pure."""
 
 from __future__ import annotations
 
@@ -13,36 +13,20 @@ from .terms import Decision
 
 
 def ready_notice(process: Process, waiting: int) -> Notice:
-    """A new process is ready.
-
-    Args:
-        process: the process.
-        waiting: how many processes wait for the next view.
-    """
+    """Report a new process, and the number of processes that wait for the next view."""
     detail = {"member": process.number, "host": process.host, "waiting": waiting}
     return Notice("joined", f"a process on {process.host} is ready ({waiting} waiting)", detail=detail)
 
 
 def waiting_notice(decision: Decision, limits: Limits) -> Notice:
-    """There are too few processes for the next view.
-
-    Args:
-        decision: to wait.
-        limits: of the job.
-    """
+    """Report that there are too few processes for the next view."""
     detail = {"size": decision.size, "min_size": limits.min_np, "timeout_s": limits.timeout_s}
     text = f"{decision.text}; waiting for up to {limits.timeout_s:g} s"
     return Notice("waiting", text, detail=detail)
 
 
 def lost_notice(notice: Notice, epoch: int, culprit: Optional[Process]) -> Notice:
-    """The end of an epoch.
-
-    Args:
-        notice: how the epoch itself has reported it.
-        epoch: its number.
-        culprit: the process at fault, if there is one.
-    """
+    """Report the end of an epoch. ``notice`` is the epoch's own report."""
     detail: Dict[str, Any] = {
         "epoch": epoch, "kind": str(notice.detail["kind"]), "rank": notice.culprit,
         "member": None if culprit is None else culprit.number,
@@ -59,15 +43,8 @@ def view_notice(
     left: Collection[int],
     pause_s: Optional[float],
 ) -> Notice:
-    """The start of an epoch.
-
-    Args:
-        notice: how the epoch itself has reported it.
-        view: the view.
-        before: the last one.
-        members: of the view, in rank order.
-        left: numbers of processes that have ended without an error.
-        pause_s: how long the members of the last view have waited, in seconds; None: there is no last view.
+    """Report the start of an epoch. ``notice`` is the epoch's own report; ``left`` are members that ended
+    without an error; ``pause_s`` is how long the members of the last view have waited.
     """
     gone = [item.number for item in view.lost(before)]
     detail: Dict[str, Any] = {

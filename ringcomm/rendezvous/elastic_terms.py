@@ -16,17 +16,11 @@ from .terms import Decision, Step, Terms
 
 
 class ElasticTerms(Terms):
-    """A view has the processes that are ready when every member of the last one has asked or has ended.
-
-    Args:
-        limits: of the job.
-        version: ringcomm's version; processes must have the same.
-        launched: whether only processes that a launcher has announced may join.
-        start_timeout_s: how long the first view waits for all processes, in seconds.
-    """
+    """A view has the processes that are ready when every member of the last one has asked or has ended."""
 
     is_elastic = True
 
+    # ``launched``: only processes that a launcher has announced may join.
     def __init__(self, limits: Limits, version: str, launched: bool, start_timeout_s: float) -> None:
         self.processes = Processes()
         self.most = limits.most
@@ -41,7 +35,7 @@ class ElasticTerms(Terms):
     # ---- joining -----------------------------------------------------------------------------
 
     def admit(self, message: Message) -> Tuple[int, Optional[Seat]]:
-        """Return its member number and place; see :meth:`.Terms.admit`."""
+        """Return the member number and place; see :meth:`.Terms.admit`."""
         host = checked_host(message, self._version)
         number = message.get("member")
         known = self.processes.get(number) if type(number) is int else None
@@ -58,7 +52,7 @@ class ElasticTerms(Terms):
         return number, self.processes.expected.get(number)
 
     def welcome(self, process: Process) -> List[Action]:
-        """Answer with its member number; see :meth:`.Terms.welcome`."""
+        """Answer with the member number; see :meth:`.Terms.welcome`."""
         return [
             Send(process.connection, {"type": "waiting", "member": process.number}),
             ready_notice(process, self.processes.count(Stage.WAITING)),
@@ -99,9 +93,8 @@ class ElasticTerms(Terms):
         return timers if last is NO_VIEW else [*timers, waiting_notice(decision, limits)]
 
     def _too_early(self, now_s: float) -> bool:
-        """Return whether more processes surely join before the first view, so that nothing is decided now.
-
-        This is asked whenever one joins.
+        """Return whether more processes will join before the first view, so that nothing is decided now.
+        Called for each that joins.
         """
         size, limits = self.processes.count(Stage.WAITING), self._limits
         if not size or self._since_s is None or size >= limits.most:
@@ -111,7 +104,7 @@ class ElasticTerms(Terms):
         return self.processes.some_are_missing if self._launched else size < limits.start_np
 
     def _checked(self, last: View, order: Tuple[int, ...], waiting: List[Process]) -> Decision:
-        """Publish a view with enough ranks, unless the job must not go on with it."""
+        """Publish a view with enough ranks, unless the job cannot go on with it."""
         limit = self._limits.reset_limit
         if limit is not None and last.epoch >= limit:
             return self._fail("reset_limit", self._limits.reset_limit_text())
@@ -123,7 +116,7 @@ class ElasticTerms(Terms):
         return Decision(Step.PUBLISH, order)
 
     def _no_survivor(self, last: View) -> Decision:
-        """No member of the last view goes on: they have finished, or all are lost."""
+        """End the job, or fail: no member of the last view goes on; they have finished or are lost."""
         if self._finished(last):
             return Decision(Step.END)
         lost = [item for item in self.processes.among(Stage.LOST) if item.number in last.numbers]

@@ -21,7 +21,7 @@ logger = logging.getLogger("ringcomm.rendezvous")
 LOOK_AGAIN_S = 0.25
 _LEAVE_S = 10.0
 _FAILED_LEAVE_S = 1.0
-"""How long the rank that serves the rendezvous waits, when it leaves, until the others have left too."""
+"""How long the rank that serves the rendezvous waits, when it leaves, for the others to leave as well."""
 
 
 class EmbeddedRendezvous:
@@ -42,24 +42,10 @@ class EmbeddedRendezvous:
         notify: Optional[Callable[[Notice], None]] = None,
         seats: Sequence[Seat] = (),
     ) -> Tuple[EmbeddedRendezvous, List[Tuple[str, int]]]:
-        """Serve a job of its own, on ports that are free.
-
-        Args:
-            key: the job's secret.
-            certificate: the certificate and private key for encryption, as PEM, or "".
-            job: the job's name.
-            size: number of ranks.
-            settings: the tunables.
-            preferred: addresses at which all ranks can reach this machine, if they have been determined;
-                otherwise it is served on all addresses that are allowed.
-            notify: called in the server's thread with every notice, in place of logging it.
-            seats: the places of the ranks, in rank order, if they are planned.
-
-        Returns:
-            the server, and where it can be reached.
-
-        Raises:
-            StartupError: none of the addresses can be listened on.
+        """Serve a job of its own on free ports; return the server and its addresses. ``preferred``: addresses
+        at which all ranks can reach this machine, otherwise all allowed ones; ``notify``: called in the
+        server's thread with every notice, in place of logging it. Raises StartupError if none of the
+        addresses can be listened on.
         """
         allowed = own_addresses(settings.iface)
         offered = [item for item in own_addresses() if item.kind == LOOPBACK or item in allowed]
@@ -85,19 +71,17 @@ class EmbeddedRendezvous:
 
     @property
     def failure(self) -> Optional[RingcommError]:
-        """The error that all ranks were aborted with; None as long as the job has not failed."""
+        """The error that all ranks were aborted with; None while the job has not failed."""
         return self._server.failure
 
     @property
     def culprit(self) -> int:
-        """The rank that this error names; -1 if there is none."""
+        """The rank that this error names, or -1."""
         return self._server.culprit
 
     def stop(self, failed: bool = False) -> None:
-        """Stop serving once all others have left too (or after a while).
-
-        Args:
-            failed: whether the job has failed: the abort is sent at once, and a frozen rank never leaves.
+        """Stop serving once all others have left as well, or after a while: soon if the job has ``failed``,
+        since the abort is sent at once, and a frozen rank never leaves.
         """
         limit_s = _FAILED_LEAVE_S if failed else _LEAVE_S
         if not self._server.wait_idle(limit_s) and not failed:
@@ -109,24 +93,17 @@ class EmbeddedRendezvous:
 
 
 class OwnRendezvous:
-    """While a rank joins a job without a launcher: serves the rendezvous there, if this rank can.
+    """Serves the rendezvous, while a rank joins a job without a launcher, if this rank can.
 
     It can if the address of the rendezvous is this machine's and the port is free. Of several ranks on one
     host the one whose bind succeeds serves the others. A bind may also fail although no rank serves: a
     connection of another program may have the port at that moment. So a rank tries again until it has joined.
-
-    Args:
-        membership: as given to :func:`.client.join`.
-        settings: the tunables.
-
-    Attributes:
-        embedded: the rendezvous that this rank serves, or None.
     """
 
     def __init__(self, membership: Membership, settings: Settings) -> None:
         self._membership = membership
         self._settings = settings
-        self.embedded: Optional[EmbeddedRendezvous] = None
+        self.embedded: Optional[EmbeddedRendezvous] = None  # the rendezvous that this rank serves
         self._addresses = _own_addresses_of_rendezvous(membership, settings)
         self._joined = threading.Event()
         self._thread: Optional[threading.Thread] = None
@@ -173,7 +150,7 @@ class OwnRendezvous:
 
 
 def _own_addresses_of_rendezvous(membership: Membership, settings: Settings) -> List[str]:
-    """The addresses at which this rank may serve the rendezvous; none if it is served elsewhere."""
+    """Return the addresses at which this rank may serve the rendezvous; none if it is served elsewhere."""
     if membership.slot is not None or membership.rank not in (None, 0) or len(membership.rendezvous) != 1:
         return []
     host, port = membership.rendezvous[0]
@@ -184,7 +161,7 @@ def _own_addresses_of_rendezvous(membership: Membership, settings: Settings) -> 
 
 
 def _resolved(host: str, port: int, deadline: Deadline) -> Set[str]:
-    """The addresses of a name; none if it does not resolve in time: join() then reports what it has tried."""
+    """Return the addresses of a name; none if it does not resolve in time, which join() then reports."""
     pause = threading.Event()
     while True:
         try:

@@ -1,7 +1,7 @@
 """One generation of a job as a state machine without I/O: its members connect, run, and end or fail together.
 
-Which processes are its members is decided by :class:`~.state.Rendezvous`, whose view it is. Events go in (a
-member left, disconnected, reported a failure), actions come out::
+Its members are chosen by :class:`~.state.Rendezvous`, whose view it is. Events go in (a member left,
+disconnected, reported a failure), actions come out::
 
     PROBING  ->  LINKING  ->  RUNNING  ->  (all left) JOINING: there are no members
         \\____________\\____________\\__  ABORTED
@@ -26,7 +26,7 @@ from .routing import Known, NoRoute
 
 
 class Phase(Enum):
-    """How far a generation has come."""
+    """The progress of a generation."""
 
     JOINING = "joining"
     PROBING = "probing"
@@ -36,23 +36,8 @@ class Phase(Enum):
 
 
 class Epoch:
-    """One generation of a job.
-
-    Args:
-        ordered: the members in rank order; their ranks, hosts and local ranks are assigned.
-        generation: its number.
-        known: what has been measured between hosts before.
-        evidence_s: how long after the end of a control connection the launcher may report how the process has
-            ended, in seconds.
-
-    Attributes:
-        phase: how far it has come.
-        members: by the number of their control connection.
-        abort_message: what was sent to every member when it failed; None as long as it has not.
-        had_started: whether it was running when it failed.
-        unreachable: two ranks between which there is no route, or no link could be built; empty if there are
-            none.
-        known: what has been measured between hosts.
+    """One generation of a job. ``ordered``: the members in rank order, with ranks, hosts and local ranks
+    assigned; ``known``: speeds measured between hosts before.
     """
 
     def __init__(
@@ -60,14 +45,15 @@ class Epoch:
         ordered: Sequence[Member] = (),
         generation: int = 0,
         known: Optional[Known] = None,
-        evidence_s: float = SETTLE_S,
+        evidence_s: float = SETTLE_S,  # time for the launcher's report after a control connection ended
     ) -> None:
         self.generation = generation
         self.phase = Phase.JOINING
+        # by control connection
         self.members: Dict[int, Member] = {member.connection: member for member in ordered}
-        self.abort_message: Optional[Message] = None
-        self.had_started = False
-        self.unreachable: Tuple[int, ...] = ()
+        self.abort_message: Optional[Message] = None  # sent to every member when it failed
+        self.had_started = False  # it was running when it failed
+        self.unreachable: Tuple[int, ...] = ()  # two ranks without a route or link between them
         self.known: Known = {} if known is None else known
         self._analysis = RootCauseAnalysis()
         self._evidence_s = evidence_s
@@ -82,25 +68,19 @@ class Epoch:
 
     @property
     def is_linking(self) -> bool:
-        """Whether its members are connecting."""
+        """Return whether its members are connecting."""
         return self.phase in (Phase.PROBING, Phase.LINKING)
 
     def begin(self, now_s: float) -> List[Action]:
-        """Have the members connect.
-
-        Args:
-            now_s: the time on the rendezvous' monotonic clock.
-        """
+        """Start connecting the members."""
         self.phase = Phase.PROBING
         for member in self.members.values():
             member.heard_s = now_s
         return self._linking.begin() + self._listen(now_s) + self._link_if_probed()
 
     def handle(self, connection: int, message: Message, now_s: float) -> List[Action]:
-        """A message has arrived; it has no effect if it comes too late, or not from a member.
-
-        Raises:
-            ProtocolError: ranks may not send it.
+        """Handle a message; it has no effect if it comes too late, or not from a member. Raises ProtocolError
+        if ranks may not send it.
         """
         if message["type"] not in _HANDLERS:
             raise ProtocolError(f"a rank may not send {message['type']!r}")
@@ -114,7 +94,7 @@ class Epoch:
         return self._abort_for(silent[0]) if silent else pings
 
     def answered(self, member: Member, message: Message, now_s: float) -> List[Action]:
-        """A member answers a ping: from which peers it has received heartbeats, and from which not."""
+        """Take a member's answer to a ping: the peers with and without heartbeats."""
         member.heard_s, member.asked = now_s, False
         self._analysis.answered(member.rank, message["heard"], message["silent"])
         return []
@@ -122,11 +102,11 @@ class Epoch:
     # ---- probing and linking -----------------------------------------------------------------
 
     def probed(self, member: Member, message: Message, now_s: float) -> List[Action]:
-        """The first rank of a host reports what it could reach."""
+        """Take the attempts of a host's first rank."""
         return self._linking.probed(member, message) + self._link_if_probed()
 
     def measured(self, member: Member, message: Message, now_s: float) -> List[Action]:
-        """The first rank of a host has measured what it was asked to."""
+        """Take the measurements of a host's first rank."""
         return self._linking.measured(member, message) + self._link_if_probed()
 
     def _link_if_probed(self) -> List[Action]:
@@ -142,7 +122,7 @@ class Epoch:
         return actions
 
     def linked(self, member: Member, message: Message, now_s: float) -> List[Action]:
-        """A rank has an authenticated link to every other."""
+        """Note that a rank has an authenticated link to every other."""
         if not self._linking.linked(member, message["links"]):
             return []
         self.phase = Phase.RUNNING
@@ -154,7 +134,7 @@ class Epoch:
         return actions
 
     def unlinked(self, member: Member, message: Message, now_s: float) -> List[Action]:
-        """A rank could not build a link. If the other rank has ended, that will be reported soon."""
+        """Note that a rank could not build a link. If its peer has ended, a report of that follows soon."""
         self.unreachable = member.rank, int(message["peer"])
         report = {**message, "doing": "", "why": message["reason"], "kind": "unlinked"}
         return self.lost(member, report, now_s)
@@ -162,7 +142,7 @@ class Epoch:
     # ---- failures ----------------------------------------------------------------------------
 
     def lost(self, member: Member, message: Message, now_s: float) -> List[Action]:
-        """A rank reports that it lost another."""
+        """Take a rank's report that it lost another."""
         peer = self._by_rank.get(int(message["peer"]))
         if peer is None:
             return []
@@ -170,25 +150,25 @@ class Epoch:
         return [*census(self.members.values()), Timer(wait_s)]
 
     def closed(self, member: Member, message: Message, now_s: float) -> List[Action]:
-        """The link between two ranks ended without a goodbye, while neither needed it."""
+        """Note that an idle link between two ranks ended without a goodbye."""
         return self.lost(member, {**message, "doing": "", "kind": "closed"}, now_s)
 
     def interrupted(self, member: Member, message: Message, now_s: float) -> List[Action]:
-        """A rank has left a collective half-way. Its program may go on, or end in a moment and say more."""
+        """Note that a rank has left a collective half-way. Its program may go on, or end soon."""
         self._analysis.interrupted(member.rank, message, now_s)
         return [Timer(SETTLE_S)]
 
     def mismatched(self, member: Member, message: Message, now_s: float) -> List[Action]:
-        """A rank reports that another one is in a different call."""
+        """Take a rank's report that another one is in a different call."""
         self._analysis.mismatch(member.rank, str(message["text"]), now_s)
         return [Timer(SETTLE_S)]
 
     def told(self, member: Member, message: Message, now_s: float) -> List[Action]:
-        """A rank has something to say to the user; see :class:`.Remarks`."""
+        """Pass on a rank's message to the user; see :class:`.Remarks`."""
         return self._remarks.told(member.rank, message)
 
     def leaving(self, member: Member, message: Message, now_s: float) -> List[Action]:
-        """A rank leaves: it shut down, or its program ended."""
+        """Note that a rank leaves: it shut down, or its program ended."""
         self._mark_left(member, str(message["reason"]))
         if self.phase is Phase.ABORTED:
             return []
@@ -200,7 +180,7 @@ class Epoch:
         return self._end_if_all_left(now_s)
 
     def left_for_next_view(self, connection: int, now_s: float) -> List[Action]:
-        """A rank has ended its part in this generation, to take part in the next one.
+        """Note that a rank has ended its part in this generation to take part in the next one.
 
         The ranks that have not are pinged from now on: the last of them has no peer that would notice if it
         was stopped.
@@ -224,18 +204,18 @@ class Epoch:
         return self.phase is Phase.RUNNING and len(self._staying) < len(self.members)
 
     def at(self, slot: Optional[Slot]) -> List[Member]:
-        """The members in a place, also those that have left."""
+        """Return the members in a place, including those that have left."""
         return self._by_slot.get(slot, []) if slot is not None else []
 
     @property
     def apart(self) -> Sequence[int]:
-        """The ranks that do not reach each other, if that has ended it; otherwise empty."""
+        """Return the ranks that do not reach each other, if that has ended it; otherwise empty."""
         abort = self.abort_message or {}
         ranks: Sequence[int] = abort.get("ranks", ())
         return ranks or self.unreachable
 
     def disconnected(self, connection: int, now_s: float) -> List[Action]:
-        """A control connection ended."""
+        """Note that a control connection ended."""
         member = self.members.get(connection)
         if member is None or not member.is_here:
             return []
@@ -249,7 +229,7 @@ class Epoch:
         return [Timer(self._evidence_s)]
 
     def process_exited(self, slot: Slot, how: str, ok: bool, now_s: float) -> List[Action]:
-        """The launcher reports that a process has ended."""
+        """Note the launcher's report that a process has ended."""
         self._analysis.exited(slot, how, ok)
         if self.phase is Phase.ABORTED:
             return []
@@ -266,12 +246,12 @@ class Epoch:
         return []
 
     def had_exited(self, member: Member, exited: Optional[Tuple[str, bool]]) -> None:
-        """The launcher may have reported the end of a member's process before this generation began."""
+        """Take an end of a member's process that the launcher reported before this generation began."""
         if exited is not None and member.slot is not None:
             self._analysis.exited(member.slot, *exited)
 
     def tick(self, now_s: float) -> List[Action]:
-        """Time has passed: act on what is due."""
+        """Act on what is due."""
         if self.phase in (Phase.JOINING, Phase.ABORTED):
             return []
         root_cause = self._analysis.due(self._by_rank, now_s)
@@ -292,14 +272,9 @@ class Epoch:
         host: Optional[str] = None,
         separated: Sequence[Member] = (),
     ) -> List[Action]:
-        """End the generation with an error, which every member is sent.
-
-        Args:
-            kind: of the error, see :func:`~.aborts.error_from`.
-            text: of the error.
-            culprit: the rank at fault, if there is one.
-            host: the name of its host.
-            separated: the members whose link was cut, if that is the error.
+        """End the generation with an error, which every member is sent. ``kind``: see
+        :func:`~.aborts.error_from`; ``culprit``: the rank at fault; ``separated``: the members whose link was
+        cut.
         """
         self.had_started = self.phase is Phase.RUNNING
         self.phase = Phase.ABORTED
@@ -314,7 +289,7 @@ class Epoch:
         return actions
 
     def _end_if_all_left(self, now_s: float) -> List[Action]:
-        """Once every member has left without an error, there are none."""
+        """Remove the members once all of them have left without an error."""
         if not self._staying:
             self.members, self._by_rank, self._by_slot = {}, {}, {}
             self.phase = Phase.JOINING
@@ -345,4 +320,4 @@ _HANDLERS: Dict[str, Tuple[Handler, Tuple[Phase, ...]]] = {
     "pong": (Epoch.answered, _ALWAYS),
     "leaving": (Epoch.leaving, _ALWAYS),
 }
-"""The messages that members may send: what handles them, and in which phases they have an effect."""
+"""The messages that members may send: their handlers, and the phases in which they have an effect."""

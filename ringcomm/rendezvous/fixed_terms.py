@@ -18,13 +18,9 @@ from .terms import Decision, Step, Terms
 class FixedTerms(Terms):
     """A launcher has planned a place for every rank, or processes come on their own.
 
-    When all ranks have left without an error, they may join again for the next view.
-
-    Args:
-        size: number of ranks.
-        seats: in rank order, if a launcher planned the job. A rank is its process's member number then.
-        version: ringcomm's version; processes must have the same.
-        start_timeout_s: how long the first rank that joined waits for the last, in seconds.
+    When all ranks have left without an error, they may join again for the next view. If a launcher planned
+    the job (``seats``, in rank order), a rank is its process's member number. ``start_timeout_s`` counts from
+    the first rank that joined.
     """
 
     def __init__(self, size: int, seats: Sequence[Seat], version: str, start_timeout_s: float) -> None:
@@ -42,7 +38,7 @@ class FixedTerms(Terms):
     # ---- joining -----------------------------------------------------------------------------
 
     def admit(self, message: Message) -> Tuple[int, Optional[Seat]]:
-        """Return its member number and place; see :meth:`.Terms.admit`."""
+        """Return the member number and place; see :meth:`.Terms.admit`."""
         seat, host = self.place(message)
         number = None if seat is None else self._numbers.get(seat.slot)
         holder = None if number is None else self.processes.get(number)
@@ -63,10 +59,8 @@ class FixedTerms(Terms):
         return number, seat
 
     def place(self, message: Message) -> Tuple[Optional[Seat], str]:
-        """Return the place of a process that asks to join, if it has one, and the name of its host.
-
-        Raises:
-            Refusal: it has another version, or a place that does not exist.
+        """Return the place of a process that asks to join, if it has one, and the name of its host. Raises
+        Refusal for another version, or a place that does not exist.
         """
         host = checked_host(message, self._version)
         rank = message.get("rank")
@@ -150,7 +144,7 @@ class FixedTerms(Terms):
         return [Timer(self._start_timeout_s)]
 
     def _ended_early(self, waiting: int) -> Optional[Decision]:
-        """Decide to fail if ranks wait for a process that has ended already."""
+        """Fail if ranks wait for a process that has ended already."""
         if not self._seats:
             return None
         # Only the processes that have ended are looked at: this is asked whenever a rank joins.
@@ -173,13 +167,8 @@ class FixedTerms(Terms):
         return Decision(Step.PUBLISH, order)
 
     def assign(self, processes: Sequence[Process]) -> Tuple[int, ...]:
-        """Return the member numbers of all processes in rank order.
-
-        With seats the rank is the seat's. Otherwise it is the one asked for; those that do not ask get the
-        rest, ordered by hostname and process id.
-
-        Raises:
-            Refusal: two ask for the same rank.
+        """Return the member numbers of all processes in rank order: by seat, or else by requested rank, the
+        others by hostname and process id. Raises Refusal if two ask for the same rank.
         """
         if self._seats:
             return tuple(sorted(process.number for process in processes))
@@ -211,12 +200,7 @@ class FixedTerms(Terms):
         return Decision(Step.FAIL, text=text, kind="timeout", culprit=absent[0] if absent else None)
 
     def describe_missing(self, waiting: Sequence[Process], absent: Sequence[int]) -> str:
-        """Return the missing ranks as text; without a plan, how many they are and which have joined.
-
-        Args:
-            waiting: the processes that have joined.
-            absent: the planned ranks that have not.
-        """
+        """Return the missing ranks as text; without a plan, their number and the ranks that have joined."""
         if self._seats:
             names = [f"rank {rank} ({self._seats[rank].host})" for rank in absent[:8]]
             return ", ".join(names) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")

@@ -17,25 +17,14 @@ from .links import LinkSetup
 
 
 class Joined(NamedTuple):
-    """The result of joining: a place in a job and the links to every other rank.
-
-    Attributes:
-        rank: this process's rank.
-        generation: how many generations of the job have run before.
-        peers: all ranks, this one among them, in rank order.
-        channels: the links.
-        control: the connection to the rendezvous.
-        table: the table of links, as text.
-        paces: finds links that are far slower than the speed for which they were chosen.
-        signer: signs what ranks of this generation exchange.
-    """
+    """The result of joining: a place in a job and the links to every other rank."""
 
     rank: int
-    generation: int
-    peers: Tuple[Peer, ...]
+    generation: int  # generations of the job that have run before
+    peers: Tuple[Peer, ...]  # all ranks, this one among them, in rank order
     channels: Channels
     control: ControlChannel
-    table: str
+    table: str  # of links
     paces: Paces
     signer: Signer
 
@@ -43,14 +32,7 @@ class Joined(NamedTuple):
 def make_control(
     sock: socket.socket, reader: MessageReader, session: Optional[Session], assignment: Message, changes: int
 ) -> ControlChannel:
-    """Return the control channel of a rank.
-
-    Args:
-        sock, reader: the connection to the rendezvous, and what has arrived on it.
-        session: authenticates its messages.
-        assignment: the message that has assigned the rank, with all members.
-        changes: changes of the membership that were reported since.
-    """
+    """Return the control channel of a rank, from the message that assigned it and the changes since."""
     members = sorted(assignment["members"], key=lambda item: int(item["rank"]))
     rank = int(assignment["rank"])
     number = members[rank].get("member")
@@ -68,19 +50,7 @@ def established(
     membership: Membership,
     settings: Settings,
 ) -> Joined:
-    """Return the place in the job, once all ranks are linked.
-
-    Args:
-        control: the connection to the rendezvous.
-        assignment: the message that has assigned the rank, with all members.
-        go: the message that all ranks are linked.
-        setup: has made the links.
-        membership: how this process takes part in the job.
-        settings: the tunables.
-
-    Raises:
-        StartupError: a link could not be set up.
-    """
+    """Return the place in the job once all ranks are linked; raises StartupError if a link is unusable."""
     rank, generation = int(assignment["rank"]), int(assignment["generation"])
     peers = tuple(
         Peer(

@@ -1,4 +1,4 @@
-"""When the members of a view are asked to take in the processes that wait. Pure."""
+"""Decides when the members of a view are asked to take in waiting processes. Pure."""
 
 from __future__ import annotations
 
@@ -15,23 +15,15 @@ TOGETHER_S = 30.0
 
 
 class Joining:
-    """What the members of a view are told of processes that are to join or to leave.
-
-    Args:
-        processes: of the job.
-        most: the largest view.
-
-    Attributes:
-        held: whether processes wait for others of their host, before the members are asked.
-    """
+    """Informs the members of a view about processes that join or leave."""
 
     def __init__(self, processes: Processes, most: int) -> None:
         self._processes = processes
         self._most = most
-        self.held = False
+        self.held = False  # processes wait for others of their host, before the members are asked
 
     def expect(self, number: int, place: Seat) -> List[Action]:
-        """A process is about to be started: the members are told, and go on."""
+        """Tell the members, which go on, that a process is about to be started."""
         self._processes.expected[number] = place
         return [Send(item.connection, {"type": "announced"}) for item in self._processes.among(Stage.IN_VIEW)]
 
@@ -41,12 +33,7 @@ class Joining:
         return [Send(item.connection, message) for item in self._processes.among(Stage.IN_VIEW)]
 
     def invite(self, size: int, now_s: float) -> List[Action]:
-        """Ask the members to take in the processes that wait, now or later.
-
-        Args:
-            size: of the view, which runs.
-            now_s: the time on the rendezvous' monotonic clock.
-        """
+        """Ask the members to take in the waiting processes, now or later. ``size``: of the running view."""
         rest_s = self._rest_s(now_s) if size < self._most else None
         self.held = bool(rest_s)
         if rest_s is None:
@@ -54,7 +41,7 @@ class Joining:
         return [Timer(rest_s)] if rest_s else self.ask(ADDED)
 
     def _rest_s(self, now_s: float) -> Optional[float]:
-        """In how many seconds the members are to be asked; None if nothing waits.
+        """Return the seconds until the members must be asked; None if nothing waits.
 
         Processes of one host are ready at different moments, and each change of the view costs all members a
         pause. So the first ones wait for the others of their host, unless these have ended.

@@ -1,7 +1,7 @@
 """Joins a job whose ranks srun or mpirun has started: rank 0 serves the rendezvous, the others look it up.
 
-Where it is served, and the job's key, pass through a file in a directory that all hosts share and that
-this user can read, or through the launcher's own key-value store.
+Its address and the job's key pass through a file in a directory that all hosts share and that this user can
+read.
 """
 
 from __future__ import annotations
@@ -36,11 +36,8 @@ _turns = 0
 
 
 class FileNotice:
-    """The file where rank 0 publishes a text: with mode 0600, in a directory that all hosts share.
-
-    Args:
-        launched: how this process was started.
-        turn: how often this process has joined before.
+    """The file where rank 0 publishes a text: with mode 0600, in a directory that all hosts share. ``turn``:
+    how often this process has joined before.
     """
 
     def __init__(self, launched: Launched, turn: int) -> None:
@@ -75,7 +72,7 @@ class FileNotice:
             pause.wait(LOOK_AGAIN_S)
 
     def _content(self) -> str:
-        """Return what the file holds; "" while it is not there."""
+        """Return the content of the file; "" while there is none."""
         try:
             list(self._folder.iterdir())  # has a network file system ask its server anew
             return read_private(self._path, _LIMIT_BYTES).decode("utf-8", "replace")
@@ -88,7 +85,7 @@ class FileNotice:
             ) from None
 
     def moved(self) -> bool:
-        """Return whether the file has another content by now."""
+        """Return whether the file has changed since it was read."""
         latest = self._content()
         return latest not in ("", self._read)
 
@@ -106,19 +103,9 @@ _HINT = (
 def join_launched(
     membership: Membership, settings: Settings
 ) -> Tuple[Joined, Optional[EmbeddedRendezvous], Membership]:
-    """Join the job that srun or mpirun has started.
-
-    Args:
-        membership: with ``launched``.
-        settings: the tunables.
-
-    Returns:
-        the place in the job, on rank 0 the rendezvous that it serves, and the membership with address and
-        key.
-
-    Raises:
-        StartupError: (or a subclass) the ranks did not find each other.
-        ConfigError: the shared directory cannot be used.
+    """Join the job that srun or mpirun has started. Return the place in the job, on rank 0 the rendezvous
+    that it serves, and the membership with address and key. Raises StartupError if the ranks did not find
+    each other, ConfigError if the shared directory cannot be used.
     """
     global _turns
     launched = membership.launched
@@ -158,11 +145,7 @@ def _serve(
 
 
 def _with_notice(membership: Membership, text: str, place: str) -> Membership:
-    """The membership with what rank 0 has published.
-
-    Raises:
-        StartupError: the text is not what rank 0 publishes.
-    """
+    """Return the membership with the published facts of rank 0; StartupError if the text is invalid."""
     try:
         facts = json.loads(text)
         return replace(

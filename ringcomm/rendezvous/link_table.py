@@ -1,4 +1,4 @@
-"""The table of links: which interface connects which ranks, and how fast it measured."""
+"""The table of links: which interface connects which ranks, and its measured speed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .routing import Routes
 MAX_LINES = 500
 """Of the table as text. A thousand ranks have half a million links; a message may have 4 MiB."""
 MAX_ROWS = 2016
-"""Of the table: all links of 64 ranks. Half a million rows would take seconds, and are not read."""
+"""Of the table: all links of 64 ranks. Half a million rows would take seconds, and nobody reads them."""
 
 
 def ranges_of(ranks: Iterable[int]) -> List[List[int]]:
-    """Ranks as ranges, each its first and its last.
+    """Return ranks as ranges, each its first and its last.
 
     >>> ranges_of([5, 1, 2, 3])
     [[1, 3], [5, 5]]
@@ -31,11 +31,7 @@ def ranges_of(ranks: Iterable[int]) -> List[List[int]]:
 
 
 def check_ranges(links: Sequence[Mapping[str, Any]], size: int) -> None:
-    """Check the ranges of peers in a report of links.
-
-    Raises:
-        ProtocolError: they are no ranges of the job's ranks.
-    """
+    """Raise ProtocolError unless the peers in a report of links are ranges of the job's ranks."""
     for link in links:
         for item in link["peers"]:
             whole = isinstance(item, list) and len(item) == 2 and all(type(end) is int for end in item)
@@ -48,12 +44,8 @@ def link_rows(
     links: Mapping[int, Sequence[Mapping[str, Any]]],
     routes: Routes,
 ) -> List[Dict[str, Any]]:
-    """One row for each pair of ranks, from what both sides reported: the first :data:`MAX_ROWS`.
-
-    Args:
-        members: in rank order.
-        links: by rank, the groups of peers that it reaches from the same address.
-        routes: between the hosts, as far as the rendezvous has chosen them.
+    """Return one row for each pair of ranks, from both sides' reports: the first :data:`MAX_ROWS`. ``links``:
+    by rank, the groups of peers that it reaches from the same address.
     """
     rows = []
     for member, peer in itertools.islice(itertools.combinations(members, 2), MAX_ROWS):
@@ -80,7 +72,7 @@ def link_rows(
 def _end(
     links: Mapping[int, Sequence[Mapping[str, Any]]], member: Member, peer: Member
 ) -> Optional[Mapping[str, Any]]:
-    """One end of a link, as the rank there has reported it."""
+    """Return one end of a link, as the rank there has reported it."""
     for link in links.get(member.rank, ()):
         if any(first <= peer.rank <= last for first, last in link["peers"]):
             return link
@@ -88,12 +80,7 @@ def _end(
 
 
 def link_table(rows: Sequence[Mapping[str, Any]], size: int) -> str:
-    """The first rows as aligned text.
-
-    Args:
-        rows: see :func:`link_rows`.
-        size: number of ranks.
-    """
+    """Return the first rows as aligned text."""
     cells = [
         (
             f"rank {row['rank']} ({row['host']})",

@@ -1,4 +1,4 @@
-"""How far the members of one generation are in connecting to each other. Pure.
+"""The progress of one generation's members in connecting to each other. Pure.
 
 The first ranks of the hosts probe which addresses lead where, and measure where several networks connect two
 hosts. Then every rank builds its links.
@@ -17,15 +17,8 @@ from .routing import Known, Routes, Routing, routes_of, with_second_round
 
 
 class Linking:
-    """The probes, the measurements, the routes and the links of one generation.
-
-    Args:
-        members: in rank order; their hosts and local ranks are assigned.
-        generation: its number.
-        known: what earlier generations have measured.
-
-    Attributes:
-        probed_all: whether all probes and measurements have ended, so that :meth:`link` can choose routes.
+    """The probes, the measurements, the routes and the links of one generation. ``members``: in rank order,
+    with hosts and local ranks assigned; ``known``: measurements of earlier generations.
     """
 
     def __init__(
@@ -35,6 +28,7 @@ class Linking:
         self._generation = generation
         self._known = known or {}
         self._leaders = [member for member in members if member.local_rank == 0]
+        # probes and measurements have ended: :meth:`link` can choose
         self.probed_all = len(self._leaders) == 1
         self._probing = {leader.rank for leader in self._leaders}
         self._probed_again = False
@@ -46,7 +40,7 @@ class Linking:
         self._unlinked = len(self._members)
 
     def begin(self) -> List[Action]:
-        """Send every member its rank, and the first ranks of the hosts what to probe."""
+        """Send every member its rank, and the first ranks of the hosts their targets to probe."""
         rows = [member.describe() for member in self._members]
         return [Send(member.connection, self._assignment(member, rows)) for member in self._members]
 
@@ -61,7 +55,7 @@ class Linking:
         }
 
     def probed(self, member: Member, message: Message) -> List[Action]:
-        """The first rank of a host reports what it could reach."""
+        """Take the attempts of a host's first rank."""
         if member.rank not in self._probing:
             return []
         attempts = [Attempt.from_json(item)._replace(source=member.rank) for item in message["attempts"]]
@@ -73,14 +67,14 @@ class Linking:
         return self._probe_again() or self._measure()
 
     def _probe_again(self) -> List[Action]:
-        """Once, let ranks dial again what they have not reached only because that took too long."""
+        """Let ranks dial again, once, the addresses that failed only because they took too long."""
         targets = {} if self._probed_again else self._routing.to_probe_again()
         self._probed_again, self._probing = True, set(targets)
         ranks = ((self._members[rank].connection, found) for rank, found in targets.items())
         return [Send(connection, {"type": "probe_again", "targets": found}) for connection, found in ranks]
 
     def measured(self, member: Member, message: Message) -> List[Action]:
-        """The first rank of a host has measured what it was asked to."""
+        """Take the measurements of a host's first rank."""
         if member.rank not in self._measuring:
             return []
         self._routing.measured(member.rank, message["speeds"])
@@ -95,15 +89,11 @@ class Linking:
         return [Send(item.connection, {"type": "measure", "pairs": pairs}) for item, pairs in requests]
 
     def known(self) -> Known:
-        """Return what has been measured between hosts, for later generations."""
+        """Return the measurements between hosts, for later generations."""
         return {**self._known, **self._routing.known()}
 
     def link(self) -> List[Action]:
-        """Choose the routes, and have every rank build its links.
-
-        Raises:
-            NoRoute: two hosts cannot reach each other.
-        """
+        """Choose routes, and have every rank build its links. Raises NoRoute between unreachable hosts."""
         self._routes = self._routing.routes()
         ways = self._routing.ways()
         routes = (
@@ -113,10 +103,8 @@ class Linking:
         return [Send(connection, {"type": "link", "routes": found}) for connection, found in routes]
 
     def linked(self, member: Member, links: List[Dict[str, Any]]) -> bool:
-        """A rank has an authenticated link to every other; whether all ranks have.
-
-        Raises:
-            ProtocolError: it reports a link to a rank that does not exist.
+        """Note that a rank has an authenticated link to every other; return whether all ranks have. Raises
+        ProtocolError if it reports a link to a rank that does not exist.
         """
         check_ranges(links, len(self._members))
         self._unlinked -= not member.linked
@@ -125,5 +113,5 @@ class Linking:
         return not self._unlinked
 
     def rows(self) -> List[Dict[str, Any]]:
-        """The first rows of the table of links; see :func:`.link_rows`."""
+        """Return the first rows of the table of links; see :func:`.link_rows`."""
         return link_rows(self._members, self._links, self._routes)

@@ -38,29 +38,21 @@ _LINK_S = 10.0
 _PLACE_S = 0.03
 """A tenth of that at the rendezvous, so ten times as many connections may fail in a second: all listeners
 close before the computation begins that unauthenticated peers could slow down, and a rank that is not
-accepted has only 5 s to try again."""
+accepted has only 5 s to try again.
+"""
 _CHANNELS = (Purpose.DIRECT, Purpose.BACKGROUND, Purpose.ENGINE_CONTROL)
 
 Channel = Tuple[int, int]
 """The purpose of a link, and the peer at the other end."""
 Proven = Tuple[socket.socket, Session]
-"""A connection after the handshake, and what authenticates the messages on it."""
+"""A connection after the handshake, and its session."""
 
 SendMessage = Callable[[Message], None]
 Report = Callable[[List[Dict[str, Any]]], None]
 
 
 class LinkSetup:
-    """The listeners, probes and links that one rank opens while the job starts.
-
-    Args:
-        reactor: drives them.
-        interfaces: the addresses that may be used.
-        key: the job's secret.
-        job: the digest of the job's name.
-        send: sends a message to the rendezvous.
-        encryption, forwarded: see :class:`~ringcomm.transport.accept.Acceptor`.
-    """
+    """The listeners, probes and links that one rank opens while the job starts."""
 
     def __init__(
         self,
@@ -116,7 +108,7 @@ class LinkSetup:
         self._linked = False
 
     def offers(self) -> List[Dict[str, Any]]:
-        """This rank's addresses, as they are sent to the other ranks."""
+        """Return this rank's addresses, as they are sent to the other ranks."""
         return [
             {
                 "iface": item.name,
@@ -161,15 +153,11 @@ class LinkSetup:
     def probe(
         self,
         targets: Sequence[Dict[str, Any]],
-        limit_s: float = PROBE_S,
+        limit_s: float = PROBE_S,  # for the slowest address
         report: Optional[Report] = None,
     ) -> None:
-        """Dial every address of every target at once, and report which of them lead there.
-
-        Args:
-            targets: the ranks to reach: each a ``rank``, its ``addresses`` and its ``machine``.
-            limit_s: how long the slowest address may take to answer, in seconds.
-            report: called with the attempts; None: they are reported to the rendezvous.
+        """Dial every address of every target at once, and report which of them lead there, to ``report`` or
+        else to the rendezvous. A target has a ``rank``, its ``addresses`` and its ``machine``.
         """
         claim = Claim(Purpose.PROBE, self.job, self.generation, self.rank, self.rank)
         self._probing = Probing(
@@ -181,12 +169,9 @@ class LinkSetup:
         self._send({"type": "probed", "attempts": attempts})
 
     def measure(self, pairs: Sequence[Dict[str, Any]], report: Optional[Report] = None) -> None:
-        """Measure all wires to one host at the same time, then those to the next.
-
-        Args:
-            pairs: the hosts that are to be measured: each a ``rank`` and its ``wires``; with ``one_way`` only
-                the other end sends.
-            report: called with the speeds; None: they are reported to the rendezvous.
+        """Measure all wires to one host at the same time, then those to the next, and report the speeds to
+        ``report`` or else to the rendezvous. A pair has a ``rank`` and its ``wires``; with ``one_way`` only
+        the other end sends.
         """
         self._measure_next(iter(pairs), [], report or self._measured)
 
@@ -220,7 +205,7 @@ class LinkSetup:
         self._race = Race(self.reactor, self.key, claim, ways, finished, self.encryption, one_way)
 
     def _scope(self, address: str, iface: str) -> int:
-        """The scope of an interface, if the address needs one because it is link-local; else 0."""
+        """Return the scope of an interface, if the address needs one because it is link-local; else 0."""
         if is_local(address) or not ipaddress.ip_address(address).is_link_local:
             return 0
         return next((item.scope for item in self.interfaces if item.name == iface and item.scope), 0)
@@ -228,7 +213,7 @@ class LinkSetup:
     # ---- linking -----------------------------------------------------------------------------
 
     def link(self, routes: Sequence[Dict[str, Any]], deadline: Deadline) -> None:
-        """Build the links: dial those that this rank is to dial, wait for the others."""
+        """Build the links: dial those that this rank must dial, wait for the others."""
         every = {(int(purpose), int(route["peer"])) for route in routes for purpose in _CHANNELS}
         self._missing = every - self._links.keys()
         found = (Expected.of(int(route["peer"]), route) for route in routes)
@@ -270,7 +255,7 @@ class LinkSetup:
         Dial(self.reactor, where, self.key, claim, finished, _LINK_S / 2, scope, self.encryption)
 
     def _confirm_link(self, channel: Channel, link: Proven, failed: Callable[[str], None]) -> None:
-        """After dialling, wait until the other end confirms that it is the expected rank."""
+        """Wait, after dialling, until the other end confirms that it is the expected rank."""
         def refused(reason: str) -> None:
             link[0].close()
             failed(reason)
@@ -321,11 +306,11 @@ class LinkSetup:
 
     @property
     def linked(self) -> bool:
-        """Whether all links are established."""
+        """Return whether all links are established."""
         return self._linked
 
     def take_links(self) -> Dict[int, Dict[int, Proven]]:
-        """The finished links, by purpose and by peer; everything else is closed."""
+        """Return the finished links, by purpose and by peer; close everything else."""
         channels: Dict[int, Dict[int, Proven]] = {int(purpose): {} for purpose in _CHANNELS}
         for (purpose, peer), link in self._links.items():
             channels[purpose][peer] = link

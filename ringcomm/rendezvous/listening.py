@@ -1,4 +1,4 @@
-"""Which members the rendezvous pings, and which of them have been silent for too long. Pure."""
+"""Which members the rendezvous pings, and which have been silent for too long. Pure."""
 
 from __future__ import annotations
 
@@ -10,22 +10,15 @@ from .membership import Member
 from .root_cause import RootCause, silence
 
 _PINGS = 6
-"""How many pings members get within the time after which a silent member counts as failed."""
+"""Number of pings within the time after which a silent member counts as failed."""
 
 
 def listen(members: Collection[Member], running: bool, now_s: float) -> Tuple[List[Action], List[RootCause]]:
-    """Ping every member, unless one has not answered for too long.
+    """Ping every member, unless one has not answered for too long; return the pings, and the root cause if
+    there is one. ``running``: all members have been connected.
 
     While the job runs, ranks exchange heartbeats with each other. The rendezvous pings them while links are
     built, and when the first ranks have left: the last rank has no peer that would notice.
-
-    Args:
-        members: of the present generation.
-        running: whether all of them have been connected.
-        now_s: the time on the rendezvous' monotonic clock.
-
-    Returns:
-        the pings, and the root cause if there is one.
     """
     here = [item for item in members if item.is_here and item.dead_after_s]
     if not here:

@@ -1,4 +1,4 @@
-"""Which connected processes an elastic job goes on without, after an epoch has failed. Pure."""
+"""Selects the connected processes that an elastic job goes on without, after an epoch has failed. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .processes import Process, Stage
 
 
 class Losses:
-    """Decides it, by how the epochs of one job have failed."""
+    """Selects them by how the epochs of one job have failed."""
 
     def __init__(self) -> None:
         self._last: FrozenSet[int] = frozenset()
@@ -17,13 +17,8 @@ class Losses:
     def left_out(
         self, kind: str, culprit: Optional[Process], apart: Sequence[Optional[Process]], before: View
     ) -> List[Process]:
-        """Return the processes without which the job goes on.
-
-        Args:
-            kind: of the failure.
-            culprit: the process at fault, if there is one.
-            apart: processes that do not reach each other.
-            before: the view before the one that has failed; new processes are left out first.
+        """Return the processes without which the job goes on. ``apart``: processes that do not reach each
+        other; ``before``: the view before the failed one (new processes are left out first).
         """
         if kind == "stalled" and culprit is not None:
             return [culprit] if culprit.stage is Stage.IN_VIEW else []

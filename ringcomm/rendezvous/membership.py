@@ -21,7 +21,7 @@ class Located(Protocol):
 
     @property
     def host_index(self) -> int:
-        """The number of its host."""
+        """The index of its host."""
 
     @property
     def local_rank(self) -> int:
@@ -29,38 +29,23 @@ class Located(Protocol):
 
     @property
     def machine(self) -> str:
-        """What identifies its machine."""
+        """The identifier of its machine."""
 
     @property
     def addresses(self) -> List[Dict[str, Any]]:
-        """Where it listens while the job starts."""
+        """The addresses where it listens while the job starts."""
 
 
 class Refusal(Exception):
-    """A process may not join; the text says why."""
+    """The refusal of a process that asks to join; the text is the reason."""
 
 
 class Member:
-    """A process that has joined.
-
-    Attributes:
-        connection: number of the control connection.
-        slot: the place it was started for, if a launcher planned the job.
-        host: the name of its host in messages.
-        wanted: the rank it asks for, if any.
-        rank, host_index, local_rank: its place in the job, once assigned.
-        linked: whether it has links to all others.
-        left: the reason it gave in its goodbye message.
-        gone: how it ended, if it failed.
-        dead_after_s: how long it may leave pings unanswered, in seconds; 0: for ever.
-        heard_s: when its last message arrived, on the rendezvous' monotonic clock.
-        asked: whether it has been asked from which peers it receives heartbeats, and has not answered.
-        number: its member number in an elastic job; -1 in others.
-    """
+    """A process that has joined."""
 
     def __init__(self, connection: int, message: Message, slot: Optional[Slot], host: str) -> None:
         self.connection = connection
-        self.slot = slot
+        self.slot = slot  # the place it was started for, if a launcher planned the job
         self.host = host
         self.hostname: str = message["hostname"]
         self.machine: str = str(message.get("machine", ""))
@@ -69,25 +54,25 @@ class Member:
         self.rank = -1
         self.host_index = -1
         self.local_rank = -1
-        self.linked = False
-        self.left: Optional[str] = None
-        self.gone: Optional[str] = None
-        self.dead_after_s = dead_after_s(message)
-        self.heard_s = 0.0
-        self.asked = False
-        self.number = -1
+        self.linked = False  # to all others
+        self.left: Optional[str] = None  # the reason in its goodbye message
+        self.gone: Optional[str] = None  # how it ended, if it failed
+        self.dead_after_s = dead_after_s(message)  # limit for unanswered pings; 0: none
+        self.heard_s = 0.0  # its last message, on the rendezvous' monotonic clock
+        self.asked = False  # for the peers it receives heartbeats from, without an answer so far
+        self.number = -1  # member number in an elastic job
 
     @property
     def is_here(self) -> bool:
-        """Whether it has neither left nor ended."""
+        """Return whether it has neither left nor ended."""
         return self.left is None and self.gone is None
 
     def name(self) -> str:
-        """The member as text, such as ``rank 2 (jetson2)``."""
+        """Return the member as text, such as ``rank 2 (jetson2)``."""
         return f"rank {self.rank} ({self.host})" if self.rank >= 0 else f"a rank on {self.host}"
 
     def describe(self) -> Dict[str, Any]:
-        """The description of this rank that is sent to every other."""
+        """Return the description of this rank that is sent to every other."""
         description: Dict[str, Any] = {
             "rank": self.rank,
             "host": self.host,
@@ -101,21 +86,13 @@ class Member:
 
 
 def dead_after_s(message: Message) -> float:
-    """Return for how long a process that asks to join may leave pings unanswered, in seconds; 0: for ever."""
+    """Return how long a process that asks to join may leave pings unanswered, in seconds; 0: no limit."""
     limit_s = message.get("dead_after", 0.0)
     return float(limit_s) if isinstance(limit_s, (int, float)) else 0.0
 
 
 def checked_host(message: Message, version: str) -> str:
-    """Return the name of the host of a process that asks to join.
-
-    Args:
-        message: its request.
-        version: the job's version of ringcomm.
-
-    Raises:
-        Refusal: it has another version.
-    """
+    """Return the host's name of a process that asks to join; raises Refusal if its ``version`` differs."""
     host = str(message.get("host") or message["hostname"])
     if message["version"] != version:
         raise Refusal(
@@ -126,23 +103,13 @@ def checked_host(message: Message, version: str) -> str:
 
 
 def as_target(member: Located, addresses: Optional[Collection[str]] = None) -> Dict[str, Any]:
-    """Return what another rank needs in order to dial this one.
-
-    Args:
-        member: the rank to dial.
-        addresses: only these; None: all.
-    """
+    """Return what another rank needs to dial this one. ``addresses``: only these; None: all."""
     offers = [item for item in member.addresses if addresses is None or item["address"] in addresses]
     return {"rank": member.rank, "addresses": offers, "machine": member.machine}
 
 
 def number_hosts(ordered: Sequence[Member], planned: bool) -> None:
-    """Set every member's host index and local rank.
-
-    Args:
-        ordered: the members, in rank order.
-        planned: whether a launcher planned the job, so that the slots say which members share a host.
-    """
+    """Set every member's host index and local rank. ``planned``: slots say which members share a host."""
     hosts: Dict[Any, int] = {}
     counts: Dict[int, int] = {}
     for member in ordered:
@@ -155,11 +122,7 @@ def number_hosts(ordered: Sequence[Member], planned: bool) -> None:
 
 
 def named_twice(members: Sequence[Member]) -> str:
-    """Return the text about one machine that the job's plan has as several hosts; empty if there is none.
-
-    Args:
-        members: with their host indices.
-    """
+    """Return a warning if the job's plan has one machine as several hosts; else ""."""
     found: Dict[Tuple[str, str], Dict[int, str]] = {}
     for member in members:
         if member.machine:

@@ -26,7 +26,7 @@ _REFUSALS_EVERY_S = 1.0
 
 
 class _Connection:
-    """A proven control connection: messages in, messages out."""
+    """An authenticated control connection: messages in, messages out."""
 
     def __init__(self, server: MessageServer, number: int, sock: socket.socket, session: Session) -> None:
         self.server = server
@@ -38,7 +38,7 @@ class _Connection:
         self.closing = False
 
     def serve(self) -> None:
-        """Called when the socket is readable or writable."""
+        """Send and receive; called when the socket is readable or writable."""
         try:
             self._flush()
             if not self.closing:
@@ -78,23 +78,11 @@ class _Connection:
 
 
 class MessageServer:
-    """Listens in a thread of its own. Subclasses define what happens to messages.
+    """Listens in a thread of its own. Subclasses handle the messages.
 
     :meth:`arrived`, :meth:`received`, :meth:`lost` and :meth:`refused_connections` are called in that thread,
-    and :meth:`send_message`, :meth:`drop` and :meth:`after` may be called only there.
-
-    Args:
-        title: the name of the service, for messages and for the thread.
-        key: the job's secret, which peers must prove to hold.
-        job: the job's name, which peers must give.
-        purpose: the purpose of connections, which peers must give.
-        addresses: where to listen. Each is bound by itself; never all interfaces.
-        port: fixed port for every address; 0 lets the system choose.
-        encryption: how connections are encrypted; None: not at all.
-        forwarded: see :class:`~ringcomm.transport.accept.Acceptor`.
-
-    Attributes:
-        refusals: connections that were turned away; for the thread that serves.
+    and :meth:`send_message`, :meth:`drop` and :meth:`after` may be called only there. ``title`` is the name
+    of the service, for messages and for the thread. Each address is bound by itself; never all interfaces.
     """
 
     def __init__(
@@ -120,7 +108,7 @@ class MessageServer:
         self._connections: Dict[int, _Connection] = {}
         self._numbers = 0
         self._refused = Refusals()
-        self.refusals = Refusals()
+        self.refusals = Refusals()  # for the thread that serves
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._reactor = Reactor()
         self._wake_up = WakeUp()
@@ -131,32 +119,25 @@ class MessageServer:
     # ---- for subclasses to define ------------------------------------------------------------
 
     def arrived(self, number: int) -> None:
-        """A peer has authenticated itself; its connection has this number from now on."""
+        """Take a peer that has authenticated itself; its connection has this number from now on."""
 
     def received(self, number: int, message: Message) -> None:
-        """A message has arrived.
-
-        Raises:
-            ProtocolError: this server takes no such message; the connection ends.
-        """
+        """Handle a message. Raises ProtocolError, which ends the connection, for an unknown one."""
 
     def lost(self, number: int) -> None:
-        """A connection has ended, and not because of :meth:`drop`."""
+        """Handle the end of a connection that was not caused by :meth:`drop`."""
 
     def changed(self) -> None:
-        """A connection has ended, for any reason."""
+        """Handle the end of a connection, for any reason."""
 
     def refused_connections(self, text: str) -> None:
-        """Unauthenticated peers were refused; called at most once a second."""
+        """Report refused unauthenticated peers; called at most once a second."""
 
     # ---- any thread --------------------------------------------------------------------------
 
     def start(self) -> List[Tuple[str, int]]:
-        """Bind, start serving in a thread of its own, and return where: (address, port) pairs.
-
-        Raises:
-            StartupError: none of the addresses can be bound; the message lists why.
-            OSError: this process has no descriptors or memory left.
+        """Bind, start serving in a thread, and return the (address, port) pairs. Raises StartupError if none
+        of the addresses can be bound, OSError if this process has no descriptors or memory left.
         """
         listeners: List[socket.socket] = []
         problems: List[str] = []
@@ -202,14 +183,14 @@ class MessageServer:
         self._wake_up.close()
 
     def order(self, action: Callable[[], None]) -> None:
-        """Have a function called in the server's thread, unless that has ended."""
+        """Call a function in the server's thread, unless that has ended."""
         self._calls.put(action)
         self._wake_up.wake()
 
     # ---- the server's thread -----------------------------------------------------------------
 
     def send_message(self, number: int, message: Message) -> None:
-        """Send a message, if that connection is still there."""
+        """Send a message, if that connection still exists."""
         connection = self._connections.get(number)
         if connection is not None:
             connection.send_message(message)
@@ -222,12 +203,12 @@ class MessageServer:
             self.rewatch(connection)
 
     def after(self, delay_s: float, callback: Callable[[], None]) -> None:
-        """Have a function called in the server's thread after some seconds."""
+        """Call a function in the server's thread after some seconds."""
         self._reactor.after(delay_s, callback)
 
     @property
     def numbers(self) -> List[int]:
-        """All present connections."""
+        """Return the numbers of all present connections."""
         return list(self._connections)
 
     def _run_calls(self) -> None:
@@ -283,7 +264,7 @@ class MessageServer:
             self.changed()
 
     def lose(self, connection: _Connection, reason: str) -> None:
-        """A control connection ended or sent an invalid message."""
+        """End a control connection that ended or sent an invalid message."""
         if connection.number not in self._connections:
             return
         if reason:

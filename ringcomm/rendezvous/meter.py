@@ -1,10 +1,10 @@
-"""How fast a wire is, from how much had arrived when: pure, so that every case can be a test.
+"""Estimates the speed of a wire from the bytes received over time: pure, so that every case can be a test.
 
 Shapers and access points let a burst pass at full speed (a token bucket: up to a megabyte) before their limit
-shows. So what counts is what arrives after that, by the clock of the side that receives it: a sender only
-sees its own buffers fill. Nothing makes a wire look fast but being fast, while a busy machine makes it
-look slow for moments; so the best of several windows counts, and what the sender's system says (Linux): its
-acknowledgements come at the speed of the wire even while neither program runs.
+shows. So only later bytes count, by the clock of the receiving side: a sender only sees its own buffers fill.
+Only a fast wire looks fast, while a busy machine makes it look slow for moments; so the best of several
+windows counts, and the counters of the sender's system (Linux): its acknowledgements come at the speed of the
+wire even while neither program runs.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 BURST_BYTES = 1088 * 1024
-"""What a bucket of 1 MiB lets pass, and some bytes more: it is filled again meanwhile."""
+"""Bytes that a bucket of 1 MiB lets pass, and some more: it is refilled meanwhile."""
 TAIL_BYTES = 2 * 1024 * 1024
-"""After the burst, a fast wire carries so much more;"""
+"""After the burst, a fast wire is measured over this many bytes more;"""
 TAIL_S = 0.06
-"""a slow one is listened to for so long."""
+"""a slow one is measured for this long."""
 LIMIT_BYTES = BURST_BYTES + TAIL_BYTES
 """More is never sent in one measurement, each way."""
 LIMIT_S = 0.35
@@ -24,16 +24,16 @@ LIMIT_S = 0.35
 MAX_S = 0.7
 """and no longer than this in any case: on a busy machine nothing may be known by then."""
 MIN_S = 0.05
-"""A wire is called slow after such a time at the earliest."""
+"""A wire is called slow after this time at the earliest."""
 CLEARLY_SLOWER = 8.0
-"""A wire that moved less than this part of another one's speed, with its burst, need not go on."""
+"""A wire this many times slower than another one, burst included, need not go on."""
 _WINDOW_BYTES = 256 * 1024
 _WINDOW_S = 0.02
 _PACKET_BYTES = 64 * 1024
 """Within a machine, and from a shaper, segments arrive in pieces of this size."""
 _MIN_ACKED_BYTES = 128 * 1024
 _TICK_S = 0.004
-"""Systems count the time for which a connection is active in such steps."""
+"""Systems count the active time of a connection in such steps."""
 
 
 class Meter:
@@ -47,21 +47,17 @@ class Meter:
         self._first_behind: Optional[Tuple[int, int]] = None  # acknowledged bytes and active time there
 
     def arrived(self, now_s: float, total: int) -> None:
-        """So many bytes have arrived by now; all that had arrived before was reported before."""
+        """Note the bytes received by now; all earlier ones must have been reported before."""
         self._points.append((max(now_s, self._points[-1][0]), total))
         if self._tail is None and total >= BURST_BYTES:
             self._tail = len(self._points) - 1
 
     def told(self, acked_bytes: int, active_us: int, rate: float) -> None:
-        """What the sender's system says of it.
+        """Take the counters of the sender's system: acknowledged bytes, microseconds in which bytes were in
+        flight that the receiver had room for, and the last rate in bytes per second.
 
         The rate may be an old one if the sender was kept from running, and the time may be too short if the
         receiver was; so the lower of both counts.
-
-        Args:
-            acked_bytes: have been acknowledged.
-            active_us: for how long something was on its way that the receiver had room for.
-            rate: at which the last of them were acknowledged, in bytes per second.
         """
         self._told = rate
         if acked_bytes < BURST_BYTES:
@@ -83,14 +79,13 @@ class Meter:
         return total >= LIMIT_BYTES or total - before >= TAIL_BYTES or now_s - since_s >= TAIL_S
 
     def at_most(self, now_s: float) -> float:
-        """A bound on what it sustains, in bytes per second: a burst can only make the beginning faster.
-
-        Unless the sender's system says more: then it may be the processors that make it slow.
+        """Return an upper bound on its sustained speed, in bytes per second: a burst can only make the
+        beginning faster, unless the sender's system counted more: then processors may make it slow.
         """
         return max(self._told, self._points[-1][1] / max(now_s - self._points[0][0], 1e-6))
 
     def rate(self, now_s: float) -> float:
-        """Return what it sustains, in bytes per second, as far as is known."""
+        """Return its sustained speed, in bytes per second, as far as it is known."""
         if self._tail is not None:
             return max(self._best_window(now_s), self._at_least(), self._told_behind)
         half_s = (self._points[0][0] + now_s) / 2  # what comes until then may be a burst
@@ -100,15 +95,14 @@ class Meter:
         return max(total - before, min(total, _PACKET_BYTES)) / max(now_s - from_s, 1e-6)
 
     def _at_least(self) -> float:
-        """Whatever a burst has added: what came beyond one came in the time that all of it took.
-
-        For a receiver that was kept from running, and found much of it there when it was back.
+        """Return a lower bound despite any burst: the bytes beyond one, over the time of all. For a receiver
+        that was kept from running, and found many bytes when it was back.
         """
         at_s, total = self._points[-1]
         return max(0, total - BURST_BYTES) / max(at_s - self._points[0][0], 1e-6)
 
     def _best_window(self, now_s: float) -> float:
-        """The best of the parts that are long enough to count."""
+        """Return the best rate of the parts that are long enough to count."""
         best = 0.0
         assert self._tail is not None
         from_s, before = self._points[self._tail]
@@ -130,16 +124,16 @@ class Lap(NamedTuple):
         return self.there.done(now_s) and self.back.done(now_s)
 
     def rate(self, now_s: float) -> float:
-        """Of the slower direction, in bytes per second."""
+        """Return the rate of the slower direction, in bytes per second."""
         return min(self.there.rate(now_s), self.back.rate(now_s))
 
     def at_most(self, now_s: float) -> float:
-        """A bound on that."""
+        """Return an upper bound on that."""
         return min(self.there.at_most(now_s), self.back.at_most(now_s))
 
 
 def is_over(laps: Sequence[Lap], elapsed_s: float, now_s: float) -> bool:
-    """Return whether a measurement of several wires at the same time has told which of them are fast."""
+    """Return whether a simultaneous measurement of several wires has shown which of them are fast."""
     going = [lap for lap in laps if not lap.done(now_s)]
     if not going or elapsed_s >= (LIMIT_S if len(going) < len(laps) else MAX_S):
         return True

@@ -10,7 +10,7 @@ from .actions import Action, Send, Timer
 from .processes import Process, Processes, Stage
 
 _PER_LIMIT = 6
-"""How many pings a process gets within the time after which a silent one counts as failed."""
+"""Number of pings within the time after which a silent process counts as failed."""
 _MAX_INTERVAL_S = 5.0
 
 
@@ -19,9 +19,6 @@ class Pings:
 
     All processes that wait are pinged, and the members of a view unless it is being set up: then its epoch
     does that.
-
-    Args:
-        processes: of the job.
     """
 
     def __init__(self, processes: Processes) -> None:
@@ -32,12 +29,7 @@ class Pings:
         return self._processes.among(Stage.WAITING, *([] if is_linking else [Stage.IN_VIEW]))
 
     def keep_up(self, is_linking: bool, now_s: float) -> List[Action]:
-        """Ping the processes, unless the last pings are recent.
-
-        Args:
-            is_linking: whether the view is being set up.
-            now_s: the time on the rendezvous' monotonic clock.
-        """
+        """Ping the processes, unless the last pings are recent. ``is_linking``: the view is being set up."""
         if self._at_s is not None:
             return []
         processes = self._pinged(is_linking)
@@ -49,15 +41,9 @@ class Pings:
         return [*(Send(item.connection, {"type": "ping"}) for item in processes), Timer(interval_s)]
 
     def silent(self, is_linking: bool, is_running: bool, now_s: float) -> List[Process]:
-        """Return those that have not answered for too long, if it is time to ping again.
-
-        While a view runs its members monitor each other. Only if none of them answers any more, no member
+        """Return the processes that have not answered for too long, if it is time to ping again. While a view
+        runs (``is_running``) its members monitor each other; only if none of them answers any more, no member
         can report that.
-
-        Args:
-            is_linking: whether the view is being set up.
-            is_running: whether the view runs.
-            now_s: the time on the rendezvous' monotonic clock.
         """
         if self._at_s is None or not is_due(self._at_s, now_s):
             return []

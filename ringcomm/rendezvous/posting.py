@@ -1,6 +1,6 @@
-"""Posting entries at a job's rendezvous, and waiting for those of other ranks.
+"""Posts entries at a job's rendezvous, and waits for those of other ranks.
 
-Every call uses a connection of its own, which is authenticated like any other.
+Every call uses its own connection, which is authenticated like any other.
 """
 
 from __future__ import annotations
@@ -20,20 +20,13 @@ from .connect_server import DIAL_S, reach
 
 
 def post(membership: Membership, entry: str, text: str, timeout_s: float) -> None:
-    """Post an entry, for all ranks of the job.
-
-    Raises:
-        StartupError: the rendezvous could not be reached, or did not take it.
-    """
+    """Post an entry for all ranks of the job; raises StartupError if the rendezvous does not take it."""
     _ask(membership, {"type": "post", "entry": entry, "text": text}, timeout_s)
 
 
 def await_entry(membership: Membership, entry: str, timeout_s: float) -> str:
-    """The text of an entry, as soon as a rank has posted it.
-
-    Raises:
-        StartTimeoutError: none has in time.
-        StartupError: the rendezvous could not be reached, or has ended.
+    """Return the text of an entry, as soon as a rank has posted it. Raises StartTimeoutError if none has in
+    time, StartupError if the rendezvous cannot be reached or has ended.
     """
     return _ask(membership, {"type": "await", "entry": entry}, timeout_s)
 

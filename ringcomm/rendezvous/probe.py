@@ -21,33 +21,17 @@ from ..wire.auth import Claim, Purpose
 from .echo import await_echo
 
 PROBE_S = 3.0
-"""How long the slowest address may take to answer."""
+"""Time limit for the slowest address to answer."""
 PROBE_AGAIN_S = 10.0
-"""And how long in the second round, on hosts that are busy with other work."""
+"""The same in the second round, on hosts that are busy with other work."""
 
 
 class Probe:
     """The asking side of a probe: dials one address, at once, and checks which rank answers.
 
-    Its connection is for this question alone; :meth:`close` closes it.
-
-    Args:
-        reactor: drives the connection.
-        key: the job's secret.
-        claim: this rank, and the rank that is to be reached.
-        offer: the address, as that rank offered it: ``address``, ``port``, and ``iface`` and ``kind`` of its
-            interface.
-        scope: the index of the interface to use, for link-local addresses; else 0.
-        interfaces: this machine's addresses that may be used.
-        settled: called once, with this object, when the probe has succeeded or failed.
-        limit_s: how long the address may take to answer, in seconds.
-        encryption: see :class:`~ringcomm.transport.connect.Dial`.
-
-    Attributes:
-        target: the rank that is to be reached.
-        iface: the interface of that rank which has the address.
-        scope: see above.
-        why: None until the probe has ended; "" if the rank was reached; otherwise what happened instead.
+    Its connection is for this question alone; :meth:`close` closes it. ``claim`` names this rank and the
+    expected one; ``offer`` is the address as that rank offered it: ``address``, ``port``, ``iface`` and
+    ``kind``; ``settled`` is called once, with this object, when the probe has succeeded or failed.
     """
 
     def __init__(
@@ -65,7 +49,7 @@ class Probe:
         self.target = claim.target
         self.iface = str(offer.get("iface", "?"))
         self.scope = scope
-        self.why: Optional[str] = None
+        self.why: Optional[str] = None  # the failure; "" on success, None until the probe has ended
         self._reactor = reactor
         self._source = claim.source
         self._offer = offer
@@ -123,7 +107,7 @@ class Probe:
             self._sock.close()
 
     def attempt(self) -> Attempt:
-        """The result, as it is reported to the rendezvous."""
+        """Return the result, as it is reported to the rendezvous."""
         local = next((item for item in self._interfaces if item.address == self._local), None)
         return Attempt(
             source=self._source,

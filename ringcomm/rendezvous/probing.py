@@ -1,4 +1,4 @@
-"""The first rank of a host dials all addresses of the first ranks of the others."""
+"""Dials, on the first rank of a host, all addresses of the first ranks of the others."""
 
 from __future__ import annotations
 
@@ -16,49 +16,31 @@ from ..wire.auth import Claim
 from .probe import Probe
 
 _GRACE_S = 0.3
-"""How much longer to wait for the rest once every host has answered on a real interface: at least so long,"""
+"""Minimum time to wait for the rest once every host has answered on a real interface,"""
 _GRACE_FACTOR = 3.0
-"""and at least so many times as long as that has taken: on busy hosts the right address may answer late."""
+"""and in multiples of the time that this has taken: on busy hosts the right address may answer late."""
 _LINK_LOCAL_GRACE_S = 0.03
-"""At least so long where only link-local addresses are left, of interfaces that have answered at another
-address: they are dialled by every interface of this machine, and all but one of these lead nowhere."""
+"""The minimum where only link-local addresses are left, of interfaces that have answered at another address:
+they are dialled by every interface of this machine, and all but one of these lead nowhere.
+"""
 
 Finished = Callable[[List[Dict[str, Any]]], None]
 
 
 def grace_s(answered_s: float, least_s: float = _GRACE_S) -> float:
-    """Return how many seconds to wait for other addresses once all hosts have answered on a real one.
-
-    Args:
-        answered_s: how long that has taken, in seconds.
-        least_s: the lower limit.
-    """
+    """Return the seconds to wait for other addresses after all hosts have answered on a real one."""
     return max(least_s, _GRACE_FACTOR * answered_s)
 
 
 def scopes_of(address: str, interfaces: Sequence[Interface]) -> List[int]:
-    """The scopes with which to dial an address: every interface's if it is link-local, else 0.
-
-    Args:
-        address: numeric, or of a Unix socket.
-        interfaces: this machine's addresses that may be used.
-    """
+    """Return the scopes with which to dial an address: every interface's if it is link-local, else 0."""
     if ":" in address and ipaddress.ip_address(address).is_link_local:
         return sorted({item.scope for item in interfaces if item.scope})
     return [0]
 
 
 class Probing:
-    """One round of probes: all addresses of all targets at once.
-
-    Args:
-        reactor: drives them.
-        interfaces: this machine's addresses that may be used.
-        key: the job's secret.
-        claim: this rank, its job and generation.
-        encryption: see :class:`~ringcomm.transport.connect.Dial`.
-        finished: called with what every attempt has found once all have ended.
-    """
+    """One round of probes: all addresses of all targets at once. ``finished`` gets all attempts."""
 
     def __init__(
         self,
@@ -85,11 +67,8 @@ class Probing:
         self._since = Deadline(None)
 
     def begin(self, targets: Sequence[Dict[str, Any]], limit_s: float) -> None:
-        """Dial every address of every target at once, and report when all attempts have ended.
-
-        Args:
-            targets: the ranks to reach: each a ``rank``, its ``addresses`` and its ``machine``.
-            limit_s: how long the slowest address may take to answer, in seconds.
+        """Dial every address of every target at once, and report when all attempts have ended. A target has a
+        ``rank``, its ``addresses`` and its ``machine``; ``limit_s`` is for the slowest address.
         """
         self._active = True
         self._limit_s = None
@@ -128,7 +107,7 @@ class Probing:
             self._finish()
 
     def _settled(self, probe: Probe) -> None:
-        """A probe has ended: report if all have; wait only a moment longer if every host has answered."""
+        """Report if all probes have ended; wait only a moment longer if every host has answered."""
         self._unsettled -= 1
         if probe.why == "":
             self._ifaces.add((probe.target, probe.iface))
@@ -159,7 +138,7 @@ class Probing:
         self._report(attempts)
 
     def close(self) -> None:
-        """Close what is still open; nothing is reported any more."""
+        """Close everything that is still open; nothing is reported any more."""
         self._active = False
         for probe in self._probes:
             probe.close()

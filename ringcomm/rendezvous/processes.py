@@ -13,7 +13,7 @@ from .membership import dead_after_s
 
 
 class Stage(Enum):
-    """What a process is doing."""
+    """The state of a process."""
 
     WAITING = "waits for the next view"
     IN_VIEW = "is a member of the last view"
@@ -22,40 +22,28 @@ class Stage(Enum):
 
 
 class Process:
-    """One process of a job.
-
-    Attributes:
-        number: its member number.
-        connection: number of its control connection.
-        place: where its launcher has started it, if one did.
-        message: its last request to join.
-        rank: its rank in the last view that it was in; -1: none yet.
-        asked_s: when it asked for a place for the first time, on the rendezvous' monotonic clock.
-        heard_s: when its last message arrived, on that clock.
-        excluded: why it has to leave at the next boundary; None if it may stay.
-        why_lost: how it was lost.
-    """
+    """One process of a job. Times are on the rendezvous' monotonic clock."""
 
     def __init__(self, number: int, connection: int, place: Optional[Seat], message: Message) -> None:
         self.number = number
         self.connection = connection
-        self.place = place
-        self.message = message
+        self.place = place  # where its launcher has started it, if one did
+        self.message = message  # its last request to join
         self._stage = Stage.WAITING
         self._listed: Optional[Dict[Stage, Dict[int, Process]]] = None
-        self.rank = -1
-        self.asked_s = self.heard_s = 0.0
-        self.excluded: Optional[str] = None
+        self.rank = -1  # in the last view that it was in
+        self.asked_s = self.heard_s = 0.0  # its first request to join, and its last message
+        self.excluded: Optional[str] = None  # why it must leave at the next boundary
         self.why_lost = ""
 
     @property
     def stage(self) -> Stage:
-        """What it is doing."""
+        """Return its stage."""
         return self._stage
 
     @stage.setter
     def stage(self, stage: Stage) -> None:
-        """It does something else now."""
+        """Change its stage."""
         if self._listed is not None:
             self._listed[self._stage].pop(self.number, None)
             self._listed[stage][self.number] = self
@@ -76,59 +64,52 @@ class Process:
 
     @property
     def is_here(self) -> bool:
-        """Whether it waits for the next view, or is a member of the last."""
+        """Return whether it waits for the next view, or is a member of the last."""
         return self._stage in (Stage.WAITING, Stage.IN_VIEW)
 
     @property
     def is_new(self) -> bool:
-        """Whether it has never been in a view."""
+        """Return whether it has never been in a view."""
         return self.rank < 0
 
     @property
     def dead_after_s(self) -> float:
-        """For how long it may leave pings unanswered; 0: for ever."""
+        """Return how long it may leave pings unanswered, in seconds; 0: no limit."""
         return dead_after_s(self.message)
 
     def candidate(self) -> Candidate:
-        """This process as a candidate for the next view."""
+        """Return this process as a candidate for the next view."""
         position = self.message.get("position", 0)
         slot = Slot(0, 0) if self.place is None else self.place.slot
         return Candidate(self.number, self.rank, position if type(position) is int else 0, slot)
 
 
 class Processes:
-    """All processes of a job, by member number and by connection.
-
-    Args:
-        expected: the places of processes that a launcher has planned, by member number.
-
-    Attributes:
-        expected: the same, and those that are announced later.
-        exits: how processes have ended, and whether that was a normal end, by member number.
-    """
+    """All processes of a job, by member number and by connection."""
 
     def __init__(self, expected: Optional[Mapping[int, Seat]] = None) -> None:
-        self.expected: Dict[int, Seat] = dict(expected or {})
+        self.expected: Dict[int, Seat] = dict(expected or {})  # planned or announced places, by member number
+        # how processes ended, and whether normally, by member number
         self.exits: Dict[int, Tuple[str, bool]] = {}
         self._by_number: Dict[int, Process] = {}
         self._by_connection: Dict[int, Process] = {}
         self._by_stage: Dict[Stage, Dict[int, Process]] = {stage: {} for stage in Stage}
 
     def at(self, connection: int) -> Optional[Process]:
-        """The process of a connection, if it has joined on it."""
+        """Return the process of a connection, if it has joined on it."""
         return self._by_connection.get(connection)
 
     def get(self, number: int) -> Optional[Process]:
-        """The process with a member number, if it has joined."""
+        """Return the process with a member number, if it has joined."""
         return self._by_number.get(number)
 
     def among(self, *stages: Stage) -> List[Process]:
-        """The processes in these stages, by number."""
+        """Return the processes in these stages, by number."""
         found = [pair for stage in stages for pair in self._by_stage[stage].items()]
         return [item for _, item in sorted(found)]
 
     def count(self, stage: Stage) -> int:
-        """Return how many processes are in this stage."""
+        """Return the number of processes in this stage."""
         return len(self._by_stage[stage])
 
     def is_waiting(self, number: int) -> bool:
@@ -137,26 +118,18 @@ class Processes:
 
     @property
     def some_are_missing(self) -> bool:
-        """Whether :meth:`missing` surely has some; False where it would have to look."""
+        """Return whether :meth:`missing` surely has some; False where it would have to look."""
         return len(self.expected) > len(self._by_number) + len(self.exits)
 
     def missing(self) -> List[Tuple[int, Seat]]:
-        """The processes that a launcher has announced, and that have neither joined nor ended."""
+        """Return the processes that a launcher has announced, and that have neither joined nor ended."""
         known = {*self._by_number, *self.exits}
         return [(number, place) for number, place in sorted(self.expected.items()) if number not in known]
 
     def enter(
         self, connection: int, message: Message, number: int, place: Optional[Seat], now_s: float
     ) -> Process:
-        """Take in a process that may join: a new one, or a member of the last view.
-
-        Args:
-            connection: number of its control connection.
-            message: its request.
-            number: its member number.
-            place: where its launcher has started it, if one did.
-            now_s: the time on the rendezvous' monotonic clock.
-        """
+        """Take in a process that may join: a new one, or a member of the last view. Returns it."""
         process = self._by_number.get(number)
         if process is None or not process.is_here:
             if process is not None:
@@ -178,12 +151,12 @@ class Processes:
         self.disconnect(process)
 
     def disconnect(self, process: Process) -> None:
-        """The connection of a process has ended."""
+        """Forget the connection of a process, which has ended."""
         self._by_connection.pop(process.connection, None)
 
 
 def names(processes: Iterable[Process]) -> str:
-    """The processes as text: their ranks in the last view, and their hosts."""
+    """Return the processes as text: their ranks in the last view, and their hosts."""
     return ", ".join(
         f"rank {item.rank} ({item.host})" if item.rank >= 0 else f"a new process on {item.host}"
         for item in processes

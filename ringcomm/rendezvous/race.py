@@ -1,7 +1,7 @@
-"""Measuring all wires between two hosts at the same time, in both directions.
+"""Measures all wires between two hosts at the same time, in both directions.
 
-At the same time, because then whatever else the processors do meets all of them alike, and because the fast
-one's end shows how long it is worth listening to the others. See :mod:`.meter` for what counts.
+At the same time, because then any other load of the processors affects all of them alike, and because the
+fast one's end shows how long it is worth measuring the others. See :mod:`.meter` for the bytes that count.
 """
 
 from __future__ import annotations
@@ -29,34 +29,22 @@ _FILLER = memoryview(bytes(64 * 1024))
 
 
 class WireSpeed(NamedTuple):
-    """What was measured of one wire.
-
-    Attributes:
-        there_mb_per_s, back_mb_per_s: from the rank that dialled, and to it, both at the same time.
-        round_trip_ms: the shortest one before, as the system counted it; None where it does not.
-    """
+    """The measured speed of one wire, from and to the rank that dialled, both at the same time."""
 
     there_mb_per_s: float
     back_mb_per_s: float
-    round_trip_ms: Optional[float]
+    round_trip_ms: Optional[float]  # the shortest before, by the system's count; None without one
 
     @property
     def mb_per_s(self) -> float:
-        """Of the slower direction."""
+        """Return the speed of the slower direction."""
         return min(self.there_mb_per_s, self.back_mb_per_s)
 
 
 class Race:
-    """One measurement of several wires to one rank.
-
-    Args:
-        reactor: drives it.
-        key: the job's secret.
-        claim: which rank asks which one.
-        wires: each with ``address`` and ``port``, and for link-local ones with the ``scope`` to go by.
-        finished: called once, with the speed of each wire; None for one that broke.
-        encryption: see :class:`~ringcomm.transport.connect.Dial`.
-        one_way: whether only the other end sends: both speeds are those of its direction alone.
+    """One measurement of several wires to one rank. ``wires``: each with ``address`` and ``port``, link-local
+    ones with their ``scope``; ``finished`` is called once, with the speed of each wire, None for one that
+    broke; ``one_way``: only the other end sends, and both speeds are of its direction.
     """
 
     def __init__(
@@ -80,7 +68,7 @@ class Race:
             Dial(reactor, address, key, claim, runner.proven, _DIAL_S, int(wire["scope"]), encryption)
 
     def _ready(self) -> None:
-        """A runner is at the start, or out of the race: start when all are."""
+        """Start when all runners are ready or have dropped out."""
         if self._over or self._start_s is not None or not all(item.settled for item in self._runners):
             return
         self._start_s = self._due_s = monotonic()
@@ -111,7 +99,7 @@ class Race:
         self._finished(results)
 
     def close(self) -> None:
-        """End it; ``finished`` is not called any more."""
+        """End the measurement; ``finished`` is not called any more."""
         self._over = True
         for runner in self._runners:
             runner.close()
@@ -138,7 +126,7 @@ class _Runner:
         self._round_trip_ms: Optional[float] = None
 
     def proven(self, dial: Dial) -> None:
-        """The handshake is over, one way or the other."""
+        """Take the result of the handshake."""
         if dial.sock is None:
             self._drop_out(dial.reason)
         elif self._closed:
@@ -160,7 +148,7 @@ class _Runner:
         self._at_start()
 
     def start(self, start_s: float) -> None:
-        """Begin to send, and to note what arrives."""
+        """Start to send, and to count received bytes."""
         if self._sock is None:
             return
         self._start_s = start_s
@@ -173,7 +161,7 @@ class _Runner:
         self._reactor.watch(self._sock, READ | WRITE, self._run)
 
     def speed(self, now_s: float) -> Optional[WireSpeed]:
-        """Return what is known by now."""
+        """Return the results so far."""
         if self.lap is None:
             return None
         there, back = (meter.rate(now_s) / 1e6 for meter in self.lap)
@@ -219,12 +207,12 @@ class _Runner:
         self.ask_system()
 
     def ask_system(self) -> None:
-        """Note what has been acknowledged: if the other end does not run, its system still does that."""
+        """Note the acknowledged bytes: if the other end does not run, its system still acknowledges."""
         if self._sock is not None and self.lap is not None and self._limit_bytes:
             self.lap.there.told(*acknowledged(self._sock))
 
     def _heads(self, data: bytes) -> List[Tuple[int, ...]]:
-        """Return what stands at the beginning of the blocks that begin in these bytes."""
+        """Return the headers of the blocks that begin in these bytes."""
         found: List[Tuple[int, ...]] = []
         position = 0
         while position < len(data):
@@ -241,7 +229,7 @@ class _Runner:
         return found
 
     def close(self) -> None:
-        """Hang up at once: what still waits to be sent would only keep a slow wire busy."""
+        """Hang up at once: unsent bytes would only keep a slow wire busy."""
         self._closed = True
         if self._sock is not None:
             self._reactor.forget(self._sock)

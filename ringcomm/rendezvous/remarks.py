@@ -1,4 +1,4 @@
-"""What ranks have to say to the user: notes and warnings. Pure."""
+"""Notes and warnings of ranks to the user. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..wire.messages import Message
 from .actions import Action, Notice
 
 _MAX_TOPICS = 16
-"""The most warnings that are passed on."""
+"""The maximum number of warnings that are passed on."""
 
 
 class Remarks:
@@ -18,10 +18,7 @@ class Remarks:
         self._warned: Set[str] = set()
 
     def told(self, rank: int, message: Message) -> List[Action]:
-        """A rank sends a ``note`` or a ``warning``.
-
-        Several ranks may warn of the same; the first is enough.
-        """
+        """Pass on a ``note`` or a ``warning`` of a rank; of several warnings of one topic only the first."""
         kind = message["type"]
         if kind == "note":
             return [Notice("note", message["text"])]

@@ -27,47 +27,33 @@ SETTLE_S = 0.3
 _HERE_AND_THERE = re.compile(r"\((.*) here, (.*) there\)")
 
 RENDEZVOUS = -1
-"""The reporter of what the rendezvous has noticed itself."""
+"""The reporter of the rendezvous' own observations."""
 VANISHED = "its connections closed without a goodbye message"
 
 
 class Suspicion(NamedTuple):
     """A report that a rank is lost.
 
-    Attributes:
-        reporter: the rank that lost it, or ``RENDEZVOUS`` for the rendezvous itself.
-        peer: the rank that is lost.
-        doing: the collective that the reporter was in; empty if in none.
-        why: what the reporter observed.
-        kind: ``vanished``: its control connection ended; ``interrupted``: it has reported itself that it left
-            a collective half-way (then ``doing`` is its own); ``closed``: an idle link to it ended;
-            ``unlinked``: it was never reached; otherwise as in
-            :meth:`~ringcomm.rendezvous.control.ControlChannel.report_lost`.
-        due_s: when to determine the root cause, on the rendezvous' monotonic clock.
+    ``kind``: ``vanished``: its control connection ended; ``interrupted``: it has reported itself that it left
+    a collective half-way (then ``doing`` is its own); ``closed``: an idle link to it ended; ``unlinked``: it
+    was never reached; otherwise as in :meth:`~ringcomm.rendezvous.control.ControlChannel.report_lost`.
     """
 
-    reporter: int
-    peer: int
-    doing: str
+    reporter: int  # the rank that lost it, or ``RENDEZVOUS``
+    peer: int  # the rank that is lost
+    doing: str  # the collective that the reporter was in, or empty
     why: str
     kind: str
-    due_s: float
+    due_s: float  # when to determine the root cause, on the rendezvous' monotonic clock
 
 
 class RootCause(NamedTuple):
-    """Why the job has failed; sent to every rank.
-
-    Attributes:
-        kind: ``lost``, ``stalled``, ``mismatch`` or ``cut``.
-        text: one paragraph.
-        culprit: the rank at fault, if it can be determined.
-        separated: for ``cut``: the ranks that do not receive each other's messages.
-    """
+    """Why the job has failed; sent to every rank."""
 
     kind: str
     text: str
-    culprit: Optional[Member]
-    separated: Tuple[Member, ...] = ()
+    culprit: Optional[Member]  # the rank at fault, if it can be determined
+    separated: Tuple[Member, ...] = ()  # for ``cut``: ranks that do not receive each other's messages
 
 
 _SILENT_KINDS = ("silent", "still", "cut off")
@@ -89,13 +75,7 @@ class RootCauseAnalysis:
         self._heartbeats: Dict[int, Tuple[Ranges, Ranges]] = {}
 
     def answered(self, rank: int, heard: Ranges, silent: Ranges) -> None:
-        """Record which peers a rank has received heartbeats from. It is asked after every report.
-
-        Args:
-            rank: the rank that answered.
-            heard: peers from which it has received a heartbeat lately.
-            silent: peers from which it has not.
-        """
+        """Record from which peers a rank has received recent heartbeats. It is asked after every report."""
         self._heartbeats[rank] = heard, silent
 
     def exited(self, slot: Slot, how: str, ok: bool) -> None:
@@ -114,11 +94,7 @@ class RootCauseAnalysis:
         self._suspicions.append(suspicion)
 
     def lost(self, reporter: int, peer: Member, message: Message, now_s: float) -> float:
-        """Record the report of a rank that it lost another.
-
-        Returns:
-            after how many seconds the root cause may be determined.
-        """
+        """Record a rank's report that it lost another; return the seconds to wait for better evidence."""
         known = peer.gone is not None or peer.left is not None or message["kind"] in ("stalled", "late")
         wait_s = SETTLE_S if known else EVIDENCE_S
         doing, why, kind = message["doing"], message["why"], message["kind"]
@@ -126,18 +102,12 @@ class RootCauseAnalysis:
         return wait_s
 
     def interrupted(self, rank: int, message: Message, now_s: float) -> None:
-        """Record the report of a rank that it has left a collective half-way."""
+        """Record a rank's report that it has left a collective half-way."""
         doing, why, due_s = str(message["doing"]), str(message["why"]), now_s + SETTLE_S
         self.suspect(Suspicion(RENDEZVOUS, rank, doing, why, "interrupted", due_s))
 
     def vanished(self, rank: int, wait_s: float, now_s: float) -> None:
-        """Record that the control connection of a rank has ended.
-
-        Args:
-            rank: the rank.
-            wait_s: how long to wait for the launcher's report, in seconds.
-            now_s: the time on the rendezvous' monotonic clock.
-        """
+        """Record that the control connection of a rank has ended. ``wait_s``: for the launcher's report."""
         self.suspect(Suspicion(RENDEZVOUS, rank, "", "", "vanished", now_s + wait_s))
 
     def mismatch(self, rank: int, text: str, now_s: float) -> None:
@@ -147,15 +117,7 @@ class RootCauseAnalysis:
         self._mismatches[rank] = text
 
     def due(self, members: Mapping[int, Member], now_s: float) -> Optional[RootCause]:
-        """The root cause, once there has been enough time for better evidence.
-
-        Args:
-            members: by rank.
-            now_s: the time on the rendezvous' monotonic clock.
-
-        Returns:
-            the root cause; None while there is none, or more reports may come.
-        """
+        """Return the root cause; None while there is none, or more reports may come."""
         if self._mismatches and is_due(self._mismatch_due_s, now_s):
             lines = ["The ranks do not make the same call.", *_grouped(self._mismatches)]
             return RootCause("mismatch", "\n".join(lines), None)
@@ -191,7 +153,7 @@ class RootCauseAnalysis:
         return _cut(members, pairs, self._why(lost)) if pairs else self.root_cause_of(members, members[lost])
 
     def _cut_from(self, members: Mapping[int, Member], lost: int) -> Set[Pair]:
-        """The pairs of ranks between which links are broken, if this rank is running; otherwise none."""
+        """Return the pairs of ranks whose links are broken, if this rank is running; otherwise none."""
         about = [item for item in self._suspicions if item.peer == lost and item.kind in _ABOUT_LINKS]
         if not about or not members[lost].is_here:
             return set()
@@ -212,7 +174,7 @@ class RootCauseAnalysis:
         return {pair for pair in pairs if pair <= here}
 
     def _interruption(self, lost: int) -> Optional[Suspicion]:
-        """A rank's own report that it left a collective half-way, if there is one."""
+        """Return a rank's own report that it left a collective half-way, if there is one."""
         own = (item for item in self._suspicions if item.peer == lost and item.kind == "interrupted")
         return next(own, None)
 
@@ -221,20 +183,14 @@ class RootCauseAnalysis:
         return next(reasons, "").rstrip(".")
 
     def _doing(self, lost: int) -> str:
-        """The collective of the lowest rank that lost this one in a collective.
-
-        If no rank has lost it in a collective: the collective of the lowest rank that lost another one.
+        """Return the collective of the lowest rank that lost this one in a collective; if there is none, of
+        the lowest rank that lost another one.
         """
         busy = [item for item in self._suspicions if item.doing]
         return min(busy, key=lambda item: (item.peer != lost, item.reporter)).doing if busy else ""
 
     def root_cause_of(self, members: Mapping[int, Member], culprit: Member) -> RootCause:
-        """The root cause that names this member as the rank at fault.
-
-        Args:
-            members: by rank.
-            culprit: one of them.
-        """
+        """Return the root cause that names this member as the rank at fault."""
         interruption = self._interruption(culprit.rank)
         if interruption is not None and culprit.gone is None:
             text = interruption_text(culprit.name(), interruption.why, interruption.doing)
@@ -264,7 +220,7 @@ class RootCauseAnalysis:
 
 
 def _with_less_data(doing: str) -> str:
-    """Return what a rank can do that has less data: calls without a name are PyTorch's, or need all ranks."""
+    """Return the advice for a rank with less data: calls without a name are PyTorch's, or need all ranks."""
     if "'" in doing:
         return "that has less data than others can call join()."
     return (
@@ -274,13 +230,7 @@ def _with_less_data(doing: str) -> str:
 
 
 def silence(member: Member, silent_s: float, when: str) -> RootCause:
-    """The root cause if a member does not answer the pings of the rendezvous.
-
-    Args:
-        member: the member.
-        silent_s: for how long it has not answered, in seconds.
-        when: what was going on meanwhile.
-    """
+    """Return the root cause if a member does not answer pings; ``when`` is the activity meanwhile."""
     return RootCause(
         "stalled",
         f"{member.name()} has been silent for {silent_s:.0f} s while {when}: its process is stopped, swapped "
@@ -290,7 +240,7 @@ def silence(member: Member, silent_s: float, when: str) -> RootCause:
 
 
 def _cut(members: Mapping[int, Member], pairs: Set[Pair], why: str) -> RootCause:
-    """The root cause if ranks that run do not receive each other's messages."""
+    """Return the root cause if running ranks do not receive each other's messages."""
     separated = sorted({rank for pair in pairs for rank in pair})
     hosts = {members[rank].host for rank in separated}
     between = [{members[rank].host for rank in pair} for pair in pairs]
@@ -319,7 +269,7 @@ def _cut(members: Mapping[int, Member], pairs: Set[Pair], why: str) -> RootCause
 
 
 def _names(members: Mapping[int, Member], ranks: List[int]) -> str:
-    """The ranks as text, such as ``rank 1 (jetson1) and rank 2 (jetson2)``."""
+    """Return the ranks as text, such as ``rank 1 (jetson1) and rank 2 (jetson2)``."""
     return " and ".join(members[rank].name() for rank in ranks)
 
 

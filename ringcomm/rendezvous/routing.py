@@ -1,4 +1,4 @@
-"""Which way each rank is to reach each other one, from what the first ranks of the hosts have found."""
+"""Chooses how each rank reaches each other one, from the attempts of the hosts' first ranks."""
 
 from __future__ import annotations
 
@@ -26,43 +26,32 @@ Known = Dict[FrozenSet[HostWire], List[Dict[HostWire, float]]]
 """By all wires between two hosts, the speed of each in MB/s, for every measurement."""
 
 MAX_WIRES = 6
-"""Between two hosts no more than so many are measured, the preferred ones."""
+"""Maximum number of wires measured between two hosts, the preferred ones."""
 MAX_TURNS = 12
 """With more hosts than that, those that measure do not wait for each other."""
 
 
 class NoRoute(Exception):
-    """Two hosts cannot reach each other; the text lists the addresses tried and why each failed.
-
-    Attributes:
-        ranks: the first ranks of the two hosts.
-    """
+    """Two hosts cannot reach each other; the text lists the addresses tried and why each failed."""
 
     def __init__(self, text: str, ranks: Pair) -> None:
         super().__init__(text)
-        self.ranks = ranks
+        self.ranks = ranks  # the first ranks of the two hosts
 
 
 def with_second_round(first: Sequence[Attempt], second: Sequence[Attempt]) -> List[Attempt]:
-    """Return what a rank has tried in both rounds.
-
-    What the second one has dialled again replaces the first.
-    """
+    """Return a rank's attempts of both rounds: addresses dialled again replace the first ones."""
     again = {(item.target, item.address) for item in second}
     return [*(item for item in first if (item.target, item.address) not in again), *second]
 
 
 class Routing:
-    """From what the first ranks of the hosts have tried to one route for each pair of hosts.
+    """Derives one route for each pair of hosts from the attempts of their first ranks (``leaders``).
 
     Where several wires connect two hosts, one of them measures: :meth:`wanted` returns the measurements that
-    each rank is to make, and once all results are there (:meth:`measured`) the next ones.
-
-    Args:
-        leaders: the first rank of every host.
-        reports: by rank, what it has tried.
-        known: what earlier generations have measured. A pair of hosts that has the same wires as then does
-            not measure again, which takes up to a second and more while all other ranks wait.
+    each rank must make, and after all results (:meth:`measured`) the next ones. A pair of hosts with the same
+    wires as in an earlier generation (``known``) does not measure again, which takes up to a second and more
+    while all other ranks wait.
     """
 
     def __init__(
@@ -84,12 +73,9 @@ class Routing:
         self._measured = {pair: self._again(wires, known or {}) for pair, wires in self._wires.items()}
 
     def to_probe_again(self) -> Dict[int, List[Dict[str, Any]]]:
-        """By rank, the hosts that it did not reach, nor they it, but only because an attempt took too long.
-
-        On busy hosts neither end may have got far enough in its time.
-
-        Returns:
-            for each rank the ``targets`` of the second round, with the addresses that took too long.
+        """Return, by rank, the targets of the second round, with the addresses that took too long: hosts that
+        neither end has reached, and only for that reason. On busy hosts neither end may have got far enough
+        in its time.
         """
         found: Dict[int, List[Dict[str, Any]]] = {}
         for pair in self.unreached():
@@ -101,7 +87,7 @@ class Routing:
         return found
 
     def unreached(self) -> List[Pair]:
-        """The pairs of hosts of which neither end has reached the other."""
+        """Return the pairs of hosts of which neither end has reached the other."""
         return [pair for pair, wires in self._wires.items() if not wires]
 
     def leave_out(self, pairs: Collection[Pair]) -> None:
@@ -110,18 +96,17 @@ class Routing:
             self._wires.pop(pair)
 
     def tried(self, pair: Pair) -> List[Attempt]:
-        """Return what became of all attempts between two hosts."""
+        """Return all attempts between two hosts."""
         return self._tried[pair]
 
     def wires(self, pair: Pair) -> List[Attempt]:
-        """The best attempt of each wire between two hosts, with its speed if that was measured."""
+        """Return the best attempt of each wire between two hosts, with its speed if that was measured."""
         return [self._with_speed(pair, item) for item in self._wires.get(pair, ())]
 
     def wanted(self) -> Dict[int, List[Dict[str, Any]]]:
-        """By rank, what it is to measure now; empty once all routes are known.
-
-        Pairs of hosts measure at the same time if they have no host in common, so that none disturbs
-        another; where there are many hosts, all at once, because taking turns would take too long.
+        """Return the measurements that each rank must make now; empty once all routes are known. Pairs of
+        hosts measure at the same time if they have no host in common, so that none disturbs another; with
+        many hosts all at once, because taking turns would take too long.
         """
         orders: Dict[int, List[Dict[str, Any]]] = {}
         busy: Set[int] = set()
@@ -144,11 +129,7 @@ class Routing:
         return orders
 
     def measured(self, source: int, speeds: Sequence[Mapping[str, Any]]) -> None:
-        """What a rank has measured, in MB/s.
-
-        Raises:
-            ProtocolError: a speed is no number that a wire can have.
-        """
+        """Take a rank's measurements, in MB/s; raises ProtocolError for an impossible speed."""
         for found in speeds:
             target, speed = int(found["rank"]), float(found["mb_per_s"])
             if not 0.0 <= speed < math.inf:
@@ -162,7 +143,7 @@ class Routing:
                     self._measured[pair][-1][wire_of(item)] = speed
 
     def _again(self, wires: Sequence[Attempt], known: Known) -> List[Dict[Wire, float]]:
-        """Return what was measured of the same wires before."""
+        """Return earlier measurements of the same wires."""
         names = {self._host_wire(wire): wire for wire in map(wire_of, wires)}
         speeds = known.get(frozenset(names), ())
         return [{names[wire]: speed for wire, speed in found.items()} for found in speeds]
@@ -172,7 +153,7 @@ class Routing:
         return frozenset((leader.host, leader.machine, iface) for leader, iface in ends)
 
     def known(self) -> Known:
-        """Return what has been measured, for later generations."""
+        """Return the measurements, for later generations."""
         return {
             frozenset(self._host_wire(wire_of(item)) for item in self._wires[pair]): [
                 {self._host_wire(wire): speed for wire, speed in found.items()} for found in speeds
@@ -181,11 +162,7 @@ class Routing:
         }  # fmt: skip
 
     def routes(self) -> Routes:
-        """One route for each pair of hosts.
-
-        Raises:
-            NoRoute: there is none between two of them.
-        """
+        """Return one route for each pair of hosts; raises NoRoute if there is none between two of them."""
         routes: Routes = {}
         for pair, wires in sorted(self._wires.items()):
             low, high = (self._leaders[rank] for rank in pair)
@@ -196,7 +173,7 @@ class Routing:
         return routes
 
     def speeds(self) -> Dict[Pair, Dict[Wire, float]]:
-        """By the indices of two hosts, the speeds of the wires that were measured between them, in MB/s."""
+        """Return, by the indices of two hosts, the measured MB/s of the wires between them."""
         index = {rank: leader.host_index for rank, leader in self._leaders.items()}
         found: Dict[Pair, Dict[Wire, float]] = {}
         for low, high in self._wires:
@@ -207,16 +184,14 @@ class Routing:
         return found
 
     def _with_speed(self, pair: Pair, item: Attempt) -> Attempt:
-        """The attempt, with the lowest of the speeds that were measured on its wire."""
+        """Return the attempt, with the lowest of the speeds measured on its wire."""
         speeds = [found[wire_of(item)] for found in self._measured[pair] if wire_of(item) in found]
         return item._replace(mb_per_s=min(speeds) if speeds else None)
 
 
     def ways(self) -> Dict[int, List[Dict[str, Any]]]:
-        """By host, how its ranks reach those of the other hosts, as it is sent to them.
-
-        Raises:
-            NoRoute: there is no route between two of them.
+        """Return, by host, how its ranks reach those of the other hosts, as it is sent to them. Raises
+        NoRoute if there is no route between two of them.
         """
         found: Dict[int, List[Dict[str, Any]]] = {}
         speeds = self.speeds()
@@ -235,14 +210,9 @@ class Routing:
 def routes_of(
     own: Located, members: Sequence[Located], ways: Sequence[Mapping[str, Any]]
 ) -> List[Dict[str, Any]]:
-    """For every peer: whether to dial it, at which addresses in this order, and by which interface.
-
-    Where there was a choice also this end's interfaces, the chosen one and what each has measured.
-
-    Args:
-        own: the rank that is to reach the others.
-        members: all ranks.
-        ways: from its host to others, see :meth:`Routing.ways`; ranks of a host to which there is none dial.
+    """Return for every peer whether to dial it, at which addresses in this order, and by which interface;
+    where there was a choice also this end's interfaces, the chosen one and the speed of each. Ranks of a host
+    without a way in ``ways`` (see :meth:`Routing.ways`) dial.
     """
     by_host = {int(way["host"]): way for way in ways}
     result = []
@@ -266,7 +236,7 @@ def routes_of(
 
 
 def _by_iface(rank: int, speeds: Mapping[Wire, float]) -> Dict[str, float]:
-    """The best speed of each of this rank's interfaces."""
+    """Return the best speed of each of this rank's interfaces."""
     best: Dict[str, float] = {}
     for wire, speed in speeds.items():
         iface = dict(wire)[rank]

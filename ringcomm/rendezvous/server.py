@@ -27,20 +27,10 @@ from .terms import Terms
 class RendezvousServer(MessageServer):
     """Connects the ranks of one job; in one of fixed size it aborts all of them when one is lost.
 
-    Args:
-        key: the job's secret.
-        job: the job's name; processes of others are refused.
-        seats: of a job of fixed size: one per rank, in rank order, if a launcher planned it.
-        size: of a job of fixed size: the number of ranks, if they come on their own.
-        limits: of an elastic job: a view is published after every change; None: the size is fixed.
-        launched: of an elastic job: True: only processes that :meth:`expect` has announced may join; False:
-            any with the key.
-        addresses: where to listen. Each is bound by itself; never all interfaces.
-        start_timeout_s: how long the first rank waits for the last, in seconds.
-        notify: called in the server's thread with every :class:`~ringcomm.rendezvous.actions.Notice`.
-        port: fixed port for every address; 0 lets the system choose.
-        encryption: how connections are encrypted; None: not at all.
-        forwarded: see :class:`~ringcomm.transport.accept.Acceptor`.
+    Either ``seats`` (one per rank, in rank order: a launcher planned the job) or ``size`` (ranks come on
+    their own) is given for a job of fixed size, or ``limits`` for an elastic one. If an elastic job is
+    ``launched``, only processes that :meth:`expect` has announced may join. ``notify`` is called in the
+    server's thread.
     """
 
     def __init__(
@@ -83,17 +73,15 @@ class RendezvousServer(MessageServer):
         self._idle.set()
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until only processes that wait for the next generation are connected (any thread).
-
-        Returns:
-            whether that happened in time.
+        """Wait until only processes that wait for the next generation are connected; return whether that
+        happened in time (any thread).
         """
         self._awaited = True
         self.order(self.changed)
         return self._idle.wait(timeout_s)
 
     def arrived(self, number: int) -> None:
-        """A process of the job has authenticated itself."""
+        """Note that a process of the job has authenticated itself."""
         self._idle.clear()
 
     def received(self, number: int, message: Message) -> None:
@@ -106,7 +94,7 @@ class RendezvousServer(MessageServer):
         self.changed()
 
     def lost(self, number: int) -> None:
-        """A rank's connection broke."""
+        """Handle the end of a rank's connection."""
         self._board.left(number)
         self._act(self._state.disconnected(number, monotonic()))
 
@@ -146,47 +134,34 @@ class RendezvousServer(MessageServer):
     # ---- for the launcher ----------------------------------------------------------------------
 
     def process_exited(self, number: int, how: str, ok: bool) -> None:
-        """Report to the rendezvous that a process ended (any thread).
-
-        Args:
-            number: its planned rank, or its member number in an elastic job.
-            how: how it ended, such as ``exit code 3`` or ``killed by SIGKILL``.
-            ok: whether that is a normal end.
+        """Report to the rendezvous that a process ended (any thread). ``number`` is its planned rank, or its
+        member number in an elastic job; ``how`` is like ``exit code 3``; ``ok``: a normal end.
         """
         self.order(lambda: self._act(self._state.process_exited(number, how, ok, monotonic())))
 
     def expect(self, member: int, slot: Slot, host: str) -> None:
-        """Announce a process of an elastic job that is about to be started (any thread).
-
-        Args:
-            member: its member number, which no other process of this job has had.
-            slot: its place.
-            host: the name of its host.
+        """Announce a process of an elastic job that is about to be started (any thread). No other process of
+        this job has had the member number.
         """
         self.order(lambda: self._act(self._state.expect(member, slot, host)))
 
     def exclude(self, member: int, why: str) -> None:
-        """Have a member of an elastic job leave at the next step, without an error (any thread).
-
-        Args:
-            member: its member number.
-            why: the reason, as text.
-        """
+        """Make a member of an elastic job leave at the next step, without an error (any thread)."""
         self.order(lambda: self._act(self._state.exclude(member, why, monotonic())))
 
     @property
     def phase(self) -> Phase:
-        """How far the present generation has come."""
+        """Return the progress of the present generation."""
         return self._state.phase
 
     @property
     def failure(self) -> Optional[RingcommError]:
-        """The error that all ranks were aborted with; None as long as the job has not failed."""
+        """Return the error that all ranks were aborted with; None while the job has not failed."""
         message = self._state.abort_message
         return None if message is None else error_from(message)
 
     @property
     def culprit(self) -> int:
-        """The rank that this error names; -1 if there is none."""
+        """Return the rank that this error names, or -1."""
         rank = (self._state.abort_message or {}).get("rank")
         return -1 if rank is None else int(rank)

@@ -33,27 +33,17 @@ from .root_cause import VANISHED
 from .terms import Step, Terms
 
 _NO_MEMBER = -1
-"""In place of the connection of a process that is not in the view: what it reports has no effect."""
+"""In place of the connection of a process outside the view: its reports have no effect."""
 
 
 class Rendezvous:
-    """The state of one job.
-
-    Args:
-        terms: of a job of fixed size, or of an elastic one.
-
-    Attributes:
-        view: the last view that was published.
-        epoch: the last view's; before the first one it has no members.
-        abort_message: what every process is sent once the job has failed; None until then.
-        refused_connections: the connections that failed to authenticate, as text; empty if none did.
-    """
+    """The state of one job."""
 
     def __init__(self, terms: Terms) -> None:
-        self.view: View = NO_VIEW
-        self.epoch = Epoch()
-        self.abort_message: Optional[Message] = None
-        self.refused_connections = ""
+        self.view: View = NO_VIEW  # the last one that was published
+        self.epoch = Epoch()  # of the last view; before the first one it has no members
+        self.abort_message: Optional[Message] = None  # sent to every process once the job has failed
+        self.refused_connections = ""  # the connections that failed to authenticate, as text
         self._terms = terms
         self._processes = terms.processes
         self._joining = Joining(self._processes, terms.most)
@@ -65,23 +55,18 @@ class Rendezvous:
 
     @property
     def phase(self) -> Phase:
-        """How far the last view has come."""
+        """Return the progress of the last view."""
         return self.epoch.phase if self.abort_message is None else Phase.ABORTED
 
     # ---- what the launcher reports ------------------------------------------------------------
 
     def expect(self, number: int, slot: Slot, host: str) -> List[Action]:
-        """A process of an elastic job is about to be started."""
+        """Expect a process of an elastic job that is about to be started."""
         return self._joining.expect(number, Seat(slot, host))
 
     def process_exited(self, number: int, how: str, ok: bool, now_s: float) -> List[Action]:
-        """The launcher reports that a process has ended.
-
-        Args:
-            number: its member number; in a job of fixed size its rank.
-            how: how it ended.
-            ok: whether that is a normal end.
-            now_s: the time on the rendezvous' monotonic clock.
+        """Note the launcher's report that a process has ended. ``number`` is its member number, in a job of
+        fixed size its rank; ``ok``: a normal end.
         """
         slot, number = self._terms.slot_of(number), self._terms.number_of(number)
         self._processes.exits[number] = how, ok
@@ -109,7 +94,7 @@ class Rendezvous:
             process.why_lost = how
 
     def exclude(self, number: int, why: str, now_s: float) -> List[Action]:
-        """A member of an elastic job is to leave at the next boundary between steps, without an error."""
+        """Make a member of an elastic job leave at the next boundary between steps, without an error."""
         self._processes.expected.pop(number, None)
         process = self._processes.get(number)
         if process is None:
@@ -122,11 +107,7 @@ class Rendezvous:
     # ---- what processes send ------------------------------------------------------------------
 
     def handle(self, connection: int, message: Message, now_s: float) -> List[Action]:
-        """A process sends a message.
-
-        Raises:
-            ProtocolError: it may not send it.
-        """
+        """Handle a message of a process; raises ProtocolError if it may not send it."""
         kind, process = message["type"], self._processes.at(connection)
         if kind == "join":
             return self._joined(connection, message, now_s)
@@ -142,10 +123,8 @@ class Rendezvous:
         return self._relay(self.epoch.handle(connection if counts else _NO_MEMBER, message, now_s), now_s)
 
     def _joined(self, connection: int, message: Message, now_s: float) -> List[Action]:
-        """A process asks for a place in the next view.
-
-        Raises:
-            ProtocolError: it has done so already, or its epoch has not ended.
+        """Take a process's request for a place in the next view. Raises ProtocolError if it has asked
+        already, or its epoch has not ended.
         """
         known, elastic = self._processes.at(connection), self._terms.is_elastic
         if known is not None and not elastic:
@@ -180,7 +159,7 @@ class Rendezvous:
         return actions + self._advance(now_s)
 
     def _invite(self, now_s: float) -> List[Action]:
-        """Ask the members of a running view to take in the processes that wait, now or later."""
+        """Ask the members of a running view to take in the waiting processes, now or later."""
         return self._joining.invite(self.view.size, now_s) if self.epoch.phase is Phase.RUNNING else []
 
     def is_waiting(self, connection: int) -> bool:
@@ -189,7 +168,7 @@ class Rendezvous:
         return process is not None and process.stage is Stage.WAITING
 
     def _leaving(self, connection: int, message: Message, now_s: float) -> List[Action]:
-        """A process leaves: it has finished, or its program has ended."""
+        """Note that a process leaves: it has finished, or its program has ended."""
         process = self._processes.at(connection)
         if process is None or not process.is_here:
             # In a job of fixed size the launcher's report may come before a rank's goodbye, which says more.
@@ -204,7 +183,7 @@ class Rendezvous:
         return self._relay(events, now_s) + self._advance(now_s)
 
     def _short(self, text: str, now_s: float) -> List[Action]:
-        """A process of a job of fixed size lacks something for its links: all get its text."""
+        """Abort a job of fixed size: a process lacks something for its links, and all get its text."""
         if self.abort_message is not None or self._terms.is_elastic:
             return []
         if self.epoch.phase is Phase.JOINING:
@@ -212,7 +191,7 @@ class Rendezvous:
         return self._relay(self.epoch.abort("startup", text, None), now_s)
 
     def disconnected(self, connection: int, now_s: float) -> List[Action]:
-        """The control connection of a process has ended."""
+        """Note that the control connection of a process has ended."""
         process = self._processes.at(connection)
         if process is None:
             return []
@@ -230,7 +209,7 @@ class Rendezvous:
         return actions + self._advance(now_s)
 
     def _end(self, process: Process, how: str, ok: bool) -> None:
-        """A process that has been in a view ends; it has finished if nothing was wrong then."""
+        """End a process that has been in a view; it has finished if nothing was wrong then."""
         running = self.epoch.phase is Phase.RUNNING
         finished = ok and running and process.stage is Stage.IN_VIEW
         process.stage = Stage.LEFT if finished else Stage.LOST
@@ -239,7 +218,7 @@ class Rendezvous:
     # ---- the end of an epoch ------------------------------------------------------------------
 
     def _relay(self, actions: Sequence[Action], now_s: float) -> List[Action]:
-        """The actions of an epoch, as actions of the job."""
+        """Return the actions of an epoch, as actions of the job."""
         result: List[Action] = []
         for action in actions:
             if isinstance(action, Notice) and action.kind == "failed":
@@ -260,7 +239,7 @@ class Rendezvous:
         return result
 
     def _failed(self, notice: Notice, now_s: float) -> List[Action]:
-        """The epoch has been aborted, and its members have the error. Can the job go on?"""
+        """Decide whether the job can go on after its epoch was aborted, and the members have the error."""
         kind = str(notice.detail["kind"])
         if not self._terms.is_elastic:
             self.abort_message = self.epoch.abort_message
@@ -285,13 +264,13 @@ class Rendezvous:
         return self._processes.get(self.view.members[rank].number)
 
     def _drop(self, process: Process, why: str) -> List[Action]:
-        """Go on without a process that is connected: it does not run, or cannot reach the others."""
+        """Go on without a connected process: it does not run, or cannot reach the others."""
         process.stage, process.why_lost = Stage.LOST, why
         reason = f"the job has gone on without this process: {why}"
         return [Send(process.connection, {"type": "refused", "reason": reason}), Drop(process.connection)]
 
     def _fail(self, kind: str, text: str, culprit: Optional[int] = None) -> List[Action]:
-        """The job cannot go on. Members of an epoch that was aborted have their error already."""
+        """Fail the job. Members of an aborted epoch have their error already."""
         self.abort_message = {"type": "abort", "kind": kind, "text": text, "rank": culprit, "host": None}
         detail = {"kind": kind, "leaving": False}
         return [*self._abort_waiting(), Notice("failed", text, culprit=culprit, detail=detail)]
@@ -302,7 +281,7 @@ class Rendezvous:
         return [Send(item.connection, self.abort_message) for item in self._processes.among(Stage.WAITING)]
 
     def _ended(self, notice: Notice, now_s: float) -> List[Action]:
-        """Every rank has left without an error. In a job of fixed size they may join again."""
+        """Note that every rank has left without an error. In a job of fixed size they may join again."""
         if self._terms.is_elastic:
             return []  # the members of a view leave it for the next one, too
         for process in self._processes.among(Stage.LEFT, Stage.LOST):
@@ -370,7 +349,7 @@ class Rendezvous:
         return notices + self._relay(self.epoch.begin(now_s), now_s) + self._keep_pinging(now_s)
 
     def _started(self, notice: Notice, now_s: float) -> List[Action]:
-        """The members of a view are connected."""
+        """Report that the members of a view are connected; ask them to the next one if necessary."""
         since_s, self._paused_since_s = self._paused_since_s, None
         members = self._processes.among(Stage.IN_VIEW)
         for process in members:
@@ -401,7 +380,7 @@ class Rendezvous:
         return actions
 
     def tick(self, now_s: float) -> List[Action]:
-        """Time has passed: act on what is due."""
+        """Act on what is due."""
         if self.abort_message is not None or self._over:
             return []
         actions: List[Action] = []

@@ -1,4 +1,4 @@
-"""What is decided differently for a job of fixed size and for an elastic one. Pure.
+"""The decisions that differ between a job of fixed size and an elastic one. Pure.
 
 :class:`~.state.Rendezvous` is the state machine of both. It asks its terms which processes may join, when the
 next view can be published and its members: :class:`~.fixed_terms.FixedTerms` or
@@ -20,7 +20,7 @@ from .root_cause import SETTLE_S
 
 
 class Step(Enum):
-    """What is to happen now that no member of the last view is in it any more."""
+    """The kind of a decision, when no member of the last view is in it any more."""
 
     PUBLISH = "publish"
     WAIT = "wait"
@@ -29,74 +29,43 @@ class Step(Enum):
 
 
 class Decision(NamedTuple):
-    """What is to happen.
-
-    Attributes:
-        step: of which kind.
-        order: to publish: member numbers in rank order.
-        text: to wait or to fail: why.
-        kind: to fail: the kind of failure.
-        culprit: to fail: the rank at fault, if there is one.
-        size: to wait: how many processes there are.
-        is_new: to wait: whether the wait has just begun.
-    """
+    """A decision about the next view."""
 
     step: Step
-    order: Tuple[int, ...] = ()
-    text: str = ""
-    kind: str = ""
-    culprit: Optional[int] = None
-    size: int = 0
-    is_new: bool = False
+    order: Tuple[int, ...] = ()  # to publish: member numbers in rank order
+    text: str = ""  # to wait or to fail: why
+    kind: str = ""  # to fail: the kind of failure
+    culprit: Optional[int] = None  # to fail: the rank at fault
+    size: int = 0  # to wait: the number of processes
+    is_new: bool = False  # to wait: the wait has just begun
 
 
 class Terms(ABC):
-    """The terms of one job.
-
-    Attributes:
-        processes: of the job.
-        most: the largest view.
-        is_elastic: whether the job goes on with another view if members are lost, or are to join or to leave.
-        is_planned: whether the places of processes say which of them share a host.
-        evidence_s: how long after the end of a control connection the launcher may report how the process has
-            ended, in seconds.
-    """
+    """The terms of one job."""
 
     processes: Processes
-    most: int
-    is_elastic = False
-    is_planned = False
-    evidence_s = SETTLE_S
+    most: int  # the largest view
+    is_elastic = False  # the job goes on with another view if members are lost, join or leave
+    is_planned = False  # the places of processes say which of them share a host
+    evidence_s = SETTLE_S  # time for the launcher's report after a control connection has ended
 
     @abstractmethod
     def admit(self, message: Message) -> Tuple[int, Optional[Seat]]:
-        """Return the member number and the place of a process that asks to join.
-
-        Args:
-            message: its request.
-
-        Raises:
-            Refusal: it may not join.
-        """
+        """Return the member number and the place of a process that asks to join; raises Refusal."""
 
     def number_of(self, reported: int) -> int:
-        """Return the member number of a process, by the number that its launcher has for it; -1: unknown."""
+        """Return the member number of a process, by its launcher's number; -1: unknown."""
         return reported
 
     def slot_of(self, reported: int) -> Optional[Slot]:
-        """Return the place of a process, by that number; None: its request to join says it."""
+        """Return the place of a process, by that number; None: it is in its request to join."""
         return None
 
     def too_late(
         self, connection: int, message: Message, abort: Message, had_started: bool
     ) -> List[Action]:
-        """Answer a process that asks to join after the job has failed.
-
-        Args:
-            connection: number of its control connection.
-            message: its request.
-            abort: what every process was sent.
-            had_started: whether the ranks were connected when the job failed.
+        """Answer a process that asks to join after the job has failed. ``abort``: the message that every
+        process was sent; ``had_started``: the ranks were connected when the job failed.
         """
         return [Send(connection, abort), Drop(connection)]
 
@@ -106,19 +75,8 @@ class Terms(ABC):
 
     @abstractmethod
     def decide(self, last: View, refused_connections: str, now_s: float) -> Decision:
-        """Decide, after every member of the last view has asked for the next one or has ended.
-
-        Args:
-            last: the last view.
-            refused_connections: the connections that failed to authenticate, as text.
-            now_s: the time on the rendezvous' monotonic clock.
-        """
+        """Decide, after every member of the last view has asked for the next one or has ended."""
 
     @abstractmethod
     def wait(self, decision: Decision, last: View) -> List[Action]:
-        """Begin to wait for more processes.
-
-        Args:
-            decision: to wait.
-            last: the last view.
-        """
+        """Start to wait for more processes."""
