@@ -1,1 +1,1 @@
-"""Ranks that exchange messages with each other: messages, matching, and what ends a wait."""
+"""Ranks that exchange messages with each other: messages, matching, and aborting of waits."""

@@ -18,18 +18,12 @@ HeardAndSilent = Callable[[], Tuple[List[int], List[int]]]
 class GroupWatch(Watch):
     """Watches a group's control connection, and reports on it in the whole job's numbering of ranks.
 
-    Args:
-        control: the connection to the rendezvous; None for a group of one.
-        ranks: the ranks of the whole job that the group consists of.
-        of_all: the watch of the group of all ranks, if this is another one. A rank may have left this group
-            because it lost a rank of yet another group: then the root cause is that of the group of all.
-
-    Attributes:
-        failure: what ended the group, once something has.
+    A rank may have left this group because it lost a rank of another group: then the root cause is that of
+    the group of all ranks, whose watch is ``of_all``. ``control`` is None for a group of one.
     """
 
     def __init__(self, control: Any, ranks: Sequence[int], of_all: Optional[GroupWatch] = None) -> None:
-        self.failure: Optional[RingcommError] = None
+        self.failure: Optional[RingcommError] = None  # what ended the group
         self._control = control
         self._reporter = control if control is not None else Reporter()
         self._ranks = tuple(ranks)
@@ -38,15 +32,15 @@ class GroupWatch(Watch):
         self._aborted: Optional[RingcommError] = None
 
     def abort(self, error: RingcommError) -> None:
-        """Let every wait end with this error, from now on."""
+        """End every wait with this error, from now on."""
         self._aborted = error
 
     def fileno(self) -> int:
-        """Return the control connection's file descriptor; -1 if there is none."""
+        """Return the control connection's file descriptor; -1 without one."""
         return -1 if self._control is None else int(self._control.fileno())
 
     def check(self) -> None:
-        """Raise what ended the group, if something has."""
+        """Raise the error that ended the group, if it has ended."""
         if self._aborted is not None:
             raise self._aborted
         if self._control is not None:
@@ -105,10 +99,7 @@ class GroupWatch(Watch):
 
     def _noted(self, error: RingcommError, is_own: bool = False) -> RingcommError:
         """Return a copy with the ranks' numbers in the whole job; its text names the culprit's itself.
-
-        Args:
-            error: what has ended the group.
-            is_own: whether this rank is its cause, so that no other group can have an earlier one.
+        ``is_own``: this rank is the cause, so that no other group can have an earlier one.
         """
         copy = _renumbered(error, dict(enumerate(self._ranks)))
         if self._of_all is not None and type(copy) is PeerLostError and not is_own:
@@ -120,11 +111,7 @@ class GroupWatch(Watch):
         return copy
 
     def cause_of(self, later: PeerLostError) -> Optional[PeerLostError]:
-        """Return the root cause of another group's failure, if this group has lost another rank before.
-
-        Args:
-            later: the failure of the other group.
-        """
+        """Return the root cause of another group's failure, if this group has lost another rank before."""
         error = None if self._control is None else self._control.await_abort(_OF_ALL_S)
         if not isinstance(error, PeerLostError) or error.rank in (None, later.rank):
             return None

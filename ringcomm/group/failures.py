@@ -7,11 +7,11 @@ from typing import Callable, List, Optional, Protocol, Tuple
 from ..errors import RingcommError
 
 HeardFrom = Callable[[], Tuple[List[int], List[int]]]
-"""Returns (ranks from which heartbeats have arrived lately, ranks from which none have)."""
+"""Returns the ranks with and without recent heartbeats."""
 
 
 class FailureReporter(Protocol):
-    """Where the parts of a rank report failures. The common root cause comes from there too."""
+    """Where the parts of a rank report failures, and get the common root cause."""
 
     @property
     def heard_and_silent(self) -> Optional[HeardFrom]:
@@ -23,13 +23,13 @@ class FailureReporter(Protocol):
 
     @property
     def abort_error(self) -> Optional[RingcommError]:
-        """The root cause with which the epoch has been aborted; None as long as it runs."""
+        """The root cause that the epoch was aborted with; None while it runs."""
 
     def report_lost(self, peer: int, doing: str, why: str, kind: str = "lost") -> RingcommError:
-        """Report that a peer is lost; the error that every rank will raise."""
+        """Report that a peer is lost; return the error that every rank will raise."""
 
     def report_mismatch(self, peer: int, text: str) -> RingcommError:
-        """Report that a peer is in a different call; the error that every rank will raise."""
+        """Report that a peer is in a different call; return the error that every rank will raise."""
 
     def note_closed(self, peer: int, why: str) -> None:
         """Report, without waiting, that a link ended while it was not in use."""
@@ -41,4 +41,4 @@ class FailureReporter(Protocol):
         """Wait for the root cause after a failure was reported without waiting."""
 
     def warn(self, topic: str, text: str) -> None:
-        """Have the user warned, once for each topic."""
+        """Warn the user, once for each topic."""

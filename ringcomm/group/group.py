@@ -33,30 +33,7 @@ if TYPE_CHECKING:
 
 
 class Group:
-    """One rank's part in a group.
-
-    Args:
-        channels: links to the other ranks.
-        peers: the group's ranks, in rank order.
-        settings: tunables.
-        joined: the rendezvous' side of it, if there is one.
-        reporter: reports failures, and aborts all waits; by default the connection to the rendezvous.
-        members: the ranks of the whole job that the group consists of; by default all.
-        selector: chooses algorithms; by default the runner's own.
-
-    Attributes:
-        channels, peers, settings, members, reporter: the same.
-        rank, size: this rank in the group, and the number of ranks.
-        host, local_rank, local_size: the name of this rank's host, its place among the ranks there, and
-            their number.
-        hosts: the name of every rank's host.
-        generation: membership epoch of its rendezvous.
-        control: the connection to the rendezvous; None: there is none.
-        spin_s: how long a waiting call polls before it sleeps, in seconds.
-        runner: runs the calls in order, over the direct channel.
-        activity, flight, recording: the numbers, the flight recorder and the timeline; see :meth:`record`.
-        failed: after :meth:`leave`: whether the group has ended with an error.
-    """
+    """One rank's part in a group."""
 
     activity: Activity
     flight: FlightRecorder
@@ -68,17 +45,17 @@ class Group:
         peers: Sequence[Peer],
         settings: Settings,
         joined: Optional[Joined] = None,
-        reporter: Any = None,
-        members: Optional[Sequence[int]] = None,
+        reporter: Any = None,  # by default the connection to the rendezvous
+        members: Optional[Sequence[int]] = None,  # ranks of the whole job; by default all
         selector: Optional[Selector] = None,
     ) -> None:
         rank, size = self.rank, self.size = channels.direct.rank, channels.direct.size
         self.channels, self.peers, self.settings = channels, tuple(peers), settings
-        self.control = None if joined is None else joined.control
+        self.control = None if joined is None else joined.control  # the connection to the rendezvous
         self.generation = 0 if joined is None else joined.generation
         self.reporter = reporter = reporter or self.control or Reporter()
         self.members = range(size) if members is None else members
-        self.failed = False
+        self.failed = False  # after :meth:`leave`: the group has ended with an error
         own = self.peers[rank]
         self.host, self.local_rank = own.host, own.local_rank
         self.hosts = [peer.host for peer in self.peers]
@@ -99,13 +76,8 @@ class Group:
         engine: Optional[Engine] = None,
         steps: Optional[StepClock] = None,
     ) -> None:
-        """Record what the rank does from now on.
-
-        Args:
-            detector: the failure detector, which also brings the events of the timeline to rank 0.
-            name: of the calls in order, in records.
-            engine: runs the calls by name, if there is one.
-            steps: counts the training steps; None: an own counter.
+        """Record the rank's calls from now on. The failure detector also brings the events of the timeline to
+        rank 0; ``steps`` counts the training steps (None: an own counter).
         """
         self._detector = detector
         self.recording = Recording(detector, self.hosts)
@@ -115,11 +87,7 @@ class Group:
         self.flight = FlightRecorder(facts, self.settings, self.runner, self.activity, engine)
 
     def record_messages(self, type_name: Callable[[int], str]) -> Optional[MessageHistory]:
-        """Record also point-to-point messages, after :meth:`record`; None without a flight recorder.
-
-        Args:
-            type_name: see :class:`.MessageHistory`.
-        """
+        """Record point-to-point messages as well, after :meth:`record`; None without a flight recorder."""
         if self.settings.flight_recorder:
             from .message_history import MessageHistory  # only groups of PyTorch have such messages
 
@@ -130,15 +98,12 @@ class Group:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a fork of the rank's: it shares the connections, and must not end them."""
+        """Return whether this process is a fork of the rank's, which shares connections without owning them.
+        """
         return os.getpid() != self._pid
 
     def addresses(self, peer: int) -> Optional[Tuple[str, str]]:
-        """Return the addresses of this rank and of another one in their link; None without a network.
-
-        Args:
-            peer: the other rank.
-        """
+        """Return the addresses of this rank and of a peer in their link; None without a network."""
         sock: Any = getattr(self.channels.direct.link(peer), "sock", None)
         if sock is None or sock.family == socket.AF_UNIX:
             return None
@@ -154,12 +119,9 @@ class Group:
         self.runner.stop(self._leaving)
 
     def leave(self, reason: str, ok: bool, failure: Optional[RingcommError] = None) -> None:
-        """:meth:`stop`, with a complete timeline, and report to the other ranks that this one leaves.
-
-        Args:
-            reason: appears in the other ranks' errors.
-            ok: False if this rank leaves because of an error; then all ranks are aborted.
-            failure: an earlier error; see :meth:`.FlightRecorder.close`.
+        """Finish the timeline, :meth:`stop`, and report to the other ranks that this one leaves. ``reason``
+        appears in their errors; unless ``ok`` all ranks are aborted; for ``failure`` see
+        :meth:`.FlightRecorder.close`.
         """
         self._stop_calls(reason, ok, failure)  # first of all: another thread may be about to call
         if ok:

@@ -41,12 +41,7 @@ _SHORT, _LONG, _READY, _BYTES, _CREDIT = 1, 2, 3, 4, 5
 
 
 class Disagreement(Exception):
-    """A send and its receive differ in length or type.
-
-    Args:
-        peer: the sender.
-        text: a description of both.
-    """
+    """A send and its receive differ in length or type. ``peer`` is the sender."""
 
     def __init__(self, peer: int, text: str) -> None:
         super().__init__(text)
@@ -54,7 +49,7 @@ class Disagreement(Exception):
 
 
 class _Frame:
-    """A frame to be sent: the views that are left of it, and the work that it finishes."""
+    """A frame to send: its remaining views, and the work that it finishes."""
 
     __slots__ = ("views", "work")
 
@@ -66,22 +61,13 @@ class _Frame:
 
 
 class Channel:
-    """The messages to and from one peer.
-
-    Args:
-        link: the stream to it.
-        matcher: shared by all peers, because a receive may accept any peer.
-        type_name: the name of an element type, by its code in messages.
-
-    Attributes:
-        moved_s: when something was last sent or received (monotonic seconds).
-    """
+    """The messages to and from one peer. All peers share a matcher, because a receive may accept any peer."""
 
     def __init__(self, link: Link, matcher: Matcher, type_name: Callable[[int], str] = hex) -> None:
         self.peer = link.peer
         self._type_name = type_name
         self.link = link
-        self.moved_s = monotonic()
+        self.moved_s = monotonic()  # the last progress in either direction
         self._matcher = matcher
         self._outgoing: Deque[_Frame] = deque()
         self._announced: Dict[int, Tuple[memoryview, Any]] = {}
@@ -99,14 +85,7 @@ class Channel:
     # ---- operations --------------------------------------------------------------------------
 
     def send(self, address: Address, view: memoryview, work: Any, elements: int = 0) -> None:
-        """Send a message; the view must not change until the work is finished.
-
-        Args:
-            address: the tag.
-            view: the bytes.
-            work: is finished when they have been sent.
-            elements: code of the elements' type.
-        """
+        """Send a message; the view must not change until the work is done. ``elements``: code of the type."""
         self._number += 1
         taken = view.nbytes + OVERHEAD_BYTES
         if view.nbytes <= SHORT_BYTES and self._uncredited_bytes + taken <= HELD_BYTES:
@@ -123,11 +102,8 @@ class Channel:
         return _HEAD.pack(_MAGIC, kind, address[0], address[1], elements, number, nbytes)
 
     def serve(self, receive: Receive, arrival: Arrival) -> None:
-        """Complete, or start, a receive for a message that was received or announced before.
-
-        Raises:
-            Disagreement: they differ in length or type.
-            ProtocolError: the peer announces a message twice.
+        """Complete or start a receive for a message that was received or announced before. Raises
+        Disagreement if they differ in length or type, ProtocolError if the peer announces a message twice.
         """
         self._check(receive, arrival)
         if arrival.number in self._expected:
@@ -166,12 +142,9 @@ class Channel:
     # ---- moving bytes ------------------------------------------------------------------------
 
     def advance(self) -> bool:
-        """Send and receive as much as possible without waiting; returns whether any bytes moved.
-
-        Raises:
-            LinkClosed: the peer has closed the link.
-            ProtocolError: the peer sent an invalid frame.
-            Disagreement: a message does not fit its receive.
+        """Send and receive as much as possible without waiting; return whether any bytes moved. Raises
+        LinkClosed, ProtocolError for an invalid frame, Disagreement for a message that does not fit its
+        receive.
         """
         moved = self.push()
         while self._receive_some():
@@ -181,11 +154,7 @@ class Channel:
         return self.push() or moved
 
     def push(self) -> bool:
-        """Send as much as possible without waiting; returns whether any bytes moved.
-
-        Raises:
-            LinkClosed: the peer has closed the link.
-        """
+        """Send as much as possible without waiting; return whether any bytes moved. Raises LinkClosed."""
         moved = False
         while self._outgoing:
             frame = self._outgoing[0]

@@ -1,7 +1,7 @@
-"""The point-to-point messages of a group: the last ones, their number, and the time that was waited for them.
+"""The point-to-point messages of a group: the last ones, their number, and the time spent waiting for them.
 
-A message is noted when it is posted, and what has become of it is looked up only on request. So a message
-costs a tuple and two additions, and a wait for it two looks at the clock.
+A message is recorded when it is posted, and its outcome is looked up only on request. So a message costs a
+tuple and two additions, and a wait for it two looks at the clock.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .work import Work
 
 SEND, RECEIVE = "send", "recv"
 KIND = "message"
-"""What both are called in sums over kinds of calls."""
+"""The name of both in sums over kinds of calls."""
 
 
 class _Message(NamedTuple):
-    """A message that was posted: ``number`` counts those of this kind to or from this peer (None: any)."""
+    """A posted message: ``number`` counts those of this kind to or from this peer (None: any)."""
 
     kind: str
     peer: Optional[int]
@@ -60,18 +60,10 @@ class _Flow:
 
 
 class MessageHistory:
-    """What one point-to-point engine has been asked to send and receive.
-
-    Args:
-        capacity: how many messages are kept.
-        type_name: the name of an element type, by its code in messages.
-
-    Attributes:
-        on_failure: called with the error when the engine fails, if set.
-    """
+    """The sends and receives of one point-to-point engine."""
 
     def __init__(self, capacity: int, type_name: Callable[[int], str] = hex) -> None:
-        self.on_failure: Optional[Callable[[BaseException], None]] = None
+        self.on_failure: Optional[Callable[[BaseException], None]] = None  # called when the engine fails
         self._type_name = type_name
         self._posted: Deque[_Message] = deque(maxlen=capacity)
         self._flows: Dict[Tuple[str, Optional[int]], _Flow] = {}
@@ -83,16 +75,7 @@ class MessageHistory:
     def post(
         self, kind: str, peer: Optional[int], tag: int, elements: int, nbytes: int, work: Work
     ) -> _Message:
-        """Note a message; one thread at a time.
-
-        Args:
-            kind: :data:`SEND` or :data:`RECEIVE`.
-            peer: the other rank; None: any.
-            tag: the tag.
-            elements: code of the elements' type.
-            nbytes: its length.
-            work: the operation.
-        """
+        """Record a message; one thread at a time. ``peer`` None: any."""
         flow = self._flows.get((kind, peer))
         if flow is None:
             flow = self._flows[kind, peer] = _Flow()
@@ -105,13 +88,13 @@ class MessageHistory:
         return message
 
     def begin_wait(self, message: _Message, work: Work) -> Wait:
-        """A thread begins to wait for a message; returns what :meth:`end_wait` needs."""
+        """Record that a thread starts to wait for a message; return what :meth:`end_wait` needs."""
         wait = Wait(message, work, time.perf_counter())
         self._waits[id(wait)] = wait
         return wait
 
     def end_wait(self, wait: Wait) -> None:
-        """The thread's wait has ended. The time counts for the peer, also that of a message from any rank."""
+        """End a wait. The time counts for the peer, including that of a message from any rank."""
         del self._waits[id(wait)]
         message = wait.message
         peer = wait.work.source if message.peer is None and wait.work.source >= 0 else message.peer
@@ -119,7 +102,7 @@ class MessageHistory:
         flow.waited_s += time.perf_counter() - wait.began_s
 
     def fail(self, error: BaseException) -> None:
-        """The engine has failed: the messages that were waited for have failed with it."""
+        """Mark the messages that threads waited for as failed, with the engine."""
         if self._failure is None:
             rows = self.rows()
             text = f"{type(error).__name__}: {error}"
@@ -133,7 +116,7 @@ class MessageHistory:
     # ---- called on request, by any thread ----------------------------------------------------
 
     def rows(self) -> List[Row]:
-        """All messages that are kept, oldest first; ``running`` are those that a thread waits for."""
+        """Return all kept messages, oldest first; ``running`` are those that a thread waits for."""
         if self._failure is not None:
             return [dict(row) for row in self._failure]
         kept = list(self._posted)
@@ -142,11 +125,8 @@ class MessageHistory:
         return [self._row(message, id(message) in waited) for message in [*older, *kept]]
 
     def channel(self, name: str, members: Sequence[int]) -> Row:
-        """Return the channel of a flight record: :meth:`rows`, and the numbers of messages by peer.
-
-        Args:
-            name: the channel's.
-            members: the ranks of the whole job, by which peers are named.
+        """Return the channel of a flight record: :meth:`rows`, and the numbers of messages by peer, which are
+        named by their ranks in the whole job (``members``).
         """
         rows = self.rows()
         for row in rows:
@@ -156,7 +136,7 @@ class MessageHistory:
         return {"name": name, "ordered": False, "members": members, "operations": rows, "messages": counts}
 
     def add_to(self, totals: Totals) -> None:
-        """Add the messages to the sums of a rank. Their waiting includes waits that have not ended."""
+        """Add the messages to the sums of a rank, including waits that have not ended."""
         for (kind, peer), flow in list(self._flows.items()):
             waited_s = flow.waited_s + self._present_s(kind, peer)
             totals.kinds.setdefault(KIND, OperationTotal()).add(flow.count, waited_s, flow.nbytes)
@@ -167,7 +147,7 @@ class MessageHistory:
 
     @property
     def waited_s(self) -> float:
-        """Seconds that threads have waited for messages."""
+        """Return the seconds that threads have waited for messages."""
         flows = list(self._flows.items())
         return sum(flow.waited_s + self._present_s(*key) for key, flow in flows)
 

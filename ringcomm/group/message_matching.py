@@ -16,35 +16,18 @@ Address = Tuple[int, int]
 
 
 class Arrival(NamedTuple):
-    """A message that has been received, or announced.
-
-    Attributes:
-        peer: the sender.
-        address: the tag.
-        number: the sender's number for it, by which the bytes of an announced message are requested.
-        elements: code of the elements' type.
-        nbytes: its length in bytes.
-        content: the bytes, or None if the sender sends them when a receive is ready.
-    """
+    """A message that has been received, or announced."""
 
     peer: int
     address: Address
-    number: int
-    elements: int
+    number: int  # the sender's, by which the bytes of an announced message are requested
+    elements: int  # code of the elements' type
     nbytes: int
-    content: Optional[memoryview] = None
+    content: Optional[memoryview] = None  # None if the sender sends it when a receive is ready
 
 
 class Receive:
-    """A receive that has been posted.
-
-    Args:
-        peer: the sender, or None for any peer.
-        address: the tag.
-        view: the memory for the bytes.
-        work: the operation that it belongs to.
-        elements: code of the elements' type.
-    """
+    """A receive that has been posted. ``peer`` None: any; ``elements``: code of the elements' type."""
 
     __slots__ = ("address", "elements", "peer", "view", "work")
 
@@ -69,11 +52,7 @@ class Matcher:
         self._arrivals: Dict[Address, Deque[Arrival]] = {}
 
     def post(self, receive: Receive) -> Optional[Arrival]:
-        """Post a receive.
-
-        Returns:
-            the first message for it, which is removed; None if there is none: then the receive is kept.
-        """
+        """Post a receive; return and remove the first message for it, or None: then the receive is kept."""
         arrivals = self._arrivals.get(receive.address)
         for arrival in arrivals or ():
             if receive.peer in (None, arrival.peer):
@@ -83,10 +62,8 @@ class Matcher:
         return None
 
     def match(self, peer: int, address: Address) -> Optional[Receive]:
-        """Find and remove the first receive for a message that begins to arrive.
-
-        Returns:
-            the receive; None if there is none: the caller then keeps the message by :meth:`hold`.
+        """Return and remove the first receive for a message that begins to arrive; None if there is none: the
+        caller then keeps the message by :meth:`hold`.
         """
         for receive in self._receives.get(address, ()):
             if receive.peer in (None, peer):

@@ -20,11 +20,8 @@ class OperationQueue:
     synchronous caller runs its own work if nothing is queued, and a thread that waits for a queued work runs
     the works before it, unless another thread is running one.
 
-    A work that is submitted by the thread that is running a work (from a callback of that work's future)
-    runs at once, before anything queued: so its position in the order is the same on all ranks.
-
-    Args:
-        name: the thread's name.
+    A work that is submitted by the thread that is running a work (from a callback of that work's future) runs
+    at once, before anything queued: so its position in the order is the same on all ranks.
     """
 
     def __init__(self, name: str) -> None:
@@ -38,10 +35,8 @@ class OperationQueue:
         self._closed: Optional[str] = None
 
     def submit(self, work: _Work, inline: bool) -> _Work:
-        """Run a work now if ``inline`` and the queue is empty; otherwise append it to the queue.
-
-        Raises:
-            NotInitializedError: the group has been shut down.
+        """Run a work now if ``inline`` and the queue is empty; otherwise append it to the queue. Raises
+        NotInitializedError if the group has been shut down.
         """
         me = threading.get_ident()
         with self._lock:

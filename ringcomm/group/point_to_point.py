@@ -1,4 +1,4 @@
-"""Point-to-point messages of one group: links of their own, and what moves the bytes."""
+"""Point-to-point messages of one group: their links, and the thread that moves the bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .turn import Turn
 from .work import Work
 
 LARGE_BYTES = 256 * 1024
-"""A caller that starts a longer message leaves it to the thread, and goes on at once."""
+"""A caller that starts a longer message leaves it to the thread, and returns at once."""
 _MAX_WAIT_S = 3600.0
 _MIN_WAIT_S = 1e-3
 
@@ -32,28 +32,17 @@ class _Request(NamedTuple):
 
 
 class PointToPoint:
-    """Sends and receives arrays' bytes, matched by peer and tag.
-
-    Args:
-        fabric: the links, for these messages only.
-        reporter: reports a lost peer to the group.
-        spin_s: how long to poll before sleeping while a caller waits, in seconds.
-        name: the thread's name.
-        type_name: the name of an element type, by its code in messages.
-
-    Attributes:
-        history: records the messages, if set.
-    """
+    """Sends and receives arrays' bytes, matched by peer and tag, over links for these messages only."""
 
     def __init__(
         self,
         fabric: Fabric,
         reporter: FailureReporter,
-        spin_s: float,
+        spin_s: float,  # how long to poll before sleeping while a caller waits
         name: str,
         type_name: Callable[[int], str] = hex,
     ) -> None:
-        self.history: Optional[MessageHistory] = None
+        self.history: Optional[MessageHistory] = None  # records the messages
         self._fabric = fabric
         self._reporter = reporter
         self._spin_s = spin_s
@@ -86,15 +75,8 @@ class PointToPoint:
         limit_s: Optional[float],
         elements: int = 0,
     ) -> None:
-        """Start sending bytes; they must not change until the work is finished.
-
-        Args:
-            peer: the receiver.
-            address: the tag.
-            view: the bytes.
-            work: is finished when they have been sent.
-            limit_s: the longest time without progress, in seconds; None: no limit.
-            elements: code of the elements' type; the receive must have the same.
+        """Start sending bytes; they must not change until the work is finished. ``limit_s``: the longest time
+        without progress; ``elements``: code of their type, the same in the receive.
         """
         request = _Request(
             work, limit_s, peer, lambda: self._channel(peer).send(address, view, work, elements)
@@ -135,15 +117,12 @@ class PointToPoint:
             self._with_turn(self._push)
 
     def help(self, work: Work) -> None:
-        """Move messages until a work is finished, unless another thread waits for one and does so.
-
-        For the thread that waits for it.
-        """
+        """Move messages until the caller's work is finished, unless another waiting thread does so."""
         if self._turn.take():
             self._with_turn(lambda: self._move(work.is_completed))
 
     def _with_turn(self, act: Callable[[], object]) -> None:
-        """Do something as a caller that has the turn, and give it back."""
+        """Run ``act`` as a caller that has the turn, and give it back."""
         try:
             self._guard(act)
         except BaseException:
@@ -154,7 +133,7 @@ class PointToPoint:
             self._turn.give_back(self._is_needed())
 
     def _is_needed(self) -> bool:
-        """Return whether messages have to be moved although the caller that moved them does not wait now."""
+        """Return whether messages must be moved although the caller that moved them does not wait now."""
         waited_for = any(work.waiters and not work.is_completed() for work in self._limits)
         return waited_for or any(channel.is_at_work() for channel in self._channels.values())
 
@@ -182,7 +161,7 @@ class PointToPoint:
         return self._turn.wanted
 
     def _guard(self, act: Callable[[], object]) -> None:
-        """Do something; if that fails, all operations fail."""
+        """Run ``act``; if that fails, all operations fail."""
         try:
             act()
         except RingcommError as error:
@@ -225,7 +204,7 @@ class PointToPoint:
         return moved
 
     def _push(self) -> bool:
-        """Start what has been posted, and send what does not wait for a peer: an attempt of few copies."""
+        """Start posted operations, and send bytes that need not wait for a peer: an attempt of few copies."""
         return not self._is_broken and self._start_posted() and self._each(Channel.push)
 
     def _start_posted(self) -> bool:
@@ -274,7 +253,7 @@ class PointToPoint:
             self._fabric.watch.check()
 
     def _check_limits(self) -> float:
-        """Fail operations whose limit has expired; returns the seconds until the next limit expires."""
+        """Fail operations whose limit has expired; return the seconds until the next limit expires."""
         first_s = _MAX_WAIT_S
         for work, (deadline, peer) in self._limits.items():
             if deadline.expired() and not work.is_completed() and not self._still_moves(work, deadline):

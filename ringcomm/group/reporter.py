@@ -1,4 +1,4 @@
-"""Where failures are reported, for ranks that have no rendezvous."""
+"""The failure reporter of ranks without a rendezvous."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ logger = logging.getLogger("ringcomm")
 
 
 class Reporter(Watch):
-    """Reports failures, and returns the job's root cause. This one has no rendezvous to ask.
-
-    Attributes:
-        heard_and_silent, abort_error: as in :class:`~ringcomm.rendezvous.control.ControlChannel`.
-    """
+    """Reports failures, and returns the job's root cause, without a rendezvous to ask."""
 
     heard_and_silent: Optional[Callable[[], Tuple[List[int], List[int]]]] = None
     abort_error: Optional[RingcommError] = None

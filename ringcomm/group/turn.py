@@ -1,8 +1,8 @@
-"""Which thread moves the messages of a group: a caller that waits for one, or else a thread of the group.
+"""Decides which thread moves a group's messages: a caller that waits for one, or the group's own thread.
 
 A message that is received by another thread than the one that waits for it costs two wake-ups, of that thread
-and of the caller. So a caller that waits takes the turn and moves messages itself, all of them, until its own
-has come. The group's thread has the turn at all other times, also while it sleeps: then it is woken once, and
+and of the caller. So a caller that waits takes the turn and moves all messages itself, until its own has
+arrived. The group's thread has the turn at all other times, even while it sleeps: then it is woken once, and
 pauses for a while after callers have had the turn, so that a caller finds the turn free the next time.
 """
 
@@ -14,21 +14,14 @@ from typing import Callable
 from ..clock import monotonic
 
 PAUSE_S = 2e-3
-"""So long after a caller has given the turn back the thread takes it, if no message needs it before."""
+"""The thread takes the turn this long after a caller has given it back, if no message needs it before."""
 
 
 class Turn:
-    """The right to move messages, of one thread at a time.
-
-    Args:
-        wake: wakes the thread that has the turn, if it sleeps.
-
-    Attributes:
-        wanted: whether a caller has the turn, or waits until the thread gives it back.
-    """
+    """The right to move messages, of one thread at a time. ``wake`` wakes the thread that has it."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        self.wanted = False
+        self.wanted = False  # a caller has the turn, or waits for the thread to give it back
         self._wake = wake
         self._lock = threading.Lock()
         self._asking = threading.Lock()
@@ -40,14 +33,7 @@ class Turn:
     # ---- called by callers -------------------------------------------------------------------
 
     def take(self, at_once: bool = False) -> bool:
-        """Take the turn for a caller; returns whether it has it now.
-
-        Args:
-            at_once: without waiting for the group's thread.
-
-        Returns:
-            False if another caller has the turn, or (``at_once``) the group's thread.
-        """
+        """Take the turn for a caller; False if another caller has it, or, with ``at_once``, the thread."""
         with self._asking:
             if self.wanted or self._ended:
                 return False
@@ -62,11 +48,7 @@ class Turn:
         return True
 
     def give_back(self, needed: bool) -> None:
-        """Give the turn back.
-
-        Args:
-            needed: whether the thread takes it without a pause.
-        """
+        """Give the turn back; if ``needed`` the thread takes it without a pause."""
         self._given_s = monotonic()
         self._owner, self.wanted = 0, False
         self._lock.release()
@@ -74,7 +56,7 @@ class Turn:
             self.hurry()
 
     def hurry(self) -> None:
-        """Messages have to be moved now: by the thread, or by the caller that has the turn."""
+        """Let the thread, or the caller that has the turn, move messages now."""
         self._resume.set()
         self._wake()
 

@@ -1,4 +1,4 @@
-"""Members and views: which processes a job consists of, and which rank each of them has.
+"""Members and views: the processes of a job, and the rank of each of them.
 
 A :class:`ViewMember` is one process; its number identifies it for the whole job and is never given to another
 process. A :class:`View` is the membership of one epoch. A rank is a position in a view, so a member's rank
@@ -11,13 +11,7 @@ from typing import NamedTuple, Sequence, Tuple
 
 
 class ViewMember(NamedTuple):
-    """One process of a job.
-
-    Attributes:
-        number: identifies the process for as long as the job runs.
-        host: the name of its host.
-        pid: its process id there.
-    """
+    """One process of a job."""
 
     number: int
     host: str
@@ -25,56 +19,38 @@ class ViewMember(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """A rank of the job, as it is described to every other.
-
-    Attributes:
-        rank, host, host_index, local_rank, pid: its place in the job.
-        member: its member number, if the job is elastic.
-    """
+    """A rank of the job, as it is described to every other."""
 
     rank: int
     host: str
     host_index: int
     local_rank: int
     pid: int
-    member: int = -1
+    member: int = -1  # its number in an elastic job
 
 
 class View(NamedTuple):
-    """The members of one epoch.
+    """The members of one epoch."""
 
-    Attributes:
-        epoch: number of the view; every view of a job has another, and later ones have larger numbers.
-        members: in rank order.
-    """
-
-    epoch: int
-    members: Tuple[ViewMember, ...]
+    epoch: int  # grows from view to view
+    members: Tuple[ViewMember, ...]  # in rank order
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
+        """Return the number of ranks."""
         return len(self.members)
 
     @property
     def numbers(self) -> Tuple[int, ...]:
-        """The members' numbers, in rank order."""
+        """Return the members' numbers, in rank order."""
         return tuple(member.number for member in self.members)
 
     def joined(self, before: View) -> Tuple[ViewMember, ...]:
-        """Return the members that the view before did not have.
-
-        Args:
-            before: an earlier view of the same job.
-        """
+        """Return the members that an earlier view did not have."""
         return tuple(member for member in self.members if member.number not in before.numbers)
 
     def lost(self, before: View) -> Tuple[ViewMember, ...]:
-        """Return the members of the view before that this one does not have.
-
-        Args:
-            before: an earlier view of the same job.
-        """
+        """Return the members of an earlier view that this one does not have."""
         return before.joined(self)
 
 
@@ -83,33 +59,20 @@ NO_VIEW = View(-1, ())
 
 
 class Candidate(NamedTuple):
-    """A process that is ready for the next view.
-
-    Attributes:
-        number: the process's member number.
-        rank: its rank in the last view; -1: it was in none.
-        position: how many commits or steps its state contains; see :func:`rank_order`.
-        place: where its launcher has placed it: index of the host, and slot there.
-    """
+    """A process that is ready for the next view."""
 
     number: int
-    rank: int
-    position: int
-    place: Tuple[int, int]
+    rank: int  # in the last view; -1: it was in none
+    position: int  # commits or steps that its state contains; see :func:`rank_order`
+    place: Tuple[int, int]  # where its launcher has placed it: index of the host, and slot
 
 
 def rank_order(candidates: Sequence[Candidate], most: int) -> Tuple[int, ...]:
-    """Return the order of ranks in the next view.
+    """Return the member numbers of the next view, in rank order, at most ``most``.
 
-    Survivors come before new processes and keep their order, except that rank 0 is a survivor with the
-    newest state: state is broadcast from rank 0.
-
-    Args:
-        candidates: the processes that are ready.
-        most: the largest size; new processes above it are left out, the last to be started first.
-
-    Returns:
-        member numbers, in rank order.
+    Survivors come before new processes and keep their order, except that rank 0 is a survivor with the newest
+    state: state is broadcast from rank 0. New processes beyond ``most`` are left out, the last to be started
+    first.
     """
     survivors = sorted((item for item in candidates if item.rank >= 0), key=lambda item: item.rank)
     room = max(0, most - len(survivors))

@@ -1,4 +1,4 @@
-"""What the operation queue and the point-to-point engine of a group require of an operation."""
+"""The interface that a group's operation queue and point-to-point engine require of an operation."""
 
 from __future__ import annotations
 
@@ -8,21 +8,13 @@ from ..collective.call_sites import Site
 
 
 class Work(Protocol):
-    """A collective or a point-to-point message.
+    """A collective or a point-to-point message."""
 
-    Attributes:
-        what: its name, for error texts.
-        waiters: the number of threads that wait for it.
-        source: the sender's rank, of a received message.
-        site: the place of its call in the user's program, if known.
-        noted: its record and the history that has it, of a message that is recorded.
-    """
-
-    what: str
-    waiters: int
-    source: int
-    site: Optional[Site]
-    noted: Any
+    what: str  # its name, for error texts
+    waiters: int  # threads that wait for it
+    source: int  # the sender of a received message
+    site: Optional[Site]  # the place of its call in the user's program, if known
+    noted: Any  # the history that records it, and its record there
 
     def perform(self) -> None:
         """Run it, and finish it with success or its error."""
