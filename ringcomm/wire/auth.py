@@ -53,7 +53,7 @@ _CHALLENGE_HEAD = struct.Struct("!8sHH")
 _PROOF_BYTES = 32
 _ZEROS = bytes(32)
 _NO_PROOF = bytes(_PROOF_BYTES)
-"""What an initiator sends instead of its proof if that of the responder is wrong."""
+"""Sent by an initiator instead of its proof if that of the responder is wrong."""
 
 Random = Callable[[int], bytes]
 
@@ -90,15 +90,11 @@ def _proof(key: bytes, label: bytes, prelude: bytes, nonce: bytes, binding: byte
 
 
 class Admission:
-    """What a responder reads ahead of TLS: a nonce, and a tag that takes the job's key to make.
+    """The bytes that a responder reads ahead of TLS: a nonce, and a tag that takes the job's key to make.
 
-    It keeps other processes from having TLS answered. It is no proof: a process on the wire can send a
-    copy, once to each responder that has not seen the original.
-
-    Args:
-        key: the job's secret.
-        used: the nonces that the responder has admitted before; this one's is added. Only processes with the
-            key can make it longer.
+    It keeps other processes from having TLS answered. It is no proof: a process on the wire can replay it,
+    once to each responder that has not seen the original. ``used`` has the admitted nonces; only processes
+    with the key can make it longer.
     """
 
     def __init__(self, key: bytes, used: Set[bytes]) -> None:
@@ -108,15 +104,12 @@ class Admission:
 
     @property
     def needs(self) -> int:
-        """How many bytes may be read now; 0 when the tag has been verified."""
+        """Return how many bytes may be read now; 0 when the tag has been verified."""
         return _ADMISSION.size - len(self._received)
 
     def receive(self, data: bytes) -> None:
-        """Take at most :attr:`needs` bytes.
-
-        Raises:
-            AuthenticationError: the other side does not hold the key, or does not encrypt.
-            ProtocolError: it is not ringcomm, or sends a copy.
+        """Take at most :attr:`needs` bytes. Raises AuthenticationError if the other side does not hold the
+        key or does not encrypt, ProtocolError if it is not ringcomm, or sends a replay.
         """
         self._received += data
         if self._received.startswith(MAGIC):
@@ -133,7 +126,7 @@ class Admission:
 
     @staticmethod
     def of(key: bytes, random: Random = os.urandom) -> bytes:
-        """The bytes that an initiator sends."""
+        """Return the bytes that an initiator sends."""
         nonce = random(16)
         return _ADMISSION.pack(_ADMISSION_MAGIC, nonce, _admission_tag(key, nonce))
 
@@ -143,13 +136,8 @@ def _admission_tag(key: bytes, nonce: bytes) -> bytes:
 
 
 def plain_answer(head: bytes) -> Optional[Exception]:
-    """The error for an initiator that uses TLS and is answered by a refusal in plain text.
-
-    Args:
-        head: the first bytes of the answer, as many as have arrived.
-
-    Returns:
-        None if it is no such answer, or if too little of it has arrived.
+    """Return the error for an initiator that uses TLS and is answered by a refusal in plain text; None for
+    another answer, or if ``head``, its received bytes, is too short.
     """
     if not head.startswith(MAGIC) or len(head) < _CHALLENGE_HEAD.size:
         return None
@@ -161,11 +149,8 @@ def plain_answer(head: bytes) -> Optional[Exception]:
 class Initiator:
     """The side that connected.
 
-    Send :attr:`greeting`, then read exactly :attr:`needs` bytes, give them to :meth:`receive` and
-    send what it returns; then :attr:`done` is true.
-
-    Args:
-        place: what was dialled, from :func:`place_of`.
+    Send :attr:`greeting`, then read exactly :attr:`needs` bytes, give them to :meth:`receive` and send what
+    it returns; then :attr:`done` is true. ``place`` is the dialled one, from :func:`place_of`.
     """
 
     def __init__(
@@ -197,15 +182,13 @@ class Initiator:
 
     @property
     def needs(self) -> int:
-        """How many bytes may be read now; reading more would touch what follows the handshake."""
+        """Return how many bytes may be read now; more would belong to the messages after the handshake."""
         return 0 if self.done else _CHALLENGE.size - len(self._received)
 
     def receive(self, data: bytes) -> bytes:
-        """Take at most :attr:`needs` bytes; return what to send (maybe nothing yet).
-
-        Raises:
-            AuthenticationError: the other side does not hold this job's key; see :func:`parting_answer`.
-            ProtocolError: it is not ringcomm, or another version of it.
+        """Take at most :attr:`needs` bytes; return what to send (maybe nothing yet). Raises
+        AuthenticationError if the other side does not hold this job's key (see :func:`parting_answer`),
+        ProtocolError if it is not ringcomm, or another version.
         """
         self._received += data
         if len(self._received) < _CHALLENGE.size:
@@ -245,14 +228,7 @@ class Initiator:
 
 
 class Responder:
-    """The side that accepted. After :attr:`done`, :attr:`claim` is proven.
-
-    Args:
-        key: the job's secret.
-        job: digest of the job whose ranks are accepted.
-        place: the address and port of this end of the connection, which must be what was dialled; None: the
-            connection may have been forwarded.
-    """
+    """The side that accepted. After :attr:`done`, :attr:`claim` is proven."""
 
     def __init__(
         self,
@@ -260,7 +236,7 @@ class Responder:
         job: bytes,
         random: Random = os.urandom,
         binding: bytes = b"",
-        place: Optional[bytes] = NOWHERE,
+        place: Optional[bytes] = NOWHERE,  # of this end, must be the dialled one; None: may be forwarded
     ) -> None:
         self._key = key
         self._job = job
@@ -290,23 +266,21 @@ class Responder:
 
     @property
     def challenged(self) -> bool:
-        """Whether the initiator has named this job, and now has to prove that it holds its key."""
+        """Return whether the initiator has named this job, and now must prove that it holds its key."""
         return self._prelude is not None
 
     @property
     def needs(self) -> int:
-        """How many bytes may be read now."""
+        """Return how many bytes may be read now."""
         if self.done:
             return 0
         return (_PRELUDE.size if self._prelude is None else _PROOF_BYTES) - len(self._received)
 
     def receive(self, data: bytes) -> bytes:
-        """Take at most :attr:`needs` bytes; return what to send (maybe nothing).
-
-        Raises:
-            AuthenticationError: the other side does not hold the key, or belongs to another job.
-            ProtocolError: it is not ringcomm, or another version. ``answer`` of the exception, if
-                it has one, should be sent before closing: it holds the reason for the other side.
+        """Take at most :attr:`needs` bytes; return what to send (maybe nothing). Raises AuthenticationError
+        if the other side does not hold the key or belongs to another job, ProtocolError if it is not
+        ringcomm, or another version. ``answer`` of the exception, if it has one, should be sent before
+        closing: it holds the reason for the other side.
         """
         self._received += data
         if self._prelude is None:
@@ -373,7 +347,7 @@ def _answered(problem: Exception, answer: bytes) -> Exception:
 
 
 def unencrypted_peer() -> Exception:
-    """The error for an encrypted connection whose other end begins with :data:`MAGIC` in plain text."""
+    """Return the error for an encrypted connection whose other end sends :data:`MAGIC` in plain text."""
     return _refusal(
         AuthenticationError(
             "it does not encrypt, and this process does: its key comes with a certificate. Give all "
@@ -384,6 +358,6 @@ def unencrypted_peer() -> Exception:
 
 
 def parting_answer(problem: Exception) -> bytes:
-    """The bytes that a side sends to the other one, which it refuses: the reason, if there is one."""
+    """Return the bytes that a side sends to the peer that it refuses: the reason, if there is one."""
     answer = getattr(problem, "answer", b"")
     return answer if isinstance(answer, bytes) else b""

@@ -1,4 +1,4 @@
-"""What a connection is for, and between which ranks of which job: the claim that its handshake proves."""
+"""The claim that a connection's handshake proves: its purpose, and between which ranks of which job it is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NO_RANK = -1
 
 
 class Purpose(IntEnum):
-    """What a connection is for."""
+    """The purpose of a connection."""
 
     CONTROL = 1
     """From a rank to the rendezvous."""
@@ -26,23 +26,15 @@ class Purpose(IntEnum):
 
 
 class Claim(NamedTuple):
-    """The initiator's description of itself and of the connection; authenticated with the key.
+    """The initiator's description of itself and of the connection; authenticated with the key."""
 
-    Attributes:
-        purpose: one of :class:`Purpose`.
-        job: digest of the job's name, from :func:`job_digest`.
-        generation: membership epoch.
-        source: the initiator's rank, or ``NO_RANK``.
-        target: the rank that the initiator expects at the other end, or ``NO_RANK``.
-    """
-
-    purpose: int
-    job: bytes
-    generation: int = 0
+    purpose: int  # one of :class:`Purpose`
+    job: bytes  # from :func:`job_digest`
+    generation: int = 0  # membership epoch
     source: int = NO_RANK
-    target: int = NO_RANK
+    target: int = NO_RANK  # the rank that the initiator expects at the other end
 
 
 def job_digest(job: str) -> bytes:
-    """The 16 bytes by which a job is named on the wire."""
+    """Return the 16 bytes that name a job on the wire."""
     return hashlib.sha256(b"ringcomm job\0" + job.encode("utf-8")).digest()[:16]

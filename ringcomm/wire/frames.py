@@ -1,10 +1,9 @@
 """The header in front of every collective's bytes on a link.
 
-It costs no round trip: it is the first 64 bytes of the same stream. A rank that reads another header
-than its own call implies detects that the program has diverged, and both calls can be named. The header
-says how many elements follow it, and how many are expected in return, so no rank takes the bytes of one
-call for those of the next. Last comes the line of the program that makes the call, in which alone it may
-differ.
+It costs no round trip: it is the first 64 bytes of the same stream. A rank that reads another header than its
+own call implies detects that the program has diverged, and both calls can be named. The header has the number
+of elements that follow it, and of those expected in return, so no rank takes the bytes of one call for those
+of the next. The last field, the line of the program that makes the call, is the only one that may differ.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _SEQUENCE = struct.Struct("<I")
 _SEQUENCE_AT = 4
 _SITE = struct.Struct("<II")
 SITE_AT = HEADER_BYTES - _SITE.size
-"""Before it are the bytes that must be as expected."""
+"""The bytes before it must be as expected."""
 _LINE = 0xFFFFFFFF
 _MAGIC = 0x7C52
 NO_OP = 255
@@ -28,40 +27,23 @@ NO_ROOT = -1
 
 
 class Header(NamedTuple):
-    """What a rank is doing, in 64 bytes.
+    """The call of a rank, in 64 bytes."""
 
-    Attributes:
-        generation: membership epoch (low 16 bits).
-        sequence: how many collectives came before on this context (low 32 bits).
-        collective: :class:`~ringcomm.ops.Collective`.
-        op: :class:`~ringcomm.ops.ReduceOp`, or ``NO_OP``.
-        dtype: code from :mod:`ringcomm.dtypes`.
-        codec: place in :data:`ringcomm.ops.CODECS`; 0 where the elements themselves are sent.
-        root: root rank, or ``NO_ROOT``.
-        items: elements, where all ranks must agree on it; otherwise 0.
-        digest: hash of the name, the shape, the scale factors and the list of sizes.
-        sends: elements (with a codec: encoded bytes) that go to this peer in this call.
-        expects: elements (with a codec: encoded bytes) that are expected from this peer in this call.
-        site: the line of the program that makes the call, see
-            :func:`ringcomm.collective.call_sites.site_number`; 0 where that says nothing. The one field that
-            may differ.
-    """
-
-    generation: int
-    sequence: int
-    collective: int
-    op: int
-    dtype: int
-    root: int
-    items: int
-    digest: int
-    sends: int = 0
-    expects: int = 0
-    site: int = 0
-    codec: int = 0
+    generation: int  # membership epoch (low 16 bits)
+    sequence: int  # collectives before it on this context (low 32 bits)
+    collective: int  # :class:`~ringcomm.ops.Collective`
+    op: int  # :class:`~ringcomm.ops.ReduceOp`, or ``NO_OP``
+    dtype: int  # code from :mod:`ringcomm.dtypes`
+    root: int  # or ``NO_ROOT``
+    items: int  # elements, where all ranks must agree on it; otherwise 0
+    digest: int  # of the name, the shape, the scale factors and the list of sizes
+    sends: int = 0  # elements (with a codec: encoded bytes) to this peer in this call
+    expects: int = 0  # the same from this peer
+    site: int = 0  # line of the program, see :func:`.call_sites.site_number`; may differ; 0: none
+    codec: int = 0  # place in :data:`ringcomm.ops.CODECS`; 0: the elements themselves are sent
 
     def pack(self) -> bytes:
-        """The 64 bytes."""
+        """Return the 64 bytes."""
         return _HEADER.pack(
             _MAGIC,
             self.generation & 0xFFFF,
@@ -80,7 +62,7 @@ class Header(NamedTuple):
         )
 
     def turned(self) -> Header:
-        """The header that the peer must send if it makes the same call."""
+        """Return the header that the peer must send if it makes the same call."""
         return self._replace(sends=self.expects, expects=self.sends)
 
 
@@ -91,13 +73,13 @@ def stamp(packed: bytearray, sequence: int, site: int = 0) -> None:
 
 
 def packed_site(packed: Union[bytes, bytearray, memoryview]) -> int:
-    """The site in a packed header."""
+    """Return the site in a packed header."""
     file, line = _SITE.unpack_from(packed, SITE_AT)
     return int(file) << 32 | int(line)
 
 
 def unpack_header(data: Union[bytes, bytearray, memoryview]) -> Header:
-    """The header in 64 bytes. Bytes that are no header at all give ``collective=0``."""
+    """Return the header in 64 bytes; ``collective`` is 0 if they are no header."""
     magic, generation, sequence, collective, op, dtype, codec, *rest, file, line = _HEADER.unpack(data)
     if magic != _MAGIC:
         return Header(0, 0, 0, NO_OP, 0, NO_ROOT, 0, 0)
@@ -105,7 +87,7 @@ def unpack_header(data: Union[bytes, bytearray, memoryview]) -> Header:
 
 
 def digest(name: str, shape: Sequence[int], factors: Tuple[float, float], bounds: Sequence[int] = ()) -> int:
-    """64 bits: the lower half differs when names do, the upper one when shape, scale factors or sizes do."""
+    """Return 64 bits: the lower half differs with the name, the upper with shape, scale factors or sizes."""
     sizes = f"\0{tuple(bounds)}" if bounds else ""
     rest = f"{tuple(shape)}\0{factors[0]!r}\0{factors[1]!r}{sizes}".encode()
     return zlib.crc32(name.encode()) | zlib.crc32(rest) << 32

@@ -1,8 +1,8 @@
 """Control messages: JSON objects with a length in front, checked before they are used.
 
-They travel between ranks and the rendezvous, after the handshake. JSON because a reader needs no
-code to understand it and because decoding it cannot run any; small because every kind has a cap. Behind
-each stands a tag by which the connection's :class:`~.signing.Session` authenticates it.
+They travel between ranks and the rendezvous, after the handshake. JSON because a reader needs no code to
+understand it and because decoding it cannot run any; small because every kind has a cap. Each ends with a tag
+by which the connection's :class:`~.signing.Session` authenticates it.
 """
 
 from __future__ import annotations
@@ -114,35 +114,29 @@ _RANGES = (("pong", "heard"), ("pong", "silent"))
 
 _ADDRESS = _ITEMS["join", "addresses"]
 _WHOLE = range(-(2**31), 2**31)
-"""Ranks, generations, ports and process ids: what fits into the fields that they go into."""
+"""Ranks, generations, ports and process ids: the range of the fields that they are stored in."""
 
 
 def encode(message: Message, session: Optional[Session] = None) -> bytes:
-    """One message as it travels: four bytes of length, UTF-8 JSON, and its tag.
-
-    Args:
-        session: the connection's; None: there is no connection to another process, and no tag.
+    """Return one message as it travels: four bytes of length, UTF-8 JSON, and its tag. Without a session (no
+    connection to another process) there is no tag.
     """
     return framed(body_of(message), session)
 
 
 def body_of(message: Message) -> bytes:
-    """A message without its length and tag, the same for all that it is sent to."""
+    """Return a message without its length and tag, the same for all receivers."""
     return _encode(message).encode("utf-8")
 
 
 def framed(body: bytes, session: Optional[Session]) -> bytes:
-    """A message as it travels, see :func:`encode`."""
+    """Return a message as it travels, see :func:`encode`."""
     data = _LENGTH.pack(len(body)) + body
     return data if session is None else data + session.tag(data)
 
 
 def validate(message: Any) -> Message:
-    """The message, if it is an object of a known kind with the fields that kind must have.
-
-    Raises:
-        ProtocolError: it is not.
-    """
+    """Return the message; raises ProtocolError unless it is an object of a known kind with all fields."""
     if not isinstance(message, dict):
         raise ProtocolError(f"a control message must be an object, not {type(message).__name__}")
     kind = message.get("type")
@@ -186,7 +180,7 @@ def _check_fields(where: str, data: Any, wanted: Mapping[str, Tuple[type, ...]])
 
 
 def _check_address(where: str, item: Mapping[str, Any]) -> None:
-    """Addresses are dialled: they must be numbers (no name is looked up), or sockets of this host."""
+    """Raise ProtocolError unless an address is numeric (no name is looked up) or a socket of this host."""
     address = str(item["address"])
     try:
         if not address.startswith("@"):
@@ -200,12 +194,7 @@ def _check_address(where: str, item: Mapping[str, Any]) -> None:
 
 
 class MessageReader:
-    """Puts messages together from whatever pieces arrive.
-
-    Args:
-        limit_bytes: longer messages are refused before their body is read.
-        session: the connection's, as for :func:`encode`.
-    """
+    """Assembles messages from pieces; refuses one beyond ``limit_bytes`` before its body is read."""
 
     def __init__(self, limit_bytes: int, session: Optional[Session] = None) -> None:
         self._limit = limit_bytes
@@ -214,10 +203,8 @@ class MessageReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """Take bytes; yield every message that is now complete.
-
-        Raises:
-            ProtocolError: too long, not what its sender has sent, not JSON, or not a known message.
+        """Take bytes; yield every message that is now complete. Raises ProtocolError if one is too long,
+        altered, not JSON, or not a known message.
         """
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:

@@ -13,10 +13,8 @@ _UNIX, _IPV4, _IPV6 = 1, 4, 6
 
 
 def place_of(address: str, port: int) -> bytes:
-    """The 20 bytes for an address and a port, as they were dialled or as a socket is bound to them.
-
-    Args:
-        address: numeric, or ``@`` and the name of an abstract Unix socket, which goes in as a digest.
+    """Return the 20 bytes for an address and a port, as dialled or as bound. The address is numeric, or ``@``
+    and the name of an abstract Unix socket, of which only a digest is stored.
     """
     if address.startswith("@"):
         return _PLACE.pack(_UNIX, 0, hashlib.sha256(address.encode("utf-8")).digest()[:16])
@@ -25,7 +23,7 @@ def place_of(address: str, port: int) -> bytes:
 
 
 def describe_place(place: bytes) -> str:
-    """A place for people to read."""
+    """Return a place for people to read."""
     kind, port, packed = _PLACE.unpack(place)
     if kind == _IPV4:
         return f"{ipaddress.IPv4Address(packed[:4])}:{port}"

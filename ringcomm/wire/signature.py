@@ -1,7 +1,7 @@
-"""A collective as one rank is asked for it: its fields, its text, and in which respect two calls differ.
+"""A collective as one rank requests it: its fields, its text, and the differences between two calls.
 
 Direct calls and the engine describe every operation with a :class:`Signature`. The header of a direct call
-(:mod:`.frames`) is made from it, and a header that comes from another rank is read as one.
+(:mod:`.frames`) is made from it, and another rank's header is read as one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .frames import NO_OP, NO_ROOT, Header, digest
 Shape = Tuple[int, ...]
 
 MEASUREMENT = "the measurement of links in init()"
-"""What messages call the one kind of exchange that no program asks for."""
+"""The name in messages of the one kind of exchange that no program requests."""
 BY_ROWS = (Collective.ALLGATHER, Collective.ALLTOALL)
 """Their first dimension may differ from rank to rank."""
 _WITHOUT_ARRAY = (
@@ -39,59 +39,39 @@ _COMPARED = (
     ("weighted", "the weight", "averages, some with and some without weights,"),
     ("bounds", "the list of sizes", "lists of sizes"),
 )
-"""What ranks must agree on, with its names in messages; what stands first is named first."""
+"""The fields that ranks must agree on, with their names in messages; the first that differs is named."""
 
 
 class Signature(NamedTuple):
-    """A collective as this rank is asked for it. Equal signatures are run alike.
+    """A collective as this rank requests it. Equal signatures are run alike."""
 
-    Attributes:
-        name: as the user named it; empty for operations that are matched by their order.
-        process_set: number of the process set.
-        kind: a :class:`~ringcomm.ops.Collective`.
-        op: a :class:`~ringcomm.ops.ReduceOp` or :class:`~ringcomm.ops.Bitwise`, or ``NO_OP``.
-        root: rank in the job, or ``NO_ROOT``.
-        dtypes, shapes: of every tensor; for collectives by rows the shape of a row.
-        prescale, postscale: factors before and after a reduction.
-        codec: place in :data:`ringcomm.ops.CODECS`, for reductions.
-        weighted: whether every rank gives its contribution a weight; the weights themselves may differ.
-        bounds: boundaries between the pieces, where all ranks must agree on them: in elements of a direct
-            call, in rows of a reducescatter by name (those of every tensor, one after the other).
-        items: of a direct call: number of elements, where all ranks must agree on it; otherwise 0.
-        ahead: whether this is the exchange of numbers that goes ahead of a direct call.
-        text: what the arrays of a direct call are, in words, where the shape does not say it. It may differ
-            between ranks.
-    """
-
-    name: str
-    process_set: int
-    kind: int
-    op: int
-    root: int
+    name: str  # as the user named it; empty for operations matched by their order
+    process_set: int  # number
+    kind: int  # :class:`~ringcomm.ops.Collective`
+    op: int  # :class:`~ringcomm.ops.ReduceOp` or :class:`~ringcomm.ops.Bitwise`, or ``NO_OP``
+    root: int  # rank in the job, or ``NO_ROOT``
     dtypes: Tuple[str, ...]
-    shapes: Tuple[Shape, ...]
+    shapes: Tuple[Shape, ...]  # of every tensor; for collectives by rows the shape of a row
     prescale: float = 1.0
     postscale: float = 1.0
-    codec: int = 0
-    weighted: bool = False
+    codec: int = 0  # place in :data:`ringcomm.ops.CODECS`, for reductions
+    weighted: bool = False  # every rank weights its contribution; the weights themselves may differ
+    # Boundaries between the pieces, where all ranks must agree on them: in elements of a direct call, in
+    # rows of a reducescatter by name (those of every tensor, one after the other).
     bounds: Tuple[int, ...] = ()
-    items: int = 0
-    ahead: bool = False
-    text: str = ""
+    items: int = 0  # of a direct call: elements, where all ranks must agree on it; otherwise 0
+    ahead: bool = False  # the exchange of numbers that goes ahead of a direct call
+    text: str = ""  # describes a direct call's arrays if the shape does not; may differ between ranks
 
     # ---- on the wire -------------------------------------------------------------------------
 
     def to_json(self) -> List[Any]:
-        """Return what the engine sends rank 0 of an operation."""
+        """Return the description of an operation that the engine sends to rank 0."""
         return list(self[:_FIELDS_SENT])
 
     @classmethod
     def from_json(cls, data: Sequence[Any]) -> Signature:
-        """Return the signature of which :meth:`to_json` has travelled.
-
-        Raises:
-            ValueError, TypeError, OverflowError: nothing that could be run.
-        """
+        """Invert :meth:`to_json`; raises ValueError, TypeError or OverflowError for an invalid operation."""
         name, process_set, kind, op, root, dtypes, shapes, prescale, postscale, codec, weighted, bounds = data
         found = cls(
             str(name), int(process_set), int(kind), int(op), int(root), tuple(map(str, dtypes)),
@@ -110,18 +90,14 @@ class Signature(NamedTuple):
         return found
 
     def header(self, generation: int) -> Header:
-        """Return what goes in front of a direct call; name, shape, scale factors and sizes become a hash."""
+        """Return the header of a direct call; name, shape, scale factors and sizes become a hash."""
         hashed = digest(self.name, self.shapes[0], (self.prescale, self.postscale), self.bounds)
         op, code = WEIGHTED_AVERAGE if self.weighted else self.op, code_of_name(self.dtypes[0])
         return Header(generation, 0, self.kind, op, code, self.root, self.items, hashed, codec=self.codec)
 
     @classmethod
     def from_header(cls, header: Header) -> Signature:
-        """Return what a header says of the call that it belongs to.
-
-        Raises:
-            ValueError, KeyError, IndexError: this version does not have such a call.
-        """
+        """Return the call of a header; raises ValueError, KeyError or IndexError for an unknown one."""
         weighted = header.op == WEIGHTED_AVERAGE
         op = int(ReduceOp.AVERAGE) if weighted else header.op
         dtypes = (name_of_code(header.dtype),)
@@ -131,7 +107,7 @@ class Signature(NamedTuple):
         )  # fmt: skip
 
     def edges(self) -> List[Tuple[int, ...]]:
-        """Return by tensor the boundaries between the ranks' rows, of a reducescatter by name."""
+        """Return, by tensor, the boundaries between the ranks' rows in a reducescatter by name."""
         each = len(self.bounds) // max(1, len(self.shapes))
         return [self.bounds[place * each : (place + 1) * each] for place in range(len(self.shapes))]
 
@@ -145,7 +121,7 @@ class Signature(NamedTuple):
     # ---- as it is run ------------------------------------------------------------------------
 
     def key(self, number: int = 0) -> Key:
-        """Return by what the operation is matched; ``number`` counts those without a name."""
+        """Return the key by which the operation is matched; ``number`` counts those without a name."""
         return Key(self.process_set, self.name, number)
 
     @classmethod
@@ -158,9 +134,8 @@ class Signature(NamedTuple):
         bounds: Tuple[int, ...] = (),
         text: str = "",
     ) -> Signature:
-        """Return what a program asks for, where it is carried out by means of something else.
-
-        A gather, for instance, is run as an all-to-all in which only the root receives anything.
+        """Return the program's request, where it is carried out by another operation: a gather, for instance,
+        is run as an all-to-all in which only the root receives anything.
         """
         return cls(name, 0, int(kind), op, root, (), (), bounds=bounds, text=text)
 
@@ -173,33 +148,31 @@ class Signature(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Payload of all tensors together in bytes (by rows: of one row)."""
+        """Return the payload of all tensors together in bytes (by rows: of one row)."""
         return sum(_itemsize(dtype) * prod(shape) for dtype, shape in zip(self.dtypes, self.shapes))
 
     @property
     def needs(self) -> int:
-        """The one rank without which no other can leave the call; -1: every rank, -2: that depends."""
+        """Return the one rank without which no other can leave the call; -1: every rank, -2: that depends."""
         if self.kind in (Collective.BROADCAST, Collective.BROADCAST_OBJECT, Collective.SCATTER):
             return self.root
         return -2 if self.kind in (Collective.GATHER, Collective.REDUCE) else -1
 
     @property
     def is_internal(self) -> bool:
-        """Whether no program has called it."""
+        """Return whether no program has called it."""
         return self.kind == Collective.EXCHANGE
 
     # ---- in words ----------------------------------------------------------------------------
 
     @property
     def verb(self) -> str:
-        """The name of its kind, like ``allreduce``."""
+        """Return the name of its kind, like ``allreduce``."""
         return MEASUREMENT if self.is_internal else Collective(self.kind).name.lower()
 
     def describe(self, named: bool = True) -> str:
         """Return the call as a program would make it, like ``allreduce(shape (2, 4), float32, op=Sum)``.
-
-        Args:
-            named: whether the name stands in it, if it has one. A message between two ranks has none.
+        ``named``: include the name, if it has one; a message between two ranks has none.
         """
         if self.is_internal:
             return MEASUREMENT
@@ -248,10 +221,8 @@ _FIELDS_SENT = Signature._fields.index("items")
 
 
 class Key(NamedTuple):
-    """By what the same operation on several ranks is recognised.
-
-    Attributes:
-        number: counts the operations without a name of a process set, from 1; 0 for those with one.
+    """The key by which the same operation on several ranks is recognised. ``number`` counts the operations
+    without a name of a process set, from 1; 0 for those with one.
     """
 
     process_set: int
@@ -263,9 +234,8 @@ class Key(NamedTuple):
 
 
 def first_difference(calls: Collection[Signature]) -> Tuple[str, str, str]:
-    """Return in which respect calls differ that belong together: the field, and its two names in messages.
-
-    Three empty texts stand for no difference that has a name.
+    """Return the first field in which calls that belong together differ, and its two names in messages; three
+    empty texts if no named field differs.
     """
     return next(
         (item for item in _COMPARED if len({getattr(call, item[0]) for call in calls}) > 1), ("", "", "")
@@ -273,11 +243,8 @@ def first_difference(calls: Collection[Signature]) -> Tuple[str, str, str]:
 
 
 def explain_difference(mine: Header, theirs: Header) -> str:
-    """Return in which respect two direct calls differ, in words; empty if only their sites do.
-
-    Args:
-        mine: the header that was expected: this rank's own, :meth:`~.frames.Header.turned`.
-        theirs: the header that came.
+    """Return in which respect two direct calls differ, in words; empty if only their sites do. ``mine`` is
+    the expected header: this rank's own, :meth:`~.frames.Header.turned`.
 
     >>> a = Header(0, 7, 1, 1, 10, -1, 8, 0)
     >>> explain_difference(a, a._replace(items=9))

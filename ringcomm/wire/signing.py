@@ -21,9 +21,6 @@ class Session:
     A message's tag is a keyed BLAKE2b of its number in its direction (from 0) and its bytes, which takes less
     than half the time of HMAC-SHA256. So a message that is altered, left out, repeated, reordered or sent
     back to its sender is refused.
-
-    Args:
-        sending, receiving: the keys of the two directions.
     """
 
     TAG_BYTES = _TAG_BYTES
@@ -33,16 +30,12 @@ class Session:
         self._sent = self._received = 0
 
     def tag(self, message: bytes) -> bytes:
-        """The tag of the next message to send."""
+        """Return the tag of the next message to send."""
         number, self._sent = self._sent, self._sent + 1
         return _tag(self._sending, number, message)
 
     def check(self, message: bytes, tag: bytes) -> None:
-        """Count a message that has arrived.
-
-        Raises:
-            ProtocolError: its tag is wrong.
-        """
+        """Count a received message; raises ProtocolError if its tag is wrong."""
         if not hmac.compare_digest(tag, _tag(self._receiving, self._received, message)):
             raise ProtocolError(
                 f"control message number {self._received + 1} on this connection does not carry the tag of "
@@ -56,24 +49,15 @@ def _tag(key: bytes, number: int, message: bytes) -> bytes:
 
 
 def session_of(secret: bytes, initiator: bool) -> Session:
-    """The session of one end of a connection.
-
-    Args:
-        secret: shared by the two ends only; derived from the key and both nonces.
-        initiator: whether this end has dialled.
+    """Return the session of one end of a connection. The secret is derived from the key and both nonces, and
+    shared by the two ends only; ``initiator``: this end has dialled.
     """
     there, back = (hmac.digest(secret, label, "sha256") for label in (b"to responder", b"to initiator"))
     return Session(there, back) if initiator else Session(back, there)
 
 
 class Signer:
-    """Signs bytes that the processes of one job hand to each other, whatever carries them.
-
-    Args:
-        key: the job's.
-        job: its name.
-        generation: membership epoch.
-    """
+    """Signs bytes that the processes of one job hand to each other, over any carrier."""
 
     SIGNATURE_BYTES = 32
 
@@ -85,11 +69,7 @@ class Signer:
         self._outer = hashlib.sha256(own.translate(_OUTER))
 
     def sign(self, data: Union[bytes, memoryview], *about: object) -> bytes:
-        """The signature.
-
-        Args:
-            about: texts and numbers that say what the bytes are: their kind, name, number, source.
-        """
+        """Return the signature. ``about``: texts and numbers that identify the bytes: kind, name, source."""
         context = repr(about).encode("utf-8")
         inner, outer = self._inner.copy(), self._outer.copy()
         # The length keeps a part of one from counting as a part of the other. The bytes are not copied.
@@ -99,5 +79,5 @@ class Signer:
         return outer.digest()
 
     def verifies(self, data: Union[bytes, memoryview], signature: bytes, *about: object) -> bool:
-        """Return whether this job has signed these bytes as just this."""
+        """Return whether this job has signed these bytes for the same use."""
         return hmac.compare_digest(signature, self.sign(data, *about))
