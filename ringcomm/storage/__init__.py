@@ -1,1 +1,1 @@
-"""Files and folders that another user of the machine could have prepared, and what is kept in them."""
+"""Files and folders that another user of the machine could have prepared, and job secrets and results."""

@@ -4,8 +4,8 @@ Python's standard library can use certificates but not make them. So this takes 
 where it is installed (``pip install 'ringcomm[encrypt]'``), and otherwise the ``openssl`` command. Only the
 machine that makes the key needs either.
 
-The certificate is self-signed, has no identity, and its dates are not checked: a process belongs to
-the job if it presents this very certificate and holds its private key. So hosts without a correct clock work.
+The certificate is self-signed, has no identity, and its dates are not checked: a process belongs to the job
+if it presents this very certificate and holds its private key. So hosts without a correct clock work.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ _OPENSSL_S = 30.0
 
 
 def make_certificate() -> str:
-    """A fresh private key (P-256) and the certificate for it, as PEM.
-
-    Raises:
-        ConfigError: neither the package nor the command is installed; the message says how to install them.
+    """Return a new private key (P-256) and its certificate, as PEM; raises ConfigError if neither package nor
+    command is installed.
     """
     made = _by_package()
     if made is None:
@@ -34,7 +32,7 @@ def make_certificate() -> str:
 
 
 def _by_package() -> Optional[str]:  # pragma: no cover - needs the cryptography package
-    """Made by the ``cryptography`` package; None if that is not there."""
+    """Make it with the ``cryptography`` package; None without the package."""
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
@@ -60,7 +58,7 @@ def _by_package() -> Optional[str]:  # pragma: no cover - needs the cryptography
 
 
 def _by_command() -> str:
-    """Made by the ``openssl`` command. The private key goes through pipes, not through a file or its argv."""
+    """Make it with the ``openssl`` command. The private key goes through pipes, not a file or argv."""
     program = shutil.which("openssl")
     if program is None:
         raise ConfigError(

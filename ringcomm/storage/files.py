@@ -18,18 +18,10 @@ class Exposed(PermissionError):
 
 
 class PartialFile:
-    """A new file that gets its name when it is complete, in place of what stands there by then.
+    """A new file that gets its name when it is complete, replacing any file with that name.
 
-    Args:
-        folder: descriptor of its directory, from :mod:`.folders`; it must stay open until the end.
-        name: without a directory.
-        mode: of the file.
-
-    Attributes:
-        descriptor: to write to.
-
-    Raises:
-        OSError: it cannot be made.
+    ``folder`` is a descriptor from :mod:`.folders`, which must stay open until the end; ``descriptor`` is for
+    writing. Raises OSError if it cannot be made.
     """
 
     def __init__(self, folder: int, name: str, mode: int = 0o600) -> None:
@@ -48,18 +40,8 @@ class PartialFile:
 
 
 def new_file(folder: int, name: str, mode: int = 0o600, fill: Optional[Callable[[int], None]] = None) -> int:
-    """A new file, open for writing; what stood under its name before is replaced, whatever it was.
-
-    Args:
-        folder: descriptor of its directory, from :func:`own_folder` or another function of this module.
-        name: without a directory.
-        fill: writes to the descriptor before the file gets its name, so that it is complete from then on.
-
-    Returns:
-        The descriptor, for the caller to close.
-
-    Raises:
-        OSError: it cannot be made, or not be written.
+    """Make a file and return its descriptor, for writing, which the caller closes; any file with that name is
+    replaced. ``fill`` writes to it before it gets its name, so that it is complete from then on.
     """
     file = PartialFile(folder, name, mode)
     try:
@@ -80,14 +62,7 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def write_file(folder: int, name: str, data: bytes, mode: int = 0o600) -> None:
-    """Write a file that only this user can read; it is complete as soon as it is there.
-
-    Args:
-        folder, name, mode: see :func:`new_file`.
-        data: its content.
-
-    Raises:
-        OSError: it cannot be written.
+    """Write a file that only this user can read; see :func:`new_file`. It is complete once it has its name.
     """
     os.close(new_file(folder, name, mode, lambda descriptor: write_all(descriptor, data)))
 
@@ -95,17 +70,10 @@ def write_file(folder: int, name: str, data: bytes, mode: int = 0o600) -> None:
 def write_private(path: Path, data: bytes, replace: bool = True, make_folders: bool = False) -> None:
     """Write a file with a secret to a path that the user has named; only this user can read it.
 
-    The folder may belong to another user: that user can remove the file then, but not read it.
-
-    Args:
-        path: the path.
-        data: its content.
-        replace: whether a file that is there already is replaced. It is complete as soon as it is there then.
-        make_folders: whether to make its folders, with mode 0700, where there are none.
-
-    Raises:
-        FileExistsError: it is there already, and not to be replaced.
-        OSError: it cannot be written, or a link on the way belongs to another user.
+    The folder may belong to another user: that user can remove the file then, but not read it. With
+    ``replace`` the file is complete as soon as it has its name; otherwise FileExistsError if there is one.
+    ``make_folders``: make missing folders, with mode 0700. Raises OSError also if a link on the way belongs
+    to another user.
     """
     with walk(path, mode=0o700 if make_folders else None, follow_last=False) as place:
         if replace:
@@ -122,11 +90,7 @@ def write_private(path: Path, data: bytes, replace: bool = True, make_folders: b
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file that this process has made, if it is still there.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
+    """Remove a file that this process has made, if it still exists."""
     try:
         with walk(path, follow_last=False) as place:
             os.unlink(place.name, dir_fd=place.folder)
@@ -135,16 +99,10 @@ def remove_file(path: Path) -> None:
 
 
 def open_named(path: Path) -> int:
-    """Open a file that the user has named for writing, from its start; it is emptied.
+    """Open a file that the user has named for writing, and empty it; the caller closes the descriptor.
 
-    The user's own symbolic links and devices are followed.
-
-    Returns:
-        The descriptor, for the caller to close.
-
-    Raises:
-        OSError: it cannot be written, it is a FIFO, a link or file there belongs to another user, or another
-            user may have made it as a hard link to a file of this user.
+    The user's own symbolic links and devices are followed. Raises OSError also for a FIFO, if a link or file
+    there belongs to another user, or if another user may have made it as a hard link to a file of this user.
     """
     # Opening a FIFO that is not read would wait for a reader.
     flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
@@ -167,11 +125,7 @@ def open_named(path: Path) -> int:
 
 
 def _regular(descriptor: int, path: Path) -> os.stat_result:
-    """The facts of what was opened.
-
-    Raises:
-        OSError: it is no regular file.
-    """
+    """Return the status of an opened file; raises OSError unless it is a regular file."""
     facts = os.fstat(descriptor)
     if not stat.S_ISREG(facts.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
@@ -191,10 +145,8 @@ def _content(descriptor: int, limit_bytes: int, name: str | os.PathLike[str]) ->
 
 
 def read_file(path: Path, limit_bytes: int) -> bytes:
-    """Return what a file holds that the user has named; its owner does not matter.
-
-    Raises:
-        OSError: it cannot be read, is longer, or it is a FIFO, a device or a directory.
+    """Return the content of a file that the user has named, of any owner; raises OSError if it is longer than
+    the limit, a FIFO, a device or a directory.
     """
     descriptor = os.open(path, _READ)
     try:
@@ -205,15 +157,12 @@ def read_file(path: Path, limit_bytes: int) -> bytes:
 
 
 def read_private(path: Path, limit_bytes: int) -> bytes:
-    """Return what a file with a secret holds.
+    """Return the content of a file with a secret.
 
-    It belongs to this user, and no other user may read or write it; or to the administrator, and then a
-    group may read it (that this user is in, or it could not be read).
-
-    Raises:
-        Exposed: its mode lets other users read or write it.
-        OSError: it cannot be read, is longer than ``limit_bytes``, is no regular file, or belongs to another
-            user, or a link to it does.
+    It belongs to this user, and no other user may read or write it; or to the administrator, and then a group
+    may read it (that this user is in, or it could not be read). Raises Exposed if its mode lets other users
+    read or write it, OSError if it is longer than the limit, not a regular file, or belongs to another user,
+    or a link to it does.
     """
     with walk(path) as place:
         descriptor = os.open(place.name, _READ | place.follow, dir_fd=place.folder)
@@ -233,18 +182,7 @@ def _exposed(path: Path, facts: os.stat_result) -> Exposed:
 
 
 def open_at(folder: int, name: str) -> int:
-    """Open a regular file in a folder for reading; no link is followed.
-
-    Args:
-        folder: descriptor of the folder.
-        name: without a directory.
-
-    Returns:
-        The descriptor, for the caller to close.
-
-    Raises:
-        OSError: it cannot be read, or is no regular file.
-    """
+    """Open a regular file in a folder for reading, without following links; the caller closes it."""
     descriptor = os.open(name, _READ | os.O_NOFOLLOW, dir_fd=folder)
     try:
         _regular(descriptor, name)
@@ -255,14 +193,8 @@ def open_at(folder: int, name: str) -> int:
 
 
 def read_at(folder: int, name: str, limit_bytes: int = 1 << 40) -> bytes:
-    """Return what a file of code in a folder holds; no link is followed.
-
-    Args:
-        folder, name: see :func:`open_at`.
-        limit_bytes: of a longer file nothing is returned.
-
-    Raises:
-        OSError: it cannot be read, is no regular file, or another user could change it.
+    """Return the content of a file of code in a folder, without following links; raises OSError if it is
+    longer than the limit, not a regular file, or another user could change it.
     """
     descriptor = open_at(folder, name)
     try:
@@ -273,15 +205,8 @@ def read_at(folder: int, name: str, limit_bytes: int = 1 << 40) -> bytes:
 
 
 def check_code(name: str, facts: os.stat_result, opened: int = -1) -> None:
-    """Refuse a file of code that another user could change.
-
-    Args:
-        name: of the file, for messages.
-        facts: of it.
-        opened: its descriptor; -1: it is not open.
-
-    Raises:
-        OSError: it belongs to another user, or other users may write it.
+    """Raise OSError if another user could change a file of code, by ownership or mode. ``opened``: its
+    descriptor; -1: it is not open.
     """
     if not is_ours(facts):
         raise another_users(name, facts)
@@ -290,16 +215,8 @@ def check_code(name: str, facts: os.stat_result, opened: int = -1) -> None:
 
 
 def open_lock(folder: int, name: str) -> int:
-    """Open a file of this user for a lock; it is made where there is none, and no link is followed.
-
-    Args:
-        folder, name: see :func:`open_at`.
-
-    Returns:
-        The descriptor, for the caller to close.
-
-    Raises:
-        OSError: it cannot be opened, is no regular file, or belongs to another user.
+    """Open or make a file of this user for a lock, without following links; the caller closes the descriptor.
+    Raises OSError if it is not a regular file, or belongs to another user.
     """
     flags = os.O_CREAT | os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(name, flags, 0o600, dir_fd=folder)
@@ -314,7 +231,7 @@ def open_lock(folder: int, name: str) -> int:
 
 
 def open_standard_descriptors() -> None:
-    """Open closed ones of the descriptors 0 to 2 on /dev/null: what is opened next would get them."""
+    """Open closed ones of the descriptors 0 to 2 on /dev/null: the next opened files would get them."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

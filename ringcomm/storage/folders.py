@@ -1,20 +1,20 @@
 # ruff: noqa: PTH109, PTH116, PTH118, PTH208  descriptors, and no pathlib in the agent
 """Folders that hold code, keys, records or results: opened, made, listed and removed here.
 
-Another user of the machine may have prepared what stands there (``/tmp``, a shared folder, a shared cache):
-a symbolic or hard link, a FIFO, a folder of its own, or a folder that it can exchange later. So nothing else
-in ringcomm and ringrun opens such folders and files; the rules of this module and of :mod:`.files`:
+Another user of the machine may have prepared an entry (``/tmp``, a shared folder, a shared cache): a symbolic
+or hard link, a FIFO, a folder, or a folder that it can exchange later. So nothing else in ringcomm and
+ringrun opens such folders and files; the rules of this module and of :mod:`.files`:
 
 * A path is opened component by component, by descriptors. A symbolic link is followed only if it belongs to
   this user or to the administrator, and inside an opened folder never.
 * A folder for results (:func:`own_folder`) belongs to this user or to the administrator. A folder for code or
   keys (:func:`trusted_folder`) does so with every folder above it, and no other user may write any of them,
-  unless the sticky bit keeps other users from exchanging what is in it. ``sshd`` asks the same of its files.
-* A folder in a shared place is removed with what is in it only if it has a file that ringcomm has made there
-  (:func:`marked_folder`), and the place is one in which no other user can rename what is there
+  unless the sticky bit keeps other users from exchanging its entries. ``sshd`` asks the same of its files.
+* A folder in a shared place is removed with its content only if it has a file that ringcomm has made there
+  (:func:`marked_folder`), and the place is one in which no other user can rename entries
   (:func:`temporary_folder`).
-* A new file is made under a fresh name and renamed: what stood there is replaced, never followed or opened.
-* What is read is looked at by its descriptor; FIFOs and devices are not waited for.
+* A new file is made under a random name and renamed: an existing one is replaced, never followed or opened.
+* Files to read are checked by their descriptors; FIFOs and devices are not waited for.
 
 Standard library only, Python 3.8: ringrun sends both files to hosts with its agent.
 """
@@ -44,14 +44,10 @@ def is_ours(facts: os.stat_result) -> bool:
 
 
 def others_write(facts: os.stat_result, opened: int = -1) -> bool:
-    """Return whether another user may write a file or folder.
+    """Return whether another user may write a file or folder. ``opened``: its descriptor; -1: it is not open.
 
     Where a system makes a group for each user (``umask 002``), that of its files has no other member. Of a
     file with an access control list the group's part of the mode is the most that the list gives to anyone.
-
-    Args:
-        facts: of the file.
-        opened: its descriptor; -1: it is not open.
     """
     mode = facts.st_mode & OTHERS_WRITE
     own = mode == stat.S_IWGRP and facts.st_uid == os.geteuid() != 0
@@ -59,7 +55,7 @@ def others_write(facts: os.stat_result, opened: int = -1) -> bool:
 
 
 def _has_list(opened: int) -> bool:
-    """Return whether a file has an access control list of its own, besides its mode."""
+    """Return whether a file has an access control list besides its mode."""
     if sys.platform == "linux" and opened >= 0:
         try:
             # By its name in /proc: a descriptor of O_PATH itself has no attributes.
@@ -86,7 +82,7 @@ def _is_private(gid: int, uid: int) -> bool:
 
 
 def another_users(path: Path, facts: os.stat_result) -> OSError:
-    """The error for what belongs to another user."""
+    """Return the error for a file or folder of another user."""
     text = f"it belongs to another user (number {facts.st_uid})"
     return PermissionError(errno.EPERM, text, os.fspath(path))
 
@@ -95,17 +91,11 @@ def another_users(path: Path, facts: os.stat_result) -> OSError:
 
 
 class NameInFolder(NamedTuple):
-    """Where a path leads: a name in an opened folder.
-
-    Attributes:
-        folder: its descriptor.
-        name: without a directory; no symbolic link when it was looked at.
-        follow: 0 for a link of ``/proc`` (like ``/dev/stdout``), which has no path as its target; else
-            ``O_NOFOLLOW``.
-    """
+    """The result of a path: a name in an opened folder."""
 
     folder: int
     name: str
+    # 0 for a link of ``/proc`` (like ``/dev/stdout``), which has no path as target; else ``O_NOFOLLOW``
     follow: int
 
 
@@ -114,10 +104,8 @@ def _parts(path: str) -> List[str]:
 
 
 def _link(folder: int, name: str, shown: str) -> Optional[str]:
-    """The target of a symbolic link; None if there is none, "" for a link of ``/proc``.
-
-    Raises:
-        OSError: the link belongs to another user, or another user may have made it as a hard link.
+    """Return the target of a symbolic link; None if it is not a link, "" for a link of ``/proc``. Raises
+    OSError if the link belongs to another user, or another user may have made it as a hard link.
     """
     try:
         opened = os.open(name, _LOOK, dir_fd=folder) if hasattr(os, "O_PATH") else -1
@@ -150,21 +138,18 @@ def _proc() -> int:
 
 
 def _is_systems(facts: os.stat_result, around: os.stat_result) -> bool:
-    """Return whether the owner of ``/`` has it in a folder of its own.
+    """Return whether the owner of ``/`` has a file in a folder that only that owner can write.
 
     A container without root shows that owner under another number, and other users of the host as well; these
-    have no file in a folder that only its owner can write.
+    have no file in such a folder.
     """
     owner = os.stat("/").st_uid
     return facts.st_uid == around.st_uid == owner and not around.st_mode & OTHERS_WRITE
 
 
 def _why_untrusted(opened: int, around: Optional[os.stat_result]) -> str:
-    """Why another user may exchange what is in a folder, or "".
-
-    Args:
-        opened: descriptor of the folder.
-        around: of the folder above, if the folder is one on the way; None for the one that is to be used.
+    """Return why another user may exchange entries of a folder, or "". ``around``: of the folder above, if
+    the folder is one on the way; None for the last one.
     """
     facts = os.fstat(opened)
     if not is_ours(facts) and (around is None or not _is_systems(facts, around)):
@@ -176,16 +161,11 @@ def _why_untrusted(opened: int, around: Optional[os.stat_result]) -> str:
 
 @contextmanager
 def walk(
+    # ``trusted``: other users cannot exchange anything in any folder on the way. ``mode``: of folders
+    # that are made; None: they must exist. ``follow_last``: follow a link that the whole path names.
     path: Path, trusted: bool = False, mode: Optional[int] = None, follow_last: bool = True
 ) -> Iterator[NameInFolder]:
-    """The folder of the last component of a path, component by component.
-
-    Args:
-        path: the path.
-        trusted: every folder on the way must be one that other users cannot exchange anything in.
-        mode: of folders that are made where there are none; None: they must be there.
-        follow_last: whether a link that the whole path names is followed; else it is the place itself.
-    """
+    """Yield the folder of a path's last component, opened component by component."""
     text = os.fspath(path)
     if trusted:
         text = os.path.join(os.getcwd(), text)
@@ -224,7 +204,7 @@ def walk(
 
 
 def _entered(folder: int, name: str, flags: int, mode: Optional[int]) -> int:
-    """A descriptor of a folder in a folder, made where there is none."""
+    """Return a descriptor of a folder in a folder, which is made if ``mode`` is given."""
     try:
         return os.open(name, flags, dir_fd=folder)
     except FileNotFoundError:
@@ -242,14 +222,9 @@ def _entered(folder: int, name: str, flags: int, mode: Optional[int]) -> int:
 
 @contextmanager
 def own_folder(path: Path, mode: Optional[int] = 0o777) -> Iterator[int]:
-    """A descriptor of a folder for results, which no other user can replace while it is open.
-
-    Args:
-        path: the folder.
-        mode: with which it is made where there is none; None: it must be there.
-
-    Raises:
-        OSError: it cannot be made or opened, or it, or a symbolic link on the way, belongs to another user.
+    """Yield a descriptor of a folder for results, which no other user can replace while it is open. ``mode``:
+    for making it; None: it must exist. Raises OSError also if it, or a symbolic link on the way, belongs to
+    another user.
     """
     with walk(path, mode=None if mode is None else 0o777) as place:
         descriptor = _entered(place.folder, place.name, _FOLDER & ~os.O_NOFOLLOW | place.follow, mode)
@@ -264,15 +239,9 @@ def own_folder(path: Path, mode: Optional[int] = 0o777) -> Iterator[int]:
 
 @contextmanager
 def trusted_folder(path: Path, make: bool = True) -> Iterator[int]:
-    """A descriptor of a folder for code or keys, which only this user and the administrator can change.
-
-    Args:
-        path: the folder; it is made with mode 0700 where there is none, and so are those above it.
-        make: whether to make it.
-
-    Raises:
-        OSError: it cannot be made or opened, or another user could change what is in it; the text names the
-            folder by which.
+    """Yield a descriptor of a folder for code or keys, which only this user and the administrator can change.
+    ``make``: make it and those above it, with mode 0700. Raises OSError also if another user could change its
+    entries; the text names the folder by which.
     """
     with walk(path, trusted=True, mode=0o700 if make else None) as place:
         descriptor = _entered(place.folder, place.name, _FOLDER, 0o700 if make else None)
@@ -287,10 +256,8 @@ def trusted_folder(path: Path, make: bool = True) -> Iterator[int]:
 
 @contextmanager
 def temporary_folder(path: Path) -> Iterator[int]:
-    """A descriptor of a folder like ``/tmp``: other users may add to it, but not rename what is there.
-
-    Raises:
-        OSError: it cannot be opened, or another user could exchange what this user has in it.
+    """Yield a descriptor of a folder like ``/tmp``: other users may add to it, but not rename entries; raises
+    OSError if another user could exchange this user's entries.
     """
     with walk(os.path.join(path, "name"), trusted=True, follow_last=False) as place:
         descriptor = _entered(place.folder, ".", _FOLDER, None)
@@ -302,15 +269,9 @@ def temporary_folder(path: Path) -> Iterator[int]:
 
 @contextmanager
 def inner_folder(folder: int, path: str, mode: Optional[int] = 0o700) -> Iterator[int]:
-    """A descriptor of a folder below an opened one. No link is followed, not even one of this user.
-
-    Args:
-        folder: descriptor of the folder, from :func:`own_folder` or :func:`trusted_folder`.
-        path: relative to it, without ``..``; "" is the folder itself.
-        mode: of folders that are made where there are none; None: they must be there.
-
-    Raises:
-        OSError: it cannot be made or opened, a component is no folder, or it belongs to another user.
+    """Yield a descriptor of a folder below an opened one, at a relative path without ``..`` ("": the folder
+    itself). Never follows symlinks. ``mode``: of folders that are made; None: they must exist. Raises OSError
+    also if a component belongs to another user.
     """
     parts = path.split("/") if path else []
     if ".." in parts or path.startswith("/"):
@@ -353,11 +314,8 @@ def has_marker(folder: int, name: str, marker: str) -> bool:
 
 
 def new_folder(folder: int, prefix: str) -> str:
-    """Make a folder with a fresh name that only this user can enter, and return the name.
-
-    Args:
-        folder: descriptor of the folder in which it is made; other users may write it if it is sticky.
-        prefix: the start of the name.
+    """Make a folder with a random name that only this user can enter, and return the name. Other users may
+    write the folder around it if that is sticky.
     """
     name = prefix + os.urandom(8).hex()
     os.mkdir(name, 0o700, dir_fd=folder)
@@ -365,11 +323,8 @@ def new_folder(folder: int, prefix: str) -> str:
 
 
 def owned_names(folder: int, pattern: Pattern[str]) -> List[Tuple[str, os.stat_result]]:
-    """Return what this user has in a folder under names that match, with its facts, the latest first.
-
-    Args:
-        folder: descriptor of the folder.
-        pattern: of the whole name: only names that ringcomm makes may be removed later.
+    """Return this user's entries in a folder whose whole names match, with their status, the latest first.
+    The pattern must fit only names that ringcomm makes: they may be removed later.
     """
     found = []
     for name in os.listdir(folder):
@@ -384,15 +339,7 @@ def owned_names(folder: int, pattern: Pattern[str]) -> List[Tuple[str, os.stat_r
 
 
 def remove(folder: int, name: str) -> None:
-    """Remove a file, or a folder with all that is in it. Links are removed, not followed.
-
-    Args:
-        folder: descriptor of the folder that it is in.
-        name: without a directory.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
+    """Remove a file, or a folder with its content, if it exists. Links are removed, not followed."""
     try:
         inner = os.open(name, _FOLDER, dir_fd=folder)
     except FileNotFoundError:

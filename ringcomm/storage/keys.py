@@ -1,8 +1,8 @@
 """Reads a job's key from an inherited descriptor, a file, or a variable. It is never printed or logged.
 
-The text is the key in hex digits, and behind it, if the job's connections are to be encrypted, the
-certificate and the private key by which its processes authenticate each other, as PEM. ``ringrun`` makes
-both; without it ``python -m ringcomm.newkey [--encrypt] FILE`` does.
+The text is the key in hex digits, and behind it, if the job's connections are encrypted, the certificate and
+the private key by which its processes authenticate each other, as PEM. ``ringrun`` makes both; without it
+``python -m ringcomm.newkey [--encrypt] FILE`` does.
 """
 
 from __future__ import annotations
@@ -23,20 +23,14 @@ _keys_from_pipes: Dict[int, bytes] = {}
 
 
 def key_text(key: bytes, certificate: str) -> str:
-    """A key, and a certificate or "", as :func:`read_key` reads them."""
+    """Return a key, and a certificate or "", as :func:`read_key` reads them."""
     return f"{key.hex()}\n{certificate}" if certificate else key.hex()
 
 
 def read_key(descriptor: Optional[int], file: str, text: str) -> Tuple[bytes, str]:
-    """The job's key, and its certificate or "", in the first of these that is given.
-
-    Args:
-        descriptor: what ``RINGCOMM_KEY_FD`` says (``ringrun`` passes it).
-        file: what ``RINGCOMM_KEY_FILE`` says, or "".
-        text: what ``RINGCOMM_KEY`` says, or "".
-
-    Raises:
-        ConfigError: there is none, it cannot be read, others may read it, or it is no key.
+    """Return the job's key, and its certificate or "", from the first of the values of ``RINGCOMM_KEY_FD``,
+    ``RINGCOMM_KEY_FILE`` and ``RINGCOMM_KEY`` that is given. Raises ConfigError if there is no key, or it
+    cannot be read, others may read it, or it is malformed.
     """
     if descriptor is not None:
         try:
@@ -61,7 +55,7 @@ def read_key(descriptor: Optional[int], file: str, text: str) -> Tuple[bytes, st
 
 
 def _read_key_file(file: str) -> str:
-    """The text of a file of this user or of the administrator that no other user can read."""
+    """Return the text of a file of this user or of the administrator that no other user can read."""
     try:
         return read_private(file, _MAX_KEY_BYTES).decode("ascii", "replace")
     except Exposed as problem:

@@ -1,4 +1,4 @@
-"""What a function that ran on a rank has returned or raised, as bytes for the process that started it.
+"""Packs the result or error of a function that ran on a rank for the process that started it.
 
 Ranks pack (``rc.run``, and jobs on Ray, Dask and Spark); the process that started them unpacks, and raises a
 :class:`~.errors.RemoteError`. Unpacking executes pickles: only bytes that are known to come from a rank of
@@ -23,14 +23,7 @@ NOT_SENT = (pickle.PicklingError, TypeError, AttributeError, RecursionError)
 
 
 def pack_value(value: Any) -> bytes:
-    """A function's return value as bytes.
-
-    Args:
-        value: the value.
-
-    Raises:
-        Misuse: it cannot be pickled.
-    """
+    """Return a function's return value as bytes; raises Misuse if it cannot be pickled."""
     try:
         data: bytes = cloudpickle.dumps({"ok": True, "value": value})
     except NOT_SENT as problem:
@@ -42,11 +35,8 @@ def pack_value(value: Any) -> bytes:
 
 
 def pack_error(error: BaseException, skip: int = 0) -> bytes:
-    """An exception as bytes: its text and, if it can be pickled, the object.
-
-    Args:
-        error: the exception.
-        skip: number of outermost frames to omit from the traceback.
+    """Return an exception as bytes: its text and, if it can be pickled, the object. ``skip``: number of
+    outermost frames to omit from the traceback.
     """
     trace = error.__traceback__
     for _ in range(skip):
@@ -62,27 +52,16 @@ def pack_error(error: BaseException, skip: int = 0) -> bytes:
 
 
 def unpack(data: bytes) -> Dict[str, Any]:
-    """The facts in bytes of :func:`pack_value` or :func:`pack_error`.
-
-    Args:
-        data: the bytes, from a trusted process.
-
-    Returns:
-        ``ok``; if it is True also ``value``, otherwise ``summary`` (type and message), ``traceback`` (text)
-        and ``exception`` (a pickle, or None).
+    """Return the facts from a trusted process's :func:`pack_value` or :func:`pack_error`: ``ok``; if it is
+    True also ``value``, otherwise ``summary`` (type and message), ``traceback`` (text) and ``exception`` (a
+    pickle, or None).
     """
     facts: Dict[str, Any] = unpickled(data)
     return facts
 
 
 def remote_error(facts: Dict[str, Any], rank: int, host: str) -> RemoteError:
-    """The error for the caller, whose cause is the rank's exception if that could be pickled.
-
-    Args:
-        facts: what :func:`unpack` has returned for an error.
-        rank: the rank that raised it.
-        host: its host.
-    """
+    """Return the error for the caller, whose cause is the rank's exception if that could be pickled."""
     error = RemoteError(
         f"rank {rank} on {host}: {facts['summary']}\n\nIts traceback there:\n{facts['traceback']}",
         rank=rank, host=host, traceback_text=facts["traceback"],
@@ -94,7 +73,7 @@ def remote_error(facts: Dict[str, Any], rank: int, host: str) -> RemoteError:
 
 
 def _pickled(error: BaseException) -> Optional[bytes]:
-    """The exception as a pickle; None if it cannot be unpickled (some require arguments that it lacks)."""
+    """Return the exception as a pickle; None if it cannot be unpickled (some need more arguments)."""
     try:
         data: bytes = cloudpickle.dumps(error)
         cloudpickle.loads(data)

@@ -1,7 +1,7 @@
-"""Unpickles what a rank with another NumPy has pickled.
+"""Unpickles data from a rank with another NumPy.
 
-NumPy 2 calls the package with its functions ``numpy._core``, NumPy 1 calls it ``numpy.core``, and a pickle
-of an array contains the name. NumPy 1 does not have the new name, and NumPy 2 warns of the old one.
+NumPy 2 calls the package with its functions ``numpy._core``, NumPy 1 calls it ``numpy.core``, and a pickle of
+an array contains the name. NumPy 1 does not have the new name, and NumPy 2 warns of the old one.
 """
 
 from __future__ import annotations
@@ -43,12 +43,7 @@ class _View(io.RawIOBase):
 
 
 def unpickled(data: Union[bytes, memoryview]) -> Any:
-    """Return the object in a pickle. This can execute any code: the data must come from a rank of the job.
-
-    Args:
-        data: the pickle, by NumPy 1 or 2 if arrays are in it.
-
-    Raises:
-        Exception: whatever the object's own code raises.
+    """Return the object in a pickle. This can execute any code, which may raise anything: the data must come
+    from a rank of the job.
     """
     return _Unpickler(io.BufferedReader(_View(data))).load()
