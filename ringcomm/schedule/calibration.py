@@ -36,7 +36,7 @@ class Calibration(NamedTuple):
 
 
 def leaders(host_index: Sequence[int]) -> Tuple[int, ...]:
-    """The first rank of every host, which measures for it, in the order of the hosts' numbers.
+    """Return the first rank of every host, which measures for it, in the order of the hosts' numbers.
 
     >>> leaders([0, 0, 1, 1])
     (0, 2)
@@ -48,12 +48,7 @@ def leaders(host_index: Sequence[int]) -> Tuple[int, ...]:
 
 
 def model_of(calibrations: Sequence[Calibration], host_index: Sequence[int]) -> CostModel:
-    """The cost model of the machines and links of a job.
-
-    Args:
-        calibrations: of every rank, in rank order.
-        host_index: for each rank the number of its host.
-    """
+    """Return the cost model of a job from the calibrations and host numbers of its ranks, in rank order."""
     numbers = {host: number for number, host in enumerate(sorted(set(host_index)))}
     hosts = tuple(numbers[host] for host in host_index)
     local_latency_s = coarse(_median([item.local_latency_s for item in calibrations], LOCAL_LATENCY_S))
@@ -75,16 +70,8 @@ def model_of(calibrations: Sequence[Calibration], host_index: Sequence[int]) -> 
 
 
 def part_of(model: CostModel, ranks: Sequence[int], host_index: Sequence[int]) -> Optional[CostModel]:
-    """The cost model of some of the ranks that another one was made for, in another order.
-
-    Args:
-        model: of all of them.
-        ranks: for each rank the one that it was in that model.
-        host_index: for each rank the number of its host.
-
-    Returns:
-        the model; None: the ranks must be measured, since they are no part of the others, or only one of
-        several hosts is left.
+    """Return the cost model of some of a model's ranks, in another order; None if they must be measured: they
+    are not part of the others, or only one of several hosts is left. ``ranks``: their ranks in that model.
     """
     if not model.hosts:
         return model if len(set(host_index)) == 1 else None
@@ -101,15 +88,9 @@ def part_of(model: CostModel, ranks: Sequence[int], host_index: Sequence[int]) -
 
 
 def numbers_of(model: Optional[CostModel], own: Sequence[int], hosts: Sequence[int]) -> List[float]:
-    """A cost model as numbers, for ranks that have none; :func:`joined_model` makes one of them.
-
-    Args:
-        model: of some ranks; None: there is none, and all is 0.
-        own: for each of these ranks the number of its host.
-        hosts: for each rank of the job the number of its host.
-
-    Returns:
-        what holds for all, and then each host's seconds per byte, 0 where the model has none.
+    """Return a cost model as numbers for :func:`joined_model` on ranks without one: the common values, and
+    then each host's seconds per byte, 0 where the model has none. ``own``: host numbers of the model's ranks;
+    ``hosts``: of the job's.
     """
     places = sorted(set(hosts))
     if model is None:
@@ -120,7 +101,7 @@ def numbers_of(model: Optional[CostModel], own: Sequence[int], hosts: Sequence[i
 
 
 def joined_model(numbers: Sequence[float], hosts: Sequence[int]) -> CostModel:
-    """The cost model of a job from :func:`numbers_of`, in which every host's interface is known by now."""
+    """Return the cost model of a job from :func:`numbers_of`, after every host's interface was measured."""
     latency_s, byte_s, reduce_byte_s, wire_latency_s, *wires = numbers
     model = CostModel(latency_s, byte_s, reduce_byte_s, MESSAGE_S)
     if len(wires) == 1:
@@ -135,7 +116,7 @@ def joined_model(numbers: Sequence[float], hosts: Sequence[int]) -> CostModel:
 
 
 def coarse(value: float) -> float:
-    """The nearest of 1, 1.5, 2, 3, 4, 6, 8, ... (times a power of two).
+    """Return the nearest of 1, 1.5, 2, 3, 4, 6, 8, ... (times a power of two).
 
     >>> [coarse(value) for value in (1.1, 1.4, 2.4, 3.3, 100.0)]
     [1.0, 1.5, 2.0, 3.0, 96.0]
@@ -146,11 +127,11 @@ def coarse(value: float) -> float:
 
 
 def coarse_model(model: CostModel) -> CostModel:
-    """The same machine with rounded wires, to compare algorithms by."""
+    """Return the same machine with rounded wires, to compare algorithms by."""
     return model._replace(wire_byte_s=tuple(coarse(byte_s) for byte_s in model.wire_byte_s))
 
 
 def _median(values: Sequence[float], default: float) -> float:
-    """The middle one of those that were measured."""
+    """Return the median of the measured values, or the default."""
     measured = sorted(value for value in values if value > 0)
     return measured[len(measured) // 2] if measured else default

@@ -1,10 +1,10 @@
-"""Which algorithm for which message, by rule.
+"""Chooses an algorithm for a message by rule.
 
 The choice depends only on values that are equal on all ranks (number of ranks, elements, element type,
-settings), so all ranks choose the same without communication. The limits below are rules of
-thumb for networks with a latency of some 50 microseconds and 1 to 10 Gbit/s, from the costs that
-the algorithms' docstrings give. They serve where nothing was measured; :mod:`ringcomm.schedule.select`
-chooses for the machine at hand.
+settings), so all ranks choose the same without communication. The limits below are rules of thumb for
+networks with a latency of some 50 microseconds and 1 to 10 Gbit/s, from the costs that the algorithms'
+docstrings give. They serve where nothing was measured; :mod:`ringcomm.schedule.select` chooses for the
+machine at hand.
 """
 
 from __future__ import annotations
@@ -37,22 +37,9 @@ ranks, 50 us and 10 Gbit/s both take the same for 125 KB; at 1 Gbit/s already fo
 def choose_all_reduce(
     size: int, count: int, item_bytes: int, *, needs_single_fold: bool, override: str | None = None
 ) -> str:
-    """Name the all-reduce for a message.
-
-    Args:
-        size: number of ranks.
-        count: number of elements.
-        item_bytes: bytes per element.
-        needs_single_fold: sums must not be rounded or wrapped between hops (half types, averages
-            of integers).
-        override: the name that the user has chosen, if any. If it cannot give a single fold where one
-            is needed, "direct" takes its place.
-
-    Returns:
-        The name of a registered algorithm.
-
-    Raises:
-        ConfigError: there is no algorithm of the override's name.
+    """Return the name of the all-reduce for a message. ``needs_single_fold``: sums must not be rounded or
+    wrapped between hops (half types, averages of integers); if the user's ``override`` cannot give that,
+    "direct" takes its place. Raises ConfigError for an unknown override.
 
     >>> choose_all_reduce(4, 1_000_000, 4, needs_single_fold=False)
     'direct'
@@ -70,26 +57,15 @@ def choose_all_reduce(
 
 
 def choose_reduce_scatter(size: int, *, needs_single_fold: bool) -> str:
-    """Name the reduce-scatter.
-
-    Args:
-        size: number of ranks.
-        needs_single_fold: as for :func:`choose_all_reduce`; only "direct" serves it.
-    """
+    """Return the name of the reduce-scatter. Only "direct" folds once, see :func:`choose_all_reduce`."""
     return "direct" if needs_single_fold or size <= direct.MAX_RANKS else "ring"
 
 
 def choose_all_gather(size: int) -> str:
-    """Name the all-gather of so many ranks."""
+    """Return the name of the all-gather."""
     return "direct" if size <= direct.MAX_RANKS else "ring"
 
 
 def choose_broadcast(size: int, count: int, item_bytes: int) -> str:
-    """Name the broadcast.
-
-    Args:
-        size: number of ranks.
-        count: number of elements.
-        item_bytes: bytes per element.
-    """
+    """Return the name of the broadcast."""
     return "tree" if size <= 2 or count * item_bytes <= TREE_MAX_BYTES else "chain"

@@ -1,8 +1,8 @@
-"""How long one all-reduce takes among any number of ranks, in closed form.
+"""The time of one all-reduce among any number of ranks, in closed form.
 
 :func:`ringcomm.schedule.cost.predict` replays a schedule step by step, which takes a second for a ring of 64
-ranks. Where ranks differ only by their hosts' interfaces, the same follows from a few sums: what each
-interface sends, how much each processor adds, and how often one rank waits for another. That takes
+ranks. Where ranks differ only by their hosts' interfaces, the same follows from a few sums: the bytes that
+each interface sends and each processor adds, and how often one rank waits for another. That takes
 microseconds for thousands of ranks; tests compare both.
 
 Interfaces are full duplex, the switch has no limit, and streams that share an interface share it fairly. So a
@@ -21,11 +21,11 @@ from .machine import Machine
 from .shares import interface_shares
 
 CODEC_SHARE = {"float32": 1.0, "bf16": 0.5, "int8": 260 / 1024}
-"""Bytes that are sent per byte of float32."""
+"""Encoded bytes per byte of float32."""
 
 
 class _Load(NamedTuple):
-    """What a method asks of hosts and ranks, for n bytes."""
+    """The load of a method on hosts and ranks, for n bytes."""
 
     wire_bytes: Tuple[float, ...]  # per host, each way
     rank_bytes: float  # what the busiest rank sends and receives
@@ -35,13 +35,8 @@ class _Load(NamedTuple):
 
 
 def allreduce_s(kind: str, sent: float, machine: Machine, ranks: Sequence[int]) -> float:
-    """The seconds of reducing so many bytes once, without what encoding them costs.
-
-    Args:
-        kind: ``ring``, ``direct`` or ``hierarchical``.
-        sent: bytes of the vector as they are sent.
-        machine: the model.
-        ranks: number of ranks on each host.
+    """Return the seconds to reduce ``sent`` bytes (as they are sent) once, without the cost of encoding.
+    ``kind``: ``ring``, ``direct`` or ``hierarchical``; ``ranks``: their number on each host.
     """
     size = sum(ranks)
     if size < 2 or sent <= 0:
@@ -64,13 +59,8 @@ def allreduce_s(kind: str, sent: float, machine: Machine, ranks: Sequence[int]) 
 def best_allreduce(
     nbytes: float, machine: Machine, ranks: Sequence[int], codec: str = "float32"
 ) -> Tuple[str, float]:
-    """Return the algorithm that ringcomm chooses for a long vector, and its seconds without encoding.
-
-    Args:
-        nbytes: bytes of float32, before they are encoded.
-        machine: the model.
-        ranks: number of ranks on each host.
-        codec: ``float32``, ``bf16`` or ``int8``, whose blocks are never passed along a ring.
+    """Return the algorithm that ringcomm chooses for a long vector of ``nbytes`` of float32, and its seconds
+    without encoding. Blocks of the codec ``int8`` are never passed along a ring.
     """
     sent = nbytes * CODEC_SHARE[codec]
     is_grid = len(ranks) > 1 and len(set(ranks)) == 1 and ranks[0] > 1
@@ -111,7 +101,7 @@ def _direct(sent: float, machine: Machine, ranks: Sequence[int]) -> _Load:
 
 
 def _shares(ranks: Sequence[int], machine: Machine) -> List[float]:
-    """Return which part of a vector each host adds up, by the speeds of their interfaces."""
+    """Return the part of a vector that each host adds up, by the speeds of their interfaces."""
     wires = machine.wires(len(ranks))
     if len(set(wires)) > 1:
         return interface_shares(ranks, [1.0 / byte_s for byte_s in wires])
@@ -119,7 +109,7 @@ def _shares(ranks: Sequence[int], machine: Machine) -> List[float]:
 
 
 def _slowest_hop_s(sent: float, machine: Machine, ranks: Sequence[int]) -> float:
-    """A ring is as quick as its slowest hop, which every chunk passes."""
+    """Return the time of a ring's slowest hop, which every chunk passes."""
     size = sum(ranks)
     hops = [machine.local_byte_s] if max(ranks) > 1 else []
     hops += list(machine.wires(len(ranks))) if len(ranks) > 1 else []
@@ -130,11 +120,11 @@ _LOADS = {"ring": _ring, "direct": _direct, "hierarchical": _hierarchical}
 
 
 def _latency_s(load: _Load, machine: Machine, ranks: Sequence[int], piece: float) -> float:
-    """Return what the longest chain of messages adds to the time of the streams.
+    """Return the time that the longest chain of messages adds to that of the streams.
 
     A rank passes on a chunk after its first segment. While the rest of the chunk is on the wire the next hop
-    works, so only what a hop takes longer than its chunk counts. With two hops interfaces are busy all the
-    time: what comes out of a sum is sent while further operands arrive.
+    works, so only the time by which a hop exceeds its chunk counts. With two hops interfaces are busy all the
+    time: results of a sum are sent while further operands arrive.
     """
     alpha_s = machine.wire_latency_s if len(ranks) > 1 else machine.local_latency_s
     hop_s = alpha_s + machine.message_s + piece * machine.reduce_byte_s

@@ -37,10 +37,10 @@ class CostModel(NamedTuple):
     """gamma: per byte of an operand that is folded into another."""
 
     message_s: float = 0.0
-    """What each message occupies the ports of both ranks with, whatever its length."""
+    """Time of each message in the ports of both ranks, whatever its length."""
 
     segment_bytes: int = 262144
-    """How much a rank collects before it folds or passes on."""
+    """Bytes that a rank collects before it folds them or passes them on."""
 
     hosts: Tuple[int, ...] = ()
     """For each rank the number of its host, if there are several. Then ``latency_s`` and ``byte_s`` are
@@ -54,22 +54,15 @@ class CostModel(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """When a step has done its first segment and when all of it."""
+    """The times when a step has done its first segment, and all of it."""
 
     first_s: float
     last_s: float
 
 
 def predict(schedules: Schedules, item_bytes: int, model: CostModel) -> float:
-    """Seconds from a common start until the last rank has finished its last step.
-
-    Args:
-        schedules: one per rank.
-        item_bytes: bytes per element.
-        model: the machine.
-
-    Raises:
-        BrokenInvariantError: the schedules do not fit together.
+    """Return the seconds from a common start until the last rank has finished its last step. Raises
+    BrokenInvariantError if the schedules do not fit together.
 
     >>> from . import ring
     >>> schedules = [ring.all_reduce(rank, 2, (0, 500, 1000)) for rank in range(2)]
@@ -100,7 +93,7 @@ def predict(schedules: Schedules, item_bytes: int, model: CostModel) -> float:
 
 
 class _Clock:
-    """The time so far: what each step took, and until when ports and processors are taken."""
+    """The time so far: of each step, and until when ports and processors are busy."""
 
     def __init__(
         self, schedules: Schedules, streams: Streams, before: _Before, item_bytes: int, model: CostModel
@@ -125,7 +118,7 @@ class _Clock:
     def begin_s(self, node: _Node) -> float:
         """Return when a step may begin, as far as its own rank and the ports are concerned, to 1 %.
 
-        In that order steps are served. More exactly would be wrong: of chunks that differ by an element,
+        Steps are served in that order. Greater precision would be wrong: of chunks that differ by an element,
         those of one rank would all come first, and keep ports from those of the others.
         """
         begin_s = self._own_wait(node).first_s
@@ -140,7 +133,7 @@ class _Clock:
         return ldexp(round(mantissa * 128), exponent)
 
     def price(self, node: _Node) -> None:
-        """Give a step its line; all that it waits for has one."""
+        """Give a step its line; all steps that it waits for have one."""
         step = self._schedules[node[0]][node[1]]
         length_bytes = (step.stop - step.start) * self._item_bytes
         if isinstance(step, Send):
@@ -149,7 +142,7 @@ class _Clock:
             self.lines[node] = self._received(node, step, length_bytes)
 
     def _own_wait(self, node: _Node) -> _Line:
-        """Return when the steps before it in its own rank have done what it needs: first and last element."""
+        """Return when the earlier steps of its rank have provided its first and its last element."""
         rank, index = node
         step = self._schedules[rank][index]
         first_s = last_s = 0.0
@@ -178,10 +171,7 @@ class _Clock:
         return _Line(begin_s + model.message_s + segment_s, max(end_s, wait.last_s + segment_s))
 
     def _ports(self, rank: int, peer: int) -> Tuple[Tuple[int, float, float], ...]:
-        """Return what a message between them occupies at this rank.
-
-        Port, seconds per byte and per message.
-        """
+        """Return the ports that a message occupies at this rank, with seconds per byte and per message."""
         model = self._model
         if self._alone or model.hosts[rank] == model.hosts[peer]:
             return ((rank, model.byte_s, model.message_s),)
@@ -189,7 +179,7 @@ class _Clock:
         return ((rank, 0.0, model.message_s), (-1 - host, model.wire_byte_s[host], 0.0))
 
     def latency_s(self, source: int, target: int) -> float:
-        """alpha between two ranks."""
+        """Return alpha between two ranks."""
         model = self._model
         if self._alone or model.hosts[source] == model.hosts[target]:
             return model.latency_s
@@ -207,7 +197,7 @@ class _Clock:
         return ready
 
     def _worked(self, rank: int, ready: _Line, length_bytes: int, byte_s: float) -> _Line:
-        """The line of work on elements that are ready on a line, after all earlier work of the rank."""
+        """Return the line of work on elements that are ready on a line, after the rank's earlier work."""
         segment_s = min(length_bytes, self._model.segment_bytes) * byte_s
         begin_s = max(ready.first_s, self._processor_free[rank])
         self._processor_free[rank] = end_s = begin_s + length_bytes * byte_s
@@ -215,7 +205,7 @@ class _Clock:
 
 
 def _graph(streams: Streams, before: _Before) -> Tuple[Dict[_Node, List[_Node]], Dict[_Node, int]]:
-    """Return which steps may be priced after which: followers of each, and how many each waits for."""
+    """Return the order in which steps may be priced: followers of each, and how many each waits for."""
     followers: Dict[_Node, List[_Node]] = {}
     blockers = {(rank, i): 0 for rank, steps in enumerate(before) for i in range(len(steps))}
 

@@ -26,27 +26,29 @@ from .registry import Algorithm, register
 from .steps import SELF, SOURCE, Bounds, Recv, Schedule, Send
 
 MAX_RANKS = 16
-"""Up to here every rank may talk to every other at once. Beyond, that many simultaneous senders overflow
-the buffers of small switches, and each rank's share of a message gets too small to be worth one."""
+"""Up to here every rank may talk to every other at once. Beyond, that many simultaneous senders overflow the
+buffers of small switches, and each rank's share of a message gets too small to be worth one.
+"""
 
 ONE_SHOT_MAX_BYTES = 512 * 1024
-"""Less than this. Beyond, the fold overwrites what is still to be sent, so both wait for each other: measured
-between two ranks of one host, 256 KiB took 0.79 (TCP) and 0.87 (shared memory) of the time of ``direct``,
-512 KiB 0.90 and 0.94, and 1 MiB 1.02 and 1.2."""
+"""Less than this. Beyond, the fold overwrites bytes that are still to be sent, so both wait for each other:
+measured between two ranks of one host, 256 KiB took 0.79 (TCP) and 0.87 (shared memory) of the time of
+``direct``, 512 KiB 0.90 and 0.94, and 1 MiB 1.02 and 1.2.
+"""
 
 
 def _peers_ahead(rank: int, size: int) -> List[int]:
-    """All other ranks, the next one first: the order in which to send."""
+    """Return all other ranks, the next one first: the order in which to send."""
     return [(rank + distance) % size for distance in range(1, size)]
 
 
 def _peers_behind(rank: int, size: int) -> List[int]:
-    """All other ranks, the previous one first: the order in which their messages come."""
+    """Return all other ranks, the previous one first: the order in which their messages come."""
     return [(rank - distance) % size for distance in range(1, size)]
 
 
 def _fold_all(rank: int, size: int, start: int, stop: int) -> Schedule:
-    """One fold of all ranks' ``[start, stop)`` in the order of the ranks; nothing if there is one rank."""
+    """Return one fold of all ranks' ``[start, stop)`` in the order of the ranks; nothing for one rank."""
     if size == 1:
         return []
     fold = tuple(SELF if other == rank else other for other in range(size))
@@ -54,15 +56,8 @@ def _fold_all(rank: int, size: int, start: int, stop: int) -> Schedule:
 
 
 def reduce_scatter(rank: int, size: int, bounds: Bounds) -> Schedule:
-    """Send every chunk to the rank that owns it; fold the own one. Rank r ends with chunk r.
-
-    Args:
-        rank: this rank, ``0 <= rank < size``.
-        size: number of ranks.
-        bounds: ``size + 1`` chunk boundaries in elements; ``DATA`` holds the whole vector.
-
-    Returns:
-        ``size - 1`` sends and one ``Recv`` from all others. The other chunks stay as they were.
+    """Send every chunk to the rank that owns it; fold the own one. Rank r ends with chunk r, and the other
+    chunks stay as they were.
 
     Cost: ``alpha + (p - 1)/p n (beta + gamma)`` for equal chunks.
     Source: Thakur, Rabenseifner and Gropp (2005), pairwise exchange.
@@ -78,14 +73,6 @@ def reduce_scatter_spans(rank: int, size: int, spans: Sequence[Tuple[int, int]])
 
 def all_gather(rank: int, size: int, bounds: Bounds) -> Schedule:
     """Send the own chunk to all others. Rank r starts with chunk r in its place.
-
-    Args:
-        rank: this rank, ``0 <= rank < size``.
-        size: number of ranks.
-        bounds: ``size + 1`` chunk boundaries in elements.
-
-    Returns:
-        ``size - 1`` sends of the same span and ``size - 1`` overwriting receives.
 
     Cost: ``alpha + (p - 1)/p n beta`` for equal chunks.
     Source: Thakur, Rabenseifner and Gropp (2005), pairwise exchange.
@@ -103,14 +90,6 @@ def all_gather_spans(rank: int, size: int, spans: Sequence[Tuple[int, int]]) -> 
 def all_reduce(rank: int, size: int, bounds: Bounds) -> Schedule:
     """Reduce-scatter, then all-gather: two rounds, and the bytes of a ring.
 
-    Args:
-        rank: this rank, ``0 <= rank < size``.
-        size: number of ranks.
-        bounds: ``size + 1`` chunk boundaries in elements; chunks may be empty or uneven.
-
-    Returns:
-        :func:`reduce_scatter` followed by :func:`all_gather`.
-
     Cost: ``2 alpha + 2 (p - 1)/p n beta + (p - 1)/p n gamma`` for equal chunks.
     Source: Thakur, Rabenseifner and Gropp (2005), pairwise exchange.
     """
@@ -120,13 +99,8 @@ def all_reduce(rank: int, size: int, bounds: Bounds) -> Schedule:
 def one_shot(rank: int, size: int, count: int) -> Schedule:
     """All-reduce in one round: every rank sends its vector to every other, and every rank folds all of them.
 
-    For tiny messages, where the number of rounds is all that counts. All ranks evaluate the same
-    expression, contributions in the order of the ranks, so they end with the same bits.
-
-    Args:
-        rank: this rank, ``0 <= rank < size``.
-        size: number of ranks.
-        count: number of elements.
+    For tiny messages, where only the number of rounds counts. All ranks evaluate the same expression,
+    contributions in the order of the ranks, so they end with the same bits.
 
     Cost: ``alpha + (p - 1) n (beta + gamma)``.
     Source: folklore; NCCL and vLLM call it one-shot, MPI texts all-to-all broadcast and reduce.
@@ -141,16 +115,9 @@ def one_shot(rank: int, size: int, count: int) -> Schedule:
 
 
 def all_to_all(rank: int, size: int, send_bounds: Bounds, recv_bounds: Bounds) -> Schedule:
-    """Give each peer its own span of ``SOURCE``, and get one from each into ``DATA``.
-
-    The span from this rank to itself is not included: the caller copies it.
-
-    Args:
-        rank: this rank, ``0 <= rank < size``.
-        size: number of ranks.
-        send_bounds: ``size + 1`` boundaries in ``SOURCE``, in elements; chunk q goes to rank q.
-        recv_bounds: ``size + 1`` boundaries in ``DATA``, in elements; chunk q comes from rank q.
-            Its length must be what rank q's ``send_bounds`` say of this rank.
+    """Give each peer its own span of ``SOURCE``, and get one from each into ``DATA``. The length of chunk q
+    in ``recv_bounds`` must be that of this rank's chunk in rank q's ``send_bounds``. The caller copies the
+    span from this rank to itself.
 
     Cost: ``alpha + (p - 1)/p n beta`` for equal chunks, n being the elements that one rank sends.
     Source: Thakur, Rabenseifner and Gropp (2005), pairwise exchange for long messages.

@@ -31,15 +31,6 @@ from .steps import SELF, Recv, Schedule, Send
 def all_reduce(rank: int, size: int, count: int) -> Schedule:
     """All ranks end with the sum of all vectors, bit for bit the same.
 
-    Args:
-        rank: this rank, ``0 <= rank < size``.
-        size: number of ranks, any.
-        count: number of elements.
-
-    Returns:
-        One ``Send`` and one folding ``Recv`` per round, for ranks that sit out one ``Send`` and
-        one overwriting ``Recv``.
-
     Cost: ``log2(p) (alpha + n (beta + gamma))`` for powers of two; for others, with q the next
     lower power, at most ``2 (alpha + n beta) + n gamma`` more than for q.
     Here a message takes alpha seconds plus beta seconds per element, and adding takes gamma
@@ -68,7 +59,7 @@ def all_reduce(rank: int, size: int, count: int) -> Schedule:
 
 
 def _rounds(player: int, players: int, extras: int, count: int) -> Schedule:
-    """The swaps among the players, whose number is a power of two."""
+    """Return the swaps among the players, whose number is a power of two."""
     steps: Schedule = []
     distance = 1
     while distance < players:
@@ -82,7 +73,7 @@ def _rounds(player: int, players: int, extras: int, count: int) -> Schedule:
 
 
 def _rank_of(player: int, extras: int) -> int:
-    """The rank behind a player's number: the odd one of a pair, or one beyond the pairs."""
+    """Return the rank of a player: the odd one of a pair, or one beyond the pairs."""
     return 2 * player + 1 if player < extras else player + extras
 
 

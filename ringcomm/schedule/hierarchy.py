@@ -43,9 +43,6 @@ Span = Tuple[int, int]
 def hosts_of(host_index: Sequence[int]) -> Optional[Hosts]:
     """Group ranks by host, if that makes a grid: several hosts, several ranks on each, and equally many.
 
-    Args:
-        host_index: for each rank the number of its host.
-
     >>> hosts_of([0, 0, 1, 1])
     ((0, 1), (2, 3))
     >>> hosts_of([0, 0, 1]) is None
@@ -61,7 +58,7 @@ def hosts_of(host_index: Sequence[int]) -> Optional[Hosts]:
 
 
 class _Place:
-    """Where a rank stands in the grid of hosts, and in which order it serves the others."""
+    """A rank's place in the grid of hosts, and the order in which it serves the others."""
 
     def __init__(self, rank: int, hosts: Hosts) -> None:
         self.hosts = hosts
@@ -71,35 +68,28 @@ class _Place:
         self.column = tuple(ranks[self.place] for ranks in hosts)
 
     def local_ahead(self) -> List[int]:
-        """Places of the other ranks of this host, the next one first."""
+        """Return the places of the other ranks of this host, the next one first."""
         return [(self.place + d) % len(self.local) for d in range(1, len(self.local))]
 
     def local_behind(self) -> List[int]:
         return [(self.place - d) % len(self.local) for d in range(1, len(self.local))]
 
     def hosts_ahead(self) -> List[int]:
-        """The other hosts, the next one first."""
+        """Return the other hosts, the next one first."""
         return [(self.host + d) % len(self.hosts) for d in range(1, len(self.hosts))]
 
     def hosts_behind(self) -> List[int]:
         return [(self.host - d) % len(self.hosts) for d in range(1, len(self.hosts))]
 
     def fold(self, ranks: Sequence[int]) -> Tuple[int, ...]:
-        """All of them in their order, this one as itself."""
+        """Return the ranks in their order, this one as ``SELF``."""
         me = self.local[self.place]
         return tuple(SELF if rank == me else rank for rank in ranks)
 
 
 def reduce_scatter(rank: int, hosts: Hosts, spans: Sequence[Span]) -> Schedule:
-    """Rank r ends with span r finished; other spans may be overwritten by partial sums.
-
-    Args:
-        rank: this rank.
-        hosts: the grid of ranks; every rank from 0 on stands in it once.
-        spans: for each rank its span ``(start, stop)`` in elements. They do not overlap.
-
-    Returns:
-        For every host a send to each rank of this one and a fold of them all; then one fold of all hosts'.
+    """Rank r ends with span r finished; other spans may be overwritten by partial sums. The spans of all
+    ranks, in elements, do not overlap.
 
     Cost: ``a + A + (m - 1)/m n (b + gamma) + (h - 1)/(h m) n (m B + gamma)`` for equal spans.
     Source: see the module.
@@ -123,16 +113,8 @@ def reduce_scatter(rank: int, hosts: Hosts, spans: Sequence[Span]) -> Schedule:
 
 
 def all_gather(rank: int, hosts: Hosts, spans: Sequence[Span]) -> Schedule:
-    """Rank r starts with span r in its place; all ranks end with all spans.
-
-    Args:
-        rank: this rank.
-        hosts: the grid of ranks; every rank from 0 on stands in it once.
-        spans: for each rank its span ``(start, stop)`` in elements. They do not overlap.
-
-    Returns:
-        The exchange with the same place on other hosts; then, for every host, what came from it to all
-        ranks of this one. So a span reaches every other host once, and not once for each of its ranks.
+    """Rank r starts with span r in its place; all ranks end with all spans, which do not overlap. A span
+    reaches every other host once, and not once for each of its ranks.
 
     Cost: ``A + a + (h - 1)/h n B + (m - 1)/m n b`` for equal spans.
     Source: see the module.
@@ -150,14 +132,6 @@ def all_gather(rank: int, hosts: Hosts, spans: Sequence[Span]) -> Schedule:
 
 def all_reduce(rank: int, hosts: Hosts, bounds: Bounds) -> Schedule:
     """Reduce-scatter, then all-gather: all ranks end with the sum of all vectors.
-
-    Args:
-        rank: this rank.
-        hosts: the grid of ranks; every rank from 0 on stands in it once.
-        bounds: as many chunk boundaries as ranks, and one more, in elements; chunk r becomes rank r's.
-
-    Returns:
-        :func:`reduce_scatter` followed by :func:`all_gather`.
 
     Cost: ``2 (a + A) + (m - 1)/m n (2 b + gamma) + (h - 1)/(h m) n (2 m B + gamma)`` for equal chunks.
     Source: see the module.

@@ -1,4 +1,4 @@
-"""What the closed forms assume of hosts, their interfaces and their processors."""
+"""The model of hosts, their interfaces and their processors that the closed forms use."""
 
 from __future__ import annotations
 
@@ -16,33 +16,24 @@ from .cost import CostModel
 
 
 class Machine(NamedTuple):
-    """Hosts on one switch, each with an interface that its ranks share.
+    """Hosts on one switch, each with an interface that its ranks share."""
 
-    Attributes:
-        wire_byte_s: seconds per byte through each host's interface, each way; of further hosts the last one.
-        wire_latency_s: from the first byte sent to the first byte received, between hosts.
-        local_byte_s, local_latency_s: the same between ranks of one host.
-        reduce_byte_s: per byte of an operand that is added.
-        message_s: processor time of a message at both ends.
-        segment_bytes: how much a rank collects before it adds or passes on.
-    """
-
-    wire_byte_s: Tuple[float, ...] = (WIRE_BYTE_S,)
-    wire_latency_s: float = WIRE_LATENCY_S
+    wire_byte_s: Tuple[float, ...] = (WIRE_BYTE_S,)  # each way; of further hosts the last one
+    wire_latency_s: float = WIRE_LATENCY_S  # from the first byte sent to the first byte received
     local_byte_s: float = LOCAL_BYTE_S
     local_latency_s: float = LOCAL_LATENCY_S
-    reduce_byte_s: float = REDUCE_BYTE_S
-    message_s: float = MESSAGE_S
-    segment_bytes: int = 262144
+    reduce_byte_s: float = REDUCE_BYTE_S  # of an operand that is added
+    message_s: float = MESSAGE_S  # processor time of a message at both ends
+    segment_bytes: int = 262144  # collected before a rank adds or passes on
 
     def wires(self, hosts: int) -> Tuple[float, ...]:
-        """Seconds per byte of the interfaces of so many hosts."""
+        """Return the seconds per byte of the interfaces of this many hosts."""
         known = self.wire_byte_s[:hosts]
         return known + (self.wire_byte_s[-1],) * (hosts - len(known))
 
 
 def machine_of(model: CostModel) -> Machine:
-    """The machine of a measured model. A model of one host gets interfaces of 1 Gbit/s."""
+    """Return the machine of a measured model. A model of one host gets interfaces of 1 Gbit/s."""
     machine = Machine(
         local_byte_s=model.byte_s, local_latency_s=model.latency_s, reduce_byte_s=model.reduce_byte_s,
         message_s=model.message_s, segment_bytes=model.segment_bytes,
@@ -53,7 +44,7 @@ def machine_of(model: CostModel) -> Machine:
 
 
 def grid(ranks: int, slots: Sequence[int]) -> Tuple[int, ...]:
-    """Return how many ranks each host has; further hosts have as many as the last one.
+    """Return the number of ranks on each host; further hosts have as many as the last one.
 
     >>> grid(5, [2])
     (2, 2, 1)

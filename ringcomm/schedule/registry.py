@@ -15,7 +15,7 @@ from ..errors import BrokenInvariantError, ConfigError
 from .steps import Schedule, Step
 
 Steps = Tuple[Step, ...]
-"""A finished schedule. It is shared by all calls of the same shape, so it cannot be changed."""
+"""A finished schedule. All calls of the same shape share it, so it cannot be changed."""
 
 TITLES = {
     "allreduce": "all-reduce",
@@ -28,57 +28,34 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Problem:
-    """What a schedule is needed for, as one rank sees it.
-
-    Attributes:
-        rank: this rank.
-        size: number of ranks.
-        count: number of elements of the whole vector.
-        bounds: ``size + 1`` chunk boundaries in elements; chunk r belongs to rank r.
-        hosts: the ranks of each host, if there are several hosts with equally many ranks each
-            (:func:`ringcomm.schedule.hierarchy.hosts_of`).
-        root: the source of a broadcast.
-    """
+    """The problem that a schedule solves, as one rank sees it."""
 
     rank: int
     size: int
-    count: int
-    bounds: Tuple[int, ...] = ()
-    hosts: Optional[Tuple[Tuple[int, ...], ...]] = None
-    root: int = 0
+    count: int  # elements of the whole vector
+    bounds: Tuple[int, ...] = ()  # ``size + 1`` chunk boundaries in elements; chunk r belongs to rank r
+    hosts: Optional[Tuple[Tuple[int, ...], ...]] = None  # ranks of each host, see :func:`.hierarchy.hosts_of`
+    root: int = 0  # of a broadcast
 
 
 class Algorithm(NamedTuple):
-    """One way to compute a collective.
+    """One way to compute a collective."""
 
-    Attributes:
-        collective: one of :data:`TITLES`.
-        name: unique among those of the collective.
-        build: one rank's schedule for a problem.
-        single_fold: whether one fold makes each element, so that no sum is rounded or wrapped on the way.
-        min_ranks: not considered for fewer ranks.
-        max_ranks: not considered for more ranks; None for any number.
-        max_bytes: not considered for messages of the size class (power of two) of this many bytes or of a
-            larger class; None for any size.
-        needs_hosts: whether it needs ``Problem.hosts``.
-        handicap: the factor on its predicted time by which another algorithm of the same collective wins a
-            near tie. More than 1 where its order of additions depends on the algorithm, so that small
-            differences between two measurements of a machine do not change the bits of a result.
-        by_name_only: whether it is never compared with others, only used where it is asked for.
-        many_to_one: whether ranks of several hosts send to one at the same time. Where links are slow, queues
-            in front of the receiver overflow then.
-    """
-
-    collective: str
-    name: str
+    collective: str  # one of :data:`TITLES`
+    name: str  # unique among those of the collective
     build: Callable[[Problem], Schedule]
-    single_fold: bool = False
+    single_fold: bool = False  # one fold makes each element: no sum is rounded or wrapped on the way
     min_ranks: int = 1
     max_ranks: Optional[int] = None
-    max_bytes: Optional[int] = None
-    needs_hosts: bool = False
+    max_bytes: Optional[int] = None  # not considered from the size class (power of two) of this many bytes on
+    needs_hosts: bool = False  # needs ``Problem.hosts``
+    # Factor on its predicted time, by which another algorithm wins a near tie. More than 1 where its
+    # order of additions depends on the algorithm, so that small differences between two measurements of a
+    # machine do not change the bits of a result.
     handicap: float = 1.0
-    by_name_only: bool = False
+    by_name_only: bool = False  # never compared with others, only used where it is requested
+    # Ranks of several hosts send to one at the same time. Where links are slow, queues in front of the
+    # receiver overflow then.
     many_to_one: bool = False
 
     def usable(self, problem: Problem, item_bytes: int, needs_single_fold: bool) -> bool:
@@ -99,11 +76,7 @@ _TABLE: Dict[str, Dict[str, Algorithm]] = {collective: {} for collective in TITL
 
 
 def register(algorithm: Algorithm) -> None:
-    """Add an algorithm to the table.
-
-    Raises:
-        BrokenInvariantError: the collective is unknown, or the name is taken.
-    """
+    """Add an algorithm to the table; raises BrokenInvariantError for an unknown collective or known name."""
     known = _TABLE.get(algorithm.collective)
     if known is None:
         raise BrokenInvariantError(f"no collective {algorithm.collective!r}; there are {', '.join(TITLES)}")
@@ -113,19 +86,14 @@ def register(algorithm: Algorithm) -> None:
 
 
 def algorithms(collective: str) -> List[Algorithm]:
-    """The algorithms of a collective, in an order that does not depend on which module was imported first.
-
-    All ranks have to prefer the same one of two that are predicted to take equally long.
+    """Return the algorithms of a collective, in an order that does not depend on which module was imported
+    first: all ranks must prefer the same one of two that are predicted to take equally long.
     """
     return sorted(_TABLE[collective].values(), key=lambda item: item.build.__module__)
 
 
 def algorithm(collective: str, name: str) -> Algorithm:
-    """The algorithm of that name.
-
-    Raises:
-        ConfigError: there is none; the message lists those that there are.
-    """
+    """Return the algorithm of that name; raises ConfigError, with the known names, if there is none."""
     known = _TABLE[collective]
     if name not in known:
         names = ", ".join(item.name for item in algorithms(collective))
@@ -134,10 +102,7 @@ def algorithm(collective: str, name: str) -> Algorithm:
 
 
 def build(collective: str, name: str, problem: Problem) -> Steps:
-    """One rank's schedule by the algorithm of that name.
-
-    Raises:
-        ConfigError: there is no such algorithm.
+    """Return one rank's schedule by the algorithm of that name; raises ConfigError if there is none.
 
     >>> from . import ring
     >>> len(build("allreduce", "ring", Problem(rank=0, size=2, count=4, bounds=(0, 2, 4))))

@@ -52,15 +52,6 @@ from .steps import SELF, Bounds, Recv, Schedule, Send
 def reduce_scatter(rank: int, size: int, bounds: Bounds) -> Schedule:
     """The first trip: rank r ends with chunk r finished, all others hold partial sums.
 
-    Args:
-        rank: this rank, ``0 <= rank < size``.
-        size: number of ranks.
-        bounds: ``size + 1`` chunk boundaries in elements; ``DATA`` holds the whole vector.
-
-    Returns:
-        ``size - 1`` pairs of a ``Send`` to the right and a folding ``Recv`` from the left. The
-        other chunks of ``DATA`` are overwritten by partial sums.
-
     Cost: ``(p - 1) alpha + (p - 1)/p n (beta + gamma)`` for equal chunks.
     Source: Patarasuk and Yuan (2009).
     """
@@ -78,14 +69,6 @@ def reduce_scatter(rank: int, size: int, bounds: Bounds) -> Schedule:
 def all_gather(rank: int, size: int, bounds: Bounds) -> Schedule:
     """The second trip: rank r starts with chunk r in its place, all ranks end with all chunks.
 
-    Args:
-        rank: this rank, ``0 <= rank < size``.
-        size: number of ranks.
-        bounds: ``size + 1`` chunk boundaries in elements.
-
-    Returns:
-        ``size - 1`` pairs of a ``Send`` to the right and an overwriting ``Recv`` from the left.
-
     Cost: ``(p - 1) alpha + (p - 1)/p n beta`` for equal chunks.
     Source: Patarasuk and Yuan (2009).
     """
@@ -100,15 +83,7 @@ def all_gather(rank: int, size: int, bounds: Bounds) -> Schedule:
 
 
 def all_reduce(rank: int, size: int, bounds: Bounds) -> Schedule:
-    """Both trips: all ranks end with the sum of all vectors.
-
-    Args:
-        rank: this rank, ``0 <= rank < size``.
-        size: number of ranks.
-        bounds: ``size + 1`` chunk boundaries in elements; chunks may be empty or uneven.
-
-    Returns:
-        :func:`reduce_scatter` followed by :func:`all_gather`.
+    """Both trips: all ranks end with the sum of all vectors. Chunks may be empty or uneven.
 
     Cost: ``2 (p - 1) alpha + 2 (p - 1)/p n beta + (p - 1)/p n gamma`` for equal chunks.
     Source: Patarasuk and Yuan (2009).

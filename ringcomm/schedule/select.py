@@ -1,15 +1,15 @@
-"""The choice: one schedule for every call, by a model of the machine if there is one, else by rule.
+"""Chooses one schedule for every call, by a model of the machine if there is one, else by rule.
 
-A :class:`Selector` belongs to one rank of one job. All ranks must give theirs the same model (and
-settings), and then all choose the same without communication. For each collective every applicable
-algorithm is replayed on the model (:func:`ringcomm.schedule.cost.predict`) once for each power of two of
-bytes. Between two of them the time is taken to grow in a straight line. The quickest algorithm is kept for
-each of eight size classes from one power of two to the next.
+A :class:`Selector` belongs to one rank of one job. All ranks must give theirs the same model (and settings),
+and then all choose the same without communication. For each collective every applicable algorithm is replayed
+on the model (:func:`ringcomm.schedule.cost.predict`) once for each power of two of bytes, with times
+interpolated linearly between two of them. The quickest algorithm is kept for each of eight size classes from
+one power of two to the next.
 
-Not quite the quickest: ``direct`` and ``one_shot`` add up in the order of the ranks, so that results do
-not depend on which of them was taken, and what was measured a little differently in the next run changes
-no bit. Another algorithm must be better by more than measurements vary. The exception are long messages
-between three and more hosts with slow links, where a ring is preferred: see :data:`SLOW_BYTE_S`.
+Not quite the quickest: ``direct`` and ``one_shot`` add up in the order of the ranks, so that results do not
+depend on which of them was chosen, and small differences between the measurements of two runs change no bit.
+Another algorithm must be better by more than measurements vary. The exception are long messages between three
+and more hosts with slow links, where a ring is preferred: see :data:`SLOW_BYTE_S`.
 
 **Unequal links.** Where hosts' interfaces differ in speed, ``direct`` and ``hierarchical`` all-reduces give
 each rank a chunk that its interface can carry (:mod:`ringcomm.schedule.shares`). Reduce-scatter and
@@ -40,15 +40,17 @@ HIERARCHICAL_MIN_BYTES = 64 * 1024
 
 OVERSUBSCRIBED_RING_BYTES = 2 * 1024 * 1024
 """From here a ring is quicker than ``direct`` where more than two ranks of one host share fewer cores and
-send through sockets: a rank then has one stream each way, and what is in flight stays in the cache. Four
-ranks on two cores over TCP: 4 MB 5.4 -> 3.4 ms, 16 MB 24 -> 19, 64 MB 88 -> 72; the same below 2 MB."""
+send through sockets: a rank then has one stream each way, and the bytes in flight stay in the cache. Four
+ranks on two cores over TCP: 4 MB 5.4 -> 3.4 ms, 16 MB 24 -> 19, 64 MB 88 -> 72; the same below 2 MB.
+"""
 
 SLOW_BYTE_S = 40e-9
 """Where the interfaces of all hosts, of three or more, carry 200 Mbit/s or less, TCP fills the queue in front
-of a host to which several others send, and packets are dropped. Three hosts, 100 Mbit/s, 12 MB, time over
-the bound at queues of 1, 5 and 20 ms: ``direct`` 1.16 to 1.26, 1.11, 1.13 to 1.17 (1.04 without a drop),
-``ring`` 1.06 each time; 20 Mbit/s: 1.09 and 1.06; six hosts, 6 MB: 1.11 and 1.07; 1 MB: 1.16 and 1.06. What
-is shorter is in flight and in the queues at once: 256 KB 1.07 and 1.14."""
+of a host to which several others send, and packets are dropped. Three hosts, 100 Mbit/s, 12 MB, time over the
+bound at queues of 1, 5 and 20 ms: ``direct`` 1.16 to 1.26, 1.11, 1.13 to 1.17 (1.04 without a drop), ``ring``
+1.06 each time; 20 Mbit/s: 1.09 and 1.06; six hosts, 6 MB: 1.11 and 1.07; 1 MB: 1.16 and 1.06. Shorter
+messages are in flight and in the queues at once: 256 KB 1.07 and 1.14.
+"""
 _FULL_QUEUES_BYTES = 512 * 1024
 _FULL_QUEUES = 1.12
 
@@ -56,28 +58,20 @@ _MIN_BYTES = 128  # below, all is the same
 _CACHED_SCHEDULES = 1024  # a training step uses a handful of different lengths for each collective
 
 Pose = Callable[[str, int, int], Problem]
-"""From an algorithm, a rank and a number of elements to the problem that the algorithm is given."""
+"""Makes the problem for an algorithm from its name, a rank and a number of elements."""
 
 
 class Selector:
-    """Chooses and builds the schedules of one rank.
-
-    Args:
-        rank: this rank.
-        size: number of ranks.
-        override: the all-reduce that the user has chosen, if any.
-        host_index: for each rank the number of its host; None if the hosts are not known.
-        report: called with a text about the choice and its reason, once for each kind of call.
-
-    Attributes:
+    """Chooses and builds the schedules of one rank. ``report`` is called with the choice and its reason, once
+    for each kind of call.
     """
 
     def __init__(
         self,
         rank: int,
         size: int,
-        override: Optional[str] = None,
-        host_index: Optional[Sequence[int]] = None,
+        override: Optional[str] = None,  # the user's all-reduce
+        host_index: Optional[Sequence[int]] = None,  # by rank; None: unknown
         report: Optional[Callable[[str], None]] = None,
     ) -> None:
         self._rank = rank
@@ -94,11 +88,8 @@ class Selector:
         self._build_all_to_all = lru_cache(_CACHED_SCHEDULES)(self._new_all_to_all)
 
     def adopt(self, model: Optional[CostModel], oversubscribed: bool = False) -> None:
-        """From now on, choose by this model. All ranks do it at the same point of the program.
-
-        Args:
-            model: the machine, if it was measured.
-            oversubscribed: whether all ranks share one host that has fewer cores, and talk through sockets.
+        """Choose by this model from now on; all ranks must do it at the same point of the program.
+        ``oversubscribed``: all ranks share one host that has fewer cores, and talk through sockets.
         """
         self._oversubscribed = oversubscribed
         self._model = coarse_model(model) if model is not None and self._size <= MODEL_MAX_RANKS else None
@@ -109,15 +100,8 @@ class Selector:
             self._report(_describe(model))
 
     def all_reduce(self, count: int, item_bytes: int, needs_single_fold: bool) -> Steps:
-        """This rank's schedule for ``count`` elements.
-
-        Args:
-            count: number of elements.
-            item_bytes: bytes per element.
-            needs_single_fold: sums must not be rounded or wrapped between hops.
-
-        Raises:
-            ConfigError: the user has chosen an algorithm that does not exist.
+        """Return this rank's schedule; raises ConfigError if the user's algorithm does not exist.
+        ``needs_single_fold``: sums must not be rounded or wrapped between hops.
         """
         rule = choose.choose_all_reduce(
             self._size, count, item_bytes, needs_single_fold=needs_single_fold, override=self._override
@@ -134,9 +118,8 @@ class Selector:
         return self._build("allreduce", name, self._all_reduce_problem(name, self._rank, count))
 
     def coded_hosts(self, count: int) -> Optional[Hosts]:
-        """The ranks by host, if an all-reduce of ``count`` float32 with a codec is to add up in hosts first.
-
-        Otherwise every rank of a host would send its own codes through the interface that all of them share.
+        """Return the ranks by host, if an all-reduce of ``count`` float32 with a codec must add up in hosts
+        first; otherwise every rank of a host would send its own codes through their common interface.
         """
         long = 4 * count >= HIERARCHICAL_MIN_BYTES
         return self._grid if long and self._override in (None, HIERARCHICAL) else None
@@ -144,12 +127,8 @@ class Selector:
     def coded_bounds(
         self, count: int, block_items: int, ranks: Optional[Sequence[int]] = None
     ) -> Tuple[int, ...]:
-        """The chunks of an all-reduce with a codec, in elements: whole blocks, by the speeds of links.
-
-        Args:
-            count: number of elements.
-            block_items: elements of a block.
-            ranks: that take part, one per host; None: all.
+        """Return the chunks of an all-reduce with a codec, in elements: whole blocks, by the speeds of links.
+        ``ranks``: one per host; None: all.
         """
         blocks, shares = -(-count // block_items), self._shares.get("direct")
         if ranks is not None:
@@ -161,14 +140,11 @@ class Selector:
         return tuple(min(count, edge * block_items) for edge in edges)
 
     def coded_all_reduce(self, codes: Tuple[int, ...], ranks: Optional[Tuple[int, ...]] = None) -> Steps:
-        """This rank's schedule over a buffer of codes, whose chunks have these boundaries in bytes.
+        """Return this rank's schedule over a buffer of codes, whose chunks have these boundaries in bytes.
+        ``ranks``: one per host; None: all.
 
         Always every rank with every other, or with one rank on every other host: there every element is
         encoded twice, in a ring once per hop.
-
-        Args:
-            codes: the boundaries.
-            ranks: that take part, one per host; None: all.
         """
         if ranks is None:
             return self._build("allreduce", "direct", Problem(self._rank, self._size, codes[-1], codes))
@@ -180,7 +156,7 @@ class Selector:
         return tuple(steps + hierarchy.all_gather(self._rank, column, spans))
 
     def reduce_scatter(self, bounds: Tuple[int, ...], item_bytes: int, needs_single_fold: bool) -> Steps:
-        """This rank's schedule; chunk r of ``bounds``, in elements, becomes rank r's."""
+        """Return this rank's schedule; chunk r of ``bounds``, in elements, becomes rank r's."""
         rule = choose.choose_reduce_scatter(self._size, needs_single_fold=needs_single_fold)
         grid = None if needs_single_fold else self._grid
         if grid is not None and bounds[-1] * item_bytes >= HIERARCHICAL_MIN_BYTES:
@@ -188,14 +164,14 @@ class Selector:
         return self._in_chunks("reducescatter", rule, bounds, item_bytes, needs_single_fold)
 
     def all_gather(self, bounds: Tuple[int, ...], item_bytes: int) -> Steps:
-        """This rank's schedule; chunk r of ``bounds``, in elements, is rank r's."""
+        """Return this rank's schedule; chunk r of ``bounds``, in elements, is rank r's."""
         rule = choose.choose_all_gather(self._size)
         if self._grid is not None and bounds[-1] * item_bytes >= HIERARCHICAL_MIN_BYTES:
             rule = HIERARCHICAL
         return self._in_chunks("allgather", rule, bounds, item_bytes, False)
 
     def broadcast(self, root: int, count: int, item_bytes: int) -> Steps:
-        """This rank's schedule; ``count`` elements of rank ``root`` go to all."""
+        """Return this rank's schedule; ``count`` elements of rank ``root`` go to all."""
         rule = choose.choose_broadcast(self._size, count, item_bytes)
 
         def pose(name: str, rank: int, count: int) -> Problem:
@@ -205,7 +181,7 @@ class Selector:
         return self._build("broadcast", name, pose(name, self._rank, count))
 
     def all_to_all(self, send_bounds: Tuple[int, ...], recv_bounds: Tuple[int, ...]) -> Steps:
-        """This rank's schedule; see :func:`ringcomm.schedule.direct.all_to_all`."""
+        """Return this rank's schedule; see :func:`ringcomm.schedule.direct.all_to_all`."""
         return self._build_all_to_all(send_bounds, recv_bounds)
 
     def _new_all_to_all(self, send_bounds: Tuple[int, ...], recv_bounds: Tuple[int, ...]) -> Steps:
@@ -214,7 +190,7 @@ class Selector:
     def _in_chunks(
         self, collective: str, rule: str, bounds: Tuple[int, ...], item_bytes: int, single: bool
     ) -> Steps:
-        """A schedule for chunks whose boundaries the caller gives. Even ones decide, for a size class."""
+        """Return a schedule for the caller's chunks; the choice is made for even ones, by size class."""
 
         def pose(name: str, rank: int, count: int) -> Problem:
             return Problem(rank, self._size, count, even_bounds(count, self._size), self._grid)
@@ -231,7 +207,7 @@ class Selector:
     def _choose(
         self, collective: str, rule: str, count: int, item_bytes: int, single: bool, pose: Pose
     ) -> str:
-        """The algorithm for all calls of this size class, from the first one on."""
+        """Return the algorithm for all calls of this size class, from the first one on."""
         first_bytes = _class_of(count * item_bytes)
         key = (collective, first_bytes, single)
         name = self._chosen.get(key)
@@ -252,14 +228,14 @@ class Selector:
         return name
 
     def _handicap(self, item: Algorithm, nbytes: int) -> float:
-        """The factor on the predicted time of an algorithm, for messages of so many bytes."""
+        """Return the factor on the predicted time of an algorithm, for messages of this many bytes."""
         wires = () if self._model is None else self._model.wire_byte_s
         if len(wires) < 3 or min(wires) < SLOW_BYTE_S or nbytes < _FULL_QUEUES_BYTES:
             return item.handicap
         return _FULL_QUEUES if item.many_to_one else 1.0
 
     def _cost(self, collective: str, name: str, nbytes: int, item_bytes: int, pose: Pose) -> float:
-        """The predicted time of the shortest messages of a size class."""
+        """Return the predicted time of the shortest messages of a size class."""
         nbytes = max(nbytes, _MIN_BYTES)
         low = 1 << (nbytes.bit_length() - 1)
         cost = self._predict(collective, name, low, item_bytes, pose)
@@ -281,7 +257,7 @@ class Selector:
 
 
 def _class_of(nbytes: int) -> int:
-    """The fewest bytes of a message in the same size class; there are eight to each power of two.
+    """Return the fewest bytes of a message in the same size class; there are eight to each power of two.
 
     >>> [_class_of(nbytes) for nbytes in (127, 16384, 18431, 18432, 32767)]
     [0, 16384, 16384, 18432, 30720]
@@ -291,7 +267,7 @@ def _class_of(nbytes: int) -> int:
 
 
 def _unequal_shares(model: CostModel, grid: Optional[Hosts]) -> Dict[str, Optional[List[float]]]:
-    """Each rank's share of an all-reduce, by algorithm; nothing where all shares are equal."""
+    """Return each rank's share of an all-reduce, by algorithm; nothing where all shares are equal."""
     if len(set(model.wire_byte_s)) < 2:
         return {}
     speeds = [1.0 / byte_s for byte_s in model.wire_byte_s]

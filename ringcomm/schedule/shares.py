@@ -25,15 +25,9 @@ _HALVINGS = 60  # more than a double's mantissa has bits
 
 
 def interface_shares(ranks: Sequence[int], speeds: Sequence[float]) -> List[float]:
-    """The share of a vector for each interface, so that a direct all-reduce is done the soonest.
-
-    Args:
-        ranks: how many ranks use it.
-        speeds: what it carries, each way, in any unit.
-
-    Returns:
-        Shares that add up to one. Among all that take the same time, those nearest to equal shares
-        for all ranks.
+    """Return the share of a vector for each interface that finishes a direct all-reduce the soonest; of
+    several solutions the one nearest to equal shares for all ranks. ``ranks``: users of each interface;
+    ``speeds``: each way, in any unit.
 
     >>> [round(share, 3) for share in interface_shares([1, 1, 1, 1], [1.0, 10.0, 10.0, 10.0])]
     [0.0, 0.333, 0.333, 0.333]
@@ -56,7 +50,7 @@ Limits = List[Tuple[float, float]]
 
 
 def _limits(ranks: Sequence[int], speeds: Sequence[float], total: int, time: float) -> Limits:
-    """The least and the greatest share of each interface within a time; nothing fits if low > high."""
+    """Return the least and the greatest share of each interface within a time; nothing fits if low > high."""
     limits: Limits = []
     for count, speed in zip(ranks, speeds):
         spare, per_share = time * speed - count, total - 2 * count
@@ -79,7 +73,7 @@ def _possible(limits: Limits) -> bool:
 
 
 def _fill(ranks: Sequence[int], total: int, limits: Limits) -> List[float]:
-    """Shares within the limits, as nearly proportional to the ranks as they allow."""
+    """Return shares within the limits, as nearly proportional to the ranks as they allow."""
     level, above = 0.0, float(total)
 
     def shares(level: float) -> List[float]:
@@ -97,11 +91,7 @@ def _fill(ranks: Sequence[int], total: int, limits: Limits) -> List[float]:
 
 
 def share_bounds(count: int, shares: Sequence[float]) -> Tuple[int, ...]:
-    """Chunk boundaries in elements for these shares of a vector.
-
-    Args:
-        count: number of elements.
-        shares: for each rank; they add up to one.
+    """Return chunk boundaries in elements for the ranks' shares of a vector, which add up to one.
 
     >>> share_bounds(10, [0.0, 0.5, 0.5])
     (0, 0, 5, 10)
@@ -115,11 +105,11 @@ def share_bounds(count: int, shares: Sequence[float]) -> Tuple[int, ...]:
 
 
 def even_classes(speeds: Sequence[float], tolerance: float = 1.8) -> Tuple[float, ...]:
-    """Take speeds that differ by no more than measuring does for the same: equal links, equal chunks.
+    """Equalize speeds that differ by no more than measuring errors: equal links get equal chunks.
 
-    On a busy machine, measuring a wire for some ten milliseconds may be off by half. Wires that really
-    differ are of different kinds, and differ by more. Each group of speeds within the tolerance of its
-    fastest gets that group's mean.
+    On a busy machine, measuring a wire for some ten milliseconds may be off by half. Wires that really differ
+    are of different kinds, and differ by more. Each group of speeds within the tolerance of its fastest gets
+    that group's mean.
 
     >>> even_classes([100.0, 95.0, 11.0, 12.0])
     (97.5, 97.5, 11.5, 11.5)

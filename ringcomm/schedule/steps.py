@@ -1,4 +1,4 @@
-"""What a collective is made of: a schedule is data.
+"""The steps of a collective: a schedule is data.
 
 An algorithm is a pure function that returns, for one rank, the list of steps that this rank
 takes. A step names a *span* of elements ``[start, stop)`` in a buffer, and a peer. Nothing here
@@ -68,7 +68,7 @@ Bounds = Sequence[int]
 
 
 def exchange_lengths(schedule: Sequence[Step]) -> Dict[int, Tuple[int, int]]:
-    """By peer, how many elements a rank sends to it and receives from it.
+    """Return, by peer, the number of elements that a rank sends to it and receives from it.
 
     >>> exchange_lengths([Send(1, 0, 3), Recv((1, 2), 3, 5)])
     {1: (3, 2), 2: (0, 2)}
@@ -83,7 +83,7 @@ def exchange_lengths(schedule: Sequence[Step]) -> Dict[int, Tuple[int, int]]:
 
 
 def even_bounds(count: int, parts: int) -> Tuple[int, ...]:
-    """Boundaries that split ``count`` elements into ``parts`` chunks; the first ones get one more.
+    """Return boundaries that split ``count`` elements into ``parts`` chunks; the first ones get one more.
 
     >>> even_bounds(7, 3)
     (0, 3, 5, 7)
@@ -93,13 +93,10 @@ def even_bounds(count: int, parts: int) -> Tuple[int, ...]:
 
 
 class Dependencies:
-    """Which earlier steps each step of a schedule depends on: those that touch the same elements.
+    """The earlier steps that each step of a schedule depends on: those that touch the same elements.
 
     Two sends do not depend on each other, because neither writes. Only steps with elements in common are
     looked at: a ring of p ranks has 4 (p - 1) steps, and four of them touch one chunk.
-
-    Args:
-        schedule: all steps.
     """
 
     def __init__(self, schedule: Sequence[Step]) -> None:
@@ -115,11 +112,8 @@ class Dependencies:
         }
 
     def of(self, index: int, step: Step) -> List[int]:
-        """The numbers of the earlier steps that this one depends on. Must be called for all in their order.
-
-        Args:
-            index: the number of the step.
-            step: the step itself.
+        """Return the numbers of the earlier steps that step number ``index`` depends on. Must be called for
+        all steps in their order.
         """
         places = self._places[_buffer(step)]
         receives = isinstance(step, Recv)

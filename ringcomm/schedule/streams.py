@@ -14,7 +14,7 @@ Schedules = Sequence[Sequence[Step]]
 """One schedule per rank."""
 
 Streams = Dict[Tuple[int, int], List["Pairing"]]
-"""Per (sender, receiver): what goes from one to the other, in order."""
+"""Per (sender, receiver): the pairings between them, in order."""
 
 
 class Pairing(NamedTuple):
@@ -29,11 +29,8 @@ class Pairing(NamedTuple):
 
 
 def pair_steps(schedules: Schedules) -> Streams:
-    """Match sends with receives: per (sender, receiver), in the order of the stream between them.
-
-    Raises:
-        BrokenInvariantError: a step is malformed, or the two sides disagree about number or
-            lengths.
+    """Match sends with receives: per (sender, receiver), in the order of the stream between them. Raises
+    BrokenInvariantError if a step is malformed, or the two sides disagree about number or lengths.
     """
     sends: Dict[Tuple[int, int], List[Tuple[int, Send]]] = {}
     recvs: Dict[Tuple[int, int], List[Tuple[int, Recv]]] = {}
@@ -67,17 +64,17 @@ def pair_steps(schedules: Schedules) -> Streams:
 
 
 def fail(message: str) -> NoReturn:
-    """Raise what a wrong schedule deserves."""
+    """Raise BrokenInvariantError for a wrong schedule."""
     raise BrokenInvariantError(f"schedule is wrong: {message}")
 
 
 def name_of(rank: int, index: int, step: Step) -> str:
-    """A step, as messages call it."""
+    """Return the name of a step in messages."""
     return f"rank {rank} step {index} {step}"
 
 
 def _check_step(rank: int, index: int, step: Step, size: int) -> None:
-    """What can be said about a step alone."""
+    """Raise BrokenInvariantError if a step is malformed in itself."""
     wrong = ""
     peers = (step.peer,) if isinstance(step, Send) else step.peers
     if not 0 <= step.start <= step.stop:

@@ -25,18 +25,12 @@ from .steps import Recv, Schedule, Send
 def broadcast(rank: int, size: int, root: int, count: int) -> Schedule:
     """Binomial tree: in every round, each rank that has the vector sends it to one that has not.
 
-    The parent of a position is the position with its lowest set bit cleared. The child with the
-    largest subtree is served first. With 8 ranks::
+    The parent of a position is the position with its lowest set bit cleared. The child with the largest
+    subtree is served first. With 8 ranks::
 
         round 0    0 -> 4
         round 1    0 -> 2    4 -> 6
         round 2    0 -> 1    2 -> 3    4 -> 5    6 -> 7
-
-    Args:
-        rank: this rank, ``0 <= rank < size``.
-        size: number of ranks.
-        root: the rank whose ``DATA`` is sent; its own is not touched.
-        count: number of elements.
 
     Cost: ``ceil(log2(p)) (alpha + n beta)``.
     Source: Thakur, Rabenseifner and Gropp (2005), short messages.
@@ -55,14 +49,8 @@ def broadcast(rank: int, size: int, root: int, count: int) -> Schedule:
 def chain(rank: int, size: int, root: int, count: int) -> Schedule:
     """Pass it on: root, root+1, root+2, ... Each link carries the vector exactly once.
 
-    It looks as if the last rank had to wait for ``p - 1`` whole vectors. But a ``Send`` follows the
-    ``Recv`` before it element by element, so the vector flows through all ranks at the same time.
-
-    Args:
-        rank: this rank, ``0 <= rank < size``.
-        size: number of ranks.
-        root: the rank whose ``DATA`` is sent; its own is not touched.
-        count: number of elements.
+    It looks as if the last rank had to wait for ``p - 1`` whole vectors. But a ``Send`` follows the ``Recv``
+    before it element by element, so the vector flows through all ranks at the same time.
 
     Cost: ``(p - 1) alpha + (n + (p - 2) s) beta``.
     Source: pipelined broadcast, for instance J. Pjesivac-Grbovic et al., "Performance analysis of
@@ -82,14 +70,14 @@ def _parent(position: int) -> int:
 
 
 def _children(position: int, size: int) -> List[int]:
-    """The one with the largest subtree first."""
+    """Return the children of a position, the one with the largest subtree first."""
     reach = position & -position if position else 1 << (size - 1).bit_length()
     reaches = [1 << bit for bit in reversed(range(reach.bit_length() - 1))]
     return [position + reach for reach in reaches if position + reach < size]
 
 
 def _headers(rank: int, size: int, steps: Schedule) -> Schedule:
-    """Empty steps along the tree of rank 0, where no other step goes the same way."""
+    """Return empty steps along the tree of rank 0, where no other step goes the same way."""
     served = [step.peer for step in steps if isinstance(step, Send)]
     heard = [peer for step in steps if isinstance(step, Recv) for peer in step.peers]
     empty: Schedule = [Send(child, 0, 0) for child in _children(rank, size) if child not in served]
