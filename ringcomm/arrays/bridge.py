@@ -15,11 +15,8 @@ from .kinds import kind_of
 
 
 def as_array(value: Any) -> np.ndarray[Any, Any]:
-    """The value as an array whose elements can be sent.
-
-    Raises:
-        UnsupportedDtypeError: its elements cannot be sent.
-        Misuse: it is a masked array; a mask is not sent.
+    """Return the value as an array whose elements can be sent. Raises UnsupportedDtypeError for other
+    elements, Misuse for a masked array, whose mask is not sent.
     """
     array: np.ndarray[Any, Any] = value
     if type(value) is not np.ndarray:
@@ -46,12 +43,12 @@ def refuse_masked(value: Any) -> None:
 
 
 def flat_copy(value: Any) -> Tuple[np.ndarray[Any, Any], Tuple[int, ...]]:
-    """A new flat array with the value's elements in C order, and the value's shape."""
+    """Return a new flat array with the value's elements in C order, and the value's shape."""
     array = as_array(value)
     return np.array(array, order="C", copy=True).reshape(-1), array.shape
 
 
 def flat_view(value: Any) -> Tuple[np.ndarray[Any, Any], Tuple[int, ...]]:
-    """A flat array with the value's elements in C order, without a copy if possible, and its shape."""
+    """Return a flat array with the value's elements in C order, without a copy if possible, and its shape."""
     array = as_array(value)
     return np.ascontiguousarray(array).reshape(-1), array.shape

@@ -1,4 +1,4 @@
-"""CuPy's arrays: copies by ``memcpyAsync`` in two streams of their own, events, page-locked blocks.
+"""CuPy's arrays: copies by ``memcpyAsync`` in two streams, events, page-locked blocks.
 
 CuPy has no bfloat16, and does not need the elements' type here: bytes are copied.
 """
@@ -43,11 +43,7 @@ class _Recorded(Done):
 
 
 class CupyEngine(CopyEngine):
-    """Copies of one CUDA device through CuPy.
-
-    Args:
-        device: its number.
-    """
+    """Copies of one CUDA device through CuPy."""
 
     def __init__(self, device: int) -> None:
         cuda = _cupy().cuda

@@ -38,7 +38,7 @@ class DlpackKind(DeviceKind):
         return hasattr(value, "__cuda_array_interface__")
 
     def _shared(self, value: Any) -> Tuple[DeviceKind, Any]:
-        """The array as one of CuPy or PyTorch that shares its memory, and that one's kind."""
+        """Return the array as one of CuPy or PyTorch that shares its memory, and the kind of that one."""
         cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
         if cupy is None and (torch is None or not torch.cuda.is_available()):
             try:
@@ -70,7 +70,7 @@ class DlpackKind(DeviceKind):
         return kind.describe(shared)
 
     def _native(self, value: Any) -> Tuple[DeviceKind, Any]:
-        """As :meth:`_shared`, for arrays of CuPy and PyTorch too, which this kind makes itself."""
+        """Do as :meth:`_shared`, also for arrays of CuPy and PyTorch, which this kind makes itself."""
         library = _library_of(value)
         if library in ("cupy", "torch"):
             name = "cupy_arrays" if library == "cupy" else "torch_tensors"

@@ -1,7 +1,8 @@
-"""Kinds of arrays that are not NumPy's: what ringcomm requires of each, found by the type's name.
+"""Kinds of arrays other than NumPy's: the operations that ringcomm requires of each, found by the type's
+name.
 
 A kind is one file that uses its framework through ``sys.modules``: a program that passes such an array has
-imported the framework, and ringcomm imports none. :func:`device_kind` is asked for every array that is
+imported the framework, and ringcomm imports none. :func:`device_kind` is called for every array that is
 passed, so for NumPy's it is one look-up.
 """
 
@@ -25,20 +26,18 @@ class CopyEngine(ABC):
 
     @abstractmethod
     def block(self, nbytes: int) -> np.ndarray[Any, Any]:
-        """New host memory (uint8) that the device copies from and to without a detour: page-locked."""
+        """Return new page-locked host memory (uint8), which the device copies from and to directly."""
 
     @abstractmethod
     def mark(self) -> Any:
-        """Return what the calling thread's current stream has still to do, for ``after``."""
+        """Return a mark behind the pending work of the calling thread's current stream, for ``after``."""
 
     @abstractmethod
     def to_host(
         self, array: Any, start: int, stop: int, block: np.ndarray[Any, Any], after: Optional[Any]
     ) -> Done:
-        """Start copying the bytes ``[start, stop)`` of a flat array to the same bytes of a block.
-
-        Args:
-            after: a :meth:`mark` that this and all later copies of the direction wait for, on the device.
+        """Start copying the bytes ``[start, stop)`` of a flat array to the same bytes of a block. This and
+        all later copies of the direction wait on the device for ``after``, a :meth:`mark`.
         """
 
     @abstractmethod
@@ -54,28 +53,21 @@ class CopyEngine(ABC):
     def mapped_slowdown(
         self, nbytes: int, measure: Callable[[np.ndarray[Any, Any]], float]
     ) -> Optional[float]:
-        """Return how much slower the host adds in mapped memory; None if the device shares no memory with it.
-
-        Args:
-            nbytes: how much memory to measure with.
-            measure: the measurement on mapped memory (uint8).
+        """Return how much slower the host adds in mapped memory, by ``measure`` on ``nbytes`` of it (uint8);
+        None if the device shares no memory with it.
         """
         del nbytes, measure
         return None
 
     def reached(self, mark: Any) -> Done:
-        """A :meth:`mark` as something to wait for; of devices that have mapped memory."""
+        """Return a :meth:`mark` as a :class:`Done`; of devices that have mapped memory."""
         raise BrokenInvariantError(f"{type(self).__name__} has no mapped memory, so nothing waits for {mark}")
 
 
 class DeviceKind(ABC):
-    """What ringcomm requires of a type of arrays that devices hold.
+    """The operations that ringcomm requires of a type of arrays that devices hold."""
 
-    Attributes:
-        name: of the kind, for messages.
-    """
-
-    name: str
+    name: str  # for messages
 
     @abstractmethod
     def on_device(self, value: Any) -> bool:
@@ -83,48 +75,44 @@ class DeviceKind(ABC):
 
     @abstractmethod
     def device(self, value: Any) -> Hashable:
-        """Return which device that is."""
+        """Return the identity of that device."""
 
     @abstractmethod
     def engine(self, value: Any) -> CopyEngine:
-        """A new engine for the device of an array."""
+        """Return a new engine for the device of an array."""
 
     @abstractmethod
     def describe(self, value: Any) -> Tuple[Tuple[int, ...], np.dtype[Any]]:
-        """Shape and element type.
-
-        Raises:
-            UnsupportedDtypeError: NumPy has no such type.
-        """
+        """Return shape and element type; raises UnsupportedDtypeError if NumPy has no such type."""
 
     @abstractmethod
     def flat(self, value: Any) -> Tuple[Any, bool]:
-        """The elements as a flat array in C order, and whether that shares the array's memory."""
+        """Return the elements as a flat array in C order, and whether that shares the array's memory."""
 
     @abstractmethod
     def empty(self, like: Any, shape: Sequence[int]) -> Any:
-        """A new array on the same device and of the same element type."""
+        """Return a new array on the same device and of the same element type."""
 
     @abstractmethod
     def assign(self, target: Any, source: Any) -> None:
         """Copy an array to another one of the same shape, in order with the program's own work."""
 
     def reshaped(self, flat: Any, shape: Sequence[int]) -> Any:
-        """A flat array in another shape, with the same memory."""
+        """Return a flat array in another shape, with the same memory."""
         return flat.reshape(tuple(shape))
 
     def result(self, array: Any, like: Any) -> Any:
-        """An array that :meth:`empty` made, as the caller gets it."""
+        """Return an array that :meth:`empty` made in the form that the caller gets."""
         del like
         return array
 
     def host_memory(self, value: Any) -> Optional[np.ndarray[Any, Any]]:
-        """An array that shares the memory of one that no device holds; None if that is not possible."""
+        """Return an array that shares the memory of one that no device holds; None if impossible."""
         del value
         return None
 
     def mapped(self, flat: Any) -> Optional[np.ndarray[Any, Any]]:
-        """The memory of a flat array on a device, if it is mapped: the host may use it; None otherwise."""
+        """Return host-visible memory of a mapped flat array on a device, else None."""
         del flat
         return None
 
@@ -145,13 +133,13 @@ _BY_TYPE: Dict[type, Optional[DeviceKind]] = dict.fromkeys((np.ndarray, list, tu
 
 
 def device_kind(value: Any) -> Optional[DeviceKind]:
-    """The kind of an array that a device holds; None if the host may use the array as it is."""
+    """Return the kind of an array that a device holds; None if the host may use the array as it is."""
     kind = kind_of(value)
     return kind if kind is not None and kind.on_device(value) else None
 
 
 def kind_of(value: Any) -> Optional[DeviceKind]:
-    """The kind of an array, wherever its memory is; None for NumPy's and for whatever has no kind."""
+    """Return the kind of an array, wherever its memory is; None for NumPy's and for objects of no kind."""
     cls = type(value)
     try:
         return _BY_TYPE[cls]
@@ -161,11 +149,8 @@ def kind_of(value: Any) -> Optional[DeviceKind]:
 
 
 def register_kind(cls: type, kind: Optional[DeviceKind]) -> None:
-    """Make a type known: for kinds outside ringcomm, and for tests.
-
-    Args:
-        cls: the exact type of the arrays.
-        kind: what is to be known of it; None: the host may use such arrays as they are.
+    """Register the exact type of arrays: for kinds outside ringcomm, and for tests. ``kind`` None: the host
+    may use such arrays as they are.
     """
     _BY_TYPE[cls] = kind
 

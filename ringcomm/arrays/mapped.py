@@ -1,4 +1,5 @@
-"""Arrays whose memory the processor and an integrated GPU share: the host works in it, and nothing is copied.
+"""Arrays in memory that the processor and an integrated GPU share: the host works in it, and nothing is
+copied.
 
 Other arrays on devices have a *mirror*: a block of page-locked host memory, to which the elements are loaded
 before a collective and from which the result is stored (:mod:`.mirrors`). In mapped memory the array is its
@@ -31,11 +32,7 @@ _TRIES = 7
 
 
 def slowdown(mapped: np.ndarray[Any, Any]) -> float:
-    """Return how many times as long an addition takes in this memory as in ordinary memory.
-
-    Args:
-        mapped: one-dimensional, uint8.
-    """
+    """Return the factor by which additions in this memory (flat uint8) are slower than in ordinary memory."""
     ordinary = np.zeros(mapped.size, np.uint8)
     mapped[:] = 0
     return _add_s(mapped) / max(_add_s(ordinary), 1e-9)
@@ -52,17 +49,9 @@ def _add_s(block: np.ndarray[Any, Any]) -> float:
 
 
 def uses_mapped(engine: CopyEngine, device: object) -> bool:
-    """Return whether the host is to work in mapped arrays of a device directly.
-
-    Measured by every call, and logged.
-
-    Args:
-        engine: of the device.
-        device: its name or number, for the log.
-
-    Returns:
-        False if the device shares no memory with the host, or additions there are more than
-        :data:`MAX_SLOWDOWN` times as slow as in ordinary memory; the arrays are then copied like others.
+    """Measure, and log, whether the host should work in mapped arrays of a device directly: False if it
+    shares no memory with the host, or additions there are more than :data:`MAX_SLOWDOWN` times as slow; the
+    arrays are then copied like others.
     """
     found: Optional[float] = engine.mapped_slowdown(_TRIED_BYTES, slowdown)
     if found is None:
@@ -76,13 +65,8 @@ def uses_mapped(engine: CopyEngine, device: object) -> bool:
 
 
 class MappedMirror(BlockMirror):
-    """A flat array that is its own block: a load waits for the program's stream, a store is nothing.
-
-    The host must not write to the elements before that wait is over.
-
-    Args:
-        engine: of the array's device.
-        host: the array's memory as the host sees it, flat.
+    """A flat array that is its own block: a load waits for the program's stream, a store does nothing. The
+    host must not write to the elements before that wait is over.
     """
 
     shared = True
@@ -95,16 +79,16 @@ class MappedMirror(BlockMirror):
         self._load: Optional[Done] = engine.reached(engine.mark())
 
     def preload(self) -> None:
-        """Nothing: what the program's stream has to do comes first, and then the elements are there."""
+        """Do nothing: the elements are there after the pending work of the program's stream."""
 
     def store(self, start: int, stop: int) -> None:
-        """Nothing: the elements are there already."""
+        """Do nothing: the elements are there already."""
 
     def keep_source(self) -> None:
-        """Nothing: only arrays that a collective overwrites are used without a copy."""
+        """Do nothing: only arrays that a collective overwrites are used without a copy."""
 
     def finish(self) -> None:
-        """Nothing: the result is there when the call returns."""
+        """Do nothing: the result is there when the call returns."""
 
     def release(self) -> None:
-        """Nothing: the array's owner frees the memory."""
+        """Do nothing: the array's owner frees the memory."""

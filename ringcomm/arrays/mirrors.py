@@ -1,7 +1,7 @@
 """Blocks of page-locked host memory, and the mirrors of device arrays that are made of them.
 
-Locking memory takes milliseconds, so blocks are kept: one pool for a context, in size classes. A block that
-is given back is used again when the copies that use it are done; nothing waits for that.
+Locking memory takes milliseconds, so blocks are kept: one pool for a context, in size classes. A released
+block is used again when the copies that use it are done; nothing waits for that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MIN_BLOCK_BYTES = 4096
 
 
 def block_bytes(nbytes: int) -> int:
-    """The size class of a block: at most a quarter more than what is needed, from 4096 bytes on.
+    """Return the size class of a block: at most a quarter more than needed, from 4096 bytes on.
 
     >>> block_bytes(10), block_bytes(5000), block_bytes(25_000_000)
     (4096, 5120, 25165824)
@@ -30,37 +30,27 @@ def block_bytes(nbytes: int) -> int:
 
 
 class _Returned(NamedTuple):
-    """A block that has been given back.
-
-    Attributes:
-        pending: the last copies that use it.
-        arrays: what they use on the device and must stay alive until then.
-    """
+    """A block that has been given back."""
 
     engine: CopyEngine
     block: np.ndarray[Any, Any]
-    pending: Sequence[Done]
-    arrays: Sequence[Any]
+    pending: Sequence[Done]  # the last copies that use it
+    arrays: Sequence[Any]  # on the device, kept alive until these are done
 
 
 class StagingPool:
-    """The page-locked memory and the copy engines of one context. For any thread.
-
-    Attributes:
-        allocations: how many blocks have been made so far.
-        direct: by the identity of an engine, whether mapped arrays of its device are used without a copy.
-    """
+    """The page-locked memory and the copy engines of one context. For any thread."""
 
     def __init__(self) -> None:
-        self.allocations = 0
-        self.direct: Dict[int, bool] = {}
+        self.allocations = 0  # blocks made so far
+        self.direct: Dict[int, bool] = {}  # by id of an engine: use its device's mapped arrays without a copy
         self._engines: Dict[Hashable, CopyEngine] = {}
         self._free: Dict[Tuple[int, int], List[np.ndarray[Any, Any]]] = {}
         # Appended to by finalizers too, so without a lock.
         self._returned: Deque[_Returned] = deque()
 
     def engine(self, kind: DeviceKind, value: Any) -> CopyEngine:
-        """The engine of the device that holds an array."""
+        """Return the engine of the device that holds an array."""
         key = (kind.name, kind.device(value))
         engine = self._engines.get(key)
         if engine is None:
@@ -70,13 +60,8 @@ class StagingPool:
     def mirror(
         self, kind: DeviceKind, source: Any, target: Optional[Any] = None, target_start: int = 0
     ) -> BlockMirror:
-        """A mirror for a flat array on a device.
-
-        Args:
-            kind: of the array.
-            source: what is copied to the host.
-            target: what is copied back to; None: ``source``.
-            target_start: where in ``source`` the target begins, in elements.
+        """Return a mirror that copies a flat array on a device to the host, and back to ``target`` or else to
+        ``source``, where the target begins at element ``target_start``.
         """
         (count,), dtype = kind.describe(source)
         engine = self.engine(kind, source)
@@ -84,10 +69,7 @@ class StagingPool:
         return BlockMirror(self, engine, source, target, count, dtype, first)
 
     def take(self, engine: CopyEngine, nbytes: int) -> np.ndarray[Any, Any]:
-        """A block of at least so many bytes that no copy uses.
-
-        Raises:
-            DeviceError: a copy of an earlier call has failed.
+        """Return a block of at least ``nbytes`` that no copy uses; DeviceError if an earlier copy has failed.
         """
         self._collect()
         size = block_bytes(nbytes)
@@ -119,16 +101,8 @@ class StagingPool:
 class BlockMirror(Mirror):
     """A flat array on a device, and a block of the pool. Made by :meth:`StagingPool.mirror`.
 
-    What the calling thread's current stream has to do at that time comes before all copies.
-
-    Args:
-        pool: where the block comes from.
-        engine: of the array's device.
-        source: is loaded.
-        target: is stored to; None: ``source``.
-        count: number of elements.
-        dtype: element type.
-        target_start: where in ``source`` the target begins, in bytes.
+    The pending work of the calling thread's current stream comes before all copies. ``target_start`` is in
+    bytes.
     """
 
     def __init__(
@@ -160,7 +134,7 @@ class BlockMirror(Mirror):
         self.release()
 
     def _after(self, direction: int) -> Any:
-        """The mark, for the first copy of each direction."""
+        """Return the mark for the first copy of each direction, else None."""
         if self._marked[direction]:
             return None
         self._marked[direction] = True
@@ -200,10 +174,8 @@ class BlockMirror(Mirror):
             self._engine.follow(self._load)
 
     def finish(self) -> None:
-        """Let the calling thread's current stream wait for the result, and give the block back.
-
-        Raises:
-            DeviceError: a copy has failed already.
+        """Let the calling thread's current stream wait for the result, and give the block back. Raises
+        DeviceError if a copy has failed already.
         """
         if self._last_store is not None:
             self._last_store.poll()
@@ -212,7 +184,7 @@ class BlockMirror(Mirror):
         self.release()
 
     def release(self) -> None:
-        """Give the block back, without a wait. The second time nothing happens."""
+        """Give the block back, without a wait. May be called again."""
         block, self._block = self._block, None
         if block is None:
             return

@@ -25,32 +25,26 @@ _Shape = Tuple[int, ...]
 
 
 class Operand(ABC):
-    """An argument of a collective.
-
-    Attributes:
-        flat: its elements in host memory and in C order; of reductions and broadcasts the result, too.
-        shape: of the argument.
-        mirror: of an array on a device, of which ``flat`` is the host's block; otherwise None.
+    """An argument of a collective. ``flat`` has its elements in host memory and in C order, and the result of
+    reductions and broadcasts.
     """
 
     __slots__ = ()
 
     flat: Array
     shape: _Shape
-    mirror: Optional[BlockMirror] = None
+    mirror: Optional[BlockMirror] = None  # of an array on a device, of which ``flat`` is the host's block
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The element type."""
+        """Return the element type."""
         dtype: np.dtype[Any] = self.flat.dtype
         return dtype
 
     @abstractmethod
     def finish(self, shape: Optional[_Shape] = None) -> Array:
-        """Return the caller's result: its current stream waits for it, the calling thread does not.
-
-        Args:
-            shape: of a new array; None: that of the argument.
+        """Return the caller's result, of ``shape`` if it is a new array: its current stream waits for it, the
+        calling thread does not.
         """
 
     def narrow(self, first: int, last: int) -> None:  # noqa: B027 - the host copies nothing back
@@ -64,16 +58,12 @@ class Operand(ABC):
         """Declare that the collective only reads the argument on this rank, so that it is the result."""
 
     def deliver(self, rows: Array) -> Array:
-        """Return a result that the engine has made, as the caller gets it: where the argument is."""
+        """Return an engine's result in the form that the caller gets, where the argument is."""
         return rows
 
     def output(self, items: int, at: int, part: Sequence[int]) -> Operand:
-        """Return an operand for a new array like the argument.
-
-        Args:
-            items: number of its elements.
-            at: where the elements ``part`` of the argument are in it already.
-            part: the first of these and the one behind the last.
+        """Return an operand for a new array like the argument, of ``items`` elements. The elements ``part``
+        (start and stop) of the argument are in it already, from ``at`` on.
         """
         flat = np.empty(items, self.flat.dtype)
         start, stop = part
@@ -85,21 +75,15 @@ class Operand(ABC):
         return self.fill(made.flat)
 
     def fill(self, result: Array) -> Array:
-        """Overwrite the argument with what the engine has made of it; return the caller's array.
-
-        Args:
-            result: of as many elements, where :meth:`deliver` has brought it.
+        """Overwrite the argument with an engine's result of as many elements, which :meth:`deliver` has
+        returned; return the caller's array.
         """
         self.flat[:] = result.reshape(-1)
         return self.finish()
 
 
 class HostOperand(Operand):
-    """A copy of an array of the host, or an array that is only read.
-
-    Args:
-        flat, shape: as for :class:`Operand`.
-    """
+    """A copy of an array of the host, or an array that is only read."""
 
     __slots__ = ("flat", "shape")
 
@@ -116,18 +100,11 @@ class HostOperand(Operand):
 
 
 class InPlace(Operand):
-    """An array of the host that is to be overwritten.
+    """An array of the host that the result overwrites. Raises Misuse if it is not in the host's memory, is
+    masked, or is read-only, UnsupportedDtypeError if its elements cannot be sent.
 
-    :attr:`flat` shares the array's memory where the layout allows; otherwise it is a copy that
-    :meth:`finish` writes back.
-
-    Args:
-        array: of NumPy, or one whose memory NumPy can share.
-        what: the collective's name, for error texts.
-
-    Raises:
-        Misuse: the value is no array in the host's memory, is masked, or is read-only.
-        UnsupportedDtypeError: its elements cannot be sent.
+    :attr:`flat` shares the array's memory where the layout allows; otherwise it is a copy that :meth:`finish`
+    writes back. ``what`` is the collective's name.
     """
 
     __slots__ = ("_array", "_owner", "_shared", "flat", "shape")
@@ -174,25 +151,15 @@ class InPlace(Operand):
 
 
 class DeviceOperand(Operand):
-    """An array on a device that a collective reads, and where its result goes.
+    """An array on a device that a collective reads, and the place of its result. Raises Misuse if the array
+    cannot be overwritten, UnsupportedDtypeError if its elements cannot be sent.
 
-    Args:
-        pool: of the context.
-        kind: of the array.
-        value: the array.
-        in_place: the collective's name if the result overwrites the array; empty if it is a new array.
-        rows: whether the result has other rows; then :meth:`output` or :meth:`deliver` makes it.
-
-    Attributes:
-        on_device: the array's elements on the device, flat.
-        mirror: made when it is first used, as ``flat`` is; the work of the current stream comes first.
-
-    Raises:
-        Misuse: ``in_place``, and the array cannot be overwritten.
-        UnsupportedDtypeError: its elements cannot be sent.
+    The mirror and ``flat`` are made when they are first used; the work of the current stream comes first.
     """
 
     def __init__(
+        # ``in_place``: the collective's name if the result overwrites the array. ``rows``: the result
+        # has other rows; then :meth:`output` or :meth:`deliver` makes it.
         self, pool: StagingPool, kind: DeviceKind, value: Any, in_place: str = "", rows: bool = False
     ) -> None:
         self.shape, self._dtype = kind.describe(value)
@@ -203,7 +170,7 @@ class DeviceOperand(Operand):
         self._kind = kind
         self._value: Array = value
         self._in_place = bool(in_place)
-        self.on_device, self._direct = kind.flat(value)
+        self.on_device, self._direct = kind.flat(value)  # its elements on the device, flat
         self._part = (0, prod(self.shape))
         self._target = self.on_device if in_place or rows else None
         self._mirror: Optional[BlockMirror] = None
@@ -214,7 +181,7 @@ class DeviceOperand(Operand):
 
     @property
     def target(self) -> Any:
-        """The elements of the result on the device, flat."""
+        """Return the elements of the result on the device, flat."""
         if self._target is None:
             start, stop = self._part
             self._target = self._kind.empty(self._value, (stop - start,))
@@ -222,7 +189,7 @@ class DeviceOperand(Operand):
 
     @property
     def mirror(self) -> BlockMirror:  # type: ignore[override]
-        """The array and its block of host memory."""
+        """Return the array and its block of host memory."""
         if self._mirror is None:
             target, pool, kind = self.target, self._pool, self._kind
             shared = _mapped(pool, kind, self.on_device) if self._in_place else None
@@ -232,7 +199,7 @@ class DeviceOperand(Operand):
 
     @property
     def flat(self) -> Array:  # type: ignore[override]
-        """The block of host memory; see :class:`~ringcomm.collective.mirror.Mirror`."""
+        """Return the block of host memory; see :class:`~ringcomm.collective.mirror.Mirror`."""
         return self.mirror.host
 
     def narrow(self, first: int, last: int) -> None:
@@ -273,7 +240,7 @@ class DeviceOperand(Operand):
         return made
 
     def _new(self, items: int) -> DeviceOperand:
-        """An operand for a new flat array on the same device, which is not loaded from another one."""
+        """Return an operand for a new flat array on the same device, which is not loaded from another one."""
         made = copy(self)
         made.on_device = made._target = self._kind.empty(self._value, (items,))
         made._part, made._in_place, made._mirror = (0, items), False, None
@@ -288,17 +255,9 @@ class DeviceOperand(Operand):
 
 
 def operand_of(pool: StagingPool, value: Any, in_place: str = "", rows: bool = False) -> Operand:
-    """Return an array as the argument of a direct collective.
-
-    Args:
-        pool: of the context.
-        value: an array of any kind.
-        in_place: the collective's name if the result overwrites the array; empty if it is a new array.
-        rows: whether the array is only read, because the result has other rows.
-
-    Raises:
-        Misuse: ``in_place``, and the array cannot be overwritten.
-        UnsupportedDtypeError: its elements cannot be sent.
+    """Return an array as the argument of a direct collective. ``in_place``: the collective's name if the
+    result overwrites the array; ``rows``: the array is only read, because the result has other rows. Raises
+    Misuse if it cannot be overwritten, UnsupportedDtypeError if its elements cannot be sent.
     """
     # By far the most frequent is an array of NumPy, which needs no look-up of its kind.
     if type(value) is not ndarray:
@@ -313,21 +272,11 @@ def operand_of(pool: StagingPool, value: Any, in_place: str = "", rows: bool = F
 def submitted(
     pool: StagingPool, value: Any, in_place: str = "", read: bool = True, rows: bool = False
 ) -> Operand:
-    """Return an array as the argument of an asynchronous collective that overwrites it, or a copy of it.
+    """Return an array as the argument of an asynchronous collective that overwrites it, or a copy of it;
+    parameters and errors as of :func:`operand_of`. ``read``: the collective reads the array on this rank.
 
     The caller may change the array at once, unless the operation is in place: an array on a device is being
     copied to the host, and the caller's current stream waits for that.
-
-    Args:
-        pool: of the context.
-        value: an array of any kind.
-        in_place: the collective's name if the result overwrites the array; empty if it is a new array.
-        read: whether the collective reads the array on this rank.
-        rows: whether the result has other rows; then :meth:`Operand.deliver` makes it.
-
-    Raises:
-        Misuse: ``in_place``, and the array cannot be overwritten.
-        UnsupportedDtypeError: its elements cannot be sent.
     """
     kind = device_kind(value)
     if kind is None:
@@ -342,7 +291,7 @@ def submitted(
 
 
 def _mapped(pool: StagingPool, kind: DeviceKind, flat: Any) -> Optional[MappedMirror]:
-    """The mirror of an array in mapped memory that the host is to use directly; None otherwise."""
+    """Return the mirror of an array in mapped memory that the host should use directly; None otherwise."""
     host = kind.mapped(flat)
     if host is None:
         return None
@@ -354,10 +303,6 @@ def _mapped(pool: StagingPool, kind: DeviceKind, flat: Any) -> Optional[MappedMi
 
 
 def mirrors(arguments: Sequence[Any]) -> Sequence[Optional[BlockMirror]]:
-    """The mirrors of some arguments, for a request of the engine; empty if there is none.
-
-    Args:
-        arguments: of the types above, or others with an attribute ``mirror``.
-    """
+    """Return the ``mirror`` of each argument, for a request of the engine; empty if there are none."""
     found = [argument.mirror for argument in arguments]
     return found if any(mirror is not None for mirror in found) else ()

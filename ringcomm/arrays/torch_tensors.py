@@ -1,4 +1,4 @@
-"""PyTorch's tensors: on a CUDA device with streams and events of their own, on the CPU by sharing memory."""
+"""PyTorch's tensors: on a CUDA device with streams and events, on the CPU by sharing memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_VALUES = (
 
 
 def not_dense(tensor: Any) -> str:
-    """Return what a tensor is and what to do instead, if its elements are not all there is to send."""
+    """Return a tensor's kind and the remedy, if more than its elements would have to be sent; else ""."""
     if tensor.is_nested:
         return (
             "nested ones, whose parts have shapes of their own: pass the parts (tensor.unbind()) one by one, "
@@ -39,7 +39,7 @@ def _torch() -> Any:
 
 
 class _Elements:
-    """The memory of a tensor on the CPU, for NumPy; an array of it keeps the tensor."""
+    """The memory of a tensor on the CPU, for NumPy; an array of it keeps the tensor alive."""
 
     __slots__ = ("__array_interface__", "_tensor")
 
@@ -55,9 +55,7 @@ class _Elements:
 @lru_cache(maxsize=None)
 def _element_type(dtype: Any) -> Tuple[np.dtype[Any], str]:
     """Return NumPy's type of elements, and the type string of their memory: NumPy itself has no bfloat16.
-
-    Raises:
-        UnsupportedDtypeError: NumPy has no such type.
+    Raises UnsupportedDtypeError if NumPy has no such type.
     """
     name = str(dtype).rpartition(".")[2]
     try:
@@ -70,16 +68,12 @@ def _element_type(dtype: Any) -> Tuple[np.dtype[Any], str]:
 
 
 def elements_of(tensor: Any) -> Array:
-    """Return a tensor's elements as an array that shares its memory; bfloat16 as that of ``ml_dtypes``.
+    """Return the elements of a dense CPU tensor, which requires no gradient and is not lazily conjugated or
+    negated, as an array that shares its memory; bfloat16 as that of ``ml_dtypes``. Raises
+    UnsupportedDtypeError if NumPy has no such type, or the tensor no memory.
 
-    ``Tensor.numpy()`` does the same, but forbids for ever to resize the tensor's storage, which
+    ``Tensor.numpy()`` does the same, but then the tensor's storage can never be resized, which
     FullyShardedDataParallel does.
-
-    Args:
-        tensor: dense, on the CPU, not requiring a gradient, neither conjugated nor negated lazily.
-
-    Raises:
-        UnsupportedDtypeError: NumPy has no such dtype, or the tensor has no memory.
     """
     dtype, typestr = _element_type(tensor.dtype)
     try:
@@ -90,7 +84,7 @@ def elements_of(tensor: Any) -> Array:
 
 
 def tensor_of(array: Array) -> Any:
-    """Return a tensor that shares the memory of an array; the opposite of :func:`elements_of`."""
+    """Return a tensor that shares the memory of an array; the inverse of :func:`elements_of`."""
     torch, flat = _torch(), array.reshape(-1)
     half = array.dtype.kind == "V"
     made = torch.from_numpy(flat.view(np.int16)).view(torch.bfloat16) if half else torch.from_numpy(flat)
@@ -98,15 +92,11 @@ def tensor_of(array: Array) -> Any:
 
 
 class TensorOperand(Operand):
-    """A dense tensor without a copy engine: in host memory, or the caller waits for a copy there.
+    """A dense tensor without a copy engine: in host memory, or the caller waits for a copy there. Raises
+    UnsupportedDtypeError if its elements cannot be sent.
 
-    Args:
-        tensor: of any layout in memory, and of any device.
-        copied: whether the result is a new tensor on the same device, and the caller may overwrite ``tensor``
-            at once; otherwise ``flat`` shares its memory if possible, and the result overwrites it.
-
-    Raises:
-        UnsupportedDtypeError: its elements cannot be sent.
+    ``copied``: the result is a new tensor on the same device, and the caller may overwrite ``tensor`` at
+    once; otherwise ``flat`` shares its memory if possible, and the result overwrites it.
     """
 
     __slots__ = ("_device", "_host", "_shared", "_target", "flat")
@@ -133,7 +123,7 @@ class TensorOperand(Operand):
 
     @property
     def shape(self) -> Tuple[int, ...]:  # type: ignore[override]
-        """The tensor's shape."""
+        """Return the tensor's shape."""
         return tuple(self._host.shape)
 
     def finish(self, shape: Optional[Tuple[int, ...]] = None) -> Any:
@@ -167,11 +157,7 @@ class _Recorded(Done):
 
 
 class TorchEngine(CopyEngine):
-    """Copies of one CUDA device through ``torch.cuda``.
-
-    Args:
-        device: a ``torch.device`` with its index.
-    """
+    """Copies of one CUDA device through ``torch.cuda``. ``device`` must have an index."""
 
     def __init__(self, device: Any) -> None:
         cuda = _torch().cuda

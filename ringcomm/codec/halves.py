@@ -22,7 +22,7 @@ class BFloat16(Codec):
         self._work = np.empty(SEGMENT_ITEMS, np.uint32)
 
     def encoded_bytes(self, count: int) -> int:
-        """The size in bytes of ``count`` encoded values."""
+        """Return the size in bytes of ``count`` encoded values."""
         return 2 * count
 
     def encode(
@@ -65,7 +65,7 @@ class Float16(Codec):
         self._work = np.empty(SEGMENT_ITEMS, np.uint16)
 
     def encoded_bytes(self, count: int) -> int:
-        """The size in bytes of ``count`` encoded values."""
+        """Return the size in bytes of ``count`` encoded values."""
         return 2 * count
 
     def encode(

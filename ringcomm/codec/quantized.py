@@ -30,12 +30,12 @@ _STARTS = np.arange(0, SEGMENT_ITEMS, BLOCK_ITEMS)
 
 
 class _Quantized(Codec):
-    """What the two have in common: blocks, scales, rounding."""
+    """Blocks, scales and rounding of both quantized codecs."""
 
     levels = 0
     """The greatest code."""
     code_bytes = 0
-    """Per block."""
+    """Bytes of codes per block."""
 
     def __init__(self) -> None:
         self._work = np.empty(SEGMENT_ITEMS, np.float32)
@@ -44,7 +44,7 @@ class _Quantized(Codec):
         self._inverse = np.empty(_BLOCKS, np.float32)
 
     def encoded_bytes(self, count: int) -> int:
-        """The size in bytes of ``count`` encoded values."""
+        """Return the size in bytes of ``count`` encoded values."""
         return -(-count // BLOCK_ITEMS) * (4 + self.code_bytes)
 
     def encode(
@@ -90,7 +90,7 @@ class _Quantized(Codec):
         work: np.ndarray[Any, Any],
         scales: np.ndarray[Any, Any],
     ) -> None:
-        """The greatest magnitude of each block."""
+        """Store the greatest magnitude of each block in ``scales``."""
         bits, magnitudes = work.view(np.int32), scales.view(np.int32)
         np.bitwise_and(values.view(np.int32), 0x7FFFFFFF, out=bits[: values.size])
         if tail is not None:
@@ -108,7 +108,7 @@ class _Quantized(Codec):
     def _scale(
         self, work: np.ndarray[Any, Any], scales: np.ndarray[Any, Any], values: np.ndarray[Any, Any]
     ) -> None:
-        """Whole numbers in ``work`` times their scales into ``values``."""
+        """Multiply whole numbers in ``work`` by their scales into ``values``."""
         whole = values.size // BLOCK_ITEMS * BLOCK_ITEMS
         rows = whole // BLOCK_ITEMS
         np.multiply(_rows(work[:whole]), scales[:rows, None], out=_rows(values[:whole]))
@@ -121,11 +121,11 @@ class _Quantized(Codec):
                 values[block * BLOCK_ITEMS : (block + 1) * BLOCK_ITEMS] = np.nan
 
     def _pack(self, numbers: np.ndarray[Any, Any], codes: np.ndarray[Any, Any]) -> None:
-        """The low bits of int32 numbers as codes."""
+        """Store the low bits of int32 numbers as codes."""
         raise NotImplementedError
 
     def _unpack(self, codes: np.ndarray[Any, Any], work: np.ndarray[Any, Any]) -> None:
-        """Codes as whole numbers of float32."""
+        """Store codes as whole numbers of float32."""
         raise NotImplementedError
 
 

@@ -12,13 +12,7 @@ _TABLE: Dict[str, Type[Codec]] = {kind.name: kind for kind in (Float16, BFloat16
 
 
 def make_codec(name: str) -> Codec:
-    """A new codec, with working space of its own.
-
-    Args:
-        name: one of ``fp16``, ``bf16``, ``int8``, ``int4``.
-
-    Raises:
-        KeyError: there is none of that name.
+    """Return a new codec with its own working space; raises KeyError for an unknown name.
 
     >>> make_codec("int8").encoded_bytes(1000)
     1040
