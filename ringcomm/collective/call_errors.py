@@ -1,4 +1,4 @@
-"""What ends a runner's calls: the error that all ranks raise, and what later calls raise."""
+"""The errors that end a runner's calls: the one that all ranks raise, and those of later calls."""
 
 from __future__ import annotations
 
@@ -24,21 +24,11 @@ from .part import Part
 
 
 class CallErrors:
-    """The failures of one runner.
-
-    Args:
-        fabric: links to all peers.
-        reporter: asked for the common error when something goes wrong.
-        doing: describes a call, for messages.
-
-    Attributes:
-        broken: the error that has ended the calls, if one has.
-        stopped: whether this rank has left the job.
-    """
+    """The failures of one runner. The reporter is asked for the common error; ``doing`` describes a call."""
 
     def __init__(self, fabric: Fabric, reporter: FailureReporter, doing: Callable[[Signature], str]) -> None:
-        self.broken: Optional[BaseException] = None
-        self.stopped = False
+        self.broken: Optional[BaseException] = None  # has ended the calls
+        self.stopped = False  # this rank has left the job
         self._fabric = fabric
         self._reporter = reporter
         self._doing = doing
@@ -46,7 +36,7 @@ class CallErrors:
         self._pid = os.getpid()
 
     def check_usable(self) -> None:
-        """Raise the error that has ended the calls, if one has."""
+        """Raise the error that has ended the calls, if there is one."""
         if os.getpid() != self._pid:
             raise used_in_fork(self._fabric.rank, self._pid)
         if self.stopped:
@@ -66,7 +56,7 @@ class CallErrors:
             raise failed_before(self.broken) from self.broken
 
     def outside_call(self, problem: BaseException, doing: str) -> None:
-        """An exception ends the calls while none is on its way, but other ranks wait for the next one."""
+        """End the calls for an exception between two of them; other ranks wait for the next one."""
         if self.broken is None:
             self.broken = problem
             if self._reporter.abort_error is None or not isinstance(problem, RingcommError):
@@ -75,17 +65,9 @@ class CallErrors:
     def in_call(
         self, problem: BaseException, execution: Part, call: Signature, site: Optional[Site], timeout_s: float
     ) -> BaseException:
-        """An exception has stopped a call.
-
-        Args:
-            problem: the exception.
-            execution: what it has stopped.
-            call: what that has run.
-            site: where the program made the call, if that was in another thread.
-            timeout_s: how long nothing at all was allowed to move.
-
-        Returns:
-            the error that the call raises: the same on every rank.
+        """End the calls for an exception that has stopped one; return the error that it raises, the same on
+        every rank. ``site``: of the program's call, if that was in another thread; ``timeout_s``: the limit
+        without progress.
         """
         self.broken = problem  # also if this thread is interrupted while it reports that
         self.broken = self._translated(problem, execution, call, site, timeout_s)

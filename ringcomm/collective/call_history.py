@@ -1,7 +1,7 @@
-"""The flight recorder's part in a runner: its last operations, as many as are kept.
+"""The flight recorder's part in a runner: its last operations.
 
-It is always on, so the way of a small message through it is short: a list of references, a look at the
-clock, and where the call came from. Texts are made from it only on request.
+It is always on, so a small message takes a short way through it: a list of references, a look at the clock,
+and the place of the call. Texts are made from it only on request.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..clock import monotonic
 from .call_sites import Site, site_text
 
 Row = Dict[str, Any]
-"""An operation as it is written down, ready for JSON.
+"""An operation as a record, ready for JSON.
 
 ``op`` (its number), ``kind``, ``name``, ``what`` (the call as a person would write it), ``site``
 (``file:line``), ``state``, ``began`` (monotonic seconds), ``moved`` (bytes, where it is running or has
@@ -21,43 +21,32 @@ failed), ``error`` (where it has failed).
 """
 
 SUBMITTED, RUNNING, DONE, FAILED = "submitted", "running", "done", "failed"
-"""What may have become of an operation; ``submitted``: it waits for other ranks to submit it, too."""
+"""The states of an operation; ``submitted``: it waits for other ranks to submit it as well."""
 
 
 class CallHistory:
-    """What one runner has run.
-
-    Args:
-        capacity: how many operations are kept.
-
-    Attributes:
-        on_failure: told of the error when an operation fails, if set.
-    """
+    """The last operations of one runner, at most ``capacity``."""
 
     __slots__ = ("_calls", "_failure", "on_failure")
 
     def __init__(self, capacity: int) -> None:
         self._calls: Deque[Any] = deque(maxlen=capacity)
         self._failure: Optional[Row] = None
-        self.on_failure: Optional[Callable[[BaseException], None]] = None
+        self.on_failure: Optional[Callable[[BaseException], None]] = None  # called when an operation fails
 
     def begin(self, sequence: int, call: Any, site: Site) -> None:
-        """A call starts to run that was made there."""
+        """Record that a call starts, which was made at this site."""
         self._calls.append((sequence, call, site, monotonic()))
 
     def fail(self, error: BaseException, moved_bytes: int) -> None:
-        """The call has failed. There will be no other: the streams have stopped in mid-message."""
+        """Record that the call has failed. It is the last one: the streams have stopped in mid-message."""
         text = f"{type(error).__name__}: {error}"
         self._failure = {"state": FAILED, "moved": moved_bytes, "error": text}
         if self.on_failure is not None:
             self.on_failure(error)
 
     def rows(self, moved_bytes: Optional[int] = None) -> List[Row]:
-        """All that is kept, oldest first. For any thread.
-
-        Args:
-            moved_bytes: by the last call, if it still runs.
-        """
+        """Return all records, oldest first. For any thread. ``moved_bytes``: of a call that still runs."""
         rows = [_row(*entry) for entry in list(self._calls)]
         if rows and self._failure is not None:
             rows[-1].update(self._failure)

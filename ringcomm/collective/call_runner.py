@@ -1,4 +1,4 @@
-"""Runs calls one at a time over one fabric, and says how far they are and what they have done.
+"""Runs calls one at a time over one fabric, and reports their progress and totals.
 
 :meth:`CallRunner._run` is the one way to the wire. It runs in the calling thread.
 """
@@ -41,26 +41,17 @@ _NOTHING_TO_DO: ContextManager[Any] = nullcontext()
 
 
 class Parts:
-    """A ``with`` block of several parts (calls of the runner), which must not be left between them.
-
-    Args:
-        lock: a ``threading.RLock``; keeps other threads out.
-        started: how many calls the runner has started.
-        count: how many parts there are; ``math.inf``: an unknown number.
-        left: called with the exception if one ends the block after the first part has started, and before the
-            last has.
-        but: exceptions that all ranks raise alike, or that are reported already; they do not count.
-    """
+    """A ``with`` block of several parts (calls of the runner), which must not be left between them."""
 
     __slots__ = ("_but", "_count", "_first", "_left", "_lock", "_started")
 
     def __init__(
         self,
-        lock: Any,
-        started: Callable[[], int],
-        count: float,
-        left: Callable[[BaseException], None],
-        but: Type[BaseException],
+        lock: Any,  # a ``threading.RLock``; keeps other threads out
+        started: Callable[[], int],  # calls that the runner has started
+        count: float,  # parts; ``math.inf``: unknown
+        left: Callable[[BaseException], None],  # called if an exception ends the block between parts
+        but: Type[BaseException],  # raised alike by all ranks, or reported already: not counted
     ) -> None:
         self._lock = lock
         self._started = started
@@ -85,23 +76,8 @@ class Parts:
 class CallRunner:
     """Runs the plans of calls; the base of :class:`~.runner.Runner`, which makes plans.
 
-    Args:
-        fabric: links to all peers.
-        settings: segment size, limits.
-        generation: membership epoch, part of every header.
-        spin_s: how long to poll before sleeping.
-        reporter: asked for the common error when something goes wrong.
-
-    Attributes:
-        spin_s, may_poll, timeout_s: as for :func:`~.drive.run`; may be changed from call to call.
-        waited: the time spent in calls, moving data or waiting for other ranks.
-        history: is told of every call, if set.
-        called_at: where the next call was made, if that was not in the thread that runs it.
-        compares_sites: whether all ranks make the next call at the same place.
-        tally: counts the calls for the present purpose, if set.
-        purpose: says what the calls are for, where they are not what the program has asked for.
-        sites: is told of calls that other ranks make at other lines, if set; otherwise nothing is compared.
-        before_call: called before each call, outside of the lock, if set.
+    ``spin_s``, ``may_poll`` and ``timeout_s`` are those of :func:`~.drive.run`, and may be changed from call
+    to call.
     """
 
     def __init__(
@@ -117,14 +93,14 @@ class CallRunner:
         self.spin_s = spin_s
         self.may_poll: Optional[Callable[[], bool]] = None
         self.timeout_s = settings.timeout_s or math.inf
-        self.waited = Stopwatch()
+        self.waited = Stopwatch()  # time in calls, moving data or waiting for other ranks
         self.history: Optional[CallHistory] = None
-        self.called_at: Optional[Site] = None
-        self.compares_sites = True
-        self.sites: Optional[CallSites] = None
-        self.purpose: Optional[Callable[[], str]] = None
-        self.tally: Optional[Tally] = None
-        self.before_call: Optional[Callable[[], None]] = None
+        self.called_at: Optional[Site] = None  # of the next call, if made in another thread
+        self.compares_sites = True  # all ranks make the next call at the same place
+        self.sites: Optional[CallSites] = None  # records calls of other ranks at other lines
+        self.purpose: Optional[Callable[[], str]] = None  # describes calls that the program has not made
+        self.tally: Optional[Tally] = None  # counts the calls for the present purpose
+        self.before_call: Optional[Callable[[], None]] = None  # called outside of the lock
         self._fabric = fabric
         self._reporter: FailureReporter = reporter if reporter is not None else Reporter()
         self._generation = generation
@@ -137,7 +113,7 @@ class CallRunner:
         self._running: Optional[Tuple[Signature, Part, bool]] = None
 
     def progress(self) -> Progress:
-        """Return how far this rank is. For any thread, and at any time."""
+        """Return the progress of this rank. For any thread, and at any time."""
         running, sequence = self._running, 2 * self._sequence
         if running is None:
             return Progress(sequence)
@@ -150,7 +126,7 @@ class CallRunner:
         return Progress(sequence, part.moved_bytes, doing, waits_for, exchanged, call.needs)
 
     def totals(self) -> Totals:
-        """Return what its calls have done so far, the present one included. For any thread."""
+        """Return the totals of its calls so far, the present one included. For any thread."""
         running, totals = self._running, self._plans.totals()
         if running is not None and running is self._running:
             for peer, (sent, received) in running[1].exchanged().items():
@@ -158,27 +134,26 @@ class CallRunner:
         return totals
 
     def delivered(self) -> Dict[int, Tuple[int, float]]:
-        """Return what its links have delivered; see :func:`ringcomm.transport.pace.delivered`."""
+        """Return the bytes that its links have delivered; see :func:`ringcomm.transport.pace.delivered`."""
         from ..transport.pace import delivered  # asked for once a second at most, and of TCP links
 
         return delivered(self._fabric)
 
     @property
     def last_call(self) -> str:
-        """A description of the call that it runs or has run last; "" before the first."""
+        """Return a description of the call that it runs or has run last; "" before the first."""
         return "" if self._last is None else self._last.describe()
 
     def rows(self) -> List[Row]:
-        """The last calls, for the flight recorder; empty without a history. For any thread."""
+        """Return the last calls, for the flight recorder; empty without a history. For any thread."""
         if self.history is None:
             return []
         running = self._running
         return self.history.rows(running[1].moved_bytes if running is not None else None)
 
     def fetch(self, mirrors: Sequence[Mirror]) -> None:
-        """Wait until arrays of devices have been loaded, for the call that follows.
-
-        Other ranks wait in that call, so if a copy fails the job ends, and they receive the reason.
+        """Wait until arrays of devices have been loaded, for the call that follows. Other ranks wait in that
+        call, so if a copy fails the job ends, and they receive the reason.
         """
         for mirror in mirrors:
             self._fetch(mirror)
@@ -192,11 +167,8 @@ class CallRunner:
             raise
 
     def await_copy(self, copy: Done) -> None:
-        """Wait for a copy: poll for a while, then look again after short naps.
-
-        Raises:
-            DeviceError: it failed, or was not done within the time limit of calls.
-            RingcommError: the watch announced the end of the job.
+        """Wait for a copy: poll for a while, then look again after short naps. Raises DeviceError if it
+        failed or exceeds the time limit of calls, RingcommError if the watch announced the end of the job.
         """
         watch = self._fabric.watch
         began_s = now_s = time.perf_counter()
@@ -218,12 +190,9 @@ class CallRunner:
     def loaded(
         self, mirror: Optional[Mirror], reads: Optional[Span] = None, *writes: Span
     ) -> ContextManager[None]:
-        """Calls on the host's block of an array on a device, which is loaded before them and stored after.
-
-        Args:
-            mirror: of the array; None: it is in host memory, and nothing is copied.
-            reads: the elements that are loaded; None: all.
-            writes: the spans of elements that are stored.
+        """Load an array's block on the host for the calls of a ``with`` block, and store it after them.
+        ``reads``: the elements to load (None: all); ``writes``: the spans to store. Without a mirror nothing
+        is copied.
         """
         return _NOTHING_TO_DO if mirror is None else self._loaded(mirror, reads, writes)
 
@@ -239,12 +208,8 @@ class CallRunner:
                 mirror.store(start * itemsize, stop * itemsize)
 
     def stop(self, watch: Optional[StoppableWatch] = None) -> None:
-        """Refuse further calls: this rank has left the job.
-
-        At most a second is spent on a call of another thread.
-
-        Args:
-            watch: the fabric's; ends such a call with an error. None: it may end by itself.
+        """Refuse further calls: this rank has left the job. Waits at most a second for a call of another
+        thread, which ``watch``, the fabric's, ends with an error.
         """
         self._errors.stopped = True  # before the call ends: its error says so
         if watch is not None:
@@ -255,21 +220,17 @@ class CallRunner:
             self._lock.release()
 
     def release(self) -> None:
-        """Free what is kept for the next call, when there is none.
-
-        Some cycles of references keep a runner until Python's garbage collector comes by. An elastic job has
-        a new one in every view.
+        """Free the memory kept for the next call, when there is none. Some cycles of references keep a runner
+        until Python's garbage collector runs. An elastic job has a new one in every view.
         """
         self._plans.release()
 
     def exclusive(
         self, parts: float = math.inf, but: Type[BaseException] = RingcommError
     ) -> ContextManager[None]:
-        """Keeps other threads out, so that calls that belong together follow each other on every rank.
-
-        Args:
-            parts: how many calls those are. An exception between them ends the job: others wait for the rest.
-            but: exceptions that all ranks raise alike, so that they do not end it.
+        """Keep other threads out, so that calls that belong together follow each other on every rank. An
+        exception between the ``parts`` calls ends the job, since other ranks wait for the rest, except
+        ``but``, which all ranks raise alike.
         """
         if self.before_call is not None:
             self.before_call()
@@ -277,11 +238,7 @@ class CallRunner:
 
     @contextmanager
     def calls_of(self, site: Site) -> Iterator[None]:
-        """An :meth:`exclusive` block whose calls belong to one line of the program.
-
-        Args:
-            site: where the program has asked for them, which is not where they are made.
-        """
+        """Make an :meth:`exclusive` block whose calls belong to ``site``, a line of the program."""
         with self.exclusive():
             self.called_at = site
             try:
@@ -300,13 +257,7 @@ class CallRunner:
         source: Optional[np.ndarray[Any, Any]] = None,
         counted: bool = True,
     ) -> None:
-        """Run a plan.
-
-        Args:
-            plan: what to run.
-            data, source: the arrays in host memory.
-            counted: whether it is one of the calls that all ranks make.
-        """
+        """Run a plan on arrays in host memory. ``counted``: it is one of the calls that all ranks make."""
         if self.before_call is not None:
             self.before_call()
         with self._lock:
@@ -359,6 +310,6 @@ class CallRunner:
                 execution.disarm()
 
     def _doing(self, call: Signature) -> str:
-        """A call, for messages, in the program's own terms."""
+        """Return a call for messages, in the program's own terms."""
         number = "" if call.is_internal else f", call number {self._sequence}"
         return f"{call.describe()}{number}" if self.purpose is None else self.purpose()

@@ -1,4 +1,4 @@
-"""Where in the user's program a call was made, and which calls ranks have made at different lines."""
+"""The places of calls in the user's program, and the calls that ranks have made at different lines."""
 
 from __future__ import annotations
 
@@ -38,11 +38,7 @@ _truncating: Set[str] = set()
 
 
 def look_through(package: ModuleType) -> None:
-    """From now on calls from this package are not places in the user's program: it calls for the user.
-
-    Args:
-        package: a package, with all that is in it, or a module that is a single file.
-    """
+    """Exclude a package, or a module that is a single file, from the user's program that it calls for."""
     path = Path(package.__file__ or "").resolve()
     place = f"{path.parent}{os.sep}" if path.name == "__init__.py" else str(path)
     if package.__file__ and place not in _packages:
@@ -70,18 +66,15 @@ def _outside(depth: int) -> FrameType:
 
 
 def _caller(frame: FrameType) -> Optional[FrameType]:
-    """The caller, or None of a thread's function: `threading` is no place in a program."""
+    """Return the caller, or None of a thread's function: `threading` is not a place in a program."""
     caller = frame.f_back
     return None if caller is None or caller.f_code.co_filename == threading.__file__ else caller
 
 
 def find_site(depth: int, known: List[Any]) -> Site:
-    """The innermost place outside ringcomm that led here.
-
-    Args:
-        depth: so many callers, that of this function being 1, are known to be inside.
-        known: :func:`nowhere` the first time, then what this function has made of it: how deep the place
-            was last time and in which code. It is tried first, because walking costs more than the rest.
+    """Return the innermost place outside ringcomm that led here. ``depth``: this many callers, that of this
+    function being 1, are known to be inside. ``known``: :func:`nowhere` the first time, then depth and code
+    of the last result, which is tried first: walking costs more than the rest.
     """
     try:
         frame = sys._getframe(known[0])
@@ -96,33 +89,26 @@ def find_site(depth: int, known: List[Any]) -> Site:
 
 
 def nowhere() -> List[Any]:
-    """Return what is known of a place before it is looked for.
-
-    Depth, code, and for one instruction its number.
-    """
+    """Return the initial ``known`` of a place: depth, code, and for one instruction its number."""
     return [0, None, -1, 0]
 
 
 def number_of_known(site: Site, known: List[Any]) -> int:
-    """:func:`site_number` of what :func:`find_site` has found, and keeps it for the same instruction."""
+    """Return the :func:`site_number` of :func:`find_site`'s result, and keep it for the same instruction."""
     number = site_number(site)
     known[1:] = *site, number
     return number
 
 
 def this_site() -> Site:
-    """The same as :func:`find_site` where nothing is known."""
+    """Return :func:`find_site`'s result where nothing is known."""
     return comparable_site()[0]
 
 
 def comparable_site(unequal: Container[str] = ()) -> Tuple[Site, bool]:
-    """The innermost place outside ringcomm, and whether ranks make this call at the same place.
-
-    They do not in a callback that any thread may run, as it has no place in the user's program.
-
-    Args:
-        unequal: names of files of looked-through packages that make calls for a rank while the others are
-            elsewhere in their programs.
+    """Return the innermost place outside ringcomm, and whether ranks make this call at the same place. They
+    do not in a callback that any thread may run, as it has no place in the user's program. ``unequal``: files
+    of looked-through packages that make calls for a rank while the others are elsewhere in their programs.
     """
     frame, comparable = sys._getframe(1), True
     while is_ours(frame.f_code.co_filename):
@@ -136,7 +122,7 @@ def comparable_site(unequal: Container[str] = ()) -> Tuple[Site, bool]:
 
 
 def _depth_of(wanted: FrameType) -> int:
-    """Return how deep a frame is, as the caller of this function would pass it to ``sys._getframe``."""
+    """Return the depth of a frame, as the caller of this function would pass it to ``sys._getframe``."""
     depth = 0
     while sys._getframe(depth + 1) is not wanted:
         depth += 1
@@ -144,7 +130,7 @@ def _depth_of(wanted: FrameType) -> int:
 
 
 def site_text(site: Site) -> str:
-    """``file:line``."""
+    """Return ``file:line``."""
     return f"{site[0].co_filename}:{_line(site)}"
 
 
@@ -159,9 +145,8 @@ def _line(site: Site) -> int:
 
 
 def site_number(site: Site) -> int:
-    """A place as 64 bits, the same on every host: a hash of the file's name above, the line below. Never 0.
-
-    The directory is left out, because it may differ between hosts.
+    """Return a place as 64 bits, the same on every host: a hash of the file's name above, the line below.
+    Never 0. The directory is left out, because it may differ between hosts.
     """
     key = (id(site[0]), site[1])
     known = _numbers.get(key)
@@ -176,7 +161,7 @@ def site_number(site: Site) -> int:
 
 
 def number_text(number: int) -> str:
-    """``train.py:88`` for what :func:`site_number` gave on this or another rank."""
+    """Return ``train.py:88`` for a :func:`site_number` of this or another rank."""
     wanted, line = number >> 32, number & 0xFFFFFFFF
     label = _labels.get(wanted)
     if label is None:
@@ -188,30 +173,25 @@ def number_text(number: int) -> str:
 
 
 def short_site(text: str) -> str:
-    """``train.py:88`` for ``/home/me/train.py:88``, as :func:`number_text` would have it."""
+    """Return ``train.py:88`` for ``/home/me/train.py:88``, as :func:`number_text` does."""
     filename, _, line = text.rpartition(":")
     return f"{file_label(filename)}:{line}"
 
 
 def file_label(filename: str) -> str:
-    """A file's name without its directory; with it where every package has one of that name."""
+    """Return a file's name without its directory; with it where every package has a file of that name."""
     directory, _, name = filename.rpartition(os.sep)
     return f"{directory.rpartition(os.sep)[2]}/{name}" if name == "__init__.py" else name
 
 
 def call_site() -> str:
-    """File and line of the caller's code that led here, at once."""
+    """Return file and line of the caller's code that led here, at once."""
     frame = _outside(2)
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def note_truncation(op: ReduceOp, dtype: np.dtype[Any]) -> None:
-    """Warn once per line of the program if it averages integers: the result is one, too.
-
-    Args:
-        op: the reduction.
-        dtype: of the elements.
-    """
+    """Warn once per line of the program if it averages integers: the result is an integer as well."""
     if op != ReduceOp.AVERAGE or dtype.kind not in "iu":
         return
     site = call_site()
@@ -225,30 +205,16 @@ def note_truncation(op: ReduceOp, dtype: np.dtype[Any]) -> None:
 
 
 class CallSites:
-    """Keeps which calls ranks have made at different lines of the program, and warns of the first.
-
-    Args:
-        warn: told the text, once.
-
-    Attributes:
-        differences: the first time that these lines met, ready for JSON: ``op`` (number of the call),
-            ``what`` (the call) and ``sites`` (for each rank, as text, where it made it).
-    """
+    """Records the calls that ranks have made at different lines of the program, and warns of the first."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
+        # ready for JSON: ``op`` (number), ``what`` (the call), ``sites`` (text by rank)
         self.differences: List[Dict[str, Any]] = []
         self._warn = warn
         self._met: Set[Tuple[int, int]] = set()
 
     def met(self, op: int, call: Any, fabric: Fabric, found: Sequence[OtherSite]) -> None:
-        """A call in order has met calls from other lines.
-
-        Args:
-            op: number of the call.
-            call: can ``describe()`` itself.
-            fabric: on which the calls have met.
-            found: these calls, of other ranks of the fabric.
-        """
+        """Record that call number ``op`` has met calls of other ranks from other lines."""
         rank = fabric.rank_of(fabric.rank)
         for peer, here, there in found:
             if (here, there) not in self._met and len(self._met) < _MAX_DIFFERENCES:
@@ -258,13 +224,8 @@ class CallSites:
                 self.add(op, what, f"Call number {op}, {what},", sites)
 
     def differ(self, op: int, call: Any, subject: str, sites: Mapping[int, str]) -> None:
-        """Keep it if ranks make a call at different lines.
-
-        Args:
-            op: number of the call.
-            call: can ``describe()`` itself.
-            subject: the call without that description.
-            sites: for each rank, where it made the call, as ``file:line``; "" if that is not known.
+        """Record a call that ranks make at different lines. ``subject``: the call without its description;
+        ``sites``: ``file:line`` by rank, "" if unknown.
         """
         labels = {rank: short_site(site) for rank, site in sites.items() if site}
         if len(set(labels.values())) > 1:
@@ -272,13 +233,8 @@ class CallSites:
             self.add(op, what, f"{subject}, {what},", labels)
 
     def add(self, op: int, what: str, subject: str, sites: Mapping[int, str]) -> None:
-        """Keep it, unless these lines have met before or too many have, and warn if it is the first.
-
-        Args:
-            op: number of the call.
-            what: the call as a person would write it.
-            subject: the same for the beginning of a sentence.
-            sites: for each rank, where it made the call.
+        """Record a difference, unless these lines have met before or too many have, and warn of the first.
+        ``subject``: the call for the beginning of a sentence.
         """
         lines = set(sites.values())
         if len(self.differences) >= _MAX_DIFFERENCES or any(
@@ -292,12 +248,7 @@ class CallSites:
 
 
 def other_lines_text(call: str, sites: Mapping[int, str]) -> str:
-    """The warning that ranks make what counts as the same call at different lines.
-
-    Args:
-        call: which call, as the subject of a sentence.
-        sites: for each rank, where it made it.
-    """
+    """Return the warning that ranks make what counts as the same call at different lines."""
     return (
         f"{call} comes from different lines of the program: {sites_text(sites)}. If one rank makes a call "
         "more than the others, each of its calls from here on meets another call of theirs, and the results "
@@ -306,7 +257,7 @@ def other_lines_text(call: str, sites: Mapping[int, str]) -> str:
 
 
 def sites_text(sites: Mapping[int, str]) -> str:
-    """Like ``rank 0 at train.py:7, ranks 1, 2 at train.py:9``."""
+    """Return text like ``rank 0 at train.py:7, ranks 1, 2 at train.py:9``."""
     alike: Dict[str, List[int]] = {}
     for rank in sorted(sites):
         alike.setdefault(sites[rank], []).append(rank)

@@ -1,4 +1,4 @@
-"""How fast this machine encodes and decodes gradients, for choosing a codec."""
+"""Measures how fast this machine encodes and decodes gradients, for choosing a codec."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ _REPETITIONS = 5
 
 
 class Rates(NamedTuple):
-    """What a codec takes, in seconds per byte of float32."""
+    """The cost of a codec, in seconds per byte of float32."""
 
     encode_byte_s: float
     decode_byte_s: float
 
 
 def measured_rates(mean_over_s: float = 0.0) -> Dict[str, Rates]:
-    """The speed of the codecs on this machine.
-
-    Args:
-        mean_over_s: so many seconds each codec runs in each direction, and the mean counts: that of a machine
-            with a CPU quota. By default the best of a few runs counts, which takes some milliseconds.
+    """Return the speed of the codecs on this machine: by default the best of a few runs, which takes some
+    milliseconds; else the mean of this many seconds per codec and direction, as for machines with a CPU
+    quota.
     """
     values = np.linspace(-1, 1, SEGMENT_ITEMS, dtype=np.float32)
     found = {}
@@ -42,12 +40,8 @@ def measured_rates(mean_over_s: float = 0.0) -> Dict[str, Rates]:
 
 
 def code_s(nbytes: int, size: int, rates: Optional[Rates]) -> float:
-    """Seconds of processor time for encoding, decoding and adding on each rank.
-
-    Args:
-        nbytes: of all gradients in float32.
-        size: number of ranks.
-        rates: of the codec; None: there is none.
+    """Return the seconds of processor time for encoding, decoding and adding on each rank. ``nbytes``: of all
+    gradients in float32; ``rates``: of the codec, None without one.
     """
     if rates is None or size < 2:
         return 0.0

@@ -2,13 +2,13 @@
 
 The schedule is that of ``direct``, over a buffer of codes instead of the values: chunk r of the buffer holds
 the codes of chunk r of the vector. Every contribution is encoded once, by its rank, and every finished sum
-once, by the rank that owns the chunk. The owner, too, takes what its codes mean as the result, so all ranks
-end with the same bits (the prover in ``tests/support/prover`` shows it with ``coded=True``).
+once, by the rank that owns the chunk. The owner uses the decoded sum as well, so all ranks end with the same
+bits (the prover in ``tests/support/prover`` shows it with ``coded=True``).
 
-Codes are made segment by segment, not far ahead of what has been sent, and decoded when a segment is
-complete; so all passes over a segment stay in the cache and overlap with the network.
+Codes are made segment by segment, not far ahead of the sent bytes, and decoded when a segment is complete; so
+all passes over a segment stay in the cache and overlap with the network.
 
-**Error feedback.** With an array of residuals, what encoding loses is kept and added to the next call's
+**Error feedback.** With an array of residuals, the encoding error is kept and added to the next call's
 contribution: on each rank for what it sent, and on the owner for the result, in units of a contribution. Over
 many calls nothing is lost: the sum of all results and the last residuals (of all ranks) is the sum of all
 contributions. Where values were not finite the residual becomes zero.
@@ -41,11 +41,7 @@ _BYTE = np.dtype(np.uint8)
 
 
 class CodedMemory:
-    """Working space for one codec, kept from one call to the next. For one thread at a time.
-
-    Args:
-        number: the codec's place in :data:`ringcomm.ops.CODECS`.
-    """
+    """Working space for one codec (its place in :data:`ringcomm.ops.CODECS`). For one thread at a time."""
 
     def __init__(self, number: int) -> None:
         self.codec: Codec = make_codec(CODECS[number])
@@ -56,13 +52,13 @@ class CodedMemory:
         self._codes = np.empty(0, np.uint8)
 
     def codes(self, nbytes: int) -> np.ndarray[Any, Any]:
-        """Room for the codes of a vector."""
+        """Return memory for the codes of a vector."""
         if self._codes.size < nbytes:
             self._codes = np.empty(nbytes, np.uint8)
         return self._codes[:nbytes]
 
     def bounds(self, values: Sequence[int]) -> Tuple[int, ...]:
-        """Return where the codes of each chunk start in a buffer, from the chunks' boundaries in values."""
+        """Return the start of each chunk's codes in a buffer, from the chunks' boundaries in values."""
         found = [0]
         for start, stop in zip(values, values[1:]):
             found.append(found[-1] + self.codec.encoded_bytes(stop - start))
@@ -70,47 +66,30 @@ class CodedMemory:
 
 
 class _Conversion(NamedTuple):
-    """A span that is to be encoded or decoded.
+    """A span to encode or decode."""
 
-    Attributes:
-        flow: how far that is.
-        other: the flow that sends or receives the codes.
-        first: where its values begin in the vector.
-        last: where they end.
-    """
-
-    flow: Flow
-    other: Flow
-    first: int
+    flow: Flow  # the progress
+    other: Flow  # sends or receives the codes
+    first: int  # of its values in the vector
     last: int
 
 
 class CodedExecution(Execution):
-    """A part that runs a schedule of codes.
-
-    ``arm`` takes the vector of float32 as ``data``, and as ``source`` residuals, if errors are fed back.
-
-    Args:
-        schedule: this rank's steps, in bytes of codes.
-        fabric: where the peers are.
-        header: as for :class:`~.execute.Execution`.
-        memory: the codec and its working space.
-        kernel: combines contributions.
-        bounds: chunk boundaries in values.
-        codes: chunk boundaries in bytes of codes.
+    """A part that runs a schedule of codes. ``arm`` takes the vector of float32 as ``data``, and as
+    ``source`` residuals, if errors are fed back.
     """
 
     _folds_in_place = False
 
     def __init__(
         self,
-        schedule: Sequence[Step],
+        schedule: Sequence[Step],  # in bytes of codes
         fabric: Fabric,
         header: Header,
         memory: CodedMemory,
         kernel: Kernel,
-        bounds: Sequence[int],
-        codes: Sequence[int],
+        bounds: Sequence[int],  # of chunks, in values
+        codes: Sequence[int],  # of chunks, in bytes of codes
     ) -> None:
         super().__init__(schedule, fabric, header, _BYTE, memory.pool, kernel)
         self._memory = memory
@@ -174,14 +153,14 @@ class CodedExecution(Execution):
     # ---- segments ----------------------------------------------------------------------------
 
     def _places(self, flow: Flow, first: int, last: int) -> Tuple[slice, slice]:
-        """Return where the flow's next segment lies: in the buffer of codes, and in the vector."""
+        """Return the places of the flow's next segment: in the buffer of codes, and in the vector."""
         number = (flow.position - flow.start) // self._memory.segment_bytes
         start = first + number * SEGMENT_ITEMS
         end = min(flow.stop, flow.position + self._memory.segment_bytes)
         return slice(flow.position, end), slice(start, min(last, start + SEGMENT_ITEMS))
 
     def _encode_ahead(self) -> None:
-        """Encode at most one segment for each peer that will soon have sent what is encoded."""
+        """Encode at most one segment for each peer to which nearly all encoded bytes have been sent."""
         for flow, sending, first, last in self._encodings:
             if flow.position == flow.stop or flow.position - sending.position >= _AHEAD_BYTES:
                 continue
@@ -213,7 +192,7 @@ class CodedExecution(Execution):
         flow.position = codes.stop
 
     def _fold(self, flow: Receipt, partial: bool) -> bool:
-        """Combine a segment once it has come from all peers, and encode the result."""
+        """Combine a segment once all peers have sent it, and encode the result."""
         codes, place = self._places(flow, *self._folded[flow])
         if flow.position == flow.stop or min(flow.arrived.values()) < codes.stop:
             return False
@@ -257,17 +236,12 @@ class CodedExecution(Execution):
 
 
 def _clear_strange(residuals: np.ndarray[Any, Any]) -> None:
-    """Zero where residuals are not finite: one overflow must not spoil all later calls."""
+    """Zero residuals that are not finite: one overflow must not spoil all later calls."""
     residuals[~np.isfinite(residuals)] = 0
 
 
 class CodedPlans:
-    """Makes the executions of coded all-reduces, which share working space.
-
-    Args:
-        fabric: where the peers are.
-        selector: chooses how much each rank owns.
-    """
+    """Makes the executions of coded all-reduces, which share working space."""
 
     def __init__(self, fabric: Fabric, selector: Selector) -> None:
         self._fabric = fabric
@@ -276,7 +250,7 @@ class CodedPlans:
         self._pool = SegmentPool()
 
     def execution(self, header: Header, count: int, kernel: Kernel) -> Part:
-        """Return what runs an all-reduce of ``count`` values with the header's codec."""
+        """Return the part that runs an all-reduce of ``count`` values with the header's codec."""
         hosts = self._selector.coded_hosts(count)
         if hosts is None:
             return self._coded(header, kernel, None, count)
@@ -287,7 +261,7 @@ class CodedPlans:
     def _coded(
         self, header: Header, kernel: Kernel, ranks: Optional[Tuple[int, ...]], count: int
     ) -> CodedExecution:
-        """The part in which some ranks (one per host), or all, exchange codes."""
+        """Return the part in which some ranks (one per host), or all, exchange codes."""
         memory = self._memories.get(header.codec)
         if memory is None:
             memory = self._memories[header.codec] = CodedMemory(header.codec)

@@ -2,11 +2,11 @@
 
 All ranks of a host share its interface. So they add up first, in float32 over the host's own links, and every
 rank gets one column of the host's sum. Ranks with the same place on their hosts exchange their column as
-codes, and the ranks of a host gather the columns. A host then sends what a single rank would send, every
+codes, and the ranks of a host gather the columns. A host then sends as much as a single rank would, every
 element is still encoded twice, and all ranks end with the same bits, because a column's result is copied.
 
-The three stages follow each other: what happens inside a host takes little of the time of a network for which
-codes are worth while.
+The three stages follow each other: those inside a host take little of the time of a network for which codes
+are worth while.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .part import Part
 from .reduce import Kernel
 
 MakeCoded = Callable[[Tuple[int, ...], int], Part]
-"""Makes the part that reduces a column of so many elements over these ranks with codes."""
+"""Makes the part that reduces a column of this many elements over these ranks with codes."""
 
 
 class _AllHeaders:
@@ -46,15 +46,7 @@ class HostCodedExecution(Part):
     """Reduces inside the hosts, with codes between them, and gathers inside the hosts.
 
     ``arm`` takes the vector of float32 as ``data``, and as ``source`` residuals, if errors are fed back; they
-    are those of this rank's column.
-
-    Args:
-        fabric: where the peers are.
-        header: as for :class:`~.execute.Execution`.
-        hosts: the grid of ranks.
-        count: number of elements.
-        pool: where segments for float32 come from.
-        make_coded: makes the stage between hosts.
+    are those of this rank's column. ``make_coded`` makes the stage between hosts.
     """
 
     def __init__(
@@ -81,7 +73,7 @@ class HostCodedExecution(Part):
 
     @property
     def moved_bytes(self) -> int:  # type: ignore[override]
-        """How much has moved in all stages since it was armed."""
+        """Return the bytes moved in all stages since it was armed."""
         return self._done_bytes + self._stages[self._stage].moved_bytes
 
     def arm(

@@ -1,4 +1,4 @@
-"""The loop around a part of a collective: move what can move, look again for a while, then sleep."""
+"""The loop around a part of a collective: move available bytes, look again for a while, then sleep."""
 
 from __future__ import annotations
 
@@ -11,28 +11,20 @@ from .part import Part
 
 
 class StoodStill(TimeoutError):
-    """Nothing moved for as long as was allowed. (A program's signal handler may raise a TimeoutError too.)"""
+    """Nothing moved within the time limit. (A program's signal handler may raise a TimeoutError as well.)"""
 
 
 def run(
     execution: Part,
     fabric: Fabric,
     timeout_s: float,
-    spin_s: float = 0.0,
-    may_poll: Optional[Callable[[], bool]] = None,
+    spin_s: float = 0.0,  # polling before each sleep; waking a process up costs 50 to 100 us
+    may_poll: Optional[Callable[[], bool]] = None,  # whether to poll just now; None: always
     clock: Clock = monotonic,
 ) -> None:
-    """Run a part to its end: poll for a while, then sleep until something can move.
-
-    Args:
-        timeout_s: how long nothing at all may move; may be infinite.
-        spin_s: how long to poll before each sleep. Waking a process up costs 50 to 100 us.
-        may_poll: asked whether to poll at all just now; None: always.
-
-    Raises:
-        LinkClosed, MismatchError: as from :meth:`Part.advance`.
-        StoodStill: nothing moved for ``timeout_s``.
-        RingcommError: the watch announced the end of the job.
+    """Run a part to its end: poll for a while, then sleep until something can move. Raises StoodStill if
+    nothing moved for ``timeout_s``, LinkClosed or MismatchError as :meth:`Part.advance`, RingcommError if the
+    watch announced the end of the job.
     """
     if execution.advance():
         return
@@ -73,7 +65,7 @@ def run(
 
 
 def _note_sleep(execution: Part, seconds: float) -> None:
-    """Note from which peers a part has waited to receive. If it waited only to send, no peer was late."""
+    """Record the peers that a part waited to receive from. If it waited only to send, no peer was late."""
     peers, slept_s = execution.waits_for, execution.slept_s
     for peer in peers:
         slept_s[peer] = slept_s.get(peer, 0.0) + seconds / len(peers)

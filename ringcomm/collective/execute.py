@@ -30,24 +30,17 @@ from .reduce import Kernel
 
 _BYTE = np.dtype(np.uint8)
 _AT_ONCE_BYTES = 512 * 1024
-"""No more is combined at once where it has arrived, so that looking at the result finds it in the cache."""
+"""Combine at most this at once in place, so that the pass over the result finds it in the cache."""
 
 
 class Execution(Part):
-    """A part in which every step is a flow, so that everything overlaps.
-
-    Args:
-        schedule: this rank's steps.
-        fabric: where the peers are.
-        header: goes in front of the bytes to every peer, and is expected from every peer; the lengths
-            of what is exchanged with that peer are filled in here, the sequence number by :meth:`arm`.
-        dtype: element type of the arrays.
-        pool: where segments come from.
-        kernel: combines contributions, for schedules that fold.
+    """A part in which every step is a flow, so that everything overlaps. ``header`` goes in front of the
+    bytes to every peer, and is expected from every peer; lengths are filled in here, the sequence number by
+    :meth:`arm`.
     """
 
     _folds_in_place = True
-    """Whether elements may be combined where they have arrived."""
+    """Whether elements may be combined in the link's memory."""
 
     def __init__(
         self,
@@ -56,7 +49,7 @@ class Execution(Part):
         header: Header,
         dtype: np.dtype[Any],
         pool: SegmentPool,
-        kernel: Optional[Kernel] = None,
+        kernel: Optional[Kernel] = None,  # for schedules that fold
     ) -> None:
         self._kernel = kernel
         self._pool = pool
@@ -175,7 +168,7 @@ class Execution(Part):
             self._sends = [item for item in self._sends if item.header_left or item.current is not None]
 
     def _send_some(self, stream: Stream) -> bool:
-        """Send from the stream's current flow; whether it is worth trying again at once."""
+        """Send from the stream's current flow; return whether to try again at once."""
         flow, wanted = stream.current, stream.header_left
         views = [stream.header[HEADER_BYTES - wanted :]] if wanted else []
         if flow is not None:
@@ -214,7 +207,7 @@ class Execution(Part):
             self._receives = [item for item in self._receives if item.header_left or item.current is not None]
 
     def _recv_some(self, stream: Stream) -> bool:
-        """Receive for the stream's current flow; whether it is worth trying again at once."""
+        """Receive for the stream's current flow; return whether to try again at once."""
         flow: Optional[Receipt] = stream.current
         if flow is not None and flow.position == flow.stop:
             # Another peer's bytes were the last that this fold was waiting for.
@@ -256,7 +249,7 @@ class Execution(Part):
         return got == wanted and stream.current is not None
 
     def _recv_header(self, stream: Stream) -> bool:
-        """Receive a header by itself; whether all of it is there."""
+        """Receive a header by itself; return whether it is complete."""
         got = stream.link.recv_packet(stream.header[HEADER_BYTES - stream.header_left :])
         self.moved_bytes += got
         stream.header_left -= got
@@ -266,10 +259,8 @@ class Execution(Part):
         return True
 
     def _fold_in_place(self, stream: Stream, flow: Receipt) -> Optional[bool]:
-        """Combine what the stream's peer has delivered, where it lies.
-
-        Returns:
-            whether it is worth trying again at once; None if the next bytes must be received.
+        """Combine bytes of the stream's peer in place; return whether to try again at once, or None if the
+        next bytes must be received.
         """
         position, peer, item = flow.position, stream.link.peer, self._item
         most = min(flow.limit() - position, flow.segment_bytes, _AT_ONCE_BYTES)
@@ -306,7 +297,7 @@ class Execution(Part):
         return self._views[DATA][flow.position : limit] if limit > flow.position else None
 
     def _fold(self, flow: Receipt, partial: bool) -> bool:
-        """Combine what all peers have delivered; whether anything was combined."""
+        """Combine the bytes that all peers have delivered; return whether there were any."""
         end = min(flow.stop, flow.window + flow.segment_bytes)
         ready = min(flow.arrived.values())
         if ready < end and not partial:

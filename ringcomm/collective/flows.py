@@ -1,8 +1,8 @@
-"""Steps on their way: positions that move, and the streams that they move in.
+"""Steps in progress: positions that move, and the streams that they move in.
 
-Every step of a schedule becomes a :class:`Flow`, whose position moves from the start to the end of
-its span. A flow may go as far as the flows that it depends on have come (:meth:`Flow.limit`), so
-sending a span chases the fold that produces it, and no step waits for another to finish.
+Every step of a schedule becomes a :class:`Flow`, whose position moves from the start to the end of its span.
+A flow may go as far as the flows that it depends on have come (:meth:`Flow.limit`), so sending a span chases
+the fold that produces it, and no step waits for another to finish.
 """
 
 from __future__ import annotations
@@ -18,12 +18,8 @@ from .reduce import Workspace
 
 
 class SegmentPool:
-    """Receiving segments, one per peer, packets, and working space, kept from one collective to the next.
-
-    One execution at a time uses them.
-
-    Args:
-        segment_bytes: size of each; 0: what suits the link.
+    """Receiving segments, one per peer, packets, and working space, kept from one collective to the next. One
+    execution at a time uses them. ``segment_bytes`` 0: the link's preference.
     """
 
     def __init__(self, segment_bytes: int = 0) -> None:
@@ -34,24 +30,24 @@ class SegmentPool:
         self._packets: np.ndarray[Any, Any] = np.empty(0, np.uint8)
 
     def packets(self, nbytes: int) -> np.ndarray[Any, Any]:
-        """Bytes for the packets of one execution, which any other may overwrite when it has ended."""
+        """Return bytes for the packets of one execution, which any other may overwrite when it has ended."""
         if nbytes > self._packets.size:
             self._packets = np.zeros(1 << max(12, (nbytes - 1).bit_length()), np.uint8)
         return self._packets[:nbytes]
 
     def bytes_for(self, link: Link) -> int:
-        """The size of the segment for this link."""
+        """Return the size of the segment for this link."""
         return self.segment_bytes or link.segment_bytes
 
     def segment(self, link: Link) -> np.ndarray[Any, Any]:
-        """The bytes to receive into from this link's peer."""
+        """Return the bytes to receive into from this link's peer."""
         segment = self._segments.get(link.peer)
         if segment is None:
             segment = self._segments[link.peer] = np.empty(self.bytes_for(link), np.uint8)
         return segment
 
     def release(self) -> None:
-        """Free all of it."""
+        """Free all memory."""
         self._segments.clear()
         self._packets = np.empty(0, np.uint8)
         self.workspace = Workspace()
@@ -68,7 +64,7 @@ class Segment:
 
 
 class Flow:
-    """One step on its way: the bytes ``[start, stop)`` of a buffer, moved up to ``position``."""
+    """One step in progress: the bytes ``[start, stop)`` of a buffer, moved up to ``position``."""
 
     __slots__ = ("_alive", "before", "position", "start", "stop")
 
@@ -84,7 +80,7 @@ class Flow:
         self._alive = len(self.before)
 
     def limit(self) -> int:
-        """Return how far this flow may go now, given how far the flows that it depends on have come."""
+        """Return how far this flow may go now, given the positions of the flows that it depends on."""
         limit = self.stop
         if not self._alive:
             return limit
@@ -117,7 +113,7 @@ class Receipt(Flow):
         self.operands: List[Optional[Segment]] = []  # None stands for this rank's own
 
     def rewind(self) -> None:
-        """Go back to the start, with nothing arrived."""
+        """Go back to the start, with nothing received."""
         start = self.position = self.window = self.start
         self._alive = len(self.before)
         for peer in self.arrived:
@@ -125,12 +121,7 @@ class Receipt(Flow):
 
 
 class Stream:
-    """All flows between this rank and one peer in one direction, in order.
-
-    Attributes:
-        current: the flow that the next bytes belong to; None when all flows are complete.
-        header_left: how many bytes of the header have not passed yet.
-    """
+    """All flows between this rank and one peer in one direction, in order."""
 
     __slots__ = ("_first", "buffers", "current", "flows", "header", "header_left", "index", "link", "segment")
 
@@ -140,9 +131,9 @@ class Stream:
         self.segment: Optional[Segment] = None
         self.flows: List[Any] = []
         self.buffers: List[int] = []
-        self.header_left = HEADER_BYTES
+        self.header_left = HEADER_BYTES  # bytes of it that have not passed yet
         self.index = self._first = -1
-        self.current: Any = None
+        self.current: Any = None  # the flow that the next bytes belong to; None: all are complete
 
     def rewind(self) -> None:
         """Go back to the header and the first flow."""
@@ -151,7 +142,7 @@ class Stream:
         self.current = self.flows[self._first] if self._first >= 0 else None
 
     def passed_bytes(self) -> int:
-        """Return how much has passed since the rewind, the header included."""
+        """Return the bytes passed since the rewind, the header included."""
         current, index = self.current, self.index
         done = self.flows if current is None else self.flows[:index]
         passed: int = HEADER_BYTES - self.header_left + sum(flow.stop - flow.start for flow in done)
@@ -162,16 +153,16 @@ class Stream:
         return passed + reached - int(current.start)
 
     def total_bytes(self) -> int:
-        """Return how much passes in all, the header included."""
+        """Return the bytes that pass in all, the header included."""
         payload: int = sum(flow.stop - flow.start for flow in self.flows)
         return HEADER_BYTES + payload
 
     def seal(self) -> None:
-        """All flows are known: find the first that has anything to move."""
+        """Find the first flow that has anything to move, when all flows are known."""
         self._first = next((index for index, flow in enumerate(self.flows) if flow.start < flow.stop), -1)
 
     def step(self) -> None:
-        """Go on to the next flow that has anything left to move."""
+        """Continue with the next flow that has anything left to move."""
         flows, index = self.flows, self.index + 1
         while index < len(flows) and flows[index].position == flows[index].stop:
             index += 1

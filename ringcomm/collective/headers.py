@@ -1,4 +1,4 @@
-"""The headers of one call: which one goes to each peer, and which one must come from it."""
+"""The headers of one call: those sent to each peer, and those expected from it."""
 
 from __future__ import annotations
 
@@ -19,27 +19,17 @@ from .call_sites import OtherSite
 
 
 class Headers:
-    """Packed headers, by peer. They differ in how many elements are exchanged with that peer.
+    """Packed headers, by peer. They differ in the number of elements exchanged with that peer.
 
-    Peers with equal headers share the bytes, so most calls have a single one to stamp.
-
-    Args:
-        header: what all peers are told; the lengths are filled in here, the number and the site of a call
-            by :meth:`stamp`.
-        schedule: this rank's steps, from which the lengths follow.
-        rank: this rank, for errors.
-
-    Attributes:
-        outgoing: what goes in front of the bytes to each peer.
-        expected: what comes from each peer if it is in the same call, and makes it at the same line.
-        other_sites: the peers that have made the call at another line of the program.
+    Peers with equal headers share the bytes, so most calls have a single one to stamp. The lengths of
+    ``header`` are filled in here from the schedule, the number and the site of a call by :meth:`stamp`.
     """
 
     __slots__ = ("_packed", "_rank", "expected", "other_sites", "outgoing")
 
     def __init__(self, header: Header, schedule: Sequence[Step], rank: int) -> None:
         self._rank = rank
-        self.other_sites: List[OtherSite] = []
+        self.other_sites: List[OtherSite] = []  # peers that have made the call at another line
         self.outgoing: Dict[int, bytearray] = {}
         self.expected: Dict[int, bytearray] = {}
         shared: Dict[bytes, bytearray] = {}
@@ -50,18 +40,14 @@ class Headers:
         self._packed: List[bytearray] = list(shared.values())
 
     def stamp(self, sequence: int, site: int) -> None:
-        """Write the call's number, and where the program makes it, into all of them."""
+        """Write the call's number, and its place in the program, into all of them."""
         for packed in self._packed:
             stamp(packed, sequence, site)
         if self.other_sites:
             self.other_sites = []
 
     def check(self, peer: int, received: memoryview) -> None:
-        """Compare what has come from a peer with what must come from it.
-
-        Raises:
-            MismatchError: the peer is in another call.
-        """
+        """Compare a peer's header with the expected one; MismatchError if the peer is in another call."""
         expected = self.expected[peer]
         if received[:HEADER_BYTES] == expected:
             return

@@ -1,17 +1,17 @@
-"""Measuring the machine, once per job, over the links that the job will use.
+"""Measures the machine, once per job, over the links that the job will use.
 
-The first rank of every host measures for it: with the next rank of its own host, then with the first ranks
-of all other hosts, in rounds of disjoint pairs so that no pair disturbs another. In a pair the lower rank
-asks. It sends and gets back a few bytes some times, then both send each other blocks of doubling size at the
-same time, until one takes long enough to give the speed, and that one again: a busy machine makes some slow,
-nothing makes one fast. The asking rank says after each how long it took, so that both stop together.
+The first rank of every host measures for it: with the next rank of its own host, then with the first ranks of
+all other hosts, in rounds of disjoint pairs so that no pair disturbs another. In a pair the lower rank asks.
+It sends and gets back a few bytes some times, then both send each other blocks of doubling size at the same
+time, until one takes long enough to give the speed, and that one again: a busy machine makes some slow,
+nothing makes one fast. The asking rank reports the time of each, so that both stop together.
 
 Of two hosts the slower interface limits a pair, so the only fast one would look as slow as the others. That
 is why, with three hosts or more that look equally fast, each of them swaps with all others of them at the
 same time.
 
-All of it goes through the executor, so what is measured is what collectives get. It takes some milliseconds
-on one host and some 30 ms per round between hosts of 1 Gbit/s (100 ms where a wire has 20 Mbit/s).
+All of it goes through the executor, so it measures the speed of collectives. It takes some milliseconds on
+one host and some 30 ms per round between hosts of 1 Gbit/s (100 ms where a wire has 20 Mbit/s).
 """
 
 from __future__ import annotations
@@ -44,27 +44,17 @@ _FLOAT64 = np.dtype(np.float64)
 
 
 def gathered(runner: Runner, values: Sequence[float]) -> np.ndarray[Any, Any]:
-    """The numbers of all ranks, one row per rank. All ranks call it at the same point.
-
-    Raises:
-        PeerLostError: (or whatever else stops a collective) a rank is gone.
+    """Return the numbers of all ranks, one row per rank. All ranks must call it at the same point. Raises the
+    error that stops a collective.
     """
     bits = np.array(values, np.float64).view(np.int64).tolist()
     return runner.exchange(bits, Collective.EXCHANGE, _FLOAT64, "measure", ()).view(np.float64)
 
 
 def measure(runner: Runner, host_index: Sequence[int]) -> Optional[CostModel]:
-    """Measure the machine together. All ranks call it at the same point, before anything else.
-
-    Args:
-        runner: over the links to be measured. It is used up: calls after that belong to another.
-        host_index: for each rank the number of its host.
-
-    Returns:
-        the same model on every rank; None if it would not be worth it.
-
-    Raises:
-        PeerLostError: (or whatever else stops a collective) a rank is gone.
+    """Measure the machine together; all ranks must call it at the same point, before anything else. Return
+    the same model on every rank, None if it would not be worth it. The runner is used up: later calls need
+    another. Raises the error that stops a collective.
     """
     if runner.size == 1 or (len(set(host_index)) == 1 and runner.size > MAX_LOCAL_RANKS):
         return None
@@ -87,22 +77,12 @@ def measure(runner: Runner, host_index: Sequence[int]) -> Optional[CostModel]:
 def measure_joined(
     runner: Runner, numbers: Sequence[float], host_index: Sequence[int]
 ) -> Optional[CostModel]:
-    """Measure only the interfaces of hosts that have joined ranks which have measured theirs.
+    """Measure only the interfaces of hosts that have joined ranks which have measured theirs (``numbers``,
+    see :func:`~.calibration.numbers_of`, the same on every rank). Return the same model on every rank, None
+    if all must measure. Otherwise as :func:`measure`.
 
-    The first rank of each such host swaps with that of the fastest other one. A new process on a host that
-    is known measures nothing.
-
-    Args:
-        runner: as for :func:`measure`.
-        numbers: of the ranks that have measured, as :func:`~ringcomm.schedule.calibration.numbers_of` has
-            them; the same on every rank.
-        host_index: for each rank the number of its host.
-
-    Returns:
-        the same model on every rank; None: all have to measure.
-
-    Raises:
-        PeerLostError: (or whatever else stops a collective) a rank is gone.
+    The first rank of each such host swaps with that of the fastest other one. A new process on a known host
+    measures nothing.
     """
     wires, firsts = [*numbers[4:]], leaders(host_index)
     known = [host for host, byte_s in enumerate(wires) if byte_s]
@@ -122,7 +102,7 @@ def measure_joined(
 
 
 def _measure_centres(runner: Runner, timer: _LinkTimer, firsts: Sequence[int], byte_s: float) -> float:
-    """The hosts that may be faster than any pair could show; this host's seconds per byte after that."""
+    """Measure the hosts that may be faster than any pair could show; return this host's seconds per byte."""
     everybodys = gathered(runner, [byte_s])[:, 0]
     fastest = min(everybodys[rank] for rank in firsts)
     centres = [rank for rank in firsts if everybodys[rank] <= 1.5 * fastest]
@@ -145,12 +125,12 @@ class _LinkTimer:
         self._data = np.ones(_LAST_BYTES, np.uint8)
 
     def pair(self, first: int, second: int) -> Tuple[float, float]:
-        """Latency in seconds and seconds per byte between two ranks, as the first of them sees it."""
+        """Return latency in seconds and seconds per byte between two ranks, as the first of them sees it."""
         latency_s = self._latency(first, second)
         return latency_s, self._speed(first, second)
 
     def _latency(self, first: int, second: int) -> float:
-        """Half of the time that a few bytes take there and back when nothing else goes on."""
+        """Return half of the time that a few bytes take there and back on idle links."""
         if self._runner.rank == first:
             steps: Tuple[Step, ...] = (Send(second, 0, 8, SOURCE), Recv((second,), 0, 8))
         else:
@@ -159,7 +139,7 @@ class _LinkTimer:
         return times[_PINGS // 4] / 2
 
     def _speed(self, first: int, second: int) -> float:
-        """Seconds per byte between two ranks, both ways at the same time, as the first of them sees it."""
+        """Return seconds per byte between two ranks, both ways at once, as the first of them sees it."""
         length, first_s = _FIRST_BYTES, 0.0
         while True:
             elapsed_s = self._told(first, [second], self._swap(first, [second], length))
@@ -171,10 +151,8 @@ class _LinkTimer:
                 length *= 2
 
     def burst(self, centre: int, others: Sequence[int], byte_s: float) -> float:
-        """Seconds per byte between one rank and all others at the same time, as the one sees it.
-
-        Args:
-            byte_s: what it is expected to be, or less.
+        """Return seconds per byte between one rank and all others at the same time, as that rank sees it.
+        ``byte_s``: the expectation, or less.
         """
         length = _FIRST_BYTES
         while 2 * length * len(others) <= _LAST_BYTES and length * byte_s < _ENOUGH_S:
@@ -184,14 +162,14 @@ class _LinkTimer:
         return self._swap(centre, others, length) / (length * len(others))
 
     def _swap(self, centre: int, others: Sequence[int], length: int) -> float:
-        """So many bytes from one rank to each of the others, and from them to it; how long it took."""
+        """Swap this many bytes between one rank and each of the others; return the seconds."""
         peers = others if self._runner.rank == centre else [centre]
         steps: List[Step] = [Send(peer, 0, length, SOURCE) for peer in peers]
         steps += [Recv((peer,), i * length, (i + 1) * length) for i, peer in enumerate(peers)]
         return self._timed(tuple(steps), length * len(peers))
 
     def _told(self, centre: int, others: Sequence[int], elapsed_s: float) -> float:
-        """Return how long the one rank says that it took, so that all come to the same decision."""
+        """Return the seconds that the one rank reports, so that all come to the same decision."""
         report = np.array([elapsed_s], np.float64)
         if self._runner.rank == centre:
             self._runner.run_apart(tuple(Send(peer, 0, 1) for peer in others), report, report, "report")
@@ -206,7 +184,7 @@ class _LinkTimer:
 
 
 def _reduce_byte_s() -> float:
-    """Seconds per byte of an operand that is added, in the cache."""
+    """Return the seconds per byte of an operand that is added, in the cache."""
     a, b = np.ones(32768, np.float32), np.ones(32768, np.float32)
     best_s = 1.0
     for _ in range(5):

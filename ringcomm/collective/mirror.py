@@ -1,9 +1,9 @@
 """Arrays on devices, as collectives see them: each has a block of host memory through which it is sent.
 
-A collective runs on the block. What it reads is copied there before (:meth:`Mirror.fetch`), and its result is
-copied back after it (:meth:`Mirror.store`). Copies are asynchronous: the calling thread waits for those that
-it must send, and never for those back, because the mirror keeps its block until they are done and the
-program's stream waits for them on the device.
+A collective runs on the block. Its input is copied there before (:meth:`Mirror.fetch`), and its result back
+after it (:meth:`Mirror.store`). Copies are asynchronous: the calling thread waits for those that it must
+send, and never for those back, because the mirror keeps its block until they are done and the program's
+stream waits for them on the device.
 
 Copies of one array overlap with those of others, and with their collectives, not with its own: on an H200
 they take a tenth of the time of the network, and cutting collectives into pieces that follow the copies made
@@ -23,11 +23,7 @@ class Done(ABC):
 
     @abstractmethod
     def poll(self) -> bool:
-        """Return whether the copy is done.
-
-        Raises:
-            DeviceError: it failed.
-        """
+        """Return whether the copy is done; raises DeviceError if it failed."""
 
 
 Wait = Callable[[Done], None]
@@ -35,16 +31,10 @@ Wait = Callable[[Done], None]
 
 
 class Mirror(ABC):
-    """An array on a device, and the block of host memory through which it is sent.
+    """An array on a device, and the block of host memory through which it is sent."""
 
-    Attributes:
-        host: as many elements, flat; what they are is defined only where a load is done.
-        shared: whether :attr:`host` is the array itself. Then nothing is copied, and the host must not write
-            to it before :meth:`fetch` has returned.
-    """
-
-    host: np.ndarray[Any, Any]
-    shared = False
+    host: np.ndarray[Any, Any]  # as many elements, flat; defined only after a load
+    shared = False  # ``host`` is the array itself; no writing to it before :meth:`fetch` has returned
 
     @abstractmethod
     def preload(self) -> None:
@@ -56,9 +46,4 @@ class Mirror(ABC):
 
     @abstractmethod
     def fetch(self, wait: Wait, start: int = 0, stop: Optional[int] = None) -> None:
-        """Copy bytes of the array to the host, unless that was begun before, and wait for them.
-
-        Args:
-            wait: waits for a copy.
-            start, stop: which bytes; None: to the end.
-        """
+        """Copy bytes of the array to the host, unless that was begun before, and wait for them."""

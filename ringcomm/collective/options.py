@@ -1,7 +1,7 @@
 """The options of a collective, declared once: direct calls, calls by name and all adapters take the same.
 
 A public function is written as a body that takes its array and :class:`Options`; :func:`takes` makes of it
-the function that programs call. What an option means for rows is in :mod:`.rows`.
+the function that programs call. The meaning of an option for rows is in :mod:`.rows`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ KINDS = {
 }
 """By collective: its options, in the order in which functions take those that Horovod's do not have."""
 DIRECT_ORDER = "op name prescale_factor postscale_factor compression weight"
-"""Of the options of a synchronous allreduce: those that a context's method has come first."""
+"""The options of a synchronous allreduce that a context's method has first."""
 HOROVODS: Dict[str, Any] = {
     "average": None, "priority": 0, "device_dense": "", "device_sparse": "", "ignore_name_scope": False,
 }  # fmt: skip
-"""What Horovod's functions take besides, and the defaults: all but ``average`` have no effect."""
+"""Further options of Horovod's functions, and their defaults: all but ``average`` have no effect."""
 TEXTS: Dict[str, str] = {
     "direct_name": SHARED["call_name"],
     "direct_process_set": SHARED["direct_set"],
@@ -48,9 +48,8 @@ _PLACEHOLDER = re.compile(r"^([ \t]*)\{options\}[ \t]*$", re.MULTILINE)
 
 
 class Call(Protocol[Result]):
-    """A collective's function for type checkers: names and types of options, of whichever collective.
-
-    They do not check what is passed by place: each function has its own order.
+    """A collective's function for type checkers: names and types of options, of any collective. They do not
+    check arguments passed by place: each function has its own order.
     """
 
     @overload
@@ -66,39 +65,22 @@ class Call(Protocol[Result]):
 
 
 class Options(NamedTuple):
-    """What a caller of a collective has chosen.
-
-    Attributes:
-        op: the reduction.
-        name: by which ranks match or compare the call.
-        prescale_factor, postscale_factor: factors before and after a reduction.
-        compression: a codec, or one of the adapters' compressors.
-        weight: of this rank's contribution to a weighted average; None: there are none.
-        process_set: the ranks that take part; None: all of them.
-        urgent: whether the caller waits at once.
-        splits: the rows of each rank, as a tuple; None: they are divided evenly.
-    """
+    """The options of a call of a collective."""
 
     op: ReduceOp = ReduceOp.AVERAGE
-    name: Optional[str] = None
+    name: Optional[str] = None  # by which ranks match or compare the call
     prescale_factor: float = 1.0
     postscale_factor: float = 1.0
-    compression: Any = None
-    weight: Optional[float] = None
-    process_set: Optional[ProcessSet] = None
-    urgent: bool = False
-    splits: Optional[Sequence[int]] = None
+    compression: Any = None  # a codec, or one of the adapters' compressors
+    weight: Optional[float] = None  # of this rank's contribution to a weighted average
+    process_set: Optional[ProcessSet] = None  # the ranks that take part; None: all
+    urgent: bool = False  # the caller waits at once
+    splits: Optional[Sequence[int]] = None  # the rows of each rank, as a tuple; None: divided evenly
 
 
 def whole_numbers(what: str, splits: Any) -> List[int]:
-    """Return the numbers of rows by rank as a list, from what NumPy can take.
-
-    Args:
-        what: the collective, for the error.
-        splits: the numbers.
-
-    Raises:
-        ConfigError: they are not whole numbers in one dimension.
+    """Return the numbers of rows by rank as a list; raises ConfigError if they are not whole numbers in one
+    dimension. ``what``: the collective.
     """
     import numpy as np  # here: the documentation is built of this table where there is no NumPy
 
@@ -116,25 +98,14 @@ def whole_numbers(what: str, splits: Any) -> List[int]:
 
 
 def names_of(kind: str, order: str = "", without: str = "") -> List[str]:
-    """Return the names of a function's options in the order in which it takes them.
-
-    Args:
-        kind: the collective.
-        order: the names that come first.
-        without: a name that the function does not have.
-    """
+    """Return the names of a function's options in their order: those of ``order`` first, one left out."""
     first = order.split()
     return first + [name for name in KINDS[kind].split() if name not in first and name != without]
 
 
 def compose_options(text: str, kind: str, names: Sequence[str], texts: str) -> str:
-    """A docstring with its placeholders replaced, of which ``{options}`` stands for a collective's options.
-
-    Args:
-        text: the docstring.
-        kind: the collective.
-        names: of its options.
-        texts: what stands in front of the names of texts that are special to some functions, like ``tf``.
+    """Return a docstring with its placeholders replaced, of which ``{options}`` stands for a collective's
+    options. ``texts``: the prefix of texts that are special to some functions, like ``tf``.
     """
     known = {**SHARED, **TEXTS}
     lines = []
@@ -155,13 +126,8 @@ def takes(
 
     The function takes the options by name, and in their order by place. ``help()`` and ``inspect.signature``
     show all of them; ``{options}`` in the docstring stands for their texts. It fails as any function does
-    where an argument is missing, given twice or not an option.
-
-    Args:
-        kind: the collective.
-        order: the names that come first.
-        without: a name that the function does not have.
-        texts: which texts describe the options, see :func:`compose_options`.
+    where an argument is missing, given twice or not an option. Parameters: see :func:`names_of` and
+    :func:`compose_options`.
     """
     names = names_of(kind, order, without)
     parameters = parameters_of(names)
@@ -186,9 +152,8 @@ def takes(
 
 @functools.lru_cache(maxsize=None)
 def _maker_of(first: Sequence[str], names: Sequence[str]) -> Callable[..., Any]:
-    """Return what makes of a body the function that passes it :class:`Options`.
-
-    It is compiled, because Python binds arguments to real parameters in a tenth of the time of anything else.
+    """Return the function that makes, of a body, the function that passes it :class:`Options`. It is
+    compiled, because Python binds arguments to real parameters in a tenth of the time of anything else.
     """
     values = {name: name if name in names else repr(value) for name, value in Options._field_defaults.items()}
     values["op"] = "op if type(op) is ReduceOp else reduction(op)" if "op" in names else "ReduceOp.AVERAGE"
@@ -216,11 +181,8 @@ def parameters_of(names: Sequence[str]) -> List[inspect.Parameter]:
 
 
 def reduction(op: Any, average: Optional[bool] = None) -> ReduceOp:
-    """Return the reduction that ``op`` and Horovod's older ``average`` select.
-
-    Raises:
-        ConfigError: both are given.
-        Misuse: ``op`` is not a reduction.
+    """Return the reduction that ``op`` and Horovod's older ``average`` select. Raises ConfigError if both are
+    given, Misuse if ``op`` is not a reduction.
     """
     if average is None:
         return ReduceOp.AVERAGE if op is None else op_of(op)

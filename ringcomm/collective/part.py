@@ -1,4 +1,4 @@
-"""What runs one rank's part in a collective: the interface between the loop and the executors."""
+"""The interface between the loop and the executors of one rank's part in a collective."""
 
 from __future__ import annotations
 
@@ -12,20 +12,14 @@ from .headers import Headers
 
 
 class Part(ABC):
-    """One rank's part in one collective, again and again: :meth:`arm` it, then :meth:`advance`.
+    """One rank's part in one collective, which can be repeated: :meth:`arm` it, then :meth:`advance`."""
 
-    Attributes:
-        moved_bytes: how much has moved since it was armed; grows whenever anything does.
-        waits_for: the peers from which it waited to receive when it last slept.
-        slept_s: by peer, how long it has slept in all runs until that peer's bytes came, in seconds. If it
-            waited for several peers at once, each has an equal part of that time.
-        headers: what it sends and expects in front of the bytes.
-    """
-
-    moved_bytes: int
-    waits_for: Tuple[int, ...] = ()
+    moved_bytes: int  # since it was armed; grows whenever anything moves
+    waits_for: Tuple[int, ...] = ()  # the peers from which it waited to receive when it last slept
+    # By peer, how long it has slept in all runs until that peer's bytes arrived. If it waited for several
+    # peers at once, each has an equal part of that time.
     slept_s: Dict[int, float]
-    headers: Headers
+    headers: Headers  # sent and expected in front of the bytes
 
     @abstractmethod
     def arm(
@@ -35,39 +29,28 @@ class Part(ABC):
         source: Optional[np.ndarray[Any, Any]] = None,
         site: int = 0,
     ) -> None:
-        """Get ready to run with these arrays.
-
-        Args:
-            sequence: number of the call, for the header.
-            data: contiguous one-dimensional array in which the result grows.
-            source: contiguous one-dimensional array that is only read, for schedules that have one.
-            site: where the program makes the call, for the header; see :func:`~.call_sites.site_number`.
+        """Get ready to run with these flat contiguous arrays: the result grows in ``data``, ``source`` is
+        only read. ``sequence`` and ``site`` (:func:`~.call_sites.site_number`) are for the header.
         """
 
     @abstractmethod
     def disarm(self) -> None:
-        """Let go of the caller's arrays, so that a kept execution does not keep them alive."""
+        """Release the caller's arrays, so that a kept execution does not keep them alive."""
 
     @abstractmethod
     def advance(self) -> bool:
-        """Move everything that can move without waiting.
-
-        Returns:
-            whether the collective is complete on this rank.
-
-        Raises:
-            LinkClosed: a peer is gone.
-            MismatchError: a peer is in another collective.
+        """Move everything that can move without waiting; return whether the collective is complete on this
+        rank. Raises LinkClosed if a peer is gone, MismatchError if it is in another collective.
         """
 
     @abstractmethod
     def exchanged(self) -> Dict[int, Tuple[int, int]]:
-        """By peer, bytes sent to it and received from it since this was armed; roughly, while they move."""
+        """Return, by peer, bytes sent and received since this was armed; approximate while it runs."""
 
     @abstractmethod
     def volume(self) -> Dict[int, Tuple[int, int]]:
-        """By peer, bytes that each run sends to it and receives from it. For any thread."""
+        """Return, by peer, bytes that each run sends to it and receives from it. For any thread."""
 
     @abstractmethod
     def waiting_for(self) -> Tuple[List[Link], List[Link]]:
-        """The links that could move if they were (readable, writable)."""
+        """Return the links that could move if they were (readable, writable)."""

@@ -1,4 +1,4 @@
-"""The plans of a runner's calls, kept for calls that come again, and the sums over all their runs."""
+"""The plans of a runner's calls, kept for repeated calls, and the sums over all their runs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,7 @@ _PLANS_KEPT = 512
 
 
 class Plan:
-    """How a call is run, kept for the next time the same call comes.
-
-    Attributes:
-        runs: how often it has been run to its end.
-        complete: how often such a run, of an exchange of numbers, was all of its call.
-        took_s: the time of all these runs, in seconds.
-    """
+    """The way to run a call, kept for the next equal call."""
 
     __slots__ = (
         "call", "complete", "execution", "fold", "has_place", "header", "items", "runs", "schedule", "site",
@@ -48,11 +42,12 @@ class Plan:
         self.warns = fold is not None and fold.warns
         self.execution: Optional[Part] = None
         self.site = nowhere()
+        # complete runs; those of an exchange of numbers that were all of their call
         self.runs = self.complete = 0
-        self.took_s = 0.0
+        self.took_s = 0.0  # of all these runs
 
     def site_number(self, site: Site) -> int:
-        """For the header: where the program makes this call; 0 where ranks may well be at different lines."""
+        """Return the call's place in the program for the header; 0 where ranks may be at different lines."""
         if not self.has_place:
             return 0
         known = self.site
@@ -61,12 +56,7 @@ class Plan:
         return number_of_known(site, known)
 
     def add_to(self, totals: Totals, rank_of: Callable[[int], int]) -> None:
-        """Add what it has done so far to sums; another thread may be running it.
-
-        Args:
-            totals: the sums.
-            rank_of: the rank in the whole job of a peer.
-        """
+        """Add its totals to sums; another thread may run it. ``rank_of``: a peer's rank in the whole job."""
         runs, took_s = self.runs, self.took_s
         execution = self.execution
         if execution is None:
@@ -86,16 +76,7 @@ class Plan:
 
 
 class Plans:
-    """The plans of one runner, the segments that they share, and what they have done.
-
-    Args:
-        fabric: links to all peers.
-        segment_bytes: size of the segments; 0: what suits the link.
-        generation: membership epoch, part of every header.
-
-    Attributes:
-        get: the plan of an earlier call that was equal to this one; None without one.
-    """
+    """The plans of one runner, their common segments, and their totals. ``segment_bytes`` 0: by link."""
 
     def __init__(self, fabric: Fabric, segment_bytes: int, generation: int) -> None:
         self._fabric = fabric
@@ -103,13 +84,13 @@ class Plans:
         self._pool = SegmentPool(segment_bytes)
         self._plans: Dict[Signature, Plan] = {}
         self._dropped = Totals()  # of plans that are not kept any more
-        self.get: Callable[[Signature], Optional[Plan]] = self._plans.get
+        self.get: Callable[[Signature], Optional[Plan]] = self._plans.get  # of an equal earlier call
 
     def __len__(self) -> int:
         return len(self._plans)
 
     def find(self, call: Signature, schedule: Sequence[Step], fold: Optional[Kernel] = None) -> Plan:
-        """Return what is needed to run this call, from the last time if it was the same schedule."""
+        """Return the plan of this call: the last one if it has the same schedule."""
         plan = self._plans.get(call)
         if plan is None or plan.schedule is not schedule:
             if plan is None and len(self._plans) >= _PLANS_KEPT:
@@ -126,14 +107,14 @@ class Plans:
             plan.complete += 1
 
     def execution(self, plan: Plan, dtype: np.dtype[Any]) -> Part:
-        """Return what runs a plan on arrays in host memory from now on."""
+        """Return the part that runs a plan on arrays in host memory from now on."""
         plan.execution = make_execution(
             plan.schedule, self._fabric, plan.header, dtype, self._pool, plan.fold
         )
         return plan.execution
 
     def totals(self) -> Totals:
-        """Return what all runs that have ended did. For any thread."""
+        """Return the totals of all runs that have ended. For any thread."""
         totals = self._dropped.copy()
         for plan in list(self._plans.values()):
             plan.add_to(totals, self._fabric.rank_of)

@@ -1,4 +1,4 @@
-"""The arithmetic of a reduction: folding contributions, and what happens before and after."""
+"""The arithmetic of a reduction: folding contributions, and the scaling before and after."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UFUNC: Dict[int, Callable[..., Any]] = {
 _BLOCK_ITEMS = 1 << 15
 """Wide arithmetic goes block by block, so that its working space stays in the processor's cache."""
 _FEW = 8
-"""So many numbers Python looks through in a fifth of the time that NumPy takes to begin."""
+"""Python looks through this many numbers in a fifth of the time that NumPy takes to begin."""
 
 
 class Workspace:
@@ -35,7 +35,7 @@ class Workspace:
         self._blocks: List[np.ndarray[Any, Any]] = []
 
     def wide(self, block: np.ndarray[Any, Any], dtype: np.dtype[Any], index: int) -> np.ndarray[Any, Any]:
-        """A copy of a block, of a wider type, in place ``index`` (0 or 1)."""
+        """Return a copy of a block, of a wider type, in place ``index`` (0 or 1)."""
         if not self._blocks:
             self._blocks = [np.empty(_BLOCK_ITEMS, np.float64) for _ in range(2)]
         copy = self._blocks[index].view(dtype)[: block.size]
@@ -44,26 +44,17 @@ class Workspace:
 
 
 class Kernel:
-    """How contributions of one element type become one. Immutable; :func:`kernel` keeps them.
-
-    Args:
-        op: the reduction.
-        dtype: element type of buffers and of what travels.
-        size: number of ranks, by which averages are divided.
-        prescale: factor for every contribution before the reduction.
-        postscale: factor for the result.
-
-    Raises:
-        UnsupportedDtypeError: the reduction has no meaning for these elements.
+    """The combination of contributions of one element type. Immutable; :func:`kernel` keeps them. Raises
+    UnsupportedDtypeError if the reduction has no meaning for these elements.
     """
 
     def __init__(
         self,
         op: Union[ReduceOp, Bitwise],
         dtype: np.dtype[Any],
-        size: int,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        size: int,  # averages are divided by it
+        prescale: float = 1.0,  # of every contribution before the reduction
+        postscale: float = 1.0,  # of the result
     ) -> None:
         scaled = prescale != 1.0 or postscale != 1.0
         if op not in _UFUNC:
@@ -81,7 +72,7 @@ class Kernel:
                 np.asarray(number).astype(dtype) for number in (self.divisor, postscale)
             )
             self.unit = np.float64(self.divisor / postscale if postscale else 0.0).astype(np.float32)
-            """How much of a contribution a difference of one in the result is, for error feedback."""
+            """The change of a contribution per unit of the result, for error feedback."""
         self._ufunc = _UFUNC[op]
         self._wide = accumulator(dtype, op, scaled)
         self._plain = self.divisor == 1 and postscale == 1.0
@@ -90,12 +81,12 @@ class Kernel:
 
     @property
     def needs_single_fold(self) -> bool:
-        """Whether all contributions must meet in one fold, because sums between would be rounded."""
+        """Return whether all contributions must meet in one fold, because sums between would be rounded."""
         return self._wide is not None
 
     @property
     def warns(self) -> bool:
-        """Whether numpy may have something to say about the numbers: overflow, or NaN."""
+        """Return whether NumPy may warn about the numbers: overflow, or NaN."""
         return not self._exact or self._wide is not None
 
     def prepare(self, contribution: np.ndarray[Any, Any]) -> None:
@@ -112,9 +103,9 @@ class Kernel:
     ) -> None:
         """Combine the operands from left to right into ``out``, which may be one of them.
 
-        Operands other than ``out`` may be used as working space. ``final`` also divides and scales, and
-        gives the result the bits that IEEE 754 leaves open (:meth:`_settle`).
-        ``workspace`` spares an allocation if the type needs a wider one to accumulate in.
+        Operands other than ``out`` may be used as working space. ``final`` also divides and scales, and gives
+        the result the bits that IEEE 754 leaves open (:meth:`_settle`). ``workspace`` saves an allocation if
+        the type needs a wider one to accumulate in.
         """
         if self._wide is not None:
             self._fold_wide(out, operands, self._wide, workspace or Workspace())
@@ -131,7 +122,7 @@ class Kernel:
             self._settle(out)
 
     def finish_alone(self, data: np.ndarray[Any, Any]) -> None:
-        """What a job of one rank does instead of a fold, in place."""
+        """Finish the data of a job of one rank, in place, without a fold."""
         if self._plain:
             return
         with np.errstate(all="ignore"):
@@ -144,11 +135,11 @@ class Kernel:
     def _settle(self, data: np.ndarray[Any, Any]) -> None:
         """Give results the bits that IEEE 754 leaves open, in place: which NaN, and which zero.
 
-        Of two NaNs an addition may keep either, and of 0.0 and -0.0 a minimum either; numpy's choice
-        varies with the alignment of the arrays, their lengths and the processor. So ranks that compute
-        the same element, each for itself, would differ, and so would two runs in which the same bytes
-        arrived in other pieces. Done right after the fold, while the elements are in the cache: half of
-        what an addition costs there.
+        Of two NaNs an addition may keep either, and of 0.0 and -0.0 a minimum either; numpy's choice varies
+        with the alignment of the arrays, their lengths and the processor. So ranks that compute the same
+        element, each for itself, would differ, and so would two runs in which the same bytes arrived in other
+        pieces. Done right after the fold, while the elements are in the cache: half of the cost of an
+        addition there.
         """
         if self._exact or data.size == 0:
             return
@@ -207,7 +198,7 @@ def multiply(data: np.ndarray[Any, Any], factor: float) -> None:
 
 
 def weigh(data: np.ndarray[Any, Any], factor: float) -> None:
-    """Multiply a contribution by its relative weight, in place. Of weight 0 nothing remains, NaN included.
+    """Multiply a contribution by its relative weight, in place. With weight 0 nothing remains, NaN included.
 
     Relative weights have the mean 1, so that the average of the products is the weighted average, and equal
     weights change no number. See :func:`weighable`.
@@ -224,16 +215,15 @@ def weighable(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def restore(data: np.ndarray[Any, Any], result: np.ndarray[Any, Any]) -> None:
-    """Overwrite what :func:`weighable` was given with a result."""
+    """Overwrite the argument of :func:`weighable` with a result."""
     if result is not data:
         with np.errstate(all="ignore"):
             np.copyto(data, result, casting="unsafe")
 
 
 def _round(out: np.ndarray[Any, Any], wide: np.ndarray[Any, Any]) -> None:
-    """Bring wide values back to the elements' own type. Integers truncate, and stop at their limits.
-
-    NaN, as of a scale factor, becomes 0.
+    """Convert wide values back to the elements' own type. Integers truncate, and stop at their limits; NaN,
+    as of a scale factor, becomes 0.
     """
     if out.dtype.kind in "iu":
         # What a processor makes of a number that does not fit, or of NaN, differs between x86 and ARM.
@@ -245,14 +235,14 @@ def _round(out: np.ndarray[Any, Any], wide: np.ndarray[Any, Any]) -> None:
 
 
 def _blocks(data: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
-    """The array in pieces of which a wide copy costs little."""
+    """Yield the array in pieces of which a wide copy costs little."""
     for start in range(0, data.size, _BLOCK_ITEMS):
         yield data[start : start + _BLOCK_ITEMS]
 
 
 @lru_cache(maxsize=None)
 def _limits(dtype: np.dtype[Any]) -> Tuple[float, float]:
-    """The least and the greatest float64 that an integer type can hold."""
+    """Return the least and the greatest float64 that an integer type can hold."""
     info = np.iinfo(dtype)
     highest = float(info.max)
     return float(info.min), highest if int(highest) <= info.max else float(np.nextafter(highest, 0.0))
@@ -266,5 +256,5 @@ def kernel(
     prescale: float = 1.0,
     postscale: float = 1.0,
 ) -> Kernel:
-    """The :class:`Kernel` for these arguments, made once."""
+    """Return the :class:`Kernel` for these arguments, made once."""
     return Kernel(op, dtype, size, prescale, postscale)

@@ -1,8 +1,8 @@
-"""Arrays as rows of their first dimension, divided over ranks: what the collectives by rows mean.
+"""Arrays as rows of their first dimension, divided over ranks: the meaning of the collectives by rows.
 
-A reducescatter gives each rank its part of :func:`even_layout`; an allgather and an alltoall join what the
-ranks announce. Everything here is arithmetic on shapes and views of flat arrays, so that direct calls, calls
-by name and process groups use the same.
+A reducescatter gives each rank its part of :func:`even_layout`; an allgather and an alltoall join the rows
+that ranks announce. Everything here is arithmetic on shapes and views of flat arrays, so that direct calls,
+calls by name and process groups use the same.
 """
 
 from __future__ import annotations
@@ -25,27 +25,20 @@ Shape = Tuple[int, ...]
 _ITEMS = 32
 ENCLOSED_BYTES = 8 * _ITEMS
 """Rows up to this length travel with the numbers that announce them, so that an allgather or alltoall of them
-takes one round. Two ranks of a host, 8 bytes each: 20 us instead of 26, and 22 instead of 25."""
+takes one round. Two ranks of a host, 8 bytes each: 20 us instead of 26, and 22 instead of 25.
+"""
 _NOT_ENCLOSED = -1
 
 
 def check_rows(what: str, shapes: Iterable[Sequence[int]]) -> None:
-    """Check that arrays have rows.
-
-    Args:
-        what: the collective, for error texts.
-        shapes: of the arrays.
-
-    Raises:
-        ShapeError: one has no first dimension.
-    """
+    """Raise ShapeError if an array has no first dimension. ``what``: the collective."""
     for shape in shapes:
         if not shape:
             raise ShapeError(f"{what} divides the first dimension, and a zero-dimensional array has none.")
 
 
 def cumulative(counts: Iterable[int], width: int = 1) -> Tuple[int, ...]:
-    """Return the boundaries in elements of parts that have so many rows, each of ``width`` elements.
+    """Return the boundaries in elements of parts with these numbers of rows, each of ``width`` elements.
 
     >>> cumulative([2, 0, 1], 3)
     (0, 6, 6, 9)
@@ -56,12 +49,8 @@ def cumulative(counts: Iterable[int], width: int = 1) -> Tuple[int, ...]:
 class RowLayout:
     """Rows of several arrays side by side in one flat buffer: for each rank in turn its rows of every array.
 
-    Args:
-        edges: by array, the boundaries between the ranks' rows.
-        inner: by array, the shape of a row.
-
-    Attributes:
-        bounds: of the ranks' parts of the buffer, in elements.
+    By array, ``edges`` are the boundaries between the ranks' rows, and ``inner`` is the shape of a row;
+    ``bounds`` are those of the ranks' parts of the buffer, in elements.
     """
 
     __slots__ = ("_inner", "_widths", "bounds", "edges")
@@ -94,9 +83,8 @@ class RowLayout:
         return found
 
     def join(self, buffer: Array) -> List[Union[Array, ShapeError]]:
-        """Return by array all ranks' rows in rank order; a view of the buffer if there is one array.
-
-        Where no array has so many rows, even without elements, the error is in its place.
+        """Return by array all ranks' rows in rank order; a view of the buffer if there is one array. An array
+        that cannot have this many rows, even without elements, is replaced by the error.
         """
         if len(self.edges) == 1:
             by_array: Iterable[Sequence[Array]] = [(buffer,)]
@@ -115,26 +103,13 @@ def _joined(pieces: Sequence[Array], edges: Sequence[int], inner: Shape) -> Unio
 
 @lru_cache(maxsize=1024)
 def even_layout(shapes: Tuple[Shape, ...], size: int) -> RowLayout:
-    """Return the layout in which every rank has as many rows of each array, the first ranks one more.
-
-    Args:
-        shapes: of the arrays, which have a first dimension.
-        size: the number of ranks.
-    """
+    """Return the layout in which every rank has as many rows of each array, the first ranks one more."""
     return RowLayout([even_bounds(shape[0], size) for shape in shapes], [shape[1:] for shape in shapes])
 
 
 def scatter_layout(shapes: Sequence[Shape], size: int, options: Options) -> RowLayout:
-    """Return the layout of a reducescatter.
-
-    Args:
-        shapes: of the arrays.
-        size: the number of ranks.
-        options: of the call.
-
-    Raises:
-        ShapeError: an array has no first dimension.
-        ConfigError: the numbers of rows that the caller has chosen do not match the rows or the ranks.
+    """Return the layout of a reducescatter. Raises ShapeError if an array has no first dimension, ConfigError
+    if the caller's numbers of rows do not match the rows or the ranks.
     """
     check_rows("reducescatter", shapes)
     if options.splits is None:
@@ -146,16 +121,8 @@ def scatter_layout(shapes: Sequence[Shape], size: int, options: Options) -> RowL
 def row_counts(
     rows: int, splits: Optional[Sequence[Any]], members: int, what: str = "alltoall"
 ) -> List[int]:
-    """Return the number of rows for each rank that takes part.
-
-    Args:
-        rows: number of rows of the array.
-        splits: the caller's numbers, or None to divide the rows evenly.
-        members: number of ranks.
-        what: the collective, for error texts.
-
-    Raises:
-        ConfigError: the numbers do not match the rows or the ranks.
+    """Return the number of rows for each of the ``members``: the caller's, or divided evenly. Raises
+    ConfigError if the numbers do not match the rows or the ranks.
     """
     if splits is None:
         if rows % members:
@@ -181,14 +148,9 @@ def row_counts(
 
 
 def announcement(counts: Sequence[int], flat: Optional[Array]) -> Array:
-    """Return the numbers that a rank exchanges before a collective by rows.
-
-    Args:
-        counts: the numbers of rows, as many on every rank.
-        flat: the rows; None: they are not in the memory of the host.
-
-    Returns:
-        int64: the counts, the length of the enclosed rows in bytes (-1: too long), and their bytes.
+    """Return the int64 numbers that a rank exchanges before a collective by rows: the counts, as many on
+    every rank, the length of the enclosed rows in bytes (-1: too long), and their bytes. ``flat`` None: the
+    rows are not in the memory of the host.
     """
     rows, length = b"", _NOT_ENCLOSED
     if flat is not None and flat.nbytes <= ENCLOSED_BYTES:
@@ -199,13 +161,8 @@ def announcement(counts: Sequence[int], flat: Optional[Array]) -> Array:
 
 
 def announced(table: Array) -> Tuple[List[List[int]], Optional[List[bytes]]]:
-    """Return what all ranks have announced.
-
-    Args:
-        table: by rank, what :func:`announcement` has made there.
-
-    Returns:
-        By rank, its counts; and by rank, the bytes of its rows, or None if not all ranks have enclosed them.
+    """Return, by rank, the counts of all ranks' :func:`announcement`, and the bytes of their rows, or None if
+    not all ranks have enclosed them.
     """
     first, step = table.shape[1] - _ITEMS, 8 * table.shape[1]
     counts: List[List[int]] = table[:, :first].tolist()
@@ -221,11 +178,6 @@ def announced(table: Array) -> Tuple[List[List[int]], Optional[List[bytes]]]:
 
 
 def joined_rows(pieces: Iterable[bytes], dtype: np.dtype[np.generic]) -> Array:
-    """Return rows that have come enclosed as one new flat array.
-
-    Args:
-        pieces: their bytes, in order.
-        dtype: the element type.
-    """
+    """Return enclosed rows as one new flat array."""
     data = b"".join(pieces)
     return np.frombuffer(data, dtype).copy() if data else np.empty(0, dtype)

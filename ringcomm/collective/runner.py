@@ -30,19 +30,7 @@ if TYPE_CHECKING:
 
 
 class Runner(CallRunner):
-    """The collectives of one rank over one fabric.
-
-    Args:
-        fabric: links to all peers.
-        settings: algorithm, segment size, limits.
-        generation: membership epoch, part of every header.
-        spin_s: how long to poll before sleeping.
-        reporter: asked for the common error when something goes wrong.
-        selector: chooses the schedules; may be shared by runners of the same rank and job.
-
-    Attributes:
-        reduced_bytes: payload of all all-reduces so far.
-    """
+    """The collectives of one rank over one fabric. Runners of the same rank and job may share a selector."""
 
     def __init__(
         self,
@@ -57,7 +45,7 @@ class Runner(CallRunner):
         self._settings = settings
         self._selector = selector or Selector(fabric.rank, fabric.size, settings.algorithm or None)
         self._coded: Optional[CodedPlans] = None
-        self.reduced_bytes = 0
+        self.reduced_bytes = 0  # payload of all all-reduces so far
 
     def with_settings(self, settings: Settings) -> Runner:
         """Return another runner over the same links that chooses by rule, to measure with before this one."""
@@ -78,10 +66,9 @@ class Runner(CallRunner):
         mirror: Optional[Mirror] = None,
         bounds: Tuple[int, ...] = (),
     ) -> None:
-        """Reduce ``data`` over all ranks, in place. ``residuals`` are for a codec's error feedback.
-
-        ``mirror``: of an array on a device, of which ``data`` is the host's block. ``bounds``: of the parts
-        that the ranks' programs get of it.
+        """Reduce ``data`` over all ranks, in place. ``residuals``: for a codec's error feedback; ``mirror``:
+        of an array on a device, of which ``data`` is the host's block; ``bounds``: of the parts that the
+        ranks' programs get of it.
         """
         codec = usable_codec(codec, data.dtype, op) if codec and self.size > 1 else 0
         if mirror is not None or codec and data.dtype != np.float32:
@@ -117,7 +104,7 @@ class Runner(CallRunner):
     def _reduction(
         self, call: Signature, data: np.ndarray[Any, Any], op: ReduceOp, scales: Tuple[float, float]
     ) -> Plan:
-        """The plan of a new all-reduce."""
+        """Return the plan of a new all-reduce."""
         fold = kernel(op, data.dtype, self.size, *scales)
         if call.codec:
             plan = self._plans.find(call, (), fold)
@@ -194,9 +181,8 @@ class Runner(CallRunner):
         op: int = NO_OP,
         weighted: bool = False,
     ) -> np.ndarray[Any, Any]:
-        """Return a few numbers of every rank (how many rows will come), one row per rank.
-
-        ``dtype``, ``shape``, ``op``, ``weighted``: of the operation that follows, which is compared here.
+        """Return a few numbers of every rank (how many rows will come), one row per rank. ``dtype``,
+        ``shape``, ``op`` and ``weighted`` are of the operation that follows, which is compared here.
         """
         numbers = np.zeros((self.size, len(values)), np.int64)
         numbers[self.rank] = values
@@ -212,7 +198,7 @@ class Runner(CallRunner):
         return numbers
 
     def complete(self) -> None:
-        """Count the exchange that was made last as a whole call: nothing follows it."""
+        """Count the last exchange as a whole call: nothing follows it."""
         self._plans.complete(self._last)
 
     def broadcast(
@@ -245,9 +231,8 @@ class Runner(CallRunner):
         intent: Optional[Signature] = None,
         has_own: bool = False,
     ) -> None:
-        """Chunk ``i`` of ``source`` goes to rank i; chunk ``i`` of ``data`` comes from it.
-
-        ``has_own``: this rank's own chunk is in its place already.
+        """Send chunk ``i`` of ``source`` to rank i, and receive chunk ``i`` of ``data`` from it. ``has_own``:
+        this rank's own chunk is in its place already.
         """
         if not has_own:
             mine = source[send_bounds[self.rank] : send_bounds[self.rank + 1]]
@@ -268,9 +253,8 @@ class Runner(CallRunner):
         self, schedule: Sequence[Step], data: np.ndarray[Any, Any], source: np.ndarray[Any, Any], name: str,
         fold: Optional[Kernel] = None,
     ) -> None:  # fmt: skip
-        """Run a schedule in which not all ranks take part, so it is not counted among the calls.
-
-        A schedule that folds needs ``fold``.
+        """Run a schedule in which not all ranks take part, so it is not counted among the calls. A schedule
+        that folds needs ``fold``.
         """
         kind = int(Collective.EXCHANGE)
         call = Signature(name, 0, kind, NO_OP, NO_ROOT, type_names(data.dtype), ((),))

@@ -1,10 +1,10 @@
-"""Short messages: what a peer gets in one go is one packet, header and elements side by side.
+"""Short messages: the header and elements for a peer are one packet, side by side.
 
 :class:`~.execute.Execution` moves positions, so that nothing waits for more than it needs. For a few
-kilobytes there is nothing to overlap, and keeping the positions would take longer than everything
-else together. A :class:`ShortExecution` copies what it sends into packets, receives whole packets,
-and then combines: a few system calls and little around them. The bytes on the wire are the same, so
-each rank decides for itself which of the two it uses.
+kilobytes there is nothing to overlap, and keeping the positions would take longer than everything else
+together. A :class:`ShortExecution` copies what it sends into packets, receives whole packets, and then
+combines: a few system calls and little around them. The bytes on the wire are the same, so each rank decides
+for itself which of the two it uses.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ SHORT_BYTES = HEADER_BYTES + 16 * 1024
 """The longest packet. Copying one takes a microsecond; keeping positions takes ten or more."""
 SHARED_BYTES = HEADER_BYTES + 128 * 1024
 """The same between ranks that share memory. There a packet is copied in the cache, and sent in one go; on a
-network what arrives of a long one had better be passed on at once."""
+network the received bytes of a long one are better passed on at once.
+"""
 
 Array = Any  # numpy.ndarray of any type
 
 
 class _Packet:
-    """What goes to (or comes from) one peer in one stage: perhaps a header, then elements."""
+    """A packet to (or from) one peer in one stage: perhaps a header, then elements."""
 
     __slots__ = ("bytes", "elements", "full", "header", "left", "link", "views")
 
@@ -48,18 +49,18 @@ class _Packet:
         self.left = self.bytes.nbytes
 
     def rewind(self) -> None:
-        """Nothing has passed."""
+        """Start again, with nothing passed."""
         self.views = self.full
         self.left = self.bytes.nbytes
 
     def passed(self, count: int) -> None:
-        """So many bytes have passed, and more are left."""
+        """Note that ``count`` more bytes have passed, but not all."""
         self.left -= count
         self.views = [self.bytes[self.bytes.nbytes - self.left :]]
 
 
 class _Copy:
-    """Elements of an array, and where they lie in a packet."""
+    """Elements of an array, and their place in a packet."""
 
     __slots__ = ("buffer", "part", "span")
 
@@ -81,7 +82,7 @@ class _Fold:
 
 
 class _Stage:
-    """Steps that go together: all that is sent is sent at once, then all that is received is awaited."""
+    """Steps that go together: all messages are sent at once, then all receipts are awaited."""
 
     def __init__(self) -> None:
         self.sends: List[Send] = []
@@ -93,12 +94,12 @@ class _Stage:
 
 
 def _stages(schedule: Sequence[Step]) -> Optional[List[_Stage]]:
-    """The schedule in stages, or None if a stage would wait for more than the steps themselves do.
+    """Return the schedule in stages, or None if a stage would wait for more than the steps themselves do.
 
-    A send that depends on a receipt begins a stage. That is only possible if there is no other
-    receipt in the stage before, and all sends of the new stage depend on it: then nothing that a
-    peer may be waiting for is held back. Headers without elements depend on nothing and go first:
-    they are how ranks notice that they disagree about a broadcast.
+    A send that depends on a receipt begins a stage. That is only possible if there is no other receipt in the
+    stage before, and all sends of the new stage depend on it: then nothing that a peer may be waiting for is
+    held back. Headers without elements depend on nothing and go first: they are how ranks notice that they
+    disagree about a broadcast.
     """
     first = _Stage()
     stages = [first]
@@ -124,7 +125,7 @@ def _depends(step: Send, receipt: Recv) -> bool:
 
 
 class ShortExecution(Part):
-    """Like :class:`~.execute.Execution`, of which it is the quick form for short messages."""
+    """The quick form of :class:`~.execute.Execution` for short messages."""
 
     def __init__(
         self,
@@ -201,7 +202,7 @@ class ShortExecution(Part):
                 stage.arriving.append(_Copy(DATA, step.start, step.stop, parts[peer, index]))
 
     def _packet(self, link: Link, count: int, header: Optional[bytearray]) -> _Packet:
-        """A packet in the next of this execution's bytes."""
+        """Return a packet in the next of this execution's bytes."""
         length = count * self._dtype.itemsize + (0 if header is None else HEADER_BYTES)
         packet = _Packet(link, self._memory[:length], self._dtype, header)
         self._memory = self._memory[_aligned(length) :]
@@ -220,7 +221,7 @@ class ShortExecution(Part):
         del self._arrays
 
     def _next_stage(self) -> bool:
-        """Go on to the next stage, if there is one: fill its packets."""
+        """Continue with the next stage, if there is one: fill its packets."""
         self._index += 1
         if self._index == len(self._stages):
             return False
@@ -281,7 +282,7 @@ class ShortExecution(Part):
         return False
 
     def _combine(self, stage: _Stage) -> None:
-        """All has arrived: bring it to its place, in the order of the schedule."""
+        """Fold or copy the received packets, in schedule order."""
         data = self._arrays[DATA]
         for item in stage.arriving:
             out = data[item.span]
@@ -332,19 +333,19 @@ def _count(steps: Sequence[Any]) -> int:
 
 
 def _aligned(length: int) -> int:
-    """Return how many bytes to reserve for a packet, so that the next one begins at a cache line."""
+    """Return the bytes to reserve for a packet, so that the next one begins at a cache line."""
     return -(-length // 64) * 64
 
 
 def _room_for(stage: _Stage, dtype: np.dtype[Any]) -> int:
-    """At least how many bytes the packets of a stage take."""
+    """Return an upper bound on the bytes that the packets of a stage take."""
     lengths = [step.stop - step.start for step in stage.sends]
     lengths += [step.stop - step.start for step in stage.receipts for _ in step.peers]
     return sum(_aligned(HEADER_BYTES + length * dtype.itemsize) for length in lengths)
 
 
 def _parts(packet: _Packet, steps: Sequence[Any]) -> List[Array]:
-    """The elements of a packet that belong to each of the steps."""
+    """Return the elements of a packet that belong to each of the steps."""
     bounds = np.cumsum([0, *(step.stop - step.start for step in steps)]).tolist()
     return [packet.elements[start:stop] for start, stop in zip(bounds, bounds[1:])]
 
@@ -357,7 +358,7 @@ def make_execution(
     pool: SegmentPool,
     kernel: Optional[Kernel] = None,
 ) -> Part:
-    """Return what runs this schedule best. The arguments are those of :class:`~.execute.Execution`."""
+    """Return the best part to run this schedule. The arguments are those of :class:`~.execute.Execution`."""
     lengths = exchange_lengths(schedule)
     counts = [HEADER_BYTES + count * dtype.itemsize for pair in lengths.values() for count in pair]
     shared = all(fabric.link(peer).peeks for peer in lengths)

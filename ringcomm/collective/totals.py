@@ -1,4 +1,4 @@
-"""What a runner's calls have done in total: numbers of calls, time, bytes, and the ranks it waited for.
+"""Totals of a runner's calls: numbers of calls, time, bytes, and the ranks it waited for.
 
 Plans count their own runs while calls are made; these sums are made only on request.
 """
@@ -11,13 +11,9 @@ from ..wire.signature import Signature
 
 
 class PeerTotal:
-    """What was exchanged with one peer.
-
-    Attributes:
-        sent_bytes, received_bytes: headers included.
-        slept_s: how long this rank has slept until bytes of the peer came, in seconds.
-        delivered_bytes: what TCP connections have delivered to the peer, as the system counts it.
-        busy_s: for how long they were busy with that, in seconds.
+    """The totals of one peer. Sent and received bytes include headers; ``slept_s`` is how long this rank has
+    slept until bytes of the peer arrived; ``delivered_bytes`` and ``busy_s`` are the system's counts of TCP
+    connections.
     """
 
     __slots__ = ("delivered_bytes", "busy_s", "received_bytes", "sent_bytes", "slept_s")
@@ -33,13 +29,7 @@ class PeerTotal:
 
 
 class OperationTotal:
-    """What equal calls, or calls of one kind, have done.
-
-    Attributes:
-        runs: their number.
-        took_s: the time of all of them, in seconds.
-        moved_bytes: sent and received by all of them.
-    """
+    """The totals of equal calls, or of calls of one kind."""
 
     __slots__ = ("moved_bytes", "runs", "took_s")
 
@@ -55,10 +45,8 @@ class OperationTotal:
 
 
 class Tally:
-    """What the calls for one purpose have done: for the engine, which runs equal plans for different tensors.
-
-    Args:
-        label: the purpose, in the program's terms.
+    """The calls for one purpose: for the engine, which runs equal plans for different tensors. ``label`` is
+    the purpose, in the program's terms.
     """
 
     __slots__ = ("label", "_calls")
@@ -76,7 +64,7 @@ class Tally:
         counted[1].add(1, took_s, 0)
 
     def move(self, totals: Totals) -> None:
-        """In the sums of operations, count these calls under the label, not under their own descriptions."""
+        """Count these calls under the label in the sums of operations, not under their own descriptions."""
         for call, own in list(self._calls.values()):
             before = totals.operations.get(call.describe())
             if before is None or before.runs <= 0:
@@ -89,21 +77,15 @@ class Tally:
 
 
 class Totals:
-    """Sums over calls.
-
-    Attributes:
-        peers: by rank.
-        kinds: by kind, such as ``allreduce``.
-        operations: by the description of the call.
-    """
+    """Sums over calls."""
 
     def __init__(self) -> None:
-        self.peers: Dict[int, PeerTotal] = {}
-        self.kinds: Dict[str, OperationTotal] = {}
-        self.operations: Dict[str, OperationTotal] = {}
+        self.peers: Dict[int, PeerTotal] = {}  # by rank
+        self.kinds: Dict[str, OperationTotal] = {}  # by kind, such as ``allreduce``
+        self.operations: Dict[str, OperationTotal] = {}  # by the description of the call
 
     def copy(self) -> Totals:
-        """Another object with the same sums."""
+        """Return another object with the same sums."""
         made = Totals()
         made.merge(self)
         return made
@@ -118,10 +100,10 @@ class Totals:
                 mine.setdefault(name, OperationTotal()).add(total.runs, total.took_s, total.moved_bytes)
 
     def peer(self, rank: int) -> PeerTotal:
-        """The sums of what was exchanged with a rank."""
+        """Return the sums of the exchange with a rank."""
         return self.peers.setdefault(rank, PeerTotal())
 
 
 def longest(operations: Dict[str, OperationTotal], count: int) -> List[str]:
-    """The names of the operations that took the most time in total, at most so many."""
+    """Return the names of the operations that took the most time in total, at most ``count``."""
     return sorted(operations, key=lambda name: -operations[name].took_s)[:count]

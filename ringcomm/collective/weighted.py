@@ -28,13 +28,13 @@ class Total(NamedTuple):
 
     @classmethod
     def of(cls, weights: Iterable[float]) -> Total:
-        """The exactly rounded sum: the same whatever the order of the ranks."""
+        """Return the exactly rounded sum: the same for any order of the ranks."""
         listed = list(weights)
         exponent = frexp(max(listed))[1]
         return cls(fsum(ldexp(weight, -exponent) for weight in listed), exponent)
 
     def share(self, weight: float, count: int) -> float:
-        """A weight relative to the mean of so many; 1.0 exactly if all are equal."""
+        """Return a weight relative to the mean of ``count`` weights; 1.0 exactly if all are equal."""
         return ldexp(weight, -self.exponent) * count / self.part
 
 
@@ -47,26 +47,13 @@ def apply_weight(
     shape: Tuple[int, ...] = (),
     kind: Collective = Collective.ALLREDUCE,
 ) -> np.ndarray[Any, Any]:
-    """Multiply this rank's contribution to an average that follows by its weight, relative to all ranks'.
+    """Multiply this rank's contribution to an average that follows by its weight, relative to all ranks';
+    return the array to be averaged: ``data``, flat, multiplied in place, or for float16 a copy in float32.
+    Raises UnsupportedDtypeError for integers or booleans, Misuse if the weight is not a finite number from 0
+    on, ``op`` is not an average, or all weights are 0.
 
-    The ranks exchange their weights first: what is reduced then has the magnitude of the data, whatever the
-    weights are. A rank of weight 0 contributes nothing, whatever its data are.
-
-    Args:
-        runner: of the ranks that take part.
-        data: one-dimensional and contiguous; multiplied in place, unless it is float16.
-        weight: of this rank's data.
-        op: the reduction that follows.
-        name: of the call.
-        shape: of the array that the program has passed.
-        kind: the collective that the program has called.
-
-    Returns:
-        what is to be averaged: ``data``, or a copy in float32.
-
-    Raises:
-        UnsupportedDtypeError: the elements are integers or booleans.
-        Misuse: the weight is negative, not finite or no number; ``op`` is no average; all weights are 0.
+    The ranks exchange their weights first: the reduced numbers then have the magnitude of the data, whatever
+    the weights are. A rank of weight 0 contributes nothing, whatever its data are.
     """
     own = np.array([weight_of(weight)])
     check_weighable(data.dtype, op)
