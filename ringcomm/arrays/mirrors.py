@@ -69,8 +69,7 @@ class StagingPool:
         return BlockMirror(self, engine, source, target, count, dtype, first)
 
     def take(self, engine: CopyEngine, nbytes: int) -> np.ndarray[Any, Any]:
-        """Return a block of at least ``nbytes`` that no copy uses; DeviceError if an earlier copy has failed.
-        """
+        """Return a block of at least ``nbytes`` that no copy uses; DeviceError if an earlier copy failed."""
         self._collect()
         size = block_bytes(nbytes)
         free = self._free.get((id(engine), size))

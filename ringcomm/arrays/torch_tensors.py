@@ -206,7 +206,7 @@ class TorchEngine(CopyEngine):
                     stream.wait_event(after)
                 target.copy_(source, non_blocking=True)
                 event.record(stream)
-            # The tensor's memory is not used again before this stream has come here.
+            # The tensor's memory is not reused before this stream has reached this point.
             array.record_stream(stream)
         except RuntimeError as problem:
             raise DeviceError(f"a copy could not be started on {self._device}: {problem}") from problem

@@ -277,7 +277,7 @@ class CallRunner:
                     number = plan.site_number(site)
             execution.arm(sequence, data, source, number)
             try:
-                # Not before: what has failed until here has sent nothing, and may be called again.
+                # Not before: a call that fails earlier has sent nothing, and may be repeated.
                 self._sequence = sequence
                 self._started, self._last = self._started + 1, plan.call
                 self._running = (plan.call, execution, counted)

@@ -9,7 +9,7 @@ Codes are made segment by segment, not far ahead of the sent bytes, and decoded 
 all passes over a segment stay in the cache and overlap with the network.
 
 **Error feedback.** With an array of residuals, the encoding error is kept and added to the next call's
-contribution: on each rank for what it sent, and on the owner for the result, in units of a contribution. Over
+contribution: on each rank for its messages, and on the owner for the result, in units of a contribution. Over
 many calls nothing is lost: the sum of all results and the last residuals (of all ranks) is the sum of all
 contributions. Where values were not finite the residual becomes zero.
 """
@@ -35,7 +35,7 @@ from .part import Part
 from .reduce import Kernel
 
 _AHEAD_BYTES = 256 * 1024
-"""How far encoding runs ahead of sending: what a socket takes at once."""
+"""How far encoding runs ahead of sending: the bytes that a socket takes at once."""
 
 _BYTE = np.dtype(np.uint8)
 

@@ -140,14 +140,14 @@ class Execution(Part):
             if not self._sends and not self._receives:
                 unsettled = [link for link in self._links if not link.settled()]
                 return not unsettled
-            # If nothing else can move, fold what has arrived although no segment is full: the peers
-            # may be waiting for what comes of it.
+            # If nothing else can move, fold received bytes although no segment is full: the peers
+            # may be waiting for the result.
             if self.moved_bytes == before and not self._fold_partial():
                 return False
 
     def _fold_partial(self) -> bool:
         folded = False
-        # What has arrived belongs to the flow at which its stream is: a ring of p ranks has p - 1 folds.
+        # Received bytes belong to the stream's current flow: a ring of p ranks has p - 1 folds.
         for stream in self._receives:
             flow = stream.current
             if flow is None or not flow.fold or flow.position >= flow.stop:
@@ -265,8 +265,8 @@ class Execution(Part):
         position, peer, item = flow.position, stream.link.peer, self._item
         most = min(flow.limit() - position, flow.segment_bytes, _AT_ONCE_BYTES)
         if most < item or flow.arrived[peer] != position:
-            # What may not be combined yet must not stay where it is: the peer may wait until it has been
-            # received. And what lies in the segment comes first.
+            # Bytes that may not be combined yet must not stay in place: the peer may wait until they are
+            # received. And bytes in the segment come first.
             return None
         piece = stream.link.peek(most - most % item, item)
         if not piece:

@@ -53,7 +53,7 @@ class Headers:
             return
         if received[:SITE_AT] != expected[:SITE_AT]:
             mine, theirs = unpack_header(expected), unpack_header(received[:HEADER_BYTES])
-            # What is not explained is a byte that must be zero.
+            # An unexplained difference is a byte that must be zero.
             difference = explain_difference(mine, theirs) or "its header is damaged"
             raise MismatchError(difference, rank=self._rank, peer=peer)
         here, there = packed_site(expected), packed_site(received)

@@ -82,7 +82,7 @@ def whole_numbers(what: str, splits: Any) -> List[int]:
     """Return the numbers of rows by rank as a list; raises ConfigError if they are not whole numbers in one
     dimension. ``what``: the collective.
     """
-    import numpy as np  # here: the documentation is built of this table where there is no NumPy
+    import numpy as np  # imported late: the documentation is built of this table without NumPy
 
     try:
         numbers = np.asarray(splits)

@@ -226,7 +226,7 @@ def _round(out: np.ndarray[Any, Any], wide: np.ndarray[Any, Any]) -> None:
     as of a scale factor, becomes 0.
     """
     if out.dtype.kind in "iu":
-        # What a processor makes of a number that does not fit, or of NaN, differs between x86 and ARM.
+        # The conversion of a number that does not fit, or of NaN, differs between x86 and ARM.
         np.clip(wide, *_limits(out.dtype), out=wide)
         greatest = np.maximum.reduce(wide, initial=0.0)  # NaN if one of them is
         if greatest != greatest:

@@ -25,8 +25,7 @@ Shape = Tuple[int, ...]
 _ITEMS = 32
 ENCLOSED_BYTES = 8 * _ITEMS
 """Rows up to this length travel with the numbers that announce them, so that an allgather or alltoall of them
-takes one round. Two ranks of a host, 8 bytes each: 20 us instead of 26, and 22 instead of 25.
-"""
+takes one round. Two ranks of a host, 8 bytes each: 20 us instead of 26, and 22 instead of 25."""
 _NOT_ENCLOSED = -1
 
 

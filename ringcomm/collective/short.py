@@ -27,8 +27,7 @@ SHORT_BYTES = HEADER_BYTES + 16 * 1024
 """The longest packet. Copying one takes a microsecond; keeping positions takes ten or more."""
 SHARED_BYTES = HEADER_BYTES + 128 * 1024
 """The same between ranks that share memory. There a packet is copied in the cache, and sent in one go; on a
-network the received bytes of a long one are better passed on at once.
-"""
+network the received bytes of a long one are better passed on at once."""
 
 Array = Any  # numpy.ndarray of any type
 
@@ -45,7 +44,7 @@ class _Packet:
         self.bytes: memoryview = packet.data
         self.elements: Array = packet[start:].view(dtype)
         self.full = [self.bytes]
-        self.views = self.full  # what has not passed yet
+        self.views = self.full  # the rest that has not passed
         self.left = self.bytes.nbytes
 
     def rewind(self) -> None:
@@ -244,7 +243,7 @@ class ShortExecution(Part):
                 if self._receives:
                     return False
                 self._combine(self._stages[self._index])
-            # What is sent is in packets, so the next stage may change the data; but bytes to one
+            # Outgoing bytes are in packets, so the next stage may change the data; but bytes to one
             # peer must stay in order.
             if self._sends:
                 return False
@@ -274,7 +273,7 @@ class ShortExecution(Part):
         self.moved_bytes += got
         left = packet.left
         if packet.header is not None and left - got <= packet.bytes.nbytes - HEADER_BYTES:
-            # As soon as it is there: of another call, more may never come.
+            # As soon as it has arrived: of another call, more may never come.
             self.headers.check(packet.link.peer, packet.bytes)
         if got == left:
             return True

@@ -17,7 +17,7 @@ NO_WEIGHTS = "the weights of all ranks are 0, so there is no average."
 
 
 class Total(NamedTuple):
-    """A sum of weights: ``part * 2 ** exponent``, since it may exceed what a float can hold.
+    """A sum of weights: ``part * 2 ** exponent``, since it may exceed the range of a float.
 
     >>> Total.of([1e308, 1e308, 0.0]).share(1e308, 3)
     1.5

@@ -98,8 +98,7 @@ class Group:
 
     @property
     def is_forked(self) -> bool:
-        """Return whether this process is a fork of the rank's, which shares connections without owning them.
-        """
+        """Return whether this process is a fork of the rank's: it shares connections, but owns none."""
         return os.getpid() != self._pid
 
     def addresses(self, peer: int) -> Optional[Tuple[str, str]]:

@@ -126,7 +126,7 @@ class PointToPoint:
         try:
             self._guard(act)
         except BaseException:
-            # Interrupted anywhere: what is left of a message cannot be found out. The caller ends the group.
+            # Interrupted anywhere: the rest of a message is unknown. The caller ends the group.
             self._is_broken = True
             raise
         finally:

@@ -1,4 +1,4 @@
-"""``python -m ringcomm.rendezvous``: serve a job's rendezvous in a process of its own.
+"""``python -m ringcomm.rendezvous``: serve a job's rendezvous in a separate process.
 
 It reads the same variables as the ranks: ``RINGCOMM_RENDEZVOUS`` (where to listen), ``RINGCOMM_SIZE``,
 the key and the job's name. It ends when the job does, with exit code 0 if the job ended well.

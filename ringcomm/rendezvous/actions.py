@@ -48,7 +48,7 @@ Action = Union[Send, Drop, Notice, Timer]
 
 
 def exclude(connection: int, reason: str) -> List[Action]:
-    """Make a process of an elastic job end without an error, outside the next view."""
+    """Make a process of an elastic job end without an error."""
     return [Send(connection, {"type": "excluded", "reason": reason}), Drop(connection)]
 
 

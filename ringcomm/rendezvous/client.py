@@ -49,8 +49,8 @@ def join(
     view must have closed its links.
 
     Raises Moved if the address of the rendezvous has changed (``watched``), ExcludedError if this process is
-    out of the job, StartupError if the job could not start or cannot go on with this process, ConfigError for
-    unusable settings.
+    out of the job, StartupError if the job could not start or cannot continue with this process, ConfigError
+    for unusable settings.
     """
     short: Optional[OSError] = None
     try:

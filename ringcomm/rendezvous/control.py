@@ -324,7 +324,7 @@ class ControlChannel(Watch):
 
 
 def shortage_message(error: StartupError, elastic: bool) -> Message:
-    """Return the message of a rank that lacks something; the others of an elastic job go on without it."""
+    """Return the message of a rank that lacks something; an elastic job continues without it."""
     if elastic:
         return {"type": "leaving", "reason": str(error), "ok": False}
     return {"type": "short", "text": str(error)}

@@ -21,8 +21,7 @@ REQUEST = struct.Struct("!I")
 """The most bytes that each side may send."""
 BLOCK = struct.Struct("!QQQQQI")
 """Bytes received here; microseconds until the last of them; the result of :func:`acknowledged`; and the
-number of bytes that follow.
-"""
+number of bytes that follow."""
 BLOCK_BYTES = 32 * 1024
 READ_BYTES = 1024 * 1024
 """The size of a system's receive buffer: one read takes all received bytes."""

@@ -104,7 +104,7 @@ class ElasticTerms(Terms):
         return self.processes.some_are_missing if self._launched else size < limits.start_np
 
     def _checked(self, last: View, order: Tuple[int, ...], waiting: List[Process]) -> Decision:
-        """Publish a view with enough ranks, unless the job cannot go on with it."""
+        """Publish a view with enough ranks, unless the job cannot continue with it."""
         limit = self._limits.reset_limit
         if limit is not None and last.epoch >= limit:
             return self._fail("reset_limit", self._limits.reset_limit_text())
@@ -116,7 +116,7 @@ class ElasticTerms(Terms):
         return Decision(Step.PUBLISH, order)
 
     def _no_survivor(self, last: View) -> Decision:
-        """End the job, or fail: no member of the last view goes on; they have finished or are lost."""
+        """End the job, or fail: all members of the last view have finished or are lost."""
         if self._finished(last):
             return Decision(Step.END)
         lost = [item for item in self.processes.among(Stage.LOST) if item.number in last.numbers]
@@ -150,7 +150,7 @@ class ElasticTerms(Terms):
 
 
 def _check_same(process: Process, message: Message) -> None:
-    """Raise Refusal if a process may not go on as this member."""
+    """Raise Refusal if a process may not continue as this member."""
     if (process.message["pid"], process.message["hostname"]) != (message["pid"], message["hostname"]):
         raise Refusal(
             f"member {process.number} is process {process.message['pid']} on {process.host}, and not "

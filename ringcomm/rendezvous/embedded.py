@@ -1,4 +1,4 @@
-"""The rendezvous without a launcher: served by one of the ranks, or by a process of its own."""
+"""The rendezvous without a launcher: served by one of the ranks, or by a separate process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class EmbeddedRendezvous:
         notify: Optional[Callable[[Notice], None]] = None,
         seats: Sequence[Seat] = (),
     ) -> Tuple[EmbeddedRendezvous, List[Tuple[str, int]]]:
-        """Serve a job of its own on free ports; return the server and its addresses. ``preferred``: addresses
+        """Serve a separate job on free ports; return the server and its addresses. ``preferred``: addresses
         at which all ranks can reach this machine, otherwise all allowed ones; ``notify``: called in the
         server's thread with every notice, in place of logging it. Raises StartupError if none of the
         addresses can be listened on.

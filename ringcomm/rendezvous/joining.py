@@ -11,7 +11,7 @@ from .processes import Process, Processes, Stage
 ADDED, REMOVED = 2, 1
 """Changes of the membership, as bits: as in Horovod's ``HostUpdateResult``."""
 TOGETHER_S = 30.0
-"""How long a process waits at most for those that were started with it on its host. The members go on."""
+"""How long a process waits at most for those that were started with it on its host. The members continue."""
 
 
 class Joining:
@@ -23,7 +23,7 @@ class Joining:
         self.held = False  # processes wait for others of their host, before the members are asked
 
     def expect(self, number: int, place: Seat) -> List[Action]:
-        """Tell the members, which go on, that a process is about to be started."""
+        """Tell the members, which continue, that a process is about to be started."""
         self._processes.expected[number] = place
         return [Send(item.connection, {"type": "announced"}) for item in self._processes.among(Stage.IN_VIEW)]
 

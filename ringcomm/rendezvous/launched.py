@@ -74,7 +74,7 @@ class FileNotice:
     def _content(self) -> str:
         """Return the content of the file; "" while there is none."""
         try:
-            list(self._folder.iterdir())  # has a network file system ask its server anew
+            list(self._folder.iterdir())  # makes a network file system ask its server again
             return read_private(self._path, _LIMIT_BYTES).decode("utf-8", "replace")
         except OSError as problem:
             if problem.errno not in (errno.EPERM, errno.EINVAL, errno.EFBIG):

@@ -12,7 +12,7 @@ from .routing import Routes
 MAX_LINES = 500
 """Of the table as text. A thousand ranks have half a million links; a message may have 4 MiB."""
 MAX_ROWS = 2016
-"""Of the table: all links of 64 ranks. Half a million rows would take seconds, and nobody reads them."""
+"""Of the table: all links of 64 ranks. Half a million rows would take seconds to make, without a reader."""
 
 
 def ranges_of(ranks: Iterable[int]) -> List[List[int]]:

@@ -38,8 +38,7 @@ _LINK_S = 10.0
 _PLACE_S = 0.03
 """A tenth of that at the rendezvous, so ten times as many connections may fail in a second: all listeners
 close before the computation begins that unauthenticated peers could slow down, and a rank that is not
-accepted has only 5 s to try again.
-"""
+accepted has only 5 s to try again."""
 _CHANNELS = (Purpose.DIRECT, Purpose.BACKGROUND, Purpose.ENGINE_CONTROL)
 
 Channel = Tuple[int, int]

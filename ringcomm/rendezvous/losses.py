@@ -1,4 +1,4 @@
-"""Selects the connected processes that an elastic job goes on without, after an epoch has failed. Pure."""
+"""Selects the connected processes that an elastic job continues without after a failed epoch. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Losses:
     def left_out(
         self, kind: str, culprit: Optional[Process], apart: Sequence[Optional[Process]], before: View
     ) -> List[Process]:
-        """Return the processes without which the job goes on. ``apart``: processes that do not reach each
+        """Return the processes without which the job continues. ``apart``: processes that do not reach each
         other; ``before``: the view before the failed one (new processes are left out first).
         """
         if kind == "stalled" and culprit is not None:

@@ -78,7 +78,7 @@ class _Connection:
 
 
 class MessageServer:
-    """Listens in a thread of its own. Subclasses handle the messages.
+    """Listens in its own thread. Subclasses handle the messages.
 
     :meth:`arrived`, :meth:`received`, :meth:`lost` and :meth:`refused_connections` are called in that thread,
     and :meth:`send_message`, :meth:`drop` and :meth:`after` may be called only there. ``title`` is the name
@@ -227,7 +227,7 @@ class MessageServer:
             self._close()
 
     def _close(self) -> None:
-        # Send what is still queued (such as an abort), for half a second at most.
+        # Send queued messages (such as an abort), for half a second at most.
         deadline = Deadline(0.5)
         while any(item.outgoing for item in self._connections.values()) and not deadline.expired():
             self._reactor.run_once(deadline.remaining_s())

@@ -26,7 +26,7 @@ MAX_S = 0.7
 MIN_S = 0.05
 """A wire is called slow after this time at the earliest."""
 CLEARLY_SLOWER = 8.0
-"""A wire this many times slower than another one, burst included, need not go on."""
+"""A wire this many times slower than another one, burst included, need not continue."""
 _WINDOW_BYTES = 256 * 1024
 _WINDOW_S = 0.02
 _PACKET_BYTES = 64 * 1024
@@ -91,7 +91,7 @@ class Meter:
         half_s = (self._points[0][0] + now_s) / 2  # what comes until then may be a burst
         from_s, before = max(point for point in self._points if point[0] <= half_s)
         total = self._points[-1][1]
-        # If nothing has come, one packet may be on its way all the time: what is slow is not dead.
+        # If nothing has arrived, one packet may be in flight all the time: a slow wire is not dead.
         return max(total - before, min(total, _PACKET_BYTES)) / max(now_s - from_s, 1e-6)
 
     def _at_least(self) -> float:

@@ -3,7 +3,7 @@
 A probe runs on the first rank of a host and dials one address of another host's first rank (:mod:`.probing`
 starts all probes of a round). If the process that answers authenticates itself as a member of the same job
 and sends that rank, the address leads to it. If several wires do (a wire is a pair of interfaces, one of each
-host), they are measured over connections of their own (:mod:`.race`), so that the fastest can be chosen.
+host), they are measured over separate connections (:mod:`.race`), so that the fastest can be chosen.
 """
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ _GRACE_FACTOR = 3.0
 """and in multiples of the time that this has taken: on busy hosts the right address may answer late."""
 _LINK_LOCAL_GRACE_S = 0.03
 """The minimum where only link-local addresses are left, of interfaces that have answered at another address:
-they are dialled by every interface of this machine, and all but one of these lead nowhere.
-"""
+they are dialled by every interface of this machine, and all but one of these lead nowhere."""
 
 Finished = Callable[[List[Dict[str, Any]]], None]
 

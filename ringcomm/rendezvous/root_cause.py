@@ -127,7 +127,7 @@ class RootCauseAnalysis:
         ]
         due = [item for item in self._suspicions if is_due(item.due_s, now_s)]
         if due:
-            # What the rendezvous has observed itself comes before what ranks report of others.
+            # The rendezvous' own observations come before reports of ranks about others.
             facts = [item for item in self._suspicions if item.kind in _FACTS]
             return self._trace(members, (facts or due)[0].peer)
         return None

@@ -10,7 +10,7 @@ failure of an epoch is that of the job.
 
 When an epoch of an elastic job fails, or when processes are to join or to leave, its members ask for the next
 view on the connections that they have. Once every member has asked or is lost, the next view is published,
-with the new processes that are ready by then. A root cause ends the job only if it cannot go on.
+with the new processes that are ready by then. A root cause ends the job only if it cannot continue.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class Rendezvous:
         return result
 
     def _failed(self, notice: Notice, now_s: float) -> List[Action]:
-        """Decide whether the job can go on after its epoch was aborted, and the members have the error."""
+        """Decide whether the job can continue after an abort of its epoch, which the members know."""
         kind = str(notice.detail["kind"])
         if not self._terms.is_elastic:
             self.abort_message = self.epoch.abort_message
@@ -283,7 +283,7 @@ class Rendezvous:
     def _ended(self, notice: Notice, now_s: float) -> List[Action]:
         """Note that every rank has left without an error. In a job of fixed size they may join again."""
         if self._terms.is_elastic:
-            return []  # the members of a view leave it for the next one, too
+            return []  # the members of a view leave it for the next one as well
         for process in self._processes.among(Stage.LEFT, Stage.LOST):
             self._processes.forget(process)
         return [notice, *self._advance(now_s)]

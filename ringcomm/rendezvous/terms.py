@@ -45,7 +45,7 @@ class Terms(ABC):
 
     processes: Processes
     most: int  # the largest view
-    is_elastic = False  # the job goes on with another view if members are lost, join or leave
+    is_elastic = False  # the job continues with another view if members are lost, join or leave
     is_planned = False  # the places of processes say which of them share a host
     evidence_s = SETTLE_S  # time for the launcher's report after a control connection has ended
 

@@ -17,7 +17,7 @@ HIERARCHICAL = "hierarchical"
 
 ONE_SHOT_MAX_BYTES = 8 * 1024
 """One round instead of two, for ``(p - 2)/2`` times more bytes. At 16 ranks and 8 KiB each rank sends
-120 KiB instead of 15: about 0.1 ms more at 10 Gbit/s, what a round costs (and 0.8 ms at 1 Gbit/s, where
+120 KiB instead of 15: about 0.1 ms more at 10 Gbit/s, the cost of a round (and 0.8 ms at 1 Gbit/s, where
 8 ranks and 2 KiB would be the limit)."""
 
 ONE_SHOT_PAIR_MAX_BYTES = 64 * 1024

@@ -1,11 +1,11 @@
-"""What a collective would cost: its schedules replayed on a model of machines and links.
+"""The cost of a collective: its schedules replayed on a model of machines and links.
 
 The model is the usual alpha-beta-gamma one (latency, seconds per byte, seconds per added byte;
 R. Hockney 1994; Thakur, Rabenseifner and Gropp 2005), with one port per direction and rank, as on
-a switch: what a rank sends to several peers goes one after the other, and so does what it receives,
+a switch: the messages of a rank to several peers go one after the other, and so do those that it receives,
 both at the same time. Ranks of one host share the ports to the other hosts. Because steps follow each
 other by position, a step is not one point in time but a line: when its first segment is done, and when
-its last. What follows it may start at the first, and cannot end before the last. With that, the
+its last. The next step may start at the first, and cannot end before the last. With that, the
 pipeline of a chain costs what a pipeline costs.
 
 It is a model. It ranks algorithms; it does not predict a stopwatch.
@@ -156,7 +156,7 @@ class _Clock:
         source, target = node[0], self._target[node]
         model, wait, latency_s = self._model, self._own_wait(node), self.latency_s(source, target)
         begin_s, end_s, pace_s = wait.first_s, 0.0, 0.0
-        # Out through the sender's ports, in through the receiver's. Each works off what it is given in
+        # Out through the sender's ports, in through the receiver's. Each serves messages in
         # that order; while a port is busy, the port at the other end can serve other ranks.
         for free, lag_s, ports in (
             (self._out_free, 0.0, self._ports(source, target)),

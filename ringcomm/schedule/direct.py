@@ -27,14 +27,12 @@ from .steps import SELF, SOURCE, Bounds, Recv, Schedule, Send
 
 MAX_RANKS = 16
 """Up to here every rank may talk to every other at once. Beyond, that many simultaneous senders overflow the
-buffers of small switches, and each rank's share of a message gets too small to be worth one.
-"""
+buffers of small switches, and each rank's share of a message gets too small to be worth one."""
 
 ONE_SHOT_MAX_BYTES = 512 * 1024
 """Less than this. Beyond, the fold overwrites bytes that are still to be sent, so both wait for each other:
 measured between two ranks of one host, 256 KiB took 0.79 (TCP) and 0.87 (shared memory) of the time of
-``direct``, 512 KiB 0.90 and 0.94, and 1 MiB 1.02 and 1.2.
-"""
+``direct``, 512 KiB 0.90 and 0.94, and 1 MiB 1.02 and 1.2."""
 
 
 def _peers_ahead(rank: int, size: int) -> List[int]:

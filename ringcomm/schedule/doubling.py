@@ -6,7 +6,7 @@ block is all ranks. Both partners put the block with the lower ranks on the left
 the same expression from the same operands in the same order: the bits agree, even the payload of
 a NaN, of which processors keep that of the left operand.
 
-If p is no power of two, let q be the greatest power of two below it. In the first ``2 (p - q)``
+If p is not a power of two, let q be the greatest power of two below it. In the first ``2 (p - q)``
 ranks each even one hands its vector to the odd one above it, sits the rounds out, and is sent the
 finished vector in the end. The q ranks that play are numbered from 0 in the order of their ranks,
 so blocks are still unbroken runs of ranks, and every sum is in the order of the ranks.

@@ -2,7 +2,7 @@
 
 Put the ranks in a circle. Every rank only sends to the neighbour on the right (``rank + 1``)
 and receives from the neighbour on the left (``rank - 1``). Cut the vector into as many chunks as
-there are ranks. What follows is four ranks a, b, c, d, each with chunks 0 to 3.
+there are ranks. The example has four ranks a, b, c, d, each with chunks 0 to 3.
 
 **First trip: reduce-scatter.** Chunk 0 sets out at rank 1, chunk 1 at rank 2, and so on: every
 chunk starts one rank to the right of its namesake. At every hop the receiver adds its own

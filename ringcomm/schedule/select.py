@@ -41,16 +41,14 @@ HIERARCHICAL_MIN_BYTES = 64 * 1024
 OVERSUBSCRIBED_RING_BYTES = 2 * 1024 * 1024
 """From here a ring is quicker than ``direct`` where more than two ranks of one host share fewer cores and
 send through sockets: a rank then has one stream each way, and the bytes in flight stay in the cache. Four
-ranks on two cores over TCP: 4 MB 5.4 -> 3.4 ms, 16 MB 24 -> 19, 64 MB 88 -> 72; the same below 2 MB.
-"""
+ranks on two cores over TCP: 4 MB 5.4 -> 3.4 ms, 16 MB 24 -> 19, 64 MB 88 -> 72; the same below 2 MB."""
 
 SLOW_BYTE_S = 40e-9
 """Where the interfaces of all hosts, of three or more, carry 200 Mbit/s or less, TCP fills the queue in front
 of a host to which several others send, and packets are dropped. Three hosts, 100 Mbit/s, 12 MB, time over the
 bound at queues of 1, 5 and 20 ms: ``direct`` 1.16 to 1.26, 1.11, 1.13 to 1.17 (1.04 without a drop), ``ring``
 1.06 each time; 20 Mbit/s: 1.09 and 1.06; six hosts, 6 MB: 1.11 and 1.07; 1 MB: 1.16 and 1.06. Shorter
-messages are in flight and in the queues at once: 256 KB 1.07 and 1.14.
-"""
+messages are in flight and in the queues at once: 256 KB 1.07 and 1.14."""
 _FULL_QUEUES_BYTES = 512 * 1024
 _FULL_QUEUES = 1.12
 

@@ -35,7 +35,7 @@ def interface_shares(ranks: Sequence[int], speeds: Sequence[float]) -> List[floa
     [0.5, 0.5]
     """
     total = sum(ranks)
-    # T starts where every interface can carry what it has to even without a share (or with all shares).
+    # T starts where every interface can carry its load even without a share (or with all shares).
     slow, fast = 0.0, 2.0 * total / min(speeds)
     for _ in range(_HALVINGS):
         middle = (slow + fast) / 2

@@ -62,8 +62,7 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def write_file(folder: int, name: str, data: bytes, mode: int = 0o600) -> None:
-    """Write a file that only this user can read; see :func:`new_file`. It is complete once it has its name.
-    """
+    """Write a file that only this user can read; see :func:`new_file`. With its name it is complete."""
     os.close(new_file(folder, name, mode, lambda descriptor: write_all(descriptor, data)))
 
 
@@ -95,7 +94,7 @@ def remove_file(path: Path) -> None:
         with walk(path, follow_last=False) as place:
             os.unlink(place.name, dir_fd=place.folder)
     except FileNotFoundError:
-        pass  # the job's other processes may remove it, too
+        pass  # the job's other processes may remove it as well
 
 
 def open_named(path: Path) -> int:

@@ -75,7 +75,7 @@ def _read_descriptor(descriptor: int) -> bytes:
     except OSError as problem:
         if problem.errno != errno.ESPIPE:
             raise
-    # A key is far shorter than what a pipe passes on in one piece, so one read has all of it.
+    # A pipe passes a key, which is short, on in one piece, so one read has all of it.
     fresh = b"" if descriptor in _keys_from_pipes else os.read(descriptor, _MAX_KEY_BYTES)
     return _keys_from_pipes.setdefault(descriptor, fresh)
 

@@ -101,7 +101,7 @@ class _HalfOpen:
             while not self.responder.done:
                 answer = self.responder.receive(self._read(self.responder.needs))
                 if answer:
-                    # A fresh connection's send buffer holds these few bytes; if not, it is no peer.
+                    # A new connection's send buffer holds these few bytes.
                     self.sock.send(answer)
         except (BlockingIOError, InterruptedError):
             return
@@ -181,7 +181,7 @@ class Acceptor:
         self._failed_until_s: Deque[float] = deque()
         self.kept_waiting = False  # whether refused peers may have delayed a rank; the reader resets it
         self._resting = self._sweeping = self._was_crowded = False
-        # All that is unproven has a selector of its own, so that all of it can be left alone for a while.
+        # Unauthenticated connections have their own selector, so that they can be ignored for a while.
         self._selector = selectors.DefaultSelector()
         for listener in self._listeners:
             self._selector.register(listener, READ, partial(self._accept, listener))
@@ -213,7 +213,7 @@ class Acceptor:
         if not self._listeners:
             return  # An alarm that was set before all was closed.
         for key, _ in self._selector.select(0):
-            # What was done for one may have closed another.
+            # Serving one may have closed another.
             if self._selector.get_map().get(key.fd) is key:
                 key.data()
         if not self._listeners:

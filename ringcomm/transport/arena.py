@@ -67,7 +67,7 @@ class Arena:
         """Return new zeroed bytes, which arrays over them keep alive; raises OSError if memory is used up."""
         self._collect()
         with self._lock:
-            # Few lengths, so that what is given back fits again: eight from a power of two to the next.
+            # Few lengths, so that released blocks fit again: eight from a power of two to the next.
             step = max(_UNIT, 1 << max(0, nbytes.bit_length() - 4))
             length = -(-nbytes // step) * step
             holes = self._holes.setdefault(length, [])
@@ -144,7 +144,7 @@ class PeerArena:
             try:
                 whole = self._whole = memoryview(mmap.mmap(self._descriptor, size, access=mmap.ACCESS_READ))
             except (OSError, ValueError):
-                self._can_map = False  # The process may not have so many addresses.
+                self._can_map = False  # The address space of the process is limited.
         return whole[offset : offset + nbytes] if self._can_map else None
 
     def read(self, offset: int, into: memoryview) -> None:

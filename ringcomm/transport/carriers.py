@@ -39,8 +39,7 @@ _MAX_S = 0.1
 _ANOTHER_CORE_COSTS = 0.37
 """By how much (as a logarithm) shared memory must be faster: here one core copies into and out of the ring;
 between ranks another core reads, and must get the lines from the first one's cache. Two ranks on two cores of
-an AMD EPYC were equally fast with 5 MB each way, where this measures this difference.
-"""
+an AMD EPYC were equally fast with 5 MB each way, where this measures this difference."""
 _lock = threading.Lock()
 _found: Optional[int] = None
 

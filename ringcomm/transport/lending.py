@@ -67,13 +67,13 @@ class LendingLink(SharedLink):
         super().__init__(peer, sock, outward, inward)
         self._arena = arena
         self._peer_arena = peer_arena
-        self._given_up = False  # whether this end has revoked what it has lent
+        self._given_up = False  # whether this end has revoked its loans
         self._lent = 0  # bytes lent to the other end and not returned
         self._loans = 0  # pieces that this end has lent in all
         self._returned = 0  # bytes that have been returned in all
         self._loan_read = 0  # bytes that this end has read of the piece that comes next
-        self._revoked = False  # whether the other end has revoked what it has lent
-        self._shown = False  # whether peek has shown what is lent
+        self._revoked = False  # whether the other end has revoked its loans
+        self._shown = False  # whether peek has shown lent bytes
         self._unseen_bytes = 0  # lent in the arena since the ring was used to see the state of the cores
         self.lend_above(MASK)
 
@@ -131,7 +131,7 @@ class LendingLink(SharedLink):
         words = self._out_words
         ended = not self._open or words[READER_STATE] == CLOSED
         if ended:
-            self._order()  # The other end stored what it returned before it closed.
+            self._order()  # The other end stored its returned bytes before it closed.
         returned = (words[RETURNED] - self._returned) & MASK
         if returned > self._lent:
             raise LinkClosed(self.peer, "it claims to have read more than it was lent")
@@ -217,7 +217,7 @@ class LendingLink(SharedLink):
     def _next_loan(self, most_bytes: int) -> Tuple[int, int, bool]:
         """Return the place of the next lent bytes, their number, and whether they lie in the arena."""
         words = self._in_words
-        self._order()  # of what was seen to be lent, and the place of it
+        self._order()  # of the number of loans, and the place of this one
         place = LOANS + 2 * (self._loans_read % MAX_LOANS)
         address, length = words[place], words[place + 1]
         count = min(most_bytes, (length & ~IN_ARENA) - self._loan_read, _READ_MOST_BYTES)
@@ -243,9 +243,7 @@ class LendingLink(SharedLink):
         return count
 
     def _read_other(self, address: int, into: memoryview) -> int:
-        """Copy bytes outside the other end's arena; return how many, 0 if they were revoked. Raises OSError
-        if they cannot be read.
-        """
+        """Copy bytes outside the other end's arena; return how many, 0 if revoked; OSError if unreadable."""
         raise OSError("this end cannot read it")
 
     def _unreadable(self, problem: OSError) -> LinkClosed:

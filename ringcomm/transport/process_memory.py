@@ -31,8 +31,7 @@ from .views import address_of
 TOKEN_BYTES = 32
 RING_MOST_BYTES = 1024 * 1024
 """Limit of the ring if nothing was measured: two copies in the cache. Larger views are lent: one copy, but
-the system looks every page up.
-"""
+the system looks every page up."""
 
 
 class _Span(ctypes.Structure):

@@ -24,8 +24,7 @@ RING_BYTES = 8 * 1024 * 1024
 """More than a core's own cache holds; see :mod:`~ringcomm.transport.span`."""
 NEAR_BYTES = 1024 * 1024
 """The part used between cores that share a cache: large enough to keep both ends busy, small enough to stay
-in a processor's cache. Also the whole ring, where several ranks share a host.
-"""
+in a processor's cache. Also the whole ring, where several ranks share a host."""
 SMALL_RING_BYTES = 64 * 1024
 """Where many ranks share a host and each has a ring for every other one."""
 SIZES = (RING_BYTES, RING_BYTES // 2, RING_BYTES // 4, NEAR_BYTES, SMALL_RING_BYTES)
@@ -42,8 +41,7 @@ LENT, LOANS_READ, RETURNED = 4 * _LINES, 5 * _LINES, 6 * _LINES
 """Pieces of its own memory that the writer has lent, and how many pieces and bytes of them have been read."""
 SPAN = 7 * _LINES
 """How many of the ring's bytes are in use, a power of two: a byte lies at its position modulo this. The
-writer changes it only while all written bytes have been read.
-"""
+writer changes it only while all written bytes have been read."""
 LOANS = 8 * _LINES
 """From here on two words for each lent piece, its address and its length, cyclically."""
 MAX_LOANS = 16
@@ -87,7 +85,7 @@ class Ring:
             raise OSError("this system does not reserve memory")
         descriptor = nameless()
         try:
-            # All of it now: what is missing later would be a SIGBUS.
+            # All of it now: missing memory would be a SIGBUS later.
             os.posix_fallocate(descriptor, 0, CONTROL_BYTES + size)
         except OSError:
             os.close(descriptor)

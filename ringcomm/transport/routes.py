@@ -28,12 +28,10 @@ PLENTY_MB_PER_S = 625.0
 """Wires of 5 Gbit/s and more count as equal: there processors and their load decide."""
 IMPLAUSIBLE_MB_PER_S = {WIRELESS: 300.0}
 """A wire of this kind that looks faster is measured again, and counts as no faster than this: then processors
-decide, and the other wire may have been slow for lack of one.
-"""
+decide, and the other wire may have been slow for lack of one."""
 SLOW_FOR_A_WIRE_MB_PER_S = 11.0
 """Less than 100 Mbit/s. One measurement that prefers such a wire to another kind is not enough: on a busy
-machine the other one may have looked as slow.
-"""
+machine the other one may have looked as slow."""
 MAX_MEASUREMENTS = 3
 
 

@@ -73,10 +73,10 @@ class SharedLink(SocketLink):
         self._most = MASK  # more bytes at once do not go through the ring
         self._open = True  # until this end closes, or finds that the other one has
         self._written = 0  # bytes in all that this end has written
-        self._room = self._out_span  # at least so many more fit
+        self._room = self._out_span  # at least this many bytes more fit
         self._read = 0  # bytes in all that this end has read
         self._announced_read = 0  # the same, as the other end has seen it
-        self._ready = 0  # at least so many more have come
+        self._ready = 0  # at least this many bytes more have arrived
         self._loans_read = 0
         self._reader_seen = self._writer_seen = 0  # the other end's states, as they were last handled
         self._sleeps = 0
@@ -269,14 +269,14 @@ class SharedLink(SocketLink):
 
     def peek(self, most_bytes: int, item_bytes: int) -> Optional[memoryview]:
         ready = self._ready
-        if ready < item_bytes:  # perhaps a part of an item, whose rest has come since, or was lent
+        if ready < item_bytes:  # perhaps a part of an item, whose rest has arrived since, or was lent
             ready = self._look()
             if ready < item_bytes:
                 return None if self._has_otherwise() else _NOTHING
         place = self._read % self._in_span
         count = min(ready, most_bytes, self._in_span - place)
         if count < item_bytes <= ready:
-            return None  # The next item begins at the end of the ring, and goes on at its start.
+            return None  # The next item begins at the end of the ring, and continues at its start.
         return self._in[place : place + count - count % item_bytes]
 
     def skip(self, count: int) -> bool:

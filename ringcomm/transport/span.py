@@ -27,8 +27,7 @@ STINT_BYTES = 512 * 1024 * 1024
 """After this many bytes through the whole ring its small part is tried again; that costs about 1 %."""
 EXPENSIVE = 8.0
 """Factor by which a copy into the ring takes longer than one within this core's own cache. (3 to 5 between
-cores of an AMD EPYC that share a cache, 12 to 18 between others.)
-"""
+cores of an AMD EPYC that share a cache, 12 to 18 between others.)"""
 _OWN_BYTES = 128 * 1024
 
 _own_s_per_byte: Optional[float] = None

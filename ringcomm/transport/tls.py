@@ -78,7 +78,7 @@ class Tls(Encryption):
 def _context(protocol: Any, certificate: str) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # There are no names. What counts is compared after the handshake.
+    context.check_hostname = False  # There are no names; the certificate is compared after the handshake.
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= _NO_CHECK_TIME
     context.load_verify_locations(cadata=certificate)  # This one and no other, none of the system's either.
@@ -125,9 +125,9 @@ class _TlsSocket(SecureSocket):
         self._trusted = False
         self._head = b""  # the first bytes that came
         self._staging = memoryview(b"")
-        self._dry = True  # nothing more can be decrypted of what has come
+        self._dry = True  # nothing more of the received bytes can be decrypted
         self._ended = False
-        # Of what was encrypted last: ciphertext that the system has not taken, and how much it has.
+        # Of the last encryption: ciphertext that the system has not taken, and how much it has.
         self._left = memoryview(b"")
         self._gone = 0
         self._plain_bytes = 0  # how many plain bytes it stands for
@@ -293,7 +293,7 @@ class _TlsSocket(SecureSocket):
         records = -(-data.nbytes // _RECORD_BYTES)
         self._left, self._gone = memoryview(cipher), 0
         self._plain_bytes, self._counted = data.nbytes, 0
-        # What a record is longer than its content is the same for all of them, or nothing counts before all.
+        # All records exceed their content by the same length, or nothing counts before all are sent.
         extra, odd = divmod(len(cipher) - data.nbytes, records)
         self._record_bytes = len(cipher) if odd else _RECORD_BYTES + extra
 

@@ -92,7 +92,7 @@ def _proof(key: bytes, label: bytes, prelude: bytes, nonce: bytes, binding: byte
 class Admission:
     """The bytes that a responder reads ahead of TLS: a nonce, and a tag that takes the job's key to make.
 
-    It keeps other processes from having TLS answered. It is no proof: a process on the wire can replay it,
+    It keeps other processes from having TLS answered. It is not a proof: a process on the wire can replay it,
     once to each responder that has not seen the original. ``used`` has the admitted nonces; only processes
     with the key can make it longer.
     """

@@ -79,7 +79,7 @@ def packed_site(packed: Union[bytes, bytearray, memoryview]) -> int:
 
 
 def unpack_header(data: Union[bytes, bytearray, memoryview]) -> Header:
-    """Return the header in 64 bytes; ``collective`` is 0 if they are no header."""
+    """Return the header in 64 bytes; ``collective`` is 0 if they are not a header."""
     magic, generation, sequence, collective, op, dtype, codec, *rest, file, line = _HEADER.unpack(data)
     if magic != _MAGIC:
         return Header(0, 0, 0, NO_OP, 0, NO_ROOT, 0, 0)
