@@ -129,7 +129,6 @@ class ElasticTerms(Terms):
         return Decision(Step.FAIL, text=text, kind=kind)
 
     def _finished(self, last: View) -> bool:
-        """Return whether a member of the last view has finished."""
         return any(item.number in last.numbers for item in self.processes.among(Stage.LEFT))
 
     def _complete(self, last: View, size: int, waited_s: float) -> bool:

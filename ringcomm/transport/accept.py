@@ -205,7 +205,6 @@ class Acceptor:
 
     @property
     def _crowded(self) -> bool:
-        """Return whether more than a few connections have failed lately."""
         return self._failed > _TOLERATED
 
     def _look(self) -> None:

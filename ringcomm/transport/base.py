@@ -39,7 +39,7 @@ class Link(ABC):
         session: authenticates control messages, if the link carries such and leaves the process.
         segment_bytes: how much is best received at once before it is reduced: little enough to
             stay in the processor's cache, and enough to be worth a call.
-        burst_bytes: the most that is best handed over at once, before looking at what has arrived.
+        burst_bytes: the most that is best handed over at once, before looking for received bytes.
             More in flight leaves the cache; measured over TCP, 64 MB take a quarter less time than
             without a limit.
         peeks: whether bytes that have arrived can be used where they lie, by :meth:`peek`.
@@ -54,7 +54,7 @@ class Link(ABC):
     @property
     @abstractmethod
     def carrier(self) -> str:
-        """What carries the bytes, as text for users."""
+        """Return the name of the carrier, as text for users."""
 
     @abstractmethod
     def send(self, views: Views) -> int:
@@ -90,12 +90,12 @@ class Link(ABC):
         return self.recv((packet,))
 
     def peek(self, most_bytes: int, item_bytes: int) -> Optional[memoryview]:
-        """Bytes that have arrived, where they lie, for links whose ``peeks`` is set; :meth:`skip` takes them.
+        """Return received bytes in place, for links whose ``peeks`` is set; :meth:`skip` takes them.
 
         They are only to be read, and before the next call of :meth:`skip`, :meth:`recv` or :meth:`close`.
 
         Args:
-            most_bytes: no more than so many; whole items.
+            most_bytes: the most to return; whole items.
             item_bytes: the length of an item. Bytes need not be aligned to it.
 
         Returns:
@@ -114,7 +114,7 @@ class Link(ABC):
         raise NotImplementedError(f"nothing can be peeked at through {self.carrier} ({count} bytes)")
 
     def settled(self) -> bool:
-        """Send bytes that the link has kept; whether none are left.
+        """Send bytes that the link has kept; return whether none are left.
 
         A link may keep bytes that did not fit into the system: an acknowledgement of what it received,
         or the end of what it took. The executor calls this until none are left. Plain streams keep nothing.
@@ -148,11 +148,11 @@ class Watch(ABC):
 
     @abstractmethod
     def fileno(self) -> int:
-        """A descriptor that becomes readable when :meth:`check` is to be called; -1: none."""
+        """Return a descriptor that becomes readable when :meth:`check` must be called; -1: none."""
 
     @abstractmethod
     def check(self) -> None:
-        """Return if the job goes on.
+        """Return if the job continues.
 
         Raises:
             RingcommError: the job is over; the same error on every rank.
@@ -209,10 +209,10 @@ class Fabric(ABC):
 
     @abstractmethod
     def link(self, peer: int) -> Link:
-        """The link to a peer."""
+        """Return the link to a peer."""
 
     def rank_of(self, peer: int) -> int:
-        """The rank in the job of this fabric's ``peer``."""
+        """Return the rank in the job of this fabric's ``peer``."""
         return peer
 
     def prepare(self, address: int, nbytes: int) -> None:
@@ -235,7 +235,7 @@ class Fabric(ABC):
         """Make a :meth:`wait` that is going on, or else the next one, return at once. For any thread."""
 
     def revoke(self) -> None:
-        """Revoke on every link what was not counted; see :meth:`Link.revoke`."""
+        """Revoke uncounted bytes on every link; see :meth:`Link.revoke`."""
         for peer in range(self.size):
             if peer != self.rank:
                 self.link(peer).revoke()

@@ -40,12 +40,3 @@ def after(views: Views, count: int) -> List[memoryview]:
         if skipped < view.nbytes:
             remaining.append(view[skipped:])
     return remaining
-
-
-def gathered(views: Views, start: int, stop: int) -> bytes:
-    """Return bytes ``start`` to ``stop`` of the views."""
-    found: List[memoryview] = []
-    for view in views:
-        found.append(view[min(start, view.nbytes) : max(0, min(stop, view.nbytes))])
-        start, stop = max(0, start - view.nbytes), max(0, stop - view.nbytes)
-    return b"".join(found)
