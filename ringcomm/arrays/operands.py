@@ -154,12 +154,12 @@ class DeviceOperand(Operand):
     """An array on a device that a collective reads, and the place of its result. Raises Misuse if the array
     cannot be overwritten, UnsupportedDtypeError if its elements cannot be sent.
 
-    The mirror and ``flat`` are made when they are first used; the work of the current stream comes first.
+    ``in_place`` is the collective's name if the result overwrites the array. With ``rows`` the result has
+    other rows, and :meth:`output` or :meth:`deliver` makes it. The mirror and ``flat`` are made when they are
+    first used; the work of the current stream comes first.
     """
 
     def __init__(
-        # ``in_place``: the collective's name if the result overwrites the array. ``rows``: the result
-        # has other rows; then :meth:`output` or :meth:`deliver` makes it.
         self, pool: StagingPool, kind: DeviceKind, value: Any, in_place: str = "", rows: bool = False
     ) -> None:
         self.shape, self._dtype = kind.describe(value)

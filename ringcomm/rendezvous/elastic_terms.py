@@ -16,11 +16,12 @@ from .terms import Decision, Step, Terms
 
 
 class ElasticTerms(Terms):
-    """A view has the processes that are ready when every member of the last one has asked or has ended."""
+    """A view has the processes that are ready when every member of the last one has asked or has ended.
+    If the job is ``launched``, only processes that a launcher has announced may join.
+    """
 
     is_elastic = True
 
-    # ``launched``: only processes that a launcher has announced may join.
     def __init__(self, limits: Limits, version: str, launched: bool, start_timeout_s: float) -> None:
         self.processes = Processes()
         self.most = limits.most

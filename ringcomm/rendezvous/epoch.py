@@ -49,7 +49,7 @@ class Epoch:
     ) -> None:
         self.generation = generation
         self.phase = Phase.JOINING
-        # by control connection
+        # By the number of the control connection.
         self.members: Dict[int, Member] = {member.connection: member for member in ordered}
         self.abort_message: Optional[Message] = None  # sent to every member when it failed
         self.had_started = False  # it was running when it failed

@@ -161,11 +161,12 @@ def _why_untrusted(opened: int, around: Optional[os.stat_result]) -> str:
 
 @contextmanager
 def walk(
-    # ``trusted``: other users cannot exchange anything in any folder on the way. ``mode``: of folders
-    # that are made; None: they must exist. ``follow_last``: follow a link that the whole path names.
     path: Path, trusted: bool = False, mode: Optional[int] = None, follow_last: bool = True
 ) -> Iterator[NameInFolder]:
-    """Yield the folder of a path's last component, opened component by component."""
+    """Yield the folder of a path's last component, opened component by component. ``trusted``: other users
+    cannot exchange anything in any folder on the way; ``mode``: of folders that are made, None: they must
+    exist; ``follow_last``: follow a link that the whole path names.
+    """
     text = os.fspath(path)
     if trusted:
         text = os.path.join(os.getcwd(), text)

@@ -163,7 +163,7 @@ class Acceptor:
         encryption: Optional[Encryption] = None,
         place_s: float = PLACE_S,
         forwarded: bool = False,  # connections may arrive at another address or port than was dialled
-        may_wait: bool = True,  # if descriptors or memory run out; otherwise the reactor raises
+        may_wait: bool = True,  # connections wait while descriptors are used up; else the reactor raises
     ) -> None:
         self._may_wait = may_wait
         self.key = key

@@ -37,10 +37,9 @@ class Trial:
 
     All links take these steps together, so that none waits for another: :meth:`hello`, :meth:`try_to_read`,
     :meth:`offer_ring`, :meth:`try_to_share`, :meth:`offer_arena`, :meth:`take_arena`, :meth:`link`. The
-    socket must be blocking, with a timeout.
+    socket must be blocking, with a timeout. ``peers`` is the number of other ranks on this host.
     """
 
-    # ``peers``: the other ranks of this host
     def __init__(self, sock: socket.socket, wish: str, peers: int = 1) -> None:
         self._sock = sock
         self._peers = peers

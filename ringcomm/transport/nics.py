@@ -29,10 +29,10 @@ class Interface(NamedTuple):
     """One address of one interface of this machine."""
 
     name: str
-    address: str
-    kind: str
+    address: str  # numeric, without a scope
+    kind: str  # see :mod:`.kinds`
     prefix_bits: int
-    scope: int = 0
+    scope: int = 0  # the interface's index for IPv6 link-local addresses
 
 
 Listed = Tuple[str, str, int]
