@@ -31,7 +31,9 @@ class Drop(NamedTuple):
 class Notice(NamedTuple):
     """Report an event to the launcher (or the log)."""
 
-    kind: str  # ``joined``, ``started``, ``failed``, ``refused``, ``note``, ``warning`` or ``ended``
+    # ``joined``, ``started``, ``failed``, ``refused``, ``note``, ``warning``, ``log`` or ``ended``; in an
+    # elastic job also ``waiting``, ``view`` and ``lost``.
+    kind: str
     text: str  # one paragraph for people
     rank: Optional[int] = None  # the rank it came from
     culprit: Optional[int] = None  # for ``failed``: the rank at fault, if known
