@@ -47,7 +47,7 @@ def test_ctrl_c_at_any_moment_of_the_start_leaves_no_traceback(count: int) -> No
         assert not any("Traceback" in line or "Error" in line for line in own), about
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(6, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [2, pytest.param(6, marks=pytest.mark.release)])
 @pytest.mark.timeout(600)
 def test_sigusr1_before_there_is_a_job_does_not_end_it(count: int) -> None:
     chance = random.Random(count)

@@ -185,6 +185,7 @@ print("done")
 """
 
 
+@pytest.mark.release
 def test_process_sets_of_init_exist_in_every_view(tmp_path: Path) -> None:
     """... on the processes that have been there, too: those that are new register them in init()."""
     go_on = tmp_path / "go on"

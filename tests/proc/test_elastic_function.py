@@ -122,6 +122,7 @@ print("fine")
 """
 
 
+@pytest.mark.release
 @pytest.mark.full
 def test_modules_of_horovods_launcher_exist(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)

@@ -125,6 +125,7 @@ def test_ctrl_c_ends_an_elastic_job_and_leaves_nothing() -> None:
 # ---- the control socket -------------------------------------------------------------------------
 
 
+@pytest.mark.release
 @pytest.mark.full
 def test_add_and_drop_reach_the_job_and_others_do_not(tmp_path: Path) -> None:
     job = Launched("--min-np", "1", "-H", "localhost:2", "sleep", "60", env=environment(tmp_path))

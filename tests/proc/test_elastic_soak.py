@@ -49,6 +49,7 @@ print(f"done {state.step} {state.weights[:2].tolist()} {state.weights[-1]}")
 """
 
 
+@pytest.mark.release
 @pytest.mark.timeout(120 + 60 * ROUNDS)
 @pytest.mark.full
 def test_losses_and_joins(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ print(f"done batch={state.batch} total={total!r} moments={moments!r}")
 """
 
 
+@pytest.mark.release
 @pytest.mark.full
 def test_horovods_interface(tmp_path: Path) -> None:
     go_on = tmp_path / "go on"

@@ -65,8 +65,9 @@ def together(ranks: int, example: str, *options: str) -> str:
     return job.out
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [*(pytest.param(ranks, marks=pytest.mark.release) for ranks in (1, 2)), 3])
 @pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.cases(4)
 def test_any_number_of_ranks_learns_what_one_process_learns(example: str, ranks: int) -> None:
     one, many = alone(example), read(together(ranks, example))
     assert one.accuracy >= 0.95  # with 64 images per step: 3 ranks have uneven parts
@@ -77,7 +78,7 @@ def test_any_number_of_ranks_learns_what_one_process_learns(example: str, ranks:
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-@pytest.mark.full
+@pytest.mark.release
 def test_a_rank_may_have_no_part_of_a_batch(example: str) -> None:
     options = ("--epochs", "1", "--batch-size", "718")  # the last of the three steps has one image
     one, many = alone(example, *options), read(together(3, example, *options))

@@ -54,7 +54,7 @@ print("done", flush=True)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("busy", ["quiet", "busy"])
+@pytest.mark.parametrize("busy", ["quiet", pytest.param("busy", marks=pytest.mark.release)])
 def test_a_message_comes_from_the_thread_that_receives_it(tmp_path: Path, busy: str) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     found = script(tmp_path / "hosts", f"echo localhost:$([ -e {tmp_path}/more ] && echo 3 || echo 2)")

@@ -16,7 +16,8 @@ def test_checks(harness, size):
     harness.check(FILES, size)
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.release)])
+@pytest.mark.release
+@pytest.mark.parametrize("size", [2, 3])
 def test_checks_on_a_device(harness, size):
     """The same on tensors that are taken for those of a device; sparse ones it does not support."""
     harness.check(FILES, size, without="sparse", device="fake")

@@ -56,6 +56,7 @@ def finished(process, limit_s=300):
     return output
 
 
+@pytest.mark.release
 def test_torchrun_starts_again_after_a_rank_was_killed(tmp_path):
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=3", "--max-restarts=1"]
     process = start([*torchrun, str(PROGRAM), "kill", str(tmp_path)])
@@ -66,6 +67,7 @@ def test_torchrun_starts_again_after_a_rank_was_killed(tmp_path):
     assert sorted(path.name for path in tmp_path.glob("done.*")) == ["done.0", "done.1", "done.2"]
 
 
+@pytest.mark.release
 def test_a_frozen_rank_is_named(tmp_path):
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=3"]
     process = start([*torchrun, str(PROGRAM), "freeze", str(tmp_path)], RINGCOMM_DEAD_AFTER="3")

@@ -67,7 +67,7 @@ print(ringcomm.allreduce(numpy.ones(3), op=ringcomm.Sum))
 """
 
 
-@pytest.mark.parametrize("encrypt", [False, True])
+@pytest.mark.parametrize("encrypt", [pytest.param(False, marks=pytest.mark.release), True])
 @pytest.mark.full
 def test_in_a_job_without_launcher_too(tmp_path, encrypt):
     """Rank 0 serves the rendezvous, where a key file and variables are all that the ranks have."""

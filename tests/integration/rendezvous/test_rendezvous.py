@@ -190,6 +190,7 @@ def test_a_hundred_generations_of_one_rank(no_leaks):
 HALVES = (slice(0, 5), slice(5, 10))
 
 
+@pytest.mark.release
 @pytest.mark.full
 def test_a_hundred_generations_of_two_ranks_leak_nothing(service):
     job = service(2)
