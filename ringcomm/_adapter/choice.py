@@ -218,14 +218,14 @@ class AutoCompression:
         gradients in float32; ``waited_from_s`` is when this rank began to wait, by ``time.perf_counter()``.
         """
         now_s = time.perf_counter()
-        if self._last_end_s and self._first_s:
-            overlap_s = max(0.0, waited_from_s - self._first_s)
-            arrivals = tuple(self._arrivals)
+        if self._last_end_s:  # also a step in which this rank reduced nothing: all ranks count the same steps
+            overlap_s = max(0.0, waited_from_s - self._first_s) if self._first_s else 0.0
+            arrivals = tuple(self._arrivals) if self._first_s else ()
             self._steps.append(StepTime(now_s - self._last_end_s, now_s - waited_from_s, overlap_s, arrivals))
         self._first_s, self._last_end_s = 0.0, now_s
         if len(self._steps) < (STEPS if self.choice is None else AGAIN):
             return False
-        step = self._agree()
+        step, nbytes = self._agree(nbytes)
         self._steps.clear()
         self._last_end_s = time.perf_counter()
         return self._look_again(nbytes, step) if self.choice is not None else self._choose(nbytes, step)
@@ -258,22 +258,30 @@ class AutoCompression:
         self.chosen, self.choice = Compression.none, None
         self._steps, self._first_s, self._last_end_s = [], 0.0, 0.0
 
-    def _agree(self) -> StepTime:
-        """Return the slowest rank's times, and keep its codecs' rates: the same on all ranks."""
+    def _agree(self, nbytes: int) -> Tuple[StepTime, int]:
+        """Return the slowest rank's times and the most bytes, and keep its codecs' rates: alike on all."""
         own = [sorted(item)[len(self._steps) // 2] for item in zip(*(step[:3] for step in self._steps))]
-        arrivals = self._steps[-1].arrivals
+        arrivals: Sequence[Tuple[float, float]] = self._steps[-1].arrivals
         rates = measured_rates() if self.choice is None else self._rates
         flat = [value for name in sorted(rates) for value in rates[name]]
+        # A rank that had no gradient for a bucket, or divided one, had another number of reductions.
+        most, nbytes = map(int, self._maximum([len(arrivals), nbytes], "ringcomm.auto.reductions"))
+        arrivals = stretched(arrivals, most)
+        starts, sizes = ([item[place] for item in arrivals] for place in (0, 1))
         # The shortest overlap and the shortest wait count: the rank that waits longest has computed least.
-        starts = [started_s for started_s, _ in arrivals]
-        numbers = np.array([own[0], -own[1], -own[2], *flat, *starts], np.float64)
+        numbers = self._maximum([own[0], -own[1], -own[2], *flat, *starts, *sizes], "ringcomm.auto")
+        last = 3 + len(flat)
+        self._rates = _rates_from(sorted(rates), numbers[3:last])
+        together = zip(numbers[last : last + len(starts)], numbers[last + len(starts) :])
+        return StepTime(numbers[0], -numbers[1], -numbers[2], tuple(together)), nbytes
+
+    def _maximum(self, numbers: Sequence[float], name: str) -> List[float]:
+        """Return the largest of each number over the ranks, which must give equally many."""
+        array = np.array(numbers, np.float64)
         api.context().engine.allreduce(
-            [numbers], ReduceOp.MAX, "ringcomm.auto", process_set=number_of(self._process_set), urgent=True
+            [array], ReduceOp.MAX, name, process_set=number_of(self._process_set), urgent=True
         ).wait()
-        last = len(numbers) - len(starts)
-        self._rates = _rates_from(sorted(rates), numbers[3:last].tolist())
-        together = zip(numbers[last:].tolist(), [nbytes for _, nbytes in arrivals])
-        return StepTime(float(numbers[0]), -float(numbers[1]), -float(numbers[2]), tuple(together))
+        return [float(number) for number in array]
 
 
 def configured(compression: Any, process_set: ProcessSet) -> Any:
@@ -296,6 +304,11 @@ def refuse_local_steps() -> None:
             "--local-steps (RINGCOMM_LOCAL_STEPS) works with PyTorch's DistributedOptimizer only. Leave it "
             "out."
         )
+
+
+def stretched(arrivals: Sequence[Tuple[float, float]], count: int) -> Sequence[Tuple[float, float]]:
+    """Return ``count`` reductions with the starts and sizes of these, some of them more than once."""
+    return [arrivals[place * len(arrivals) // count] if arrivals else (0.0, 0.0) for place in range(count)]
 
 
 def _rates_from(names: Sequence[str], numbers: Sequence[Any]) -> Dict[str, Rates]:

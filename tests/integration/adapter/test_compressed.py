@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import time
 
 import numpy as np
 import pytest
 
 import ringcomm as rc
 from ringcomm._adapter import compressed
-from ringcomm._adapter.choice import AutoCompression
+from ringcomm._adapter.choice import STEPS, AutoCompression
 from ringcomm._adapter.compressed import (
     CompressionState,
     drop_residuals,
@@ -242,6 +243,19 @@ class TestAutomaticChoice:
 
         matrix, _ = alike(run)
         assert np.abs(matrix - mean(MATRIX)).max() < 1e-6, "nothing is compressed before the choice"
+
+    def test_ranks_choose_alike_although_their_reductions_differ(self, alike):
+        """A rank may lack gradients, or all of a step's; it may have divided a bucket."""
+
+        def run(context):
+            chooses = AutoCompression(global_process_set)
+            for step in range(STEPS + 1):
+                for _ in range(0 if step == 2 and context.rank == 1 else 1 + context.rank):
+                    chooses.submitting(1000.0)
+                chooses.finished(2000 + context.rank, time.perf_counter())
+            return [np.array([*chooses.choice.steps_s.values()])]
+
+        assert alike(run)
 
 
 class TestReducescatter:
