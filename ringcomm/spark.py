@@ -134,7 +134,7 @@ class _Stage:
         if self._error is not None and self._job.failure is not None:
             return [(rank, RankOutcome.of_error(self._error)) for rank in range(self._job.size)]
         if self._error is not None and self._grace.expired():
-            text = str(self._error).strip().replace("\n: ", ": ").splitlines()[0]
+            text = str(self._error).strip().replace("\n: ", ": ").partition("\n")[0]
             raise RemoteError(f"Spark could not run the tasks. {text}") from self._error
         try:
             found = self._results.get(timeout=timeout_s)

@@ -266,7 +266,8 @@ def _grouped(reports: Mapping[int, RankReport], texts: Mapping[int, str], one: s
 def _uncaught(report: RankReport) -> str:
     last = _last(report)
     at = f"; its last operation was {last.text()}" if last is not None else ""
-    return f"ended with an {report.error.splitlines()[0].rstrip('.')}{at}"
+    error = report.error.partition("\n")[0].rstrip(".")
+    return f"ended with an {error}{at}"
 
 
 def _waiting_text(operation: ReportedOperation) -> str:

@@ -37,7 +37,7 @@ def _login(found: Examination, index: int) -> Iterator[Finding]:
         yield Finding(BAD, "login", (index,), text, "")
         return
     if found.noises[index]:
-        first = found.noises[index].strip().splitlines()[0][:60]
+        first = found.noises[index].strip().partition("\n")[0][:60]
         yield Finding(
             SLOW, "login", (index,),
             f"its login shell prints {len(found.noises[index])} characters before a program runs "

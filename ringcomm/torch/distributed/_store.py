@@ -157,7 +157,7 @@ class StoreEntry:
         except RuntimeError as problem:
             raise StartupError(
                 f"Rank 0 of this group has not opened its rendezvous within {settings.start_timeout_s:g} s: "
-                f"{str(problem).splitlines()[0]}"
+                + str(problem).partition("\n")[0]
             ) from None
         while True:
             self._current = bytes(self._store.get(_ENTRY))

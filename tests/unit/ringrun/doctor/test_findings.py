@@ -142,6 +142,7 @@ CASES = [
     (lambda found: found.unheard.update({1: "--iface 'x' matches none"}), "bad", "addresses", "matches none"),
     (lambda found: found.problems.__setitem__(1, "b: no key"), "bad", "login", "no key"),
     (lambda found: found.noises.__setitem__(1, "Welcome\n"), "slow", "login", ".bashrc"),
+    (lambda found: found.noises.__setitem__(1, "\n"), "slow", "login", ".bashrc"),
     (lambda found: found.starts_s.__setitem__(1, 4.2), "slow", "login", "took 4.2 s"),
     (lambda found: found.slots.__setitem__(1, 5), "slow", "cpu", "-H b:4"),
     (at_speed(None), "bad", "links", "a stream does not"),
