@@ -89,44 +89,6 @@ def test_functions_and_methods_have_the_same_signature():
         assert common == list(method.values())[1:], name
 
 
-PUBLIC = (ast.FunctionDef, ast.ClassDef)
-CONTRACTS = {
-    # Where a base class says what a method does, an implementation need not say it again.
-    method.name
-    for base in (
-        "transport/base.py",
-        "transport/tcp.py",
-        "collective/part.py",
-        "collective/mirror.py",
-        "arrays/kinds.py",
-        "arrays/operands.py",
-    )  # fmt: skip
-    for kind in ast.parse((PACKAGE / base).read_text()).body
-    if isinstance(kind, ast.ClassDef)
-    for method in kind.body
-    if isinstance(method, ast.FunctionDef) and ast.get_docstring(method)
-}
-
-
-@pytest.mark.parametrize(
-    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
-)
-def test_every_public_thing_in_every_module_has_a_docstring(path):
-    tree = ast.parse(path.read_text())
-    assert ast.get_docstring(tree), "the module itself"
-    silent = []
-    for holder in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]:
-        if isinstance(holder, ast.ClassDef) and holder.name.startswith("_"):
-            continue
-        inherits = isinstance(holder, ast.ClassDef) and bool(holder.bases)
-        for node in holder.body:
-            if not isinstance(node, PUBLIC) or node.name.startswith("_"):
-                continue
-            if not ast.get_docstring(node) and not (inherits and node.name in CONTRACTS):
-                silent.append(node.name)
-    assert silent == []
-
-
 def test_the_package_is_typed():
     assert (PACKAGE / "py.typed").exists()
 
