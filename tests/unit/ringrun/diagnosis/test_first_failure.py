@@ -1,139 +1,89 @@
+"""From the events of a job's end to its cause: a table of events, and what is the cause by them."""
+
 from __future__ import annotations
+
+from typing import Any, Optional, Sequence, Set
+
+import pytest
 
 from ringrun.diagnosis.first_failure import Complaint, Exit, FirstFailure, signal_name
 
+LEFT = "exit code 0, while others still needed it"
+FROZEN = "still running, ended by ringrun with SIGKILL"
+LINK = "rank 0 (a) and rank 1 (b) are running, but do not receive each other's messages"
 
-def failure(*events: object) -> FirstFailure:
+
+def failure(*events: Any) -> FirstFailure:
+    """Return what is known after these events; a number is a lost host, a list the ranks' own accounts."""
     found = FirstFailure()
     for event in events:
         if isinstance(event, Exit):
             found.exited(event)
         elif isinstance(event, Complaint):
             found.complained(event)
-        elif isinstance(event, int):
+        elif isinstance(event, list):
+            found.explained(event)
+        else:
             found.host_lost(event, f"host {event} vanished")
     return found
 
 
-def test_nothing_failed() -> None:
-    found = failure(Exit(0, 0, None), Exit(1, 0, None))
+@pytest.mark.parametrize(
+    ("events", "rank", "how", "code", "secondary"),
+    [
+        # Without reports the first to fail; a signal counts as in a shell; what ringrun ended has not failed.
+        ([Exit(2, 0, None), Exit(1, 3, None), Exit(0, 4, None)], 1, "exit code 3", 3, set()),
+        ([Exit(1, None, 9)], 1, "killed by SIGKILL", 137, set()),
+        ([Exit(0, None, 15, sent=15), Exit(1, 3, None)], 1, "exit code 3", 3, set()),
+        # The culprit in a report counts, even if its end arrives last, it has no code, or was ended.
+        ([Exit(0, 1, None), Complaint(None, 1, "lost"), Exit(2, 1, None), Exit(1, None, 11)],
+         1, "killed by SIGSEGV", 139, {0, 2}),
+        ([Exit(1, 0, None), Complaint(None, 1, "has finished"), Exit(0, 5, None)], 1, LEFT, 255, {0}),
+        ([Complaint(None, 1, "silent"), Exit(0, 1, None), Exit(1, None, 9, sent=9)], 1, FROZEN, 255, {0}),
+        ([Complaint(None, 1, "never came"), Exit(0, None, 15, sent=15)], 1, "still running", 255, {0}),
+        # Reports of single ranks form a chain.
+        ([Complaint(0, 1, "0 lost 1"), Complaint(1, 2, "1 lost 2"), Exit(0, 1, None), Exit(1, 1, None),
+          Exit(2, 7, None)], 2, "exit code 7", 7, {0, 1}),
+        # Where there are none, ranks are believed about their own ends.
+        ([Exit(0, 1, None), Exit(1, 3, None), Exit(2, 1, None), [Complaint(0, 1, ""), Complaint(2, 1, "")]],
+         1, "exit code 3", 3, {0, 2}),
+        ([Exit(0, 1, None), Exit(1, 0, None), [Complaint(0, 1, "has finished")]], 1, LEFT, 255, {0}),
+        ([Exit(1, 1, None), Exit(0, 1, None), [Complaint(0, 1, ""), Complaint(1, 0, "")]],
+         1, "exit code 1", 1, {0, 1}),
+        ([Complaint(None, 2, "lost"), Exit(2, 1, None), Exit(0, 1, None), [Complaint(2, 0, "")]],
+         2, "exit code 1", 1, {0}),
+        # A report without a culprit; a lost host before what follows from it; a link is no rank's fault.
+        ([Complaint(None, None, "the calls differ"), Exit(1, 1, None), Exit(0, 1, None)],
+         1, "exit code 1", 1, set()),
+        ([Complaint(0, None, "odd")], 0, "reported a failure", 255, set()),
+        ([1, Complaint(None, 2, "lost with its host"), Exit(0, 1, None)], None, "host 1 vanished", 255, {0}),
+        ([Exit(0, 1, None), Exit(1, 1, None), Complaint(None, None, LINK, link=True)], None, LINK, 1, {0, 1}),
+    ],
+)  # fmt: skip
+def test_the_cause(
+    events: Sequence[Any], rank: Optional[int], how: str, code: int, secondary: Set[int]
+) -> None:
+    found = failure(*events)
+    cause = found.cause()
+    assert cause is not None
+    assert (cause.rank, cause.how, found.exit_code(), found.secondary()) == (rank, how, code, secondary)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [[Exit(0, 0, None), Exit(1, 0, None)], [Exit(0, None, 15, sent=15)],
+     [Exit(0, 0, None), [Complaint(1, 0, "")]]],
+)  # fmt: skip
+def test_nothing_failed(events: Sequence[Any]) -> None:
+    found = failure(*events)
     assert not found.failed and found.cause() is None and found.exit_code() == 0
 
 
-def test_without_complaints_the_first_to_fail_counts() -> None:
-    found = failure(Exit(2, 0, None), Exit(1, 3, None), Exit(0, 4, None))
-    cause = found.cause()
-    assert cause is not None and (cause.rank, cause.how, found.exit_code()) == (1, "exit code 3", 3)
-
-
-def test_a_signal_counts_as_in_a_shell() -> None:
-    found = failure(Exit(1, None, 9))
-    cause = found.cause()
-    assert cause is not None and (cause.how, found.exit_code()) == ("killed by SIGKILL", 137)
-
-
-def test_ranks_that_ringrun_ended_did_not_fail() -> None:
-    assert failure(Exit(0, None, 15, sent=15)).cause() is None
-    cause = failure(Exit(0, None, 15, sent=15), Exit(1, 3, None)).cause()
-    assert cause is not None and cause.rank == 1
-
-
-def test_the_culprit_counts_even_if_its_end_arrives_last() -> None:
-    found = failure(
-        Exit(0, 1, None), Complaint(None, 1, "rank 1 was lost"), Exit(2, 1, None), Exit(1, None, 11)
-    )
-    cause = found.cause()
-    assert cause is not None
-    assert (cause.rank, cause.how, cause.detail) == (1, "killed by SIGSEGV", "rank 1 was lost")
-    assert found.secondary() == {0, 2}
-    assert found.exit_code() == 139
-
-
-def test_without_complaints_ranks_are_believed_about_their_own_end() -> None:
-    found = failure(Exit(0, 1, None), Exit(1, 3, None), Exit(2, 1, None))
-    found.explained([Complaint(0, 1, "it was lost"), Complaint(2, 1, "it was lost")])
-    cause = found.cause()
-    assert cause is not None and (cause.rank, cause.how, found.exit_code()) == (1, "exit code 3", 3)
-    assert found.secondary() == {0, 2}
-    left = failure(Exit(0, 1, None), Exit(1, 0, None))
-    left.explained([Complaint(0, 1, "rank 1 has finished")])
-    cause = left.cause()
-    assert cause is not None and (cause.rank, left.exit_code()) == (1, 255)
-    assert cause.how == "exit code 0, while others still needed it" and cause.detail == "rank 1 has finished"
-    each_other = failure(Exit(1, 1, None), Exit(0, 1, None))
-    each_other.explained([Complaint(0, 1, ""), Complaint(1, 0, "")])
-    cause = each_other.cause()
-    assert cause is not None and cause.rank == 1
-
-
-def test_what_ranks_say_of_their_end_is_no_failure_and_less_than_a_complaint() -> None:
-    found = failure(Exit(0, 0, None))
-    found.explained([Complaint(1, 0, "")])
-    assert not found.failed
-    found = failure(Complaint(None, 2, "rank 2 was lost"), Exit(2, 1, None), Exit(0, 1, None))
-    found.explained([Complaint(2, 0, "")])
-    cause = found.cause()
-    assert cause is not None and cause.rank == 2
-
-
-def test_complaints_of_single_ranks_form_a_chain() -> None:
-    found = failure(
-        Complaint(0, 1, "0 lost 1"),
-        Complaint(1, 2, "1 lost 2"),
-        Exit(0, 1, None),
-        Exit(1, 1, None),
-        Exit(2, 7, None),
-    )
-    cause = found.cause()
-    assert cause is not None and (cause.rank, cause.detail, found.exit_code()) == (2, "1 lost 2", 7)
-
-
-def test_a_rank_that_left_early_is_the_cause_and_has_no_code() -> None:
-    found = failure(Exit(1, 0, None), Complaint(None, 1, "rank 1 has finished"), Exit(0, 5, None))
-    cause = found.cause()
-    assert cause is not None
-    assert (cause.rank, cause.how) == (1, "exit code 0, while others still needed it")
-    assert found.exit_code() == 255
-
-
-def test_a_frozen_rank_is_the_cause_although_we_ended_it() -> None:
-    found = failure(Complaint(None, 1, "rank 1 is silent"), Exit(0, 1, None), Exit(1, None, 9, sent=9))
-    cause = found.cause()
-    assert cause is not None and "ended by ringrun with SIGKILL" in cause.how
-    assert found.exit_code() == 255
-
-
-def test_no_rank_exited_badly() -> None:
-    found = failure(Complaint(None, 1, "rank 1 never came"), Exit(0, None, 15, sent=15))
-    cause = found.cause()
-    assert cause is not None and (cause.rank, cause.how, found.exit_code()) == (1, "still running", 255)
-
-
-def test_a_complaint_without_a_culprit() -> None:
-    found = failure(Complaint(None, None, "the calls differ"), Exit(1, 1, None), Exit(0, 1, None))
-    cause = found.cause()
-    assert cause is not None and cause.rank == 1
-    assert failure(Complaint(0, None, "odd")).exit_code() == 255
-
-
-def test_a_lost_host_comes_before_what_follows_from_it() -> None:
-    found = failure(1, Complaint(None, 2, "rank 2 was lost with its host"), Exit(0, 1, None))
-    cause = found.cause()
-    assert cause is not None and (cause.rank, cause.host_index, cause.how) == (None, 1, "host 1 vanished")
-    assert found.exit_code() == 255
+def test_the_details_are_the_ranks_own_words_or_those_about_it() -> None:
+    about = failure(Complaint(0, 1, "0 lost 1"), Exit(1, 1, None)).cause()
+    own = failure(Complaint(0, 1, "0 lost 1"), Complaint(1, None, "its own"), Exit(1, 1, None)).cause()
+    assert about is not None and about.detail == "0 lost 1" and own is not None and own.detail == "its own"
 
 
 def test_signal_names() -> None:
-    assert signal_name(15) == "SIGTERM"
-    assert signal_name(0) == "signal 0"
-    assert signal_name(12345) == "signal 12345"
-
-
-def test_a_broken_link_is_nobodys_fault() -> None:
-    text = "rank 0 (a) and rank 1 (b) are running, but do not receive each other's messages"
-    exits = [Exit(rank, 1, None) for rank in range(3)]
-    found = failure(*exits, Complaint(None, None, text, link=True))
-    cause = found.cause()
-    assert cause is not None
-    assert (cause.rank, cause.host_index, cause.how, found.exit_code()) == (None, None, text, 1)
-    assert found.secondary() == {0, 1, 2}
+    assert [signal_name(number) for number in (15, 0, 12345)] == ["SIGTERM", "signal 0", "signal 12345"]

@@ -19,7 +19,6 @@ from ringrun.diagnosis.records import (
     KEPT_FOLDERS,
     Records,
     explain,
-    explain_lines,
     has_operations,
     keep_records,
     read_records,
@@ -42,91 +41,62 @@ def records() -> Records:
     return Records(prepare(Options(np=2), ["true"]))
 
 
-def test_the_newest_counts_but_not_what_follows_a_failure(records: Records) -> None:
-    def reason() -> Any:
-        return records.complete({})[0]["reason"], records.complete({})[0].get("pid")
-
-    assert records.take(0, record("asked", pid=1)) == "asked"
-    records.take(0, record("asked", pid=2))
-    assert reason() == ("asked", 2)
-    records.take(0, record("failure", pid=3))
-    records.take(0, record("asked", pid=4))
-    records.take(0, record("silent", pid=5))
-    assert reason() == ("failure", 3)
-    records.take(0, record("asked", generation=1, pid=6))
-    assert reason() == ("asked", 6)
+FAILED = object()
+"""The job has failed, and ranks are asked."""
+MISMATCH = {"error": "MismatchError: The ranks do not make the same call."}
+VICTIM = {"error": f"PeerLostError: {LOST}", "culprit": 1, "because": LOST}
 
 
-@pytest.mark.parametrize("first", ["asked", "silent", "failure"])
-def test_after_the_failure_the_first_counts(records: Records, first: str) -> None:
-    """A rank that was elsewhere then, and has come since to learn of its own absence, was elsewhere."""
-    records.take(0, record("asked", pid=1))
+@pytest.mark.parametrize(
+    ("came", "counts"),
+    [
+        # The newest counts, but not what follows a failure; another generation begins anew.
+        (["asked", "asked"], 2), (["asked", "failure", "asked", "silent"], 2),
+        (["failure", ("asked", {"generation": 1})], 2),
+        # After the failure the first counts: where a rank was then, and not that it has come since.
+        (["asked", FAILED, "asked", "failure"], 3), (["asked", FAILED, "silent", "failure"], 3),
+        (["asked", FAILED, "failure", "failure"], 3),
+        # Ranks find a mismatch together: which of them is asked before it has told so is a matter of time.
+        ([FAILED, "asked", ("failure", MISMATCH), "asked"], 3),
+        ([FAILED, "silent", ("failure", MISMATCH)], 3),
+        ([FAILED, "asked", ("failure", {**MISMATCH, "culprit": 1})], 2),
+        # A rank on a busy machine gives its account of another's failure after the time for an answer.
+        ([FAILED, "silent", ("failure", VICTIM), "silent"], 3),
+        # What was told of a failure stays, and that a program has ended, unless it failed while it ended.
+        (["failure", FAILED, "asked"], 1), (["silent", "ended", "silent", FAILED, "silent"], 2),
+        (["ended", "failure", "ended"], 2),
+    ],
+)  # fmt: skip
+def test_which_record_of_a_rank_counts(records: Records, came: List[Any], counts: int) -> None:
+    for number, item in enumerate(came, 1):
+        if item is FAILED:
+            records.forget(failed=True)
+        else:
+            reason, more = item if isinstance(item, tuple) else (item, {})
+            assert records.take(0, record(reason, pid=number, **more)) == reason
+    assert records.complete({})[0]["pid"] == counts
+
+
+def test_a_rank_that_fails_by_itself_before_its_first_call_has_failed(records: Records) -> None:
     records.forget(failed=True)
-    assert records.answered() == 0
-    records.take(0, record(first, pid=2))
-    records.take(0, record("failure", pid=3))
-    assert records.complete({})[0]["pid"] == 2
-
-
-def test_after_the_failure_a_rank_that_fails_by_itself_before_its_first_call_has_failed(
-    records: Records,
-) -> None:
-    records.forget(failed=True)
-    records.take(0, record("asked"))
+    assert records.take(0, record("silent", state="starved")) == "starved"
     records.take(0, record("failure", error="uncaught KeyError: 'x'"))
     assert "Rank 0 (localhost) ended with an uncaught KeyError: 'x'." in explain(records.complete({}))
 
 
-@pytest.mark.parametrize("first", ["asked", "silent"])
-def test_after_the_failure_a_mismatch_of_its_own_counts(records: Records, first: str) -> None:
-    """Ranks find a mismatch together: which of them is asked before it has told so is a matter of time."""
-    mismatch = {"error": "MismatchError: The ranks do not make the same call.", "culprit": None}
-    records.forget(failed=True)
-    records.take(0, record(first, pid=1))
-    records.take(0, record("failure", pid=2, **mismatch))
-    records.take(0, record("asked", pid=3))
-    assert records.complete({})[0]["pid"] == 2
-    records.take(1, record(first, pid=1))
-    records.take(1, record("failure", pid=2, **{**mismatch, "culprit": 0}))
-    assert records.complete({})[1]["pid"] == (1 if first == "asked" else 2)
-
-
-def test_an_answer_that_comes_late_counts_if_another_rank_is_the_reason(records: Records) -> None:
-    """A rank on a busy machine gives its own account of the failure after the time for an answer."""
-    records.forget(failed=True)
-    assert records.take(0, record("silent", pid=1, state="starved")) == "starved"
-    records.take(0, record("failure", pid=2, error=f"PeerLostError: {LOST}", culprit=1, because=LOST))
-    records.take(0, record("silent", pid=3))
-    assert records.complete({})[0]["pid"] == 2
-
-
-def test_what_was_told_of_a_failure_stays_when_others_are_asked(records: Records) -> None:
+def test_records_that_stay_when_ranks_are_asked_again(records: Records) -> None:
     records.take(0, record("failure"))
     records.take(1, record("asked"))
     records.forget(failed=True)
     assert records.answered() == 1
     records.forget()
     assert records.answered() == 0
-
-
-def test_that_a_program_has_ended_stays(records: Records) -> None:
-    records.take(0, record("silent"))
     records.take(0, record("ended", left="its program ended"))
-    records.take(0, record("silent"))
     records.forget()
     assert records.answered() == 1 and records.answered({0: Exit(0, 0, None)}) == 0
-    records.forget(failed=True)
-    records.take(0, record("silent"))
     contents = records.complete({0: Exit(0, 0, None)})
     assert contents[0]["reason"] == "ended" and contents[0]["end"] == "exit code 0"
     assert "Rank 0 (localhost) has ended with exit code 0." in explain(contents)
-
-
-def test_a_rank_that_failed_while_it_ended_has_failed(records: Records) -> None:
-    records.take(0, record("ended"))
-    records.take(0, record("failure"))
-    records.take(0, record("ended"))
-    assert records.complete({})[0]["reason"] == "failure"
 
 
 def test_a_rank_that_reports_another_as_the_cause(records: Records) -> None:
@@ -149,13 +119,16 @@ def test_the_end_of_a_rank_is_kept_although_it_reports_more_than_once(records: R
     assert records.explanations({0: [*lost, "ValueError: another matter"]}) == []
 
 
-def test_why_it_ended_is_known_although_where_it_was_before_counts(records: Records) -> None:
-    records.forget(failed=True)
-    records.take(0, record("asked"))
-    records.take(0, record("failure", culprit=1, because=LOST, error=f"PeerLostError: {LOST}"))
-    assert records.complete({})[0]["reason"] == "asked"
-    (told,) = records.explanations({0: ["RuntimeError: rank 1 was lost"]})
-    assert told == Complaint(0, 1, "rank 1 was lost")
+ROW = {
+    "op": 1,
+    "kind": "barrier",
+    "name": "",
+    "what": "barrier",
+    "site": "a.py:1",
+    "state": "done",
+    "at": 1.0,
+}
+CHANNELS = [{"name": "c", "ordered": True, "members": [0, 1], "operations": [ROW]}]
 
 
 def test_ranks_that_end_without_any_call(records: Records) -> None:
@@ -163,32 +136,10 @@ def test_ranks_that_end_without_any_call(records: Records) -> None:
         assert not records.made_no_call()
         records.take(rank, record("ended"))
     assert records.made_no_call()
-    row = {
-        "op": 1, "kind": "barrier", "name": "", "what": "barrier", "site": "a.py:1", "state": "done",
-        "at": 1.0,
-    }  # fmt: skip
-    lanes = [{"name": "c", "ordered": True, "members": [0, 1], "operations": [row]}]
-    records.take(1, record("ended", generation=1, lanes=lanes))
-    assert not records.made_no_call()
-
-
-def test_ends_alone_need_no_diagnosis(records: Records) -> None:
-    row = {
-        "op": 1, "kind": "allreduce", "name": "", "what": "allreduce", "site": "a.py:1", "state": "done",
-        "at": 1.0,
-    }  # fmt: skip
-    channels = [{"name": "calls", "ordered": True, "members": [0, 1], "operations": [row]}]
-    records.take(0, record("ended", lanes=channels))
-    assert not has_operations(records.complete({}))
-    records.take(1, record("asked", lanes=channels))
+    records.take(1, record("ended", generation=1, lanes=CHANNELS))
+    assert not records.made_no_call() and not has_operations(records.complete({})), "all have ended"
+    records.take(1, record("asked", generation=2, lanes=CHANNELS))
     assert has_operations(records.complete({}))
-
-
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"3", b"{}", b"\xff", record(lanes=[{}])])
-def test_what_makes_no_sense_is_left_out(records: Records, data: bytes) -> None:
-    assert records.take(0, data) == ""
-    assert records.take(7, record()) == ""
-    assert records.answered() == 0
 
 
 def test_every_rank_has_a_record_in_the_end(records: Records) -> None:
@@ -264,15 +215,6 @@ def test_where_there_is_no_room_the_next_place_is_taken(
         keep_records(job, {0: {}})
 
 
-def test_records_are_not_lost_where_the_wanted_folder_cannot_be_written(
-    places: List[Path], tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    job = prepare(Options(np=2, output_dir=str(tmp_path / "file" / "folder")), ["true"])
-    folder, why = keep_records(job, {0: {}})
-    assert folder.parent == places[0] and why == f"{tmp_path}/file/folder cannot be written: Not a directory"
-
-
 def test_files_that_are_no_good(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a directory"):
         read_records(tmp_path / "none")
@@ -310,16 +252,17 @@ BAD_CHANNEL = {"name": "calls", "ordered": True, "members": [0, 1], "operations"
             lanes=[{**BAD_CHANNEL, "operations": [{**BAD_CHANNEL["operations"][0], "at": 1}], "members": 7}]
         ),
         record(lanes=[BAD_CHANNEL]).replace(b'"op": 1', b'"op": 1, "at": 1e999'),
-        record(lanes=7), record(threads=7), record(threads=[7]),
-        b"[" * 100_000, b"7", b"null", b"\xff", b'{"rank": 0',
+        record(lanes=7), record(threads=7), record(threads=[7]), record(threads=[{}]), record(format=2),
+        record(threads=[{"main": True, "frames": [["x", "y", "z"]]}]), record(lanes=[{"sets": 3}]),
+        b"[" * 100_000, b"7", b"null", b"[]", b"{}", b"", b"\xff", b'{"rank": 0', record(lanes=[{}]),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_left_out_with_a_sentence(
     records: Records, tmp_path: Path, said: bytes
 ) -> None:
     assert records.take(0, record("asked", generation=0)) == "asked"
-    assert records.take(0, said) == ""
-    assert records.take(0, record("asked", generation=1)) == "asked"
+    assert records.take(0, said) == "" == records.take(7, record())
+    assert records.take(0, record("asked", generation=1)) == "asked" and records.answered() == 1
     (tmp_path / "flight.0.json").write_bytes(said)
     text, code = diagnose_folder(tmp_path)
     assert code == 1 and text.startswith(f"{tmp_path}/flight.0.json cannot be read: ")
@@ -346,10 +289,6 @@ def test_a_file_that_is_too_long_is_not_read(tmp_path: Path, monkeypatch: pytest
     reports, bad = read_records(tmp_path)
     why = "cannot be read: it is longer than 1,048,576 bytes."
     assert reports == {} and bad == [f"{tmp_path}/flight.0.json {why}"]
-
-
-def test_calls_of_different_lines_are_explained(records: Records) -> None:
-    assert explain_lines(records.complete({0: Exit(0, None, 9), 1: Exit(1, None, 9)})) == ""
 
 
 def test_a_rank_of_a_lost_host_is_lost_with_it(records: Records) -> None:

@@ -98,18 +98,3 @@ def test_what_faulthandler_wrote() -> None:
     silent = record(threads=[], stacks=text, reason="silent", state="R")
     assert read_report(silent).main == "spin (spin.py:9)"
     assert faulthandlers_frames("") == []
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        None, [], "text", {}, {"type": "record"}, {"type": "record", "format": 2},
-        record(lanes=[{}]), record(rank="x"), record(lanes=3), record(threads=[{}]),
-        record(lanes=[{"name": "x", "ordered": True, "members": ["?"], "operations": []}]),
-        record(threads=[{"main": True, "frames": [[1]]}]),
-        record(threads=[{"main": True, "frames": [["x", "y", "z"]]}]), record(lanes=[{"sets": 3}]),
-    ],
-)  # fmt: skip
-def test_what_is_no_record(content: Any) -> None:
-    with pytest.raises(ValueError, match=r".+"):
-        read_report(content)

@@ -94,58 +94,36 @@ BEFORE = f"before the operation in which others wait{LAST}"
         (NOTHING, "Rank 2 (host2) left nothing behind: killed by SIGKILL."),
         (RankReport(2, "host2"), "Rank 2 (host2) left nothing behind: no process could ask it."),
         (RankReport(2, "host2", end="lost with its host"), "Rank 2 (host2) was lost with its host."),
-        (
-            RankReport(2, "host2", end="exit code 0"),
-            "Rank 2 (host2) ended with exit code 0 and left nothing behind.",
-        ),
-        (
-            report(2, [call(811, "done")], reason="ended", left="its program ended", end="exit code 0"),
-            f"Rank 2 (host2) has ended with exit code 0, {BEFORE}.",
-        ),
-        (
-            report(2, [call(811, "done")], reason="ended", end="killed by SIGSEGV"),
-            f"Rank 2 (host2) has ended: killed by SIGSEGV, {BEFORE}.",
-        ),
-        (
-            report(2, [call(811, "done")], reason="ended", left="its program ended"),
-            f"Rank 2 (host2) has come to the end of its program, {BEFORE}.",
-        ),
-        (
-            busy(2, [call(811, "done")], left="it called shutdown()"),
-            f"Rank 2 (host2) has left: it called shutdown(), {BEFORE}; its main thread is in load "
-            "(loader.py:12).",
-        ),
-        (
-            RankReport(2, "host2", "silent", state="S", end="exit code 0"),
-            "Rank 2 (host2) did not answer: a C call keeps the interpreter lock and sleeps, or the program "
-            "does not use ringcomm. It has ended since then: exit code 0.",
-        ),
-        (
-            RankReport(2, "host2", "silent", state="T"),
-            "Rank 2 (host2) did not answer: its process is stopped (SIGSTOP, Ctrl-Z, or a debugger).",
-        ),
-        (
-            RankReport(2, "host2", "silent", state="R", main="spin (spin.py:9)"),
-            "Rank 2 (host2) did not answer: a C call keeps the interpreter lock and computes; its main "
-            "thread is in spin (spin.py:9).",
-        ),
-        (
-            busy(2, [call(811, "done")], reason="failure", error="uncaught ValueError: bad sample\nmore"),
-            "Rank 2 (host2) ended with an uncaught ValueError: bad sample; its last operation was "
-            "allreduce `conv3.grad` (op 811, train.py:88).",
-        ),
-        (
-            busy(2, end="exit code 1"),
-            "Rank 2 (host2) has called nothing yet; its main thread is in load (loader.py:12). "
-            "It has ended since then: exit code 1.",
-        ),
-        (
-            busy(2, paused="saving checkpoint"),
-            'Rank 2 (host2) has called nothing yet; it has called pause(): "saving checkpoint"; its '
-            "main thread is in load (loader.py:12).",
-        ),
+        (RankReport(2, "host2", end="exit code 0"),
+         "Rank 2 (host2) ended with exit code 0 and left nothing behind."),
+        (report(2, [call(811, "done")], reason="ended", left="its program ended", end="exit code 0"),
+         f"Rank 2 (host2) has ended with exit code 0, {BEFORE}."),
+        (report(2, [call(811, "done")], reason="ended", end="killed by SIGSEGV"),
+         f"Rank 2 (host2) has ended: killed by SIGSEGV, {BEFORE}."),
+        (report(2, [call(811, "done")], reason="ended", left="its program ended"),
+         f"Rank 2 (host2) has come to the end of its program, {BEFORE}."),
+        (busy(2, [call(811, "done")], left="it called shutdown()"),
+         f"Rank 2 (host2) has left: it called shutdown(), {BEFORE}; its main thread is in load "
+         "(loader.py:12)."),
+        (RankReport(2, "host2", "silent", state="S", end="exit code 0"),
+         "Rank 2 (host2) did not answer: a C call keeps the interpreter lock and sleeps, or the program "
+         "does not use ringcomm. It has ended since then: exit code 0."),
+        (RankReport(2, "host2", "silent", state="T"),
+         "Rank 2 (host2) did not answer: its process is stopped (SIGSTOP, Ctrl-Z, or a debugger)."),
+        (RankReport(2, "host2", "silent", state="R", main="spin (spin.py:9)"),
+         "Rank 2 (host2) did not answer: a C call keeps the interpreter lock and computes; its main "
+         "thread is in spin (spin.py:9)."),
+        (busy(2, [call(811, "done")], reason="failure", error="uncaught ValueError: bad sample\nmore"),
+         "Rank 2 (host2) ended with an uncaught ValueError: bad sample; its last operation was "
+         "allreduce `conv3.grad` (op 811, train.py:88)."),
+        (busy(2, end="exit code 1"),
+         "Rank 2 (host2) has called nothing yet; its main thread is in load (loader.py:12). "
+         "It has ended since then: exit code 1."),
+        (busy(2, paused="saving checkpoint"),
+         'Rank 2 (host2) has called nothing yet; it has called pause(): "saving checkpoint"; its '
+         "main thread is in load (loader.py:12)."),
     ],
-)
+)  # fmt: skip
 def test_why_a_rank_does_not_come(third: RankReport, sentence: str) -> None:
     text = told(failed(0), failed(1), third)
     assert text[0] == "Ranks 0, 1 wait in allreduce `conv3.grad` (op 812, train.py:88)."
@@ -166,19 +144,6 @@ def test_why_a_rank_does_not_come(third: RankReport, sentence: str) -> None:
 def test_operations_by_name(ops: Tuple[List[ReportedOperation], ...], waits: Dict[int, Any]) -> None:
     reports = {0: report(0, (), ops[0]), 1: report(1, (), ops[1]), 2: busy(2, (), ops[2])}
     assert waits_for(reports) == waits
-
-
-def test_a_rank_that_has_left_is_waited_for_where_all_had_come() -> None:
-    gone = report(1, ops=[named("a", "done")], reason="ended", end="exit code 0")
-    text = told(report(0, ops=[named("a", "running")]), gone)
-    assert text[-1] == "Rank 0 waits for rank 1."
-
-
-def test_a_rank_that_has_left_although_no_rank_needed_it() -> None:
-    text = told(
-        busy(0, [call(811, "done")]), report(1, [call(811, "done")], reason="ended", end="exit code 0")
-    )
-    assert text[1] == f"Rank 1 (host1) has ended with exit code 0{LAST}."
 
 
 def test_a_different_order() -> None:
@@ -255,28 +220,11 @@ def test_no_rank_waits() -> None:
     assert text[-1] == "No rank waits for another."
 
 
-def test_a_program_that_computes_while_gradients_are_on_their_way() -> None:
-    assert told(busy(0, (), [named("a")]), busy(1), busy(2))[-1] == "No rank waits for another."
-
-
-def test_an_old_failure_by_name_is_not_what_it_waits_in() -> None:
-    reports = {0: report(0, (), [named("old", "failed"), named("new", "done")]), 1: busy(1), 2: busy(2)}
-    assert waits_for(reports) == {}
-
-
 def test_many_ranks_are_cut_short() -> None:
     reports = {rank: RankReport(rank, f"host{rank}", end=f"exit code {rank}") for rank in range(40)}
     lines = diagnose(reports)
     assert len(lines) < 20
     assert "(28 more are in the files.)" in lines
-
-
-def test_a_failed_rank_is_waited_for_although_it_came_to_the_same_operation() -> None:
-    text = told(
-        report(0, [call(812)]),
-        report(1, [call(812, "done")], reason="failure", error="uncaught ValueError: bad sample"),
-    )
-    assert text[-1] == "Rank 0 waits for rank 1."
 
 
 def test_ranks_with_the_same_mismatch_are_one_line() -> None:
@@ -290,31 +238,10 @@ def test_ranks_with_the_same_mismatch_are_one_line() -> None:
     ]
 
 
-def test_different_calls_by_name_are_not_blamed_on_the_network() -> None:
-    error = "MismatchError: Mismatched calls"
-    text = told(
-        report(0, ops=[named("a", "failed")], reason="failure", error=error),
-        report(1, ops=[named("b", "failed")], reason="failure", error=error),
-    )
-    assert text[-1] == "They do not make the same calls."
-
-
 def test_a_rank_that_had_come_and_failed_then_is_no_matter_of_the_network() -> None:
     failed = report(1, ops=[named("a")], blocked=False, reason="failed", error="uncaught ValueError: no")
     text = told(report(0, ops=[named("a", "running")]), failed, busy(2, ops=[named("a", "running")]))
     assert text[-1] == "Rank 1 ended before that for which rank 0 waited was done."
-
-
-def test_the_same_error_on_several_ranks_is_told_once() -> None:
-    facts: Dict[str, Any] = {"calls": [call(3, "done")], "blocked": False, "reason": "failed"}
-    failed = [report(rank, error="uncaught ValueError: no such file", **facts) for rank in (0, 2)]
-    other = report(1, error="uncaught KeyError: 'x'", **facts)
-    assert told(*failed, other)[:-1] == [
-        "Ranks 0, 2 ended with an uncaught ValueError: no such file; their last operation was allreduce "
-        "`conv3.grad` (op 3, train.py:88).",
-        "Rank 1 (host1) ended with an uncaught KeyError: 'x'; its last operation was allreduce `conv3.grad` "
-        "(op 3, train.py:88).",
-    ]
 
 
 def test_calls_from_different_lines() -> None:
