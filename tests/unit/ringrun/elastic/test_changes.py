@@ -61,21 +61,6 @@ def test_causes(report: str, how: str, cause: str) -> None:
     assert line.startswith(f"rank 1 (b) lost: {cause};")
 
 
-def test_ranks_that_leave_and_join_again() -> None:
-    log = log_of_two()
-    log.ask(1)
-    assert log.publish(Change((0,), left=(1,)), {0, 1}, 104.0) == ["b left: 1 rank"]
-    for member, local in ((2, 0), (3, 1)):
-        log.start(member, "b", local)
-    assert log.publish(Change((0, 2, 3), joined=(2, 3)), {0, 2, 3}, 105.0) == [
-        "b joined again: 3 ranks",
-        "b joined: 3 ranks",
-    ]
-    log.ask(2)
-    log.ask(3)
-    assert log.publish(Change((0,), left=(2, 3)), {0}, 106.0) == ["b (2 ranks) left: 1 rank"]
-
-
 @pytest.mark.parametrize(("count", "shown"), [(0, 0), (4, 4), (5, 5), (9, 5)])
 def test_of_a_long_history_the_middle_is_left_out(count: int, shown: int) -> None:
     changes = [(3600.0 * number + 61, f"change {number}") for number in range(count)]

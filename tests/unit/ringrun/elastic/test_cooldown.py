@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-import pytest
-
-from ringcomm.errors import ConfigError
 from ringrun.elastic.cooldown import NEVER, Cooldown
-from ringrun.elastic.limits import HostLimits, check_limits, failed_text, timeout_text
 
 
 def exclusions(cooldown: Cooldown, count: int, was_member: bool = True) -> list:
@@ -41,33 +37,3 @@ def test_success_and_the_user_end_the_growth_of_pauses() -> None:
 def test_a_slot_whose_processes_never_join_is_given_up_and_others_are_not() -> None:
     assert exclusions(Cooldown(quick_failures=3), 3, was_member=False) == [0, 1, NEVER]
     assert exclusions(Cooldown(quick_failures=3), 4, was_member=True) == [0, 1, 2, 4]
-
-
-@pytest.mark.parametrize(
-    ("limits", "words"),
-    [
-        (HostLimits(2, 3), ["-np 2", "--min-np 3"]),
-        (HostLimits(2, 2, 1), ["--max-np 1", "--min-np 2"]),
-        (HostLimits(4, 2, 3), ["-np 4", "--max-np 3"]),
-    ],
-)
-def test_limits_that_contradict_each_other_are_refused(limits: HostLimits, words: list) -> None:
-    with pytest.raises(ConfigError) as problem:
-        check_limits(limits)
-    assert [word for word in words if word not in str(problem.value)] == []
-
-
-def test_error_texts_are_horovods() -> None:
-    limits = HostLimits(2, 2, reset_limit=1, horovod=True)
-    assert limits.reset_limit_text() == (
-        "Horovod was shutdown because number of resets during elastic job exceeded limit: 1"
-    )
-    assert failed_text(limits, "pc", 1, 3) == (
-        "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be "
-        "terminated. The first process to do so was:\nProcess name: pc[1]\nExit code: 3"
-    )
-    assert timeout_text(limits, 4) == (
-        "Timed out waiting for minimum number of slots to become available. Please check that you have "
-        "enough resources to run at least 4 Horovod processes. Timeout after 600 seconds."
-    )
-    assert HostLimits(2, 2, reset_limit=1).reset_limit_text().startswith("ringrun was shutdown because")

@@ -15,10 +15,6 @@ def test_the_order_is_that_of_the_lines() -> None:
     assert [host_key(spec) for spec in found] == ["b", "a", "me@c", "::1"]
 
 
-def test_no_line_means_no_host() -> None:
-    assert parse_discovered("") == parse_discovered("\n \n") == []
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -49,12 +45,3 @@ def test_the_last_valid_result_counts_and_a_problem_is_reported_once() -> None:
     assert [spec.name for spec in hosts] == ["a", "b"]
     assert "works again" in text
     assert found.succeed("a")[1] == ""
-
-
-def test_a_first_failure_is_not_forgotten() -> None:
-    found = DiscoveredHosts(1)
-    found.fail("exit code 1")
-    assert not found.succeeded
-    with pytest.raises(ConfigError):
-        found.succeed("a b")
-    assert not found.succeeded

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,18 +17,6 @@ def elastic_job(**options: Any) -> ElasticJob:
     job = prepare(Options(np=2, hosts="localhost:2,far", min_np=1, max_np=4, **options), ["train.py"], {})
     assert isinstance(job, ElasticJob)
     return job
-
-
-def test_hosts_are_added_in_order() -> None:
-    job = elastic_job()
-    assert job.is_elastic and not job.all_local
-    here = job.open_host(0, HERE, 2, True)
-    far = job.open_host(1, FAR, 1, False)
-    assert (here.index, here.is_local, far.index, far.is_local) == (0, True, 1, False)
-    assert job.hosts == [here, far]
-    assert [host.slots for host in job.plan.hosts] == [2, 1]
-    with pytest.raises(AssertionError):
-        job.open_host(1, FAR, 1, False)
 
 
 def test_processes_are_numbered_as_members() -> None:
@@ -67,12 +54,3 @@ def test_an_agent_starts_no_process_by_itself() -> None:
         (True, 1, []),
     ]
     assert configs[0]["env"]["RINGCOMM_SIZE"] == "2"
-
-
-def test_the_first_host_must_be_able_to_write_the_files_of_the_job() -> None:
-    job = elastic_job()
-    job = replace(job.fresh(), settings=replace(job.settings, timeline="t.json"))
-    job.open_host(0, HERE, 2, True)
-    job.open_host(1, FAR, 1, False)
-    assert [path for _, path in job.agent_config(job.hosts[0])["writes"]] == ["t.json"]
-    assert job.agent_config(job.hosts[1])["writes"] == []

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from ringrun.elastic.changes import Change
 from ringrun.elastic.limits import HostLimits, failed_text, timeout_text
 from ringrun.elastic.membership import LEAVE_S, NO_HOST_REMAINS
 from ringrun.elastic.places import (
@@ -148,13 +147,6 @@ def test_the_job_fails_when_no_rank_is_left() -> None:
     assert job.after(1000.0) == []
 
 
-def test_the_job_fails_when_all_processes_fail_before_the_first_view() -> None:
-    job = Simulated("a:3", HostLimits(2, 1))
-    assert kinds(job.exit(0, 1), StartProcess, Fail) == []
-    assert kinds(job.exit(1, 1), StartProcess, Fail) == []
-    assert len(kinds(job.exit(2, 1), Fail)) == 1
-
-
 def test_a_rank_that_leaves_and_then_ends_with_an_error_is_lost() -> None:
     """``sys.exit(3)``: the program says goodbye before its exit code is known."""
     job = Simulated("a:2", HostLimits(2, 1))
@@ -179,38 +171,7 @@ def test_an_uncaught_error_is_named_and_other_reports_give_way_to_the_exit_code(
     ]
 
 
-def test_a_view_that_failed_at_once_is_part_of_the_next_change() -> None:
-    job = Simulated("a:3", HostLimits(2, 1))
-    job.publish()
-    job.exit(1)
-    job.exit(2)
-    change = Change((0,), lost=(2,))  # the view of 0 and 2 was never reported
-    assert texts(job.take(job.membership.view(change, 0.0))) == [
-        "rank 1 (a) lost: killed by SIGKILL; rank 2 (a) lost: killed by SIGKILL; "
-        "going on with 1 rank after 0.0 s"
-    ]
-
-
-def test_the_line_of_a_rank_that_left_does_not_wait_for_longer_than_the_next_view() -> None:
-    job = Simulated("a:2,b", HostLimits(2, 1))
-    job.publish()
-    assert texts(job.publish(left=(2,))) == []
-    job.exit(1)
-    assert texts(job.publish(lost=(1,), join=False)) == [
-        "b left: 2 ranks", "rank 1 (a) lost: killed by SIGKILL; going on with 1 rank after 0.0 s"
-    ]  # fmt: skip
-
-
 # ---- adding and removing ------------------------------------------------------------------------
-
-
-def test_a_new_host_starts_while_the_others_train() -> None:
-    job = Simulated("a:2", HostLimits(2, 2, 4))
-    job.publish()
-    job.ready = False
-    assert [item.spec.name for item in kinds(job.list("a:2,b:2"), OpenHost)] == ["b"]
-    assert [action.member for action in job.take(job.membership.host_ready(1, 1.0))] == [2, 3]
-    assert texts(job.publish()) == ["b (2 ranks) joined: 4 ranks"]
 
 
 def test_a_host_that_the_script_no_longer_names_leaves_at_the_next_step() -> None:
@@ -236,12 +197,6 @@ def test_a_process_that_does_not_leave_is_ended() -> None:
     assert [action.member for action in kinds(job.after(1.0), StopProcess)] == [1]
     job.exit(1, 143, "killed by SIGTERM")
     assert not kinds(job.done, Fail)
-
-
-def test_fewer_slots_remove_the_highest_ones() -> None:
-    job = Simulated("a:3", HostLimits(1, 1))
-    job.publish()
-    assert [action.member for action in kinds(job.list("a:1"), Exclude)] == [1, 2]
 
 
 def test_a_removal_waits_for_other_hosts_if_too_few_ranks_would_be_left() -> None:
@@ -279,15 +234,6 @@ def test_dropped_hosts_stay_away_until_they_are_added() -> None:
     assert kinds(actions, StartProcess) == [StartProcess(2, 2, 0)]
 
 
-def test_a_host_that_is_added_again_keeps_its_slots() -> None:
-    job = Simulated("a:2,b:4", HostLimits(6, 1))
-    job.publish()
-    assert job.take(job.membership.add_host(parse_hosts("b")[0], 0.0)) == []
-    assert job.membership.hosts["b"].slots == 4
-    actions = job.take(job.membership.add_host(parse_hosts("b:3")[0], 0.0))
-    assert [action.member for action in kinds(actions, Exclude)] == [5]
-
-
 def test_a_host_that_is_added_again_gets_the_interpreter_that_is_named_then() -> None:
     job = Simulated("a,b", HostLimits(1, 1))
     job.publish()
@@ -298,14 +244,6 @@ def test_a_host_that_is_added_again_gets_the_interpreter_that_is_named_then() ->
     actions = job.take(job.membership.add_host(HostSpec("b", python="/p"), job.now_s))
     assert kinds(actions, CloseHost) == [CloseHost(1)]
     assert kinds(actions, OpenHost) == [OpenHost(2, HostSpec("b", python="/p"), 1)]
-
-
-def test_an_added_host_stays_although_the_script_does_not_name_it() -> None:
-    job = Simulated("a", HostLimits(1, 1, script="./hosts"))
-    job.publish()
-    job.take(job.membership.add_host(parse_hosts("b:2")[0], 0.0))
-    assert kinds(job.list("a"), Exclude, CloseHost, StopProcess) == []
-    assert sorted(job.membership.processes) == [0, 1, 2]
 
 
 # ---- the end ------------------------------------------------------------------------------------

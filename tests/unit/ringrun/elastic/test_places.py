@@ -13,13 +13,6 @@ def host(name: str, limits: HostLimits = HostLimits(1, 1), slots: int = 2) -> Ho
     return made
 
 
-def test_no_source_is_left() -> None:
-    ready = host("a")
-    ready.phase = Phase.READY
-    assert describe_sources([], "", 0.0) == ""
-    assert describe_sources([ready], "", 0.0) == ""
-
-
 def test_hosts_that_start_and_a_script() -> None:
     opening, with_process, joined, leaving = hosts = [host(name) for name in "abcd"]
     opening.phase = Phase.OPENING
