@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Iterator, List, Tuple
+from typing import Any, Iterator
 
 import pytest
 
@@ -166,17 +166,3 @@ def test_a_rank_that_says_goodbye_may_be_the_cause(supervisor: Supervisor) -> No
     assert supervisor._grace.leaving == set()
     supervisor.received(here, Frame(framing.RECORD, 0, record("ended", generation=1)))
     assert supervisor._grace.leaving == {0}
-
-
-def test_what_hosts_ask_for(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: List[Tuple[str, str]] = []
-    supply, inquiry = supervisor._supply, supervisor._inquiry
-    monkeypatch.setattr(supply, "send", lambda host, facts: done.append(("send", host.name)))
-    monkeypatch.setattr(supply, "provision", lambda host, facts: done.append((facts["machine"], host.name)))
-    monkeypatch.setattr(inquiry, "for_the_user", lambda: done.append(("inquiry", "")))
-    here, there = supervisor.job.hosts
-    supervisor.received(here, event(-1, event="lacks", files=["0" * 32]))
-    supervisor.received(there, event(-1, event="needs", found={}, machine="aarch64", glibc="2.31"))
-    supervisor.received(here, event(-1, event="asked"))
-    supervisor.received(here, event(0, event="started", pid=7))
-    assert done == [("send", "here"), ("aarch64", "there"), ("inquiry", "")]

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
@@ -14,14 +13,13 @@ from ringcomm.errors import ConfigError
 from ringcomm.transport import kinds, nics
 from ringrun.elastic.job import ElasticJob
 from ringrun.job import launch, rendezvous
-from ringrun.job.launch import describe, effective_settings, per_host, prepare, read_hosts
+from ringrun.job.launch import describe, per_host, prepare, read_hosts
 from ringrun.job.rendezvous import master_variables, rendezvous_addresses, rendezvous_variables
 from ringrun.plan.horovod import SettingValue
 from ringrun.plan.hosts import HostSpec
 from ringrun.plan.options import Options
 from ringrun.plan.setting_sources import from_values
 from ringrun.reach import doors
-from ringrun.ship.source_tree import SourceTree
 
 ENVIRON = {"PATH": "/nowhere", "TOKEN": "hunter2"}
 
@@ -79,11 +77,8 @@ def test_one_machine_under_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "environ", "words"),
     [
-        (
-            Options(setting_values=from_values({"timeout_s": float("nan")})),
-            {},
-            "timeout_s=nan cannot be used",
-        ),
+        (Options(setting_values=from_values({"timeout_s": float("nan")})), {},
+         "timeout_s=nan cannot be used"),
         (Options(setting_values=from_values({"timeout_s": -1})), {}, "timeout_s=-1 cannot be used"),
         (Options(iface=("10.0.0.0/99",)), {}, "--iface '10.0.0.0/99' is not a network"),
         (Options(hosts="a,b", iface=("b=10.0.0/8",)), {}, "'10.0.0/8' is not a network"),
@@ -91,7 +86,7 @@ def test_one_machine_under_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
         (Options(), {"RINGCOMM_ALGORITHM": "fast"}, "RINGCOMM_ALGORITHM='fast' .*one_shot"),
         (Options(), {"RINGCOMM_TIMEOUT": "nan"}, "RINGCOMM_TIMEOUT='nan'"),
     ],
-)
+)  # fmt: skip
 def test_values_that_make_no_sense_are_refused_before_anything_starts(
     options: Options, environ: Dict[str, str], words: str
 ) -> None:
@@ -257,12 +252,6 @@ def test_per_host(values: List[str], found: Dict[Any, str]) -> None:
     assert per_host("--python", values, ["a", "b"]) == found
 
 
-@pytest.mark.parametrize("values", [["c=/p"], ["a="], [""], ["/p", "/q"], ["a=/p", "a=/q"]])
-def test_bad_per_host_values(values: List[str]) -> None:
-    with pytest.raises(ConfigError, match="--python"):
-        per_host("--python", values, ["a", "b"])
-
-
 def test_hosts_come_from_one_place(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("a slots=2\n")
@@ -299,12 +288,6 @@ def test_what_a_file_says_of_absent_hosts_and_unset_variables_is_ignored() -> No
         prepare(replace(options, project_names=()), ["train.py"], ENVIRON)
 
 
-def test_a_host_that_may_be_added_to_an_elastic_job_has_its_interpreter() -> None:
-    job = prepare(replace(ELASTIC, python=("later=/p",)), ["train.py"], ENVIRON)
-    assert isinstance(job, ElasticJob)
-    assert job.open_host(0, HostSpec("later"), 1, is_local=False).python == "/p"
-
-
 def test_the_script_is_looked_for_before_files_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,19 +299,6 @@ def test_the_script_is_looked_for_before_files_are_counted(
     monkeypatch.setattr(launch, "SourceTree", None)
     with pytest.raises(ConfigError, match=f"There is no script tran.py in {tmp_path}"):
         prepare(Options(hosts="far", ship="."), ["tran.py"], ENVIRON)
-
-
-def test_a_line_says_what_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = threading.Event()
-
-    def slow_tree(root: Path) -> SourceTree:
-        assert said.wait(30.0)
-        return SourceTree(root)
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch, "SLOW_S", 0.0)
-    monkeypatch.setattr(launch, "SourceTree", slow_tree)
-    prepare(Options(hosts="far", ship="."), ["-m", "x"], ENVIRON, say=lambda text: said.set())
 
 
 ELASTIC = Options(np=2, hosts="localhost:1,me@far:3", min_np=1)
@@ -344,25 +314,16 @@ def test_an_elastic_job_and_its_description() -> None:
     assert text.endswith("  command: python train.py\n")
 
 
-def test_an_elastic_job_whose_hosts_a_script_prints() -> None:
-    options = Options(min_np=1, max_np=4, host_discovery_script="./find-hosts", slots_per_host=1)
-    job = prepare(options, ["train.py"], ENVIRON)
-    assert isinstance(job, ElasticJob) and list(job.specs) == []
-    assert "at most 4" in describe(job) and "  hosts: as ./find-hosts prints them\n" in describe(job)
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (
-            Options(hosts="a", min_np=1, host_discovery_script="./find-hosts", slots_per_host=1),
-            "--host-discovery-script and a list of hosts are both given",
-        ),
+        (Options(hosts="a", min_np=1, host_discovery_script="./find-hosts", slots_per_host=1),
+         "--host-discovery-script and a list of hosts are both given"),
         (Options(fetch=("out/*",)), "Add --ship"),
         (Options(hostfile="/nowhere/hosts"), "The hostfile /nowhere/hosts cannot be read: No such file"),
         (Options(config_file="/nowhere/conf"), "The configuration file /nowhere/conf cannot be read"),
     ],
-)
+)  # fmt: skip
 def test_options_that_do_not_fit_each_other(options: Options, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         prepare(options, ["x.py"], ENVIRON)
@@ -393,23 +354,3 @@ def test_files_that_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert job.tree is not None and job.code_at == "."
     (note,) = [note for note in job.notes if "--ship" in note]
     assert "does not send helper.py, which the program imports" in note
-
-
-def test_settings_from_a_file_and_verbose(tmp_path: Path) -> None:
-    file = tmp_path / "conf.yaml"
-    file.write_text("timeout: 9\n")
-    found = effective_settings(Options(config_file=str(file), verbose=True, iface=("en*",)), ENVIRON)
-    assert (found.settings.timeout_s, found.settings.verbose, found.settings.iface) == (9.0, True, "en*")
-
-
-def test_one_rank_has_no_links_to_measure() -> None:
-    values = from_values({"advise": True})
-    with pytest.raises(ConfigError, match="--advise needs at least two ranks, and this job has one"):
-        prepare(Options(setting_values=values), ["true"], {})
-    assert prepare(Options(np=2, setting_values=values), ["true"], {}).settings.advise
-
-
-def test_the_program_on_other_hosts() -> None:
-    text = describe(prepare(Options(hosts="far:2", forward=("TOKEN",)), ["train.py"], ENVIRON))
-    assert text.startswith("2 ranks on 1 host:\n  far (ssh): ranks 0, 1, 2 slots\n")
-    assert "    with TOKEN in its environment\n" in text and "    started by: ssh " in text

@@ -53,13 +53,6 @@ def test_of_many_refusals_the_first_are_shown() -> None:
     assert lines[-1] == f"peer {REFUSALS_SHOWN - 1} (further ones are not shown)"
 
 
-def test_a_process_that_tries_again_is_refused_in_one_line() -> None:
-    found, lines = notices()
-    for _ in range(5):
-        found.take(Notice("refused", "refused a process that asked to join: this job has failed"))
-    assert lines == ["refused a process that asked to join: this job has failed"]
-
-
 def test_the_interpreter_of_a_host_is_named_if_it_is_another_one() -> None:
     found, lines = notices(hosts="localhost,b")
     for host in found._job.hosts:
@@ -86,13 +79,6 @@ def test_a_job_that_was_to_be_measured_and_was_not_has_failed() -> None:
         assert outcome.exit_code == code
         there = [line for line in lines if line]
         assert len(there) == len(shown) and all(map(str.startswith, there, shown)), there
-
-
-def test_other_jobs_end_as_their_ranks_do() -> None:
-    found, lines = notices()
-    outcome = Outcome(0, "", "done")
-    found.conclude(outcome)
-    assert outcome.exit_code == 0 and not any(lines)
 
 
 @pytest.mark.parametrize(("settings", "told"), [({}, 1), ({"flight_recorder": 0}, 0)])

@@ -7,7 +7,7 @@ from typing import Optional
 
 import pytest
 
-from ringrun.diagnosis.first_failure import Complaint, Exit, FirstFailure
+from ringrun.diagnosis.first_failure import Exit, FirstFailure
 from ringrun.job.launch import prepare
 from ringrun.job.outcome import BROKEN_PIPE, Outcome, ended, not_started, verified_results, with_changes
 from ringrun.plan.job import Job
@@ -37,12 +37,6 @@ def test_hosts_that_do_not_start_are_listed_with_those_that_are_silent(job: Job)
     assert "ringrun doctor -H a,me@b,c examines these hosts" in outcome.report
     text = " ".join(outcome.report.replace("│", " ").split())
     assert "c" in text.split("no route")[1], "it has not answered"
-
-
-def test_on_one_host_there_is_no_network_to_examine() -> None:
-    alone = prepare(Options(np=2), ["true"], {"PATH": "/"})
-    outcome = not_started(alone, {0: "localhost: no such directory"}, [])
-    assert "no such directory" in outcome.report and "ringrun doctor" not in outcome.report
 
 
 @pytest.mark.parametrize(
@@ -81,27 +75,7 @@ def test_the_first_failure_is_reported(job: Job) -> None:
     assert outcome.to_show == [], "the report has all of its last lines"
 
 
-def test_of_long_tracebacks_the_rest_is_shown(job: Job) -> None:
-    long = ["Traceback (most recent call last):"]
-    long += [*(f"  line {number}" for number in range(150)), "ValueError: x"]
-    failure = failure_of(Exit(1, 1, None))
-    assert ended(job, failure, "", 0, {1: long, 0: long}).to_show == [1]
-
-
-def test_a_failure_that_is_known_from_a_report_only(job: Job) -> None:
-    failure = failure_of(*(Exit(rank, 0, None) for rank in range(3)))
-    failure.complained(Complaint(None, None, "no heartbeat"))
-    outcome = ended(job, failure, "", 0, {0: ["x"]})
-    assert outcome.reason == "failure" and outcome.exit_code == 255 and "no heartbeat" in outcome.report
-
-
 # ---- elastic jobs ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("reason", ["interrupt", "pipe"])
-def test_changes_of_a_job_that_was_ended_are_not_listed(reason: str) -> None:
-    outcome = Outcome(130, "", reason)
-    assert with_changes(outcome, "the job cannot continue", CHANGES) is outcome
 
 
 @pytest.mark.parametrize(("count", "title"), [(0, ""), (1, "changed 1 time"), (2, "changed 2 times")])

@@ -25,17 +25,6 @@ def interfaces(monkeypatch: pytest.MonkeyPatch) -> List[nics.Interface]:
     return found
 
 
-def test_ranks_of_one_machine_use_the_loopback(interfaces: List[nics.Interface]) -> None:
-    interfaces.append(WIRED)
-    assert rendezvous_addresses(prepare(Options(np=2), ["true"], {"PATH": "/"})) == ["127.0.0.1"]
-
-
-def test_addresses_that_need_an_interface_are_left_out(interfaces: List[nics.Interface]) -> None:
-    interfaces += [WIRED, LINK_LOCAL, LOOPBACK]
-    job = prepare(Options(hosts="localhost,far"), ["true"], {"PATH": "/"})
-    assert rendezvous_addresses(job) == ["192.0.2.1", "127.0.0.1"]
-
-
 @pytest.mark.parametrize(
     ("ifaces", "text"),
     [((), "except the loopback's, but"), (("none",), "loopback's that matches --iface none, but")],

@@ -8,14 +8,12 @@ from typing import Any, Callable, List, Optional, Type
 import pytest
 
 from ringrun.diagnosis.first_failure import Cause, Exit
-from ringrun.elastic.job import ElasticJob
 from ringrun.job import restarts
 from ringrun.job.elastic_supervisor import ElasticSupervisor
 from ringrun.job.launch import prepare
 from ringrun.job.outcome import Outcome
 from ringrun.job.restarts import Attempts, attempt_of, is_worthwhile, wait_s
 from ringrun.job.supervise import Supervisor
-from ringrun.plan.hosts import HostSpec
 from ringrun.plan.options import Options
 from ringrun.show.console import Console
 
@@ -161,30 +159,6 @@ def test_signals_reach_the_attempt_that_runs() -> None:
     made[0].diagnose()  # it is over
     assert running.told == ["diagnose", 15]
     assert made[0].signum == 15
-
-
-def test_a_signal_from_before_the_start_ends_the_attempt() -> None:
-    running: Any = Running()
-    screen: Any = Screen()
-
-    def run(_: Any, started: Callable[[Any], None]) -> Outcome:
-        started(running)
-        return Outcome(130, "", "interrupt")
-
-    made = Attempts(prepare(Options(np=1), ["true"]), 0, screen, run)
-    made.interrupt(2)
-    made.run()
-    assert running.told == [2]
-
-
-def test_an_attempt_of_an_elastic_job_starts_with_its_first_ranks() -> None:
-    job = prepare(Options(hosts="localhost:2", min_np=1), ["true"])
-    assert isinstance(job, ElasticJob)
-    job.open_host(0, HostSpec("localhost"), 2, True)
-    again = attempt_of(job, 1, 1)
-    assert isinstance(again, ElasticJob) and again.limits == job.limits
-    assert (again.hosts, again.plan.hosts) == ([], [])
-    assert again.attempt == 1 and again.id != job.id and again.key != job.key
 
 
 @pytest.mark.parametrize(

@@ -57,12 +57,6 @@ def test_without_the_interpreter_another_is_tried_once(host: HostJob) -> None:
     assert text is not None and "no Python at /p/python or python3" in text and len(notes) == 1
 
 
-def test_without_an_alternative_it_is_an_error(host: HostJob) -> None:
-    host = replace(host, fallback=[])
-    text = failed_start(host, link(host, noise=NO_PYTHON), 127, lambda text: None)
-    assert text is not None and "no Python at /p/python" in text
-
-
 def test_a_dropped_login_is_tried_again_some_times(host: HostJob) -> None:
     again = [
         failed_start(host, link(host, stderr_text=DROPPED, attempt=attempt), 255, lambda text: None) is None
