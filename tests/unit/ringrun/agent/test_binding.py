@@ -1,20 +1,17 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import List, Set
 
 import pytest
 
-from ringrun.agent.binding import Processor, available_processors, describe, shares, usable_shares
+from ringrun.agent.binding import Processor, describe, shares, usable_shares
 
 
 def machine(cores: int, threads: int = 1, sockets: int = 1, slow: int = 0) -> List[Processor]:
     """Processors numbered as Linux does: first one of each core, then the second ones."""
     return [
-        Processor(
-            thread * cores + core, core, core * sockets // cores, 400 if core >= cores - slow else 1024
-        )
+        Processor(thread * cores + core, core, core * sockets // cores, 400 if core >= cores - slow else 1024)
         for thread in range(threads)
         for core in range(cores)
     ]
@@ -34,24 +31,6 @@ def machine(cores: int, threads: int = 1, sockets: int = 1, slow: int = 0) -> Li
 )
 def test_cores(processors: List[Processor], ranks: int, expected: List[Set[int]]) -> None:
     assert shares("core", processors, ranks) == expected
-
-
-def test_none() -> None:
-    assert shares("none", machine(4), 2) == [set(), set()]
-
-
-def test_this_machine() -> None:
-    found = available_processors()
-    assert {item.number for item in found} == os.sched_getaffinity(0)
-
-
-def test_a_board_with_unlike_cores(tmp_path: Path) -> None:
-    for number in os.sched_getaffinity(0):
-        folder = tmp_path / f"cpu{number}"
-        (folder / "topology").mkdir(parents=True)
-        (folder / "cpu_capacity").write_text("512\n")
-        (folder / "topology" / "core_id").write_text(f"{number}\n")
-    assert {item.capacity for item in available_processors(str(tmp_path))} == {512}
 
 
 def test_shares_that_the_system_permits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,6 @@ from ringrun.agent.checks import (
     check_argv,
     check_result,
     find_problem,
-    find_program,
-    master_facts,
-    prepend_horovod_shim,
 )
 
 HOW: Dict[str, Any] = {"code": 1, "signal": None, "sent": 0}
@@ -42,12 +39,6 @@ def test_judgement(changes: Dict[str, Any], problem: Optional[str]) -> None:
     facts = check_result(output, "/p", CONFIG, HOW)
     assert facts.get("problem") == problem
     assert facts["found"]["python"] == "/p"
-
-
-@pytest.mark.parametrize("output", [b"", b"Segmentation fault\n", b'\n{"half":'])
-def test_no_answer_is_a_problem(output: bytes) -> None:
-    facts = check_result(output, "/p", CONFIG, dict(HOW, code=None, signal=11))
-    assert (facts["problem"], facts["signal"], facts["path"]) == ("check", 11, "/p")
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
@@ -81,16 +72,6 @@ def test_files_that_cannot_be_written(tmp_path: Path, path: str, why: str) -> No
     assert (found is None) is (why == "")
     if found is not None:
         assert (found["problem"], found["option"]) == ("write", "--timeline") and why in found["why"]
-
-
-def test_programs(tmp_path: Path) -> None:
-    program = tmp_path / "run.sh"
-    program.touch()
-    assert find_program("./run.sh", str(tmp_path), None) is None  # not executable
-    program.chmod(0o755)
-    assert find_program("./run.sh", str(tmp_path), None) is not None
-    assert find_program("run.sh", "/", str(tmp_path)) == str(program)
-    assert find_program("/", "/", None) is None
 
 
 @pytest.mark.parametrize(
@@ -130,21 +111,6 @@ def test_a_horovod_next_to_the_script_is_in_the_way(tmp_path: Path, name: str) -
     wanted = {"problem": "shadow", "path": str(tmp_path / name)}
     assert find_problem(config, sys.executable, str(tmp_path), None) == wanted
     assert find_problem({**config, "horovod": False}, sys.executable, str(tmp_path), None) is None
-
-
-def test_horovod_comes_first() -> None:
-    env: Dict[str, str] = {}
-    prepend_horovod_shim(env, "/site/ringrun/__init__.py")
-    assert env == {"PYTHONPATH": "/site/ringrun/compat/horovod_shim"}
-    env = {"PYTHONPATH": "/a:/b"}
-    prepend_horovod_shim(env, "/site/ringrun/__init__.py")
-    assert env == {"PYTHONPATH": "/site/ringrun/compat/horovod_shim:/a:/b"}
-
-
-def test_master_facts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SSH_CONNECTION", "a 1 b 22")
-    facts = master_facts()
-    assert facts["login"] == "a 1 b 22" and 0 < facts["port"] < 65536
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import fcntl
-import io
-import json
 import os
-import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Dict, Iterator, List
 
 import pytest
 
@@ -94,18 +91,6 @@ def test_a_job_waits_for_the_end_of_cleaning(
     assert len(shipped._held) == 1
 
 
-def test_a_cache_without_room_for_a_lock_is_used(
-    environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(shipped, "locked", refuse)
-    with trusted_folder(shipped.places(environ)[0]) as folder:
-        shipped.hold(folder)
-    assert shipped._held == {}
-
-
 def test_what_cannot_be_trusted_or_followed_stays(tmp_path: Path, environ: Dict[str, str]) -> None:
     place = Path(shipped.places(environ)[0])
     (tmp_path / "precious").mkdir()
@@ -117,33 +102,6 @@ def test_what_cannot_be_trusted_or_followed_stays(tmp_path: Path, environ: Dict[
     place.chmod(0o777)
     (kept,) = Cleaning(environ, False).run()["kept"]
     assert kept[0] == str(place) and "other users may write it" in kept[1]
-
-
-def test_what_cannot_be_removed_is_kept_and_the_rest_goes(
-    tmp_path: Path, environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    remove = cleaning.folders.remove
-
-    def refuse(folder: int, name: str) -> None:
-        if name == "one-0":
-            raise PermissionError(13, "Permission denied")
-        remove(folder, name)
-
-    monkeypatch.setattr(cleaning.folders, "remove", refuse)
-    found = Cleaning(environ, dry_run=False).run()
-    assert found["kept"] == [[f"{tmp_path}/cache/ringcomm/jobs/one-0", "Permission denied"]]
-    assert len(found["removed"]) == 7
-
-
-def test_the_program_answers_commands(
-    environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "stdin", io.StringIO('{"do": "clean", "dry_run": true}\n'))
-    cleaning.main()
-    empty, marker, answer = capsys.readouterr().out.splitlines()
-    assert (empty, marker) == ("", cleaning.MARKER) and len(json.loads(answer)["removed"]) == 8
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o777, 0o1777])

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Dict, List, Tuple
 
 import pytest
 
-from ringcomm.errors import ProtocolError
 from ringrun.agent import job_folder, shipped
 from ringrun.agent.job_folder import JobFolder
 from ringrun.job.fetch import FetchedFiles
@@ -58,18 +56,6 @@ def test_only_what_a_host_lacks_is_sent(tree: SourceTree, environ: Dict[str, str
     assert list(changed.contents(sent).values()) == [b"print(2)"]
 
 
-def test_the_directory_is_made_once(
-    tree: SourceTree, environ: Dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After packages have arrived the preparation comes to it once more."""
-    monkeypatch.setattr(shipped, "LOCK_S", 0.0)
-    environ["TMPDIR"] = str(tmp_path / "another place")
-    folder, _ = place("job", tree, environ)
-    path = str(folder.path)
-    assert folder.prepare(b"") == {} and folder.path == path
-    assert not (tmp_path / "another place").exists()
-
-
 def test_a_restart_finds_what_the_last_attempt_has_written(tree: SourceTree, environ: Dict[str, str]) -> None:
     first, _ = place("job", tree, environ)
     root = Path(str(first.path))
@@ -110,23 +96,6 @@ def test_the_directories_of_the_last_jobs_are_kept(tree: SourceTree, environ: Di
     assert len(left) == job_folder.KEPT_JOBS + 1
 
 
-def test_an_old_directory_that_cannot_be_removed_is_left(
-    tree: SourceTree, environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A program may have left a folder that is read-only; the next job needs no other place."""
-
-    def refused(folder: int, name: str) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(job_folder.folders, "remove", refused)
-    found = set()
-    for number in range(job_folder.KEPT_JOBS + 3):
-        folder, _ = place(f"job{number}", tree, environ)
-        found.add(Path(str(folder.path)).parent)
-        os.close(folder._lock)  # as at the end of its agent
-    assert len(found) == 1
-
-
 @pytest.mark.parametrize("name", ["../a", "/a", "a/../../b", ""])
 def test_paths_that_leave_the_directory_are_refused(name: str, environ: Dict[str, str]) -> None:
     digest = "e3b0c44298fc1c149afbf4c8996fb924"  # of nothing
@@ -158,21 +127,6 @@ def test_the_cache_has_a_limit(
     assert [file.read_text() for file in cache.iterdir()] == ["echo something longer"]
 
 
-def test_a_content_that_cannot_be_removed_does_not_end_the_job(
-    tree: SourceTree, environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried = []
-
-    def remove(folder: int, name: str) -> None:
-        tried.append(name)
-        raise FileNotFoundError(2, "another agent has removed it")
-
-    monkeypatch.setattr(job_folder, "CACHE_BYTES", 0)
-    monkeypatch.setattr(job_folder.folders, "remove", remove)
-    place("one", tree, environ)
-    assert len(tried) == len({file.digest for file in tree.files})
-
-
 def test_files_are_fetched_in_pieces(
     tree: SourceTree, environ: Dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,16 +152,3 @@ def test_files_are_fetched_in_pieces(
         "jetson1/out/deep/empty": b"",
         "jetson1/out/ten": b"y" * 10,
     }
-
-
-@pytest.mark.parametrize("path", ["../x", "/x", "a/../../x", "", 5, None])
-def test_a_host_cannot_write_elsewhere(path: object, tmp_path: Path) -> None:
-    with pytest.raises(ProtocolError):
-        FetchedFiles(tmp_path).take("a", json.dumps({"path": path, "offset": 0}).encode() + b"\n", ["**"])
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("line", [b"", b"[]", b'{"path": "a"}', b'{"path": "a", "offset": "0"}', b"\xff"])
-def test_a_malformed_piece_is_refused(line: bytes, tmp_path: Path) -> None:
-    with pytest.raises(ProtocolError):
-        FetchedFiles(tmp_path).take("a", line, ["**"])

@@ -45,29 +45,12 @@ def test_a_python_program_is_tried_before_the_host_is_ready(tmp_path: Path) -> N
     assert list(steps.fetched()) == []
 
 
-def test_another_program_is_not_tried(tmp_path: Path) -> None:
-    name, facts = preparation(tmp_path, "sh", python=False).use_package()
-    assert name == "ready" and "found" not in facts
-
-
 def test_horovods_package_is_tried_with_this_interpreter_if_the_program_is_none(tmp_path: Path) -> None:
     steps = preparation(tmp_path, "sh", python=False, horovod=True)
     name, facts = steps.use_package()
     assert name == CHECK and facts["argv"][0] == sys.executable and facts["argv"][-1] == "ringrun"
     assert steps.checked(json.dumps(FOUND).encode(), HOW)[0] == "ready"
     assert steps._env["PYTHONPATH"] == "/site/ringrun/compat/horovod_shim"
-
-
-def test_a_directory_that_is_missing(tmp_path: Path) -> None:
-    name, facts = preparation(tmp_path / "none").use_package()
-    assert (name, facts) == ("problem", {"problem": "cwd", "path": str(tmp_path / "none")})
-
-
-def test_a_version_that_differs(tmp_path: Path) -> None:
-    steps = preparation(tmp_path, version="2")
-    steps.use_package()
-    name, facts = steps.checked(json.dumps(FOUND).encode(), HOW)
-    assert (name, facts["problem"], facts["wanted"]) == ("problem", "version", "2")
 
 
 @pytest.mark.parametrize(("provision", "event"), [(True, "needs"), (False, "problem")])

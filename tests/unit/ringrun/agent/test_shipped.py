@@ -4,12 +4,12 @@ import io
 import os
 import zipfile
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict
 
 import pytest
 
 from ringrun.agent import shipped
-from ringrun.ship.package import Package, own_package
+from ringrun.ship.package import Package
 
 FILES = {"a/__init__.py": b"x = 1\n", "a/b.py": b"", "data.txt": b"\x00\xff"}
 
@@ -41,14 +41,6 @@ def test_a_package_is_unpacked_once_and_found_afterwards(package: Package, envir
     assert shipped.unpack(package.archive, package.digest, environ) == path  # by another job
     assert Path(path).parent.stat().st_mode & 0o777 == 0o700
     assert {entry.name for entry in Path(path).parent.iterdir()} == {package.digest, shipped.IN_USE}
-
-
-def test_the_digest_depends_on_names_and_contents_only(package: Package) -> None:
-    assert Package("another name", dict(reversed(list(FILES.items())))).digest == package.digest
-    assert Package("", {**FILES, "a/b.py": b" "}).digest != package.digest
-    assert Package("", {"a/c.py" if name == "a/b.py" else name: FILES[name] for name in FILES}).digest != (
-        package.digest
-    )
 
 
 @pytest.mark.parametrize("change", ["changed", "added", "removed"])
@@ -113,17 +105,6 @@ def test_bytecode_of_another_user_is_not_used(package: Package, environ: Dict[st
     assert shipped.find(package.digest, environ) is None
 
 
-def test_only_names_that_ringcomm_makes_are_removed(
-    package: Package, environ: Dict[str, str], tmp_path: Path
-) -> None:
-    precious = tmp_path / "cache" / "ringcomm" / "thesis"
-    precious.mkdir(parents=True)
-    (precious / "chapter").write_text("keep")
-    os.utime(precious, (0, 0))
-    shipped.unpack(package.archive, package.digest, environ)
-    assert (precious / "chapter").read_text() == "keep"
-
-
 def test_the_agents_program_is_kept_and_nothing_else_is_removed(tmp_path: Path) -> None:
     environ = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     folder = tmp_path / "cache" / "ringcomm-agent"
@@ -174,42 +155,6 @@ def archive_of(*names: str) -> bytes:
 def test_what_is_no_such_package_is_refused(data: bytes, why: str, environ: Dict[str, str]) -> None:
     with pytest.raises(ValueError, match=why):
         shipped.unpack(data, "0" * 32, environ)
-
-
-def test_use_adds_the_package_to_the_module_path(
-    package: Package, environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    env = {"PYTHONPATH": "/theirs"}
-    assert shipped.use("", b"", env) is None and env == {"PYTHONPATH": "/theirs"}
-    assert shipped.use(package.digest, b"", env) == {}  # the launcher must send it
-    assert shipped.use(package.digest, package.archive, env) is None
-    assert env["PYTHONPATH"] == f"{shipped.find(package.digest, environ)}:/theirs"
-    problem = shipped.use(package.digest, b"nothing", env)
-    assert problem is not None and problem["problem"] == "package" and "zip" in problem["why"]
-
-
-def test_the_own_package_has_all_that_ranks_import() -> None:
-    with zipfile.ZipFile(io.BytesIO(own_package().archive)) as archive:
-        names: List[str] = archive.namelist()
-    assert {"ringcomm/__init__.py", "ringrun/agent/worker.py", "cloudpickle/__init__.py"} < set(names)
-    assert not [name for name in names if "__pycache__" in name]
-    assert [name for name in names if name.startswith("ringrun/compat/horovod_shim/")]
-
-
-def test_a_package_that_cannot_be_read_is_sent_again(
-    package: Package, environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = shipped.unpack(package.archive, package.digest, environ)
-
-    def refuse(path: str) -> None:
-        raise PermissionError(13, "Permission denied", path)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(shipped, "_files", refuse)
-        assert shipped.find(package.digest, environ) is None
-    assert shipped.find(package.digest, environ) == path
 
 
 def test_where_there_is_no_room_the_next_directory_is_taken(

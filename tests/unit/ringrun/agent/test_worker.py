@@ -14,15 +14,8 @@ from ringcomm.errors import ConfigError, Misuse
 from ringcomm.storage.results import unpack
 from ringcomm.wire.signing import Signer
 from ringrun.agent import worker
-from ringrun.agent.worker import Call, carries_bytecode, pack_call, unpack_call
+from ringrun.agent.worker import Call, carries_bytecode, pack_call
 from ringrun.plan.signed import about_call, about_result, signed, verified
-
-
-def test_a_call_travels() -> None:
-    path, unpickle = unpack_call(pack_call(Call(lambda x, y: x + y, (1,), {"y": 2}), ["/a", "/b"]))
-    call = unpickle()
-    assert path == ["/a", "/b"]
-    assert call.fn(*call.args, **call.kwargs) == 3
 
 
 def test_only_functions_by_value_depend_on_the_version_of_python() -> None:
