@@ -10,7 +10,6 @@ from typing import List, Optional
 
 import pytest
 
-from ringrun.reach import environments
 from ringrun.reach.environments import candidates, conda_name, finder
 from ringrun.reach.protocol import BOOT
 
@@ -23,12 +22,6 @@ def conda(tmp_path: Path) -> str:
     prefix = tmp_path / "miniconda3" / "envs" / "train"
     (prefix / "conda-meta").mkdir(parents=True)
     return str(prefix / "bin" / "python")
-
-
-def test_an_environment_below_the_home_is_looked_for_there() -> None:
-    assert candidates("/home/me/work/.venv/bin/python", "/home/me") == ["~/work/.venv/bin/python"]
-    assert candidates("/opt/venv/bin/python", "/home/me") == candidates("/root/x", "/") == []
-    assert finder("/usr/bin/python3", "/home/me") == b""
 
 
 def test_conda_is_looked_for_by_name(conda: str, tmp_path: Path) -> None:
@@ -66,11 +59,6 @@ def test_it_takes_the_place_of_the_interpreter_and_reads_on(tmp_path: Path) -> N
     assert python == own and rest == "['-c'] b'the next line\\n'\n"
 
 
-def test_an_environment_of_another_conda(conda: str, tmp_path: Path) -> None:
-    own = link(tmp_path / "host" / "miniforge3" / "envs" / "train" / "bin" / "python")
-    assert run(conda, tmp_path / "host")[0] == own
-
-
 def test_an_environment_that_conda_lists(conda: str, tmp_path: Path) -> None:
     own = link(tmp_path / "host" / "data" / "train" / "bin" / "python")
     (tmp_path / "host" / ".conda").mkdir()
@@ -91,7 +79,3 @@ def test_without_it_the_interpreter_stays(what: str, conda: str, tmp_path: Path)
     elif what == "not executable":
         path.symlink_to("/etc/passwd")
     assert run(conda, tmp_path / "host")[0] == sys.executable
-
-
-def test_every_folder_of_conda_is_named_once() -> None:
-    assert len(set(environments._ROOTS)) == len(environments._ROOTS)

@@ -88,12 +88,6 @@ def test_mistakes(line: str, answer: str, run: Any, tmp_path: Path) -> None:
     assert run("show lab") == "0 a\nb\n" and run("").count("\n") == 2
 
 
-def test_what_stands_in_a_list_is_a_host_and_no_list(run: Any) -> None:
-    run("add one two a")
-    run("add two one b")
-    assert [spec.name for spec in read_hosts(Options(hosts="one"))] == ["two", "a"]
-
-
 @pytest.mark.parametrize("item", ["lab:2", "me@lab"])
 def test_a_list_has_neither_slots_nor_an_account(item: str, run: Any) -> None:
     run("add lab a")
@@ -160,10 +154,6 @@ def test_hosts_are_taken_from_sshs_configuration(run: Any, tmp_path: Path) -> No
     assert "there is none. A host there is a line like: Host jetson1" in run("import lab")
 
 
-def test_lists_are_in_the_home_without_a_configuration_folder(tmp_path: Path) -> None:
-    assert folder_of_lists({"XDG_CONFIG_HOME": "relative"}) == tmp_path / ".config" / "ringcomm" / "hosts"
-
-
 def test_a_list_with_the_name_of_a_host(lists: Path) -> None:
     named_hosts.add_hosts("lab", ["a", "b"], os.environ)
     with pytest.raises(ConfigError, match="b is a host of the list lab"):
@@ -171,18 +161,6 @@ def test_a_list_with_the_name_of_a_host(lists: Path) -> None:
     specs = parse_hosts("localhost,lab")
     assert named_hosts.lists_in(specs, os.environ) == ["the list lab: a, b"]
     assert named_hosts.lists_in(parse_hosts("localhost,c:2"), os.environ) == []
-
-
-def test_another_user_of_the_folder_is_reported(lists: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    named_hosts.add_hosts("lab", ["a"], os.environ)
-    lists.chmod(0o777)
-    for call in (
-        lambda: named_hosts.list_names(os.environ),
-        lambda: named_hosts.add_hosts("n", ["a"], os.environ),
-        lambda: named_hosts.drop_hosts("lab", [], os.environ),
-    ):
-        with pytest.raises(ConfigError, match="others must not be able to write them"):
-            call()
 
 
 def test_a_list_that_is_a_link_is_refused_with_what_to_do(run: Any, lists: Path, tmp_path: Path) -> None:

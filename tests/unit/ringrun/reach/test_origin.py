@@ -13,10 +13,6 @@ from ringrun.reach.origin import _recorded_path, find_source, how_to_install, in
 from ringrun.reach.ssh import Ssh, SshOptions
 
 
-def test_the_source_is_this_folder() -> None:
-    assert find_source() == Path(__file__).resolve().parents[4]
-
-
 @pytest.mark.parametrize(
     "recorded", [None, "", "[]", "{}", '{"url": "https://x/y.whl"}', '{"url": "file:///gone"}']
 )
@@ -32,12 +28,6 @@ def test_the_wheel_that_pip_has_noted(tmp_path: Path) -> None:
 
 def by_ssh(path: str, is_folder: bool) -> str:
     return Ssh(SshOptions()).copy_line(HostSpec("jetson1", "me"), path, is_folder)
-
-
-def test_a_way_that_copies_nothing_names_the_path() -> None:
-    here = Path(__file__).resolve().parents[4]
-    text = how_to_install(here, "1", "/p", False, lambda path, is_folder: "")
-    assert str(here) in text and "/p -m pip install" in text and "``" not in text
 
 
 def test_no_index_is_asked_for_ringcomm(tmp_path: Path) -> None:

@@ -33,16 +33,6 @@ def test_frames_after_noise(noise: bytes, size: int) -> None:
     assert bytes(reader.noise) == noise[:4096]
 
 
-@pytest.mark.parametrize("size", [1, 7, 100000])
-def test_a_host_asks_for_the_program(size: int) -> None:
-    reader = FrameReader()
-    data = b"Welcome!\n" + WANTED + framing.MARKER + STREAM
-    found: List[Frame] = []
-    for start in range(0, len(data), size):
-        found += reader.feed(data[start : start + size])
-    assert reader.needs_program and found == FRAMES and bytes(reader.noise) == b"Welcome!\n"
-
-
 def test_the_program_is_sent_once_however_often_a_host_asks() -> None:
     reader = FrameReader()
     for _ in range(2):

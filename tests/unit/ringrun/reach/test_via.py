@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import List, Optional
 
@@ -31,13 +28,6 @@ BOX = HostSpec("box1")
 )
 def test_templates(template: str, words: List[str]) -> None:
     assert Via(template).argv(BOX, "/p") == words
-
-
-def test_a_shell_makes_the_same_words_of_a_joined_command() -> None:
-    script = "import sys; print(sys.argv[1:])"
-    line = shlex.join([sys.executable, "-c", script]) + " " + Via("ssh {host}").argv(BOX, "/p")[-1]
-    shown = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True).stdout
-    assert shown == f"{['/p', '-c', BOOT]}\n"
 
 
 @pytest.mark.parametrize(
@@ -98,11 +88,6 @@ def test_failures_of_srun(status: int, output: str, words: List[str], no_python:
     failure = srun.explain_start("box1", srun.argv(BOX, "/p"), "/p", status, output)
     assert all(word in failure.text for word in ["box1: ", *words]), failure.text
     assert failure.no_python is no_python
-
-
-def test_a_lost_step_is_named() -> None:
-    assert "the job step on it (srun) ended with status 1" in Srun("7").explain_loss("box1", 1, "")
-    assert "(docker) was ended by signal 9" in Via("docker exec -i {host}").explain_loss("box1", -9, "")
 
 
 SLURM = Allocation("Slurm job 7", (BOX,), "7", "box0")
@@ -182,10 +167,6 @@ def test_a_file_of_a_scheduler_that_cannot_be_read(
     with pytest.raises(ConfigError) as caught:
         allocation_of(environ, needed=True)
     assert text in str(caught.value) and str(file) in str(caught.value)
-
-
-def test_no_scheduler() -> None:
-    assert allocation_of({}, needed=True) is None
 
 
 def test_scontrol_expands_what_is_not_understood_here(
