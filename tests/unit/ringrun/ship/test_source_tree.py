@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -31,11 +30,6 @@ def test_with_git_it_is_what_git_tracks_or_would_track(tmp_path: Path) -> None:
     assert paths(tmp_path / "a b") == ["ü.py"]
 
 
-def test_a_directory_that_does_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--ship: there is no directory .*/none"):
-        SourceTree(tmp_path / "none")
-
-
 def test_without_git_it_is_all_but_junk(tmp_path: Path) -> None:
     write(tmp_path, "fetched/jetson1/out", "lib/fetched")
     write(tmp_path, "train.py", "lib/a.py", ".venv/bin/python", "lib/__pycache__/a.pyc", "b.pyc", ".hidden")
@@ -61,19 +55,6 @@ def test_folders_whose_content_is_not_sent_are_made_empty(tmp_path: Path, git: b
     assert tree.folders == [*(["data"] if git else []), "kept/out", "lib/none", "logs/today", "out"]
     entries = {file.path: file.digest for file in tree.announced()}
     assert entries["out/"] == "" and entries["train.py"] and len(entries) == len(tree.files + tree.folders)
-
-
-def test_a_tree_without_files_has_no_folder_of_its_own(tmp_path: Path) -> None:
-    assert SourceTree(tmp_path).announced() == []
-
-
-def test_digest_and_mode(tmp_path: Path) -> None:
-    write(tmp_path, "a.sh", "b.txt", content="same")
-    os.chmod(tmp_path / "a.sh", 0o755)  # noqa: PTH101
-    first, second = SourceTree(tmp_path).files
-    assert first.digest == second.digest and len(first.digest) == 32
-    assert (first.executable, second.executable) == (True, False)
-    assert SourceTree(tmp_path).contents([first.digest, "unknown"]) == {first.digest: b"same"}
 
 
 def test_too_large_names_the_ten_largest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,8 +120,3 @@ def test_the_working_directory_has_to_be_in_the_tree(tmp_path: Path) -> None:
     assert position(tmp_path, tmp_path / "a" / "b") == "a/b"
     with pytest.raises(ConfigError, match="--ship="):
         position(tmp_path / "d", tmp_path / "a")
-
-
-def test_no_directory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no directory"):
-        SourceTree(tmp_path / "none")
