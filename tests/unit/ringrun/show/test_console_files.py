@@ -7,7 +7,6 @@ import pytest
 
 from ringcomm.errors import ConfigError
 from ringrun.show.console import OutputFiles
-from ringrun.show.output import Outputs
 
 
 def descriptors() -> int:
@@ -25,15 +24,6 @@ def test_files_of_ranks_that_come_and_go_are_closed(tmp_path: Path) -> None:
     files.write(5, 1, b"late\n")
     assert (tmp_path / "rank.5" / "stdout").read_text() == "a line\n"
     files.close()
-
-
-def test_outputs_of_ranks_that_come_and_go_are_forgotten() -> None:
-    outputs = Outputs({0: "a"}, {1: False, 2: False})
-    outputs.add(7, "b")
-    assert outputs.feed(7, 1, b"hello\n", 0.0) == b"[b:7] hello\n"
-    outputs.remove(7)
-    assert list(outputs.tails) == [0]
-    assert outputs.tick(9.0) == []
 
 
 def test_a_link_in_the_place_of_a_ranks_folder_is_not_followed(tmp_path: Path) -> None:

@@ -34,13 +34,10 @@ def test_lines(data: bytes, lines: List[bytes], size: int) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"\r10%\r20%\r100%\n",
-        b"10%\r20%\r100%\r\n",
-        b"10%\r20%\r100%\r\r\n",
-        b"\r10%\r\x1b[K100%\n",
+        b"\r10%\r20%\r100%\n", b"10%\r20%\r100%\r\n", b"10%\r20%\r100%\r\r\n", b"\r10%\r\x1b[K100%\n",
         b"10%\r100%\r",
     ],
-)
+)  # fmt: skip
 def test_a_progress_bar_is_shown_once_a_second_and_in_its_final_state(data: bytes) -> None:
     assembler = LineAssembler()
     lines = assembler.feed(data, 0.0) + assembler.flush()
@@ -108,16 +105,6 @@ def test_a_line_whose_end_does_not_come_is_shown_within_a_second(in_place: bool)
     assert assembler.tick(20.0) == []  # nothing new
     assert assembler.feed(b"7\n", 21.0) == [b"Enter a number: 7"]
     assert not assembler.waiting and not assembler.has_state
-
-
-def test_what_grows_is_shown_once_a_second_and_whole_at_its_end() -> None:
-    assembler = LineAssembler()
-    shown: List[bytes] = []
-    for step in range(40):
-        shown += assembler.feed(b".", step / 10) + assembler.tick(step / 10)
-    assert shown == [b"." * 6, b"." * 16, b"." * 26, b"." * 36]
-    assert assembler.feed(b" done\n.", 4.0) == [b"." * 40 + b" done"]
-    assert assembler.tick(4.2) == []  # another line has begun
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b""])

@@ -9,7 +9,7 @@ from typing import Tuple
 import pytest
 
 from ringrun.show.console import Console
-from ringrun.show.notebook import WIDTH, NotebookConsole, own_console
+from ringrun.show.notebook import NotebookConsole, own_console
 
 
 def cell(monkeypatch: pytest.MonkeyPatch) -> Tuple[io.StringIO, io.StringIO]:
@@ -48,12 +48,6 @@ def test_a_line_is_removed_if_there_is_no_state_any_more(monkeypatch: pytest.Mon
     console.close()
     console.close()
     assert err.getvalue() == "\r20 %\r    \r\r30 %\r    \r"
-
-
-def test_a_long_line_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    out, _ = cell(monkeypatch)
-    NotebookConsole().show_state(1, [b"x" * 500])
-    assert out.getvalue() == "\r" + "x" * (WIDTH - 1)
 
 
 def test_the_console_of_a_function_depends_on_where_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:

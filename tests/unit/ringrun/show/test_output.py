@@ -85,20 +85,6 @@ def test_a_traceback_is_held_back_for_a_while() -> None:
     assert hold.add([b"later"], 9.0) == [b"later"]
 
 
-def test_a_held_traceback_waits_for_the_report_once_the_rank_has_ended() -> None:
-    hold = TracebackDelay()
-    hold.add(TRACE, 0.0)
-    hold.keep()
-    assert hold.due(1e9) == []
-    assert hold.release() == TRACE
-
-
-def test_what_is_held_back_is_bounded() -> None:
-    hold = TracebackDelay()
-    shown = hold.add(TRACE[:1] + [b"x"] * 1000, 0.0)
-    assert len(shown) == 1001
-
-
 def outputs() -> Outputs:
     return Outputs({0: "a", 1: "b"}, {1: False, 2: False})
 
@@ -151,21 +137,6 @@ def test_consequences_are_folded_under_pytorchs_prefix_too() -> None:
     assert found.tails[1].text() == ["[rank is no prefix", "[rank7] nor this"]
 
 
-def test_a_rank_that_ends_well_hides_nothing() -> None:
-    found = outputs()
-    found.feed(0, 2, b"\n".join([*TRACE, b"rest"]), 0.0)
-    shown = b"".join(data for _, data in found.flush(0, True, 0.1))
-    assert shown.endswith(b"[a:0] ValueError: x\n[a:0] rest\n")
-
-
-def test_streams_do_not_mix() -> None:
-    found = outputs()
-    assert found.feed(0, 1, b"on", 0.0) == b""
-    assert found.feed(0, 2, b"err\n", 0.0) == b"[a:0] err\n"
-    assert found.feed(1, 1, b"other\n", 0.0) == b"[b:1] other\n"
-    assert found.feed(0, 1, b"e\n", 0.0) == b"[a:0] one\n"
-
-
 def test_the_stack_of_another_language_does_not_push_the_error_out() -> None:
     tail = Tail(lines=3)
     stack = (b"At:", b"  /x/_operation_queue.py(101): _main", b"  /y/a.py(9): <lambda>")
@@ -180,14 +151,3 @@ def test_a_terminal_shows_a_prompt_below_the_lines() -> None:
     assert outputs.tick(1.0) == [] and outputs.state() == (1, b"[a:0] Continue?")
     assert outputs.feed(0, 1, b"yes\nnext\n", 2.0) == b"[a:0] Continue? yes\n[a:0] next\n"
     assert outputs.state() is None and not outputs.waiting
-
-
-def test_a_line_without_its_end_is_shown_in_a_pipe_and_once_in_the_tail() -> None:
-    outputs = Outputs({0: "a"}, {1: False, 2: False})
-    outputs.feed(0, 2, b"Loading ...", 0.0)
-    assert outputs.waiting and outputs.tick(0.2) == []
-    assert outputs.tick(0.6) == [(2, b"[a:0] Loading ...\n")]
-    assert outputs.feed(0, 2, b" done\n", 3.0) == b"[a:0] Loading ... done\n"
-    outputs.feed(0, 2, b"Traceback (most recent call last):\n  File", 4.0)
-    assert outputs.tick(4.9) == []
-    assert outputs.tails[0].text() == ["Loading ... done", "Traceback (most recent call last):"]

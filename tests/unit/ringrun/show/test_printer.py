@@ -77,15 +77,6 @@ def test_a_traceback_waits_for_the_first_failure() -> None:
     assert not printer.waiting
 
 
-def test_a_traceback_of_a_rank_that_continues_is_shown_after_a_while() -> None:
-    time, console = Time(), Kept()
-    printer = printer_of(console, time)
-    printer.printed(0, 2, TRACEBACK)
-    time.now_s += 60.0
-    printer.tick()
-    assert console.written[2].count(b"[localhost:0] ") == 2
-
-
 def test_files_get_the_bytes_as_they_are(tmp_path: Path) -> None:
     console = Kept()
     printer = printer_of(console, output_dir=str(tmp_path))
@@ -113,17 +104,6 @@ def test_a_file_that_cannot_be_written_is_reported_once(tmp_path: Path) -> None:
     problem = f"ringrun: {path}: No space left on device; further output is not written to it.\n"
     assert console.written == {1: b"[localhost:0] one\n[localhost:0] two\n", 2: problem.encode()}
     printer.close()
-
-
-def test_without_files_ranks_come_and_go() -> None:
-    console = Kept()
-    printer = printer_of(console)
-    printer.add(2, "jetson1")
-    printer.printed(2, 1, b"hello\n")
-    printer.remove(2)
-    printer.printed(2, 1, b"late\n")
-    printer.close()
-    assert console.written[1] == b"[jetson1:2] hello\n" and sorted(printer.tails()) == [0, 1]
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -155,17 +135,6 @@ def test_a_progress_bar_is_shown_at_the_bottom_of_a_terminal() -> None:
     time.now_s += STATE_INTERVAL_S
     printer.printed(0, 2, b"\rdone\n")
     assert len(console.states) == 3 and console.written[2] == b"[localhost:0] done\n"
-
-
-def test_a_block_that_is_removed_leaves_nothing() -> None:
-    time, console = Time(), Kept(terminals=(2,))
-    printer = printer_of(console, time)
-    printer.block = [b"rank  host"]
-    printer.tick()
-    printer.block = ()
-    time.now_s += STATE_INTERVAL_S
-    printer.tick()
-    assert console.states == [(2, [b"rank  host"]), (2, [])] and not printer.waiting
 
 
 @pytest.mark.parametrize(("terminals", "stream"), [((1, 2), 2), ((1,), 1)])

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from typing import List, Tuple
-
 import pytest
 
-from ringrun.job.launch import prepare
-from ringrun.job.outcome import not_started
-from ringrun.plan.options import Options
-from ringrun.show.console import Console
-from ringrun.show.printer import Printer
 from ringrun.show.visible import columns, cut, visible, visible_line
 
 
@@ -51,19 +44,3 @@ def test_what_does_not_fit_is_cut() -> None:
     assert cut("日本語", 5) == ("日本", 0), "half a character is none"
     shown, left = cut("a" + "\u0301" * 1000 + "b", 9)
     assert len(shown) < 10 and shown[-1] == "b" and left == 7
-
-
-class Kept(Console):
-    def __init__(self) -> None:
-        self.chunks: List[Tuple[int, bytes]] = []
-
-    def write(self, stream: int, data: bytes) -> None:
-        self.chunks.append((stream, data))
-
-
-def test_a_word_of_ringrun_and_its_box() -> None:
-    job, console = prepare(Options(np=1), ["true"]), Kept()
-    printer = Printer(job, console, {1: False, 2: False}, lambda: 0.0)
-    printer.show("from there: \x1b]52;c;x\x07\nhalf \ud800\x85")
-    assert console.chunks == [(2, b"ringrun: from there: \\x1b]52;c;x\\x07\nringrun: half \\ud800\\x85\n")]
-    assert "\\x1b]0;x" in not_started(job, {0: "it said \x1b]0;x"}, ()).report
