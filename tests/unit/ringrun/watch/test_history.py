@@ -24,11 +24,6 @@ def test_the_slow_rank_and_no_slow_rank():
     assert SLOW_2.matrix()[0, 2] == pytest.approx(14.0)
 
 
-def test_one_report_gives_no_rate_and_no_slow_rank():
-    history = running(0, [0.8, 0.0], {})
-    assert history.processes[0].rates is None and history.slowest_now(HOSTS) is None
-
-
 def test_an_hour_has_few_points_and_the_same_mean():
     history = running(3600, [0.5], {}, steps=3.0)
     points = history.processes[0].points
@@ -57,11 +52,6 @@ def test_another_epoch_begins_anew():
     assert history.present() == {0: 0, 1: 2}
     assert history.processes[0].rates is None
     assert [number for number, _ in history.samples()] == [0, 2, 1]
-
-
-def test_what_is_not_valid_is_refused():
-    history = History(0.0)
-    assert not history.take(0, b"{}", 1.0) and history.samples() == []
 
 
 def test_the_interfaces_of_a_link_are_known_from_both_ends():

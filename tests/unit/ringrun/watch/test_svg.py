@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ringrun.watch.svg import Curve, bars, colour_of, heat_map, lines, number, ticks
+from ringrun.watch.svg import Curve, heat_map, lines, ticks
 
 
 @pytest.mark.parametrize("most", [1e-9, 0.03, 0.9, 1.0, 7.3, 10.0, 99.9, 1234.0, 8.1e12])
@@ -15,12 +15,6 @@ def test_ticks_are_round_and_reach_the_largest_value(most):
     found = ticks(most)
     assert found[0] == 0.0 and found[-1] >= most * 0.999 and 3 <= len(found) <= 7
     assert found[-2] < most
-
-
-def test_nothing_to_draw():
-    assert ticks(0.0) == [0.0, 1.0]
-    assert lines([Curve("x", [], "red")], "s", "y").startswith("<p>")
-    ElementTree.fromstring(bars({}, "MB"))
 
 
 def test_a_curve_goes_from_left_to_right_and_up():
@@ -40,13 +34,3 @@ def test_the_marked_column_has_a_frame():
     ElementTree.fromstring(framed)
     assert framed.count('class="frame"') == 1 and ">5<" in framed
     assert 'class="frame"' not in heat_map([0, 1], values, None, "seconds")
-
-
-def test_neighbours_have_different_colours():
-    assert len({colour_of(rank) for rank in range(16)}) == 16
-
-
-def test_bars_are_as_long_as_their_values():
-    figure = bars({"allreduce": 10.0, "broadcast": 5.0}, "MB")
-    widths = [float(width) for width in re.findall(r'width="([\d.]+)" height="17"', figure)]
-    assert widths == [420.0, 210.0] and number(5.0) == "5"

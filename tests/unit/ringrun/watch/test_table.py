@@ -17,16 +17,6 @@ def test_a_line_for_each_rank_and_the_slowest_marked():
     assert lines[4:] == ["rank 2 (jetson2) is the slowest: the others wait for it 70 % of the time"]
 
 
-def test_equal_ranks_have_no_mark():
-    lines = table.table(EQUAL, HOSTS, 20.0, True, True, 24)
-    assert len(lines) == 5 and not any(">" in line for line in lines) and lines[4] == table.KEYS
-
-
-def test_colours_only_where_they_are_wanted():
-    assert "\x1b[31m" in table.table(SLOW_2, HOSTS, 20.0, True, False, 24)[3]
-    assert not any("\x1b" in line for line in table.table(SLOW_2, HOSTS, 20.0, False, True, 24))
-
-
 def test_a_low_terminal_leaves_ranks_out():
     lines = table.table(SLOW_2, HOSTS, 20.0, False, True, 6)
     assert len(lines) == 6 and lines[3] == "  and 1 more ranks"
@@ -51,13 +41,6 @@ def test_where_ranks_are():
     assert lines[3].endswith("no answer for 11 s")
 
 
-def test_what_a_rank_reports_cannot_control_the_terminal():
-    history = History(0.0)
-    history.take(0, report(0, 1.0, doing="bad\x1b[2J\nx", inside=True), 1.0)
-    text = table.table(history, HOSTS, 1.0, False, False, 24)[1]
-    assert "\x1b" not in text and "\n" not in text
-
-
 def test_names_cannot_control_the_terminal_or_break_the_table():
     history = History(0.0)
     history.take(0, report(0, 1.0, doing="日本\t\n\u202e", inside=True), 1.0)
@@ -74,15 +57,6 @@ def test_one_line_for_a_file():
     assert "rank 2 (jetson2) is the slowest" in text
     assert table.line(History(0.0), HOSTS) == ""
     assert "slowest" not in table.line(EQUAL, HOSTS)
-
-
-def test_the_names_of_tensors_come_before_what_may_be_cut():
-    history = History(0.0)
-    doing = "allreduce(shape (9,), float32, op=Average) 'conv1.weight[9]' and another"
-    history.take(0, report(0, 1.0, doing=doing, inside=True, waits_for=[1]), 1.0)
-    (_, line) = table.table(history, {0: "desk"}, 1.0, False, False, 24)
-    (text,) = line.split("waits for 1 in ")[1:]
-    assert text == "allreduce 'conv1.weight[9]' and another (shape (9,), float32, op=Average)"
 
 
 def test_the_interfaces_of_a_slow_link_are_named():
