@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from typing import Callable, Iterator, List, Optional, Tuple
 
 import pytest
 
 from ringcomm.clock import Deadline
-from ringrun.job.agents import END, EXIT_S, FORCE_S, LINGER_S, PING_S, Agents
+from ringrun.job.agents import END, FORCE_S, LINGER_S, PING_S, Agents
 from ringrun.job.event_loop import Loop
 from ringrun.job.launch import prepare
 from ringrun.plan.job import HostJob, Job
@@ -120,14 +120,6 @@ def test_a_host_is_tried_again_after_a_while(start: Callable[..., Started]) -> N
     assert job.links[0].attempt == 2 and job.handler.ended == [3, 3]
 
 
-def test_a_job_that_ends_between_two_attempts(start: Callable[..., Started]) -> None:
-    job = start("exit 3")
-    job.handler.again = True
-    job.until(lambda: job.loop.is_set("retry 0"))
-    job.agents.stop(END)
-    assert job.agents.all_closed and not job.loop.is_set("retry 0")
-
-
 def test_a_login_that_is_not_over_is_ended(start: Callable[..., Started]) -> None:
     """No process of the job runs there yet, so nothing has to end in good time."""
     job = start(STAYS, ANSWERS + READS)
@@ -148,12 +140,6 @@ def test_hosts_that_have_not_been_started_never_are(start: Callable[..., Started
     assert [link.attempt for link in job.links] == [1] * AT_ONCE + [0] * 2
 
 
-def test_the_next_host_is_started_when_one_has_answered(start: Callable[..., Started]) -> None:
-    job = start(*[READS] * (AT_ONCE - 1), ANSWERS + READS, ANSWERS + READS)
-    job.until(lambda: job.links[-1].answered)
-    assert all(link.alive for link in job.links)
-
-
 def test_a_host_whose_output_is_no_agents(start: Callable[..., Started]) -> None:
     job = start(ANSWERS + "printf 'this is not a frame of the agent'; " + STAYS)
     job.until(lambda: job.agents.all_closed)
@@ -166,15 +152,6 @@ def test_what_is_written_to_stderr_is_passed_on(start: Callable[..., Started]) -
     job.until(lambda: job.handler.chatter.endswith(b"\n") and job.links[0].descriptor("stderr") < 0)
     assert job.handler.chatter == b"Permission denied\n" == job.links[0].stderr_text.encode()
     assert job.links[0].alive
-
-
-def test_nothing_is_read_while_the_console_is_full(start: Callable[..., Started]) -> None:
-    job = start(ANSWERS + r"printf '\001\000\000\000\000\000\000\000\002hi\n'; " + READS)
-    for _ in range(3):
-        job.turn(reading=False)
-    assert not job.links[0].answered
-    job.until(lambda: bool(job.handler.frames))
-    assert job.handler.frames == [Frame(1, 0, b"hi")]
 
 
 @pytest.mark.parametrize("is_local", [False, True])
@@ -198,50 +175,6 @@ def test_a_connection_that_does_not_end_after_its_agent_is_cut(start: Callable[.
     job.pass_time(LINGER_S)
     job.until(lambda: job.agents.all_closed)
     assert job.handler.ended == [-9]
-
-
-def test_a_connection_that_ends_in_time_is_not_cut(start: Callable[..., Started]) -> None:
-    job = start(ANSWERS + READS)
-    job.until(lambda: job.links[0].answered)
-    job.agents.dismiss(job.agents.job.hosts[0])
-    job.until(lambda: job.agents.all_closed)
-    job.pass_time(LINGER_S)
-    assert job.handler.ended == [0] and job.agents.all_closed
-
-
-@pytest.mark.full
-def test_a_process_that_stays_after_its_output_has_ended(start: Callable[..., Started]) -> None:
-    job = start(ANSWERS + "exec >&-; " + STAYS)
-    job.until(lambda: job.agents.fading)
-    job.turn()
-    assert job.handler.ended == [], "it may still exit"
-    job.pass_time(EXIT_S + 0.1)
-    assert job.handler.ended == [None] and job.agents.all_closed and not job.agents.fading
-
-
-def test_a_host_that_is_abandoned_hangs_up_once(start: Callable[..., Started]) -> None:
-    job = start(ANSWERS + STAYS)
-    (host,) = job.agents.job.hosts
-    job.until(lambda: job.links[0].answered)
-    for _ in range(2):
-        job.agents.abandon(host)
-    job.until(lambda: job.agents.all_closed)
-    job.agents.abandon(host)
-    assert job.handler.ended == [-9] and job.agents.all_closed
-
-
-def test_a_host_that_is_added_is_started_and_gets_commands(start: Callable[..., Started]) -> None:
-    job = start(ANSWERS + READS)
-    job.until(lambda: job.links[0].answered)
-    (first,) = job.agents.job.hosts
-    hosts: Any = job.agents.job.hosts
-    hosts.append(replace(first, index=1))
-    job.agents.add(hosts[1])
-    assert not job.agents.all_closed
-    job.until(lambda: job.links[1].answered and not job.links[1].has_outgoing)
-    job.agents.send(hosts[1], {"do": "numbers"})
-    job.agents.send_archive(hosts[1], 3, b"x" * 10)
-    assert job.links[1].has_outgoing and not job.links[0].has_outgoing
 
 
 @pytest.mark.parametrize("is_local", [False, True])

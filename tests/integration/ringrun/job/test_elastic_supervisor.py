@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, List, Sequence
 
 import pytest
 
 from ringcomm.config import Slot
 from ringcomm.errors import ConfigError
-from ringrun.elastic import membership
 from ringrun.elastic.job import ElasticJob
 from ringrun.job import elastic_supervisor as module
 from ringrun.job import grace
@@ -91,13 +89,6 @@ def test_a_job_without_changes(job: Callable[..., Running], folder: Path) -> Non
     assert running.server.member_places == {0: (Slot(0, 0), "local"), 1: (Slot(0, 1), "local")}
     assert sorted(running.server.exits) == [(0, "exit code 0", True), (1, "exit code 0", True)]
     assert "ringrun: 2 ranks\n" in running.console.text, "the table of links"
-
-
-def test_a_job_that_was_to_measure_and_has_not_fails(job: Callable[..., Running], folder: Path) -> None:
-    running = job(STAYS, settings={"advise": True})
-    running.server.react = enough(folder, 1)
-    outcome = running.run()
-    assert (outcome.reason, outcome.exit_code) == ("done", 1)
 
 
 def test_a_process_that_fails_is_started_again(job: Callable[..., Running], folder: Path) -> None:
@@ -203,39 +194,6 @@ def test_hosts_are_added_and_dropped(job: Callable[..., Running], folder: Path) 
     assert [host.name for host in running.job.hosts] == ["local", "other"]
 
 
-def test_a_host_that_can_be_spared_leaves_at_the_next_commit(
-    job: Callable[..., Running], folder: Path
-) -> None:
-    running = job(STAYS, hosts="local:1,other:1")
-    answers: List[str] = []
-    runtime = Path(running.supervisor._control._path).parent
-
-    def drop() -> None:
-        answers.append(send_command(runtime, running.job.id, {"do": "drop", "host": "other"}))
-
-    thread = threading.Thread(target=drop)
-
-    def react(members: Sequence[int]) -> None:
-        if len(members) == 2:
-            running.server.size = 1
-            thread.start()
-        else:
-            (folder / "enough").touch()
-
-    running.server.react = react
-    outcome = running.run()
-    thread.join(LIMIT_S)
-    assert answers == ["other leaves at the next commit"] and outcome.exit_code == 0
-    assert outcome.members == [0] or sorted(outcome.members or ()) == [0, 1]
-
-
-def test_a_job_that_cannot_be_told_an_unknown_command(job: Callable[..., Running]) -> None:
-    running = job("true")
-    with pytest.raises(ConfigError, match="There is no command 'pause' for this job"):
-        running.supervisor._command({"do": "pause"})
-    running.supervisor._tear_down()
-
-
 # ---- hosts --------------------------------------------------------------------------------------------
 
 
@@ -246,63 +204,10 @@ def test_the_hosts_of_a_script(job: Callable[..., Running], folder: Path) -> Non
     assert [host.name for host in running.job.hosts] == ["local"]
 
 
-def test_a_script_that_fails_at_its_first_run(job: Callable[..., Running]) -> None:
-    outcome = job(STAYS, hosts=None, host_discovery_script="echo it is broken >&2; exit 5").run()
-    assert (outcome.exit_code, outcome.reason) == (1, "failure")
-    assert "it is broken" in outcome.report and "the job cannot continue" in outcome.report
-
-
-@pytest.mark.full
-def test_later_failures_of_a_script_are_shown(job: Callable[..., Running], folder: Path) -> None:
-    (folder / "hosts").write_text("local:2\n")
-    running = job(STAYS, hosts=None, host_discovery_script=f"cat {folder}/hosts")
-    running.server.react = lambda members: (folder / "hosts").unlink(missing_ok=True)
-    show = running.console.write
-
-    def write(stream: int, data: bytes) -> None:
-        show(stream, data)
-        if b"the discovery script failed; its last hosts remain" in data:
-            (folder / "enough").touch()
-
-    running.console.write = write  # type: ignore[method-assign]
-    assert running.run().exit_code == 0
-
-
-def test_an_option_for_a_host_that_is_not_valid(
-    job: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = job(STAYS)
-
-    def refuse(*_: object) -> None:
-        raise ConfigError("--iface local=x/99 is not a network")
-
-    monkeypatch.setattr(running.job.maker, "make", refuse)
-    outcome = running.run()
-    assert outcome.reason == "failure" and "is not a network" in outcome.report
-
-
 def test_no_host_starts(job: Callable[..., Running]) -> None:
     outcome = job(STAYS, hosts="local:1,other:1", size=2, min_np=2, python=("/no/such/python",)).run()
     assert (outcome.exit_code, outcome.reason) == (1, "start")
     assert "/no/such/python" in outcome.report
-
-
-@pytest.mark.parametrize(
-    ("prints", "settings", "problem"),
-    [
-        ("", {"start_timeout_s": 0.3}, "local: not ready within 0.3 s"),
-        (r"\nringrun-agent/1\nno frame of an agent", {}, "its agent sent invalid data"),
-    ],
-    ids=["is not ready in time", "has output that is not an agent's"],
-)
-def test_a_host_that(
-    job: Callable[..., Running], folder: Path, prints: str, settings: Dict[str, Any], problem: str
-) -> None:
-    python = folder / "python"
-    python.write_text(f"#!/bin/sh\nprintf '{prints}'\nexec sleep 1000\n")
-    python.chmod(0o755)
-    outcome = job(STAYS, min_np=2, python=(str(python),), settings=settings).run()
-    assert outcome.reason == "start" and problem in " ".join(outcome.report.replace("│", " ").split())
 
 
 def test_the_other_hosts_go_on_without_one_that_says_what_it_may_not(
@@ -326,7 +231,7 @@ def test_the_other_hosts_go_on_without_one_that_says_what_it_may_not(
 
 def test_a_host_that_is_lost(job: Callable[..., Running], folder: Path) -> None:
     """Its process is reported as lost; another host goes on."""
-    running = job(f"[ -n \"$TEST_HOST\" ] && kill -9 $PPID; {WAIT}", hosts="local:1,other:1")
+    running = job(f'[ -n "$TEST_HOST" ] && kill -9 $PPID; {WAIT}', hosts="local:1,other:1")
 
     def exited(member: int, how: str, ok: bool) -> None:
         report(member, how, ok)
@@ -354,9 +259,7 @@ def test_a_host_that_is_lost(job: Callable[..., Running], folder: Path) -> None:
         ("other", "two ranks disagree", "two ranks disagree"),
     ],
 )
-def test_the_rendezvous_ends_the_job(
-    job: Callable[..., Running], kind: str, text: str, shown: str
-) -> None:
+def test_the_rendezvous_ends_the_job(job: Callable[..., Running], kind: str, text: str, shown: str) -> None:
     running = job(STAYS, reset_limit=3)
     running.server.react = lambda members: running.server.fail(kind, text)
     outcome = running.run()
@@ -385,31 +288,6 @@ def test_a_member_that_is_declared_lost_is_ended(
     assert "no heartbeat for 30 s" in outcome.report
 
 
-def test_a_dropped_host_whose_process_does_not_end_is_named(
-    job: Callable[..., Running], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(membership, "LEAVE_S", 0.1)
-    running = job(
-        f"[ $TEST_HOST = other ] && trap '' TERM && while :; do sleep 1000; done; {WAIT}",
-        hosts="local:1,other:1", grace_s=0.2,
-    )  # fmt: skip
-
-    def react(members: Sequence[int]) -> None:
-        if members == (0, 1):
-            thread.start()
-
-    def write(stream: int, data: bytes) -> None:
-        show(stream, data)
-        if b"rank 1 on other: killed 0.2 s after SIGTERM" in data:
-            (folder / "enough").touch()
-
-    thread = threading.Thread(target=lambda: running.supervisor._command({"do": "drop", "host": "other"}))
-    show, running.console.write = running.console.write, write  # type: ignore[method-assign]
-    running.server.react = react
-    assert running.run().exit_code == 0
-    thread.join(LIMIT_S)
-
-
 def test_while_ranks_are_missing_it_is_shown_where_they_may_come_from(
     job: Callable[..., Running], folder: Path
 ) -> None:
@@ -435,13 +313,3 @@ def test_a_signal_ends_all_processes(job: Callable[..., Running]) -> None:
     running.once(lambda: running.supervisor.interrupt(2), "up 0", "up 1")
     outcome = running.run()
     assert (outcome.exit_code, outcome.reason, outcome.report) == (130, "interrupt", "")
-
-
-def test_output_files_that_cannot_be_made_end_the_job(job: Callable[..., Running], folder: Path) -> None:
-    plain = job(STAYS)
-    (folder / "out").mkdir()
-    running = Running(replace(plain.job, output_dir=folder / "out"), folder, 2)
-    plain.supervisor._tear_down()
-    (folder / "out" / "rank.0").touch()
-    outcome = running.run()
-    assert outcome.reason == "failure" and "--output-dir" in outcome.report

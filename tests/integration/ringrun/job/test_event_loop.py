@@ -9,7 +9,6 @@ from typing import Iterator, List
 
 import pytest
 
-from ringcomm.errors import ConfigError
 from ringrun.job.event_loop import READ, WRITE, Loop
 
 
@@ -113,21 +112,3 @@ def test_other_threads_get_answers_and_errors(loop: Loop) -> None:
         assert answer.result() == 7
         with pytest.raises(ValueError, match="no such host"):
             error.result()
-
-
-def test_a_loop_that_is_busy_does_not_answer(loop: Loop) -> None:
-    with pytest.raises(ConfigError, match="The job has not answered within 0.01 s."):
-        loop.ask(lambda: None, 0.01)
-
-
-def test_waking_is_harmless_at_any_time(time: Time) -> None:
-    loop = Loop(time)
-    for _ in range(100_000):
-        loop.wake()
-    done: List[int] = []
-    loop.call(lambda: done.append(1))
-    while loop._selector.select(0):
-        loop.run_once(0.0)
-    assert done == [1]
-    loop.close()
-    loop.wake()

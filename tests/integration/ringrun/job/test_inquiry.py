@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterator, List
 
 import pytest
 
-from ringrun.diagnosis.first_failure import Complaint, Exit, FirstFailure
+from ringrun.diagnosis.first_failure import Complaint, FirstFailure
 from ringrun.job.event_loop import Loop
 from ringrun.job.inquiry import ANSWER_S, Inquiry
 from ringrun.job.launch import prepare
@@ -83,13 +83,6 @@ def test_the_answers_are_shown_and_written_when_all_have_come(started: Started) 
     assert not started.loop.is_set("inquiry")
     started.inquiry.for_the_user()
     assert len(started.asked) == 2, "the user may ask again"
-
-
-def test_ranks_that_have_ended_are_not_waited_for(started: Started) -> None:
-    started.exits[1] = Exit(1, 0, None)
-    started.inquiry.for_the_user()
-    started.inquiry.take(0, record())
-    assert len(started.shown) == 1
 
 
 def test_after_a_while_what_has_come_is_shown(started: Started) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import socket
 import tempfile
 import threading
@@ -15,12 +14,12 @@ from typing import Any, Dict, Iterator, List, Mapping, Tuple
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringcomm.transport.connect import NO_DESCRIPTORS_S
 from ringrun import cli
 from ringrun.job.control_socket import (
     REQUEST_LIMIT_BYTES,
     ControlSocket,
     ForeignFolderError,
+    control_folder,
     job_facts,
     running_jobs,
     send_command,
@@ -186,7 +185,8 @@ def test_what_a_job_answers_about_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    "sent", [b"{\n", b"[]\n", b"\xff\n", b"[" * (REQUEST_LIMIT_BYTES + 1), b"x"],
+    "sent",
+    [b"{\n", b"[]\n", b"\xff\n", b"[" * (REQUEST_LIMIT_BYTES + 1), b"x"],
     ids=["json", "object", "text", "length", "end"],
 )
 def test_a_request_that_is_not_valid_is_refused(jobs: Jobs, sent: bytes) -> None:
@@ -198,17 +198,6 @@ def test_a_request_that_is_not_valid_is_refused(jobs: Jobs, sent: bytes) -> None
         connection.shutdown(socket.SHUT_WR)
         answer = json.loads(connection.recv(1000).decode())
     assert answer == {"ok": False, "text": "The request is not valid."} and jobs.commands == []
-
-
-def test_a_request_may_come_in_pieces(jobs: Jobs) -> None:
-    jobs.start(ABC)
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(60.0)
-        connection.connect(str(jobs.folder / f"{ABC}.sock"))
-        for piece in (b'{"do": ', b'"stop"}', b"\n"):
-            connection.sendall(piece)
-        assert json.loads(connection.recv(1000).decode())["ok"]
-    assert jobs.commands == [(ABC, {"do": "stop"})]
 
 
 def test_sockets_without_a_job(jobs: Jobs) -> None:
@@ -243,14 +232,6 @@ def test_a_job_that_does_not_answer_as_jobs_do(jobs: Jobs, answer: bytes) -> Non
         thread.join()
 
 
-def test_a_job_of_many_hosts_is_listed(jobs: Jobs) -> None:
-    """Its answer is longer than any request may be."""
-    names = [f"node{number:04}.cluster.example" for number in range(1000)]
-    jobs.start(ABC, hosts=names)
-    (job,), _ = jobs_of(jobs.folder)
-    assert job.hosts == names
-
-
 def test_a_folder_that_cannot_be_made(jobs: Jobs) -> None:
     folder = jobs.folder / "below" / "a" / "file"
     jobs.folder.touch()
@@ -258,14 +239,6 @@ def test_a_folder_that_cannot_be_made(jobs: Jobs) -> None:
     with pytest.raises(ConfigError, match="`ringrun stop`, .* cannot reach this job: .*XDG_RUNTIME"):
         server.start()
     server.stop()  # which has nothing to do
-
-
-def test_the_socket_may_be_removed_before_the_end(jobs: Jobs) -> None:
-    """By a program that cleans up temporary files."""
-    jobs.start(ABC)
-    (jobs.folder / f"{ABC}.sock").unlink()
-    jobs.stop()
-    jobs.stop()
 
 
 def test_what_is_no_identifier_is_refused(jobs: Jobs) -> None:
@@ -291,24 +264,7 @@ def test_a_directory_that_others_may_write_is_no_place_for_sockets(jobs: Jobs) -
             running_jobs(path)
 
 
-def test_without_descriptors_the_server_waits_and_goes_on(jobs: Jobs) -> None:
-    jobs.start(ABC)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    clients = [socket.socket(socket.AF_UNIX) for _ in range(3)]
-    try:
-        # A call of accept() that waits has its descriptor already, so perhaps one is answered.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
-        for client in clients:
-            client.connect(str(jobs.folder / f"{ABC}.sock"))
-            client.sendall(b'{"do": "stop"}\n')
-            client.settimeout(60.0)
-        clients[1].settimeout(3 * NO_DESCRIPTORS_S)
-        with pytest.raises(socket.timeout):
-            clients[1].recv(1)
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        clients[1].settimeout(60.0)
-        assert [json.loads(client.recv(1000).decode())["ok"] for client in clients] == [True] * 3
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        for client in clients:
-            client.close()
+def test_the_directory_is_the_users_own(tmp_path: Path) -> None:
+    own = Path(f"/tmp/ringrun-{os.getuid()}")
+    assert control_folder({"XDG_RUNTIME_DIR": str(tmp_path)}) == tmp_path / "ringrun"
+    assert control_folder({"XDG_RUNTIME_DIR": "relative"}) == control_folder({}) == own

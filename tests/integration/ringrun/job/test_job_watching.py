@@ -143,12 +143,6 @@ def test_without_a_terminal_there_is_a_line_now_and_then(start: Callable[..., St
     assert job.text.count("\n") == 2
 
 
-def test_without_numbers_there_is_no_line(start: Callable[..., Started]) -> None:
-    job = start(Observation(watch=True))
-    job.pass_time(LINE_S + ASK_S)
-    assert job.text == ""
-
-
 def test_on_a_terminal_there_is_a_table(start: Callable[..., Started]) -> None:
     job = start(Observation(watch=True), terminals=(1, 2))
     assert job.keys.active
@@ -161,12 +155,6 @@ def test_on_a_terminal_there_is_a_table(start: Callable[..., Started]) -> None:
     job.watching.stop()
     assert list(job.printer.block) == [] and not job.keys.active
     assert "ringrun: >    2  localhost" in job.text and "\x1b" not in job.text, "the last table stays"
-
-
-def test_a_job_that_ends_at_once_has_no_table(start: Callable[..., Started]) -> None:
-    job = start(Observation(watch=True), terminals=(2,))
-    job.watching.stop()
-    assert job.text == ""
 
 
 def test_the_keys_of_the_view(start: Callable[..., Started]) -> None:

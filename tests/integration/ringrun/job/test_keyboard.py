@@ -98,11 +98,3 @@ def test_a_terminal_of_another_session_is_left_alone(terminal: Terminal) -> None
     assert termios.tcgetattr(terminal.terminal)[3] == terminal.modes[3]
     assert terminal.line() == " False\n"
     assert terminal.process.wait(LIMIT_S) == 0
-
-
-def test_without_a_terminal_there_are_no_keys() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=LIMIT_S, check=True,
-    )  # fmt: skip
-    assert done.stdout == "False\n False\n"

@@ -105,12 +105,6 @@ def test_the_others_end_after_the_first_failure(
     assert outcome.exits[0].signal == outcome.exits[0].sent == 15
 
 
-def test_with_verbose_every_step_is_shown(job: Callable[..., Job]) -> None:
-    running = Running(job("true", hosts="a", settings={"verbose": True}))
-    assert running.run().exit_code == 0
-    assert "ringrun: rank 0 runs on a as process " in running.console.text
-
-
 def test_what_a_login_writes_is_shown_with_verbose_only(job: Callable[..., Job]) -> None:
     for verbose in (False, True):
         plain = job("true", hosts="a", settings={"verbose": verbose})
@@ -146,15 +140,6 @@ def test_a_host_that_does_not_run_yet_is_tried_again(job: Callable[..., Job], tm
     assert running.run().exit_code == 0 and running.console.lines == ["[a:0] started"]
 
 
-def test_a_command_that_does_not_exist_ends_the_job_at_once(
-    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ringrun.job.supervise.PING_S", 1000.0)  # nothing else wakes the loop then
-    monkeypatch.setattr("ringrun.job.agents.FORCE_S", 1000.0)
-    outcome = Running(job("true", hosts="a", argv=["/no/such/program"])).run()
-    assert outcome.reason == "start" and "/no/such/program" in outcome.report
-
-
 def test_each_host_has_a_short_time_to_report_what_it_lacks(
     job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -175,19 +160,6 @@ def test_an_agent_that_is_lost_before_the_ranks_run(job: Callable[..., Job]) -> 
     lost = ["sh", "-c", r"printf '\nringrun-agent/1\n'; echo killed >&2; exit 7"]
     outcome = Running(job("true", hosts="a", argv=lost)).run()
     assert outcome.reason == "start" and "ended with status 7" in outcome.report
-
-
-def test_a_host_whose_output_is_not_an_agents(job: Callable[..., Job]) -> None:
-    garbage = ["sh", "-c", r"printf '\nringrun-agent/1\nthis is no frame of an agent'; exec sleep 1000"]
-    outcome = Running(job("true", hosts="a", argv=garbage)).run()
-    assert outcome.reason == "start" and "its agent sent invalid data" in outcome.report
-
-
-def test_a_problem_that_makes_no_sense(job: Callable[..., Job]) -> None:
-    argv = [sys.executable, "-c", AGENT, "never", json.dumps({"event": "problem", "problem": "cwd"})]
-    outcome = Running(job("true", hosts="a", argv=argv)).run()
-    text = " ".join(outcome.report.replace("│", " ").split())
-    assert outcome.reason == "start" and "an invalid event: 'problem': no path" in text
 
 
 @pytest.mark.parametrize(
@@ -312,15 +284,6 @@ def test_notes_of_the_job_are_shown_in_its_first_attempt(job: Callable[..., Job]
         running = Running(replace(job("true", hosts="localhost"), notes=("a note",), attempt=attempt))
         assert running.run().exit_code == 0
         assert running.console.text.count("ringrun: a note\n") == count
-
-
-def test_results_that_the_rank_has_not_signed_do_not_count(job: Callable[..., Job]) -> None:
-    plain = job("true", hosts="localhost")
-    words = ("bash", "-c", "echo forged >&$2", "rank")
-    host = plain.hosts[0]
-    host = replace(host, command=host.command._replace(argv=words))
-    outcome = Running(replace(plain, hosts=(host,), payload=b"call")).run()
-    assert outcome.exit_code == 0 and outcome.results == {0: None}
 
 
 def test_files_come_back_from_the_hosts(

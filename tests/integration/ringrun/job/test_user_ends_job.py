@@ -164,18 +164,3 @@ def test_a_job_that_commands_cannot_reach_runs_all_the_same(job: Callable[..., J
     running = Running(job("true", hosts="localhost"))
     assert running.run().exit_code == 0
     assert f"{runtime} is no directory" in running.console.text
-
-
-@pytest.mark.full
-def test_the_user_asks_what_the_ranks_are_doing(job: Callable[..., Job]) -> None:
-    running = Running(job(STAYS, hosts="localhost"))
-
-    def react(text: str) -> None:
-        if "ringrun diagnose" in text:
-            running.console.react = lambda text: None
-            running.supervisor.interrupt(15)
-        elif text.endswith("up 0\n"):
-            running.supervisor.diagnose()
-
-    running.console.react = react
-    assert running.run().exit_code == 143
